@@ -16,7 +16,7 @@ import torch
 from support import Expected, raises
 
 import fleetfit as ff
-from fleetfit.api.compare import ComparisonPlan, format_label
+from fleetfit.api.comparison import format_label, plan_comparison
 from fleetfit.config import to_toml
 from fleetfit.errors import ConfigError, ModelError, RunError
 from fleetfit.models.cnn import cnn
@@ -499,20 +499,20 @@ model.head = "norm"
 def test_rows_with_classifiers_of_different_kinds_are_refused_unless_the_file_says_so() -> None:
     table = tomllib.loads(HEADS.replace("DIFFERS", "8 clients"))
     with raises(ConfigError, '"ScaleFL" pooler, "ReeFL" norm', key="model.head"):
-        ComparisonPlan(table, "x")
-    assert len(ComparisonPlan(tomllib.loads(HEADS.replace("DIFFERS", "ReeFL has another head")), "x").runs) == 2
+        plan_comparison(table)
+    assert len(plan_comparison(tomllib.loads(HEADS.replace("DIFFERS", "ReeFL has another head"))).runs) == 2
     alike = {**table, "model": {"name": "bert_tiny", "head": "norm"}}
-    assert len(ComparisonPlan(alike, "x").runs) == 2
+    assert len(plan_comparison(alike).runs) == 2
     rows = [{key: value for key, value in row.items() if key != "model"} for row in table["compare"]["row"]]
     tuned = {**alike, "compare": {**table["compare"], "row": rows, "tune": {"model.head": ["norm", "linear"]}}}
     with raises(ConfigError, key="model.head"):
-        ComparisonPlan(tuned, "x")
+        plan_comparison(tuned)
 
 
 def test_printed_numbers_belong_to_the_settings_that_the_file_wrote(tmp_path: Path) -> None:
     table = tomllib.loads(PRINTED)
     fewer = {"setting": table["compare"]["setting"][1:], "columns": ["full"]}
-    plan = ComparisonPlan(table, "x", {"compare": fewer})
+    plan = plan_comparison(table, compare=fewer)
     assert plan.columns == ["full"]
     assert plan.printed["fedavg", "non-IID", "full"] == 77.0
 

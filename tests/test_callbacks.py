@@ -363,15 +363,15 @@ def test_each_run_of_a_comparison_has_callbacks_of_its_own_and_the_comparison_is
 
 
 def test_the_default_folder_of_a_comparison_does_not_depend_on_whom_it_tells(tmp_path: Path) -> None:
-    from fleetfit.api.compare import plan_runs
+    from fleetfit.api.comparison import plan_comparison
 
     file, given = tmp_path / "both.toml", {**QUICK, "compare": {"row": [{"label": "a"}]}}
     file.write_text(tomli_w.dumps(given))
-    before = plan_runs(file).fingerprint
+    before = plan_comparison(file).fingerprint
     file.write_text(tomli_w.dumps({"callbacks": ["tensorboard"], **given}))
-    assert plan_runs(file).fingerprint == before
+    assert plan_comparison(file).fingerprint == before
     file.write_text(tomli_w.dumps({**given, "rounds": 7}))
-    assert plan_runs(file).fingerprint != before
+    assert plan_comparison(file).fingerprint != before
 
 
 # ---- trackers, by reading back what they wrote -----------------------------------------------------------------------

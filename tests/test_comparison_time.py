@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import fleetfit as ff
-from fleetfit.api.compare.execute import ComparisonProgress, Eta
-from fleetfit.api.compare.plan import PlannedRun
+from fleetfit.api.comparison.execute import ComparisonProgress, Eta
+from fleetfit.api.comparison.plan import PlannedRun
 from fleetfit.cli import main
 
 

@@ -10,7 +10,7 @@ import pytest
 from support import compare_text, raises
 
 import fleetfit as ff
-from fleetfit.api.compare import read_results
+from fleetfit.api.comparison import read_results
 from fleetfit.cli import main
 from fleetfit.errors import ConfigError
 from fleetfit.report.results import TriedValues, TuningResult

@@ -22,7 +22,7 @@ from waiting import LIMIT_S, running, wait_until
 
 import fleetfit as ff
 from fleetfit.api import progress
-from fleetfit.api.compare.plan import is_running, list_planned_runs
+from fleetfit.api.comparison.plan import is_running, list_planned_runs
 from fleetfit.cli import main
 from fleetfit.cli import run as verbs
 from fleetfit.errors import RunError

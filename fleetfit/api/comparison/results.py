@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit import files
-from fleetfit.api.compare.plan import (
+from fleetfit.api.comparison.plan import (
     RUNS_FILE,
     TUNING_FOLDER,
     ComparisonPlan,
@@ -55,7 +55,7 @@ from fleetfit.report.text import Table, data_of, score_of
 from fleetfit.report.tuning import tuning_table
 
 Runs = dict[RowSetting, list[Run]]
-NAME = "results.json"
+RESULTS_FILE = "results.json"
 _SECTIONS = ("data", "model", "peft", "fleet", "method", "local", "cohort", "attack", "engine", "evaluate")
 
 
@@ -113,7 +113,7 @@ class ResultsFile:
     """
 
     def __init__(self, plan: ComparisonPlan, file: Path, folder: Path, against: str) -> None:
-        self.path = folder / NAME
+        self.path = folder / RESULTS_FILE
         self._plan, self._file, self._against = plan, file, against
         self._runs: dict[Path, RunResult] = {}
         self._levels: dict[RowSetting, list[LevelResult]] = {}
@@ -122,18 +122,18 @@ class ResultsFile:
 
     def add(self, planned: PlannedRun, run: Run, tuned: Mapping[str, Any]) -> None:
         """Add a finished run, without writing."""
-        row, settings = self._plan.rows, self._plan.settings
-        changes = (self._plan.changes.get(("row", list(row).index(planned.row)), {}), settings[planned.setting])
+        plan = self._plan
+        changes = (plan.row_changes.get(planned.row, {}), plan.settings[planned.setting])
         own = {key: make_plain(find_value(table, key)[0]) for table in changes for key in list_keys(table)}
-        self._runs[planned.place] = _make_run_result(self._plan, planned, run, self._shorten_paths(own), tuned)
+        self._runs[planned.subfolder] = _make_run_result(plan, planned, run, self._shorten_paths(own), tuned)
         names = ("level", "width", "depth", "blocks", "parameters", "multiply_adds")
         levels = [LevelResult(*planned.group, **{n: level[n] for n in names}) for level in run.summary["levels"]]
         self._levels.setdefault(planned.group, levels)
         self._environments.append(_read_environment(run))
 
-    def add_tuning(self, results: Sequence[TuningResult], runs: Sequence[Run]) -> None:
-        """Add the chosen values and the runs that tried values, without writing."""
-        self._tuning += results
+    def add_tuning(self, result: TuningResult, runs: Sequence[Run]) -> None:
+        """Add the chosen values of a row and setting and the runs that tried values, without writing."""
+        self._tuning.append(result)
         self._environments += [_read_environment(run) for run in runs]
 
     def write(self) -> None:
@@ -144,8 +144,8 @@ class ResultsFile:
     @property
     def results(self) -> ComparisonResults:
         """All that was added, in the order of the table."""
-        done = [run for run in self._plan.runs if run.place in self._runs]
-        table = to_table(parse_experiment(merge_tables(self._plan.base, self._plan.change)))
+        done = [run for run in self._plan.runs if run.subfolder in self._runs]
+        table = to_table(parse_experiment(merge_tables(self._plan.base, self._plan.run_overrides)))
         cores = (one["processors"] for one in self._environments if type(one.get("processors")) is int)
         file, here = self._file.resolve(), Path.cwd()
         return ComparisonResults(
@@ -156,7 +156,7 @@ class ResultsFile:
             machine={"processor": self._join("processor") or "unknown", "cores": next(cores, 0)},
             against=self._against,
             settings=self._shorten_paths({key: table[key] for key in _SECTIONS if key in table}),
-            runs=tuple(self._runs[run.place] for run in done),
+            runs=tuple(self._runs[run.subfolder] for run in done),
             tuning=tuple(self._tuning),
             levels=tuple(level for key in dict.fromkeys(run.group for run in done) for level in self._levels[key]),
         )
@@ -405,7 +405,7 @@ def load_comparison(folder: str | Path) -> Comparison:
         tuned={
             (one.row, one.setting): format_label(tuple(one.tuned.items())) for one in record.results.runs if one.tuned
         },
-        results=path / NAME,
+        results=path / RESULTS_FILE,
         differences=tuple(compared_rows),
         difference_table=difference_table(compared_rows, shown.results.against) if compared_rows else None,
         tuning=tuning,
@@ -423,13 +423,15 @@ def _count_runs(path: Path) -> int:
     if not path.is_dir():
         raise RunError(f"there is no folder {path}.", path=path)
     listed = list_planned_runs(path)
-    single, results = files.is_file(path / "config.toml"), files.is_file(path / NAME)
+    single, results = files.is_file(path / "config.toml"), files.is_file(path / RESULTS_FILE)
     if single or not (listed or results):
         hint = " It is one run: open it with fleetfit.load." if single else ""
-        raise RunError(f"{path} is not the folder of a comparison: it has no {NAME}.{hint}", path=path)
+        raise RunError(f"{path} is not the folder of a comparison: it has no {RESULTS_FILE}.{hint}", path=path)
     if not results:
-        raise RunError(f"no run of the comparison in {path} is finished: it has {RUNS_FILE} without {NAME}.", path=path)
-    return sum(run.place.parts[:1] != (TUNING_FOLDER,) for run in listed)
+        raise RunError(
+            f"no run of the comparison in {path} is finished: it has {RUNS_FILE} without {RESULTS_FILE}.", path=path
+        )
+    return sum(run.subfolder.parts[:1] != (TUNING_FOLDER,) for run in listed)
 
 
 def _read_title(path: Path) -> str:
