@@ -1,4 +1,16 @@
-"""What a factory declares of its parameters: which of them the others leave without effect.
+"""Factories: functions whose signature is the schema of a section's keys.
+
+`call_factory` calls one with the values of a configuration, checked against its signature.
+
+Factories that differ in numbers only are presets of one, made from a table:
+
+    SIZES = {
+        "resnet20": Preset("ResNet-20: 9 blocks.", {"depth": 20}),
+        "resnet32": Preset("ResNet-32: 15 blocks.", {"depth": 32}),
+    }
+    resnet20, resnet32 = make_presets(resnet, SIZES)
+
+A factory declares which of its parameters the others leave without effect:
 
     @declare_unused("temperature", when=lambda values: values["beta"] == 0, reason="beta = 0 switches it off")
     def my_method(beta: float = 0.1, temperature: float = 3.0) -> Method: ...
@@ -6,13 +18,164 @@
 A run whose user sets such a parameter says so, or refuses it; see `fleetfit.config.requirements`.
 """
 
+import functools
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import re
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from fleetfit.errors import ConfigError, did_you_mean, format_expected, truncate
+from fleetfit.names import describe_failure, find_plug_in
+
 F = TypeVar("F", bound=Callable[..., Any])
-_ATTRIBUTE = "unused_parameters"
+T = TypeVar("T")
+_DECLARATIONS = "unused_parameters"  # the attribute of a factory
+_SECTION = re.compile(r"\[([\w.]+)\](?: (\w+))?")  # such as "[method]" and "[cohort] choose"
+
+
+# ---- calling ---------------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=256)
+def _list_parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(factory).parameters
+
+
+def call_factory(
+    factory: Callable[..., Any], name: str, section: str, values: Mapping[str, Any], own: Sequence[str] = (),
+    hidden: Sequence[str] = (), **context: Any,
+) -> Any:  # fmt: skip
+    """Call a factory with the values of a configuration, checked against its signature.
+
+    Args:
+        factory: Its signature is its schema.
+        name: Its name in the configuration, for messages.
+        section: The configuration section, for messages, such as "[method]".
+        values: Keyword arguments from the configuration.
+        own: Keys that the section has beside the factory's, for messages.
+        hidden: Further ones, which a message does not list but may suggest.
+        **context: Keyword arguments from FleetFit, passed only where the signature has them.
+
+    Raises:
+        ConfigError: An unknown key, a missing one, or a value of the wrong type. Its `key` is the section's and the
+            parameter's name, such as "method.beta", also where the factory raises it.
+    """
+    parameters = _list_parameters(factory)
+    is_open = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    keys = [key for key, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD and key not in context]
+    arguments: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in keys and not is_open:
+            options = ", ".join((*own, *keys)) or "nothing"
+            raise ConfigError(
+                f'{section} {name} has no "{truncate(key)}"; it takes '
+                f"{options}.{did_you_mean(key, (*own, *keys, *hidden))}",
+                key=_join_key(section, key),
+            )
+        in_signature = key in parameters
+        arguments[key] = _convert(value, factory, key, f"{section} {name}: {key}", section) if in_signature else value
+    arguments |= {key: value for key, value in context.items() if key in parameters or is_open}
+    for key in keys:
+        is_required = parameters[key].default is inspect.Parameter.empty
+        if is_required and parameters[key].kind is not inspect.Parameter.VAR_POSITIONAL and key not in arguments:
+            raise ConfigError(f'{section} {name} needs "{key}".', key=_join_key(section, key))
+    try:
+        return factory(**arguments)
+    except ConfigError as error:
+        if error.key in parameters:  # as `check_range` names it
+            error.key = _join_key(section, str(error.key))
+        raise
+    except SystemExit as error:  # which would end a run with exit code 0 and without a word
+        raise ConfigError(f"{find_plug_in(error) or f'{section} {name}'} {describe_failure(error)}.") from error
+
+
+def _join_key(section: str, key: str) -> str:
+    match = _SECTION.fullmatch(section)
+    return ".".join(filter(None, [*(match.groups() if match else ()), key]))
+
+
+def _convert(value: Any, factory: Callable[..., Any], parameter: str, label: str, section: str) -> Any:
+    """Check one value against the annotation of its parameter; lists become tuples, whole numbers floats."""
+    try:
+        hint = typing.get_type_hints(factory).get(parameter, Any)
+    except Exception:  # an annotation that cannot be evaluated outside its own module: nothing to check against
+        return value
+    if hint is Any or hint is inspect.Parameter.empty:
+        return value
+    import pydantic
+
+    try:
+        adapter = pydantic.TypeAdapter(hint, config=pydantic.ConfigDict(arbitrary_types_allowed=True))
+    except pydantic.PydanticSchemaGenerationError:
+        return value
+    try:
+        strict = isinstance(value, bool | str)  # "3" is not a number, and true is not 1
+        return adapter.validate_python(value, strict=strict)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        if first["type"] == "literal_error":
+            message = format_expected(first["ctx"]["expected"], first["input"])
+        else:
+            message = f"{first['msg'].lower()}, got {truncate(repr(value))}."
+        raise ConfigError(f"{label}: {message}", key=_join_key(section, parameter)) from None
+
+
+# ---- presets ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A factory that is another one with some arguments fixed: one of several sizes of the same thing.
+
+    Attributes:
+        summary: What it is, in one line.
+        fixed: The arguments that make it so; they are not among its keys.
+        defaults: Defaults of its keys that differ from the general factory's.
+    """
+
+    summary: str
+    fixed: Mapping[str, Any]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+def make_presets(factory: Callable[..., T], table: Mapping[str, Preset]) -> list[Callable[..., T]]:
+    """Return the function of each preset, with the keys, defaults and docstring that are left for it.
+
+    Args:
+        factory: The general factory. Its module gives each function its preset's name.
+        table: The presets by name.
+    """
+    return [_make_preset(factory, name, preset) for name, preset in table.items()]
+
+
+def _make_preset(factory: Callable[..., T], name: str, preset: Preset) -> Callable[..., T]:
+    general, hints = inspect.signature(factory), typing.get_type_hints(factory)
+    signature = general.replace(
+        parameters=[
+            p.replace(default=preset.defaults.get(key, p.default))
+            for key, p in general.parameters.items()
+            if key not in preset.fixed
+        ]
+    )
+
+    def make(*values: Any, **keys: Any) -> T:
+        return factory(**{**preset.fixed, **preset.defaults, **signature.bind(*values, **keys).arguments})
+
+    doc = inspect.cleandoc(factory.__doc__ or "").partition("\n")[2]
+    for key in preset.fixed:
+        doc = re.sub(rf"\n +{key}: .*(?:\n {{8}}.*)*", "", doc)
+    make.__name__ = make.__qualname__ = name
+    make.__module__, make.__doc__ = factory.__module__, f"{preset.summary}\n{doc}"
+    make.__annotations__ = {key: hint for key, hint in hints.items() if key not in preset.fixed}
+    make.__signature__ = signature  # type: ignore[attr-defined]
+    make.preset = preset  # type: ignore[attr-defined]
+    setattr(make, _DECLARATIONS, getattr(factory, _DECLARATIONS, ()))
+    return make
+
+
+# ---- parameters without effect ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -40,16 +203,11 @@ def declare_unused(*names: str, when: Callable[[Mapping[str, Any]], bool], reaso
     """
 
     def declare(factory: F) -> F:
-        rows = (UnusedParameters(names, when, reason), *getattr(factory, _ATTRIBUTE, ()))
-        setattr(factory, _ATTRIBUTE, rows)
+        rows = (UnusedParameters(names, when, reason), *getattr(factory, _DECLARATIONS, ()))
+        setattr(factory, _DECLARATIONS, rows)
         return factory
 
     return declare
-
-
-def copy_declarations(source: Callable[..., Any], target: Callable[..., Any]) -> None:
-    """Let a factory that is made of another one declare the same."""
-    setattr(target, _ATTRIBUTE, getattr(source, _ATTRIBUTE, ()))
 
 
 def find_unused_parameters(factory: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, str]:
@@ -59,7 +217,7 @@ def find_unused_parameters(factory: Callable[..., Any], values: Mapping[str, Any
         factory: A function or class.
         values: What the user gave, by parameter.
     """
-    rows: tuple[UnusedParameters, ...] = getattr(factory, _ATTRIBUTE, ())
+    rows: tuple[UnusedParameters, ...] = getattr(factory, _DECLARATIONS, ())
     defaults = {name: p.default for name, p in inspect.signature(factory).parameters.items()} if rows else {}
     complete = {**defaults, **values}
     return {

@@ -8,6 +8,7 @@ import torch
 
 from fleetfit import names
 from fleetfit.data import Data
+from fleetfit.factories import call_factory
 from fleetfit.layout import Architecture
 from fleetfit.tasks import task_named
 from fleetfit.values import Problem
@@ -76,7 +77,7 @@ def architecture_of(name: str, **keys: Any) -> Architecture:
     given = {"classes": VOCABULARY if small.kind == "next" else CLASSES, "channels": small.shape[0],
              "input_shape": small.shape, "vocabulary": 0 if small.kind == "images" else VOCABULARY,
              "padding": -1 if small.kind == "images" else PADDING}  # fmt: skip
-    made: Architecture = names.call(names.resolve("models", name), name, "[model]", {**small.keys, **keys}, **given)
+    made: Architecture = call_factory(names.resolve("models", name), name, "[model]", {**small.keys, **keys}, **given)
     return made
 
 

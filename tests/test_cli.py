@@ -92,12 +92,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["plan", "--model", "resnet20", "--mode", "length"], "--mode must be both, width or depth"),
         (["plan", "--model", "resnet20", "--set", "seed=1"], "here --set sets keys of the model"),
         (["plan", "--model", "resnet20", "--input-shape", "3,0,32"], "--input-shape takes sizes of at least 1"),
-        (["plan", "--paper", "table-10"], '"table-10"'),
         (["plan", "--latency", "--passes", "0"], "'--passes': 0 is not in the range x>=1"),
         (["plan", "--latency", "--passes", "many"], "'--passes': 'many' is not a valid int"),
         (["plan", "--passes", "10", "--threads", "2"], "--passes, --threads: only with --latency, which measures."),
         (["plan", "--latency", "--threads", "9999"], "--threads takes at most the number of processors"),
-        (["plan", "--paper", "reefl-table-1", "--latency"], "--latency measures models, and the rows of "),
         (["plan", "--budgets", "0.3,1", "--mode", "width"], "--budgets, --mode: only with --model"),
         (["plan", "run.toml", "--model", "resnet20"], "plan takes a run file or --model, not both."),
         (
@@ -257,13 +255,6 @@ def test_plan_of_a_model_with_given_exits(fleetfit: Command) -> None:
     assert found.code == 0, found.err
     for number in ("1.73 M", "253.1 M", "138.5 M", "99.7 M", "1 (36), 2 (42), 3 (48), 4 (54)"):  # as in Table 1
         assert number in found.out, number
-
-
-def test_plan_of_the_paper(fleetfit: Command) -> None:
-    found = fleetfit("plan", "--paper", "table-1")
-    assert found.code == 0
-    assert "ScaleFL, Table 1" in found.out
-    assert "253.1" in found.out
 
 
 def test_list_data_is_table_2(fleetfit: Command) -> None:

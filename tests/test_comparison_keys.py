@@ -230,18 +230,6 @@ def test_plan_shows_each_row_that_has_another_plan(tmp_path: Path, capsys: pytes
     assert (tmp_path / "plan.toml").is_file()
 
 
-@pytest.mark.parametrize(
-    "further", [["--also", "memory_bytes"], ["--save", "x.toml"], ["--set", "model.a=1"], ["f.toml"]]
-)
-def test_the_table_of_a_paper_takes_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], further: list[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "f.toml").write_text("")
-    assert command("plan", "--paper", "table-1", *further) == 2
-    assert "not with --paper" in capsys.readouterr().err
-
-
 def test_a_run_says_what_it_does_not_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In front of the rounds and in the summary; and what went with the file's method."""
     (tmp_path / "run.toml").write_text(HEAD + 'cohort.late = "drop"\nmethod.beta = 0.3\n')

@@ -22,6 +22,7 @@ from fleetfit.data import Data, partition
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.evaluate import EvaluationScope, level_module
+from fleetfit.factories import call_factory
 from fleetfit.layout import State, outputs
 from fleetfit.method import FEDAVG, apply_model_hook, build, is_portable
 from fleetfit.planner import Targets
@@ -199,10 +200,10 @@ def test_a_data_set_loads_or_says_what_it_needs(name: str, monkeypatch: pytest.M
     factory = names.resolve("data", name)
     data: Data | None = None
     with contextlib.suppress(FleetFitError):
-        data = names.call(factory, name, "[data]", {})
+        data = call_factory(factory, name, "[data]", {})
     if data is None:
         with pytest.raises(FleetFitError) as caught:
-            names.call(factory, name, "[data]", {})
+            call_factory(factory, name, "[data]", {})
         said = str(caught.value)
         assert name in said.replace("-", "_").lower() or "folder" in said or "FLEETFIT_DATA" in said
         return
@@ -222,7 +223,7 @@ def test_a_data_set_loads_or_says_what_it_needs(name: str, monkeypatch: pytest.M
 def test_an_engine_answers_every_job_in_order_and_closes_twice(name: str) -> None:
     federation, simulation = tiny_federation({"name": "fedavg"})
     values = {"workers": 1} if "workers" in inspect.signature(names.resolve("engines", name)).parameters else {}
-    engine = names.call(names.resolve("engines", name), name, "[engine]", values, simulation=simulation)
+    engine = call_factory(names.resolve("engines", name), name, "[engine]", values, simulation=simulation)
     try:
         server = start(federation)
         asked = [(i, c) for i, c in enumerate((3, 0, 5, 1))]

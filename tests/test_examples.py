@@ -16,6 +16,7 @@ from support import raises
 from tiny import tiny_federation
 
 import fleetfit as ff
+from experiments.paper_plans import make_scalefl_table_1
 from fleetfit import rounds
 from fleetfit.api.comparison import plan_comparison
 from fleetfit.config import assemble, load_experiment
@@ -24,7 +25,6 @@ from fleetfit.config.naming import check_keys
 from fleetfit.config.toml import read_toml
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
-from fleetfit.papers import paper_table
 from fleetfit.planner import Plan
 from fleetfit.report import drawing
 from fleetfit.rounds import start
@@ -408,7 +408,7 @@ def test_the_ablation_is_fair_and_the_same_in_both_sizes():
 
 def test_the_saved_plan_is_that_of_table_1():
     plan = Plan.from_toml((ROOT / "experiments" / "plan-resnet110-table-1.toml").read_text())
-    rows = {row[0]: row for row in paper_table("table-1").rows}
+    rows = {row[0]: row for row in make_scalefl_table_1().rows}
     for level in plan.levels:
         row = rows[level.name]
         assert (level.width, level.depth) == (row[2], row[3])

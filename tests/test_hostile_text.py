@@ -391,7 +391,7 @@ def test_warnings_reach_no_terminal(root: Path, tmp_path: Path) -> None:
 def test_what_is_typed_reaches_no_terminal(text: str) -> None:
     for words in (["list", "methods", text], ["list", text], ["runs", text], [text], ["plan", "--model", text],
                   ["run", "--set", text], ["run", "--set", f"data.name={text}"], ["check-model", text],
-                  ["plan", "--paper", text], ["export", ".", "--level", text]):  # fmt: skip
+                  ["export", ".", "--level", text]):  # fmt: skip
         call(words)
 
 

@@ -101,7 +101,7 @@ OPTIONS = {
     "compare": ["FILE", "--out", "--jobs/-j", "--against", "--record", "--set", "--fast", "--quiet/-q"],
     "plan": [
         "FILE", "--model", "--budgets", "--cost", "--tolerance", "--mode", "--levels", "--exits", "--widths",
-        "--classes", "--input-shape", "--strict", "--also", "--batch-size", "--paper", "--latency",
+        "--classes", "--input-shape", "--strict", "--also", "--batch-size", "--latency",
         "--passes", "--threads", "--save", "--set",
     ],
     "report": ["FOLDERS", "--out"],

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from fleetfit import names
 from fleetfit.callbacks import HOOKS, RunStart
 from fleetfit.config.naming import build_component, find_function, make_signature_stub
 from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, format_exception, truncate
+from fleetfit.factories import call_factory
 from fleetfit.records import RunFolder, forms
 from fleetfit.report.recorded import check_report
 
@@ -84,7 +84,7 @@ def _make_callback(entry: str | Mapping[str, Any]) -> NamedCallback:
     function, label = find_function("callbacks", name)
     if "report" not in inspect.signature(function).parameters:
         return NamedCallback(label, build_component("callbacks", name, "callbacks", keys))
-    keys = names.call(make_signature_stub(function), label, "callbacks", keys, report=None)
+    keys = call_factory(make_signature_stub(function), label, "callbacks", keys, report=None)
     return NamedCallback(label, functools.partial(function, **{key: keys[key] for key in keys if key != "report"}))
 
 

@@ -25,6 +25,7 @@ from fleetfit.data.files.alike import arrays_alike, frame_alike, like
 from fleetfit.data.files.places import set_folder
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_you_mean
+from fleetfit.factories import call_factory
 from fleetfit.inference import Calibration, Measure, Mode, Scores
 from fleetfit.inference.calibration import check_numbers
 from fleetfit.inference.export import Shipped
@@ -175,7 +176,7 @@ def other_data(run: Trained, name: str, halves: bool = False) -> Data:
     label = {"label": asked["label"]} if "label" in asked else {}  # by which the run's texts were told from a table
     section = detect_data_source({"name": name, **label}, Path.cwd(), "--data")
     if section.get("name") == name:
-        data = names.call(names.resolve("data", name), name, "--data", {})
+        data = call_factory(names.resolve("data", name), name, "--data", {})
         if not isinstance(data, Data):
             raise ConfigError(f"{name} must return a fleetfit.Data, got {type(data).__name__}.")
         return data
@@ -211,7 +212,7 @@ def _as_trained(run: Trained, section: Mapping[str, Any], place: Path, halves: b
     settings = {key: value for key, value in settings.items() if key not in ("name", "partition", "samples", "augment")}
     if held_out := kind != _CUT_IN_TIME:
         settings["test"] = 0.0  # so that the reader gives test samples where there is a test set, and nowhere else
-    data: Data = names.call(names.resolve("data", kind), kind, "--data", settings)
+    data: Data = call_factory(names.resolve("data", kind), kind, "--data", settings)
     named = getattr(ours, "class_names", ())
     if named and data.class_names and named != data.class_names:
         raise ConfigError(

@@ -242,7 +242,7 @@ class _Source:
         """Yield the names of tables of rows, and of the functions that make their entries."""
         for statement in self.tree.body:
             made = statement.value if isinstance(statement, ast.Assign) else None
-            if isinstance(made, ast.Call) and isinstance(made.func, ast.Name) and made.func.id == "make_entries":
+            if isinstance(made, ast.Call) and isinstance(made.func, ast.Name) and made.func.id == "make_presets":
                 maker, table = made.args
                 if isinstance(maker, ast.Name) and isinstance(table, ast.Name):
                     yield table.id, maker.id
@@ -275,7 +275,7 @@ class _Source:
         for statement in self.tree.body:
             if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith("fleetfit."):
                 there = next((a.name for a in statement.names if (a.asname or a.name) == name), None)
-                path = names.OWN.joinpath(*(statement.module or "").split(".")[1:]).with_suffix(".py")
+                path = names.PACKAGE_FOLDER.joinpath(*(statement.module or "").split(".")[1:]).with_suffix(".py")
                 if there is not None and path.is_file():
                     return _parsed_file(path).value(there)
         raise NotLiteral(name)

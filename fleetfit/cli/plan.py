@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from fleetfit.config import Assembly
     from fleetfit.cost import Latency, Timed
     from fleetfit.layout import Architecture
-    from fleetfit.papers.table import PaperTable
     from fleetfit.planner import Mode, Plan
     from fleetfit.values import DataDescription
 
@@ -100,16 +99,8 @@ def plan(
     strict: Annotated[bool, typer.Option("--strict", help="Admit only levels at or under every budget.")] = False,
     also: Annotated[str | None, typer.Option(help="Costs to show as well, such as memory_bytes,latency_s.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples in a training step, for memory_bytes.")] = 16,
-    paper: Annotated[
-        str | None,
-        typer.Option(
-            help="Reproduce a table of sizes of the papers: table-1, table-6 to table-9, adaptivefl-table-1, "
-            "reefl-table-1, reefl-table-2."
-        ),
-    ] = None,
     latency: Annotated[
-        bool,
-        typer.Option("--latency", help="Measure how long one sample takes in each level here; also with --paper."),
+        bool, typer.Option("--latency", help="Measure how long one sample takes in each level here.")
     ] = False,
     passes: Annotated[int, typer.Option(min=1, help="With --latency: passes that the median is of.")] = _PASSES,
     threads: Annotated[int, typer.Option(min=1, help="With --latency: threads that compute.")] = 1,
@@ -139,13 +130,6 @@ def plan(
         unused = [*["--passes"] * (passes != _PASSES), *["--threads"] * (threads != 1)]
         raise ConfigError(f"{', '.join(unused)}: only with --latency, which measures.")
     meter = LatencyMeter(passes, threads) if latency else None
-    if paper is not None:
-        unused = [*changed, *["a run file"] * (file is not None), *["--save"] * (save is not None),
-                  *["--set"] * bool(overrides)]  # fmt: skip
-        if unused:
-            raise ConfigError(f"{', '.join(unused)}: not with --paper, which prints a table of a paper as it is.")
-        _print_paper_table(paper, meter)
-        return
     if model is not None:
         if file is not None:
             raise ConfigError("plan takes a run file or --model, not both.")
@@ -167,17 +151,6 @@ def plan(
         if len(plans) > 1:
             raise ConfigError(f"--save writes one plan, and the rows of {file} have {len(plans)}: save that of one.")
         _save_plan(plans[0].plan, save)
-
-
-def _print_paper_table(name: str, meter: "LatencyMeter | None") -> None:
-    from fleetfit.papers import paper_table
-
-    paper = paper_table(name)
-    if meter is not None:
-        with output.explain_interrupt():
-            paper = meter.measure_paper_table(paper)
-    for table in paper.as_text():
-        output.print_table(table)
 
 
 def _save_plan(plan: "Plan", path: Path) -> None:
@@ -365,26 +338,15 @@ class LatencyMeter:
             raise ConfigError(f"--threads takes at most the number of processors; this machine has {count}, got "
                               f"{self.threads}.")  # fmt: skip
 
-    def measure_paper_table(self, table: "PaperTable") -> "PaperTable":
-        """Return a table of a paper with the latencies of its rows.
-
-        Raises:
-            ConfigError: Its rows are not models.
-        """
-        if not table.models:
-            raise ConfigError(f'--latency measures models, and the rows of "{table.title}" are none; leave it out.')
-        latencies = self._measure(table.models)
-        names = [str(row[0]) for row in table.rows]
-        return table.measured(latencies, self._make_notes(names, latencies, latencies[0]))
-
     def measure_plan(self, view: PlanView) -> PlanView:
         """Return a plan with the latencies of its levels and of the full model."""
-        latencies = self._measure(view.models)
+        latencies = self.measure(view.models)
         names = [level.name for level in view.plan.levels]
-        notes = self._make_notes(names, latencies[:-1], latencies[-1])
+        notes = self.make_notes(names, latencies[:-1], latencies[-1])
         return replace(view, latencies=tuple(latencies), latency_notes=notes)
 
-    def _measure(self, models: Sequence["Timed"]) -> list["Latency"]:
+    def measure(self, models: Sequence["Timed"]) -> list["Latency"]:
+        """Return the latency of each model; equal models are measured once."""
         from fleetfit.cost import latencies_in_turn
 
         distinct: list[Timed] = []
@@ -398,7 +360,8 @@ class LatencyMeter:
             progress.close()
         return [latencies[distinct.index(model)] for model in models]
 
-    def _make_notes(self, names: Sequence[str], latencies: Sequence["Latency"], full: "Latency") -> tuple[str, ...]:
+    def make_notes(self, names: Sequence[str], latencies: Sequence["Latency"], full: "Latency") -> tuple[str, ...]:
+        """Say how latencies were measured, and in fractions of the full model's if the machine was busy."""
         import torch
 
         from fleetfit.records import processor

@@ -187,7 +187,7 @@ def resolve_paths(table: Mapping[str, Any], folder: Path) -> Table:
         if isinstance(inside, dict) and isinstance(inside.get(key), dict):
             inside, key = inside[key], "name"
         if isinstance(inside, dict) and isinstance(inside.get(key), str):
-            inside[key] = names.anchor_name(names.match_name(_KIND_OF[place], inside[key]), folder)
+            inside[key] = names.make_absolute(names.match_name(_KIND_OF[place], inside[key]), folder)
     _understand(result)
     if isinstance(result.get("method"), dict):
         _anchor_parts(result["method"], folder)
@@ -215,11 +215,11 @@ def _anchor_parts(method: Table, folder: Path) -> None:
     """Make places of single hooks and of options absolute."""
     if isinstance(method.get("hooks"), dict):
         method["hooks"] = {
-            k: names.anchor_name(v, folder) if isinstance(v, str) else v for k, v in method["hooks"].items()
+            k: names.make_absolute(v, folder) if isinstance(v, str) else v for k, v in method["hooks"].items()
         }
     if isinstance(method.get("plus"), dict):
         plus = {names.match_name("options", str(key)): value for key, value in method["plus"].items()}
-        method["plus"] = {names.anchor_name(key, folder): value for key, value in plus.items()}
+        method["plus"] = {names.make_absolute(key, folder): value for key, value in plus.items()}
 
 
 def _anchor_told(table: Table, folder: Path) -> None:
@@ -227,7 +227,7 @@ def _anchor_told(table: Table, folder: Path) -> None:
     evaluate = table.get("evaluate")
     if isinstance(evaluate, dict) and isinstance(evaluate.get("metrics"), list):
         named = evaluate["metrics"]
-        evaluate["metrics"] = [names.anchor_name(one, folder) if isinstance(one, str) else one for one in named]
+        evaluate["metrics"] = [names.make_absolute(one, folder) if isinstance(one, str) else one for one in named]
     if "callbacks" in table:
         table["callbacks"] = _callbacks_anchored(table["callbacks"], folder)
 
@@ -237,15 +237,15 @@ def _callbacks_anchored(callbacks: Any, folder: Path) -> Any:
     if isinstance(callbacks, list):
         return [_callbacks_anchored(one, folder) for one in callbacks]
     if isinstance(callbacks, dict) and isinstance(callbacks.get("name"), str):
-        return {**callbacks, "name": names.anchor_name(callbacks["name"], folder)}
-    return names.anchor_name(callbacks, folder) if isinstance(callbacks, str) else callbacks
+        return {**callbacks, "name": names.make_absolute(callbacks["name"], folder)}
+    return names.make_absolute(callbacks, folder) if isinstance(callbacks, str) else callbacks
 
 
 def _data_anchored(data: Table, folder: Path) -> Table:
     """Return `[data]` with the data at its paths found, and the place of a partition of one's own made absolute."""
     division = data.get("partition")
     if isinstance(division, dict) and isinstance(division.get("kind"), str):
-        division["kind"] = names.anchor_name(division["kind"], folder)
+        division["kind"] = names.make_absolute(division["kind"], folder)
     if isinstance(data.get("server"), dict):
         found = detect_data_source(data["server"], folder, "[data] server")
         data["server"] = {k: v for k, v in found.items() if k != "partition" or k in data["server"]}  # is not divided

@@ -15,6 +15,7 @@ from fleetfit.config.schema import DataSection, Experiment, ServerDataSection
 from fleetfit.data import Data
 from fleetfit.data.partition import KINDS
 from fleetfit.errors import ConfigError, FleetFitError, ModelError, truncate
+from fleetfit.factories import call_factory
 from fleetfit.layout import Architecture, check_described
 
 
@@ -44,7 +45,7 @@ def build_component(kind: str, name: Any, where: str, values: Mapping[str, Any],
     """Return what the function of a name returns for a section's keys."""
     function, label = find_function(kind, name)
     try:
-        return names.call(function, label, where, values, **given)
+        return call_factory(function, label, where, values, **given)
     except FleetFitError:
         raise
     except Exception as error:
@@ -74,7 +75,7 @@ def check_keys(experiment: Experiment) -> None:
             own = [key for key in type(section).model_fields if key not in _NO_HINT]
             unsaid = [key for key in type(section).model_fields if key in _NO_HINT and key != "chosen"]
             unsaid += ["path"] if where == "[data]" else []
-            names.call(make_signature_stub(function), label, where, section.settings, own=own, unsaid=unsaid, **known)
+            call_factory(make_signature_stub(function), label, where, section.settings, own=own, hidden=unsaid, **known)
         elif section.settings:
             raise ConfigError(
                 f"{where} {next(iter(section.settings))}: an object takes no further keys; set them on the object."
@@ -87,7 +88,7 @@ def check_keys(experiment: Experiment) -> None:
         known = {"data": None, "clients": None, "rng": None}
         function = make_signature_stub(KINDS[division.kind])
         own = list(type(division).model_fields)
-        names.call(function, division.kind, "[data] partition", division.settings, own=own, **known)
+        call_factory(function, division.kind, "[data] partition", division.settings, own=own, **known)
 
 
 def _check_metrics(wanted: Sequence[str]) -> None:
@@ -123,7 +124,7 @@ def _check_callback(table: dict[str, Any]) -> None:
             f'callbacks: {label} needs "{first.name}". A function that is called after each round takes `report` '
             "first; any other one makes a callback of its keys."
         )
-    names.call(make_signature_stub(function), label, "callbacks:", table, report=None)
+    call_factory(make_signature_stub(function), label, "callbacks:", table, report=None)
 
 
 def make_signature_stub(function: Callable[..., Any]) -> Callable[..., Any]:

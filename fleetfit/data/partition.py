@@ -27,6 +27,7 @@ from fleetfit import names
 from fleetfit.data.dataset import Data
 from fleetfit.data.splits import SPLITS, generator
 from fleetfit.errors import DataError, did_you_mean, import_optional
+from fleetfit.factories import call_factory
 
 Ints = NDArray[np.int64]
 Part = dict[str, Tensor]
@@ -302,7 +303,7 @@ def _by_others(data: Data, kind: str, clients: int | None, seed: int, parameters
         owner, count = _by_flower(found, data, kind, clients, seed, dict(parameters))
     else:
         where, rng = "[data] partition", generator(seed, _PARTITION)
-        given = names.call(found, kind, where, parameters, data=data, clients=clients, rng=rng)
+        given = call_factory(found, kind, where, parameters, data=data, clients=clients, rng=rng)
         owner = np.asarray(given)
         if owner.shape != data.split("train").shape or owner.dtype.kind not in "iu":
             raise DataError(

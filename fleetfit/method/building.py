@@ -11,7 +11,7 @@ from typing import Any
 
 from fleetfit import names, submodel
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, truncate
-from fleetfit.factories import is_default
+from fleetfit.factories import call_factory, is_default
 from fleetfit.method import hooks
 from fleetfit.values import Device, Federation, Job, Problem, Server, Update
 
@@ -151,7 +151,7 @@ def _make_method(kind: str, name: Any, where: str, values: Mapping[str, Any]) ->
         return name
     factory: Callable[..., Any] = name if callable(name) else names.resolve(kind, name)
     label = getattr(name, "__name__", name)
-    method = names.call(factory, str(label), where, values)
+    method = call_factory(factory, str(label), where, values)
     if not isinstance(method, Method):
         raise ConfigError(
             f"{where} {label} must return a Method, got {type(method).__name__}.",

@@ -21,6 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fleetfit.errors import ModelError
+from fleetfit.factories import Preset, make_presets
 from fleetfit.layout import Architecture, Axis, ExitModel, State
 from fleetfit.models.pretrained import Checkpoint, read_config, read_tensors, renamed
 from fleetfit.models.transformer import (
@@ -33,7 +34,6 @@ from fleetfit.models.transformer import (
     initialise,
     table,
 )
-from fleetfit.names import Row, make_entries
 
 _TYPES = 2
 _PREFIX = "bert."
@@ -304,14 +304,14 @@ def _size(hidden: int, layers: int, attention_heads: int) -> dict[str, int | Non
 
 
 SIZES = {
-    "bert_tiny": Row(
+    "bert_tiny": Preset(
         "BERT-Tiny: 2 blocks of width 128 with 2 heads, 4.4 M parameters with 30,522 tokens.", _size(128, 2, 2)
     ),
-    "bert_small": Row(
+    "bert_small": Preset(
         "BERT-Small: 4 blocks of width 512 with 8 heads, 28.8 M parameters with 30,522 tokens.", _size(512, 4, 8)
     ),
-    "bert_base": Row(
+    "bert_base": Preset(
         "BERT-base: 12 blocks of width 768 with 12 heads, 109.5 M parameters with 30,522 tokens.", _size(768, 12, 12)
     ),
 }
-bert_tiny, bert_small, bert_base = make_entries(bert, SIZES)
+bert_tiny, bert_small, bert_base = make_presets(bert, SIZES)

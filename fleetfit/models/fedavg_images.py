@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
+from fleetfit.factories import Preset, make_presets
 from fleetfit.layout import Architecture, Axis, ExitModel, interleaved
 from fleetfit.models.blocks import Head, halved, kaiming
-from fleetfit.names import Row, make_entries
 
 
 class PooledConv(nn.Module):
@@ -154,21 +154,21 @@ def stack(
 
 
 SIZES = {
-    "mlp_2nn": Row(
+    "mlp_2nn": Preset(
         "The 2NN of the FedAvg paper (McMahan et al., AISTATS 2017): two hidden layers of 200 units, 199,210 "
         "parameters.",
         {"convolutions": (), "pool": 2},
     ),
-    "fedavg_cnn": Row(
+    "fedavg_cnn": Preset(
         "The CNN of the FedAvg paper (McMahan et al., AISTATS 2017): two 5x5 convolutions; 1,663,370 parameters "
         "on MNIST.",
         {"convolutions": (32, 64), "hidden": (512,), "pool": 2},
     ),
-    "fedavg_cifar_cnn": Row(
+    "fedavg_cifar_cnn": Preset(
         "The CIFAR CNN of the FedAvg paper (McMahan et al., AISTATS 2017), TensorFlow's tutorial model: about 10^6 "
         "parameters.",
         {"convolutions": (64, 64), "hidden": (384, 192), "pool": 3},
         {"input_shape": (3, 24, 24)},
     ),
 }
-mlp_2nn, fedavg_cnn, fedavg_cifar_cnn = make_entries(stack, SIZES)
+mlp_2nn, fedavg_cnn, fedavg_cifar_cnn = make_presets(stack, SIZES)

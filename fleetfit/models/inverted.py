@@ -37,9 +37,9 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit.errors import ModelError
+from fleetfit.factories import Preset, make_presets
 from fleetfit.layout import Architecture, Axis, ExitModel, default_sizes
 from fleetfit.models.blocks import Head, Norm, granule_of, kaiming, needs_group_norm, norm_layer
-from fleetfit.names import Row, make_entries
 
 Activation = Literal["swish", "relu6"]
 _ACTIVATIONS: Mapping[str, type[nn.Module]] = {"swish": nn.SiLU, "relu6": nn.ReLU6}
@@ -408,20 +408,20 @@ _EFFICIENTNET_B4 = (
 )
 _EFFICIENT = {"squeeze": 4, "activation": "swish", "tied": True}
 SIZES = {
-    "mobilenetv2": Row(
+    "mobilenetv2": Preset(
         "MobileNetV2 (Sandler et al., CVPR 2018, Table 2): 17 inverted residual blocks, for small images or 224x224.",
         {"stages": _MOBILENETV2, "squeeze": 0, "activation": "relu6", "drop_connect": 0.0, "tied": False},
         {"stride": 8, "top": 1280},
     ),
-    "efficientnet_b0": Row(
+    "efficientnet_b0": Preset(
         "EfficientNet-B0 (Tan & Le, ICML 2019, Table 1) with the exits of ScaleFL's B4: 16 blocks, 224x224 or small "
         "images.",
         {"stages": _EFFICIENTNET_B0, **_EFFICIENT},
     ),
-    "efficientnet_b4": Row(
+    "efficientnet_b4": Preset(
         "EfficientNet-B4 (Tan & Le, ICML 2019) as ScaleFL (CVPR 2023, 4.1) builds it, for 224x224 images: 32 blocks.",
         {"stages": _EFFICIENTNET_B4, **_EFFICIENT, "multiplier": 1.0, "top": 0},
         {"classes": 1000, "stride": 64, "dropout": 0.4},
     ),
 }
-mobilenetv2, efficientnet_b0, efficientnet_b4 = make_entries(network, SIZES)
+mobilenetv2, efficientnet_b0, efficientnet_b4 = make_presets(network, SIZES)

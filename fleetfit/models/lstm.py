@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
+from fleetfit.factories import Preset, make_presets
 from fleetfit.layout import Architecture, Axis, ExitModel, blocked
-from fleetfit.names import Row, make_entries
 
 Cell = Literal["plain", "peephole"]
 
@@ -168,16 +168,16 @@ def language_model(
 
 
 SIZES = {
-    "char_lstm": Row(
+    "char_lstm": Preset(
         "The character LSTM of the FedAvg paper (McMahan et al., AISTATS 2017): two layers of 256 units, for "
         "Shakespeare.",
         {},
         {"classes": 90, "vocabulary": 90, "embedding": 8, "layers": 2},
     ),
-    "word_lstm": Row(
+    "word_lstm": Preset(
         "The word LSTM of the FedAvg paper (McMahan et al., AISTATS 2017): one layer of 256 units over 10,000 words.",
         {},
         {"classes": 10_000, "vocabulary": 10_000, "embedding": 192},
     ),
 }
-char_lstm, word_lstm = make_entries(language_model, SIZES)
+char_lstm, word_lstm = make_presets(language_model, SIZES)

@@ -30,10 +30,10 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit.errors import ModelError
+from fleetfit.factories import Preset, make_presets
 from fleetfit.layout import Architecture, Axis, ExitModel, default_sizes, segments
 from fleetfit.layout.axes import Declaration
 from fleetfit.models.blocks import Head, Norm, conv_norm_relu, granule_of, kaiming, needs_group_norm
-from fleetfit.names import Row, make_entries
 
 Features = tuple[Tensor, ...]
 """Feature maps of the scales that are alive, fine to coarse."""
@@ -282,9 +282,9 @@ def msdnet(
 
 
 SIZES = {
-    "msdnet24": Row(
+    "msdnet24": Preset(
         "MSDNet-24 (Huang et al., ICLR 2018) as in ScaleFL (CVPR 2023): 24 layers, 3 scales, 16 channels, growth 6.",
         {"layers": 24, "scales": 3, "base": 16, "growth": 6, "head_channels": 128, "head_layers": 2},
     ),
 }
-(msdnet24,) = make_entries(msdnet, SIZES)
+(msdnet24,) = make_presets(msdnet, SIZES)

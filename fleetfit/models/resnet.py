@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
+from fleetfit.factories import Preset, make_presets
 from fleetfit.layout import Architecture, Axis, ExitModel
 from fleetfit.models.blocks import Head, Norm, granule_of, kaiming, needs_group_norm, norm_layer
-from fleetfit.names import Row, make_entries
 
 _STAGES = {"stage1": 16, "stage2": 32, "stage3": 64}
 
@@ -145,11 +145,17 @@ def resnet(
 
 
 SIZES = {
-    "resnet20": Row("ResNet-20 for small images: 9 blocks in three stages of 16, 32 and 64 channels.", {"depth": 20}),
-    "resnet32": Row("ResNet-32 for small images: 15 blocks in three stages of 16, 32 and 64 channels.", {"depth": 32}),
-    "resnet56": Row("ResNet-56 for small images: 27 blocks in three stages of 16, 32 and 64 channels.", {"depth": 56}),
-    "resnet110": Row(
+    "resnet20": Preset(
+        "ResNet-20 for small images: 9 blocks in three stages of 16, 32 and 64 channels.", {"depth": 20}
+    ),
+    "resnet32": Preset(
+        "ResNet-32 for small images: 15 blocks in three stages of 16, 32 and 64 channels.", {"depth": 32}
+    ),
+    "resnet56": Preset(
+        "ResNet-56 for small images: 27 blocks in three stages of 16, 32 and 64 channels.", {"depth": 56}
+    ),
+    "resnet110": Preset(
         "ResNet-110 for small images: 54 blocks in three stages of 16, 32 and 64 channels.", {"depth": 110}
     ),
 }
-resnet20, resnet32, resnet56, resnet110 = make_entries(resnet, SIZES)
+resnet20, resnet32, resnet56, resnet110 = make_presets(resnet, SIZES)

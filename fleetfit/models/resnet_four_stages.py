@@ -20,10 +20,10 @@ from typing import Literal
 from torch import Tensor, nn
 
 from fleetfit.errors import ModelError
+from fleetfit.factories import Preset, make_presets
 from fleetfit.layout import Architecture, Axis, ExitModel
 from fleetfit.models.blocks import Head, Norm, conv_norm_relu, granule_of, kaiming, needs_group_norm, norm_layer
 from fleetfit.models.resnet import BasicBlock
-from fleetfit.names import Row, make_entries
 
 Stem = Literal["small", "large"]
 
@@ -142,15 +142,15 @@ def four_stages(
 
 
 SIZES = {
-    "resnet18": Row(
+    "resnet18": Preset(
         "ResNet-18 (He et al., CVPR 2016): 8 basic blocks in four stages of 64 to 512 channels, for small or large "
         "images.",
         {"per_stage": (2, 2, 2, 2)},
     ),
-    "resnet34": Row(
+    "resnet34": Preset(
         "ResNet-34 (He et al., CVPR 2016): 16 basic blocks in four stages of 64 to 512 channels, for small or large "
         "images.",
         {"per_stage": (3, 4, 6, 3)},
     ),
 }
-resnet18, resnet34 = make_entries(four_stages, SIZES)
+resnet18, resnet34 = make_presets(four_stages, SIZES)

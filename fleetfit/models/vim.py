@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
+from fleetfit.factories import Preset, make_presets
 from fleetfit.layout import Architecture, Axis, ExitModel, blocked, segments
 from fleetfit.models.selective_scan import SelectiveScan
 from fleetfit.models.transformer import HeadKind, TokenHead, check_head
-from fleetfit.names import Row, make_entries
 
 _EPSILON = 1e-5
 
@@ -204,10 +204,10 @@ def vim(
 
 
 SIZES = {
-    "vim_ti": Row(
+    "vim_ti": Preset(
         "Vision Mamba, tiny (Vim-T): 24 bidirectional blocks of width 192; 7,148,008 parameters at 224x224, 1,000 "
         "classes.",
         {"depth": 24, "hidden": 192, "expand": 2, "rank": 0, "state": 16, "kernel": 4},
     ),
 }
-(vim_ti,) = make_entries(vim, SIZES)
+(vim_ti,) = make_presets(vim, SIZES)

@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
+from fleetfit.factories import Preset, make_presets
 from fleetfit.layout import Architecture, Axis, ExitModel, State
 from fleetfit.layout.axes import default_sizes
 from fleetfit.models.pretrained import Checkpoint, read_config, read_tensors, renamed
 from fleetfit.models.transformer import Encoder, HeadKind, Heads, TokenHead, check_head, encoder_of, initialise
-from fleetfit.names import Row, make_entries
 
 _USUAL = {"dropout": 0.0, "attention_dropout": 0.0, "eps": 1e-12, "norm_first": True}
 _STEM = {
@@ -296,14 +296,14 @@ def _deit(hidden: int) -> dict[str, int]:
 
 _USUAL_OF_DEIT = {"depth": 12, "patch": 16}
 SIZES = {
-    "deit_ti": Row(
+    "deit_ti": Preset(
         "DeiT-Ti for images of 224x224: 12 blocks of width 192 with 3 heads, 5.7 M.", _deit(192), _USUAL_OF_DEIT
     ),
-    "deit_s": Row(
+    "deit_s": Preset(
         "DeiT-S for images of 224x224: 12 blocks of width 384 with 6 heads, 22.1 M.", _deit(384), _USUAL_OF_DEIT
     ),
-    "deit_b": Row(
+    "deit_b": Preset(
         "DeiT-B for images of 224x224: 12 blocks of width 768 with 12 heads, 86.6 M.", _deit(768), _USUAL_OF_DEIT
     ),
 }
-deit_ti, deit_s, deit_b = make_entries(vit, SIZES)
+deit_ti, deit_s, deit_b = make_presets(vit, SIZES)

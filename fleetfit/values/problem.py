@@ -7,6 +7,7 @@ from typing import Any
 
 from fleetfit import names
 from fleetfit.errors import RunError
+from fleetfit.factories import call_factory
 from fleetfit.layout import Architecture, Layout, State, infer_layout
 from fleetfit.submodel import Submodel, extract
 from fleetfit.tasks import Task, task_named
@@ -58,7 +59,7 @@ class Problem:
         model = dict(spec["model"])
         name = model.pop("name")
         given = {key: tuple(v) if isinstance(v, list) else v for key, v in spec["given"].items()}
-        architecture = names.call(names.resolve("models", name), name, "[model]", model, **given)
+        architecture = call_factory(names.resolve("models", name), name, "[model]", model, **given)
         architecture = tuned(architecture, spec.get("peft", {}))
         exits = tuple(spec["exits"]) or (architecture.blocks,)
         shape, task = tuple(given["input_shape"]), task_named(spec["task"])
@@ -116,7 +117,7 @@ def tuned(architecture: Architecture, spec: Mapping[str, Any]) -> Architecture:
     settings = {key: value for key, value in spec.items() if key != "name"}
     name = spec.get("name", "full")
     function = name if callable(name) else names.resolve("peft", name)
-    made: Architecture = names.call(function, str(name), "[peft]", settings, architecture=architecture)
+    made: Architecture = call_factory(function, str(name), "[peft]", settings, architecture=architecture)
     return made
 
 

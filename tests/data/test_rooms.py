@@ -9,6 +9,7 @@ from support import raises
 from fleetfit import names
 from fleetfit.cli.listing import make_key_table, make_list_table
 from fleetfit.errors import ConfigError
+from fleetfit.factories import call_factory
 
 NAMES = ("ag_news", "arrays", "cifar10", "cifar100", "digits", "fashion_mnist", "femnist", "imagenet", "images",
          "mnist", "plain_text", "shakespeare", "speech_commands", "sst2", "table", "text", "widar")  # fmt: skip
@@ -45,7 +46,7 @@ def test_twins_have_the_keys_that_mean_something() -> None:
     assert keys["mnist"] == keys["fashion_mnist"] and keys["ag_news"] == keys["sst2"]
     assert not {"name", "mean", "std", "repository", "class_names"} & {*keys["mnist"], *keys["sst2"]}
     with raises(ConfigError, "cifar10", '"coarse"'):
-        names.call(names.resolve("data", "cifar10"), "cifar10", "[data]", {"coarse": True})
+        call_factory(names.resolve("data", "cifar10"), "cifar10", "[data]", {"coarse": True})
 
 
 def test_libraries_are_loaded_by_what_needs_them() -> None:

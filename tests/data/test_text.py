@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from support import Expected, raises
 
 import fleetfit as ff
-from fleetfit import names
 from fleetfit.api.inference import other_data
 from fleetfit.config import load_experiment
 from fleetfit.data import Data, partition
@@ -31,6 +30,7 @@ from fleetfit.data.files.text import read_corpus, text
 from fleetfit.data.files.tokens import word_pieces
 from fleetfit.data.sets.short_texts import ag_news, sst2
 from fleetfit.errors import DataError, MissingExtra
+from fleetfit.factories import call_factory
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -78,7 +78,7 @@ def test_a_header_that_no_file_has_is_a_note(folder: Path, suffix: str) -> None:
     write_csv(folder.parent / "plain" / "train.csv", [list(row) for row in zip(TEXTS, LABELS, strict=True)])
     place, names_of = (folder, ("text", "label")) if suffix == "parquet" else (folder.parent / "plain", ("1", "2"))
     keys = {"folder": str(place), "header": False, "text": names_of[0], "label": names_of[1], "vocabulary": 60}
-    notes = [note for note in names.call(text, "text", "[data]", keys).notes if "header" in note]
+    notes = [note for note in call_factory(text, "text", "[data]", keys).notes if "header" in note]
     assert len(notes) == (suffix == "parquet") and all("train.parquet" in note for note in notes)
 
 

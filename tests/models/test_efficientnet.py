@@ -9,6 +9,7 @@ from torch import nn
 from fleetfit import names
 from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ModelError
+from fleetfit.factories import call_factory
 from fleetfit.layout import build_module, infer_layout
 from fleetfit.models.inverted import Inverted, Stage, drop_connect, efficientnet_b0, efficientnet_b4
 
@@ -216,7 +217,7 @@ def test_blocks_compute_what_transformers_computes() -> None:
 @pytest.mark.parametrize("name", ["efficientnet_b0", "efficientnet_b4"])
 def test_keys_come_from_a_configuration(name: str) -> None:
     factory = names.resolve("models", name)
-    made = names.call(factory, name, "[model]", {"stride": 4, "drop_connect": 0.1}, classes=7, channels=1)
+    made = call_factory(factory, name, "[model]", {"stride": 4, "drop_connect": 0.1}, classes=7, channels=1)
     assert made == factory(7, 1, stride=4, drop_connect=0.1)
     assert hash(made) == hash(factory(7, 1, stride=4, drop_connect=0.1))
     assert made != factory(7, 1, stride=4)

@@ -7,6 +7,7 @@ from torch import nn
 from fleetfit import names
 from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ModelError
+from fleetfit.factories import call_factory
 from fleetfit.layout import build_module, infer_layout
 from fleetfit.models.inverted import mobilenetv2, multiplied
 
@@ -116,7 +117,7 @@ def test_it_computes_what_transformers_computes() -> None:
 
 def test_keys_come_from_a_configuration() -> None:
     factory = names.resolve("models", "mobilenetv2")
-    made = names.call(factory, "mobilenetv2", "[model]", {"stride": 32, "top": 0}, classes=7, channels=1)
+    made = call_factory(factory, "mobilenetv2", "[model]", {"stride": 32, "top": 0}, classes=7, channels=1)
     assert made == mobilenetv2(7, 1, stride=32, top=0)
     assert made != mobilenetv2(7, 1, top=0)
     assert "top" not in made.axes

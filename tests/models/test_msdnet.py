@@ -16,6 +16,7 @@ from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ModelError
+from fleetfit.factories import call_factory
 from fleetfit.layout import build_module, infer_layout, segments
 from fleetfit.method import build
 from fleetfit.models.msdnet import Msdnet, msdnet, msdnet24
@@ -285,9 +286,9 @@ def test_layers_before_i_stay_whole() -> None:
 
 
 def test_names_and_keys() -> None:
-    assert names.call(names.resolve("models", "msdnet24"), "msdnet24", "[model]", {}, classes=7, channels=1) == msdnet(
-        7, 1, 24, 3, 16, 6, 128, 2
-    )
+    assert call_factory(
+        names.resolve("models", "msdnet24"), "msdnet24", "[model]", {}, classes=7, channels=1
+    ) == msdnet(7, 1, 24, 3, 16, 6, 128, 2)
     proven(msdnet(3, 2, head_layers=0, **TWO), (2, 8, 8), (1, 2, 3))
     with raises(ModelError, 1, key="layers"):
         msdnet(layers=0)

@@ -14,8 +14,8 @@ from support import Expected, raises
 from torch import Tensor
 
 import fleetfit as ff
-from fleetfit import names
 from fleetfit.errors import ModelError
+from fleetfit.factories import call_factory
 from fleetfit.layout import State, build_module
 from fleetfit.models.bert import Bert, bert
 from fleetfit.models.vit import Vit, vit
@@ -364,7 +364,7 @@ def test_images_that_the_checkpoint_cannot_take_are_refused(tmp_path: Path) -> N
 
 def test_the_key_reaches_the_factory(folder: Path) -> None:
     given = {"classes": 5, "channels": 9, "input_shape": (9,), "vocabulary": 40, "padding": 3}
-    made = names.call(bert, "bert", "[model]", {"checkpoint": str(folder)}, **given)
+    made = call_factory(bert, "bert", "[model]", {"checkpoint": str(folder)}, **given)
     assert made == bert(5, (9,), 40, 3, str(folder)) and hash(made) == hash(bert(5, (9,), 40, 3, str(folder)))
     assert (made.encoder.hidden, made.encoder.layers, made.encoder.head_size, made.tokens) == (24, 3, 6, 40)
 

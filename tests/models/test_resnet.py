@@ -7,6 +7,7 @@ from torch import nn
 
 from fleetfit import names
 from fleetfit.errors import ConfigError, ModelError
+from fleetfit.factories import call_factory
 from fleetfit.layout import build_module
 from fleetfit.models.blocks import Head
 from fleetfit.models.resnet import ResNet, resnet
@@ -58,10 +59,10 @@ def test_each_depth_has_a_name(depth: int) -> None:
 
 
 def test_settings_come_from_a_configuration() -> None:
-    made = names.call(names.resolve("models", "resnet"), "resnet", "[model]", {"depth": 14}, classes=5, channels=1)
+    made = call_factory(names.resolve("models", "resnet"), "resnet", "[model]", {"depth": 14}, classes=5, channels=1)
     assert made == resnet(classes=5, channels=1, depth=14)
     with raises(ConfigError, '"batch"', '"group"'):
-        names.call(names.resolve("models", "resnet20"), "resnet20", "[model]", {"norm": "layer"}, classes=5)
+        call_factory(names.resolve("models", "resnet20"), "resnet20", "[model]", {"norm": "layer"}, classes=5)
 
 
 def test_logits_of_every_exit_and_halved_images() -> None:

@@ -7,6 +7,7 @@ from torch import nn
 from fleetfit import names
 from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ConfigError, ModelError
+from fleetfit.factories import call_factory
 from fleetfit.layout import build_module, infer_layout
 from fleetfit.models.resnet_four_stages import FourStages, resnet18, resnet34
 
@@ -132,10 +133,10 @@ def _place(name: str) -> str:
 @pytest.mark.parametrize("name", ["resnet18", "resnet34"])
 def test_keys_come_from_a_configuration(name: str) -> None:
     factory = names.resolve("models", name)
-    made = names.call(factory, name, "[model]", {"stem": "large", "base": 16}, classes=7, channels=1)
+    made = call_factory(factory, name, "[model]", {"stem": "large", "base": 16}, classes=7, channels=1)
     per_stage = (2, 2, 2, 2) if name == "resnet18" else (3, 4, 6, 3)
     assert made == FourStages(7, 1, per_stage, 16, "large", "batch", 2, 0.0, 3)
     with raises(ConfigError, '"small"', '"large"'):
-        names.call(factory, name, "[model]", {"stem": "medium"}, classes=7)
+        call_factory(factory, name, "[model]", {"stem": "medium"}, classes=7)
     with raises(ModelError, '"small"', key="stem"):
         factory(stem="medium")

@@ -7,6 +7,7 @@ from torch import nn
 from fleetfit import names
 from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ModelError
+from fleetfit.factories import call_factory
 from fleetfit.layout import build_module, infer_layout
 from fleetfit.models.vgg16 import vgg16
 
@@ -108,7 +109,7 @@ def test_dropout_follows_the_wide_layers_only() -> None:
 
 
 def test_keys_come_from_a_configuration() -> None:
-    made = names.call(
+    made = call_factory(
         names.resolve("models", "vgg16"), "vgg16", "[model]", {"wide": 64}, classes=5, input_shape=(1, 28, 28)
     )
     assert made == vgg16(5, (1, 28, 28), wide=64)

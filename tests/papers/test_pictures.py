@@ -1,6 +1,8 @@
 """Pictures of early stopping: borders by loops, who is in which panel, points of the curve, a marker for each level."""
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -231,3 +233,16 @@ def test_levels_in_the_wrong_order_are_said_below_the_picture() -> None:
     figure.canvas.draw()
     legend = figure.axes[0].get_legend().get_window_extent()
     assert not any(legend.overlaps(axes.get_window_extent()) for axes in figure.axes)
+
+
+def test_nothing_below_the_verbs_imports_them() -> None:
+    """Nor what is drawn at a run's end: in a process that ran and reported, none of it is loaded."""
+    code = (
+        "import pkgutil, importlib, sys, fleetfit\n"
+        "for package in ('api', 'report', 'inference', 'engines', 'methods'):\n"
+        "    for module in pkgutil.iter_modules([f'{fleetfit.__path__[0]}/{package}']):\n"
+        "        importlib.import_module(f'fleetfit.{package}.{module.name}')\n"
+        "print([name for name in sys.modules if name.startswith('fleetfit.papers')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

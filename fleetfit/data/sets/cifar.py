@@ -12,7 +12,7 @@ from typing import Literal
 
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files.images import named
-from fleetfit.names import Row, make_entries
+from fleetfit.factories import Preset, make_presets
 
 _SOURCE = "Krizhevsky (2009), https://www.cs.toronto.edu/~kriz/cifar.html"
 FACTS = {
@@ -25,11 +25,11 @@ _OWN = {
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
 }
 SETS = {
-    "cifar10": Row(
+    "cifar10": Preset(
         "CIFAR-10: 60,000 colour photographs of 10 kinds of things.",
         {"name": "cifar10", "label": "label", "coarse": False},
     ),
-    "cifar100": Row(
+    "cifar100": Preset(
         "CIFAR-100: 60,000 colour photographs of 100 kinds of things, in 20 superclasses.",
         {"name": "cifar100", "label": "fine_label"},
     ),
@@ -74,4 +74,4 @@ def _photographs(
                  seed, mean, std, resize, samples, hub)  # fmt: skip
 
 
-cifar10, cifar100 = make_entries(_photographs, SETS)
+cifar10, cifar100 = make_presets(_photographs, SETS)

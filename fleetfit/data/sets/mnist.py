@@ -6,7 +6,7 @@ Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learnin
 
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files.images import named
-from fleetfit.names import Row, make_entries
+from fleetfit.factories import Preset, make_presets
 
 FACTS = {
     "mnist": Facts(
@@ -25,11 +25,11 @@ FACTS = {
     ),
 }
 SETS = {
-    "mnist": Row(
+    "mnist": Preset(
         "MNIST: 70,000 handwritten digits.",
         {"name": "mnist", "repository": "ylecun/mnist", "mean": (0.1307,), "std": (0.3081,)},
     ),
-    "fashion_mnist": Row(
+    "fashion_mnist": Preset(
         "Fashion-MNIST: 70,000 grey pictures of clothes, in the format of MNIST.",
         {"name": "fashion_mnist", "repository": "zalando-datasets/fashion_mnist", "mean": (0.2860,), "std": (0.3530,)},
     ),
@@ -73,4 +73,4 @@ def _grey(
                  samples, hub)  # fmt: skip
 
 
-mnist, fashion_mnist = make_entries(_grey, SETS)
+mnist, fashion_mnist = make_presets(_grey, SETS)

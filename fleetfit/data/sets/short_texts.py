@@ -14,7 +14,7 @@ for every class; word pieces are learned from the training texts unless `tokeniz
 
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files.text import named
-from fleetfit.names import Row, make_entries
+from fleetfit.factories import Preset, make_presets
 
 FACTS = {
     "ag_news": Facts(
@@ -33,7 +33,7 @@ FACTS = {
     ),
 }
 SETS = {
-    "ag_news": Row(
+    "ag_news": Preset(
         "AG News: 127,600 headlines with the beginning of the article, in four classes.",
         {
             "name": "ag_news",
@@ -41,7 +41,7 @@ SETS = {
             "class_names": ("World", "Sports", "Business", "Sci/Tech"),
         },
     ),
-    "sst2": Row(
+    "sst2": Preset(
         "SST-2: phrases and sentences of film reviews, negative or positive.",
         {"name": "sst2", "repository": "stanfordnlp/sst2", "class_names": ("negative", "positive")},
     ),
@@ -86,4 +86,4 @@ def _texts(
                  seed, hub)  # fmt: skip
 
 
-ag_news, sst2 = make_entries(_texts, SETS)
+ag_news, sst2 = make_presets(_texts, SETS)

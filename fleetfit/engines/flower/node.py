@@ -398,7 +398,7 @@ def _check_names(header: Header, allow: list[str]) -> None:
     evaluation = job.get("evaluation")  # what is wrong with it is said when the job is made
     metrics = evaluation.get("metrics") if isinstance(evaluation, Mapping) else None
     for text in _texts([header["problem"], header["method"], job.get("method"), metrics]):
-        if ":" in text and text not in allow and names.anchor_name(text, Path.cwd()) not in allow:
+        if ":" in text and text not in allow and names.make_absolute(text, Path.cwd()) not in allow:
             raise ConfigError(
                 f'the server names "{text[:200]}", which is not built in. If this node is to run it, add it to '
                 "allow in the node's configuration.",

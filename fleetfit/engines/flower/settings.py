@@ -16,6 +16,7 @@ from fleetfit.cost import COSTS
 from fleetfit.data import Data
 from fleetfit.data.partition import partition
 from fleetfit.errors import ConfigError, FleetFitError
+from fleetfit.factories import call_factory
 from fleetfit.planner import Budget, absolute, budget_problem
 
 _NAME = re.compile(r"[\w.-]{1,60}")
@@ -121,7 +122,7 @@ def read_settings(path: str | Path) -> NodeSettings:
         _ = found.limit_bytes
         default = {} if "folder" in found.model_fields_set else {"folder": f"{found.folder}/{found.name}"}
         found = found.model_copy(update=default)
-        allow = [names.anchor_name(name, folder) for name in found.allow]
+        allow = [names.make_absolute(name, folder) for name in found.allow]
         place = str((folder / files.parse_path(found.folder)).resolve())
         found = found.model_copy(update={"allow": allow, "folder": place, **_budget(found, folder)})
         if found.secure is not None:
@@ -164,7 +165,7 @@ def own_data(settings: NodeSettings) -> Data:
     section = settings.data
     function = names.resolve("data", section.name)
     try:
-        data = names.call(function, section.name, "[data]", section.settings)
+        data = call_factory(function, section.name, "[data]", section.settings)
     except FleetFitError:
         raise
     except (OSError, ImportError) as error:

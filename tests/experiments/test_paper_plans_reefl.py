@@ -5,13 +5,11 @@ from collections.abc import Mapping
 import pytest
 import torch
 
+from experiments.paper_plans import MODES, TABLES, PaperTable
 from fleetfit.layout import build_module
 from fleetfit.messages import packed_size
 from fleetfit.models.ree import recurrent
 from fleetfit.models.vit import deit_s
-from fleetfit.papers import paper_table
-from fleetfit.papers.reefl import MODES
-from fleetfit.papers.table import PaperTable
 from fleetfit.values import tuned
 
 pytest.importorskip("peft", reason="LoRA is peft's")
@@ -36,7 +34,7 @@ OFF = {("reefl-table-2", "Full", "ScaleFL"): "26.41"}
 
 @pytest.fixture(scope="module")
 def tables() -> dict[str, PaperTable]:
-    return {name: paper_table(name) for name in PRINTED}
+    return {name: TABLES[name]() for name in PRINTED}
 
 
 @pytest.mark.parametrize("name", PRINTED)
