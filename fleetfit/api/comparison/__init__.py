@@ -1,8 +1,6 @@
 """Compare methods: run the rows of one file in all settings with all seeds, and make one table.
 
-    plan.py     which runs, and every check before the first
-    execute.py  run them: tuning first, in one process or several, resumed
-    results.py  results.json, the tables, and opening a comparison again
+`plan` makes the runs and checks them before the first, `execute` runs them, and `results` writes and reads the tables.
 """
 
 import contextlib
