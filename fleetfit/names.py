@@ -69,6 +69,12 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
 }  # fmt: skip
 """The module of each built-in name, by kind; the name is a function or class in it."""
 _PLURALS = {"selection": "ways of client selection", "peft": "ways of fine-tuning"}
+_KEYS = {
+    "methods": "method.name", "options": "method.plus", "selection": "cohort.choose", "attacks": "attack.kind",
+    "models": "model.name", "peft": "peft.name", "data": "data.name", "engines": "engine.name",
+    "callbacks": "callbacks", "metrics": "evaluate.metrics",
+}  # fmt: skip
+"""The key of a run file that takes names of a kind."""
 _MAX_LENGTH = 200  # characters of a name
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*", re.IGNORECASE)
 
@@ -126,12 +132,18 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
         name: `identifier`, `package.module:function` or `file.py:function`.
 
     Raises:
-        ConfigError: The name is unknown, malformed, or its module fails to import.
+        ConfigError: The name is unknown, malformed, or its module fails to import; its `key` is that of the kind.
     """
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"a name in {kind} must be text, got {truncate(repr(name))}.")
-    if ":" in name:
-        return _import_plug_in(kind, name)
+    try:
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"a name in {kind} must be text, got {truncate(repr(name))}.")
+        return _import_plug_in(kind, name) if ":" in name else _import_built_in(kind, name)
+    except ConfigError as error:
+        error.key = error.key or _KEYS.get(kind)
+        raise
+
+
+def _import_built_in(kind: str, name: str) -> Callable[..., Any]:
     name = match_name(kind, name)
     if not _IDENTIFIER.fullmatch(name.replace("-", "_")):
         raise ConfigError(
@@ -200,20 +212,20 @@ def _import_file(place: str, name: str) -> ModuleType:
         files.check_file(path, ConfigError)
     except (ConfigError, OSError, RuntimeError) as error:  # RuntimeError: links in a circle
         raise ConfigError(f'"{name}": {error}', path=place) from None
-    key = f"_fleetfit_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    if key in sys.modules:
-        return sys.modules[key]
-    spec = importlib.util.spec_from_file_location(key, path)
+    module_name = f"_fleetfit_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f'"{name}": {path} cannot be read as Python.', path=path)
     if str(path.parent) not in sys.path:  # last, so that the file's neighbours can be imported and shadow nothing
         sys.path.append(str(path.parent))
     module = importlib.util.module_from_spec(spec)
-    sys.modules[key] = module  # before running it: dataclasses look their module up
+    sys.modules[module_name] = module  # before running it: dataclasses look their module up
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        sys.modules.pop(key, None)
+        sys.modules.pop(module_name, None)
         raise
     return module
 

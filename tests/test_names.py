@@ -16,6 +16,8 @@ from fleetfit.method import Method, build
 from fleetfit.methods.fedrolex import fedrolex
 from fleetfit.models.resnet import resnet20
 
+KEYS = {"methods": "method.name", "models": "model.name", "options": "method.plus", "engines": "engine.name",
+        "data": "data.name"}  # fmt: skip
 KINDS = ["methods", "options", "selection", "attacks", "models", "data", "engines"]
 
 
@@ -37,7 +39,7 @@ def test_a_built_in_name_is_its_path() -> None:
     ],
 )
 def test_an_unknown_name_gets_the_nearest_one(kind: str, wrong: str, near: str) -> None:
-    with raises(ConfigError, wrong, f'Did you mean "{near}"'):
+    with raises(ConfigError, wrong, f'"{near}"', key=KEYS[kind]):
         names.resolve(kind, wrong)
 
 
@@ -228,7 +230,7 @@ def test_a_function_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     [("quite", 'Did you mean "quiet"'), ("constant", "int"), ("", '""'), ("_privat", '"_privat"')],
 )
 def test_a_file_lacks_the_function(plugin: Path, attribute: str, mention: str) -> None:
-    with raises(ConfigError, plugin, mention):
+    with raises(ConfigError, plugin, mention, key="method.name"):
         names.resolve("methods", f"{plugin}:{attribute}")
 
 
@@ -264,7 +266,7 @@ def test_a_plug_in_that_fails_to_import_says_how(tmp_path: Path, text: str, mess
     path = tmp_path / "failing.py"
     path.write_text(text)
     for _ in range(2):  # the second time too: a half-made module must not stay
-        with raises(ConfigError, path, message):
+        with raises(ConfigError, path, message, key="method.name"):
             names.resolve("methods", f"{path}:f")
     assert not [key for key in sys.modules if "failing" in key and "fleetfit_file" in key]
 
