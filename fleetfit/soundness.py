@@ -16,7 +16,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,8 +24,7 @@ from torch import Tensor
 from fleetfit.errors import ModelError, RunError, one_line
 from fleetfit.layout import Layout, State, batch_norms, build_module
 from fleetfit.layout.meta import on_meta
-from fleetfit.records import forms
-from fleetfit.records.checkpoints import Damaged, validate_checkpoint
+from fleetfit.records.checkpoints import CheckpointError, validate_checkpoint
 from fleetfit.submodel import Submodel, finite, misfit, submodel_of
 from fleetfit.values import Failure, Federation, Level, Problem, Server, Update
 
@@ -46,23 +44,23 @@ def fitting(federation: Federation, nest: Any, round: int) -> None:
         round: That its file is named after.
 
     Raises:
-        Damaged: It is no state of this run; the sentence names the tensor.
+        CheckpointError: It is no state of this run; the sentence names the tensor.
     """
     found = validate_checkpoint(nest, round)
     layout, own = federation.problem.layout, _is_own(federation.method_spec)
     _check_state(found["server"]["state"], federation, own)
     _check_statistics(found["statistics"] or {}, federation)
     if any(level >= len(federation.levels) for level in found["server"].get("trained", {}).values()):
-        raise Damaged(f"server/trained has levels beyond the {len(federation.levels)}")
+        raise CheckpointError(f"server/trained has levels beyond the {len(federation.levels)}")
     if own:
         _check_server_memory(found["server"], federation)
     simulated = "versions" not in found["clients"]
     for client, kept in found["clients"].items() if simulated else ():
         where = f"clients/{client}"
         if int(client) >= len(federation.clients):
-            raise Damaged(f"{where} is none of the {len(federation.clients)} clients")
+            raise CheckpointError(f"{where} is none of the {len(federation.clients)} clients")
         if kept["version"] >= round:
-            raise Damaged(f"{where} remembers round {kept['version'] + 1}, which is still to come")
+            raise CheckpointError(f"{where} remembers round {kept['version'] + 1}, which is still to come")
         _walk(kept["memory"], f"{where}/memory", layout)
 
 
@@ -81,7 +79,7 @@ def check_base(problem: Problem, stored: State) -> None:
     layout = replace(problem, base={}).layout if stored else problem.layout
     try:
         _check(stored, layout.frozen.shapes({}, layout.exits), "")
-    except Damaged as error:
+    except CheckpointError as error:
         raise RunError(
             f"base.safetensors, the tensors that are never trained, does not fit the model: {error}."
         ) from None
@@ -93,25 +91,25 @@ def check_base(problem: Problem, stored: State) -> None:
 def _check(state: Any, shapes: Shapes, where: str) -> None:
     """Compare a state with names and shapes."""
     if not isinstance(state, Mapping):
-        raise Damaged(f"{where} is no state")
+        raise CheckpointError(f"{where} is no state")
     for name in shapes:
         if name not in state:
-            raise Damaged(f'"{where}{name}" is missing')
+            raise CheckpointError(f'"{where}{name}" is missing')
     for name, tensor in state.items():
         if name not in shapes:
-            raise Damaged(f'"{where}{name}" is no tensor of this model')
+            raise CheckpointError(f'"{where}{name}" is no tensor of this model')
         _check_tensor(tensor, shapes[name], f"{where}{name}")
 
 
 def _check_tensor(tensor: Any, shape: tuple[int, ...], name: str) -> None:
     if not isinstance(tensor, Tensor):
-        raise Damaged(f'"{name}" is no tensor')
+        raise CheckpointError(f'"{name}" is no tensor')
     if tuple(tensor.shape) != shape:
-        raise Damaged(f'"{name}" has shape {tuple(tensor.shape)}, expected {shape}')
+        raise CheckpointError(f'"{name}" has shape {tuple(tensor.shape)}, expected {shape}')
     if tensor.dtype != torch.float32:
-        raise Damaged(f'"{name}" is {tensor.dtype}, expected torch.float32')
+        raise CheckpointError(f'"{name}" is {tensor.dtype}, expected torch.float32')
     if not bool(torch.isfinite(tensor).all()):
-        raise Damaged(f'"{name}" has numbers that are not finite')
+        raise CheckpointError(f'"{name}" has numbers that are not finite')
 
 
 def _check_state(state: State, federation: Federation, own: bool) -> None:
@@ -124,7 +122,7 @@ def _check_state(state: State, federation: Federation, own: bool) -> None:
         if name not in layout.tensors:
             prefix, slash, rest = name.partition("/")
             if own and (not slash or rest not in layout.tensors):
-                raise Damaged(f'"server/state/{name}" is no tensor of this model')
+                raise CheckpointError(f'"server/state/{name}" is no tensor of this model')
             beside.setdefault(prefix, {})[rest] = tensor
     for prefix, tensors in beside.items():
         if own:
@@ -139,7 +137,7 @@ def _beside(prefix: str, tensors: State, federation: Federation) -> Shapes:
         every = layout.shapes({}, layout.exits)
         return {name: every[name] for name, tensor in layout.tensors.items() if tensor.block in blocks}
     if not 1 <= int(match[1]) <= len(federation.levels):
-        raise Damaged(f'"server/state/{prefix}/" is none of the {len(federation.levels)} levels')
+        raise CheckpointError(f'"server/state/{prefix}/" is none of the {len(federation.levels)} levels')
     return _shapes_of(federation.levels[int(match[1]) - 1].submodel, layout)
 
 
@@ -150,13 +148,13 @@ def _shapes_of(piece: Submodel, layout: Layout) -> Shapes:
 def _check_statistics(found: Mapping[int, State], federation: Federation) -> None:
     for index, state in found.items():
         if index >= len(federation.levels):
-            raise Damaged(f"statistics/{index} is none of the {len(federation.levels)} levels")
+            raise CheckpointError(f"statistics/{index} is none of the {len(federation.levels)} levels")
         if state:  # a level of which nobody had any sample has none
             where = f"statistics/{index}/"
             _check(state, _norms(federation.problem, federation.levels[index]), where)
             for name, tensor in state.items():
                 if name.endswith(".var") and bool((tensor < 0).any()):
-                    raise Damaged(f'"{where}{name}" has variances below 0')
+                    raise CheckpointError(f'"{where}{name}" has variances below 0')
 
 
 def _norms(problem: Problem, level: Level) -> Shapes:
@@ -176,17 +174,17 @@ def _check_server_memory(server: Mapping[str, Any], federation: Federation) -> N
     memory, layout, where = server["memory"], federation.problem.layout, "server/memory"
     if memory is None:
         return
-    _formed(forms.mapped(forms.anything), memory, where)
+    _check_table(memory, where)
     shapes = {name: tuple(tensor.shape) for name, tensor in server["state"].items()}
     for key, value in memory.items():
         place = f"{where}/{key}"
         if key == "choice":
-            _formed(forms.mapped(partial(_tensor, names=("directions", "clients"))), value, place)
-            _check_directions(value, place)
+            _check_table(value, place)
+            _check_choice(value, place)
         elif key == "adaptivefl":
             _check_tables(value, place, len(federation.levels))
         elif key == "movement":
-            _formed(forms.mapped(forms.anything), value, place)
+            _check_table(value, place)
             for depth, state in value.items():
                 _check(state, _block(layout, depth), f"{place}/{depth}/")
         else:
@@ -202,34 +200,30 @@ def _block(layout: Layout, depth: str) -> Shapes:
 
 def _check_tables(value: Any, place: str, models: int) -> None:
     """Look at AdaptiveFL's tables, [3, clients] and [models, clients]."""
-    _formed(forms.table({"curiosity": _scores, "resources": _scores}), value, place)
+    _check_table(value, place)
+    for key in ("curiosity", "resources"):
+        table = value.get(key)
+        is_table = isinstance(table, Tensor) and table.dim() == 2 and table.dtype == torch.float64
+        if not is_table or not bool(torch.isfinite(table).all()):
+            raise CheckpointError(f"{place}/{key} is not a table of scores by client")
     (kinds, clients), (rows, others) = value["curiosity"].shape, value["resources"].shape
     if (kinds, rows) != (3, models) or clients != others or len(value) > 2:
-        raise Damaged(f'"{place}" has tables of {kinds} x {clients} and {rows} x {others}')
+        raise CheckpointError(f'"{place}" has tables of {kinds} x {clients} and {rows} x {others}')
 
 
-def _tensor(value: Any, where: str, names: tuple[str, ...] = ()) -> None:
-    """Expect a table with one number for each client, or one that is named."""
-    named = where.rpartition("/")[2] in names
-    if not isinstance(value, Tensor) or (value.dim() != 1 and not named) or bool(value.isnan().any()):
-        raise ValueError(f"{where} is no table of numbers by client")
-
-
-def _check_directions(kept: Mapping[str, Any], place: str) -> None:
-    """Compare whose directions are known with the directions [clients, levels, buckets]."""
+def _check_choice(kept: Mapping[str, Any], place: str) -> None:
+    """Expect numbers by client [clients], and a row of directions [clients, levels, buckets] for each of "clients"."""
+    for key, value in kept.items():
+        is_named = key in ("directions", "clients")
+        if not isinstance(value, Tensor) or (value.dim() != 1 and not is_named) or bool(value.isnan().any()):
+            raise CheckpointError(f"{place}/{key} is not a table of numbers by client")
     if not {"clients", "directions"} & kept.keys():
         return
     ids, rows = kept.get("clients"), kept.get("directions")
     if not isinstance(ids, Tensor) or not isinstance(rows, Tensor) or ids.dim() != 1 or len(ids) != len(rows):
-        raise Damaged(f'"{place}" has no direction for each client that it names')
+        raise CheckpointError(f'"{place}" has no direction for each client that it names')
     if ids.dtype != torch.int64 or bool((ids < 0).any()) or not bool(torch.isfinite(rows).all()):
-        raise Damaged(f'"{place}" has clients or directions that are none')
-
-
-def _scores(value: Any, where: str) -> None:
-    good = isinstance(value, Tensor) and value.dim() == 2 and value.dtype == torch.float64
-    if not good or not bool(torch.isfinite(value).all()):
-        raise ValueError(f"{where} is no table of scores by client")
+        raise CheckpointError(f'"{place}" has clients or directions that are none')
 
 
 def _walk_states(nest: Any, where: str, shapes: Shapes, layout: Layout) -> None:
@@ -244,7 +238,7 @@ def _walk_states(nest: Any, where: str, shapes: Shapes, layout: Layout) -> None:
             _walk_states(value, f"{where}/{key}", shapes, layout)
     missing = [name for name in layout.tensors if name not in nest]
     if missing and not nest.keys().isdisjoint(layout.tensors):
-        raise Damaged(f'"{where}/{missing[0]}" is missing')
+        raise CheckpointError(f'"{where}/{missing[0]}" is missing')
 
 
 def _walk(nest: Any, where: str, layout: Layout) -> None:
@@ -268,30 +262,29 @@ def _piece(nest: Mapping[str, Any], where: str, layout: Layout) -> Submodel:
     try:
         piece = submodel_of(nest)
     except ModelError as error:
-        raise Damaged(f"{where}/channels: {str(error).removesuffix('.')}") from None
+        raise CheckpointError(f"{where}/channels: {str(error).removesuffix('.')}") from None
     if misfit(layout, piece) is not None:
-        raise Damaged(f"{where}/channels has channels that the model does not have")
+        raise CheckpointError(f"{where}/channels has channels that the model does not have")
     return piece
 
 
 def _check_exits(exits: Any, where: str, layout: Layout) -> None:
-    _formed(forms.listed(forms.count), exits, f"{where}/exits")
+    if not isinstance(exits, list | tuple) or not all(type(number) is int for number in exits):
+        raise CheckpointError(f"{where}/exits is not a list of numbers")
     if not set(exits) <= set(layout.exits) or sorted(set(exits)) != list(exits):
-        raise Damaged(f"{where}/exits has exits that the model does not have")
+        raise CheckpointError(f"{where}/exits has exits that the model does not have")
 
 
 def _check_losses(nest: Mapping[str, Any], where: str, layout: Layout) -> None:
     exits, losses = nest["exits"], nest["losses"]
     _check_exits(exits, where, layout)
     if not isinstance(losses, Tensor) or losses.shape != (len(exits),) or bool(losses.isnan().any()):
-        raise Damaged(f"{where}/losses is not one number for each of its exits")
+        raise CheckpointError(f"{where}/losses is not one number for each of its exits")
 
 
-def _formed(form: forms.Form, value: Any, where: str) -> None:
-    try:
-        form(value, where)
-    except ValueError as error:
-        raise Damaged(str(error)) from None
+def _check_table(value: Any, where: str) -> None:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise CheckpointError(f"{where} is not a table by name")
 
 
 def _is_own(spec: Any) -> bool:

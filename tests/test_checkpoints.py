@@ -318,13 +318,13 @@ def test_a_structure_of_wrong_types_is_a_sentence(
 
 
 VALUES: dict[str, tuple[str, Callable[[Any], None], str]] = {
-    "round as text": ("adaptivefl", lambda n: n["server"].update(round="3"), "server/round is '3'"),
-    "round as truth": ("adaptivefl", lambda n: n["server"].update(round=True), "server/round is True"),
+    "round as text": ("adaptivefl", lambda n: n["server"].update(round="3"), "got '3'"),
+    "round as truth": ("adaptivefl", lambda n: n["server"].update(round=True), "got True"),
     "round of another file": ("adaptivefl", lambda n: n["server"].update(round=2), "it is of round 2"),
     "huge round": ("adaptivefl", lambda n: n["server"].update(round=10**400), "server/round"),
     "memory as a list": ("adaptivefl", lambda n: n["server"].update(memory=[1]), "server/memory"),
     "tables as a number": ("adaptivefl", lambda n: n["server"]["memory"].update(adaptivefl=3), "adaptivefl"),
-    "clients as a list": ("reefl", lambda n: n.update(clients=[]), "clients is a list"),
+    "clients as a list": ("reefl", lambda n: n.update(clients=[]), "got a list"),
     "a client by name": ("reefl", lambda n: n["clients"].update(me={"version": 1, "memory": None}), "clients/me"),
     "a client too many": ("reefl", lambda n: n["clients"].update({"6": {"version": 1, "memory": None}}), "clients/6"),
     "a version to come": ("reefl", lambda n: n["clients"].update({"5": {"version": 9, "memory": None}}), "to come"),

@@ -202,7 +202,7 @@ def test_a_copy_is_kept_under_the_name_of_the_file(tmp_path: Path) -> None:
 
 def test_what_is_no_record_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "two.json").write_text('{"mine": 1}')
-    with raises(ConfigError, "has no format", key="record", path=tmp_path / "two.json"):
+    with raises(ConfigError, "format", key="record", path=tmp_path / "two.json"):
         compared(tmp_path, "", record=tmp_path)
     assert (tmp_path / "two.json").read_text() == '{"mine": 1}'
     assert not (tmp_path / "out").exists(), "and it is said before anything is trained"
@@ -240,9 +240,9 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("change", "mentions"),
     [
         ({"format": 2}, ("format 2", "format 1")),
-        ({"runs": {}}, ("runs is a dict",)),
-        ({"runs": [{}]}, ("runs/0", "row")),
-        ({"versions": 3}, ("versions is 3",)),
+        ({"runs": {}}, ("runs", "a dict")),
+        ({"runs": [{}]}, ("runs.0.row",)),
+        ({"versions": 3}, ("versions", 3)),
     ],
 )
 def test_what_is_no_results_file_is_a_sentence(
@@ -257,7 +257,7 @@ def test_curves_of_different_lengths_are_refused(tmp_path: Path, sound: Path) ->
     nest = json.loads(sound.read_text())
     nest["runs"][1]["curves"]["local"].pop()
     (tmp_path / "bad.json").write_text(json.dumps(nest))
-    with raises(RunError, "runs/1/curves/local", "runs/1/curves/round"):
+    with raises(RunError, "local", key="runs.1.curves"):
         read_results(tmp_path / "bad.json")
 
 

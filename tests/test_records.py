@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from support import raises
 
 from fleetfit.errors import RunError
 from fleetfit.files import write_text
@@ -232,29 +233,43 @@ def test_the_environment_says_what_a_result_depends_on() -> None:
 # ---- metrics -------------------------------------------------------------------------------------------------------
 
 
+def report(round: int, **further: Any) -> dict[str, Any]:
+    train = {"loss": 0.5, "clients": 2}
+    return {"round": round, "train": train, "failures": [], "bytes_down": 1, "bytes_up": 1, "seconds": 0.1, **further}
+
+
 def test_metrics_are_cut_at_the_checkpoint(folder: RunFolder) -> None:
     for round in (1, 2, 3):
-        folder.append({"round": round})
+        folder.append(report(round))
     with (folder.path / "metrics.jsonl").open("a") as file:
         file.write('{"round": 4, "lo')
-    assert folder.metrics() == [{"round": 1}, {"round": 2}, {"round": 3}]
+    assert folder.metrics() == [report(1), report(2), report(3)]
     folder.tidy(2)
-    folder.append({"round": 3, "again": True})
-    assert folder.metrics() == [{"round": 1}, {"round": 2}, {"round": 3, "again": True}]
+    folder.append(report(3, again=True))
+    assert folder.metrics() == [report(1), report(2), report(3, again=True)]
 
 
 def test_a_half_written_first_line_is_cut_too(folder: RunFolder) -> None:
     (folder.path / "metrics.jsonl").write_text('{"rou')
     assert folder.begun()
     folder.tidy(0)
-    folder.append({"round": 1})
-    assert folder.metrics() == [{"round": 1}]
+    folder.append(report(1))
+    assert folder.metrics() == [report(1)]
 
 
 def test_a_damaged_line_in_the_middle_is_named(folder: RunFolder) -> None:
-    (folder.path / "metrics.jsonl").write_text('{"round": 1}\n{"rou\n{"round": 3}\n')
-    with pytest.raises(RunError, match="line 2, is damaged"):
+    path = folder.path / "metrics.jsonl"
+    path.write_text('{"round": 1}\n{"rou\n{"round": 3}\n')
+    with raises(RunError, "line 2", path=path):
         folder.metrics()
+
+
+def test_a_report_that_does_not_fit_is_named_by_line_and_key(folder: RunFolder) -> None:
+    for round, seconds in enumerate((1.0, 2, "3"), 1):
+        folder.append(report(round, seconds=seconds))
+    with raises(RunError, "line 3", "'3'", key="seconds", path=folder.path / "metrics.jsonl"):
+        folder.metrics()
+    assert folder.count_reports() == 2
 
 
 def test_a_full_disk_is_a_sentence(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,14 +18,13 @@ from typing import Any
 
 from fleetfit.callbacks import HOOKS, RunStart
 from fleetfit.config.naming import build_component, find_function, make_signature_stub
-from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, format_exception, truncate
+from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, format_exception, truncate
 from fleetfit.factories import call_factory
-from fleetfit.records import RunFolder, forms
-from fleetfit.report.recorded import check_report
+from fleetfit.records import RunFolder
+from fleetfit.records.schema import CallbacksRecord
 
 FILE = "callbacks.json"
 _logger = logging.getLogger("fleetfit")
-_FORM = forms.table({"told": forms.mapped(forms.count)})
 
 
 # ---- making callbacks ----------------------------------------------------------------------------------------------
@@ -150,7 +149,6 @@ class CallbackRunner:
             self._call(one, "on_start", start)
         first = min((self._last_rounds.get(one.name, 0) for one in self._callbacks), default=done)
         for report in self._files.metrics()[:done] if first < done else ():
-            check_report(report)
             self.round(report)
 
     def round(self, report: Mapping[str, Any]) -> None:
@@ -201,12 +199,5 @@ def _load_last_rounds(files: RunFolder) -> dict[str, int]:
     """
     if not files.has(FILE):
         return {}
-    table = files.json(FILE)
-    try:
-        _FORM(table, "")
-    except ValueError as error:
-        raise RunError(
-            f"{files.path / FILE} is damaged: {error}. Remove it, and callbacks are notified of all rounds again.",
-            path=files.path / FILE,
-        ) from None
-    return dict(table["told"])
+    remedy = "Remove it, and callbacks are notified of all rounds again."
+    return dict(files.json(FILE, CallbacksRecord, remedy)["told"])

@@ -402,7 +402,9 @@ def saved_calibration(run: Trained, level: LevelName) -> Mapping[str, Any] | Non
     try:
         check_numbers(found, len(submodel_of(run, level).exits))
     except ValueError as error:
-        raise ConfigError(f"{path} is damaged: {error}. Calibrate again.") from None
+        raise ConfigError(
+            f"{path} is damaged: {error}. Calibrate again.", key=getattr(error, "key", None), path=path
+        ) from None
     then = found["round"]
     if then != run.server.round:
         raise ConfigError(

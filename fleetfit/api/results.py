@@ -34,7 +34,7 @@ from fleetfit.layout import predictions
 from fleetfit.markup import escape_html
 from fleetfit.planner import Plan
 from fleetfit.records import RunFolder
-from fleetfit.records.checkpoints import Damaged
+from fleetfit.records.checkpoints import CheckpointError
 from fleetfit.report import recorded
 from fleetfit.report.tables import level_table, total_table
 from fleetfit.soundness import check_base, fitting
@@ -106,13 +106,6 @@ class Run:
             RunError: They are damaged, or some are gone.
         """
         found = self.files.metrics()
-        for report in found:
-            try:
-                recorded.check_report(report)
-            except ValueError as error:
-                raise RunError(
-                    f"{self.folder / 'metrics.jsonl'}, line {report['round']}, is damaged: {error}."
-                ) from None
         if self.finished and len(found) != (rounds := self.summary["rounds"]):
             raise RunError(
                 f"{self.folder / 'metrics.jsonl'} has the reports of {len(found)} rounds, and summary.json those of "
@@ -412,7 +405,7 @@ def _keep_stored_pixels(table: dict[str, Any]) -> None:
 def _due(run: Run) -> int:
     """Return the round of which the newest checkpoint must be, by the reports; 0 where they do not tell."""
     try:
-        reported = run.files.reported(recorded.check_report)
+        reported = run.files.count_reports()
     except RunError:  # a trained model can be asked without them
         return 0
     return reported if reported == run.experiment.rounds else reported - reported % run.experiment.checkpoint.every
@@ -433,7 +426,7 @@ def usable_checkpoint(run: Run, most: int | None = None, due: int = 0) -> dict[s
     def fits(nest: Any, round: int) -> None:
         fitting(run.assembly.federation, nest, round)
         if most is not None and round > most:
-            raise Damaged(f"metrics.jsonl has whole reports of {most} rounds only; put the whole file back")
+            raise CheckpointError(f"metrics.jsonl has whole reports of {most} rounds only; put the whole file back")
 
     found = run.files.load_checkpoint(fits, due)
     if found is None:

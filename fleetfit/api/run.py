@@ -36,7 +36,7 @@ from fleetfit.privacy import key_in, made_key, outside
 from fleetfit.privacy.ledger import FILE as LEDGER
 from fleetfit.records import RunFolder, choose_path, compute_checksums, describe_environment, to_json_value
 from fleetfit.report import page, plots
-from fleetfit.report.recorded import check_report, class_counts_in, summary_of, with_seconds
+from fleetfit.report.recorded import class_counts_in, summary_of, with_seconds
 from fleetfit.stored import RUNS
 from fleetfit.tensor_defaults import own_mode
 from fleetfit.timekeeper import Timekeeper
@@ -398,7 +398,7 @@ def _load_start(target: Run) -> dict[str, Any]:
     Raises:
         RunError: Checkpoints, or the reports of the rounds before them, are damaged or gone.
     """
-    trained = target.files.reported(check_report)
+    trained = target.files.count_reports()
     checkpoint = usable_checkpoint(target, trained)
     if checkpoint is not None:
         return checkpoint

@@ -18,7 +18,7 @@ from fleetfit.inference.stopping import (
     outcome,
     policy_for,
 )
-from fleetfit.records import forms
+from fleetfit.records.schema import CalibrationRecord
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,19 +116,6 @@ def calibrate(
     )  # fmt: skip
 
 
-_OUTCOME = {"shares": forms.listed(forms.share, 1), "accuracy": forms.share, "cost": forms.number}
-_NUMBERS = forms.table({
-    "round": forms.count, "level": forms.text, "cost": forms.text, "costs": forms.listed(forms.number, 1),
-    "budget": forms.number, "mode": forms.text, "accuracies": forms.listed(forms.share, 1),
-    "calibration_errors": forms.listed(forms.listed(forms.maybe(forms.number), 2), 1),
-    "curve": forms.listed(forms.table({**_OUTCOME, "budget": forms.number})),
-    "test": forms.table({**_OUTCOME, "full": forms.share}),
-    "policy": forms.table({
-        "thresholds": forms.listed(forms.number, 1), "measure": forms.text, "temperatures": forms.listed(forms.number)
-    }),
-})  # fmt: skip
-
-
 def check_numbers(numbers: Any, exits: int) -> None:
     """Look at what was read of `Calibration.numbers`, with the round beside it.
 
@@ -139,7 +126,7 @@ def check_numbers(numbers: Any, exits: int) -> None:
     Raises:
         ValueError: Something is missing, or not as it should be.
     """
-    _NUMBERS(numbers, "")
+    CalibrationRecord.load(numbers)
     policy = numbers["policy"]
     lists = {key: numbers[key] for key in ("costs", "accuracies", "calibration_errors")}
     lists |= {"policy/thresholds": policy["thresholds"], "test/shares": numbers["test"]["shares"]}
@@ -150,8 +137,6 @@ def check_numbers(numbers: Any, exits: int) -> None:
             raise ValueError(f"{name} has {len(found)} entries, and the level {exits} exits")
     if policy["measure"] not in get_args(Measure) or numbers["cost"] not in COSTS:
         raise ValueError(f"{policy['measure']} or {numbers['cost']} is unknown")
-    if min(policy["temperatures"], default=1.0) <= 0 or min(numbers["costs"]) <= 0:
-        raise ValueError("temperatures and costs are above 0")
 
 
 def read_policy(numbers: Mapping[str, Any]) -> Policy:

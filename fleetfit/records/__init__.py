@@ -16,9 +16,8 @@ place, flushed to disk and renamed, so a process killed at any moment leaves eac
 round's line goes to `metrics.jsonl` before its checkpoint is written; a resumed run cuts off the lines after the
 checkpoint that it starts from, a half-written one too. Files of tensors carry a checksum of their header and data.
 
-A folder may come from anybody. What is no regular file is not read, a link in the folder is not followed when writing,
-and what is read is looked at before it is used: types and ranges in `forms`, the parts of a checkpoint in `saved`, its
-tensors by their layout in `fleetfit.soundness`.
+A folder may come from a stranger. Only regular files are read, and links in the folder are not followed when writing.
+`schema` validates types and ranges of what is read; `fleetfit.soundness` compares tensors with the model.
 """
 
 from fleetfit.records.checkpoints import FORMAT

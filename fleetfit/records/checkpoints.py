@@ -19,7 +19,6 @@ from torch import Tensor
 
 from fleetfit import files
 from fleetfit.errors import RunError
-from fleetfit.records import forms
 from fleetfit.state import DTYPES, flatten, tensor_bytes, unflatten
 
 # ---- flat tensors in a safetensors file, with a checksum of the whole: the header as well as the data --------------
@@ -34,7 +33,7 @@ _TYPES = {
 _MOST_HEADER, _CHUNK = 100_000_000, 1 << 20
 
 
-class Damaged(RunError):
+class CheckpointError(RunError):
     """A file of a run is not what was written."""
 
 
@@ -64,7 +63,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors of a file, and the texts about them.
 
     Raises:
-        Damaged: The checksum, where there is one, is not that of the file; or it is no such file.
+        CheckpointError: The checksum, where there is one, is not that of the file; or it is no such file.
     """
     try:
         with files.open_file(path) as file:
@@ -75,9 +74,9 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             names = found.keys()
             return {name: found.get_tensor(name) for name in names}, about
     except OSError as error:
-        raise Damaged(error.strerror or str(error)) from None
+        raise CheckpointError(error.strerror or str(error)) from None
     except (SafetensorError, ValueError, TypeError, KeyError, RuntimeError, OverflowError, MemoryError) as error:
-        raise Damaged(f"it is no safetensors file ({error})") from None
+        raise CheckpointError(f"it is no safetensors file ({error})") from None
 
 
 def _header(buffers: Mapping[str, Sequence[Tensor]], about: Mapping[str, str]) -> bytes:
@@ -117,13 +116,13 @@ def _verify(header: bytes, stated: str, file: BinaryIO) -> None:
     """Compare a file, read until behind its header, with its checksum.
 
     Raises:
-        Damaged: It is another one.
+        CheckpointError: It is another one.
     """
     digest = hashlib.sha256(_with_checksum(header, stated, _BLANK))
     for chunk in _chunks(file):
         digest.update(chunk)
     if digest.hexdigest() != stated:
-        raise Damaged("its checksum is not that of what it holds")
+        raise CheckpointError("its checksum is not that of what it holds")
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:
@@ -160,7 +159,7 @@ def read_checkpoint(path: Path) -> Any:
     """Return what `write_checkpoint` wrote.
 
     Raises:
-        Damaged: It is not what was written.
+        CheckpointError: It is not what was written.
         RunError: A later version wrote it.
     """
     tensors, about = _read(path)
@@ -171,15 +170,15 @@ def read_checkpoint(path: Path) -> Any:
             "FleetFit that wrote it."
         )
     if about.keys() != {"fleetfit", "format", "nest"}:
-        raise Damaged(f"its header has {', '.join(sorted(about))}")
+        raise CheckpointError(f"its header has {', '.join(sorted(about))}")
     try:
         plain = files.parse_json(about["nest"])
     except ValueError as error:
-        raise Damaged(f"its structure cannot be read: {error}") from None
+        raise CheckpointError(f"its structure cannot be read: {error}") from None
     try:
         return unflatten(plain, _flat(tensors))
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # also of torch
-        raise Damaged(str(error)) from None
+        raise CheckpointError(str(error)) from None
 
 
 def _flat(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -200,57 +199,14 @@ def validate_checkpoint(nest: Any, round: int) -> dict[str, Any]:
         round: That its file is named after.
 
     Raises:
-        Damaged: They are not.
+        CheckpointError: They are not.
     """
+    from fleetfit.records.schema import CheckpointRecord, InvalidRecord  # imports pydantic
+
     try:
-        _CHECKPOINT(nest, "")
-    except ValueError as error:
-        raise Damaged(str(error)) from None
+        CheckpointRecord.load(nest, separator="/")
+    except InvalidRecord as error:
+        raise CheckpointError(str(error), key=error.key) from None
     if nest["server"]["round"] != round:
-        raise Damaged(f"it is of round {nest['server']['round']}")
+        raise CheckpointError(f"it is of round {nest['server']['round']}")
     return dict(nest)
-
-
-def _state(value: Any, where: str) -> None:
-    forms.mapped(_tensor)(value, where)
-
-
-def _tensor(value: Any, where: str) -> None:
-    if not isinstance(value, Tensor):
-        raise ValueError(f"{where} is no tensor")
-
-
-def _clients(value: Any, where: str) -> None:
-    """Expect each client's memory with its version; of a real fleet the versions alone."""
-    forms.mapped(forms.anything)(value, where)
-    known = value.get("versions") if "versions" in value else value
-    forms.mapped(_version if "versions" in value else _remembered)(known, where)
-    for client in known:
-        if not (client.isdecimal() and client.isascii() and len(client) < 12):
-            raise ValueError(f"{where}/{client[:60]} is no client")
-
-
-def _version(value: Any, where: str) -> None:
-    forms.count(value + 1 if type(value) is int else value, where)
-
-
-def _statistics(value: Any, where: str) -> None:
-    if not isinstance(value, Mapping) or not all(type(level) is int and level >= 0 for level in value):
-        raise ValueError(f"{where} is no table by level")
-    for level, state in value.items():
-        _state(state, f"{where}/{level}")
-
-
-def _trained(value: Any, where: str) -> None:
-    """Expect the largest level of each client, both as numbers from 0."""
-    numbers = isinstance(value, Mapping) and all(type(n) is int and n >= 0 for pair in value.items() for n in pair)
-    if not numbers:
-        raise ValueError(f"{where} is no table of levels by client")
-
-
-_remembered = forms.table({"version": _version, "memory": forms.anything})
-_CHECKPOINT = forms.table({
-    "server": forms.table({"state": _state, "round": forms.count, "memory": forms.anything}, {"trained": _trained}),
-    "clients": _clients,
-    "statistics": forms.maybe(_statistics),
-})  # fmt: skip

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,7 +26,10 @@ import torch
 from fleetfit import files
 from fleetfit.errors import RunError
 from fleetfit.files import flush_to_disk
-from fleetfit.records.checkpoints import Damaged, read_checkpoint, write_checkpoint
+from fleetfit.records.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
+
+if TYPE_CHECKING:
+    from fleetfit.records.schema import InvalidRecord, Record
 
 # ---- values that JSON can hold, names for what is whole, and the environment that a result depends on --------------
 
@@ -106,7 +109,7 @@ _CHECKED = ("config.toml",)
 _SAY = logging.getLogger("fleetfit")
 
 Fits = Callable[[Any, int], Any]
-"""Raises `Damaged` where a checkpoint, read from a file of this round, cannot be used."""
+"""Raises `CheckpointError` where a checkpoint, read from a file of this round, cannot be used."""
 
 
 def choose_path(root: Path, name: str, config: str) -> Path:
@@ -221,16 +224,26 @@ class RunFolder:
         except UnicodeDecodeError as error:
             raise RunError(f"{self.path / name} is damaged: it is no UTF-8 text ({error}).") from None
 
-    def json(self, name: str) -> Any:
-        """Return the value in a file of JSON.
+    def json(self, name: str, model: "type[Record] | None" = None, remedy: str = "") -> Any:
+        """Return the value of a JSON file.
+
+        Args:
+            name: The file.
+            model: What the value must fit; None where the caller checks it.
+            remedy: What the user can do about a damaged file, in a sentence.
 
         Raises:
-            RunError: It is not there, no file, or damaged.
+            RunError: The file is missing or damaged.
         """
+        path = self.path / name
         try:
-            return files.parse_json(self.text(name))
+            value = files.parse_json(self.text(name))
+            if model is not None:
+                model.load(value)
+            return value
         except ValueError as error:
-            raise RunError(f"{self.path / name} is damaged: {error}.") from None
+            key = getattr(error, "key", None)
+            raise RunError(f"{path} is damaged: {error}.{remedy and ' '}{remedy}", key=key, path=path) from None
 
     def write(self, name: str, text: str) -> None:
         """Write a file of the folder atomically.
@@ -288,17 +301,20 @@ class RunFolder:
             raise RunError(f"{path} cannot be written: {_reason(error)}. The last checkpoint is intact.") from None
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the rounds' reports, from the first on; a half-written last line does not count.
+        """Return the reports of the rounds; a half-written last line does not count.
 
         Raises:
-            RunError: A line in the middle is damaged, or of another round than its place.
+            RunError: A line is damaged, or belongs to another round.
         """
-        lines, wrong = self._lines(lambda report: None)
-        if wrong:
+        path = self.path / "metrics.jsonl"
+        lines, reason = self._read_lines()
+        if reason:
             raise RunError(
-                f"{self.path / 'metrics.jsonl'}, line {len(lines) + 1}, is damaged ({wrong}); remove what follows the "
-                "line before."
+                f"{path}, line {len(lines) + 1}, is damaged: {reason}. Remove this line and those after it.", path=path
             )
+        number, error = self._find_invalid_report(lines)
+        if error is not None:
+            raise RunError(f"{path}, line {number + 1}, is damaged: {error}.", key=error.key, path=path)
         return [report for _, report in lines]
 
     def damaged_end(self) -> str:
@@ -308,7 +324,7 @@ class RunFolder:
         """
         if not self.has("metrics.jsonl"):
             return ""
-        good = len(self._lines(lambda report: None)[0])
+        good = len(self._read_lines()[0])
         return f"line {good + 1}, the last one, is damaged" if self._count_lines() > good else ""
 
     def _count_lines(self) -> int:
@@ -317,19 +333,28 @@ class RunFolder:
         except OSError as error:
             raise RunError(f"{self.path / 'metrics.jsonl'} cannot be read: {_reason(error)}.") from None
 
-    def reported(self, check: Callable[[Any], None]) -> int:
-        """Return how many rounds, from the first on, have a report that is whole.
-
-        Args:
-            check: Raises `ValueError` where a report is none.
+    def count_reports(self) -> int:
+        """Return the number of rounds before the first damaged line.
 
         Raises:
             RunError: The file cannot be read.
         """
-        return len(self._lines(check)[0])
+        return self._find_invalid_report(self._read_lines()[0])[0]
 
-    def _lines(self, check: Callable[[Any], None]) -> tuple[list[tuple[str, dict[str, Any]]], str]:
-        """Return the lines of `metrics.jsonl` with what they say, and what is wrong with the line after these."""
+    @staticmethod
+    def _find_invalid_report(lines: list[tuple[str, dict[str, Any]]]) -> "tuple[int, InvalidRecord | None]":
+        """Return the number of reports before the first that does not fit its model, and the reason."""
+        from fleetfit.records.schema import InvalidRecord, RoundRecord  # imports pydantic
+
+        for number, (_, report) in enumerate(lines):
+            try:
+                RoundRecord.load(report)
+            except InvalidRecord as error:
+                return number, error
+        return len(lines), None
+
+    def _read_lines(self) -> tuple[list[tuple[str, dict[str, Any]]], str]:
+        """Return the lines of `metrics.jsonl` as text and report, and the reason for which the next is damaged."""
         if not self.has("metrics.jsonl"):
             return [], ""
         path = self.path / "metrics.jsonl"
@@ -344,7 +369,6 @@ class RunFolder:
                 report = files.parse_json(text)
                 if not isinstance(report, dict) or type(report.get("round")) is not int or report["round"] != number:
                     raise ValueError(f"it is not of round {number}")
-                check(report)
             except ValueError as error:
                 return found, "" if number == len(lines) and not rest else str(error)
             found.append((text, report))
@@ -356,7 +380,7 @@ class RunFolder:
         Raises:
             RunError: It cannot be written, or lies behind a link.
         """
-        kept = self._lines(lambda report: None)[0][:round]
+        kept = self._read_lines()[0][:round]
         try:
             place = files.safe_join(self.path, "checkpoints/any").parent
             for part in (*self.path.glob(".*.part"), *place.glob(".*.part")):
@@ -381,8 +405,8 @@ class RunFolder:
         try:
             found = read_checkpoint(self.path / _BASE)
             if not isinstance(found, dict):
-                raise Damaged("it is no table of tensors")
-        except Damaged as error:
+                raise CheckpointError("it is no table of tensors")
+        except CheckpointError as error:
             raise RunError(f"{self.path / _BASE} is damaged: {error}.") from None
         return found
 
@@ -426,7 +450,7 @@ class RunFolder:
             try:
                 found: dict[str, Any] = read_checkpoint(path)
                 fits(found, _round_of(path))
-            except Damaged as error:
+            except CheckpointError as error:
                 passed.append((path, error))
                 continue
             for other, reason in passed:

@@ -6,7 +6,8 @@ from typing import Any
 
 from fleetfit.errors import RunError
 from fleetfit.planner import Plan
-from fleetfit.records import RunFolder, forms
+from fleetfit.records import RunFolder
+from fleetfit.records.schema import FleetRecord, InvalidRecord, SummaryRecord
 
 FORMAT = 1
 """Version of `summary.json`."""
@@ -134,96 +135,6 @@ def _without_clients(value: Any) -> Any:
 # ---- what is read ----------------------------------------------------------------------------------------------------
 
 
-def _numbered(form: forms.Form) -> forms.Form:
-    """Expect a table whose keys are whole numbers."""
-
-    def check(value: Any, where: str) -> None:
-        forms.mapped(form)(value, where)
-        odd = [key for key in value if not (key.isascii() and key.isdecimal() and len(key) < 12)]
-        if odd:
-            raise ValueError(f"{where}/{odd[0][:60]} is no number")
-
-    return check
-
-
-_COLUMNS = forms.table(
-    {
-        "global": forms.maybe(forms.number),
-        "local": forms.maybe(forms.number),
-        "levels": forms.mapped(
-            forms.table(
-                {"local": forms.maybe(forms.number), "clients": forms.count}, {"exits": forms.listed(forms.number)}
-            )
-        ),
-    },
-    {
-        **{name: forms.maybe(forms.number) for name in ("global_worst_tenth", "local_worst_tenth", "ensemble", "avg",
-                                                        "full", "mean_over_exits", "best_exit")},
-        "exits": forms.listed(forms.number),
-        "test_exits": forms.listed(forms.number),
-        "test_levels": forms.mapped(forms.maybe(forms.number)),
-        "batch_size": forms.count,
-        "global_samples": forms.count,
-        "local_samples": forms.count,
-        "test_samples": forms.count,
-        "order": forms.text,
-        "backdoor": forms.maybe(forms.number),
-        "backdoor_levels": forms.mapped(forms.number),
-    },
-)  # fmt: skip
-_EVALUATED = forms.table({}, {"split": forms.text, "static": _COLUMNS, "batch": _COLUMNS,
-                              "failures": forms.listed(forms.anything)})  # fmt: skip
-_CLIENTS = forms.table({"hostile": forms.count, "honest": _numbered(forms.count)})
-_PRIVACY = forms.table(dict.fromkeys(("epsilon", "delta", "noise", "clip", "rate"), forms.number))
-_REPORT = forms.table(
-    {
-        "round": forms.count,
-        "train": forms.table({"loss": forms.maybe(forms.number), "clients": forms.maybe(forms.count)}),
-        "failures": forms.listed(forms.anything),
-        "bytes_down": forms.maybe(forms.count),
-        "bytes_up": forms.maybe(forms.count),
-        "seconds": forms.number,
-    },
-    {
-        "evaluate": _EVALUATED,
-        "waste": forms.number,
-        "multiply_adds": forms.number,
-        "seconds_of": forms.mapped(forms.number),
-        "simulated_s": forms.maybe(forms.number),
-        "counts": forms.table({}, {"teachers": _numbered(_numbered(forms.count))}),
-        "received": forms.table({"sent": _CLIENTS, "left_out": _CLIENTS}),
-        "privacy": _PRIVACY,
-    },
-)
-_LEVEL = forms.table({
-    "level": forms.text, "width": forms.number, "depth": forms.count, "blocks": forms.count,
-    "exits": forms.listed(forms.count), "parameters": forms.count, "multiply_adds": forms.number,
-    "clients": forms.count, "local": forms.maybe(forms.number),
-})  # fmt: skip
-_SUMMARY = forms.table({
-    "method": forms.text, "model": forms.text, "data": forms.text, "norm": forms.text, "rounds": forms.count,
-    "levels": forms.listed(_LEVEL, 1), "global": forms.maybe(forms.number), "local": forms.maybe(forms.number),
-    "evaluate": _EVALUATED, "bytes_down": forms.maybe(forms.count), "bytes_up": forms.maybe(forms.count),
-    "waste": forms.maybe(forms.number),
-    "failures": forms.maybe(forms.count), "seconds": forms.number, "notes": forms.listed(forms.text),
-}, {
-    "simulated_s": forms.maybe(forms.number), "seconds_of": forms.mapped(forms.number), "privacy": _PRIVACY,
-    "score": forms.text, "empty_rounds": forms.maybe(forms.count),
-})  # fmt: skip
-_FLEET = forms.table({
-    "first": forms.table({"class_counts": forms.maybe(forms.listed(forms.listed(forms.count, 1)))})
-})  # fmt: skip
-
-
-def check_report(report: Any) -> None:
-    """Look at a round's report.
-
-    Raises:
-        ValueError: It is none; the sentence says what is wrong.
-    """
-    _REPORT(report, "")
-
-
 def summary_in(folder: RunFolder) -> dict[str, Any]:
     """Return the final numbers of a run.
 
@@ -236,14 +147,12 @@ def summary_in(folder: RunFolder) -> dict[str, Any]:
             f"{path} has format {found['format']}; this version of FleetFit reads format {FORMAT}.", path=path
         )
     try:
-        _SUMMARY(found, "")
-        if any(not level["blocks"] for level in found["levels"]):
-            raise ValueError("a level in it has no blocks")
-        if found["norm"] not in found["evaluate"] and found["evaluate"]:
-            raise ValueError(f"evaluate has no {found['norm'][:60]}")
-    except ValueError as error:
+        SummaryRecord.load(found)
+    except InvalidRecord as error:
         raise RunError(
-            f'{path} is damaged: {error}. Remove it, and "fleetfit resume {folder.path}" writes it again.', path=path
+            f'{path} is damaged: {error}. Remove it, and "fleetfit resume {folder.path}" writes it again.',
+            key=error.key,
+            path=path,
         ) from None
     return dict(found)
 
@@ -256,16 +165,5 @@ def class_counts_in(folder: RunFolder) -> list[list[int]]:
     """
     if not folder.has("fleet.json"):
         return []
-    found = folder.json("fleet.json")
-    try:
-        _FLEET(found, "")
-        counts: list[list[int]] = found["first"]["class_counts"] or []
-        if len({len(row) for row in counts}) > 1:
-            raise ValueError("first/class_counts has rows of different lengths")
-    except ValueError as error:
-        raise RunError(
-            f"{folder.path / 'fleet.json'} is damaged: {error}. Only the plot of the partition uses it; remove it to "
-            "go without.",
-            path=folder.path / "fleet.json",
-        ) from None
-    return counts
+    remedy = "Only the plot of the partition uses it; remove it to go without."
+    return folder.json("fleet.json", FleetRecord, remedy)["first"]["class_counts"] or []

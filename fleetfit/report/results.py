@@ -18,7 +18,8 @@ from typing import Any
 
 from fleetfit import files
 from fleetfit.errors import RunError, escape_controls
-from fleetfit.records import forms, to_json_value
+from fleetfit.records import to_json_value
+from fleetfit.records.schema import InvalidRecord, ResultsRecord
 
 FORMAT = 1
 """Version of the file."""
@@ -227,51 +228,6 @@ def thinned(curves: Curves, points: int) -> dict[str, Any]:
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
-_NUMBERS = forms.mapped(forms.number)
-_SERIES = forms.listed(forms.maybe(forms.number))
-_ANY = forms.mapped(forms.anything)
-
-
-def _curves(value: Any, where: str) -> None:
-    """Expect lists of numbers, all of one length, perhaps in a table."""
-    forms.table({"round": forms.listed(forms.count)})(value, where)
-    length = len(value["round"])
-    for key, inner in value.items():
-        series = inner if isinstance(inner, Mapping) else {"": inner}
-        forms.mapped(_SERIES)(series, f"{where}/{key[:60]}")
-        if any(len(one) != length for one in series.values()):
-            raise ValueError(f"{where}/{key[:60]} has another length than {where}/round")
-
-
-_RUN = forms.table(
-    {
-        "row": forms.text, "setting": forms.text, "seed": forms.count, "rounds": forms.count, "seconds": forms.number,
-        "speed": forms.text, "digest": forms.text, "final": _NUMBERS, "curves": _curves,
-    },
-    {
-        "overrides": _ANY, "tuned": _ANY, "training_seconds": forms.number, "per_level": _NUMBERS,
-        "per_exit": _NUMBERS,
-    },
-)  # fmt: skip
-_TRIED = forms.table(
-    {"values": _ANY, "seed": forms.count},
-    {"score": forms.maybe(forms.number), "rounds": forms.maybe(forms.number)},
-)
-_TUNED = forms.table({"row": forms.text, "setting": forms.text, "chosen": _ANY, "candidates": forms.listed(_TRIED)})
-_LEVEL = forms.table(
-    {
-        "row": forms.text, "setting": forms.text, "level": forms.text, "width": forms.number, "depth": forms.count,
-        "blocks": forms.count, "parameters": forms.count, "multiply_adds": forms.count,
-    }
-)  # fmt: skip
-_WHOLE = forms.table(
-    {
-        "format": forms.count, "name": forms.text, "file": forms.text, "versions": forms.mapped(forms.text),
-        "machine": _ANY, "against": forms.text, "settings_of_file": _ANY, "runs": forms.listed(_RUN),
-    },
-    {"commit": forms.maybe(forms.text), "tuning": forms.listed(_TUNED), "levels": forms.listed(_LEVEL)},
-)  # fmt: skip
-
 
 def read_results(path: str | Path) -> ComparisonResults:
     """Return the results of a comparison from a file that `fleetfit compare` wrote.
@@ -293,9 +249,9 @@ def read_results(path: str | Path) -> ComparisonResults:
             f"{path} has format {found['format']}; this version of FleetFit reads format {FORMAT}.", path=path
         )
     try:
-        _WHOLE(found, "")
-    except ValueError as error:
-        raise RunError(f"{path} holds no results of a comparison: {error}.", path=path) from None
+        ResultsRecord.load(found)
+    except InvalidRecord as error:
+        raise RunError(f"{path} holds no results of a comparison: {error}.", key=error.key, path=path) from None
     return results_of(found)
 
 

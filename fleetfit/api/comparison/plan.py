@@ -39,7 +39,7 @@ from fleetfit.config.toml import find_base_folder, read_toml
 from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, truncate
 from fleetfit.files import make_slug
 from fleetfit.method import build, list_hyperparameters
-from fleetfit.records import forms
+from fleetfit.records.schema import PlannedRunsRecord
 from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, ROUNDS, expanded
 
 RowSetting = tuple[str, str]
@@ -815,8 +815,6 @@ def list_plans(file: str | Path, overrides: Sequence[str] = ()) -> list[tuple[li
 
 # ---- runs.json: the runs of a comparison, for other processes -------------------------------------------------------
 
-_RUNS = forms.table({"runs": forms.listed(forms.table({"place": forms.text, "title": forms.text}))})
-
 
 @dataclass(frozen=True)
 class ListedRun:
@@ -852,14 +850,15 @@ def list_planned_runs(folder: Path) -> list[ListedRun]:
     if not files.is_file(path):
         return []
     try:
-        table = files.parse_json(files.read_text(path))
-        _RUNS(table, "")
-        runs = [ListedRun(Path(one["place"]), one["title"]) for one in table["runs"]]
+        record = PlannedRunsRecord.load(files.parse_json(files.read_text(path)))
+        runs = [ListedRun(Path(run.place), run.title) for run in record.runs]
         if any(run.subfolder.is_absolute() or ".." in run.subfolder.parts for run in runs):
             raise ValueError("a place in it is outside of the folder")
     except (ValueError, OSError) as error:
         raise RunError(
-            f"{path} is damaged: {error}. The same fleetfit compare command writes it again.", path=path
+            f"{path} is damaged: {error}. The same fleetfit compare command writes it again.",
+            key=getattr(error, "key", None),
+            path=path,
         ) from None
     return runs
 

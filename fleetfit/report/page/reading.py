@@ -1,7 +1,7 @@
 """What the files of run folders say, as far as they can be read: what is missing is left out, what is damaged is told.
 
 A folder may come from anybody and from any version. So nothing here raises because of a file, but where there is no
-folder of a run or of a comparison at all; values have passed the forms of `fleetfit.report.recorded`.
+folder of a run or of a comparison at all; values fit the models of `fleetfit.records.schema`.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from fleetfit.errors import FleetFitError, RunError
 from fleetfit.files import parse_path
 from fleetfit.planner import Plan
 from fleetfit.records import RunFolder
-from fleetfit.report.recorded import check_report, class_counts_in, summary_in
+from fleetfit.report.recorded import class_counts_in, summary_in
 from fleetfit.report.results import ComparisonResults, RunResult, read_results
 
 _TUNING = "tune"
@@ -144,7 +144,7 @@ def read_run(folder: str | Path, summary: Mapping[str, Any] | None = None) -> Ru
             wrong.append(f"{name} could not be read, and what it says is left out here: {error}")
             return absent
 
-    metrics = of("metrics.jsonl", lambda: _reports(files), [])
+    metrics = of("metrics.jsonl", files.metrics, [])
     if not wrong and (damage := of("metrics.jsonl", files.damaged_end, "")):
         wrong.append(f"metrics.jsonl: {damage}, and what it says is left out here.")
     text = of("config.toml", lambda: files.text("config.toml"), "")
@@ -168,13 +168,6 @@ def _table(files: RunFolder, name: str) -> Mapping[str, Any]:
     found = files.json(name)
     if not isinstance(found, Mapping):
         raise ValueError("it is no table")
-    return found
-
-
-def _reports(files: RunFolder) -> list[dict[str, Any]]:
-    found = files.metrics()
-    for report in found:
-        check_report(report)
     return found
 
 
