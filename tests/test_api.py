@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from fleetfit.config import to_toml
 from fleetfit.errors import ConfigError, ModelError, RunError
 from fleetfit.models.cnn import cnn
 from fleetfit.records import RunFolder
-from fleetfit.report import drawing
 
 SMALL: dict[str, Any] = {
     "rounds": 3,
@@ -32,12 +31,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def without_plots() -> Iterator[None]:
-    """Draw nothing, as without the extra `plots`: most of a small run's time would go into its plots."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "available", lambda: False)
-        yield
+pytestmark = pytest.mark.usefixtures("without_plots_in_module")
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +131,7 @@ def test_evaluating_again_gives_the_same_columns(done: ff.Run) -> None:
 def test_a_model_is_not_evaluated_on_data_it_does_not_fit(done: ff.Run) -> None:
     x = torch.randint(0, 255, (90, 1, 8, 8), dtype=torch.uint8)
     data = ff.Data("three", x, torch.arange(90) % 3, {"train": torch.arange(60), "test": torch.arange(60, 90)}, 3)
-    with pytest.raises(ModelError, match="does not fit"):
+    with raises(ModelError, "digits", "three"):
         ff.load(done.folder).evaluate(data={"name": data, "partition": {"kind": "iid"}})
 
 

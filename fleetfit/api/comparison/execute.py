@@ -52,6 +52,7 @@ from fleetfit.errors import (
     FleetFitError,
     NoUsableUpdates,
     RunError,
+    Unexpected,
     refuse_on_windows,
     truncate,
 )
@@ -642,7 +643,7 @@ class _Worker:
         task, self.task = self.task, None
         if "error" not in message:
             return self._number, load(task.folder)
-        error = _make_error(message, task.title)
+        error = unpack_error(message, task.title)
         if isinstance(error, NoUsableUpdates):
             return self._number, error
         raise error
@@ -656,8 +657,23 @@ class _Worker:
         return f"the process of {self.task.title} ended by {how}"
 
 
-def _make_error(message: Mapping[str, Any], title: str) -> FleetFitError:
-    """Return the error of a run with its class, key, path and further attributes."""
+def pack_error(error: Exception) -> dict[str, Any]:
+    """Return an error of a run as the message of its process."""
+    if isinstance(error, FleetFitError):
+        return {
+            "error": str(error), "kind": type(error).__name__, "attributes": {"path": error.path, **vars(error)}
+        }  # fmt: skip
+    plug_in = find_plug_in(error)
+    details = "".join(traceback.format_exception(error))
+    return {
+        "error": f"{plug_in or 'FleetFit'} {describe_failure(error)}.",
+        "kind": Unexpected.__name__,
+        "attributes": {"details": details, "foreign": plug_in is not None, "key": None, "path": None},
+    }
+
+
+def unpack_error(message: Mapping[str, Any], title: str) -> FleetFitError:
+    """Return the error in the message of a process, with its class, key, path and further attributes."""
     kind = getattr(errors, message["kind"], RunError)
     error: FleetFitError = kind.__new__(kind)  # constructors of subclasses take more arguments
     error.args = (message["error"] if kind is NoUsableUpdates else f"{title}: {message['error']}",)
@@ -708,12 +724,7 @@ def _serve_task(messages: "queue.SimpleQueue[Any]", send: Callable[..., None]) -
         run._let_go()
     except ConnectionError:
         raise
-    except FleetFitError as error:
-        send(error=str(error), kind=type(error).__name__, attributes={"path": error.path, **vars(error)})
     except Exception as error:
-        plug_in = find_plug_in(error)
-        details = "".join(traceback.format_exception(error))
-        attributes = {"key": None, "path": None, "details": details, "foreign": plug_in is not None}
-        send(error=f"{plug_in or 'FleetFit'} {describe_failure(error)}.", kind="Unexpected", attributes=attributes)
+        send(**pack_error(error))
     else:
         send(done=True)
