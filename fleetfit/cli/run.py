@@ -292,9 +292,11 @@ def demo(
             output.print_line("Its run file, to change and run as your own: fleetfit demo --write mine.toml")
         return
     if write.is_file():
-        raise ConfigError(f"{write} exists already. Name a new file after --write.", path=write)
+        raise ConfigError(f"{write} exists already. Name a new file after --write.", key="write", path=write)
     try:
         files.write_user_file(write, DEMO.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"the run file cannot be written to {write}: {error.strerror}.", path=write) from None
+        raise ConfigError(
+            f"the run file cannot be written to {write}: {error.strerror}.", key="write", path=write
+        ) from None
     output.print_line(f"Change it, then: {shlex.join(['fleetfit', 'compare', str(write)])}")

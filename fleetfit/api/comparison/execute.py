@@ -388,7 +388,7 @@ class _Executor:
         folder = self._folders[planned.subfolder]
         if not (folder / "config.toml").is_file():
             return None
-        run = load(folder, **_find_objects(planned.experiment))
+        run = load(folder, **_find_objects(planned.table, planned.experiment))
         expected = restore_recorded(fill_in_defaults(planned.experiment), run.experiment)
         if to_table(run.experiment) != to_table(expected):  # not the texts: keys may have come since it was written
             raise RunError(
@@ -411,10 +411,9 @@ def _find_folder(folder: Path, subfolder: Path) -> Path:
     return path
 
 
-def _find_objects(experiment: Experiment) -> dict[str, Any]:
-    """Return the sections of a run in which objects stand for names."""
-    table = to_table(experiment)
-    return {section: table[section] for section in find_object_sections(table)}
+def _find_objects(table: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
+    """Return the sections of a run's tables in which objects stand for names."""
+    return {section: table[section] for section in find_object_sections(to_table(experiment))}
 
 
 def _format_difference(existing: Experiment, expected: Experiment) -> str:
@@ -503,7 +502,7 @@ class _Task:
         """Return the run, new or to resume, assembled."""
         experiment = parse_experiment(self.table)
         if (Path(self.folder) / "config.toml").is_file():
-            run = load(self.folder, **_find_objects(experiment))
+            run = load(self.folder, **_find_objects(self.table, experiment))
             run.experiment = replace_callbacks(run.experiment, experiment.callbacks)
         else:
             experiment = fill_in_defaults(experiment)
