@@ -54,15 +54,14 @@ def test_it_draws_into_the_run_folder_and_says_where(done: Path, tmp_path: Path)
     own = tmp_path / "run"
     shutil.copytree(done, own)
     before = {path.name for path in own.iterdir()}
-    code, out, _ = run_verb("attention", own, "--samples", 1)
-    assert code == 0
+    out = run_verb("attention", own, "--samples", 1, code=0).out
     assert out.split() == ["Drawn:", str(own / "plots" / "attention.png")]
     assert (own / "plots" / "attention.png").read_bytes().startswith(b"\x89PNG")
     assert {path.name for path in own.iterdir()} == before | {"plots"}
 
 
 def test_out_says_file_and_format(done: Path, tmp_path: Path) -> None:
-    assert run_verb("attention", done, "--samples", 1, "--out", tmp_path / "a.svg")[0] == 0
+    run_verb("attention", done, "--samples", 1, "--out", tmp_path / "a.svg", code=0)
     assert "<svg" in (tmp_path / "a.svg").read_text()
 
 
@@ -91,13 +90,11 @@ def test_no_run_folder_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_a_model_without_ree_is_a_sentence(tmp_path: Path) -> None:
-    code, _, err = run_verb("attention", trained(tmp_path, "method.name=depthfl"))
-    assert code == 2
+    err = run_verb("attention", trained(tmp_path, "method.name=depthfl"), code=2).err
     assert "need a model with Ree, which this one has not" in err
 
 
 def test_without_matplotlib_it_is_a_sentence(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawing, "available", lambda: False)
-    code, _, err = run_verb("attention", done)
-    assert code == 2
+    err = run_verb("attention", done, code=2).err
     assert 'pip install "fleetfit[plots]"' in err

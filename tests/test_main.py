@@ -98,8 +98,7 @@ def test_a_fault_of_fleetfit_is_a_sentence_that_asks_for_a_report(monkeypatch: p
         raise KeyError("the\ncause")
 
     monkeypatch.setattr(listing, "make_list_table", broken)
-    code, _, err = run_verb("list", "models")
-    assert code == 1
+    err = run_verb("list", "models", code=1).err
     assert sentence(err).startswith("this is a fault of FleetFit, not yours: KeyError: 'the\\ncause'.")
     assert "--traceback" in err and "report it" in err
 
@@ -109,8 +108,8 @@ def test_a_traceback_is_printed_where_it_is_asked_for(plug_in: Path, monkeypatch
     if way == "variable":
         monkeypatch.setenv("FLEETFIT_TRACEBACK", "1")
     asked = ["--traceback"] if way == "option" else []
-    code, _, err = run_verb(*asked, "run", "--set", f"method.name={plug_in}:bug")
-    assert code == 2 and "Traceback (most recent call last)" in err and "own.py" in err
+    err = run_verb(*asked, "run", "--set", f"method.name={plug_in}:bug", code=2).err
+    assert "Traceback (most recent call last)" in err and "own.py" in err
     assert err.splitlines()[-1].startswith("fleetfit: "), "the sentence is the last line"
 
 
@@ -124,8 +123,7 @@ def test_a_traceback_is_printed_where_it_is_asked_for(plug_in: Path, monkeypatch
     ],
 )
 def test_what_a_plug_in_does_names_the_plug_in(plug_in: Path, function: str, said: str) -> None:
-    code, _, err = run_verb("run", "--set", f"method.name={plug_in}:{function}")
-    assert code == 2
+    err = run_verb("run", "--set", f"method.name={plug_in}:{function}", code=2).err
     assert re.match(rf'"{re.escape(str(plug_in))}:{function}" \(own\.py, line \d+\) {re.escape(said)}', sentence(err))
     assert "fault of FleetFit" not in err
 
@@ -137,15 +135,13 @@ def test_sys_exit_while_a_plug_in_is_imported_names_the_plug_in(
     (tmp_path / "bye.py").write_text("import sys\nsys.exit(0)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    code, _, err = run_verb("run", "--set", f"method.name={name}")
-    assert code == 2
+    err = run_verb("run", "--set", f"method.name={name}", code=2).err
     assert "it called sys.exit(0)" in sentence(err) and "bye" in err
 
 
 def test_sys_exit_in_a_job_is_that_jobs_failure(plug_in: Path, tmp_path: Path) -> None:
     own = ["--set", f"method.name={plug_in}:in_a_job", "--set", "method.what=leaves", "--set", "rounds=6"]
-    code, _, err = run_verb("run", *SMALL, *own, "--out", tmp_path / "run", "-q")
-    assert code == 2
+    err = run_verb("run", *SMALL, *own, "--out", tmp_path / "run", "-q", code=2).err
     assert "called sys.exit(0)" in sentence(err)
 
 
@@ -177,10 +173,10 @@ def test_what_a_plug_in_prints_does_not_get_among_json(plug_in: Path, tmp_path: 
 
 
 def test_no_memory_and_no_disk_are_sentences(plug_in: Path) -> None:
-    code, _, err = run_verb("run", "--set", f"method.name={plug_in}:no_memory")
-    assert code == 2 and sentence(err).startswith("out of memory")
-    code, _, err = run_verb("run", "--set", f"method.name={plug_in}:no_disk")
-    assert code == 2 and sentence(err) == "/somewhere/file cannot be used: the disk is full."
+    err = run_verb("run", "--set", f"method.name={plug_in}:no_memory", code=2).err
+    assert sentence(err).startswith("out of memory")
+    err = run_verb("run", "--set", f"method.name={plug_in}:no_disk", code=2).err
+    assert sentence(err) == "/somewhere/file cannot be used: the disk is full."
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
@@ -365,5 +361,5 @@ def test_a_plug_ins_path_that_cannot_be_is_a_sentence(
     if name not in ("nobody", "long", "not UTF-8"):
         (tmp_path / "link.py").symlink_to(path)
         path = tmp_path / "link.py"
-    code, _, err = run_verb("run", "--set", f"method.name={path}.py:method".replace(".py.py", ".py"))
-    assert code == 2 and sentence(err)
+    err = run_verb("run", "--set", f"method.name={path}.py:method".replace(".py.py", ".py"), code=2).err
+    assert sentence(err)

@@ -215,5 +215,5 @@ def test_levels_without_clients_are_named(done: Path, monkeypatch: pytest.Monkey
 def test_a_missing_matplotlib_is_said_before_anything_is_computed(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawing, "available", lambda: False)
     monkeypatch.setattr("fleetfit.papers.pictures._stopping", lambda *_: pytest.fail("it computes"))
-    code, _, err = fleetfit(done)
-    assert code == 2 and 'pip install "fleetfit[plots]"' in err
+    err = fleetfit(done, code=2).err
+    assert 'pip install "fleetfit[plots]"' in err
