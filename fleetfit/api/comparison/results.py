@@ -23,6 +23,7 @@ from fleetfit.api.comparison.plan import (
     PlannedRun,
     RowSetting,
     format_label,
+    join,
     list_planned_runs,
 )
 from fleetfit.api.results import Run, load
@@ -272,7 +273,7 @@ def write_comparison(
     notes = [
         *_list_notes(plan, tuned, f"{score_of(*every)} in percent on {data_of(*every)}"),
         *_list_notes_on_samples(summaries),
-        *rows_out_of_order({", ".join(filter(None, key)): group for key, group in summaries.items()}),
+        *rows_out_of_order({join(*key): group for key, group in summaries.items()}),
         *notes,
     ]
     table = compare_table(list(plan.rows), list(plan.settings), cells, plan.name, notes, plan.columns, plan.printed)
@@ -323,7 +324,7 @@ def _list_notes(plan: ComparisonPlan, tuned: Mapping[RowSetting, str], score: st
     notes = [f"{score[:1].upper()}{score[1:]}; {seeds} seed{several}."]
     if any(map(is_rounds, plan.columns)):
         words = {0: "after the last round only", 1: "every round"}
-        every = sorted({parse_experiment(run.table).evaluate.every for run in plan.runs})
+        every = sorted({run.experiment.evaluate.every for run in plan.runs})
         often = ", ".join(words.get(rounds, f"every {rounds} rounds") for rounds in every)
         notes.append(
             f'Rounds until the "{section.target_on}" accuracy reaches the target, by the best one so far and a '
@@ -331,7 +332,7 @@ def _list_notes(plan: ComparisonPlan, tuned: Mapping[RowSetting, str], score: st
         )
     if "waste" in plan.columns:
         notes.append("Waste: 1 - elements returned / elements sent, in percent, mean over the rounds.")
-    notes += [f"Tuned on validation data: {', '.join(filter(None, key))}: {value}." for key, value in tuned.items()]
+    notes += [f"Tuned on validation data: {join(*key)}: {value}." for key, value in tuned.items()]
     if plan.printed:
         notes.append(f'Lines that end in "{OF_THE_PAPER.strip()}" hold the paper\'s own numbers.')
     if section.differs:
@@ -350,7 +351,7 @@ def _list_notes_on_samples(summaries: Mapping[RowSetting, Sequence[Mapping[str, 
         headlines = [summary["evaluate"].get(summary["norm"], {}) for summary in group]
         for kind in ("global", "local"):
             for some in sorted({samples_left_out(columns, kind) for columns in headlines} - {""}):
-                rows.setdefault(f"{kind}{some}", []).append(", ".join(filter(None, key)))
+                rows.setdefault(f"{kind}{some}", []).append(join(*key))
     return [f"Measured on fewer than all samples: {score} of {'; '.join(names)}." for score, names in rows.items()]
 
 
@@ -371,16 +372,16 @@ def load_comparison(folder: str | Path) -> Comparison:
         RunError: The folder is not a comparison's, none of its runs is finished, or a file of it is damaged.
     """
     path = files.parse_path(folder)
-    planned = _count_runs(path)
+    run_count = _count_runs(path)
     record = read_comparison(path)
-    finished = bool(record.entries) and planned in (0, len(record.results.runs))
+    finished = bool(record.entries) and run_count in (0, len(record.results.runs))
     if not finished:
-        count = f"{len(record.results.runs)}{f' of {planned}' if planned else ''}"
+        count = f"{len(record.results.runs)}{f' of {run_count}' if run_count else ''}"
         notes = [*record.notes, f"Not finished: {count} run{'' if count == '1' else 's'} so far."]
         record = replace(record, notes=notes, entries=())
     try:
-        shown = compared(record).told()
-        table = table_of(shown, _read_title(path) or record.results.name)
+        visible = compared(record).told()
+        table = table_of(visible, _read_title(path) or record.results.name)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise RunError(
             f"{path / 'compare.json'} is damaged. The same fleetfit compare command writes it again, and trains "
@@ -397,7 +398,7 @@ def load_comparison(folder: str | Path) -> Comparison:
                 runs.setdefault((group.row, group.setting), []).append(load(run.folder))
             except FleetFitError as error:
                 logger.warning("A run of the comparison is left out: %s", error)
-    compared_rows, tuning = differences(shown.results, shown.columns), shown.results.tuning
+    compared_rows, tuning = differences(visible.results, visible.columns), visible.results.tuning
     return Comparison(
         folder=path,
         table=table,
@@ -407,7 +408,7 @@ def load_comparison(folder: str | Path) -> Comparison:
         },
         results=path / RESULTS_FILE,
         differences=tuple(compared_rows),
-        difference_table=difference_table(compared_rows, shown.results.against) if compared_rows else None,
+        difference_table=difference_table(compared_rows, visible.results.against) if compared_rows else None,
         tuning=tuning,
         tuning_table=table_of_tuning(tuning) if tuning else None,
         finished=finished,
