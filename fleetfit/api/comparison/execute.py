@@ -688,9 +688,11 @@ def serve_tasks(descriptor: int) -> None:
         descriptor: File descriptor of the socket.
     """
     connection = Connection(descriptor)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _interrupt)
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def interrupt(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
 
     def listen() -> None:
         """Receive messages. When the other end closes, perhaps during a run, end this process."""
@@ -702,15 +704,12 @@ def serve_tasks(descriptor: int) -> None:
     def send(**message: Any) -> None:
         connection.send_bytes(json.dumps(message, default=str).encode())
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, interrupt)
     threading.Thread(target=listen, daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError, ConnectionError), share_data():
         while True:
             _serve_task(messages, send)
-
-
-def _interrupt(number: int, frame: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def _serve_task(messages: "queue.SimpleQueue[Any]", send: Callable[..., None]) -> None:

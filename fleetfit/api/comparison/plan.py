@@ -622,7 +622,13 @@ def _check_run(run: PlannedRun, plan: ComparisonPlan) -> None:
 
 def _check_heads(plan: ComparisonPlan) -> None:
     """Refuse rows with classifiers of different kinds, unless `compare.differs` mentions heads."""
-    kinds = {row: kind for row, table in plan.rows.items() if (kind := _find_head(table)) is not None}
+    kinds = {}  # of the rows whose model has a parameter `head`
+    for row, table in plan.rows.items():
+        section = parse_experiment(table).model
+        if isinstance(section.name, str):
+            parameter = list_hyperparameters(find_function("models", section.name)[0]).get("head")
+            if parameter is not None:
+                kinds[row] = str(section.settings.get("head", parameter.default))
     is_declared = re.search(r"\bheads?\b|\bclassifiers?\b", plan.section.differs, re.IGNORECASE)
     is_tuned = any("model.head" in dict(values) for values in plan.tuning)
     if not is_declared and (is_tuned or len(set(kinds.values())) > 1):
@@ -632,15 +638,6 @@ def _check_heads(plan: ComparisonPlan) -> None:
             f"{listed}. Give all of them one model.head, or mention the heads in compare.differs.",
             key="model.head",
         )
-
-
-def _find_head(table: Mapping[str, Any]) -> str | None:
-    """Return the kind of classifiers of a row's model; None for a model without a parameter `head`."""
-    section = parse_experiment(table).model
-    if not isinstance(section.name, str):
-        return None
-    parameter = list_hyperparameters(find_function("models", section.name)[0]).get("head")
-    return None if parameter is None else str(section.settings.get("head", parameter.default))
 
 
 def _check_splits(plan: ComparisonPlan) -> None:

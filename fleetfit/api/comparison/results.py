@@ -381,7 +381,9 @@ def load_comparison(folder: str | Path) -> Comparison:
         record = replace(record, notes=notes, entries=())
     try:
         visible = compared(record).told()
-        table = table_of(visible, _read_title(path) or record.results.name)
+        first_line = files.read_text(path / "table.md").partition("\n")[0] if files.is_file(path / "table.md") else ""
+        is_title = first_line.startswith("**") and first_line.endswith("**")
+        table = table_of(visible, (first_line[2:-2] if is_title else "") or record.results.name)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise RunError(
             f"{path / 'compare.json'} is damaged. The same fleetfit compare command writes it again, and trains "
@@ -433,11 +435,3 @@ def _count_runs(path: Path) -> int:
             f"no run of the comparison in {path} is finished: it has {RUNS_FILE} without {RESULTS_FILE}.", path=path
         )
     return sum(run.subfolder.parts[:1] != (TUNING_FOLDER,) for run in listed)
-
-
-def _read_title(path: Path) -> str:
-    """Return the title above the table in `table.md`."""
-    if not files.is_file(path / "table.md"):
-        return ""
-    first = files.read_text(path / "table.md").partition("\n")[0]
-    return first[2:-2] if first.startswith("**") and first.endswith("**") else ""
