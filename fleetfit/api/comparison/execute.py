@@ -292,6 +292,13 @@ Outcome = tuple[int, Run | NoUsableUpdates]
 
 
 class _Executor:
+    """Runs planned runs that are not finished, and reports them to the caller.
+
+    Attributes:
+        data: The check of the data of all runs.
+        failures: A sentence on each run of the table without usable updates, by title.
+    """
+
     def __init__(
         self,
         plan: ComparisonPlan,
