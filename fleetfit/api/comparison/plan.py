@@ -116,7 +116,7 @@ class PlannedRun:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ComparisonEntry:
     """A row or a setting as the file has it.
 
     Attributes:
@@ -171,7 +171,7 @@ class ComparisonPlan:
     base: Mapping[str, Any]
     overrides: Mapping[str, Any]
     run_overrides: Mapping[str, Any]
-    entries: Sequence[Entry]
+    entries: Sequence[ComparisonEntry]
     rows: Mapping[str, Mapping[str, Any]]
     settings: Mapping[str, Mapping[str, Any]]
     grid: Mapping[str, list[Any]]
@@ -239,7 +239,7 @@ class ComparisonPlan:
             )
         return label
 
-    def select_runs(self, entry: Entry) -> list[PlannedRun]:
+    def select_runs(self, entry: ComparisonEntry) -> list[PlannedRun]:
         """Return the runs with the first seed that have a row or a setting of the file, which a grid may multiply."""
         if entry.kind == "row":
             return [run for run in self.first_runs if run.row == list(self.rows)[entry.position]]
@@ -344,8 +344,8 @@ def join(*parts: str) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _list_entries(kind: str, tables: Sequence[Mapping[str, Any]]) -> list[Entry]:
-    return [Entry(kind, position, table) for position, table in enumerate(tables)]
+def _list_entries(kind: str, tables: Sequence[Mapping[str, Any]]) -> list[ComparisonEntry]:
+    return [ComparisonEntry(kind, position, table) for position, table in enumerate(tables)]
 
 
 def _make_rows(
@@ -366,7 +366,7 @@ def _make_rows(
     return rows
 
 
-def _check_label(entry: Entry) -> str:
+def _check_label(entry: ComparisonEntry) -> str:
     """Return a label as text. It appears in tables, titles and messages, so it must be printable."""
     label = str(entry.table["label"])
     if not label.isprintable() or len(label) > _LONGEST_LABEL:
@@ -512,7 +512,7 @@ def format_label(values: TunedValues) -> str:
 # ---- checks that need no data --------------------------------------------------------------------------------------
 
 
-def _check_allowed_keys(entries: Sequence[Entry], grid: Iterable[str], tune: Iterable[str]) -> None:
+def _check_allowed_keys(entries: Sequence[ComparisonEntry], grid: Iterable[str], tune: Iterable[str]) -> None:
     """Refuse keys that all runs of a comparison have in common, and those of a row in a list of values."""
     sources = [
         *((entry.heading, entry.key, list(entry.change)) for entry in entries),
@@ -528,7 +528,7 @@ def _check_allowed_keys(entries: Sequence[Entry], grid: Iterable[str], tune: Ite
 
 
 def _check_sources(
-    entries: Sequence[Entry], grid: Mapping[str, Any], tune: Mapping[str, Any], overrides: Mapping[str, Any]
+    entries: Sequence[ComparisonEntry], grid: Mapping[str, Any], tune: Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> None:
     """Refuse a key that two parts of the file set, or a part of it and an override."""
     for key in grid:
