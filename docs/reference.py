@@ -16,7 +16,7 @@ from fleetfit import names
 from fleetfit.cli import listing
 from fleetfit.cli.main import make_app
 from fleetfit.config.schema import Constant, Cosine, Experiment, Exponential, GroupSection, LevelSection, Step
-from fleetfit.config.section import Open, Section, Unit
+from fleetfit.config.section import OpenSection, Section, Unit
 from fleetfit.data.partition import KINDS
 from fleetfit.values import Local
 
@@ -82,7 +82,9 @@ def type_in_words(kind: Any, metadata: list[Any] | None = None) -> str:
 
 def default_of(field: FieldInfo) -> str:
     """Return a key's default as a run file has it; nothing where there is none."""
-    value = field.get_default(call_default_factory=True) if not field.is_required() else None
+    if field.is_required() or field.default_factory_takes_validated_data:  # which depends on another key
+        return ""
+    value = field.get_default(call_default_factory=True)
     return "" if value in (None, "", {}, []) else f"`{written(value)}`"
 
 
@@ -148,7 +150,7 @@ def keys_page() -> str:
         first = " ".join(re.split(r"\n\n|\nAttributes:", doc)[0].split())
         first = re.sub(r"^`[^`]+`: (\w)", lambda m: m[1].upper(), first)
         first = re.sub(r" ?\(see `fleetfit\.[\w.]+`\)", "", first)
-        own = " Further keys are its own." if issubclass(section, Open) and "urther keys" not in first else ""
+        own = " Further keys are its own." if issubclass(section, OpenSection) and "urther keys" not in first else ""
         title = f"`[{where}]`" if where else "At the top"
         parts += [f"## {title}", first + own, keys_table(section, meanings)]
     parts += ["## `local.schedule`", "How the learning rate goes on from round to round: a table with `kind`."]

@@ -15,7 +15,7 @@ A factory declares which of its parameters the others leave without effect:
     @declare_unused("temperature", when=lambda values: values["beta"] == 0, reason="beta = 0 switches it off")
     def my_method(beta: float = 0.1, temperature: float = 3.0) -> Method: ...
 
-A run whose user sets such a parameter says so, or refuses it; see `fleetfit.config.requirements`.
+A run notes or refuses such a parameter if it is set; see `fleetfit.config.requirements`.
 """
 
 import functools
@@ -215,7 +215,7 @@ def find_unused_parameters(factory: Callable[..., Any], values: Mapping[str, Any
 
     Args:
         factory: A function or class.
-        values: What the user gave, by parameter.
+        values: The values that the user set, by parameter.
     """
     rows: tuple[UnusedParameters, ...] = getattr(factory, _DECLARATIONS, ())
     defaults = {name: p.default for name, p in inspect.signature(factory).parameters.items()} if rows else {}

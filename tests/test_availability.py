@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import raises
 from tiny import plain, tiny_federation
 
 from fleetfit.config import assemble, load_experiment
-from fleetfit.config.availability import read_trace
 from fleetfit.config.dump import dump_section
+from fleetfit.config.trace import read_trace
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
-from fleetfit.errors import ConfigError, RunError
+from fleetfit.errors import ConfigError, NoUsableUpdates
 from fleetfit.evaluate import EvaluationScope
 from fleetfit.messages import pack, unpack
 from fleetfit.method import Method
@@ -179,7 +180,7 @@ def test_everybody_going_away_does_not_stop_the_run_but_other_failures_do() -> N
     federation, simulation = coming({"name": "scalefl"}, only(0, 2, 4, 6, 7), cohort=3)
     for part in simulation.parts:
         part["train"] = part["train"][:0]  # type: ignore[index]
-    with pytest.raises(RunError, match="for 5 rounds in a row no client returned"):
+    with raises(NoUsableUpdates, 5):
         list(run(federation, local(simulation), replace(SETTINGS, rounds=9), start(federation)))
 
 
@@ -264,56 +265,63 @@ def test_three_kinds_of_file_say_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spells", "message"),
+    ("spells", "mentions"),
     [
-        (["9,0,2"], "it names client 9, but there are 8 clients, counted from 0"),
-        (["1,2,2"], r"line 2: client must be at least 0, and 0 <= start < stop"),
-        (["0,0,1", "1,0"], r"line 3: expected client, start and stop as whole numbers, got \['1', '0'\]"),
-        (["1,0,1.5"], "expected client, start and stop as whole numbers"),
-        (["1,1700000000,1700000060"], "0 <= start < stop"),
-        ([], "nobody is ever online"),
+        (["9,0,2"], ["client 9", "8 clients"]),
+        (["1,2,2"], ["line 2", "0 <= start < stop", "['1', '2', '2']"]),
+        (["0,0,1", "1,0"], ["line 3", "['1', '0']"]),
+        (["1,0,1.5"], ["line 2", "['1', '0', '1.5']"]),
+        (["1,1700000000,1700000060"], ["0 <= start < stop", 1 << 20]),
+        ([], ["online"]),
     ],
 )
-def test_what_a_csv_trace_must_say(tmp_path: Path, spells: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_what_a_csv_trace_must_say(tmp_path: Path, spells: list[str], mentions: list[object]) -> None:
+    with raises(ConfigError, "trace.csv", *mentions, key="fleet.availability.trace", path=tmp_path / "trace.csv"):
         read_trace(write_csv(tmp_path, *spells), 8)
 
 
+@pytest.mark.parametrize(
+    ("content", "clients", "mentions"),
+    [
+        ([1], 8, ['"online"']),
+        ({"online": {"a": [[0, 1]]}}, 8, ["client a", "['a', 0, 1]"]),
+        ({"online": {"0": [3]}}, 8, ["client 0", "['0', 3]"]),
+        ({"online": {"0": 3}}, 8, ["client 0", "['0', 3]"]),
+        ({"rounds": 2, "online": {"0": [[0, 3]]}}, 8, ["2 rounds", "round 3"]),
+        ({"rounds": "2", "online": {}}, 8, ["rounds", "'2'"]),
+        ({"rounds": 1 << 20, "online": {"0": [[0, 3]]}}, 1 << 14, [1 << 20, 1 << 14]),
+    ],
+)
+def test_what_a_json_trace_must_say(tmp_path: Path, content: Any, clients: int, mentions: list[object]) -> None:
+    with raises(ConfigError, *mentions, key="fleet.availability.trace", path=tmp_path / "trace.json"):
+        read_trace(write_json(tmp_path, content), clients)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "mentions"),
+    [
+        ({"there": np.ones((2, 8))}, ['"online"', "there"]),
+        ({"online": np.ones((2, 3))}, ["[rounds, 8]", "[2, 3]"]),
+        ({"online": np.full((2, 8), 2)}, ["zeros and ones"]),
+    ],
+)
+def test_what_an_array_trace_must_say(tmp_path: Path, arrays: dict[str, Any], mentions: list[object]) -> None:
+    with raises(ConfigError, *mentions, key="fleet.availability.trace", path=tmp_path / "trace.npz"):
+        read_trace(write_npz(tmp_path, **arrays), 8)
+
+
 def test_what_other_traces_must_say(tmp_path: Path) -> None:
-    cases: list[tuple[str, str]] = [
-        (write_csv(tmp_path, heading="user,from,to"), "its first line must be client,start,stop, got user,from,to"),
-        (str(tmp_path / "none.csv"), "there is no file"),
-        (str(tmp_path / "trace.txt"), "must end in .csv, .json or .npz"),
-    ]
-    for path, message in cases:
-        with pytest.raises(ConfigError, match=message):
+    heading = write_csv(tmp_path, heading="user,from,to")
+    for path, mention in (
+        (heading, "client,start,stop, got user,from,to"),
+        (str(tmp_path / "none.csv"), "none.csv"),
+        (str(tmp_path / "trace.txt"), ".csv, .json or .npz"),
+    ):
+        with raises(ConfigError, mention, key="fleet.availability.trace", path=path):
             read_trace(path, 8)
-    for nest, message in [
-        ([1], 'it must have the keys "online"'),
-        ({"online": {"a": [[0, 1]]}}, "client a: expected client"),
-        ({"online": {"0": [3]}}, "client 0: expected client"),
-        ({"online": {"0": 3}}, "client 0: expected client"),
-        ({"rounds": 2, "online": {"0": [[0, 3]]}}, "it has 2 rounds, but a spell ends with round 3"),
-        ({"rounds": "2", "online": {}}, "rounds must be a whole number"),
-        ({"rounds": 1 << 20, "online": {"0": [[0, 3]]}}, None),
-    ]:
-        path = write_json(tmp_path, nest)
-        if message is None:
-            with pytest.raises(ConfigError, match="are too many"):
-                read_trace(path, 1 << 14)
-        else:
-            with pytest.raises(ConfigError, match=message):
-                read_trace(path, 8)
-    for arrays, message in [
-        ({"there": np.ones((2, 8))}, 'it has no array "online"; it has there'),
-        ({"online": np.ones((2, 3))}, r"online must be \[rounds, 8\], a column for each client, got \[2, 3\]"),
-        ({"online": np.full((2, 8), 2)}, "zeros and ones"),
-    ]:
-        with pytest.raises(ConfigError, match=message):
-            read_trace(write_npz(tmp_path, **arrays), 8)  # type: ignore[arg-type]
     for kind in ("npz", "json", "csv"):
         (tmp_path / f"odd.{kind}").write_bytes(b"\xff\xfe\x00\x01")
-        with pytest.raises(ConfigError, match="is no trace"):
+        with raises(ConfigError, f"odd.{kind}", key="fleet.availability.trace", path=tmp_path / f"odd.{kind}"):
             read_trace(str(tmp_path / f"odd.{kind}"), 8)
 
 
@@ -332,22 +340,19 @@ def test_a_run_file_says_who_comes_and_goes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
+    ("keys", "key", "mentions"),
     [
-        (
-            "{share=0.8, rounds=3}",
-            "stay for 5 rounds where every round is drawn by itself; rounds must be at least that",
-        ),
-        ("{rounds=3}", "with share = 1 nobody ever goes offline"),
-        ("{share=0}", r"availability.share: should be greater than 0"),
-        ("{leave=1.5}", r"availability.leave: should be less than or equal to 1"),
-        ("{trace='a.csv', share=0.5}", "a trace says who is online when; leave share out"),
-        ("{trace='a.csv', day=3}", "leave day out"),
-        ("{sher=0.5}", r"\[fleet\] availability.sher: unknown key"),
+        ("{share=0.8, rounds=3}", "rounds", [5, 3, 0.8]),
+        ("{rounds=3}", "rounds", ["share = 1"]),
+        ("{share=0}", "share", [0]),
+        ("{leave=1.5}", "leave", [1, 1.5]),
+        ("{trace='a.csv', share=0.5}", "share", ["trace", "share"]),
+        ("{trace='a.csv', day=3}", "day", ["trace", "day"]),
+        ("{sher=0.5}", "sher", ["[fleet] availability.sher", '"share"']),
     ],
 )
-def test_what_a_run_file_may_not_say(keys: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_what_a_run_file_may_not_say(keys: str, key: str, mentions: list[object]) -> None:
+    with raises(ConfigError, *mentions, key=f"fleet.availability.{key}"):
         assemble(load_experiment({}, [*SMALL, f"fleet.availability={keys}"]))
 
 
@@ -359,9 +364,9 @@ def test_nobody_ever_there_who_can_take_part(tmp_path: Path) -> None:
     weak = load_experiment({}, [*SMALL, "fleet.groups=[{budget=1.0}, {budget=0.001}]", "fleet.levels=[1.0]"])
     cannot = int(np.flatnonzero(assemble(weak).federation.level_of < 0)[0])
     path = write_csv(tmp_path, f"{cannot},0,4")
-    with pytest.raises(ConfigError, match="no client that can take part is ever online"):
+    with raises(ConfigError, "online", key="fleet.availability.trace"):
         assemble(load_experiment(dump_section(weak, only_set=True), [f"fleet.availability.trace={path}"]))
-    with pytest.raises(ConfigError, match="nobody is ever online"):
+    with raises(ConfigError, "online", key="fleet.availability.trace", path="trace.csv"):
         assemble(load_experiment({}, [*SMALL, f"fleet.availability.trace={write_csv(tmp_path)}"]))
 
 

@@ -13,7 +13,7 @@ import torch
 
 import fleetfit as ff
 from fleetfit.config import load_experiment, to_table
-from fleetfit.config.build.run import restore_recorded
+from fleetfit.config.records import restore_records
 from fleetfit.data import Data
 
 BEGUN = Path(__file__).parent / "data" / "begun_before"
@@ -78,6 +78,6 @@ def test_a_comparison_on_arrays_goes_on(recorded: bool) -> None:
     """Folders of before have the key that is left open now; what they say holds."""
     given = {"data": {"name": "arrays", "file": "a.npz"}}
     there = load_experiment({"data": {**given["data"], "channels_last": recorded}})
-    assert to_table(restore_recorded(load_experiment(given), there)) == to_table(there)
+    assert to_table(restore_records(load_experiment(given), there)) == to_table(there)
     other = load_experiment({"data": {**given["data"], "channels_last": not recorded}})
-    assert to_table(restore_recorded(other, there)) == to_table(other)
+    assert to_table(restore_records(other, there)) == to_table(other)

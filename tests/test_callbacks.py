@@ -19,7 +19,7 @@ from waiting import wait_until
 
 import fleetfit as ff
 from fleetfit.config import load_experiment
-from fleetfit.config.naming import check_keys
+from fleetfit.config.components import check_keys
 from fleetfit.errors import ConfigError
 
 QUICK: dict[str, Any] = {**TINY, "evaluate": {"every": 2, "statistics_samples": 60, "norms": ["static"]}}

@@ -11,7 +11,7 @@ from tiny import plain, tiny_federation
 
 from fleetfit import messages
 from fleetfit.config import assemble, load_experiment
-from fleetfit.config.speeds import draw_slow_clients
+from fleetfit.config.build.fleet import draw_slow_clients
 from fleetfit.cost import submodel_cost
 from fleetfit.engines.local import local
 from fleetfit.errors import ConfigError

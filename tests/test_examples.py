@@ -20,8 +20,8 @@ from experiments.paper_plans import make_scalefl_table_1
 from fleetfit import rounds
 from fleetfit.api.comparison import plan_comparison
 from fleetfit.config import assemble, load_experiment
+from fleetfit.config.components import check_keys
 from fleetfit.config.load import resolve_paths
-from fleetfit.config.naming import check_keys
 from fleetfit.config.toml import read_toml
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError

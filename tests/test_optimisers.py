@@ -13,7 +13,9 @@ from torch.nn import functional as F
 
 import fleetfit as ff
 from fleetfit.config import assemble, load_experiment
-from fleetfit.config.build.run import assemble_fleet, build_settings, plan_levels
+from fleetfit.config.build.levels import plan_levels
+from fleetfit.config.build.rounds import build_settings
+from fleetfit.config.build.run import assemble_fleet
 from fleetfit.config.load import parse_overrides
 from fleetfit.config.merge import merge_tables
 from fleetfit.config.parse import parse_experiment

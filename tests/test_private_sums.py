@@ -327,7 +327,7 @@ def test_a_run_tells_what_was_spent_and_nothing_that_sums_hide(tmp_path: Path) -
         assert report["privacy"]["epsilon"] == spent(1.0, 1.0, number, 0.01, known=True)
     assert json.loads((tmp_path / "run" / "privacy.json").read_text())["known"] is True
     assert json.loads((tmp_path / "run" / "secure.json").read_text())["begun"] == 3
-    assert any("as if everybody knew who was drawn" in note for note in run.summary["notes"])
+    assert any("Epsilon" in note and "members of a round" in note for note in run.summary["notes"])
     assert run.summary["privacy"] == run.metrics[-1]["privacy"]
 
 

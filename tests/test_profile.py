@@ -14,7 +14,8 @@ from fleetfit.api.profiling import Machine, Profiled, profile, wished
 from fleetfit.cli import main
 from fleetfit.cli.plan import PlanOptions, plan_model, plan_run_file
 from fleetfit.config import assemble, load_experiment
-from fleetfit.config.build.run import assemble_fleet, plan_levels
+from fleetfit.config.build.levels import plan_levels
+from fleetfit.config.build.run import assemble_fleet
 from fleetfit.errors import ConfigError, DataError, PlanError
 from fleetfit.training.profiling import (
     Energy,

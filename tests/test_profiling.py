@@ -18,7 +18,7 @@ from waiting import LIMIT_S, listening_to_ctrl_c, running, wait_until
 
 from fleetfit.api.profiling import Machine, profile
 from fleetfit.config import load_experiment
-from fleetfit.config.build.run import plan_levels
+from fleetfit.config.build.levels import plan_levels
 from fleetfit.cost import latency_now, training_memory
 from fleetfit.errors import RunError
 from fleetfit.seeds import make_torch_rng

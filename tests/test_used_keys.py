@@ -644,7 +644,7 @@ def test_options_and_hooks_of_a_file_stay_when_an_override_names_another_method(
                                   "plus": {"fedprox": {"mu": 0.3}}}})  # fmt: skip
     for found in (load_experiment(base, ["method.name=fedavg"]), load_experiment(base, method="fedavg")):
         assert found.method.hooks == {"channels": "rolling"} and found.method.plus == {"fedprox": {"mu": 0.3}}
-        assert found.method.settings == {} and found.asked.gone == ("method.beta",)
+        assert found.method.settings == {} and found.overrides.dropped == ("method.beta",)
 
 
 def test_plans_know_their_keys() -> None:
@@ -653,5 +653,5 @@ def test_plans_know_their_keys() -> None:
 
 def test_a_single_hook_that_is_no_text_is_a_sentence() -> None:
     for value in ([1], {"a": 1}, 5, None):
-        with pytest.raises(ConfigError, match="method.hooks.channels must be one of"):
+        with raises(ConfigError, "prefix", value, key="method.hooks.channels"):
             assemble(load_experiment(TINY, method={"name": "fedavg", "hooks": {"channels": value}}))

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from fleetfit.callbacks import HOOKS, RunStart
-from fleetfit.config.naming import build_component, find_function, make_signature_stub
+from fleetfit.config.components import build_component, find_function, make_signature_stub
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, format_exception, truncate
 from fleetfit.factories import call_factory
 from fleetfit.records import RunFolder

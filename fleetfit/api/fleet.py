@@ -27,12 +27,12 @@ from fleetfit.api.run import (
     verify_layout,
 )
 from fleetfit.config import Assembly, Experiment, load_experiment
+from fleetfit.config.build.clients import build_node_clients, find_common_data, find_node_budgets
 from fleetfit.config.build.method import build_method_spec
-from fleetfit.config.build.run import assemble_fleet, compute_cohort_size
+from fleetfit.config.build.rounds import compute_cohort_size, count_asked_clients
+from fleetfit.config.build.run import assemble_fleet
+from fleetfit.config.components import build_component
 from fleetfit.config.dump import fill_in_defaults
-from fleetfit.config.links import count_asked_clients
-from fleetfit.config.naming import build_component
-from fleetfit.config.participants import build_node_clients, find_common_data, make_fleet_of_nodes
 from fleetfit.config.schema import EngineSection, GroupSection
 from fleetfit.engines.flower import Rules
 from fleetfit.engines.flower.protocol import digest_of, key_of
@@ -386,7 +386,7 @@ class _Served:
 
     def _with_members(self, federation: Federation) -> Federation:
         experiment, told = self.run.experiment, [member.told for member in self.manager.members]
-        fleet = make_fleet_of_nodes(experiment, federation.problem, told)
+        fleet = find_node_budgets(experiment, federation.problem, told)
         private = self.run.assembly.settings.privacy is not None  # then all who were drawn are waited for, however many
         self.engine.cohort = len(told) if private else compute_cohort_size(experiment, len(told))
         more = count_asked_clients(experiment.cohort, self.engine.cohort)

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from fleetfit import evaluate, inference, names
 from fleetfit.api.metadata import COLUMNS, short_name
 from fleetfit.config import Assembly, Experiment, assemble, load_experiment
-from fleetfit.config.build.run import build_settings
+from fleetfit.config.build.data import build_data
+from fleetfit.config.build.levels import find_counted_submodel
+from fleetfit.config.build.rounds import build_settings
 from fleetfit.config.defaults import detect_data_source, is_frame
 from fleetfit.config.dump import dump_with_defaults
-from fleetfit.config.fleet import find_counted_submodel
-from fleetfit.config.naming import load_data
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.data.files.alike import arrays_alike, frame_alike, like
@@ -277,7 +277,7 @@ def _evaluated_here(run: Trained, sections: Mapping[str, Any]) -> dict[str, Any]
     if "data" not in sections:
         raise ConfigError(f"{ELSEWHERE}: fleetfit eval {run.folder} --data NAME, or run.evaluate(data=...).")
     experiment = load_experiment(dump_with_defaults(run.experiment), is_complete=True, **sections)
-    return _on_data(run, experiment, matching(run, load_data(experiment.data)))
+    return _on_data(run, experiment, matching(run, build_data(experiment.data)))
 
 
 def _on_data(run: Trained, experiment: Experiment, data: Data) -> dict[str, Any]:

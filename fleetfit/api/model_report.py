@@ -11,8 +11,8 @@ import torch
 from fleetfit import names
 from fleetfit.check import WIDTHS, check_layout, named, some_exits, some_levels
 from fleetfit.check.explain import what_exits, what_is_declared, what_scales, what_was_inferred, what_was_proved
-from fleetfit.config.fleet import count_early_heads, find_counted_submodel
-from fleetfit.config.naming import build_architecture
+from fleetfit.config.build.levels import count_early_heads, find_counted_submodel
+from fleetfit.config.build.model import build_architecture
 from fleetfit.cost import accepting, submodel_cost
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, ModelError, PlanError

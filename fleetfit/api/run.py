@@ -25,10 +25,10 @@ from fleetfit.api.progress import Display, ProgressOption, make_display
 from fleetfit.api.results import Run, load, usable_checkpoint
 from fleetfit.check import check_layout
 from fleetfit.config import Assembly, Experiment, assemble, load_experiment, to_toml
-from fleetfit.config import secure as secure_file
 from fleetfit.config.assembly import UnusedKey
-from fleetfit.config.build.run import replace_callbacks
+from fleetfit.config.build.trust import SECURE_FILE, format_secure_file, resume_secure_run
 from fleetfit.config.dump import fill_in_defaults
+from fleetfit.config.records import replace_callbacks
 from fleetfit.data import Data, class_counts
 from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.planner import Plan
@@ -177,8 +177,9 @@ def check_requested_keys(unused: Iterable[UnusedKey], experiment: Experiment) ->
     Raises:
         ConfigError: There is such a key.
     """
+    overrides = experiment.overrides.keys
     for one in unused:
-        if one.key.startswith(_CONTRADICTIONS) or any(is_related_key(one.key, key) for key in experiment.asked.keys):
+        if one.key.startswith(_CONTRADICTIONS) or any(is_related_key(one.key, key) for key in overrides):
             raise ConfigError(f"{one} Leave it out.", key=one.key)
 
 
@@ -190,10 +191,10 @@ def is_related_key(key: str, other: str) -> bool:
 def dropped_key_notes(experiment: Experiment) -> list[str]:
     """Return notes on a default model, and on keys that were dropped because an override replaced their component."""
     by_section: dict[str, list[str]] = {}
-    for key in experiment.asked.gone:
+    for key in experiment.overrides.dropped:
         section, _, inner = key.partition(".")
         by_section.setdefault(section, []).append(inner)
-    model = experiment.asked.model
+    model = experiment.overrides.model
     notes = [f'The model is "{model}", which fits the data. Set [model] name for another.'] if model else []
     return notes + [
         f"[{section}] {', '.join(keys)} of the run file: dropped, with the name that an override replaced."
@@ -311,7 +312,7 @@ def create_run_folder(
     facts = describe_environment() | ({} if fingerprint is None else {DATA: fingerprint})
     files["environment.json"] = json.dumps({**facts, "sha256": compute_checksums(files)}, indent=2) + "\n"
     if assembly.settings.secure is not None:
-        files[secure_file.FILE] = secure_file.format_secure_file(assembly.settings.secure)
+        files[SECURE_FILE] = format_secure_file(assembly.settings.secure)
     if privacy is not None:
         files[LEDGER] = privacy.text()
     return RunFolder.create(path, files | dict(further or {}), assembly.federation.problem.base)
@@ -377,7 +378,7 @@ def run_remaining_rounds(
         class_counts_in(files)  # drawn at the end
         engine.load(checkpoint["clients"])
         if target.assembly.settings.secure is not None:
-            secure_file.resume_secure_run(target.assembly.settings.secure, files)
+            resume_secure_run(target.assembly.settings.secure, files)
         _load_ledger(target)
         if files.begun():
             files.tidy(server.round)

@@ -104,7 +104,7 @@ def make_key_table(kind: str, name: str) -> Table:
     if kind == "profiles":
         name = names.find_match(name, PROFILES)
         if name not in PROFILES:
-            from fleetfit.config.speeds import find_profile
+            from fleetfit.config.build.fleet import find_profile
 
             find_profile(name)  # says which there are
         return make_profile_table({name: PROFILES[name]})

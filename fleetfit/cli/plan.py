@@ -188,7 +188,7 @@ def _make_title(assembly: "Assembly", rows: Sequence[str] = ()) -> str:
 
 
 def _list_models(assembly: "Assembly") -> tuple["Timed", ...]:
-    from fleetfit.config.fleet import find_counted_submodel
+    from fleetfit.config.build.levels import find_counted_submodel
 
     problem = assembly.federation.problem
     submodels = [find_counted_submodel(problem, level) for level in assembly.federation.levels]
@@ -210,7 +210,7 @@ def _make_timed(
 
 def plan_model(options: PlanOptions, overrides: Sequence[str]) -> PlanView:
     """Return the plan for a model and budgets."""
-    from fleetfit.config.naming import build_architecture
+    from fleetfit.config.build.model import build_architecture
     from fleetfit.cost import Conditions, kind_of
     from fleetfit.planner import make_plan
 

@@ -1,4 +1,4 @@
-"""The description of a run: TOML to `Experiment` and back, and what a run needs made from it."""
+"""The description of a run: TOML to `Experiment` and back, and from it everything that a run needs."""
 
 from fleetfit.config.assembly import Assembly
 from fleetfit.config.build.run import assemble

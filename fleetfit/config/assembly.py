@@ -1,10 +1,10 @@
-"""The assembled run: everything that a run needs, and the keys of its description that it does not use."""
+"""The assembled run: everything that a run needs, and the keys of its experiment that it does not use."""
 
 from dataclasses import dataclass, field
 
 from fleetfit.attack import Attackers
-from fleetfit.config.fleet import DeviceBudgets
-from fleetfit.config.naming import build_component
+from fleetfit.config.build.fleet import DeviceBudgets
+from fleetfit.config.components import build_component
 from fleetfit.config.schema import Experiment
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError
@@ -38,16 +38,16 @@ class Assembly:
     """Everything that a run needs.
 
     Attributes:
-        experiment: The description that it was made from, and what was measured for it.
-        data: The whole data set, or of a real fleet what its nodes say of theirs.
-        fleet: Who the clients are.
+        experiment: The run's description, with the values that were measured and chosen for it.
+        data: The whole data set; on a real fleet the description that most nodes report.
+        fleet: Budgets of the clients.
         federation: The server's view.
-        simulation: The simulated devices; None of a real fleet, whose devices are elsewhere.
-        settings: What a round does.
-        plan: The method's levels, counted, and who got which.
-        attackers: Who is hostile, and how; None where nobody is.
-        notes: Sentences that the user must see, such as who does not take part.
-        unused: The keys of the experiment that the run does not use; the notes say so.
+        simulation: The simulated devices; None on a real fleet.
+        settings: Settings of the rounds.
+        plan: The method's levels, counted, and the clients of each.
+        attackers: The hostile clients and their attack, or None.
+        notes: Notes for the user, such as on clients that do not take part.
+        unused: The keys of the experiment that the run does not use; the notes name them.
     """
 
     experiment: Experiment
@@ -63,20 +63,21 @@ class Assembly:
 
     @property
     def method(self) -> Method:
-        """The method as its spec builds it; that of the federation may have hooks of `[privacy]`."""
+        """The method as its spec builds it; the federation's may have hooks of `[privacy]`."""
         return build(self.federation.method_spec)
 
     def engine(self) -> Engine:
         """Start the engine that the experiment names.
 
         Raises:
-            ConfigError: It cannot be had, or the run is one of a real fleet.
+            ConfigError: The engine cannot be started, or the run is on a real fleet.
         """
         section = self.experiment.engine
         if self.simulation is None:
             raise ConfigError(
-                "this run's data are on the nodes of a fleet, so it goes on with `fleetfit flower resume`, and needs "
-                "them to train or to evaluate."
+                "this run's data are on the nodes of a fleet: continue it with `fleetfit flower resume`; training and "
+                "evaluation need the nodes.",
+                key="engine.name",
             )
         engine: Engine = build_component(
             "engines", section.name, "[engine]", section.settings, simulation=self.simulation

@@ -1,4 +1,4 @@
-"""An `Experiment` becomes tables and TOML again, with every default visible."""
+"""An `Experiment` becomes tables and TOML, with every default visible."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -15,67 +15,67 @@ from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
 from fleetfit.data.partition import KINDS
 from fleetfit.errors import escape_controls
 
-_KINDS = {"data": "data", "model": "models", "peft": "peft", "method": "methods", "engine": "engines"}
-_GIVEN = {
-    "data": (),
-    "model": ("classes", "channels", "input_shape", "vocabulary", "padding"),
-    "peft": ("architecture",),
-    "method": (),
-    "engine": ("simulation",),
+_KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "data": ("data", ()),
+    "model": ("models", ("classes", "channels", "input_shape", "vocabulary", "padding")),
+    "peft": ("peft", ("architecture",)),
+    "method": ("methods", ()),
+    "engine": ("engines", ("simulation",)),
 }
+"""By section, the kind of its name, and parameters that FleetFit passes to the named function."""
 
 
 def to_table(experiment: Experiment) -> Table:
     """Return the experiment as tables for TOML: every default visible, keys without a value left out.
 
-    The defaults of the functions that it names are filled in from their signatures; `[compare]` is no part of a run.
-    An object that stands in for a name is written as "<type>", which no name can be.
+    The defaults of the functions that it names are filled in from their signatures; `[compare]` is left out. An object
+    that replaces a name is written as "<type>", which no name can be.
     """
     table: Table = make_plain(dump_section(experiment))
-    for section, kind in _KINDS.items():
-        named = getattr(experiment, section)
-        if isinstance(named.name, str):
-            defaults = _defaults(names.resolve(kind, named.name), skip=(*_GIVEN[section], *table[section]))
-            own = {key: value for key, value in table[section].items() if key in type(named).model_fields}
-            table[section] = {**own, **defaults, **table[section]}
+    for key, (kind, context) in _KINDS.items():
+        section = getattr(experiment, key)
+        if isinstance(section.name, str):
+            defaults = _find_defaults(names.resolve(kind, section.name), skip=(*context, *table[key]))
+            own = {name: value for name, value in table[key].items() if name in type(section).model_fields}
+            table[key] = {**own, **defaults, **table[key]}
     server = table["data"].get("server")
     if server and not server["name"].startswith("<"):
-        defaults = _defaults(names.resolve("data", server["name"]), skip=tuple(server))
+        defaults = _find_defaults(names.resolve("data", server["name"]), skip=tuple(server))
         table["data"]["server"] = {"name": server["name"], **defaults, **server}
-    division = table["data"]["partition"]
-    sized = sets_client_count(experiment.data.name)  # by the data; of all others there are 40
-    if division["kind"] in KINDS:
+    partition = table["data"]["partition"]
+    is_sized = sets_client_count(experiment.data.name)
+    if partition["kind"] in KINDS:
         table["data"]["partition"] = {
-            "kind": division["kind"],
+            "kind": partition["kind"],
             "seed": experiment.seed,
-            **({} if division["kind"] == "natural" or sized else {"clients": CLIENTS}),
-            **_defaults(KINDS[division["kind"]], skip=("data", "clients", "rng")),
-            **division,
+            **({} if partition["kind"] == "natural" or is_sized else {"clients": CLIENTS}),
+            **_find_defaults(KINDS[partition["kind"]], skip=("data", "clients", "rng")),
+            **partition,
         }
-    if experiment.cohort.count is None and (division["kind"] == "natural" or "clients" in division or not sized):
+    if experiment.cohort.count is None and (partition["kind"] == "natural" or "clients" in partition or not is_sized):
         table["cohort"] = {"choose": table["cohort"]["choose"], "fraction": FRACTION, **table["cohort"]}
     kind = experiment.attack.kind
     if kind is None:
         del table["attack"]
     elif isinstance(kind, str):
-        table["attack"] = {**_defaults(names.resolve("attacks", kind), skip=()), **table["attack"]}
+        table["attack"] = {**_find_defaults(names.resolve("attacks", kind), skip=()), **table["attack"]}
     if not experiment.is_secure:
         del table["secure"]
     if not experiment.privacy.is_set:
         del table["privacy"]
     del table["compare"]
     plus = {
-        name: {**_defaults(names.resolve("options", name), skip=()), **values}
+        name: {**_find_defaults(names.resolve("options", name), skip=()), **values}
         for name, values in table["method"].pop("plus").items()
     }
-    table = _without_empty(table)
-    if plus:  # an option is there also where it has nothing to set
+    table = _remove_empty(table)
+    if plus:  # also an option without keys
         table["method"]["plus"] = plus
     return table
 
 
-def _without_empty(table: Table) -> Table:
-    """Remove what is empty by default; what a user has set empty stays, and is refused later."""
+def _remove_empty(table: Table) -> Table:
+    """Remove values that are empty by default; other empty values were set by the user, and are refused later."""
     for section, key in (("fleet", "measured"), ("method", "hooks"), ("engine", "chosen"), ("evaluate", "metrics")):
         if table[section].get(key) in ({}, []):
             del table[section][key]
@@ -83,11 +83,9 @@ def _without_empty(table: Table) -> Table:
 
 
 def dump_section(value: Any, only_set: bool = False) -> Any:
-    """Return a section as tables; unlike pydantic's own dump it leaves objects as they are."""
+    """Return a section as tables; pydantic's own dump would convert objects, too."""
     if isinstance(value, pydantic.BaseModel):
-        own = {key: getattr(value, key) for key in type(value).model_fields}
-        stated = own | (value.model_extra or {})  # not by getattr: a key may be called as one of pydantic's methods
-        return {k: dump_section(v, only_set) for k, v in stated.items() if not only_set or k in value.model_fields_set}
+        return {k: dump_section(v, only_set) for k, v in value if not only_set or k in value.model_fields_set}
     return [dump_section(inner, only_set) for inner in value] if isinstance(value, list) else value
 
 
@@ -96,15 +94,15 @@ def to_toml(experiment: Experiment) -> str:
     return escape_controls(tomli_w.dumps(to_table(experiment)))
 
 
-def _defaults(function: Any, skip: Sequence[str]) -> Table:
-    """Return the defaults that a function's signature states, without those that TOML cannot hold."""
+def _find_defaults(function: Any, skip: Sequence[str]) -> Table:
+    """Return the defaults of a function's parameters, without those that TOML cannot hold."""
     parameters = inspect.signature(function).parameters.values()
-    stated = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty and p.name not in skip}
-    return {key: value for key, value in make_plain(stated).items() if value not in (None, "", {})}
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty and p.name not in skip}
+    return {key: value for key, value in make_plain(defaults).items() if value not in (None, "", {})}
 
 
 def make_plain(value: Any) -> Any:
-    """Return what TOML can hold: None left out, tuples as lists, objects as "<type>"."""
+    """Return a value as TOML can hold it: without None, tuples as lists, objects as "<type>"."""
     if isinstance(value, Mapping):
         return {str(key): make_plain(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list | tuple):
@@ -113,8 +111,8 @@ def make_plain(value: Any) -> Any:
 
 
 def find_object_sections(table: Mapping[str, Any]) -> list[str]:
-    """Return the places of a resolved configuration where an object stood in for a name."""
-    found = []
+    """Return the sections of `to_table` in which an object replaces a name."""
+    sections = []
     for section, key in (
         *((section, "name") for section in _KINDS),
         ("cohort", "choose"),
@@ -122,21 +120,22 @@ def find_object_sections(table: Mapping[str, Any]) -> list[str]:
     ):
         value = table.get(section, {}).get(key)
         if isinstance(value, str) and value.startswith("<"):
-            found.append(section)
+            sections.append(section)
     server = table.get("data", {}).get("server", {}).get("name", "")
-    if server.startswith("<") and "data" not in found:
-        found.append("data")
+    if server.startswith("<") and "data" not in sections:
+        sections.append("data")
     hooks = table.get("method", {}).get("hooks", {})
-    found += ["method"] if any(isinstance(v, str) and v.startswith("<") for v in hooks.values()) else []
-    return found
+    if any(isinstance(v, str) and v.startswith("<") for v in hooks.values()):
+        sections.append("method")
+    return sections
 
 
 def dump_with_defaults(experiment: Experiment) -> Table:
-    """Return the experiment's tables with every default visible, and the objects that stand in for names."""
+    """Return the experiment's tables with every default visible, and the objects that replace names."""
     table = to_table(experiment)
     return table | {section: dump_section(getattr(experiment, section)) for section in find_object_sections(table)}
 
 
 def fill_in_defaults(experiment: Experiment) -> Experiment:
-    """Return the experiment as `config.toml` will describe it, so that a resumed run is the same to the last byte."""
+    """Return the experiment as `config.toml` will describe it, so that a resumed run has the same bits."""
     return parse_experiment(dump_with_defaults(experiment), is_complete=True)

@@ -38,11 +38,11 @@ from fleetfit.profiles import PROFILES
 
 
 class BudgetFile(Section):
-    """What a budget file holds.
+    """The keys of a budget file.
 
     Attributes:
-        budget: What the device affords, as in `[fleet] groups`.
-        tolerance: How far a model may exceed that, as a fraction of it; what names the file says it otherwise.
+        budget: Budget of the device, as in `[fleet] groups`.
+        tolerance: Fraction by which a model may exceed it; the group or node that names the file wins.
     """
 
     budget: Positive | Unit | dict[str, Positive | Unit]
@@ -50,29 +50,24 @@ class BudgetFile(Section):
 
 
 def is_budget_file(budget: Any) -> bool:
-    """Tell whether a budget is the name of a file and no amount."""
+    """Return whether a budget is the name of a file."""
     return isinstance(budget, str) and budget.endswith(".toml")
 
 
 def read_budget_file(path: Path) -> dict[str, Any]:
-    """Return what a budget file says: `budget`, and `tolerance` where the file has one.
+    """Return `budget` of a budget file, and `tolerance` if the file has one.
 
     Raises:
-        ConfigError: The file cannot be read, or says something else.
+        ConfigError: The file cannot be read, or has other keys.
     """
     try:
-        found = parse_section(BudgetFile, read_toml(path))
+        section = parse_section(BudgetFile, read_toml(path))
     except ConfigError as error:
         raise ConfigError(f"budget file {path}: {error}", key=error.key, path=path) from None
-    return {"budget": found.budget} | ({} if found.tolerance is None else {"tolerance": found.tolerance})
+    return {"budget": section.budget} | ({} if section.tolerance is None else {"tolerance": section.tolerance})
 
 
-_KIND_OF = {"data.name": "data", "data.server.name": "data", "model.name": "models", "peft.name": "peft",
-            "method.name": "methods", "engine.name": "engines", "cohort.choose": "selection",
-            "attack.kind": "attacks"}  # fmt: skip
-_PLUGINS = tuple(_KIND_OF)
-
-# ---- from files --------------------------------------------------------------------------------------------------
+# ---- a run file ----------------------------------------------------------------------------------------------------
 
 
 def load_experiment(
@@ -88,11 +83,11 @@ def load_experiment(
             it is left out.
         overrides: `a.b=c`, the value in TOML's notation or else text. They win over the source.
         is_complete: Whether the tables hold every default already, as those of a run folder.
-        **keywords: Whole sections or single keys of the top level, which win over both. Objects may stand in for names:
+        **keywords: Whole sections or single keys of the top level, which win over both. Objects may replace names:
             `model=MyArchitecture()`.
 
     Raises:
-        ConfigError: Something in it is wrong.
+        ConfigError: A file, an override or a keyword is wrong.
     """
     here, folder = Path.cwd(), Path.cwd()
     if isinstance(source, str | Path):
@@ -109,15 +104,15 @@ def load_experiment(
     experiment = parse_experiment(merge_tables(base, change, dropped=dropped), is_complete)
     if isinstance(source, str | Path) and not experiment.name:
         experiment = experiment.model_copy(update={"name": Path(source).stem})
-    experiment._asked = replace(experiment._asked, keys=tuple(list_keys(change)), gone=tuple(dropped))
+    experiment._overrides = replace(experiment.overrides, keys=tuple(list_keys(change)), dropped=tuple(dropped))
     return experiment
 
 
 def parse_overrides(overrides: Sequence[str]) -> Table:
-    """Return the tables of overrides, laid over each other: of two for one key the last one counts.
+    """Return the merged tables of overrides; of two for one key the last one wins.
 
     Raises:
-        ConfigError: One of them has not the form of one.
+        ConfigError: An override is malformed.
     """
     change: Table = {}
     for text in overrides:
@@ -126,185 +121,198 @@ def parse_overrides(overrides: Sequence[str]) -> Table:
 
 
 def parse_override(text: str) -> Table:
-    """Return the table that `a.b=c` stands for.
+    """Return the table of `a.b=c`.
 
     Raises:
-        ConfigError: The text has no such form.
+        ConfigError: The override is malformed.
     """
-    key, equals, value = text.partition("=")
-    path = _path(key) if equals else ()
+    key, equals, content = text.partition("=")
+    path = _parse_key(key) if equals else ()
     if not path:
         raise ConfigError(f'an override is written key=value, such as local.lr=0.03, got "{truncate(text)}".')
-    check_values({".".join(path): (found := _value(value.strip()))}, "an override")
+    value = _parse_value(content.strip())
+    check_values({".".join(path): value}, "an override")
     for part in reversed(path):
-        found = {part: found}
-    return dict(found)
+        value = {part: value}
+    return dict(value)
 
 
-def _path(key: str) -> tuple[str, ...]:
-    """Return the parts of a dotted key, quoted ones too; none where it is no key of TOML."""
+def _parse_key(key: str) -> tuple[str, ...]:
+    """Return the parts of a dotted key, quoted ones too; empty for a malformed key."""
     try:
-        found: Any = tomllib.loads(f"{key.strip()} = 0") if key.isprintable() else {}
+        value: Any = tomllib.loads(f"{key.strip()} = 0") if key.isprintable() else {}
     except (tomllib.TOMLDecodeError, RecursionError):
         return ()
     parts: list[str] = []
-    while isinstance(found, dict):
-        if len(found) != 1 or len(parts) == DEEPEST:
+    while isinstance(value, dict):
+        if len(value) != 1 or len(parts) == DEEPEST:
             return ()
-        ((part, found),) = found.items()
+        ((part, value),) = value.items()
         parts.append(part)
     return tuple(parts)
 
 
-def _value(text: str) -> Any:
-    """Return what a text stands for: a value in TOML's notation, or else itself."""
+def _parse_value(text: str) -> Any:
+    """Return the value of a text in TOML's notation, or else the text."""
     try:
         tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
-    except (RecursionError, ValueError):  # it is TOML, and will be refused
+    except (RecursionError, ValueError):  # it is TOML, and is refused below
         pass
-    found = parse_toml(f"value = {text}", "an override")
-    return found["value"] if len(found) == 1 else text
+    table = parse_toml(f"value = {text}", "an override")
+    return table["value"] if len(table) == 1 else text
 
 
-def resolve_paths(table: Mapping[str, Any], folder: Path) -> Table:
-    """Return the tables with relative paths of `file.py` plug-ins, plans and data made absolute, seen from a folder.
+# ---- paths and names in a run file ---------------------------------------------------------------------------------
 
-    Budget files are read, and their values replace them, so that a run can be repeated without the files.
-
-    Raises:
-        ConfigError: A budget file cannot be read.
-    """
-    result: Table = _copied(table)
-    if isinstance(result.get("data"), dict):
-        result["data"] = _data_anchored(result["data"], folder)
-    for place in _PLUGINS:
-        *sections, key = place.split(".")
-        inside: Any = result
-        for section in sections:
-            inside = inside.get(section) if isinstance(inside, dict) else None
-        if isinstance(inside, dict) and isinstance(inside.get(key), dict):
-            inside, key = inside[key], "name"
-        if isinstance(inside, dict) and isinstance(inside.get(key), str):
-            inside[key] = names.make_absolute(names.match_name(_KIND_OF[place], inside[key]), folder)
-    _understand(result)
-    if isinstance(result.get("method"), dict):
-        _anchor_parts(result["method"], folder)
-    _anchor_told(result, folder)
-    _anchor_files(result, folder)
-    compare = result.get("compare")
-    for part in ("row", "setting"):
-        if isinstance(compare, dict) and isinstance(compare.get(part), list):
-            compare[part] = [resolve_paths(one, folder) if isinstance(one, dict) else one for one in compare[part]]
-    return result
-
-
-def _understand(table: Table) -> None:
-    """Take names that are no plug-ins however they are written, too: kinds of a partition, profiles of devices."""
-    division = table.get("data", {}).get("partition") if isinstance(table.get("data"), dict) else None
-    if isinstance(division, dict) and "kind" in division:
-        division["kind"] = names.find_match(division["kind"], KINDS)
-    groups = table.get("fleet", {}).get("groups") if isinstance(table.get("fleet"), dict) else None
-    for group in groups if isinstance(groups, list) else ():
-        if isinstance(group, dict) and "profile" in group:
-            group["profile"] = names.find_match(group["profile"], PROFILES)
-
-
-def _anchor_parts(method: Table, folder: Path) -> None:
-    """Make places of single hooks and of options absolute."""
-    if isinstance(method.get("hooks"), dict):
-        method["hooks"] = {
-            k: names.make_absolute(v, folder) if isinstance(v, str) else v for k, v in method["hooks"].items()
-        }
-    if isinstance(method.get("plus"), dict):
-        plus = {names.match_name("options", str(key)): value for key, value in method["plus"].items()}
-        method["plus"] = {names.make_absolute(key, folder): value for key, value in plus.items()}
-
-
-def _anchor_told(table: Table, folder: Path) -> None:
-    """Make the places of files absolute in what is measured and told: `evaluate.metrics` and `callbacks`."""
-    evaluate = table.get("evaluate")
-    if isinstance(evaluate, dict) and isinstance(evaluate.get("metrics"), list):
-        named = evaluate["metrics"]
-        evaluate["metrics"] = [names.make_absolute(one, folder) if isinstance(one, str) else one for one in named]
-    if "callbacks" in table:
-        table["callbacks"] = _callbacks_anchored(table["callbacks"], folder)
-
-
-def _callbacks_anchored(callbacks: Any, folder: Path) -> Any:
-    """Return `callbacks`, one or a list of them, with the places of files made absolute."""
-    if isinstance(callbacks, list):
-        return [_callbacks_anchored(one, folder) for one in callbacks]
-    if isinstance(callbacks, dict) and isinstance(callbacks.get("name"), str):
-        return {**callbacks, "name": names.make_absolute(callbacks["name"], folder)}
-    return names.make_absolute(callbacks, folder) if isinstance(callbacks, str) else callbacks
-
-
-def _data_anchored(data: Table, folder: Path) -> Table:
-    """Return `[data]` with the data at its paths found, and the place of a partition of one's own made absolute."""
-    division = data.get("partition")
-    if isinstance(division, dict) and isinstance(division.get("kind"), str):
-        division["kind"] = names.make_absolute(division["kind"], folder)
-    if isinstance(data.get("server"), dict):
-        found = detect_data_source(data["server"], folder, "[data] server")
-        data["server"] = {k: v for k, v in found.items() if k != "partition" or k in data["server"]}  # is not divided
-    return detect_data_source(data, folder)
-
-
+_KINDS = {"data.name": "data", "data.server.name": "data", "model.name": "models", "peft.name": "peft",
+          "method.name": "methods", "engine.name": "engines", "cohort.choose": "selection",
+          "attack.kind": "attacks"}  # fmt: skip
+"""Kind of the name at each key that has one."""
 _DATA_FILES = ("folder", "file", "tokenizer", "columns")
 """Keys of a data set that name files."""
 
 
-def _anchor_files(table: Table, folder: Path) -> None:
-    fleet = table.get("fleet")
-    data, model = table.get("data"), table.get("model")
-    availability = fleet.get("availability") if isinstance(fleet, dict) else None
-    server = data.get("server") if isinstance(data, dict) else None
-    for place, where, key in (
-        *((data, "[data]", key) for key in _DATA_FILES),
-        *((server, "[data] server", key) for key in _DATA_FILES),
-        (model, "[model]", "checkpoint"),
-        (availability, "[fleet] availability", "trace"),
-        (table, "", "start"),
+def resolve_paths(table: Mapping[str, Any], folder: Path) -> Table:
+    """Return the tables with absolute paths of `file.py` plug-ins, plans and data, and with names as they are built in.
+
+    Budget files are read, and their values replace them, so that a run can be repeated without the files. Values are
+    not validated yet, so each section may be of any type.
+
+    Args:
+        table: Tables as in a run file.
+        folder: The folder to which paths are relative.
+
+    Raises:
+        ConfigError: A path is malformed, or a budget file cannot be read.
+    """
+    result: Table = _copy(table)
+    if isinstance(result.get("data"), dict):
+        result["data"] = _resolve_data(result["data"], folder)
+    _resolve_components(result, folder)
+    _resolve_files(result, folder)
+    fleet, compare = _get_table(result, "fleet"), _get_table(result, "compare")
+    if isinstance(fleet.get("groups"), list):
+        fleet["groups"] = [
+            _resolve_group(group, folder, f"fleet.groups.{i}.budget") for i, group in enumerate(fleet["groups"])
+        ]
+    for part in ("row", "setting"):
+        if isinstance(compare.get(part), list):
+            compare[part] = [resolve_paths(one, folder) if isinstance(one, dict) else one for one in compare[part]]
+    return result
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copy(inner) for key, inner in value.items()}
+    return [_copy(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _get_table(table: Table, key: str) -> Table:
+    """Return the table at a key; an empty one, which is not part of `table`, if the value is not a table."""
+    inner = table.get(key)
+    return inner if isinstance(inner, dict) else {}
+
+
+def _make_absolute(name: Any, folder: Path) -> Any:
+    return names.make_absolute(name, folder) if isinstance(name, str) else name
+
+
+def _resolve_data(data: Table, folder: Path) -> Table:
+    """Return `[data]` with the data at its paths detected, and the name of its partition resolved."""
+    partition = _get_table(data, "partition")
+    if "kind" in partition:
+        partition["kind"] = names.find_match(_make_absolute(partition["kind"], folder), KINDS)
+    if isinstance(data.get("server"), dict):
+        server = detect_data_source(data["server"], folder, "[data] server")
+        data["server"] = {k: v for k, v in server.items() if k != "partition" or k in data["server"]}  # is not divided
+    return detect_data_source(data, folder)
+
+
+def _resolve_components(table: Table, folder: Path) -> None:
+    """Resolve the names of components, hooks, options, metrics and callbacks."""
+    for key, kind in _KINDS.items():
+        *sections, name = key.split(".")
+        section = table
+        for part in sections:
+            section = _get_table(section, part)
+        if isinstance(section.get(name), dict):
+            section, name = section[name], "name"
+        if isinstance(section.get(name), str):
+            section[name] = names.make_absolute(names.match_name(kind, section[name]), folder)
+    method, evaluate = _get_table(table, "method"), _get_table(table, "evaluate")
+    hooks, plus, metrics = method.get("hooks"), method.get("plus"), evaluate.get("metrics")
+    if isinstance(hooks, dict):
+        method["hooks"] = {key: _make_absolute(name, folder) for key, name in hooks.items()}
+    if isinstance(plus, dict):
+        method["plus"] = {
+            _make_absolute(names.match_name("options", str(key)), folder): own for key, own in plus.items()
+        }
+    if isinstance(metrics, list):
+        evaluate["metrics"] = [_make_absolute(name, folder) for name in metrics]
+    if "callbacks" in table:
+        table["callbacks"] = _resolve_callbacks(table["callbacks"], folder)
+
+
+def _resolve_callbacks(callbacks: Any, folder: Path) -> Any:
+    if isinstance(callbacks, list):
+        return [_resolve_callbacks(one, folder) for one in callbacks]
+    if isinstance(callbacks, dict) and isinstance(callbacks.get("name"), str):
+        return {**callbacks, "name": names.make_absolute(callbacks["name"], folder)}
+    return _make_absolute(callbacks, folder)
+
+
+def _resolve_files(table: Table, folder: Path) -> None:
+    """Make paths of files absolute if they exist; otherwise a data set looks in FLEETFIT_DATA."""
+    data, fleet = _get_table(table, "data"), _get_table(table, "fleet")
+    for place, section, keys in (
+        ("data", data, _DATA_FILES),
+        ("data.server", _get_table(data, "server"), _DATA_FILES),
+        ("model", _get_table(table, "model"), ("checkpoint",)),
+        ("fleet.availability", _get_table(fleet, "availability"), ("trace",)),
+        ("", table, ("start",)),
     ):
-        if isinstance(place, dict) and isinstance(place.get(key), str):
-            if not place[key] and place is not table:
-                raise ConfigError(f"{where} {key}: is empty; name a place, or leave it out.")
-            if not place[key]:
+        for key in keys:
+            file = section.get(key)
+            if not isinstance(file, str) or (not file and key == "start"):
                 continue
-            path = resolve_path(place[key], folder, f"{where} {key}".strip())
-            if path_exists(path):  # else the data set looks in FLEETFIT_DATA
-                place[key] = str(path)
-    if isinstance(fleet, dict) and isinstance(fleet.get("levels"), str) and fleet["levels"].endswith(".toml"):
-        fleet["levels"] = str(resolve_path(fleet["levels"], folder, "[fleet] levels"))
-    if isinstance(fleet, dict) and isinstance(fleet.get("groups"), list):
-        fleet["groups"] = [_with_budget(group, folder) for group in fleet["groups"]]
+            first, _, inner = place.partition(".")
+            where = " ".join(filter(None, [first and f"[{first}]", inner, key]))
+            dotted = f"{place}.{key}" if place else key
+            if not file:
+                raise ConfigError(f"{where}: is empty; name a place, or leave it out.", key=dotted)
+            path = resolve_path(file, folder, where, dotted)
+            if path_exists(path):
+                section[key] = str(path)
+    if isinstance(fleet.get("levels"), str) and fleet["levels"].endswith(".toml"):
+        fleet["levels"] = str(resolve_path(fleet["levels"], folder, "[fleet] levels", "fleet.levels"))
 
 
-def _with_budget(group: Any, folder: Path) -> Any:
-    """Return a group with what its budget file says, if it names one; it is called as the file is."""
-    if not isinstance(group, dict) or not is_budget_file(group.get("budget")):
+def _resolve_group(group: Any, folder: Path, key: str) -> Any:
+    """Return a group of the fleet with its profile's built-in name and the values of its budget file."""
+    if not isinstance(group, dict):
         return group
-    path = resolve_path(group["budget"], folder, "[fleet] groups.budget")
+    if "profile" in group:
+        group = {**group, "profile": names.find_match(group["profile"], PROFILES)}
+    if not is_budget_file(group.get("budget")):
+        return group
+    path = resolve_path(group["budget"], folder, "[fleet] groups.budget", key)
     return {"name": path.stem} | group | read_budget_file(path)
 
 
-def _copied(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copied(inner) for key, inner in value.items()}
-    return [_copied(inner) for inner in value] if isinstance(value, list | tuple) else value
+# ---- short forms of sections ---------------------------------------------------------------------------------------
 
 
 def expand_sections(table: Mapping[str, Any]) -> Table:
     """Return tables in which a name alone has become a section: `method = "fedavg"`."""
     if "data" in table:
         table = {**table, "data": wrap_in_memory_data(table["data"])}
-    return {key: _as_section(key, value) for key, value in table.items()}
+    return {key: _expand_section(key, value) for key, value in table.items()}
 
 
-def _as_section(key: str, value: Any) -> Any:
-    """Let a name, an object or a section stand for a whole section, and a path for its text."""
+def _expand_section(key: str, value: Any) -> Any:
+    """Return the table of a section that is a name, an object, a table or a pydantic section; a path as text."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, pydantic.BaseModel):
@@ -312,13 +320,13 @@ def _as_section(key: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         if isinstance(value.get("name"), str) or "name" not in value:
             return dict(value)
-        return {**value, "name": _import_path(value["name"])}
-    return {"name": _import_path(value)} if CHOOSERS.get(key) == "name" else value
+        return {**value, "name": _find_import_name(value["name"])}
+    return {"name": _find_import_name(value)} if CHOOSERS.get(key) == "name" else value
 
 
-def _import_path(thing: Any) -> Any:
-    """Return `module:function` for a function or class that can be imported by name, else the thing itself."""
-    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
-    if not callable(thing) or module in (None, "__main__") or not name.isidentifier():
-        return thing
-    return f"{module}:{name}" if getattr(sys.modules.get(str(module)), name, None) is thing else thing
+def _find_import_name(value: Any) -> Any:
+    """Return `module:function` for a function or class that can be imported by name, else the value."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+    if not callable(value) or module in (None, "__main__") or not name.isidentifier():
+        return value
+    return f"{module}:{name}" if getattr(sys.modules.get(str(module)), name, None) is value else value

@@ -1,8 +1,8 @@
-"""Tables of a run file are laid over each other, key by key.
+"""Merge the tables of a run file, key by key.
 
-An override changes one key and leaves the rest. One rule goes beyond that: where an override names another method,
-model, way of fine-tuning, data set, engine, partition, optimiser or schedule, the keys that belonged to the old one go
-with it. Options and single hooks, which go with any method, stay.
+An override changes one key and keeps the rest, with one exception: an override that names another method, model, mode
+of fine-tuning, data set, engine, partition, optimiser or schedule drops the keys of the old one. Options and single
+hooks, which go with any method, stay.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,10 +16,11 @@ Table = dict[str, Any]
 CHOOSERS = {"data": "name", "model": "name", "peft": "name", "method": "name", "engine": "name",
             "attack": "kind", "data.partition": "kind", "data.server": "name", "local": "optimiser",
             "local.schedule": "kind", "cohort.choose": "name"}  # fmt: skip
-# keys of the section itself, whatever it names
-_STAYS = {"data": {"partition", "server"}, "engine": {"device", *EngineSection.model_fields} - {"name"},
-          "method": {"plus", "hooks"}, "attack": {"share", "among"},
-          "local": LocalSection.model_fields.keys() - {"optimiser", *OF_OPTIMISERS}}  # fmt: skip
+"""By section, the key that names a component to which further keys belong."""
+_SHARED = {"data": {"partition", "server"}, "engine": {"device", *EngineSection.model_fields} - {"name"},
+           "method": {"plus", "hooks"}, "attack": {"share", "among"},
+           "local": LocalSection.model_fields.keys() - {"optimiser", *OF_OPTIMISERS}}  # fmt: skip
+"""By section, the keys that stay with any component."""
 
 
 def list_keys(table: Mapping[str, Any], place: str = "") -> Iterator[str]:
@@ -33,25 +34,25 @@ def list_keys(table: Mapping[str, Any], place: str = "") -> Iterator[str]:
 
 
 def list_choosers(table: Mapping[str, Any]) -> list[str]:
-    """Return the dotted keys of tables that name something to which further keys belong: method.name."""
+    """Return the dotted keys of tables that name a component: method.name."""
     places = [f"{section}.{key}" for section, key in CHOOSERS.items()]
     return [place for place in places if find_value(table, place)]
 
 
 def find_value(table: Mapping[str, Any], key: str) -> tuple[Any, ...]:
-    """Return the value at a dotted key of tables, alone in a tuple; none where there is no such key."""
+    """Return the value at a dotted key of tables as a tuple of one; an empty tuple without such a key."""
     for name, value in table.items():
         if name == key:
             return (value,)
         if isinstance(value, Mapping) and key.startswith(f"{name}."):
-            found = find_value(value, key[len(name) + 1 :])
-            if found:
-                return found
+            match = find_value(value, key[len(name) + 1 :])
+            if match:
+                return match
     return ()
 
 
 def deep_merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> Table:
-    """Return tables with others laid over them, key by key; nothing goes that is not laid over."""
+    """Return the base with a change merged into it, key by key; no other key is dropped."""
     result = dict(base)
     for key, value in change.items():
         old = result.get(key)
@@ -62,21 +63,21 @@ def deep_merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> Table:
 def merge_tables(
     base: Mapping[str, Any], change: Mapping[str, Any], where: str = "", dropped: list[str] | None = None
 ) -> Table:
-    """Return the base with a change laid over it, table by table; see the module's rule on other names.
+    """Return the base with a change merged into it; another name drops keys, by the module's rule.
 
     Args:
         base: Tables.
-        change: What is laid over them.
+        change: Tables whose values win.
         where: The place of both in a run file, dotted.
-        dropped: Gets the dotted keys that went with another name.
+        dropped: Receives the dotted keys that are dropped.
     """
     result = dict(base)
     chooser = CHOOSERS.get(where)
-    if chooser is not None and chooser in change and base.get(chooser, _default_name(where)) != change[chooser]:
-        result = {key: value for key, value in result.items() if key in _STAYS.get(where, ())}
-        left = {key: value for key, value in base.items() if key not in result and key != chooser}
+    if chooser is not None and chooser in change and base.get(chooser, _find_default_name(where)) != change[chooser]:
+        result = {key: value for key, value in result.items() if key in _SHARED.get(where, ())}
         if dropped is not None:
-            dropped += list_keys(left, f"{where}.")
+            own = {key: value for key, value in base.items() if key not in result and key != chooser}
+            dropped += list_keys(own, f"{where}.")
     for key, value in change.items():
         old = result.get(key)
         inner = f"{where}.{key}" if where else key
@@ -87,7 +88,7 @@ def merge_tables(
     return result
 
 
-def _default_name(where: str) -> Any:
+def _find_default_name(where: str) -> Any:
     section: Any = Experiment()
     for part in where.split("."):
         section = getattr(section, part)

@@ -1,8 +1,8 @@
-"""What the keys of a run file require to have an effect: one table of conditions on the assembled run.
+"""Conditions under which keys of a run file have an effect, as one table.
 
-A key that is set and whose condition is false is noted, or refused where it was asked for with `--set` or a keyword.
-Factories declare the same of their parameters (`fleetfit.factories`), methods of hooks that they replace and of keys
-that they set themselves (`fleetfit.method.Method`).
+A key that is set and whose condition is false gets a note; with `--set` or a keyword it is refused. Factories declare
+the same of their parameters (`fleetfit.factories`), methods of hooks that they replace and of keys that they set
+(`fleetfit.method.Method`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleetfit.config.assembly import Assembly, UnusedKey
-from fleetfit.config.computing import build_level
-from fleetfit.config.naming import find_function
+from fleetfit.config.build.engine import build_level
+from fleetfit.config.components import find_function
 from fleetfit.config.schema import Experiment, LocalSection
-from fleetfit.config.section import Open, Section
+from fleetfit.config.section import OpenSection, Section
 from fleetfit.data.partition import KINDS
 from fleetfit.factories import find_unused_parameters, is_default
 from fleetfit.method import FEDAVG, find_unused_parts
@@ -25,7 +25,7 @@ class Requirement:
     """A condition under which a key has an effect.
 
     Attributes:
-        key: Dotted; of a section, it is meant for all keys of the section that have no row before.
+        key: Dotted. The key of a section stands for its keys that have no row of their own.
         is_met: Whether an assembled run uses the key.
         reason: Why the run does not use it otherwise.
     """
@@ -36,27 +36,27 @@ class Requirement:
 
 
 def is_simulated(run: Assembly) -> bool:
-    """Return whether clients are simulated; the nodes of a fleet have data and resources of their own."""
+    """Return whether clients are simulated; the nodes of a fleet have their own data and resources."""
     return run.simulation is not None
 
 
 def has_profiles(run: Assembly) -> bool:
-    """Return whether clients differ in speed; the server of a fleet sees real ones."""
+    """Return whether clients differ in speed; the nodes of a fleet do."""
     return run.simulation is None or bool(run.simulation.resources.speeds)
 
 
 def has_open_cohort(run: Assembly) -> bool:
-    """Return whether the number of clients says how many take part in a round."""
+    """Return whether the cohort is a default share of the clients."""
     return is_simulated(run) or (run.experiment.cohort.count is None and run.experiment.cohort.fraction is None)
 
 
 def is_sized_by_data(run: Assembly) -> bool:
-    """Return whether the kind of data says how many clients there are, and so how many take part in a round."""
+    """Return whether the kind of data determines the number of clients, and with it the cohort."""
     return is_simulated(run) or (has_open_cohort(run) and run.experiment.data.partition.clients is None)
 
 
 def takes_levels(run: Assembly) -> bool:
-    """Return whether the method's levels follow the targets that `[fleet] levels` sets."""
+    """Return whether the method's levels follow the targets of `[fleet] levels`."""
     return run.method.needs_budgets and run.method.levels is not FEDAVG.levels
 
 
@@ -67,7 +67,7 @@ def has_jumps(run: Assembly) -> bool:
 
 
 def has_image_layers(run: Assembly) -> bool:
-    """Return whether a level has convolutions, whose images have a memory format."""
+    """Return whether a level has convolutions, because only images have a memory format."""
     problem = run.federation.problem
     return any(has_convolutions(build_level(problem, level)) for level in run.federation.levels)
 
@@ -120,7 +120,7 @@ def find_unused_keys(run: Assembly, experiment: Experiment) -> Iterator[UnusedKe
 
     Args:
         run: The assembled run.
-        experiment: The description from which it was assembled.
+        experiment: The experiment before the run recorded measured and chosen values.
     """
     defaults = run.method.defaults
     unused: dict[str, str] = {}
@@ -131,19 +131,19 @@ def find_unused_keys(run: Assembly, experiment: Experiment) -> Iterator[UnusedKe
     unused |= _find_unused_parameters(experiment)
     for key, reason in find_unused_parts(run.federation.method_spec).items():
         if key == "method.plus.in_time" and "in_time" not in experiment.method.plus:
-            key = "cohort.late"  # which brought the option along
+            key = "cohort.late"  # the key that adds the option
         if key.startswith("method.") or list(find_set_keys(experiment, key, defaults)):
             unused[key] = reason
     yield from (UnusedKey(key, reason) for key, reason in unused.items())
 
 
 def find_set_keys(experiment: Experiment, key: str, defaults: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the key if it differs from its default; of a section, all such keys in it that have no row of their own.
+    """Yield the key if it differs from its default; of a section, its keys that do and that have no row of their own.
 
     Args:
         experiment: The run.
         key: Dotted.
-        defaults: The method's own, by dotted key.
+        defaults: Defaults that the method declares, by dotted key.
     """
     *path, name = key.split(".")
     section: Any = experiment
@@ -151,7 +151,13 @@ def find_set_keys(experiment: Experiment, key: str, defaults: Mapping[str, Any])
         section = getattr(section, part, None)
     if not isinstance(section, Section):
         return
-    value, default = getattr(section, name), defaults.get(key, _find_default(section, name))
+    if key in defaults:
+        default = defaults[key]
+    elif isinstance(section, LocalSection):  # whose defaults depend on the optimiser
+        default = getattr(LocalSection(optimiser=section.optimiser), name)
+    else:
+        default = type(section).model_fields[name].get_default(call_default_factory=True)
+    value = getattr(section, name)
     if not isinstance(default, Section):
         if not is_default(value, default):
             yield key
@@ -159,20 +165,14 @@ def find_set_keys(experiment: Experiment, key: str, defaults: Mapping[str, Any])
     for inner in type(value).model_fields:
         if f"{key}.{inner}" not in _ROWS:
             yield from find_set_keys(experiment, f"{key}.{inner}", defaults)
-    if isinstance(value, Open):
+    if isinstance(value, OpenSection):
         yield from (f"{key}.{inner}" for inner in value.settings)
 
 
-def _find_default(section: Section, name: str) -> Any:
-    if isinstance(section, LocalSection):  # whose defaults are those of the optimiser
-        return getattr(LocalSection(optimiser=section.optimiser), name)
-    return type(section).model_fields[name].get_default(call_default_factory=True)
-
-
 def _find_unused_parameters(experiment: Experiment) -> dict[str, str]:
-    """Return the parameters of named functions that others switch off, by dotted key."""
+    """Return the parameters of named functions that others leave without effect, by dotted key."""
     data, server, method, choose = experiment.data, experiment.data.server, experiment.method, experiment.cohort.choose
-    named: list[tuple[str, str, Any, Mapping[str, Any]]] = [
+    components: list[tuple[str, str, Any, Mapping[str, Any]]] = [
         ("data", "data", data.name, data.settings),
         ("model", "models", experiment.model.name, experiment.model.settings),
         ("peft", "peft", experiment.peft.name, experiment.peft.settings),
@@ -182,12 +182,12 @@ def _find_unused_parameters(experiment: Experiment) -> dict[str, str]:
         ("engine", "engines", experiment.engine.name, experiment.engine.settings),
     ]
     if server is not None:
-        named.append(("data.server", "data", server.name, server.settings))
+        components.append(("data.server", "data", server.name, server.settings))
     if isinstance(choose, Mapping):
         own = {key: value for key, value in choose.items() if key != "name"}
-        named.append(("cohort.choose", "selection", choose.get("name"), own))
+        components.append(("cohort.choose", "selection", choose.get("name"), own))
     unused: dict[str, str] = {}
-    for place, kind, name, settings in named:
+    for place, kind, name, settings in components:
         if settings and (isinstance(name, str) or callable(name)):
             factory, _ = find_function(kind, name)
             unused |= {f"{place}.{key}": reason for key, reason in find_unused_parameters(factory, settings).items()}

@@ -1,6 +1,6 @@
 """The typed description of a run: every key of a run file with its type, range and default.
 
-A section is a value; `reading` merges sections, and `assembly` says what becomes of them.
+`load` merges and `parse` validates them, `build` makes the objects of a run.
 """
 
 import math
@@ -9,14 +9,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr
 
-from fleetfit.config.availability import AvailabilitySection
 from fleetfit.config.section import (
     Below1,
     Count,
     Fraction,
     Norm,
     NotNegative,
-    Open,
+    OpenSection,
     Positive,
     Probability,
     Section,
@@ -35,7 +34,7 @@ class Constant(Section):
     kind: Literal["constant"] = "constant"
 
     def factor_at(self, rounds: int, round: int) -> float:
-        """Return what the learning rate is multiplied by in a round, counted from 0."""
+        """Return the multiplier of the learning rate in a round, counted from 0."""
         return 1.0
 
 
@@ -47,7 +46,7 @@ class Step(Section):
     factor: Positive = 0.1
 
     def factor_at(self, rounds: int, round: int) -> float:
-        """Return factor^(how many of `at` have come), counted from round 0."""
+        """Return factor^n after n of the rounds in `at`."""
         return float(self.factor ** sum(round >= r for r in self.at))
 
 
@@ -77,11 +76,11 @@ class Exponential(Section):
 Schedule = Annotated[Constant | Step | Cosine | Exponential, Field(discriminator="kind")]
 
 
-# ---- `[compare]`: what is run beside what, and what the table shows ------------------------------------------------
+# ---- `[compare]` ---------------------------------------------------------------------------------------------------
 
 
 class CompareSection(Section):
-    """`[compare]`: rows and settings of `fleetfit compare`, and what its table shows.
+    """`[compare]`: rows, settings and columns of `fleetfit compare`.
 
     Attributes:
         row: One table per row: keys of a run file that differ in it, an optional `label`, and `printed`, a paper's
@@ -89,9 +88,9 @@ class CompareSection(Section):
         setting: One table per setting: keys of a run file that differ in it, and its `label`.
         grid: Keys of a run file, each with the list of its values; all combinations are run for every row.
         tune: The same, but the best value of each row is chosen on validation data.
-        tune_on: What chooses: "local", "global", or the fewest "rounds" to the first target.
+        tune_on: The criterion: "local", "global", or the fewest "rounds" to the first target.
         tune_seeds: The seeds of the runs that tune; by default one that no run of the table has.
-        columns: What the table shows of each setting; by default local, global and, with a target, rounds.
+        columns: Columns of each setting; by default local, global and, with a target, rounds.
         target: An accuracy, or several, to which rounds are counted.
         target_on: Which accuracy that is.
         against: Label of the row that the others are measured against, seed by seed; the first one by default.
@@ -112,7 +111,7 @@ class CompareSection(Section):
 
     @property
     def given(self) -> list[str]:
-        """The keys that say something."""
+        """The keys that are set."""
         return [key for key in type(self).model_fields if key in self.model_fields_set and getattr(self, key)]
 
     @property
@@ -127,35 +126,26 @@ class CompareSection(Section):
         return tuple(sorted({t for t in given if t is not None}))
 
 
-# ---- the experiment ------------------------------------------------------------------------------------------------
-
-
-def _as_list(value: Any) -> Any:
-    """Return the list that one name, or one table, stands for."""
-    return [value] if isinstance(value, str | dict) else value
-
+# ---- the sections of a run -----------------------------------------------------------------------------------------
 
 CLIENTS = 40
-"""Clients, where the partition does not say, and at most."""
-FEWEST = 4
-"""Clients of a cohort, at least, where nobody says how many there are and how many take part."""
-ROWS = 30
-"""Training samples that each of them has on average, at least; small data have fewer clients."""
+"""Default number of clients."""
+MIN_SAMPLES = 30
+"""Training samples per client, at least; small data have fewer clients by default."""
+MIN_COHORT = 4
+"""Clients of a default cohort, at least, where the number of clients follows from the data."""
 FRACTION = 0.1
-"""p, the share of the clients in a cohort, where the cohort does not say."""
+"""Default p, the share of the clients in a cohort."""
 
 
-# ---- the sections ------------------------------------------------------------------------------------------------
-
-
-class PartitionSection(Open):
-    """How the data are divided among clients; further keys are those of the kind.
+class PartitionSection(OpenSection):
+    """`[data] partition`: how the data are divided among clients. Further keys are the kind's own.
 
     Attributes:
         kind: "iid", "dirichlet", "shards" or "natural"; or "package.module:name" or "file.py:name", also of a
             partitioner of flwr-datasets.
-        clients: How many; 40 by default, fewer where data are small, and with "natural" one per natural group.
-        seed: Of the division; the run's seed by default.
+        clients: Number of clients; 40 by default, fewer where data are small, and with "natural" one per natural group.
+        seed: Seed of the partition; the run's by default.
     """
 
     kind: str = "dirichlet"
@@ -163,7 +153,7 @@ class PartitionSection(Open):
     seed: Annotated[int, Field(ge=0)] | None = None
 
 
-class ServerDataSection(Open):
+class ServerDataSection(OpenSection):
     """`[data] server`: a data set whose samples the server trains on, without labels. Further keys are its own.
 
     Attributes:
@@ -173,12 +163,12 @@ class ServerDataSection(Open):
     name: Any
 
 
-class DataSection(Open):
-    """`[data]`: which data set, and how it is divided. Further keys (folder, validation, ...) are its own.
+class DataSection(OpenSection):
+    """`[data]`: the data set and its partition. Further keys (folder, validation, ...) are the data set's own.
 
     Attributes:
         name: A built-in set or kind of file (`fleetfit list data`), or `package.module:function`, `file.py:function`.
-        partition: How it is divided among clients.
+        partition: How the data are divided among clients.
         server: A data set for the server itself, for methods that train there (feddf).
     """
 
@@ -187,7 +177,7 @@ class DataSection(Open):
     server: ServerDataSection | None = None
 
 
-class ModelSection(Open):
+class ModelSection(OpenSection):
     """`[model]`: the architecture. Further keys are its own.
 
     Attributes:
@@ -197,11 +187,11 @@ class ModelSection(Open):
     name: Any = "cnn"
 
 
-class PeftSection(Open):
-    """`[peft]`: what of the model is trained, and what is put in. Further keys are the mode's own.
+class PeftSection(OpenSection):
+    """`[peft]`: the trained part of the model, and added layers. Further keys are the mode's own.
 
     Attributes:
-        name: A way of fine-tuning (`fleetfit list peft`); "full" trains everything.
+        name: Mode of fine-tuning (`fleetfit list peft`); "full" trains everything.
     """
 
     name: Any = "full"
@@ -211,11 +201,11 @@ class ProfileSection(Section):
     """`profile` of a group as a table of figures; see `fleetfit.profiles.DeviceProfile`.
 
     Attributes:
-        multiply_adds_per_s: What a device computes in training.
-        down_bytes_per_s: Of its link, from the server.
-        up_bytes_per_s: Of its link, to the server.
-        latency_s: Of its link, once a round.
-        memory_bytes: What a budget of memory could be; it does nothing by itself.
+        multiply_adds_per_s: Speed of a device in training.
+        down_bytes_per_s: Speed of its link from the server.
+        up_bytes_per_s: Speed of its link to the server.
+        latency_s: Latency of its link, once a round.
+        memory_bytes: Memory of the device; informative only, a budget of memory is set with `budget`.
     """
 
     multiply_adds_per_s: Positive
@@ -229,13 +219,13 @@ class GroupSection(Section):
     """One budget class of the fleet.
 
     Attributes:
-        budget: What a device affords: of the fleet's cost, or a table of costs, all of which must fit. A number up to 1
+        budget: Limit of the fleet's cost on a device, or a table of several limits that all hold. A number up to 1
             is a fraction of the full model's cost, a larger one and text with a unit ("20 ms", "200 MB") are absolute.
             A name that ends in .toml is a budget file, whose `tolerance` counts too (`fleetfit.config.load`).
-        share: Its share of the clients; groups without one divide what the others leave, equally.
+        share: Its share of the clients; groups without one divide the rest equally.
         tolerance: epsilon_k of its clients; `fleet.tolerance` by default.
-        name: What reports call it; "1/8" for a budget of 0.125 by default.
-        profile: How fast its devices and their links are: a name (`fleetfit list profiles`) or a table of figures.
+        name: Name in reports; "1/8" for a budget of 0.125 by default.
+        profile: Speed of its devices and their links: a name (`fleetfit list profiles`) or a table of figures.
     """
 
     budget: Positive | Unit | dict[str, Positive | Unit]
@@ -246,10 +236,10 @@ class GroupSection(Section):
 
 
 class LevelSection(Section):
-    """One of `[fleet] levels`, where they are given and not searched for.
+    """One of `[fleet] levels`, if they are listed.
 
     Attributes:
-        budget: What a client must afford for it, as a fraction of the full model's cost; 1 for the last one.
+        budget: Budget that a client needs for it, as a fraction of the full model's cost; 1 for the last one.
         depth: Blocks kept; all by default.
         width: Fraction of the channels kept.
     """
@@ -265,7 +255,7 @@ class DriftSection(Section):
     Attributes:
         sd: Standard deviation of the slow movement, of the budget's logarithm.
         jump: Probability that a budget jumps in a round.
-        low: What a jump leaves at least, as a fraction.
+        low: Smallest fraction that a jump leaves.
     """
 
     sd: NotNegative = 0.1
@@ -274,12 +264,12 @@ class DriftSection(Section):
 
 
 class SlowSection(Section):
-    """`[fleet] slow`: a share of each group's clients that is slower than its profile says.
+    """`[fleet] slow`: a share of each group's clients that is slower than its profile.
 
     Attributes:
-        share: Of the clients.
-        factor: How many times slower they compute.
-        link: How many times slower they send and receive.
+        share: Share of the clients.
+        factor: Factor by which they compute slower.
+        link: Factor by which they send and receive slower.
     """
 
     share: Fraction = 0.3
@@ -288,12 +278,12 @@ class SlowSection(Section):
 
 
 class LinksSection(Section):
-    """`[fleet] links`: how simulated links fail, each message of training by itself (see `fleetfit.links`).
+    """`[fleet] links`: faults of simulated links, drawn for each message of training (see `fleetfit.links`).
 
     Attributes:
-        lost_down: Probability that what a client is sent does not arrive: it trains nothing.
-        lost_up: Probability that what a client sends back does not arrive.
-        repeated: Probability that what arrives from a client arrives twice.
+        lost_down: Probability that a client's job does not arrive, so that it trains nothing.
+        lost_up: Probability that a client's update does not arrive.
+        repeated: Probability that an update that arrives does so twice.
     """
 
     lost_down: Probability = 0.0
@@ -301,24 +291,44 @@ class LinksSection(Section):
     repeated: Probability = 0.0
 
 
-class FleetSection(Section):
-    """`[fleet]`: what the devices afford, and how that becomes levels.
+class AvailabilitySection(Section):
+    """`[fleet] availability`: when clients are connected (see `fleetfit.values.Availability`).
 
     Attributes:
-        cost: What the levels are planned in, and budgets that are numbers are meant in: "parameters", "multiply_adds",
-            "size_bytes", "memory_bytes" (of a training step) or "latency_s" (measured on this machine).
+        share: Share of the time that a client is online, on average; 1 by default.
+        spread: Spread of that share over the clients, from 0 to 1.
+        rounds: Mean length of an online spell; by default each round is drawn independently.
+        day: Rounds of a day, if there are days.
+        leave: Probability that a chosen client goes away in the round, after it was sent its model.
+        trace: A file instead of chance.
+    """
+
+    share: Fraction | None = None
+    spread: Probability = 0.0
+    rounds: Positive | None = None
+    day: Positive | None = None
+    leave: Probability = 0.0
+    trace: str | None = None
+
+
+class FleetSection(Section):
+    """`[fleet]`: the budgets of the devices, and the levels.
+
+    Attributes:
+        cost: Cost in which levels are planned and which budgets limit: "parameters", "multiply_adds", "size_bytes",
+            "memory_bytes" (of a training step) or "latency_s" (measured on this machine).
         tolerance: How far a level may exceed a budget, as a fraction of it.
-        levels: "cluster", "halving", target cost ratios, the levels themselves, or a saved plan (its path, or the plan
+        levels: "cluster", "halving", target cost ratios, a list of levels, or a saved plan (its path, or the plan
             itself). Levels or a plan that cut depth only, or width only, are for methods that do so; others search.
         reports_budget: Whether clients report their budgets to the server; by default, whether the method needs it.
         drift: How budgets move during the run; they stay by default.
-        slow: Who is slower than the profiles say; nobody by default.
+        slow: Clients that are slower than their profile; none by default.
         jitter: Standard deviation, of the logarithm, by which speed and link differ from round to round.
         availability: When clients are connected; always by default.
-        links: How often messages are lost and repeated; never by default.
+        links: Faults of links; none by default.
         reports_labels: Whether clients report to the server how many samples of each class they have.
         groups: The budget classes.
-        measured: Latencies that were measured when the run was prepared; written by a run, so that it can be repeated.
+        measured: Latencies that were measured when the run was prepared; a run writes them, so that it can be repeated.
     """
 
     cost: str = "parameters"
@@ -342,12 +352,12 @@ class FleetSection(Section):
     measured: dict[str, list[float]] = Field(default_factory=dict)
 
 
-class MethodSection(Open):
+class MethodSection(OpenSection):
     """`[method]`: the algorithm. Further keys are its hyperparameters.
 
     Attributes:
         name: A built-in method (`fleetfit list methods`), or `package.module:function`, `file.py:function`.
-        plus: Options that go with any method, each a table of its keys: `plus.fedprox.mu = 0.01`.
+        plus: Options for any method, each a table of its keys: `plus.fedprox.mu = 0.01`.
         hooks: Single hooks by name: `hooks.channels = "rolling"`.
     """
 
@@ -356,23 +366,28 @@ class MethodSection(Open):
     hooks: dict[str, Any] = Field(default_factory=dict)
 
 
+def _get_optimiser_default(key: str) -> Any:
+    """Return a field whose default is the optimiser's; None for an optimiser without the key."""
+    return Field(default_factory=lambda values: OPTIMISERS[values["optimiser"]].get(key))
+
+
 class LocalSection(Section):
     """`[local]`: training on a client. Defaults and meanings are those of `fleetfit.values.Local`.
 
     Attributes:
-        lr: In the first round; `schedule` says how it goes on.
-        schedule: Of the learning rate, over the rounds.
+        lr: Learning rate of the first round; `schedule` changes it.
+        schedule: Learning rate over the rounds.
     """
 
     optimiser: Literal["sgd", "adam", "adamw"] = Local.optimiser
     epochs: Count = Local.epochs
     batch_size: Count | Literal["all"] = Field(default_factory=lambda: Local.batch_size or "all")
-    lr: Positive = Local.lr
-    momentum: Below1 = Local.momentum
-    nesterov: bool = Local.nesterov
-    betas: Annotated[tuple[Below1, Below1], Field(strict=False)] = Local.betas
-    eps: Positive = Local.eps
-    weight_decay: NotNegative = Local.weight_decay
+    lr: Positive = _get_optimiser_default("lr")
+    momentum: Below1 = _get_optimiser_default("momentum")
+    nesterov: bool = _get_optimiser_default("nesterov")
+    betas: Annotated[tuple[Below1, Below1], Field(strict=False)] = _get_optimiser_default("betas")
+    eps: Positive = _get_optimiser_default("eps")
+    weight_decay: NotNegative = _get_optimiser_default("weight_decay")
     clip_norm: Positive | None = Local.clip_norm
     clip_value: Positive | None = Local.clip_value
     max_steps: Count | None = Local.max_steps
@@ -382,26 +397,20 @@ class LocalSection(Section):
     schedule: Schedule = Field(default_factory=Constant)
     schedule_in_round: Literal["constant", "cosine"] = Local.schedule_in_round
 
-    def model_post_init(self, context: Any) -> None:
-        """Fill in the defaults of the optimiser."""
-        for key, default in OPTIMISERS[self.optimiser].items():
-            if key not in self.model_fields_set:
-                self.__dict__[key] = default
-
     @property
     def foreign(self) -> list[str]:
-        """The keys that were given, and that this optimiser does not take."""
+        """The keys that are set and that the optimiser does not take."""
         own = OPTIMISERS[self.optimiser]
         return [key for key in OF_OPTIMISERS if key in self.model_fields_set and key not in own]
 
 
-class AttackSection(Open):
+class AttackSection(OpenSection):
     """`[attack]`: hostile clients, in a simulation. Further keys (scale, z, target, trigger, ...) are the attack's own.
 
     Attributes:
-        kind: What they do, such as "sign_flip" (`fleetfit list attacks`); by default all clients are honest.
-        share: Of the clients; drawn from the run's seed.
-        among: "all": drawn from all clients; "each": the same share of each level; or the levels, counted from 1, among
+        kind: The attack, such as "sign_flip" (`fleetfit list attacks`); by default all clients are honest.
+        share: Share of hostile clients; they are drawn from the run's seed.
+        among: "all": drawn from all clients; "each": the same share of each level; or the levels, counted from 1, from
             whose clients they are drawn.
     """
 
@@ -414,11 +423,11 @@ class SecureSection(Section):
     """`[secure]`: secure aggregation (see `fleetfit.secure`); rounds are plain without this section.
 
     Attributes:
-        minimum: Clients, at least, that a sum is over: in a cohort, and in each part of the model.
-        threshold: Share of the cohort that has to be there to the end, above one half.
-        range: The largest movement of an element in a round; a client clips what is beyond it. With `[privacy]` it is
-            at least `clip`, and best the same.
-        bits: Of a movement; modulus 2^32, so that 20 bits are enough for 4,096 clients.
+        minimum: Smallest number of clients in a sum: in a cohort, and in each part of the model.
+        threshold: Share of the cohort that must stay to the end, above one half.
+        range: Largest movement of an element in a round; a client clips larger ones. With `[privacy]` it is at least
+            `clip`, and best the same.
+        bits: Bits of a movement; modulus 2^32, so that 20 bits are enough for 4,096 clients.
     """
 
     minimum: Annotated[int, Field(ge=2)] = 3
@@ -431,12 +440,12 @@ class PrivacySection(Section):
     """`[privacy]`: differential privacy of clients (see `fleetfit.privacy`); there is none without this section.
 
     Attributes:
-        clip: The largest Euclidean norm of what a client may move its sub-model by.
+        clip: Largest Euclidean norm of a client's update.
         noise: Standard deviation of the noise, as a multiple of `clip`.
-        epsilon: The budget. With `noise` the run ends when it is spent; without, noise is found with which all rounds
+        epsilon: The budget. With `noise` the run ends when it is spent; without, the noise is chosen so that all rounds
             spend it.
-        delta: Of (epsilon, delta); by default 1 / (10 * clients).
-        key_file: A file outside of the run folder with the key of the noise; it is made where there is none.
+        delta: The delta of (epsilon, delta); by default 1 / (10 * clients).
+        key_file: A file outside of the run folder with the key of the noise; it is made if it is missing.
     """
 
     clip: Positive | None = None
@@ -447,23 +456,22 @@ class PrivacySection(Section):
 
     @property
     def is_set(self) -> bool:
-        """Whether anything is asked for."""
+        """Whether a key is set."""
         return bool(self.model_fields_set)
 
 
 class CohortSection(Section):
-    """`[cohort]`: who takes part in a round.
+    """`[cohort]`: the clients that take part in a round.
 
     Attributes:
-        choose: "uniform" leaves it to the method, most of which choose uniformly; or the name of a way of client
-            selection, or a table with its name and its own keys.
+        choose: Client selection: "uniform" leaves it to the method, and most methods choose uniformly; or a name, or a
+            table with a name and its own keys.
         fraction: p: max(1, round(p * clients)) clients take part; 0.1 by default.
-        count: How many, instead of a fraction.
-        deadline_s: Seconds after which a round is over; none by default.
-        late: What becomes of a client that needs longer (see `fleetfit.values.Local`).
-        quorum: Share of the cohort whose updates end a round; below 1 the slowest are not waited for.
-        over_selection: Share by which more clients are asked than the cohort has, so that it fills up although some
-            fail.
+        count: Number of clients, instead of a fraction.
+        deadline_s: Seconds after which a round ends; none by default.
+        late: Treatment of a client that needs longer (see `fleetfit.values.Local`).
+        quorum: Share of the cohort whose updates end a round; below 1 the server does not wait for the slowest.
+        over_selection: Share of additional clients that are asked, so that the cohort fills up although some fail.
     """
 
     choose: Any = "uniform"
@@ -475,19 +483,19 @@ class CohortSection(Section):
     over_selection: NotNegative = 0.0
 
 
-class EngineSection(Open):
+class EngineSection(OpenSection):
     """`[engine]`: where jobs run, and how they are computed. Further keys (device, workers, ...) are the engine's own.
 
     Attributes:
-        name: Of the engine.
-        speed: "exact" computes as every machine of one kind does, in fp32; "fast" chooses for each level's shape the
-            precision and memory format that pay on this machine (`fleetfit.training.speed`).
+        name: The engine.
+        speed: "exact" computes in fp32, with the same bits on every machine of one kind; "fast" chooses for each
+            level's shape the precision and memory format that pay on this machine (`fleetfit.training.speed`).
         precision: For all levels, whatever the speed: "fp32", or "bf16" for products of matrices; weights stay fp32.
         memory_format: For all levels, of images: "contiguous" or "channels_last".
-        compile: For all levels: whether `torch.compile` makes kernels for them.
-        features_bytes: Memory that each process may use to keep what a frozen backbone makes of samples; what exceeds
-            it goes into a file. 0: it is computed each time, as it is by default where the speed is exact.
-        chosen: How each level is computed; written by a run that is "fast", so that it can go on with the same bits.
+        compile: For all levels: whether `torch.compile` compiles them.
+        features_bytes: Memory of each process for cached features of a frozen backbone; features that exceed it go into
+            a file. 0: they are computed each time, the default if the speed is exact.
+        chosen: How each level is computed; a "fast" run writes it, so that it resumes with the same bits.
     """
 
     name: Any = "local"
@@ -503,12 +511,12 @@ class EvaluateSection(Section):
     """`[evaluate]`: when and how accuracy is measured.
 
     Attributes:
-        every: Rounds between evaluations; 0 for none on the way. The last round is always evaluated.
+        every: Rounds between evaluations; 0 for none before the last round, which is always evaluated.
         batch_size: Samples per forward pass, which batch statistics depend on.
-        split: Which of each client's splits.
+        split: The split of each client that is evaluated.
         norms: Batch-norm policies, "static" and "batch"; the first is the headline.
         statistics_samples: Training samples, over all clients, from which static statistics are re-estimated.
-        clients: At most so many clients, drawn once; all by default.
+        clients: Largest number of clients, drawn once; all by default.
         whole: Whether each evaluation covers the whole test set as well, not only the last.
         metrics: Further metrics, by "file.py:function" or "package.module:function": functions of outputs and labels.
     """
@@ -524,11 +532,11 @@ class EvaluateSection(Section):
 
 
 class CheckpointSection(Section):
-    """`[checkpoint]`: how often the run can be taken up again.
+    """`[checkpoint]`: the checkpoints from which a run resumes.
 
     Attributes:
         every: Rounds between checkpoints.
-        keep: How many of the newest are kept.
+        keep: Number of the newest that are kept.
     """
 
     every: Count = 1
@@ -537,36 +545,38 @@ class CheckpointSection(Section):
 
 @dataclass(frozen=True)
 class Overrides:
-    """What was asked for beside the run file, with `--set` or keywords.
+    """Changes of a run file by `--set`, keywords and defaults.
 
     Attributes:
-        keys: The dotted keys that were given.
-        gone: The file's keys that went with another name.
-        model: The model that was chosen because it fits the data, where none was named.
+        keys: The dotted keys of `--set` and keywords.
+        dropped: The file's keys that belonged to a name which an override replaced.
+        model: The model that was chosen because it fits the data; empty where the file names one.
     """
 
     keys: tuple[str, ...] = ()
-    gone: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
     model: str = ""
 
 
 class Experiment(Section):
-    """A run, described. The empty description trains ScaleFL on the handwritten digits.
+    """The description of a run. The empty one trains ScaleFL on the handwritten digits.
 
     Attributes:
         name: Part of the run folder's name; by default the file's.
-        seed: Of everything that is drawn: the same file and seed give the same bits.
-        rounds: Of training.
+        seed: Seed of all random choices: the same file and seed give the same bits.
+        rounds: Rounds of training.
         start: The folder of another run, whose last state is the first one of this run.
-        callbacks: What is told of the run while it lasts: names, such as "tensorboard" or "file.py:function", and
-            tables with a name and keys.
+        callbacks: Functions that follow the run: names, such as "tensorboard" or "file.py:function", and tables with a
+            name and keys.
     """
 
     name: str = ""
     seed: Annotated[int, Field(ge=0)] = 0
     rounds: Count = 30
     start: str = ""
-    callbacks: Annotated[list[Any], BeforeValidator(_as_list)] = Field(default_factory=list)
+    callbacks: Annotated[
+        list[Any], BeforeValidator(lambda value: [value] if isinstance(value, str | dict) else value)
+    ] = Field(default_factory=list)
     data: DataSection = Field(default_factory=DataSection)
     model: ModelSection = Field(default_factory=ModelSection)
     peft: PeftSection = Field(default_factory=PeftSection)
@@ -581,7 +591,7 @@ class Experiment(Section):
     evaluate: EvaluateSection = Field(default_factory=EvaluateSection)
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
     compare: CompareSection = Field(default_factory=CompareSection)
-    _asked: Overrides = PrivateAttr(default_factory=Overrides)
+    _overrides: Overrides = PrivateAttr(default_factory=Overrides)
 
     @property
     def is_secure(self) -> bool:
@@ -589,10 +599,10 @@ class Experiment(Section):
         return "secure" in self.model_fields_set
 
     @property
-    def asked(self) -> Overrides:
-        """What was asked for beside the run file."""
-        return self._asked
+    def overrides(self) -> Overrides:
+        """Changes of the run file by `--set`, keywords and defaults."""
+        return self._overrides
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether two describe the same run, whoever asked for what."""
+        """Compare the runs, and not how they were overridden."""
         return isinstance(other, Experiment) and self.__dict__ == other.__dict__

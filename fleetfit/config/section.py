@@ -1,4 +1,4 @@
-"""What the sections of a run file are made of: kinds of numbers, and tables that know their keys."""
+"""Base classes and number types of the sections of a run file."""
 
 from typing import Annotated, Any, Literal
 
@@ -16,13 +16,13 @@ Norm = Literal["static", "batch"]
 
 
 class Section(pydantic.BaseModel):
-    """A section whose keys are all known."""
+    """A table of declared keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
 
 
-class Open(Section):
-    """A section that names a function: further keys are the function's own, checked against its signature."""
+class OpenSection(Section):
+    """A section that names a function; further keys are the function's own, checked against its signature."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True)
 

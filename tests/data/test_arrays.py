@@ -12,7 +12,7 @@ from support import Expected, raises
 
 import fleetfit as ff
 from fleetfit.config import load_experiment
-from fleetfit.config.naming import load_data, share_data
+from fleetfit.config.build.data import build_data, share_data
 from fleetfit.data import partition
 from fleetfit.data.files import arrays as arrays_module
 from fleetfit.data.files.arrays import arrays, in_memory
@@ -193,7 +193,7 @@ def test_data_are_shared_by_sections_with_the_same_keys(save: Callable[..., str]
     data = load_experiment({"data": {**own, "server": own}}).data
     assert data.server is not None
     with share_data():
-        assert load_data(data) is load_data(data.server, "[data] server")
+        assert build_data(data) is build_data(data.server, "[data] server")
 
 
 def test_keys_without_effect_are_declared() -> None:

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import Expected, raises
 
-from fleetfit.config import load_experiment, participants
+from fleetfit.config import load_experiment
+from fleetfit.config.build.data import build_partition
 from fleetfit.data import Data, partition
 from fleetfit.data.files.leaf import leaf_files, leaf_users
 from fleetfit.data.files.plain_text import PRINTABLE, Vocabulary, most_frequent, plain_text, windows, words_of
@@ -347,7 +348,7 @@ def test_a_partition_without_a_kind_has_the_one_that_fits_the_files(
     place = str(tmp_path if several else tmp_path / "0.txt")
     experiment = load_experiment({"data": {"path": place, "partition": wanted}})
     assert experiment.data.partition.model_dump(exclude_none=True) == {"kind": kind, **wanted}
-    assert len(participants.divide_data(experiment, plain_text(place, length=10))) == clients
+    assert len(build_partition(experiment, plain_text(place, length=10))) == clients
 
 
 def test_text_of_the_server_is_not_divided(tmp_path: Path) -> None:

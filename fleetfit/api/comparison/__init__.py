@@ -28,7 +28,7 @@ from fleetfit.api.comparison.results import (
 )
 from fleetfit.api.progress import ProgressOption, make_comparison_progress
 from fleetfit.config import Experiment
-from fleetfit.config.naming import share_data
+from fleetfit.config.build.data import share_data
 from fleetfit.errors import NoUsableUpdates
 from fleetfit.files import make_slug
 from fleetfit.report.results import ComparisonResults, read_results

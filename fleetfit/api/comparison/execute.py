@@ -42,11 +42,11 @@ from fleetfit.api.metadata import CHANGED, Fingerprint, format_difference, read_
 from fleetfit.api.results import Run, load
 from fleetfit.api.run import OnRound, prepare, run_remaining_rounds
 from fleetfit.config import Experiment, to_table
-from fleetfit.config.build.run import replace_callbacks, replace_measured, restore_recorded
+from fleetfit.config.build.data import share_data
 from fleetfit.config.dump import fill_in_defaults, find_object_sections
 from fleetfit.config.merge import find_value, list_keys, merge_tables
-from fleetfit.config.naming import share_data
 from fleetfit.config.parse import parse_experiment
+from fleetfit.config.records import record_latencies, replace_callbacks, restore_records
 from fleetfit.errors import (
     ConfigError,
     FleetFitError,
@@ -396,7 +396,7 @@ class _Executor:
         if not (folder / "config.toml").is_file():
             return None
         run = load(folder, **_find_objects(planned.table, planned.experiment))
-        expected = restore_recorded(fill_in_defaults(planned.experiment), run.experiment)
+        expected = restore_records(fill_in_defaults(planned.experiment), run.experiment)
         if to_table(run.experiment) != to_table(expected):  # not the texts: keys may have come since it was written
             raise RunError(
                 f"{folder} has another run: {_format_difference(run.experiment, expected)}. Choose another folder with "
@@ -513,7 +513,7 @@ class _Task:
             run.experiment = replace_callbacks(run.experiment, experiment.callbacks)
         else:
             experiment = fill_in_defaults(experiment)
-            experiment = replace_measured(experiment, {**self.measured, **experiment.fleet.measured})
+            experiment = record_latencies(experiment, {**self.measured, **experiment.fleet.measured})
             run = prepare(experiment, self.folder)
         notes = tuple(note for note in run.assembly.notes if note not in self.suppressed_notes)
         run.__dict__["assembly"] = replace(run.assembly, notes=notes)

@@ -27,13 +27,14 @@ from fleetfit.api.results import load
 from fleetfit.api.run import is_related_key
 from fleetfit.config import Assembly, Experiment, assemble
 from fleetfit.config.assembly import UnusedKey
+from fleetfit.config.build.data import share_data
 from fleetfit.config.build.method import build_method_spec
-from fleetfit.config.build.run import replace_measured
+from fleetfit.config.components import check_keys, find_function
 from fleetfit.config.dump import dump_section, fill_in_defaults
 from fleetfit.config.load import expand_sections, parse_overrides, resolve_paths
 from fleetfit.config.merge import deep_merge, find_value, list_choosers, list_keys, merge_tables
-from fleetfit.config.naming import check_keys, find_function, share_data
 from fleetfit.config.parse import parse_experiment
+from fleetfit.config.records import record_latencies
 from fleetfit.config.schema import CompareSection
 from fleetfit.config.toml import find_base_folder, read_toml
 from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, truncate
@@ -725,7 +726,7 @@ def _assemble(
 ) -> Assembly:
     try:
         experiment = fill_in_defaults(parse_experiment(merge_tables(run.table, make_tables(values))))
-        assembly = assemble(replace_measured(experiment, {**measured, **experiment.fleet.measured}))
+        assembly = assemble(record_latencies(experiment, {**measured, **experiment.fleet.measured}))
         parts = assembly.simulation.parts if assembly.simulation is not None else ()
         if plan.tuning != [()] and not any(len(part.get("validation", ())) for part in parts):
             raise ConfigError(NO_VALIDATION, key="compare.tune")

@@ -1,1 +1,1 @@
-"""Sections of a run file become objects, one module for each kind of section."""
+"""Sections of a run file become the objects of a run, one module per section."""

@@ -8,7 +8,7 @@ from fleetfit.values.local import OF_OPTIMISERS, OPTIMISERS
 
 
 def build_local_training(section: LocalSection, cohort: CohortSection) -> Local:
-    """Return the settings of local training: of every field the key of its name, and the deadline of the cohort.
+    """Return the settings of local training: each field from the key of its name, and the cohort's deadline.
 
     Keys of other optimisers stay at their defaults, and so does `check_every` without `patience`.
     """

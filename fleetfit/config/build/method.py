@@ -1,10 +1,18 @@
-"""`[method]` and `[cohort] choose` become the spec from which jobs rebuild the method."""
+"""`[method]` and `[cohort] choose` become the spec of the method, and its requirements are checked."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from fleetfit.config.schema import Experiment
 from fleetfit.errors import ConfigError
+from fleetfit.method import FEDAVG, Method
+from fleetfit.method.hooks import round_submodel
+from fleetfit.options import krum, outliers, trimmed_mean
+from fleetfit.peft.lora import B
+from fleetfit.values import Federation, Problem
 
 
 def build_method_spec(experiment: Experiment) -> dict[str, Any]:
@@ -31,3 +39,86 @@ def build_method_spec(experiment: Experiment) -> dict[str, Any]:
     if experiment.cohort.deadline_s is not None and experiment.cohort.late == "shallower":
         plus = {**plus, "in_time": {}}
     return spec | ({"plus": plus} if plus else {}) | ({"hooks": section.hooks} if section.hooks else {})
+
+
+def check_needs(experiment: Experiment, method: Method) -> None:
+    """Check, before data are loaded, that the run has what its method needs.
+
+    Raises:
+        ConfigError: Reports of budgets contradict the method, or the server trains and has no data.
+    """
+    name, reports = experiment.method.name, experiment.fleet.reports_budget
+    if reports is False and method.needs_budgets:
+        raise ConfigError(
+            f"[fleet] reports_budget: {name} needs the budgets that clients report to the server; adaptivefl does "
+            "without. Leave reports_budget out, or choose another method.",
+            key="fleet.reports_budget",
+        )
+    if reports and not method.needs_budgets:
+        raise ConfigError(
+            f"[fleet] reports_budget: {name} never learns a budget; leave reports_budget out.",
+            key="fleet.reports_budget",
+        )
+    if method.own_data and experiment.data.server is None:
+        raise ConfigError(
+            f"[method] {name} trains on the server, on data without labels. Name them: server = "
+            '{ name = "cifar100" } in [data], or any set whose samples have the shape of the clients\'.',
+            key="data.server",
+        )
+
+
+def check_model(experiment: Experiment, problem: Problem) -> None:
+    """Check that the model has what the method's options average.
+
+    Raises:
+        ConfigError: `lora_product` averages LoRA's products, and the model has none.
+    """
+    if "lora_product" in experiment.method.plus and not any(name.endswith(B) for name in problem.layout.tensors):
+        raise ConfigError(
+            f"[method.plus.lora_product] averages LoRA's products, and this model has no tensor {B}. Set "
+            '[peft] name = "lora", or leave the option out.',
+            key="peft.name",
+        )
+
+
+COMPARING: dict[str, Callable[..., bool]] = {
+    "outliers": outliers.judges,
+    "krum": krum.judges,
+    "trimmed_mean": trimmed_mean.judges,
+}
+"""Options that compare the updates of a round, with a function that tells whether a number of updates is enough."""
+_MOST_CLIENTS = 10_000  # that are tried to find the smallest cohort
+_MOST_DRAWS = 4  # clients of a level, and rounds: of few channels two draws may be the same
+
+
+def check_comparable(experiment: Experiment, federation: Federation) -> None:
+    """Check that the options that compare updates can do so.
+
+    Raises:
+        ConfigError: The cohort is too small, or clients of one level do not train the same elements.
+    """
+    for option in sorted(experiment.method.plus.keys() & COMPARING.keys()):
+        where, key = f"[method.plus.{option}]", f"method.plus.{option}"
+        is_enough = partial(COMPARING[option], **experiment.method.plus[option])
+        if not is_enough(federation.cohort):
+            fewest = next((n for n in range(federation.cohort, _MOST_CLIENTS) if is_enough(n)), _MOST_CLIENTS)
+            raise ConfigError(
+                f"{where} compares the updates of a round with each other, and a cohort of {federation.cohort} is too "
+                f"small; it takes at least {fewest} with its keys. Set [cohort] count, or leave the option out.",
+                key=key,
+            )
+        if federation.method.dispatch is not FEDAVG.dispatch:
+            raise ConfigError(
+                f"{where} compares what all clients do to the same elements, and {experiment.method.name} sends each "
+                "level tensors of its own. Leave the option out, or choose another method.",
+                key=key,
+            )
+        for level in range(len(federation.levels)):
+            clients = np.flatnonzero(federation.level_of == level)[:_MOST_DRAWS].tolist()
+            if any(len({round_submodel(federation, r, client) for client in clients}) > 1 for r in range(_MOST_DRAWS)):
+                raise ConfigError(
+                    f"{where} compares clients that train the same channels, and here each client gets channels of its "
+                    "own, so that few have an element in common. Take the first or rolling channels "
+                    '(method.hooks.channels = "prefix" or "rolling"), or leave the option out.',
+                    key="method.hooks.channels",
+                )

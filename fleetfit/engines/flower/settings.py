@@ -10,7 +10,7 @@ from pydantic import Field
 from fleetfit import files, names
 from fleetfit.config.load import is_budget_file, read_budget_file, resolve_paths
 from fleetfit.config.parse import parse_section
-from fleetfit.config.section import Count, NotNegative, Open, Positive, Section, Unit
+from fleetfit.config.section import Count, NotNegative, OpenSection, Positive, Section, Unit
 from fleetfit.config.toml import read_toml
 from fleetfit.cost import COSTS
 from fleetfit.data import Data
@@ -22,7 +22,7 @@ from fleetfit.planner import Budget, absolute, budget_problem
 _NAME = re.compile(r"[\w.-]{1,60}")
 
 
-class OwnPartition(Open):
+class OwnPartition(OpenSection):
     """`[data] partition`: for trials, one client's part of a data set. Further keys are those of the kind."""
 
     kind: str = "dirichlet"
@@ -30,7 +30,7 @@ class OwnPartition(Open):
     seed: Annotated[int, Field(ge=0)] = 0
 
 
-class OwnData(Open):
+class OwnData(OpenSection):
     """`[data]`: the node's own data. Further keys are the data set's own.
 
     Attributes:

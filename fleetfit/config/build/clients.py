@@ -1,0 +1,230 @@
+"""The clients of a run: simulated ones, whose data are parts of one data set, or the nodes of a real fleet."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from torch import Tensor
+
+from fleetfit.config.build.data import build_data, build_partition, build_server_data
+from fleetfit.config.build.engine import find_server_device
+from fleetfit.config.build.fleet import DeviceBudgets, build_resources, compute_node_budgets, deal_clients
+from fleetfit.config.build.levels import (
+    PlannedProblem,
+    Population,
+    describe_absent_clients,
+    format_ranges,
+    make_conditions,
+)
+from fleetfit.config.components import check_keys
+from fleetfit.config.schema import Experiment
+from fleetfit.cost import Conditions
+from fleetfit.data import Data, class_counts, find_unassigned, sizes_of
+from fleetfit.errors import ConfigError, quote_some
+from fleetfit.method import Method
+from fleetfit.values import (
+    Clients,
+    DataDescription,
+    Device,
+    DeviceResources,
+    Federation,
+    NodeDescription,
+    Problem,
+    Simulation,
+)
+from fleetfit.values.fleet import ServerHooks
+
+
+@dataclass(frozen=True, eq=False)
+class FleetMembers:
+    """Clients and devices of a run.
+
+    Attributes:
+        clients: All facts about the clients, including those that the server does not learn.
+        device: The server's own device, or None.
+        simulation: The simulated devices; None on a real fleet, which has no test data on the server either.
+    """
+
+    clients: Clients
+    device: Device | None
+    simulation: Simulation | None = None
+
+
+class SimulatedClients:
+    """Clients whose data are parts of one data set, dealt to budget groups.
+
+    Attributes:
+        population: The facts from which levels are planned.
+        noun: A client, in messages.
+    """
+
+    noun = "client"
+
+    def __init__(self, experiment: Experiment, method: Method) -> None:
+        check_keys(experiment)
+        self._experiment = experiment
+        self._data = build_data(experiment.data)
+        self._server_data = build_server_data(experiment, self._data) if method.own_data else None
+        self._parts = build_partition(experiment, self._data)
+        self.population = Population(
+            self._data, len(self._parts), max(1, int(sizes_of(self._parts).max())), self._find_budgets
+        )
+
+    def _find_budgets(self, problem: Problem, conditions: Conditions) -> DeviceBudgets:
+        return deal_clients(self._experiment.fleet, problem, len(self._parts), self._experiment.seed, conditions)
+
+    def join(self, planned: PlannedProblem) -> FleetMembers:
+        """Return clients and simulated devices."""
+        experiment = self._experiment
+        resources = build_resources(experiment.fleet, planned.budgets, experiment.seed)
+        simulation = Simulation(planned.problem, self._data, self._parts, resources, unlabelled=self._server_data)
+        server = replace(simulation.device(None), accelerator=find_server_device(experiment.engine))
+        return FleetMembers(build_clients(experiment, self._data, self._parts, planned.budgets), server, simulation)
+
+    def describe(
+        self, federation: Federation, planned: PlannedProblem, members: FleetMembers
+    ) -> tuple[list[str], list[str]]:
+        """Return notes on clients that do not take part, and further notes."""
+        assert members.simulation is not None
+        resources, notes = members.simulation.resources, self._describe_uncounted_samples()
+        if self._experiment.cohort.deadline_s is not None and not resources.speeds:
+            notes.insert(
+                0, "The deadline is one of real time, since no group has a profile: results differ from run to run."
+            )
+        absent = describe_absent_clients(federation, planned.budgets)
+        return absent, notes + describe_offline_clients(federation, resources) if len(federation.able) else notes
+
+    def _describe_uncounted_samples(self) -> list[str]:
+        """Describe the samples of the evaluated split that `local` and `global` do not count."""
+        data, evaluate = self._data, self._experiment.evaluate
+        if self._experiment.privacy.is_set:
+            return []
+        notes = []
+        if evaluate.clients is not None and evaluate.clients < len(self._parts):
+            notes.append(
+                f"local and global are of {evaluate.clients} of {len(self._parts)} clients: [evaluate] clients."
+            )
+        rest = find_unassigned(data, self._parts, evaluate.split)
+        if not len(rest):
+            return notes
+        reason = "the division gives them to no client"
+        if data.task == "classification":
+            classes = set(data.y[rest].unique().tolist())
+            if not classes.intersection(data.y[data.split("train")].unique().tolist()):
+                names = [data.class_names[i] if data.class_names else i for i in sorted(classes)]
+                reason = f"there are no training samples of their classes ({quote_some(names)})"
+        notes.append(
+            f"{len(rest)} of {len(data.split(evaluate.split))} {evaluate.split} samples belong to no client, so local "
+            f"and global do not count them: {reason}."
+        )
+        return notes
+
+
+def build_clients(
+    experiment: Experiment, data: Data, parts: Sequence[Mapping[str, Tensor]], budgets: DeviceBudgets
+) -> Clients:
+    """Return the facts about simulated clients, with the classes of their samples if they report them.
+
+    Raises:
+        ConfigError: They are to report classes, and the task has none.
+    """
+    labels = None
+    if experiment.fleet.reports_labels:
+        if data.task != "classification":
+            raise ConfigError(
+                "[fleet] reports_labels: clients can report how many samples of each class they have in a "
+                f"classification; the task of {data.name} is {data.task}. Leave reports_labels out.",
+                key="fleet.reports_labels",
+            )
+        labels = class_counts(data, [dict(part) for part in parts]).numpy()
+    return Clients(sizes_of(parts), budgets.budgets, budgets.tolerances, budgets.further, labels)
+
+
+def describe_offline_clients(federation: Federation, resources: DeviceResources) -> list[str]:
+    """Name the clients that could take part, but are in no round of the trace.
+
+    Raises:
+        ConfigError: All of them are.
+    """
+    trace = None if resources.availability is None else resources.availability.trace
+    if trace is None:
+        return []
+    missing = federation.able[~np.asarray(trace[:, federation.able].any(axis=0))]
+    if not len(missing):
+        return []
+    if len(missing) == len(federation.able):
+        raise ConfigError(
+            "[fleet] availability.trace: no client that can take part is ever online.", key="fleet.availability.trace"
+        )
+    return [
+        f"{len(missing)} clients cannot take part: the trace never has them online. Clients {format_ranges(missing)}."
+    ]
+
+
+# ---- the nodes of a real fleet -------------------------------------------------------------------------------------
+
+
+class NodeClients:
+    """The nodes of a real fleet, which have their own data and report their budgets.
+
+    Attributes:
+        population: The facts from which levels are planned.
+        noun: A client, in messages.
+    """
+
+    noun = "node"
+
+    def __init__(self, experiment: Experiment, method: Method, nodes: Sequence[NodeDescription]) -> None:
+        self._experiment, self._method, self._nodes = experiment, method, nodes
+        data = find_common_data(nodes)
+        self._server_data = build_server_data(experiment, data) if method.own_data else None
+        self.population = Population(data, len(nodes), _find_largest(nodes), self._find_budgets)
+
+    def _find_budgets(self, problem: Problem, conditions: Conditions) -> DeviceBudgets:
+        return compute_node_budgets(self._experiment.fleet, problem, self._nodes, conditions)
+
+    def join(self, planned: PlannedProblem) -> FleetMembers:
+        """Return the facts about the nodes, and the server's own device if it trains."""
+        own = self._server_data
+        accelerator = find_server_device(self._experiment.engine)
+        device = None if own is None else Device(planned.problem, own, accelerator=accelerator, unlabelled=own)
+        return FleetMembers(build_node_clients(self._experiment, self._method, planned.budgets, self._nodes), device)
+
+    def describe(
+        self, federation: Federation, planned: PlannedProblem, members: FleetMembers
+    ) -> tuple[list[str], list[str]]:
+        """Return notes on nodes that do not take part, and further notes."""
+        if self._method.needs_budgets:
+            return describe_absent_clients(federation, planned.budgets), []
+        return [
+            "Nodes do not report budgets. Each is evaluated with the largest model that it has trained so far; a node "
+            "that has trained none is not evaluated."
+        ], []
+
+
+def _find_largest(nodes: Sequence[NodeDescription]) -> int:
+    return max(1, *(node.num_examples for node in nodes))
+
+
+def find_common_data(nodes: Sequence[NodeDescription]) -> DataDescription:
+    """Return the data description that most nodes report; of equally many, the first."""
+    counts = Counter(node.facts.shape for node in nodes)
+    most = max(counts, key=lambda shape: counts[shape])
+    return next(node.facts for node in nodes if node.facts.shape == most)
+
+
+def find_node_budgets(experiment: Experiment, problem: Problem, nodes: Sequence[NodeDescription]) -> DeviceBudgets:
+    """Return the budgets that nodes report; each node is a group."""
+    return compute_node_budgets(experiment.fleet, problem, nodes, make_conditions(experiment, _find_largest(nodes)))
+
+
+def build_node_clients(
+    experiment: Experiment, method: ServerHooks, budgets: DeviceBudgets, nodes: Sequence[NodeDescription]
+) -> Clients:
+    """Return the facts about the nodes that the server learns."""
+    counts = np.array([node.num_examples for node in nodes])
+    labels = np.array([node.labels for node in nodes]) if experiment.fleet.reports_labels else None
+    if not method.needs_budgets:
+        return Clients(counts, labels=labels)
+    return Clients(counts, budgets.budgets, budgets.tolerances, budgets.further, labels)

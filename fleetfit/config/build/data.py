@@ -1,0 +1,168 @@
+"""`[data]` becomes the data set, its partition among the clients, and the server's own data."""
+
+import contextlib
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fleetfit import files
+from fleetfit.config.components import build_component, find_function
+from fleetfit.config.defaults import OWN_FILES, describe_data, sets_client_count
+from fleetfit.config.schema import CLIENTS, MIN_COHORT, MIN_SAMPLES, DataSection, Experiment, ServerDataSection
+from fleetfit.data import Data, partition, unlabelled
+from fleetfit.errors import ConfigError, FleetFitError
+from fleetfit.values import DataDescription
+
+_MOST_SHARED = 2  # a run's data, and those of its server
+_SHARED: ContextVar[dict[str, Data] | None] = ContextVar("shared", default=None)
+"""Loaded data sets by name and settings, the newest last."""
+
+
+@contextlib.contextmanager
+def share_data() -> Iterator[None]:
+    """Keep the last two data sets, so that several runs in a row load them once."""
+    token = _SHARED.set({})
+    try:
+        yield
+    finally:
+        _SHARED.reset(token)
+
+
+def build_data(section: DataSection | ServerDataSection, where: str = "[data]", **settings: Any) -> Data:
+    """Load the data set of a section.
+
+    Args:
+        section: The section.
+        where: The section, for messages.
+        **settings: Further settings of the data set.
+
+    Raises:
+        FleetFitError: The data set cannot be loaded.
+    """
+    shared = _SHARED.get()
+    try:
+        key = json.dumps([section.name, section.settings | settings], sort_keys=True)
+    except TypeError:  # an object
+        key = None
+    if shared is None or key is None:
+        return _load(section, where, settings)
+    data = shared.pop(key) if key in shared else _load(section, where, settings)
+    shared[key] = data
+    while len(shared) > _MOST_SHARED:
+        shared.pop(next(iter(shared)))
+    return data
+
+
+def _load(section: DataSection | ServerDataSection, where: str, settings: Mapping[str, Any]) -> Data:
+    key = "data.name" if where == "[data]" else "data.server.name"
+    if isinstance(section.name, Data):
+        return section.name
+    if not isinstance(section.name, str) and not callable(section.name):
+        raise ConfigError(
+            f"data must be a name, a function or a fleetfit.Data, got {type(section.name).__name__}.", key=key
+        )
+    try:
+        data = build_component("data", section.name, where, {**section.settings, **settings})
+    except FleetFitError:
+        raise
+    except (OSError, ImportError) as error:
+        raise ConfigError(f"{where} {section.name} failed: {error}", key=key) from error
+    if not isinstance(data, Data):
+        raise ConfigError(f"{where} {section.name} must return a fleetfit.Data, got {type(data).__name__}.", key=key)
+    return data
+
+
+def build_partition(experiment: Experiment, data: Data) -> Sequence[Mapping[str, Tensor]]:
+    """Return the splits of each client: 40 clients by default, fewer where each would have under 30 samples."""
+    section = experiment.data.partition
+    clients = section.clients
+    if clients is None and section.kind != "natural":
+        clients = CLIENTS
+        if sets_client_count(experiment.data.name):
+            samples = len(data.split("train"))
+            enough = samples >= MIN_COHORT * MIN_SAMPLES
+            clients = max(1, min(CLIENTS, samples // MIN_SAMPLES if enough else min(MIN_COHORT, samples)))
+    seed = experiment.seed if section.seed is None else section.seed
+    try:
+        return partition(data, section.kind, clients, seed, **section.settings)
+    except FleetFitError as error:
+        if error.key in ("kind", "clients"):
+            error.key = f"data.partition.{error.key}"
+        raise
+
+
+def has_data_sized_clients(experiment: Experiment) -> bool:
+    """Return whether the number of clients follows from the size of the data."""
+    section = experiment.data.partition
+    return section.clients is None and section.kind != "natural" and sets_client_count(experiment.data.name)
+
+
+def describe_data_files(experiment: Experiment, data: Data | DataDescription, clients: int) -> list[str]:
+    """Describe the data that were read from the user's files, and the number of clients if it is below the default."""
+    if not isinstance(data, Data):
+        return []
+    name = experiment.data.name
+    own_notes = name not in OWN_FILES or data.columns  # a table's notes describe it
+    notes = [*([] if own_notes else [describe_data(data)]), *data.notes]
+    if clients < CLIENTS and has_data_sized_clients(experiment):
+        notes.append(
+            f"Divided among {clients} clients, because the data are small: [data] partition.clients says otherwise."
+        )
+    return notes
+
+
+# ---- the server's own data -----------------------------------------------------------------------------------------
+
+
+def build_server_data(experiment: Experiment, data: Data | DataDescription) -> Data:
+    """Load the server's own data, without labels.
+
+    Texts are tokenised as the clients' texts are, unless the section names a tokenizer.
+
+    Args:
+        experiment: The run.
+        data: The clients' data.
+
+    Raises:
+        FleetFitError: The data cannot be loaded, or a model for the clients' data cannot take them.
+    """
+    section = experiment.data.server
+    assert section is not None
+    settings = {}
+    if "tokenizer" not in section.settings and not isinstance(section.name, Data):
+        factory, _ = find_function("data", section.name, "[data] server")
+        tokenizer = experiment.data.settings.get("tokenizer") or data.tokenizer
+        if tokenizer and "tokenizer" in inspect.signature(factory).parameters:
+            settings["tokenizer"] = tokenizer
+    own = build_data(section, "[data] server", **settings)
+    _check_server_data(data, own)
+    return unlabelled(own, experiment.seed)
+
+
+def _check_server_data(data: Data | DataDescription, server: Data) -> None:
+    if server.sample_shape != data.sample_shape:
+        raise ConfigError(
+            f"[data] server: a sample of {server.name} is {list(server.sample_shape)} and one of the clients' "
+            f"{data.name} is {list(data.sample_shape)}; they must be equal. Set resize for images, length for texts.",
+            key="data.server",
+        )
+    if data.tokenizer and server.tokenizer:
+        texts = [files.read_text(Path(file), ConfigError) for file in (data.tokenizer, server.tokenizer)]
+        if texts[0] != texts[1]:
+            raise ConfigError(
+                f"[data] server: the texts of {server.name} are cut into other tokens than the clients' {data.name}. "
+                "Give both the same tokenizer, or none to the server's.",
+                key="data.server.tokenizer",
+            )
+    ours, theirs = (data.vocabulary, data.padding), (server.vocabulary, server.padding)
+    if ours != theirs:
+        raise ConfigError(
+            f"[data] server: {server.name} has {theirs[0]} tokens and padding {theirs[1]}, the clients' {data.name} "
+            f"{ours[0]} and {ours[1]}; the same token must mean the same in both. Give both the same tokenizer.",
+            key="data.server",
+        )

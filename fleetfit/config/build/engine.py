@@ -1,0 +1,117 @@
+"""`[engine]` becomes how each level is computed: precision, memory format, compilation, and cached features."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from fleetfit.config.schema import EngineSection
+from fleetfit.errors import ConfigError, truncate
+from fleetfit.layout import build_module
+from fleetfit.training import accelerator_named
+from fleetfit.training.speed import check_compiler, has_bf16, has_convolutions, paying
+from fleetfit.values import Level, Problem
+from fleetfit.values.arithmetic import PLAIN, Arithmetic, Computed
+from fleetfit.values.problem import AS_MUCH
+
+
+@dataclass(frozen=True)
+class Computing:
+    """How the levels of a run are computed.
+
+    Attributes:
+        computed: By shape; empty where all levels are computed in fp32, contiguous and not compiled.
+        chosen: The same as text by the level's name, for the run's configuration; empty where nothing was chosen.
+        notes: Notes for the user.
+    """
+
+    computed: tuple[Computed, ...] = ()
+    chosen: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def choose_computing(
+    section: EngineSection, problem: Problem, levels: Sequence[Level], accelerator: torch.device
+) -> Computing:
+    """Choose how the levels are computed: by the keys for all levels, else as chosen before, else as pays here.
+
+    Args:
+        section: `[engine]`.
+        problem: With the exits of the levels.
+        levels: The run's.
+        accelerator: Device that computes most of it.
+
+    Raises:
+        ConfigError: `chosen` has other levels, or a level is to be compiled and there is no compiler.
+    """
+    fast = section.speed == "fast"
+    fixed: dict[str, Any] = {"precision": section.precision, "compile": section.compile}
+    if not fast and section.model_fields_set.isdisjoint((*fixed, "memory_format")):
+        return Computing()
+    modules = [build_level(problem, level) for level in levels]
+    if any(map(has_convolutions, modules)):
+        fixed["memory_format"] = section.memory_format
+    fixed = {key: value for key, value in fixed.items() if value is not None}
+    before: dict[str, Arithmetic] = {}
+    if fast and section.chosen:
+        names = [level.name for level in levels]
+        if sorted(section.chosen) != sorted(names):
+            raise ConfigError(
+                f"[engine] chosen is of levels {', '.join(map(truncate, section.chosen))}, and this run has "
+                f"{', '.join(names)}. A run writes it; leave it out to have it chosen anew.",
+                key="engine.chosen",
+            )
+        before = {name: Arithmetic.read(text) for name, text in section.chosen.items()}
+    arithmetic = {}
+    for level, module in zip(levels, modules, strict=True):
+        own = before.get(level.name) or (paying(module, problem.input_shape, accelerator) if fast else PLAIN)
+        arithmetic[level.name] = replace(own, **fixed)
+    if any(one.compile for one in arithmetic.values()):
+        check_compiler(accelerator)
+    full = problem.layout.full_sizes
+    computed = tuple(
+        Computed({**full, **level.submodel.sizes}, level.submodel.exits, arithmetic[level.name]) for level in levels
+    )
+    is_plain = all(one == PLAIN for one in arithmetic.values())
+    notes: tuple[str, ...] = ()
+    if not has_bf16(accelerator) and any(one.precision == "bf16" for one in arithmetic.values()):
+        reason = ", as it did where it began" if before else ""
+        notes = (
+            f"The run computes in bf16{reason}, and {_NO_BF16}: they are emulated, which is slower than fp32.",
+        )  # fmt: skip
+    elif fast and not has_bf16(accelerator) and section.precision is None:
+        notes = (f'engine.speed = "fast" keeps to fp32: {_NO_BF16}, and emulating them would be slower.',)
+    elif fast and is_plain and not problem.features_bytes:  # cached features pay with any arithmetic
+        notes = ('engine.speed = "fast" changes nothing: for this model nothing is known that pays on this machine.',)
+    chosen = {name: str(one) for name, one in arithmetic.items()} if fast else {}
+    return Computing(() if is_plain else computed, chosen, notes)
+
+
+_NO_BF16 = "this machine has no bf16 instructions"
+
+
+def build_level(problem: Problem, level: Level) -> torch.nn.Module:
+    """Return the module of a level on the meta device: shapes only."""
+    sizes = {**problem.layout.full_sizes, **level.submodel.sizes}
+    with torch.device("meta"):
+        return build_module(problem.architecture, sizes, level.submodel.exits)
+
+
+def set_feature_cache(problem: Problem, section: EngineSection) -> Problem:
+    """Set the memory for cached features of a frozen backbone; without one nothing is cached."""
+    if not problem.base:
+        return problem
+    size = section.features_bytes
+    if size is None:
+        size = AS_MUCH if section.speed == "fast" else 0.0
+    return problem.with_features(size)
+
+
+def find_server_device(section: EngineSection) -> torch.device:
+    """Return where the server computes: the engine's device if this machine has it, else the CPU."""
+    name = section.settings.get("device", "cpu")
+    try:
+        return accelerator_named(name if isinstance(name, str) else "cpu")
+    except ConfigError:  # the engine reports it when a run starts
+        return torch.device("cpu")

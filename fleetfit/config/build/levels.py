@@ -1,0 +1,330 @@
+"""The levels of a run: planned from the budgets, counted, and dealt to the clients."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fleetfit.config.build.data import build_data, build_partition
+from fleetfit.config.build.engine import Computing, choose_computing, find_server_device, set_feature_cache
+from fleetfit.config.build.fleet import DeviceBudgets, build_targets, deal_clients, target_full_model
+from fleetfit.config.build.local import build_local_training
+from fleetfit.config.build.method import build_method_spec, check_model, check_needs
+from fleetfit.config.build.model import build_problem
+from fleetfit.config.components import check_keys
+from fleetfit.config.schema import CLIENTS, Experiment
+from fleetfit.cost import Conditions, Cost, cost_of, full_cost, submodel_cost, training_memory
+from fleetfit.data import Data, sizes_of
+from fleetfit.errors import ConfigError, DataError, MissingExtra
+from fleetfit.layout import State
+from fleetfit.method import Method, apply_model_hook, build
+from fleetfit.planner import Plan, PlannedLevel, Targets, affords, further_costs
+from fleetfit.report.text import short
+from fleetfit.submodel import Submodel
+from fleetfit.training import initial_base
+from fleetfit.values import DataDescription, Federation, Level, Local, Problem
+from fleetfit.values.local import moments_of
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """The facts about the clients from which levels are planned.
+
+    Attributes:
+        data: The data set, or its description.
+        count: Number of clients.
+        largest: Training samples of the client that has most; None if unknown.
+        find_budgets: Returns the budgets of the clients, for a problem whose costs can be counted.
+    """
+
+    data: Data | DataDescription
+    count: int
+    largest: int | None
+    find_budgets: Callable[[Problem, Conditions], DeviceBudgets]
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedProblem:
+    """The problem of a run, and its levels.
+
+    Attributes:
+        problem: With the exits of the levels.
+        method: The method that the spec builds.
+        method_spec: The spec, from which workers and nodes build the method.
+        budgets: Budgets of the clients.
+        targets: Costs that the levels should have.
+        levels: The method's.
+        computing: How the levels are computed.
+    """
+
+    problem: Problem
+    method: Method
+    method_spec: Mapping[str, Any]
+    budgets: DeviceBudgets
+    targets: Targets
+    levels: tuple[Level, ...]
+    computing: Computing
+
+
+def plan_problem(
+    experiment: Experiment, method_spec: Mapping[str, Any], population: Population, base: State | None,
+    accelerator: torch.device | None = None,
+) -> PlannedProblem:  # fmt: skip
+    """Build the problem and plan its levels.
+
+    Args:
+        experiment: The run.
+        method_spec: The method's.
+        population: The clients.
+        base: The part of the model that is never trained, or None to make it.
+        accelerator: Device that computes the levels; the engine's by default.
+    """
+    method = build(method_spec)
+    problem = apply_model_hook(build_problem(experiment, population.data), method_spec)
+    budgets = population.find_budgets(problem, make_conditions(experiment, population.largest))
+    targets = (
+        build_targets(experiment.fleet, budgets, problem.architecture.blocks)
+        if method.needs_budgets
+        else target_full_model(budgets)
+    )
+    levels = _add_further_costs(method.levels(problem, targets), problem, budgets)
+    problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
+    check_model(experiment, problem)
+    problem = replace(problem, base=initial_base(problem, experiment.seed) if base is None else base)
+    problem = set_feature_cache(problem, experiment.engine)
+    device = accelerator or find_server_device(experiment.engine)
+    computing = choose_computing(experiment.engine, problem, levels, device)
+    problem = problem.with_computed(computing.computed)
+    return PlannedProblem(problem, method, method_spec, budgets, targets, levels, computing)
+
+
+def make_conditions(experiment: Experiment, largest: int | None) -> Conditions:
+    """Return the conditions under which costs are counted; `largest` is the batch size where all samples are one."""
+    local = experiment.local
+    size = largest if local.batch_size == "all" else local.batch_size
+    if size is None:
+        raise ConfigError(
+            '[local] batch_size: "all" needs the data. Set a number: --set local.batch_size=64.', key="local.batch_size"
+        )
+    return Conditions(size, dict(experiment.fleet.measured), moments_of(local.optimiser))
+
+
+def _add_further_costs(levels: Iterable[Level], problem: Problem, budgets: DeviceBudgets) -> tuple[Level, ...]:
+    """Add the further costs of levels that a method leaves out; a level that needs no budget needs none of them."""
+
+    def compute_share(level: Level, cost: str) -> float:
+        piece, whole = find_counted_submodel(problem, level), Submodel({}, (problem.architecture.blocks,))
+        part, full = (
+            cost_of(problem.architecture, p, problem.input_shape, cost, budgets.conditions) for p in (piece, whole)
+        )
+        return part / full
+
+    return tuple(
+        replace(level, further={c: compute_share(level, c) for c in budgets.further} | dict(level.further))
+        if level.needs > 0
+        else level
+        for level in levels
+    )
+
+
+# ---- the levels of an experiment, without a run --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class LevelPlan:
+    """The levels of a run, and how a client trains them.
+
+    Attributes:
+        experiment: The run.
+        found: Problem, method, budgets and levels.
+        local: Settings of local training.
+        batch_size: Samples of a training step.
+        facts: The data set, or its description.
+    """
+
+    experiment: Experiment
+    found: PlannedProblem
+    local: Local
+    batch_size: int
+    facts: Data | DataDescription
+
+    @property
+    def method(self) -> Mapping[str, Any]:
+        """The method's spec."""
+        return self.found.method_spec
+
+    def cost(self, level: Level | None, cost: str) -> float:
+        """Return the planned cost of a level, or of the full model: None."""
+        problem, whole = self.found.problem, Submodel({}, (self.found.problem.architecture.blocks,))
+        piece = whole if level is None else find_counted_submodel(problem, level)
+        return cost_of(problem.architecture, piece, problem.input_shape, cost, self.found.budgets.conditions)
+
+    def memory(self, level: Level) -> int:
+        """Return the predicted bytes of a training step of a level, with all the exits that it trains."""
+        problem, submodel = self.found.problem, level.submodel
+        sizes = {**problem.layout.full_sizes, **submodel.sizes}
+        return training_memory(
+            problem.architecture, sizes, submodel.exits, problem.input_shape, self.batch_size, self.local.moments
+        )
+
+
+def plan_levels(
+    experiment: Experiment, facts: DataDescription | None = None, accelerator: torch.device | None = None
+) -> LevelPlan:
+    """Plan the levels of a run, as `fleetfit plan` prints them.
+
+    Args:
+        experiment: The run.
+        facts: Description of the data; the run's data are loaded without it.
+        accelerator: Device that computes the levels; the engine's by default.
+
+    Raises:
+        FleetFitError: Keys do not go together, or the data cannot be loaded.
+    """
+    method_spec = build_method_spec(experiment)
+    check_needs(experiment, build(method_spec))
+    check_keys(experiment)
+    fleet, seed = experiment.fleet, experiment.seed
+    data: Data | DataDescription
+    if facts is None:
+        try:
+            data = build_data(experiment.data)
+        except (DataError, MissingExtra) as error:
+            raise DataError(
+                f"{error} To go without the run's data, describe a sample: --input-shape 3,32,32 --classes 10.",
+                key=error.key,
+                path=error.path,
+            ) from None
+        parts = build_partition(experiment, data)
+        count, largest = len(parts), max(1, int(sizes_of(parts).max()))
+    else:
+        data, count, largest = facts, experiment.data.partition.clients or CLIENTS, None
+    population = Population(
+        data, count, largest, lambda problem, conditions: deal_clients(fleet, problem, count, seed, conditions)
+    )
+    planned = plan_problem(experiment, method_spec, population, {}, accelerator)
+    local = build_local_training(experiment.local, experiment.cohort)
+    return LevelPlan(experiment, planned, local, planned.budgets.conditions.batch_size, data)
+
+
+# ---- the plan of a run ---------------------------------------------------------------------------------------------
+
+
+def build_plan(federation: Federation, budgets: DeviceBudgets, targets: Targets) -> Plan:
+    """Return the method's levels, counted by building them, and the clients of each."""
+    architecture = federation.problem.architecture
+    levels = tuple(_build_planned_level(federation, budgets, targets, i) for i in range(len(federation.levels)))
+    mode = "width" if all(level.depth == architecture.blocks for level in levels) else "both"
+    mode = "depth" if mode == "both" and all(level.width == 1 for level in levels) else mode
+    absent = []
+    for client in map(int, np.flatnonzero(federation.level_of < 0)):
+        failed = [cost for cost, _, _ in _find_failed_costs(federation, budgets, client)] if budgets.further else []
+        group = f'group "{budgets.names[budgets.group[client]]}"'
+        absent.append(f"{client} ({', '.join([group, *failed])})")
+    conditions = targets.conditions
+    return Plan(
+        targets.cost, mode, architecture.blocks, levels, count_early_heads(federation.problem), tuple(absent),
+        conditions.batch_size, conditions.measured,
+    )  # fmt: skip
+
+
+def _build_planned_level(federation: Federation, budgets: DeviceBudgets, targets: Targets, index: int) -> PlannedLevel:
+    problem, level = federation.problem, federation.levels[index]
+    architecture, shape, conditions = problem.architecture, problem.input_shape, targets.conditions
+    piece, whole = find_counted_submodel(problem, level), Submodel({}, (architecture.blocks,))
+    counts = submodel_cost(architecture, piece, shape)
+    cost, full = (cost_of(architecture, p, shape, targets.cost, conditions) for p in (piece, whole))
+    share = cost / full
+    follows_targets = len(targets.ratios) == len(federation.levels)  # a method may have levels of its own
+    further = [c for c in (targets.cost, *budgets.further) if c not in ("parameters", "multiply_adds")]
+    return PlannedLevel(
+        level.name, level.submodel.depth, level.width, level.submodel.exits, counts.parameters, counts.multiply_adds,
+        targets.ratios[index] if follows_targets else share,
+        targets.tolerances[index] if follows_targets else float(budgets.tolerances.min()),
+        share, int((federation.level_of == index).sum()),
+        further_costs(architecture, piece, shape, further, conditions),
+    )  # fmt: skip
+
+
+def count_early_heads(problem: Problem) -> Cost:
+    """Return the cost of the full model's early classifiers, which its level leaves out."""
+    architecture, shape = problem.architecture, problem.input_shape
+    if problem.exits[-1] != architecture.blocks:
+        return Cost(0, 0)
+    whole, all_exits = full_cost(architecture, shape), submodel_cost(architecture, ({}, problem.exits), shape)
+    return Cost(all_exits.parameters - whole.parameters, all_exits.multiply_adds - whole.multiply_adds)
+
+
+def find_counted_submodel(problem: Problem, level: Level) -> Submodel:
+    """Return the sub-model whose cost is the level's: of the full model, the one without its early classifiers."""
+    blocks = problem.architecture.blocks
+    return Submodel({}, (blocks,)) if level.width == 1 and level.submodel.depth == blocks else level.submodel
+
+
+# ---- notes ---------------------------------------------------------------------------------------------------------
+
+
+def describe_absent_clients(federation: Federation, budgets: DeviceBudgets) -> list[str]:
+    """Name the clients that do not take part, and the reason."""
+    notes = []
+    is_under = federation.level_of < 0
+    for index, name in enumerate(budgets.names):
+        ids = np.flatnonzero(is_under & (budgets.group == index))
+        if len(ids):
+            client = int(ids[0])
+            afforded, needed = f"{budgets.budgets[client]:.3g}", f"{min(lv.needs for lv in federation.levels):.3g}"
+            if budgets.further:
+                failed = _find_failed_costs(federation, budgets, client)
+                afforded = ", ".join(f"{cost} {budget:.3g}" for cost, budget, _ in failed)
+                needed = ", ".join(f"{cost} {least:.3g}" for cost, _, least in failed)
+            notes.append(
+                f'{len(ids)} clients of group "{name}" (budget {afforded} of the full model) cannot take part: the '
+                f"smallest level costs {needed}. Clients {format_ranges(ids)}."
+            )
+        if not (budgets.group == index).any():
+            notes.append(f'group "{name}" has no clients: there are fewer clients than groups need.')
+    empty = np.flatnonzero(~is_under & (federation.clients.num_examples == 0))
+    if len(empty):
+        notes.append(
+            f"{len(empty)} clients cannot take part because they have no training data. Clients {format_ranges(empty)}."
+        )
+    return notes
+
+
+def _find_failed_costs(
+    federation: Federation, budgets: DeviceBudgets, client: int
+) -> list[tuple[str, float, float]]:  # fmt: skip
+    """Return the costs in which the smallest level exceeds a client's budget: cost, budget, cost of the level."""
+    smallest, further = federation.levels[0], federation.clients.further
+    rows = [
+        (budgets.cost, float(budgets.budgets[client]), smallest.needs),
+        *((c, float(b[client]), smallest.further.get(c, 0.0)) for c, b in further.items()),
+    ]
+    tolerance = budgets.tolerances[client]
+    return [(cost, budget, needs) for cost, budget, needs in rows if not affords(budget, tolerance, needs)]
+
+
+def format_ranges(ids: Iterable[int]) -> str:
+    """Return ascending ids in short: "3, 7-9"."""
+    ranges: list[list[int]] = []
+    for i in map(int, ids):
+        if ranges and ranges[-1][1] == i - 1:
+            ranges[-1][1] = i
+        else:
+            ranges.append([i, i])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
+
+
+def describe_single_level(experiment: Experiment, federation: Federation, plan: Plan) -> list[str]:
+    """Note that all clients train the same part of the model, because FedAvg's users expect the full one."""
+    problem, method = federation.problem, experiment.method.name
+    whole = full_cost(problem.architecture, problem.input_shape).parameters
+    if len(plan.levels) > 1 or plan.levels[0].parameters >= whole:
+        return []
+    name = method if isinstance(method, str) else getattr(method, "__name__", type(method).__name__)
+    return [
+        f"{name} trains the model that the smallest budget affords, {short(plan.levels[0].parameters)} of "
+        f"{short(whole)} parameters; all_large ignores budgets."
+    ]

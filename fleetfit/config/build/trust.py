@@ -1,0 +1,465 @@
+"""`[attack]`, `[privacy]` and `[secure]` become hostile clients, private rounds and secure sums."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fleetfit.attack import Attack, Attackers, drawn
+from fleetfit.config.build.levels import format_ranges
+from fleetfit.config.components import build_component
+from fleetfit.config.schema import FRACTION, Experiment
+from fleetfit.errors import ConfigError, RunError, truncate
+from fleetfit.evaluate import has_batch_norm
+from fleetfit.method import FEDAVG
+from fleetfit.method.hooks import by_count, round_submodel
+from fleetfit.privacy import Ledger, Privacy, affordable, noise_for, registered
+from fleetfit.records import RunFolder
+from fleetfit.rounds import Settings
+from fleetfit.secure import Quantiser, SecureRules, SecureRun, check_installed
+from fleetfit.submodel import cut, prefix, rolling, whole
+from fleetfit.values import Federation, Simulation
+
+# ---- hostile clients -----------------------------------------------------------------------------------------------
+
+
+def build_attack(experiment: Experiment, on_a_fleet: bool) -> Attack | None:
+    """Return the attack of hostile clients, or None.
+
+    Raises:
+        ConfigError: The clients are nodes, or the attack cannot be built.
+    """
+    section = experiment.attack
+    if section.kind is None:
+        if section.settings:
+            first = next(iter(section.settings))
+            raise ConfigError(
+                f"[attack] {truncate(first)}: there is no attack that it could belong to; set kind = "
+                '"...". `fleetfit list attacks` prints them.',
+                key=f"attack.{first}",
+            )
+        return None
+    if on_a_fleet:
+        raise ConfigError(
+            "[attack]: hostile clients are simulated, and the nodes of a fleet are real. Leave [attack] out, or run "
+            "the file with fleetfit run.",
+            key="attack",
+        )
+    attack = build_component("attacks", section.kind, "[attack]", section.settings)
+    if not isinstance(attack, Attack):
+        raise ConfigError(
+            f"[attack] kind: {section.kind} must return an Attack, got {type(attack).__name__}.", key="attack.kind"
+        )
+    if attack.forge is not None and experiment.local.compress is not None:
+        raise ConfigError(
+            "[attack] kind: this attack changes updates, and with [local] compress they come in compressed. Leave "
+            "compress out.",
+            key="local.compress",
+        )
+    return attack
+
+
+def draw_attackers(experiment: Experiment, attack: Attack, federation: Federation) -> Attackers:
+    """Draw the hostile clients, by the levels that clients truly afford."""
+    section, levels = experiment.attack, federation.level_of
+    levels_with_data = np.where(federation.clients.num_examples > 0, levels, -1)
+    clients = drawn(levels_with_data, section.share, section.among, experiment.seed)
+    own = {client: int(levels[client]) for client in clients}
+    return Attackers(attack, clients, own, partial(round_submodel, federation), experiment.seed)
+
+
+def apply_attack(
+    federation: Federation, simulation: Simulation | None, settings: Settings, attackers: Attackers | None
+) -> tuple[Federation, Simulation | None, Settings]:
+    """Apply an attack to the server's view, the devices' data, and the evaluation."""
+    if attackers is None or simulation is None or federation.device is None:
+        return federation, simulation, settings
+    probe = attackers.probed(federation.device)
+    data, parts = attackers.poisoned(simulation.data, simulation.parts)
+    return (
+        replace(federation, clients=attackers.told(federation.clients)),
+        replace(simulation, data=data, parts=parts),
+        replace(settings, hostile=frozenset(attackers.clients), wanted=replace(settings.wanted, triggered=probe)),
+    )
+
+
+def describe_attackers(attackers: Attackers | None) -> tuple[str, ...]:
+    """Name the hostile clients."""
+    if attackers is None:
+        return ()
+    return (f"{len(attackers.clients)} clients are hostile: clients {format_ranges(attackers.clients)}.",)
+
+
+# ---- requirements that private and secure rounds share -------------------------------------------------------------
+
+OPTIMISERS = ("fedadam", "fedavgm", "fedyogi")
+POST_PROCESSING = (*OPTIMISERS, "fedprox")
+"""Options that use only the result of a round, or run on devices."""
+
+
+def _find_hook_owner(experiment: Experiment, hook: str) -> tuple[str, str]:
+    """Return what sets a hook, for messages and as a key."""
+    section, cohort = experiment.method, experiment.cohort
+    if hook in section.hooks:
+        return f"method.hooks.{hook}", f"method.hooks.{hook}"
+    if hook == "adapt" and cohort.deadline_s is not None and cohort.late == "shallower":
+        return 'cohort.late = "shallower"', "cohort.late"
+    if hook in ("note", "observe") and cohort.choose != "uniform":
+        return "cohort.choose", "cohort.choose"
+    for option in section.plus:
+        if option not in POST_PROCESSING:
+            return f"[method.plus.{option}]", f"method.plus.{option}"
+    return str(section.name), "method.name"
+
+
+# ---- privacy -------------------------------------------------------------------------------------------------------
+
+_LOUD = 15.0  # norm of the noise over all elements of a level, as a multiple of the clipping norm
+_PRIVATE_HOOKS = {
+    "assign": "decides itself who trains what",
+    "dispatch": "sends each level tensors of its own",
+    "remember": "has clients remember, and a checkpoint holds what they do",
+    "reply": "has clients send back less than they got, by what they have",
+    "receive": "looks at single updates",
+    "note": "looks at single updates",
+    "merge": "averages in a way of its own",
+    "observe": "learns from who took part, and with what",
+}
+"""Hooks that must be FedAvg's, and what a method with another one does."""
+_PLAIN_METHODS = "Use fedavg, scalefl, heterofl, fedrolex or another method that averages plainly."
+
+
+def build_privacy(experiment: Experiment, federation: Federation) -> Privacy | None:
+    """Return the differential privacy of a run, or None.
+
+    Raises:
+        ConfigError: The run reveals more than the noise hides, or the budget is too small.
+        MissingExtra: The accountant is not installed.
+    """
+    section = experiment.privacy
+    if not section.is_set:
+        return None
+    clip, noise, epsilon, key_file = section.clip, section.noise, section.epsilon, section.key_file
+    if clip is None:
+        raise ConfigError(
+            "[privacy] clip: set how far a client may move its sub-model, such as clip = 0.3.", key="privacy.clip"
+        )
+    if noise is None and epsilon is None:
+        raise ConfigError(
+            "[privacy]: set the noise, such as noise = 1.0, or the budget of the run, such as epsilon = 3.0.",
+            key="privacy.noise",
+        )
+    if not key_file:
+        raise ConfigError(
+            '[privacy] key_file: set the place of the key of the noise, such as key_file = "~/keys/phones.key": a file '
+            "outside of the run folder, which is made if it is missing. Who has it can take the noise away.",
+            key="privacy.key_file",
+        )
+    _check_private_rounds(experiment, federation)
+    count, cohort, is_secure = len(federation.clients), experiment.cohort, experiment.is_secure
+    rate = FRACTION if cohort.fraction is None else cohort.fraction
+    if cohort.count is not None:
+        rate = min(1.0, cohort.count / count)
+    delta = 1 / (10 * count) if section.delta is None else section.delta
+    if delta >= 1 / count:
+        raise ConfigError(
+            f"[privacy] delta: {delta:g} allows that one of {count} clients is given away whole; set it well below "
+            f"{1 / count:.2g}, or leave it out for {1 / (10 * count):.2g}.",
+            key="privacy.delta",
+        )
+    if noise is None:
+        assert epsilon is not None
+        noise = noise_for(epsilon, rate, experiment.rounds, delta, is_secure)
+    elif epsilon is not None and not affordable(noise, rate, delta, epsilon, 1, is_secure):
+        raise ConfigError(
+            f"[privacy] epsilon: {epsilon:g} is spent before the first round is over. Set more noise, a smaller "
+            "cohort.fraction, or a larger epsilon.",
+            key="privacy.epsilon",
+        )
+    ledger = Ledger(again=federation.device is None)
+    return Privacy(clip, noise, rate, delta, epsilon, key_file, ledger, found=section.noise is None, known=is_secure)
+
+
+def _check_private_rounds(experiment: Experiment, federation: Federation) -> None:
+    """Refuse settings that reveal more than the noise hides, or whose effect cannot be bounded."""
+    method, section = federation.method, experiment.method
+    for hook, effect in _PRIVATE_HOOKS.items():
+        if getattr(method, hook) is not getattr(FEDAVG, hook):
+            owner, key = _find_hook_owner(experiment, hook)
+            raise ConfigError(
+                f"[privacy]: {owner} {effect} (hook {hook!r}), which gives away more than the noise hides. "
+                f"{_PLAIN_METHODS}",
+                key=key,
+            )
+    if method.choose is not FEDAVG.choose:
+        raise ConfigError(
+            "[privacy]: each client must be drawn independently, with one probability. Leave cohort.choose and "
+            "method.hooks.choose out.",
+            key="method.hooks.choose" if "choose" in section.hooks else "cohort.choose",
+        )
+    further = [option for option in section.plus if option not in POST_PROCESSING]
+    own_step = "step" in section.hooks or not section.plus.keys() & set(OPTIMISERS)
+    if further or (method.step is not FEDAVG.step and own_step):
+        owner, key = _find_hook_owner(experiment, "step")
+        if further:
+            owner, key = f"[method.plus.{further[0]}]", f"method.plus.{further[0]}"
+        raise ConfigError(f"[privacy]: {owner} uses more than a round gives away. {_PLAIN_METHODS}", key=key)
+    if method.channels not in (prefix, rolling):
+        raise ConfigError(
+            "[privacy]: each client gets channels of its own, so that the number of clients that cover an element is "
+            'not known beforehand. Take method.hooks.channels = "prefix" or "rolling".',
+            key="method.hooks.channels",
+        )
+    if section.hooks.get("weight", "by_count") != "by_count":
+        raise ConfigError(
+            "[privacy]: every client counts alike; leave method.hooks.weight out.", key="method.hooks.weight"
+        )
+    if not method.needs_budgets:
+        raise ConfigError(
+            f"[privacy]: {section.name} does not ask clients for their budgets, so that the number of clients that "
+            f"train an element is not known beforehand. {_PLAIN_METHODS}",
+            key="method.name",
+        )
+    if has_batch_norm(federation):
+        raise ConfigError(
+            "[privacy]: this model has batch-norm layers, whose statistics are exact sums over clients' samples. Take "
+            'a model with another normalisation, such as norm = "group" in [model].',
+            key="model.norm",
+        )
+    _check_private_settings(experiment)
+
+
+def _check_private_settings(experiment: Experiment) -> None:
+    if experiment.cohort.quorum != 1.0 or experiment.cohort.over_selection != 0.0:
+        raise ConfigError(
+            "[privacy]: a round has all clients that were drawn, and its denominators are fixed before; leave quorum "
+            "and over_selection out of [cohort].",
+            key="cohort.quorum" if experiment.cohort.quorum != 1.0 else "cohort.over_selection",
+        )
+    if experiment.local.compress is not None and not experiment.is_secure:  # secure rounds refuse it themselves
+        raise ConfigError(
+            "[privacy]: with [local] compress a client remembers exactly what was lost by it, and a checkpoint holds "
+            "the memory of clients; leave compress out.",
+            key="local.compress",
+        )
+    if experiment.evaluate.split == "train":
+        raise ConfigError(
+            "[privacy]: [evaluate] split: accuracy on clients' training samples gives them away; use test.",
+            key="evaluate.split",
+        )
+
+
+def apply_privacy(federation: Federation, settings: Settings, privacy: Privacy) -> tuple[Federation, Settings]:
+    """Set the private hooks, and leave the results of single clients out of the evaluation."""
+    hooks: dict[str, Any] = {"choose": privacy.choose, "merge": privacy.merge, "weight": by_count}
+    has_test_set = federation.device is not None
+    wanted = replace(
+        settings.wanted, clients=0, whole=has_test_set, always=has_test_set, norms=settings.wanted.norms[:1]
+    )
+    return (
+        replace(federation, method=replace(federation.method, **hooks)),  # type: ignore[type-var]
+        replace(settings, rounds=privacy.lasts(settings.rounds), wanted=wanted, privacy=privacy),
+    )
+
+
+def describe_privacy(privacy: Privacy, federation: Federation, rounds: int) -> tuple[str, ...]:
+    """Describe the guarantee, the rounds for which it lasts, and noise that is loud."""
+    lasts = privacy.lasts(rounds)
+    epsilon = replace(privacy, ledger=Ledger(begun=lasts)).told()["epsilon"]
+    notes = [
+        f"Differential privacy of clients: noise {privacy.noise:.3g} times the clipping norm of {privacy.clip:g}, each "
+        f"client drawn with probability {privacy.rate:.3g}: epsilon {epsilon:.2f} at delta {privacy.delta:.2g} after "
+        f"{lasts} rounds. Loss, cohorts, failures, bytes and the accuracy of single clients are withheld."
+    ]
+    if lasts < rounds:
+        notes.append(f"The budget of epsilon {privacy.epsilon:g} lasts for {lasts} of the {rounds} rounds.")
+    members = registered(federation, 0)
+    loudness = {}
+    for index in np.unique(federation.level_of[federation.able]).tolist():
+        level = federation.levels[index]
+        own = cut(federation.problem.layout, level.submodel).gather(members)
+        loudness[level.name] = privacy.noise * float((1 / (privacy.rate * own[own > 0])).square().sum().sqrt())
+    loudest = max(loudness, key=lambda level: loudness[level])
+    if loudness[loudest] > _LOUD:
+        notes.append(
+            f"The noise is loud: over the elements of level {loudest} it is {loudness[loudest]:.0f} times as long as "
+            "the longest movement of a client. More clients, a larger cohort or fewer elements make it less."
+        )
+    return tuple(notes)
+
+
+# ---- secure aggregation --------------------------------------------------------------------------------------------
+
+_SECURE_HOOKS = {
+    "dispatch": "sends each level tensors of its own, and masks are for tensors that all were sent",
+    "adapt": "has clients train less than they were sent, and blocks are agreed on before",
+    "reply": "has clients leave rows out of what they send back",
+    "receive": "looks at single updates",
+    "note": "looks at single updates",
+    "merge": "averages in a way of its own, and the server has sums only",
+    "observe": "learns from what each client did",
+}
+"""Hooks that must be FedAvg's, and what a method with another one does."""
+
+
+def build_secure_run(experiment: Experiment, federation: Federation) -> SecureRun | None:
+    """Return the secure aggregation of a run, or None.
+
+    Raises:
+        ConfigError: The run needs single updates, or the numbers do not fit.
+        MissingExtra: The library is not installed.
+    """
+    if not experiment.is_secure:
+        return None
+    section = experiment.secure
+    rules = SecureRules(section.minimum, section.threshold)
+    grid = Quantiser(section.range, section.bits, experiment.privacy.clip)
+    check_installed()
+    if federation.cohort < rules.minimum:
+        raise ConfigError(
+            f"[secure] minimum: a sum is over at least {rules.minimum} clients, and a cohort has {federation.cohort}. "
+            "Set [cohort] count, or a smaller minimum.",
+            key="secure.minimum",
+        )
+    most = federation.cohort if grid.clip is None else len(federation.clients)
+    if most > grid.clients:
+        cohort = "a cohort has" if grid.clip is None else "a cohort that is drawn client by client may have"
+        raise ConfigError(
+            f"[secure] bits: sums of {grid.bits} bits hold {grid.clients} clients, and {cohort} {most}. Set fewer "
+            "bits, or have fewer clients.",
+            key="secure.bits",
+        )
+    if grid.clip is not None:
+        _check_grid(federation, grid, grid.clip)
+    _check_secure_rounds(experiment, federation)
+    return SecureRun(rules, grid)
+
+
+def _check_grid(federation: Federation, grid: Quantiser, clip: float) -> None:
+    """Check that the grid represents movements of the clipping norm, in one element and spread over all."""
+    if grid.range < clip:
+        raise ConfigError(
+            f"[secure] range: {grid.range:g} is below [privacy] clip = {clip:g}, and one element may move that far. "
+            f"Set range = {clip:g}, which also bounds best what a client can do that does not clip.",
+            key="secure.range",
+        )
+    layout = federation.problem.layout
+    even = clip / cut(layout, whole(layout)).size ** 0.5
+    if grid.step > even:
+        raise ConfigError(
+            f"[secure] bits: a movement of [privacy] clip = {clip:g} that is spread over the whole model moves an "
+            f"element by {even:.2g}, and numbers of {grid.bits} bits up to {grid.range:g} have steps of "
+            f"{grid.step:.2g}: it would be rounded to nothing. Set range = {clip:g}, or more bits.",
+            key="secure.bits",
+        )
+
+
+def _check_secure_rounds(experiment: Experiment, federation: Federation) -> None:
+    """Refuse settings for which the server needs more than sums."""
+    method = federation.method
+    for hook, effect in _SECURE_HOOKS.items():
+        if getattr(method, hook) is not getattr(FEDAVG, hook):
+            owner, key = _find_hook_owner(experiment, hook)
+            raise ConfigError(
+                f"[secure]: {owner} {effect} (hook {hook!r}). Leave it out, or take fedavg, scalefl, heterofl, "
+                "fedrolex or another method that averages plainly.",
+                key=key,
+            )
+    if getattr(method, "remember", FEDAVG.remember) is not FEDAVG.remember and federation.device is not None:
+        owner, key = _find_hook_owner(experiment, "remember")
+        raise ConfigError(
+            f"[secure]: with {owner} each client remembers what its update tells (hook 'remember'), and a simulation's "
+            "checkpoint holds the memory of clients. Leave it out; on a fleet it stays on the nodes.",
+            key=key,
+        )
+    if method.weight is not by_count:
+        raise ConfigError(
+            "[secure]: sums count every client alike, and here clients have weights. Set "
+            'method.hooks.weight = "by_count".',
+            key="method.hooks.weight",
+        )
+    if method.channels not in (prefix, rolling):
+        raise ConfigError(
+            "[secure]: each client gets channels of its own, so that few have an element in common. Take "
+            'method.hooks.channels = "prefix" or "rolling".',
+            key="method.hooks.channels",
+        )
+    if experiment.local.compress is not None:
+        raise ConfigError(
+            "[secure]: masked numbers cannot be compressed; leave compress out of [local], and set fewer bits.",
+            key="local.compress",
+        )
+    if "static" in experiment.evaluate.norms and has_batch_norm(federation):
+        raise ConfigError(
+            "[secure]: this model has batch-norm layers, whose statistics each client would tell the server. Take a "
+            'model with another normalisation, such as norm = "group" in [model], or evaluate.norms = ["batch"].',
+            key="evaluate.norms",
+        )
+
+
+def describe_secure_run(secure: SecureRun | None, federation: Federation, rate: float | None = None) -> tuple[str, ...]:
+    """Describe the server's view, and how often a private cohort is too small for a sum.
+
+    Args:
+        secure: The secure aggregation, or None.
+        federation: The server's view of the clients.
+        rate: Probability with which a private round draws each client; None without privacy.
+    """
+    if secure is None:
+        return ()
+    minimum = secure.rules.minimum
+    notes = [
+        f"Secure aggregation: the server sees sums over at least {minimum} clients, of numbers of {secure.grid.bits} "
+        f"bits up to {secure.grid.range:g}, and no client's update or loss. A round needs "
+        f"{secure.rules.threshold:.0%} of its cohort."
+    ]
+    if rate is None:
+        return tuple(notes)
+    notes.append(
+        "Clients clip their movements themselves, and the server adds the noise to sums that it has seen. Epsilon is "
+        "counted as if the members of a round were public, because members of a secure round know each other; the "
+        "larger the share of clients in each round, the less that costs."
+    )
+    levels = federation.level_of[federation.able]
+    top = int(levels.max())
+    members = int((levels == top).sum())
+    chance = sum(math.comb(members, n) * rate**n * (1 - rate) ** (members - n) for n in range(minimum))
+    if chance > 0.05:
+        notes.append(
+            f"In {chance:.0%} of the rounds fewer than {minimum} clients of level {federation.levels[top].name} are "
+            "drawn. Elements that they alone train then get noise and no update. A larger cohort makes it rarer."
+        )
+    return tuple(notes)
+
+
+# ---- secure aggregation in the run folder --------------------------------------------------------------------------
+
+SECURE_FILE = "secure.json"
+
+
+def format_secure_file(secure: SecureRun) -> str:
+    """Return the content of the file: the run's identifier, and the number of rounds that were started."""
+    return json.dumps({"run": secure.run, "begun": secure.journal.last.get(secure.run, -1) + 1}) + "\n"
+
+
+def resume_secure_run(secure: SecureRun, folder: RunFolder) -> None:
+    """Restore identifier and journal from a run folder, and write each started round to it.
+
+    Raises:
+        RunError: The file is missing or damaged.
+    """
+    table: Any = folder.json(SECURE_FILE)
+    is_valid = isinstance(table, Mapping) and isinstance(table.get("run"), str) and type(table.get("begun")) is int
+    if not is_valid or not table["run"] or not 0 <= table["begun"] < 2**31:
+        raise RunError(
+            f"{folder.path / SECURE_FILE} is damaged: it lacks the run's identifier or the rounds that were started. "
+            "Without them a round could be repeated, so the run cannot continue.",
+            path=folder.path / SECURE_FILE,
+        )
+    secure.run = table["run"]
+    secure.journal.last = {secure.run: table["begun"] - 1}
+    secure.journal.keep = lambda last: folder.write(SECURE_FILE, format_secure_file(secure))

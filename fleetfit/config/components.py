@@ -1,0 +1,160 @@
+"""Names in an experiment become functions, checked against and called with the keys of their section."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from fleetfit import names
+from fleetfit.config.schema import Experiment
+from fleetfit.data.partition import KINDS
+from fleetfit.errors import ConfigError, FleetFitError, truncate
+from fleetfit.factories import call_factory
+
+
+def find_function(kind: str, name: Any, where: str = "") -> tuple[Callable[..., Any], str]:
+    """Return the function of a name, or the object that replaces it, and its label in messages.
+
+    Args:
+        kind: Kind of the name, as in `fleetfit.names.BUILT_IN`.
+        name: The name, or an object.
+        where: The section, for the key of an error, such as "[data] server".
+    """
+    if callable(name):
+        function, label = name, getattr(name, "__name__", type(name).__name__)
+    else:
+        try:
+            function, label = names.resolve(kind, name), str(name)
+        except ConfigError as error:
+            if where == "[data] server":
+                error.key = "data.server.name"
+            raise
+    if kind == "models":
+        check_not_module(function, label)
+    return function, label
+
+
+def _format_key(where: str, key: str) -> str:
+    """Return "data.server.name" for "[data] server" and "name"."""
+    return f"{where.replace('[', '').replace('] ', '.').replace(']', '')}.{key}"
+
+
+def check_not_module(model: Any, label: str) -> None:
+    """Refuse a torch module, or a class of modules, where an architecture is expected."""
+    kind = model if inspect.isclass(model) else type(model)
+    if issubclass(kind, nn.Module):
+        raise ConfigError(
+            f"[model] {label} is a torch module, and FleetFit needs to build it at many sizes. Wrap it: write a class "
+            'that inherits from fleetfit.Architecture, set axes (such as {"hidden": Axis(64)}) and blocks in it, and '
+            f"return {kind.__name__}(...) of the requested sizes from build(self, axes, exits). See docs/own-model.md.",
+            key="model.name",
+        )
+
+
+def build_component(kind: str, name: Any, where: str, settings: Mapping[str, Any], **context: Any) -> Any:
+    """Call the function of a name with the keys of its section.
+
+    Args:
+        kind: Kind of the name, as in `fleetfit.names.BUILT_IN`.
+        name: The name, or an object that replaces it.
+        where: The section, for messages, such as "[data] server".
+        settings: Keys of the section that belong to the function.
+        **context: Further arguments, passed only where the function takes them.
+    """
+    function, label = find_function(kind, name, where)
+    try:
+        return call_factory(function, label, where, settings, **context)
+    except FleetFitError:
+        raise
+    except Exception as error:
+        if kind != "models":
+            raise
+        raise ConfigError(f"{where} {label} {names.describe_failure(error)}.", key="model.name") from error
+
+
+_UNLISTED = ("name", "partition", "server", "chosen")
+"""Keys of a section that a message about an unknown key does not list."""
+
+
+def check_keys(experiment: Experiment) -> None:
+    """Check the free keys of model, data, engine, partition, metrics and callbacks, without calling a function."""
+    context = dict.fromkeys(("classes", "channels", "input_shape", "vocabulary", "padding"))
+    sections: list[tuple[str, str, Any, dict[str, Any]]] = [
+        ("engines", "[engine]", experiment.engine, {"simulation": None}),
+        ("models", "[model]", experiment.model, context),
+        ("peft", "[peft]", experiment.peft, {"architecture": None}),
+        ("data", "[data]", experiment.data, {}),
+        ("data", "[data] server", experiment.data.server or experiment.data, {}),
+    ]
+    for kind, where, section, further in sections:
+        if isinstance(section.name, str) or callable(section.name):
+            function, label = find_function(kind, section.name, where)
+            own = [key for key in type(section).model_fields if key not in _UNLISTED]
+            hidden = [key for key in type(section).model_fields if key in _UNLISTED and key != "chosen"]
+            hidden += ["path"] if where == "[data]" else []
+            call_factory(
+                make_signature_stub(function), label, where, section.settings, own=own, hidden=hidden, **further
+            )
+        elif section.settings:
+            key = next(iter(section.settings))
+            raise ConfigError(
+                f"{where} {key}: an object takes no further keys; set them on the object.",
+                key=_format_key(where, key),
+            )
+    _check_metrics(experiment.evaluate.metrics)
+    for index, entry in enumerate(experiment.callbacks):
+        _check_callback({"name": entry} if isinstance(entry, str) else dict(entry), f"callbacks.{index}")
+    partition = experiment.data.partition
+    if partition.kind in KINDS:
+        further = {"data": None, "clients": None, "rng": None}
+        function = make_signature_stub(KINDS[partition.kind])
+        own = list(type(partition).model_fields)
+        call_factory(function, partition.kind, "[data] partition", partition.settings, own=own, **further)
+
+
+def _check_metrics(metrics: list[str]) -> None:
+    for index, name in enumerate(metrics):
+        if ":" not in name:
+            raise ConfigError(
+                f'[evaluate] metrics: "{truncate(name)}" names no function; write "file.py:function" or '
+                '"package.module:function", a function of outputs and labels.',
+                key=f"evaluate.metrics.{index}",
+            )
+        names.resolve("metrics", name)
+    functions = [name.rpartition(":")[2] for name in metrics]
+    twice = next((name for name in functions if functions.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f'[evaluate] metrics: two functions are called "{truncate(twice)}"; give one another name.',
+            key="evaluate.metrics",
+        )
+
+
+def _check_callback(table: dict[str, Any], key: str) -> None:
+    function, label = find_function("callbacks", table.pop("name"))
+    first = next(iter(inspect.signature(function).parameters.values()), None)
+    if (
+        inspect.isfunction(function)
+        and first is not None
+        and first.default is inspect.Parameter.empty
+        and first.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        and first.name not in ("report", *table)
+    ):
+        raise ConfigError(
+            f'callbacks: {label} needs "{first.name}". A function that is called after each round takes `report` '
+            "first; any other one makes a callback of its keys.",
+            key=f"{key}.{first.name}",
+        )
+    call_factory(make_signature_stub(function), label, "callbacks:", table, report=None)
+
+
+def make_signature_stub(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function with the same signature that returns its arguments."""
+
+    @functools.wraps(function)
+    def stub(**values: Any) -> dict[str, Any]:
+        return values
+
+    return stub

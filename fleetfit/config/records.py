@@ -1,0 +1,66 @@
+"""Values that a run measures or chooses become part of its experiment, so that it resumes and repeats equally."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fleetfit.config.build.data import has_data_sized_clients
+from fleetfit.config.build.engine import Computing
+from fleetfit.config.build.rounds import compute_cohort_size
+from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
+
+
+def record_latencies(experiment: Experiment, measured: Mapping[str, list[float]]) -> Experiment:
+    """Return the experiment with the latencies that were measured for it."""
+    if measured == experiment.fleet.measured:
+        return experiment
+    return experiment.model_copy(update={"fleet": experiment.fleet.model_copy(update={"measured": dict(measured)})})
+
+
+def record_computing(experiment: Experiment, computing: Computing) -> Experiment:
+    """Return the experiment with how its levels are computed."""
+    if computing.chosen == experiment.engine.chosen:
+        return experiment
+    engine = experiment.engine.model_copy(update={"chosen": dict(computing.chosen)})
+    return experiment.model_copy(update={"engine": engine})
+
+
+def record_client_count(experiment: Experiment, count: int) -> Experiment:
+    """Return the experiment with the number of its clients, if it followed from the size of the data."""
+    data, cohort = experiment.data, experiment.cohort
+    if not has_data_sized_clients(experiment):
+        return experiment
+    partition = data.partition.model_copy(update={"clients": count})
+    changes: dict[str, Any] = {"data": data.model_copy(update={"partition": partition})}
+    if cohort.count is None and cohort.fraction is None:
+        fraction = FRACTION if count >= CLIENTS else compute_cohort_size(experiment, count) / count
+        changes["cohort"] = cohort.model_copy(update={"fraction": fraction})
+    return experiment.model_copy(update=changes)
+
+
+def replace_callbacks(experiment: Experiment, callbacks: list[Any]) -> Experiment:
+    """Return the experiment with other callbacks."""
+    return experiment.model_copy(update={"callbacks": callbacks})
+
+
+def restore_records(experiment: Experiment, recorded: Experiment) -> Experiment:
+    """Return the experiment with the values that a run of it has recorded, and with the run's callbacks.
+
+    Args:
+        experiment: The experiment as the user describes it.
+        recorded: The experiment of the run folder.
+    """
+    changes: dict[str, Any] = {"callbacks": recorded.callbacks}
+    data, theirs, cohort = experiment.data, recorded.data, experiment.cohort
+    if data.name == theirs.name:
+        if has_data_sized_clients(experiment):
+            partition = data.partition.model_copy(update={"clients": theirs.partition.clients})
+            data = data.model_copy(update={"partition": partition})
+            if cohort.count is None and cohort.fraction is None:
+                changes["cohort"] = cohort.model_copy(update={"fraction": recorded.cohort.fraction})
+        for key in ("columns", "channels_last"):
+            if (value := theirs.settings.get(key)) is not None and key not in data.settings:
+                data = data.model_copy(update={key: value})
+        changes["data"] = data
+    if experiment.engine.speed == "fast" and not experiment.engine.chosen:
+        changes["engine"] = experiment.engine.model_copy(update={"chosen": recorded.engine.chosen})
+    return record_latencies(experiment, recorded.fleet.measured).model_copy(update=changes)
