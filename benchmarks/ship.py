@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 import fleetfit as ff
-from fleetfit.api.inference import shipped
+from fleetfit.api.inference import prepare_export
 from fleetfit.inference.export.checked import session
 
 TURNS, BUDGET = 1000, 0.6
@@ -53,7 +53,7 @@ def ship(folder: str) -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="ship-") as place:
         exports = {name: _exported(run, name, Path(place) / name) for name in names}
-        x, y = shipped(run, names[-1], None).samples("test", 10**6)
+        x, y = prepare_export(run, names[-1], None).samples("test", 10**6)
         np.save(Path(place) / "x.npy", x[:256].numpy())
         works = {key: work for name in names for key, work in _works(run, name, Path(place) / name).items()}
         times = quartiles_ms(works, x[:256].numpy())

@@ -19,7 +19,7 @@ import torch
 
 import fleetfit as ff
 from benchmarks.ship import TURNS, Work, loader, quartiles_ms, stopping
-from fleetfit.api.inference import shipped
+from fleetfit.api.inference import prepare_export
 from fleetfit.config.toml import read_toml
 from fleetfit.inference.export.checked import session
 from fleetfit.records import describe_environment
@@ -64,7 +64,7 @@ def measured(run: ff.Run, row: str, setting: str, turns: int) -> RunResult:
             if name == full and len(run.model(name).exits) > 1:
                 run.calibrate(name, EARLY, temperature=True)
             run.export(name, folders[name])
-        x, y = (each.numpy() for each in shipped(run, full, None).samples("test", 10**6))
+        x, y = (each.numpy() for each in prepare_export(run, full, None).samples("test", 10**6))
         for name in names:
             final[f"accuracy of level {name}"], early, _ = stopping(folders[name], x, y)
         final["accuracy with early exits"] = early

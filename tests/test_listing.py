@@ -18,7 +18,7 @@ def test_a_source_says_what_its_module_is(kind: str, name: str) -> None:
     read, imported = listing.parse_entry(kind, name), listing.import_entry(kind, name)
     assert read.summary == imported.summary and dict(read.keys) == dict(imported.keys)
     for key in read.keys:
-        assert listing._explained(read.doc, key) == listing._explained(imported.doc, key), key
+        assert listing.find_meaning(read.doc, key) == listing.find_meaning(imported.doc, key), key
     if imported.facts is None:
         assert read.facts is None
     else:

@@ -13,7 +13,7 @@ from support import run_verb
 
 import fleetfit as ff
 from fleetfit.data import Data
-from fleetfit.papers.pictures import PictureOptions, pictures
+from fleetfit.papers.pictures import PictureOptions, draw_pictures
 from fleetfit.report import drawing
 
 pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
@@ -77,13 +77,13 @@ def test_options(done: Path, tmp_path: Path) -> None:
 def test_without_a_budget_the_saved_calibration_is_followed(own: Path) -> None:
     run = ff.load(own)
     saved = run.calibrate(2, budget=0.9, measure="entropy")
-    figures = pictures(ff.load(own), PictureOptions()).figures
+    figures = draw_pictures(ff.load(own), PictureOptions()).figures
     labels = [str(line.get_label()) for line in figures["stopping"].axes[0].lines]
     assert any(f"{100 * saved.test.accuracy:.2f}%" in label for label in labels if label.startswith("budget"))
     share = saved.budget / saved.costs[-1]
     assert f"({100 * share:.0f}% of the last exit's)" in figures["exits-0"].get_suptitle()
     assert "thresholds are those of" in fleetfit(own, "--class", 0)[1]
-    other = pictures(ff.load(own), PictureOptions(budget=1.0)).figures["exits-0"].get_suptitle()
+    other = draw_pictures(ff.load(own), PictureOptions(budget=1.0)).figures["exits-0"].get_suptitle()
     assert "(100% of the last exit's)" in other
     assert json.loads((own / "inference/level-2.json").read_text())["budget"] == saved.budget, "it is still the same"
 
@@ -153,12 +153,12 @@ def test_samples_that_are_no_images_are_left_out(done: Path) -> None:
     assert isinstance(data.x, torch.Tensor)
     run = with_data(done, replace(data, x=data.x.flatten(1).float(), mean=(), std=()))
     run._models["2"] = Reshaped(run.model())
-    drawn = pictures(run, PictureOptions())
+    drawn = draw_pictures(run, PictureOptions())
     assert sorted(drawn.figures) == sorted(["accuracy-cost", "stopping", *PLOTS])
     timed = [line for line in drawn.figures["accuracy-cost"].axes[1].lines if line.get_label() != "level 1"][-2]
     assert [bool(ms > 0) for ms in timed.get_xdata()] == [False, True], "only the whole can be timed"
     assert drawn.notes == [
-        "No pictures of samples by exit: samples of tiny are of shape [16], no grey or coloured images."
+        "No pictures of samples by exit: samples of tiny are of shape [16], not grey or coloured images."
     ]
 
 
@@ -177,7 +177,7 @@ def test_another_task_has_no_early_stopping(done: Path) -> None:
     data = ff.load(done).assembly.data
     assert isinstance(data, Data)
     hot = torch.nn.functional.one_hot(data.y, 4)
-    drawn = pictures(with_data(done, replace(data, y=hot, task="multi_label")), PictureOptions())
+    drawn = draw_pictures(with_data(done, replace(data, y=hot, task="multi_label")), PictureOptions())
     assert sorted(drawn.figures) == sorted(["accuracy-cost", *PLOTS])
     assert drawn.notes == [
         "No picture of early stopping: it needs one class for each sample, and the task of tiny is multi_label."
@@ -185,12 +185,12 @@ def test_another_task_has_no_early_stopping(done: Path) -> None:
 
 
 def test_a_level_with_one_exit_and_a_set_without_validation_have_none(done: Path) -> None:
-    one = pictures(ff.load(done), PictureOptions(level=1))
-    assert one.notes == ["No picture of early stopping: level 1 has one exit, so nobody can leave before it."]
+    one = draw_pictures(ff.load(done), PictureOptions(level=1))
+    assert one.notes == ["No picture of early stopping: level 1 has one exit, so samples cannot leave before it."]
     data = ff.load(done).assembly.data
     assert isinstance(data, Data)
     bare = replace(data, splits={**data.splits, "validation": torch.arange(0)})
-    assert pictures(with_data(done, bare), PictureOptions()).notes == [
+    assert draw_pictures(with_data(done, bare), PictureOptions()).notes == [
         "No picture of early stopping: tiny has no validation samples."
     ]
 
@@ -207,7 +207,7 @@ def test_levels_without_clients_are_named(done: Path, monkeypatch: pytest.Monkey
     columns = run.columns
     columns["static"]["levels"]["1"] = {"local": None}
     monkeypatch.setattr(ff.Run, "columns", columns)
-    drawn = pictures(run, PictureOptions())
+    drawn = draw_pictures(run, PictureOptions())
     assert drawn.notes == ["Without clients, so not in the picture of accuracy over cost: level 1."]
     axes = drawn.figures["accuracy-cost"].axes[0]
     assert [line.get_label() for line in axes.lines if str(line.get_label()).startswith("level")] == ["level 2"]
@@ -215,6 +215,6 @@ def test_levels_without_clients_are_named(done: Path, monkeypatch: pytest.Monkey
 
 def test_a_missing_matplotlib_is_said_before_anything_is_computed(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawing, "available", lambda: False)
-    monkeypatch.setattr("fleetfit.papers.pictures._stopping", lambda *_: pytest.fail("it computes"))
+    monkeypatch.setattr("fleetfit.papers.pictures._draw_stopping", lambda *_: pytest.fail("it computes"))
     err = fleetfit(done, code=2).err
     assert 'pip install "fleetfit[plots]"' in err

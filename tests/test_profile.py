@@ -10,7 +10,7 @@ import pytest
 from support import raises
 
 from fleetfit.api import profiling
-from fleetfit.api.profiling import Machine, Profiled, profile, wished
+from fleetfit.api.profiling import Machine, ProfileResult, parse_wishes, profile
 from fleetfit.cli import main
 from fleetfit.cli.plan import PlanOptions, plan_model, plan_run_file
 from fleetfit.config import assemble, load_experiment
@@ -74,7 +74,7 @@ def test_a_group_that_names_the_file_gets_the_level(chosen: int, wish: str, meas
     (tmp_path / "plan.toml").write_text(assemble(load_experiment(TABLES)).plan.to_toml())
     most: dict[str, Any] = {"step_s": 0.1 * 2**chosen, "latency_s": 0.01 * 2**chosen, "memory": f"{2**chosen} MB"}
     settled = with_fleet(levels=str(tmp_path / "plan.toml"))
-    found = profile(settled, wishes=wished(**{wish: most[wish]}), facts=FACTS, out=tmp_path / "pi.toml")
+    found = profile(settled, wishes=parse_wishes(**{wish: most[wish]}), facts=FACTS, out=tmp_path / "pi.toml")
     assert found.affords.level == chosen
     groups = [{"budget": str(tmp_path / "pi.toml")}, {"budget": 1.0, "name": "whole"}]
     assembly = assemble(load_experiment(with_fleet(levels=str(tmp_path / "plan.toml"), groups=groups)))
@@ -92,7 +92,7 @@ def test_a_node_that_names_the_file_gets_the_level(chosen: int, measuring: Any, 
     from fleetfit.engines.flower.settings import read_settings, told_budget
 
     measuring(THREE)
-    profile(TABLES, wishes=wished(step_s=0.1 * 2**chosen), facts=FACTS, out=tmp_path / "budget.toml")
+    profile(TABLES, wishes=parse_wishes(step_s=0.1 * 2**chosen), facts=FACTS, out=tmp_path / "budget.toml")
     (tmp_path / "node.toml").write_text('name = "pi"\nbudget = "budget.toml"\n[data]\nname = "tiny:tiny_data"\n')
     settings = read_settings(tmp_path / "node.toml")
     told = NodeDescription("pi", FACTS, 20, told_budget(settings), settings.tolerance)
@@ -108,7 +108,7 @@ def test_every_level_of_every_method_has_a_budget_that_brings_it(method: str, co
     levels = plan_levels(load_experiment(tables), FACTS).found.levels
     for chosen, level in enumerate(levels):
         measuring([found_of(0.1 * (i + 1)) for i in range(len(levels))])
-        found = profile(tables, wishes=wished(step_s=0.1 * (chosen + 1)), facts=FACTS)
+        found = profile(tables, wishes=parse_wishes(step_s=0.1 * (chosen + 1)), facts=FACTS)
         limit = (1 + found.affords.tolerance) * float(found.affords.budget[cost])
         assert found.affords.level == chosen
         assert [other.needs <= limit for other in levels[: chosen + 1]] == [True] * (chosen + 1), level.name
@@ -157,9 +157,9 @@ def test_the_largest_level_within_every_wish(
 ) -> None:
     monkeypatch.setattr(profiling, "energy_of", lambda: Energy("battery", lambda: 0.0))
     measuring([found_of(0.1 * k, 0.01 * k, 10**6 * k, energy_j=float(k)) for k in (1, 2, 4)])
-    found = profile(TABLES, wishes=wished(**wishes), facts=FACTS)
+    found = profile(TABLES, wishes=parse_wishes(**wishes), facts=FACTS)
     assert found.affords.level == level
-    assert [not one.against for one in found.levels] == [True] * (level + 1) + [False] * (2 - level)
+    assert [not one.reasons for one in found.levels] == [True] * (level + 1) + [False] * (2 - level)
 
 
 def test_a_level_that_fails_ends_it(measuring: Any) -> None:
@@ -167,7 +167,7 @@ def test_a_level_that_fails_ends_it(measuring: Any) -> None:
     said: list[str] = []
     found = profile(TABLES, facts=FACTS, say=said.append)
     assert [a.level for a in asked] == [0, 1] and found.affords.level == 0
-    assert [level.against for level in found.levels[1:]] == [
+    assert [level.reasons for level in found.levels[1:]] == [
         ("no memory was left for it",),
         ("not tried, since a smaller one failed",),
     ]
@@ -179,9 +179,9 @@ def test_a_level_that_cannot_fit_is_not_tried(measuring: Any, monkeypatch: pytes
     before = plan_levels(load_experiment(TABLES), FACTS)
     second = before.cost(before.found.levels[1], "memory_bytes")
     monkeypatch.setattr(profiling, "free_memory", lambda *_: int(second))
-    found = profile(TABLES, wishes=wished(memory="1 GB"), facts=FACTS)
+    found = profile(TABLES, wishes=parse_wishes(memory="1 GB"), facts=FACTS)
     assert len(asked) == 2 and asked[0].most_bytes == int(second)
-    assert "not tried: a step takes at least" in found.levels[2].against[0]
+    assert "not tried: a step takes at least" in found.levels[2].reasons[0]
 
 
 def test_each_level_gets_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,15 +198,15 @@ def test_each_level_gets_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) 
     assert given == [(10.0, 30.0), (14.0, 28.0), (18.0, 18.0)]
     given.clear()
     found = profile(TABLES, facts=FACTS, machine=Machine(limit_s=12.5))
-    assert len(given) == 2 and "the time was over" in found.levels[2].against[0]
+    assert len(given) == 2 and "the time was over" in found.levels[2].reasons[0]
     assert found.affords.level == 1
 
 
 def test_what_is_not_measured_is_not_afforded() -> None:
     known = profiling.Wishes(step_s=1.0, latency_s=1.0, memory_bytes=100.0, energy_j=1.0)
-    assert profiling.against(found_of(memory=90, energy_j=0.5), 200.0, known) == ()
+    assert profiling.list_reasons(found_of(memory=90, energy_j=0.5), 200.0, known) == ()
     without = Found(found_of().step, None, None, None, None)
-    said = profiling.against(without, 200.0, known)
+    said = profiling.list_reasons(without, 200.0, known)
     assert [reason.partition(" ")[0] for reason in said] == ["inference", "a", "a"]
     assert "was not measured" in said[0] and "was not measured" in said[1] and "MB" in said[2], "memory is as predicted"
 
@@ -214,7 +214,7 @@ def test_what_is_not_measured_is_not_afforded() -> None:
 # ---- the budget ------------------------------------------------------------------------------------------------------
 
 
-def budget_of(found: Profiled) -> dict[str, Any]:
+def budget_of(found: ProfileResult) -> dict[str, Any]:
     return tomllib.loads(found.to_toml())
 
 
@@ -223,13 +223,13 @@ def test_the_budget_is_what_the_level_costs_and_the_memory_as_the_planner_predic
     before = plan_levels(load_experiment(TABLES), FACTS)
     predicted = before.cost(before.found.levels[1], "memory_bytes")
     measuring([found_of(0.1, memory=100), found_of(0.2, memory=int(2 * predicted)), found_of(9.0)])
-    found = profile(TABLES, wishes=wished(step_s=0.5, memory="12 MB"), facts=FACTS)
+    found = profile(TABLES, wishes=parse_wishes(step_s=0.5, memory="12 MB"), facts=FACTS)
     file = budget_of(found)
     needs = before.found.levels[1].needs
     assert needs <= file["budget"]["parameters"] < needs + 1.1e-6
     assert file["budget"]["memory_bytes"] == "5 MB" and file["tolerance"] == 0.2  # 12 / 2 / 1.2
     measuring([found_of(0.1, memory=100), found_of(0.2, memory=0), found_of(9.0)])
-    found = profile(TABLES, wishes=wished(step_s=0.5, memory="12 MB"), facts=FACTS)
+    found = profile(TABLES, wishes=parse_wishes(step_s=0.5, memory="12 MB"), facts=FACTS)
     assert found.affords.budget["memory_bytes"] == "10 MB", "never more than is predicted"
 
 
@@ -241,12 +241,12 @@ def test_half_of_the_free_memory_where_nobody_says(measuring: Any) -> None:
 
 def test_latency_is_a_fraction_of_the_full_models_here(measuring: Any) -> None:
     measuring([found_of(latency_s=0.01), found_of(latency_s=0.02), found_of(latency_s=0.1)])
-    found = profile(TABLES, wishes=wished(latency_s=0.06), facts=FACTS)
+    found = profile(TABLES, wishes=parse_wishes(latency_s=0.06), facts=FACTS)
     fraction = float(found.affords.budget["latency_s"])
     assert found.affords.level == 1 and fraction == pytest.approx(0.06 / 0.1 / 1.2, rel=0.1) and not found.affords.notes
-    assert profile(TABLES, wishes=wished(latency_s=0.5), facts=FACTS).affords.budget["latency_s"] == 1.0
+    assert profile(TABLES, wishes=parse_wishes(latency_s=0.5), facts=FACTS).affords.budget["latency_s"] == 1.0
     measuring([found_of(latency_s=0.01), Found(failed="no memory was left for it")])
-    found = profile(TABLES, wishes=wished(latency_s=0.011), facts=FACTS)
+    found = profile(TABLES, wishes=parse_wishes(latency_s=0.011), facts=FACTS)
     before = plan_levels(load_experiment(TABLES), FACTS)
     levels = [before.cost(level, "multiply_adds") for level in (before.found.levels[0], None)]
     assert float(found.affords.budget["latency_s"]) == pytest.approx(levels[0] / levels[1], rel=1e-3)
@@ -254,9 +254,9 @@ def test_latency_is_a_fraction_of_the_full_models_here(measuring: Any) -> None:
 
 
 def test_a_tolerance_under_which_the_next_level_does_not_come_in() -> None:
-    assert profiling._tolerance(0.1, 0.5, [0.6, 1.0]) == 0.1
-    assert profiling._tolerance(0.1, 0.5, [0.52, 1.0]) == pytest.approx(0.02)
-    assert profiling._tolerance(0.1, 0.5, []) == 0.1
+    assert profiling._compute_tolerance(0.1, 0.5, [0.6, 1.0]) == 0.1
+    assert profiling._compute_tolerance(0.1, 0.5, [0.52, 1.0]) == pytest.approx(0.02)
+    assert profiling._compute_tolerance(0.1, 0.5, []) == 0.1
 
 
 def test_the_file_is_toml_whatever_is_said(measuring: Any) -> None:
@@ -272,7 +272,7 @@ def test_the_file_is_toml_whatever_is_said(measuring: Any) -> None:
 def test_where_nothing_fits_nothing_is_written(measuring: Any, tmp_path: Path) -> None:
     measuring(THREE)
     with raises(PlanError, 1, 0.1, 0.05):
-        profile(TABLES, wishes=wished(step_s=0.05), facts=FACTS, out=tmp_path / "b.toml")
+        profile(TABLES, wishes=parse_wishes(step_s=0.05), facts=FACTS, out=tmp_path / "b.toml")
     assert not any(tmp_path.iterdir())
 
 
@@ -281,7 +281,7 @@ def test_where_the_method_asks_for_more_no_budget_helps(measuring: Any) -> None:
     measuring(THREE)
     tables = {**with_fleet(tolerance=0.9), "method": {"name": "exclusivefl", "exits": "all"}}
     with raises(PlanError, "level 1", "exclusivefl"):
-        profile(tables, wishes=wished(step_s=0.1), facts=FACTS)
+        profile(tables, wishes=parse_wishes(step_s=0.1), facts=FACTS)
     assert profile(tables, facts=FACTS).affords.level == 2
 
 
@@ -348,7 +348,7 @@ def test_objects_have_no_process_of_their_own() -> None:
 
 def test_a_group_of_the_run_may_name_a_budget_file(measuring: Any, tmp_path: Path) -> None:
     measuring(THREE)
-    profile(TABLES, wishes=wished(step_s=0.2), facts=FACTS, out=tmp_path / "pi.toml")
+    profile(TABLES, wishes=parse_wishes(step_s=0.2), facts=FACTS, out=tmp_path / "pi.toml")
     (tmp_path / "run.toml").write_text('fleet.groups = [{ budget = "pi.toml" }, { budget = 1.0 }]\n')
     assert load_experiment(tmp_path / "run.toml").fleet.groups[0].tolerance == 0.2
 

@@ -325,8 +325,8 @@ def test_what_happens_to_a_level_does_not_end_the_profile(model: str, said: str,
     """The first level is measured, and the budget says so; the second fails; the third is not tried."""
     tables = {**with_fleet(), "model": {"name": model}}
     found = profile(tables, facts=FACTS, machine=Machine(limit_s=60.0 if "endless" in model else LIMIT_S))
-    assert [len(level.against) for level in found.levels] == [0, 1, 1] and found.affords.level == 0
-    assert found.levels[1].against[0].startswith(said) and "not tried" in found.levels[2].against[0]
+    assert [len(level.reasons) for level in found.levels] == [0, 1, 1] and found.affords.level == 0
+    assert found.levels[1].reasons[0].startswith(said) and "not tried" in found.levels[2].reasons[0]
 
 
 @pytest.mark.slow

@@ -1,10 +1,9 @@
-"""A run on a real fleet: who takes part and how long the run waits for it, and its rounds to the summary.
+"""A run on a real fleet: which nodes take part, how long the run waits for them, and its rounds to the summary.
 
-The run folder is that of any run, with `nodes.json` beside: which node is which client. A checkpoint is written after
-each round, so that a run whose server was killed goes on where it was.
+The run folder is that of any run, with `nodes.json`, which numbers the nodes as clients. A checkpoint is written after
+each round, so a run whose server was killed continues there.
 """
 
-import functools
 import json
 import secrets
 import time
@@ -18,6 +17,7 @@ import numpy as np
 
 from fleetfit.api.callbacks import make_callbacks
 from fleetfit.api.metadata import NODES, load_planned_nodes
+from fleetfit.api.progress import TaskProgress
 from fleetfit.api.results import Run, load
 from fleetfit.api.run import (
     check_requested_keys,
@@ -47,8 +47,6 @@ from fleetfit.secured import Secured
 from fleetfit.soundness import in_words
 from fleetfit.values import DataDescription, Federation, NodeDescription
 
-# ---- how nodes come to take part in a fleet's run: who fits, how long the run waits, and what is written of them ---
-
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
@@ -56,163 +54,167 @@ if TYPE_CHECKING:
     from fleetfit.engines.flower.engine import FlowerEngine
     from fleetfit.engines.flower.transport import Transport
 
-LOOK_S = 0.2
-"""Between two looks at who is connected, when the run begins to wait."""
-LATER = 0.05
-"""Part of the time that it has waited, which is added."""
-SETTLE_S = 10.0
-"""That a round waits for nodes that are just enrolling."""
-SAY_S = 30.0
-"""Between two lines that say so."""
+HEADING = (
+    f"# The run of a fleet. The clients' data are on its nodes ({NODES} describes them), not in [data] below;\n"
+    "# [fleet] groups are the enrolled nodes, if they reported their budgets.\n\n"
+)
+"""The first lines of `config.toml`."""
+_POLL_S = 0.2  # between two looks at the connected nodes, when the run begins to wait
+_POLL_GROWTH = 0.05  # part of the time waited that is added
+_SETTLE_S = 10.0  # for which a round waits for nodes that are enrolling
+_LINE_S = 30.0  # between two lines of progress
+_PORTABLE_KEYS = EngineSection.model_fields.keys() - {"name"}  # keys of [engine] that hold on a fleet too
 
 
-_ANYWHERE = EngineSection.model_fields.keys() - {"name"}  # keys of [engine] that say how, and not where
+# ---- the experiment --------------------------------------------------------------------------------------------------
 
 
-def for_fleet(experiment: Experiment) -> Experiment:
+def adapt_experiment(experiment: Experiment) -> Experiment:
     """Return the experiment with engine flower, and a checkpoint after each round."""
     changes: dict[str, Any] = {}
     if experiment.engine.name != "flower":
-        stays = {key: getattr(experiment.engine, key) for key in experiment.engine.model_fields_set & _ANYWHERE}
-        changes["engine"] = EngineSection(**{**stays, "name": "flower"})
+        portable = {key: getattr(experiment.engine, key) for key in experiment.engine.model_fields_set & _PORTABLE_KEYS}
+        changes["engine"] = EngineSection(**{**portable, "name": "flower"})
     if experiment.checkpoint.every != 1:
         changes["checkpoint"] = experiment.checkpoint.model_copy(update={"every": 1})
     return experiment.model_copy(update=changes)
 
 
-def changed_for_fleet(experiment: Experiment) -> list[str]:
-    """Return what a fleet's run does otherwise than its file says, beyond what its nodes have of their own."""
-    found, engine = [], experiment.engine
-    if (engine.model_fields_set - _ANYWHERE or engine.settings) and engine.name != "flower":
-        found.append(f'[engine] is not used here: on a fleet the engine is "flower", and not "{engine.name}".')
+def list_changes(experiment: Experiment) -> list[str]:
+    """Return notes on the keys of a run file that a fleet does not follow, the nodes' own keys aside."""
+    notes, engine = [], experiment.engine
+    if (engine.model_fields_set - _PORTABLE_KEYS or engine.settings) and engine.name != "flower":
+        notes.append(f'[engine] is not used here: on a fleet the engine is "flower", and not "{engine.name}".')
     if experiment.checkpoint.every != 1:
-        found.append("[checkpoint] every is not used here: a fleet's run writes a checkpoint after each round.")
-    return found
+        notes.append("[checkpoint] every is not used here: a fleet's run writes a checkpoint after each round.")
+    return notes
 
 
-def rules_of(experiment: Experiment) -> Rules:
-    """Return when the run begins and when its rounds end."""
+def make_rules(experiment: Experiment) -> Rules:
+    """Return the rules by which the run begins and its rounds end."""
     rules: Rules = build_component("engines", "flower", "[engine]", experiment.engine.settings)
     return replace(rules, quorum=experiment.cohort.quorum, over_selection=experiment.cohort.over_selection)
 
 
-def with_enrolled(experiment: Experiment, told: Sequence[NodeDescription]) -> Experiment:
-    """Return the experiment with the enrolled nodes as its groups, where they told what they afford."""
+def replace_groups(experiment: Experiment, nodes: Sequence[NodeDescription]) -> Experiment:
+    """Return the experiment with the nodes that reported budgets as its groups, if its method needs budgets."""
     if not build(build_method_spec(experiment)).needs_budgets:
         return experiment
     groups = [
         GroupSection(
-            name=t.name, budget=dict(t.budget) if isinstance(t.budget, Mapping) else t.budget, tolerance=t.tolerance
+            name=node.name,
+            budget=dict(node.budget) if isinstance(node.budget, Mapping) else node.budget,
+            tolerance=node.tolerance,
         )
-        for t in told
-        if t.budget is not None
+        for node in nodes
+        if node.budget is not None
     ]
     return experiment.model_copy(update={"fleet": experiment.fleet.model_copy(update={"groups": groups})})
 
 
-# ---- enrolment ---------------------------------------------------------------------------------------------------
+# ---- enrolment -------------------------------------------------------------------------------------------------------
 
 
-def new_manager(transport: "Transport", experiment: Experiment, say: Callable[[str], None]) -> "ClientManager":
-    """Return who looks after the clients of a run; nobody has enrolled yet."""
+def make_manager(transport: "Transport", experiment: Experiment, say: Callable[[str], None]) -> "ClientManager":
+    """Return the manager of a run's clients, none of whom has enrolled yet."""
     from fleetfit.engines.flower.client_manager import ClientManager
 
     method = build(build_method_spec(experiment))
-    asks = {"asks_budget": method.needs_budgets, "asks_labels": experiment.fleet.reports_labels}
-    return ClientManager(transport, asks, fits(experiment), say)
+    questions = {"asks_budget": method.needs_budgets, "asks_labels": experiment.fleet.reports_labels}
+    return ClientManager(transport, questions, make_node_check(experiment), say)
 
 
-def fits(experiment: Experiment, facts: DataDescription | None = None) -> Callable[[NodeDescription], str]:
-    """Return what says why a node does not fit the run, or ""."""
+def make_node_check(experiment: Experiment, facts: DataDescription | None = None) -> Callable[[NodeDescription], str]:
+    """Return a function that returns the reason why a node does not fit the run, or "".
+
+    Args:
+        experiment: The experiment.
+        facts: The data of most nodes, once they are known.
+    """
     method = build(build_method_spec(experiment))
 
-    def wrong(told: NodeDescription) -> str:
-        if facts is not None and told.facts.shape != facts.shape:
-            return f"its data are {told.facts}, and the others' {facts}."
-        if told.facts.task == "regression":
+    def check_node(node: NodeDescription) -> str:
+        if facts is not None and node.facts.shape != facts.shape:
+            return f"its data are {node.facts}, and the others' {facts}."
+        if node.facts.task == "regression":
             return "its task is a regression, whose targets each node would scale by its own mean."
-        if not told.num_examples:
+        if not node.num_examples:
             return "it has no training data."
-        if method.needs_budgets and told.budget is None:
+        if method.needs_budgets and node.budget is None:
             return (
-                f"it does not tell a budget, and {experiment.method.name} chooses a level for each client. Set budget "
-                "and reports_budget in its configuration, or run adaptivefl."
+                f"it does not report a budget, and {experiment.method.name} chooses a level for each client. Set "
+                "budget and reports_budget in its configuration, or run adaptivefl."
             )
-        if told.budget is not None and (found := budget_problem(told.budget, experiment.fleet.cost)):
-            return f"its budget does not fit this run: {found}"
-        if experiment.fleet.reports_labels and told.labels is None:
+        if node.budget is not None and (problem := budget_problem(node.budget, experiment.fleet.cost)):
+            return f"its budget does not fit this run: {problem}"
+        if experiment.fleet.reports_labels and node.labels is None:
             return "it does not report its samples by class, and the run asks for them: set reports_labels there."
         return ""
 
-    return wrong
+    return check_node
 
 
-def enrolled(manager: "ClientManager", rules: Rules, say: Callable[[str], None]) -> None:
-    """Wait until enough nodes have enrolled, and number them; those whose data are unlike most others' are left out.
+def wait_for_nodes(manager: "ClientManager", rules: Rules, say: Callable[[str], None]) -> None:
+    """Wait until enough nodes have enrolled, and number them; those whose data differ from most others' are left out.
 
     Raises:
-        RunError: Too few came in time.
+        RunError: Too few enrolled in time.
     """
-    began = said = time.monotonic()
-    enough: float | None = None
+    start = time.monotonic()
+    complete: float | None = None  # when enough had enrolled
     say(f"Waiting for {rules.nodes} node{'s' if rules.nodes > 1 else ''}.")
-    while True:
-        manager.advance()
-        now = time.monotonic()
-        enough = None if manager.arrived < rules.nodes else enough or now
-        if enough is not None and (not manager.pending or now - enough > SETTLE_S):
-            manager.settle()
-            manager.keep_only(find_common_data([member.told for member in manager.members]))
-            if manager.arrived >= rules.nodes:
-                return
-        if time.monotonic() - began > rules.wait_s:
-            raise RunError(
-                f"{manager.arrived} of {rules.nodes} nodes enrolled within {rules.wait_s:g} s. Start more, or lower "
-                "engine.nodes."
-            )
-        if time.monotonic() - said > SAY_S:
-            said = time.monotonic()
-            say(
-                f"Waiting: {manager.arrived} of {rules.nodes} nodes have enrolled, {len(manager.online)} are connected."
-            )
-        look_again(began)
+
+    def format_line() -> str:
+        return f"Waiting: {manager.arrived} of {rules.nodes} nodes have enrolled, {len(manager.online)} are connected."
+
+    with TaskProgress("Waiting for nodes", rules.nodes, say, _LINE_S) as progress:
+        while True:
+            manager.advance()
+            now = time.monotonic()
+            complete = None if manager.arrived < rules.nodes else complete or now
+            if complete is not None and (not manager.pending or now - complete > _SETTLE_S):
+                manager.settle()
+                manager.keep_only(find_common_data([member.told for member in manager.members]))
+                if manager.arrived >= rules.nodes:
+                    return
+            if time.monotonic() - start > rules.wait_s:
+                raise RunError(
+                    f"{manager.arrived} of {rules.nodes} nodes enrolled within {rules.wait_s:g} s. Start more, or "
+                    "lower engine.nodes.",
+                    key="engine.nodes",
+                )
+            progress.update(manager.arrived, format_line)
+            wait_a_moment(start)
 
 
-def look_again(began: float) -> None:
-    """Let a moment pass until the next look; looks cost the SuperLink something, and after a while none is urgent."""
-    time.sleep(min(LOOK_S + LATER * (time.monotonic() - began), 1.0))
+def wait_a_moment(start: float) -> None:
+    """Sleep until the next look at the nodes: a look costs the SuperLink something, and becomes less urgent."""
+    time.sleep(min(_POLL_S + _POLL_GROWTH * (time.monotonic() - start), 1.0))
 
 
-def nodes_text(key: str, planned: Sequence[NodeDescription], manager: "ClientManager") -> str:
-    """Return what `nodes.json` says: the run, for whom its levels were planned, and who takes part."""
+def format_nodes(key: str, planned: Sequence[NodeDescription], manager: "ClientManager") -> str:
+    """Return the text of `nodes.json`: the run, the nodes that its levels were planned for, and its members."""
     facts = find_common_data(planned)
-    data = {**vars(facts), "sample_shape": list(facts.sample_shape)}
-    nest = {
+    table = {
         "run": key,
-        "data": data,
-        "planned": [told.nest for told in planned],
+        "data": {**vars(facts), "sample_shape": list(facts.sample_shape)},
+        "planned": [node.nest for node in planned],
         "members": manager.saved(manager.members),
     }
-    return json.dumps(nest, indent=2) + "\n"
+    return json.dumps(table, indent=2) + "\n"
 
 
-# ---- the run -------------------------------------------------------------------------------------------------------
-
-HEADING = (
-    f"# The run of a fleet: the clients' data are on its nodes ({NODES} says what they are), and [data] below says\n"
-    "# nothing of them; [fleet] groups are the enrolled nodes, where they told what they afford.\n\n"
-)
-"""The first lines of `config.toml`."""
+# ---- the run ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ServerAppConfig:
-    """What `flwr run --run-config` asks for.
+    """The keys of `flwr run --run-config`.
 
     Attributes:
         run_file: The run file, or "" for the defaults.
         out: The run folder; below `runs` by default.
-        resume: A run folder to go on with, or "".
+        resume: A run folder to continue, or "".
         overrides: `a.b=c`, as on the command line.
     """
 
@@ -222,55 +224,70 @@ class ServerAppConfig:
     overrides: Sequence[str] = ()
 
     @staticmethod
-    def of(config: Mapping[str, Any], app: Path) -> "ServerAppConfig":
-        """Read a Flower run config; the run file is looked for in the app's folder.
+    def from_run_config(config: Mapping[str, Any], app: Path) -> "ServerAppConfig":
+        """Read a Flower run config; the run file may be in the app's folder.
 
         Raises:
-            ConfigError: An unknown key, or a value that is no text.
+            ConfigError: An unknown key, or a value that is not a text.
         """
-        known = ("run-file", "out", "resume", "set")
+        keys = ("run-file", "out", "resume", "set")
         for key, value in config.items():
-            if key not in known or not isinstance(value, str):
-                raise ConfigError(f"run config: {key} = {value!r}; it takes the texts {', '.join(known)}.")
-        file = str(config.get("run-file", ""))
-        place = str(app / file) if file and (app / file).is_file() else file
-        return ServerAppConfig(
-            place, str(config.get("out", "")), str(config.get("resume", "")), str(config.get("set", "")).split()
-        )
+            if key not in keys or not isinstance(value, str):
+                raise ConfigError(f"run config: {key} = {value!r}; it takes the texts {', '.join(keys)}.", key=key)
+        run_file, out, resume, overrides = (str(config.get(key, "")) for key in keys)
+        if run_file and (app / run_file).is_file():
+            run_file = str(app / run_file)
+        return ServerAppConfig(run_file, out, resume, overrides.split())
 
 
-def serve(grid: "Grid", wanted: ServerAppConfig, say: Callable[[str], None] = print) -> Run:
+def serve(grid: "Grid", config: ServerAppConfig, say: Callable[[str], None] = print) -> Run:
     """Train on the nodes of a Flower grid.
 
     Returns:
         The finished run.
 
     Raises:
-        FleetFitError: Something does not fit, or too few nodes came.
+        FleetFitError: Something does not fit, or too few nodes enrolled.
     """
     from fleetfit.engines.flower.transport import Transport
 
     transport = Transport(grid)
     try:
-        served = _Served.resumed(transport, wanted, say) if wanted.resume else _Served.begun(transport, wanted, say)
-        if served.run.finished:
-            say(f"{served.run.folder} is finished already.")
-            return served.run
-        say(f"Run folder: {served.run.folder.resolve()}")
-        for note in served.assembly.notes:
+        make = _FleetRun.resume if config.resume else _FleetRun.start
+        fleet_run = make(transport, config, say)
+        run = fleet_run.run
+        if run.finished:
+            say(f"{run.folder} is finished already.")
+            return run
+        say(f"Run folder: {run.folder.resolve()}")
+        for note in fleet_run.assembly.notes:
             say(f"Note: {note}")
-        _say_levels(served.assembly, served.manager, say)
-        run_remaining_rounds(served.run, served.on_round, served.renew)
-        _say_result(served.run, say)
-        return served.run
+        fleet_run.print_levels()
+        run_remaining_rounds(run, fleet_run.print_round, fleet_run.renew)
+        for name, level in run.columns[run.experiment.evaluate.norms[0]]["levels"].items():
+            if level["clients"]:
+                say(f"Level {name}: {percent(level['local'])}% on the data of {level['clients']} nodes.")
+        say(f"Finished. The models: fleetfit.load({str(run.folder)!r}).model(level=1).")
+        return run
     finally:
         transport.close()
 
 
-@dataclass
-class _Served:
-    """One run of a fleet while it lasts."""
+def check_run(folder: str | Path) -> RunFolder:
+    """Return the folder of a fleet's run, which may be continued.
 
+    Raises:
+        FleetFitError: It is not one.
+    """
+    files = RunFolder.open(folder)
+    if not (files.path / NODES).is_file():
+        raise RunError(f"{files.path} is not a fleet's run; continue it with: fleetfit resume {files.path}.",
+                       path=files.path)  # fmt: skip
+    return files
+
+
+@dataclass
+class _FleetRun:
     run: Run
     assembly: Assembly
     manager: "ClientManager"
@@ -279,187 +296,168 @@ class _Served:
     key: str
     planned: list[NodeDescription]
     say: Callable[[str], None]
-    _begun: bool = False
+    _has_begun: bool = False
 
     @staticmethod
-    def begun(transport: "Transport", wanted: ServerAppConfig, say: Callable[[str], None]) -> "_Served":
-        """Begin a run: wait for nodes, plan, make the folder."""
-        asked = load_experiment(wanted.run_file or None, wanted.overrides)
-        check_single_run(asked, "a fleet")
-        for note in changed_for_fleet(asked):
+    def start(transport: "Transport", config: ServerAppConfig, say: Callable[[str], None]) -> "_FleetRun":
+        """Start a run: wait for nodes, plan, create the folder."""
+        requested = load_experiment(config.run_file or None, config.overrides)
+        check_single_run(requested, "a fleet")
+        for note in list_changes(requested):
             say(f"Note: {note}")
-        experiment = for_fleet(fill_in_defaults(asked))
-        heard = make_callbacks(experiment.callbacks)  # before nodes are waited for
-        out = Path(wanted.out) if wanted.out else None
+        experiment = adapt_experiment(fill_in_defaults(requested))
+        callbacks = make_callbacks(experiment.callbacks)  # before the wait for nodes
+        out = Path(config.out) if config.out else None
         if out is not None and out.exists() and any(out.iterdir()):
             raise RunError(
-                f"{out} is not empty. Choose another folder, or go on with it: fleetfit flower resume {out}."
+                f"{out} is not empty. Choose another folder, or continue it: fleetfit flower resume {out}.", path=out
             )
-        rules = rules_of(experiment)
-        manager = new_manager(transport, experiment, say)
-        enrolled(manager, rules, say)
-        manager.fits = fits(experiment, find_common_data([member.told for member in manager.members]))
-        told = [member.told for member in manager.members]
-        experiment = with_enrolled(experiment, told)
-        assembly = assemble_fleet(experiment, told)
-        check_requested_keys(assembly.unused, asked)
+        rules = make_rules(experiment)
+        manager = make_manager(transport, experiment, say)
+        wait_for_nodes(manager, rules, say)
+        nodes = [member.told for member in manager.members]
+        manager.fits = make_node_check(experiment, find_common_data(nodes))
+        assembly = assemble_fleet(replace_groups(experiment, nodes), nodes)
+        check_requested_keys(assembly.unused, requested)
         assembly = verify_layout(assembly, say)
         key = secrets.token_hex(8)
-        folder = create_run_folder(assembly, _who(assembly), out, {NODES: nodes_text(key, told, manager)}, HEADING)
+        files = {NODES: format_nodes(key, nodes, manager)}
+        folder = create_run_folder(assembly, _describe_clients(assembly), out, files, HEADING)
         run = Run(folder, assembly.experiment, assembly)
-        served = _Served._made(run, assembly, manager, rules, key, told, say)
-        served.run._listeners = heard
-        return served
+        fleet_run = _FleetRun._make(run, assembly, manager, rules, key, nodes, say)
+        fleet_run.run._callbacks = callbacks
+        return fleet_run
 
     @staticmethod
-    def resumed(transport: "Transport", wanted: ServerAppConfig, say: Callable[[str], None]) -> "_Served":
-        """Go on with a run: the nodes that it knows keep their numbers, the levels stay."""
-        run = load(wanted.resume)
-        if not (run.folder / NODES).is_file():
-            raise RunError(f"{run.folder} is no run of a fleet; go on with it: fleetfit resume {run.folder}.")
-        rules, planned = rules_of(run.experiment), load_planned_nodes(run.files)
-        manager = new_manager(transport, run.experiment, say)
+    def resume(transport: "Transport", config: ServerAppConfig, say: Callable[[str], None]) -> "_FleetRun":
+        """Continue a run: its nodes keep their numbers, the levels stay."""
+        run = load(check_run(config.resume).path)
+        rules, planned = make_rules(run.experiment), load_planned_nodes(run.files)
+        manager = make_manager(transport, run.experiment, say)
         try:
-            saved = run.files.json(NODES)
-            manager.restore(saved["members"])
+            table = run.files.json(NODES)
+            manager.restore(table["members"])
+            key = str(table["run"])
         except (ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{run.folder / NODES} is damaged: {error}.") from None
-        manager.fits = fits(run.experiment, find_common_data(planned))
-        return _Served._made(run, verify_layout(run.assembly, say), manager, rules, str(saved["run"]), planned, say)
+            raise RunError(f"{run.folder / NODES} is damaged: {error}.", path=run.folder / NODES) from None
+        manager.fits = make_node_check(run.experiment, find_common_data(planned))
+        return _FleetRun._make(run, verify_layout(run.assembly, say), manager, rules, key, planned, say)
 
     @staticmethod
-    def _made(
+    def _make(
         run: Run, assembly: Assembly, manager: "ClientManager", rules: Rules, key: str, planned: list[NodeDescription],
         say: Callable[[str], None],
-    ) -> "_Served":  # fmt: skip
+    ) -> "_FleetRun":  # fmt: skip
         from fleetfit.engines.flower.client_manager import Setup
         from fleetfit.engines.flower.engine import FlowerEngine
         from fleetfit.engines.flower.parties import NodeParties
 
-        problem, federation = assembly.federation.problem, assembly.federation
+        federation = assembly.federation
+        problem = federation.problem
         if problem.spec is None:
             raise ConfigError(
                 "nodes rebuild the model from its name, so it needs an import path: "
-                '"package.module:function" or "file.py:function".'
+                '"package.module:function" or "file.py:function".',
+                key="model.name",
             )
         base = pack(dict(problem.base)) if problem.base else b""
         header = {"run": key, "problem": problem.spec, "method": dict(federation.method_spec),
                   "base": digest_of(base) if base else "", "cost": run.experiment.fleet.cost}  # fmt: skip
         manager.setup = Setup(header, base)
-        engine = FlowerEngine(manager.transport, manager, rules, federation.cohort, problem.layout)
+        flower_engine = FlowerEngine(manager.transport, manager, rules, federation.cohort, problem.layout)
         secure = assembly.settings.secure
-        used: Engine = engine
+        engine: Engine = flower_engine
         if secure is not None:
-            used = Secured(engine, problem.layout, secure, NodeParties(engine, secure), key_of(header))
-        run = Run(run.files, run.experiment, assembly, used)
-        return _Served(run, assembly, manager, engine, rules, key, planned, say)
+            parties = NodeParties(flower_engine, secure)
+            engine = Secured(flower_engine, problem.layout, secure, parties, key_of(header))
+        run = Run(run.files, run.experiment, assembly, engine)
+        return _FleetRun(run, assembly, manager, flower_engine, rules, key, planned, say)
 
-    # -- while it runs
+    # -- rounds
 
     def renew(self, federation: Federation) -> Federation:
-        """Return the federation as it is now; wait until somebody who can train is there.
+        """Return the federation with its present members; wait until one that can train is connected.
 
-        Before the first round, wait for everybody who has enrolled; later only a moment for whoever is being asked.
+        Before the first round, wait for all that have enrolled; later a moment for those that are enrolling.
         """
-        said = began = time.monotonic()
-        while True:
-            self.manager.advance()
-            self.manager.settle()
-            federation = self._with_members(federation)
-            if self.manager.changed:
-                self.run.files.write(NODES, nodes_text(self.key, self.planned, self.manager))
-                self.manager.changed = False
-            able = np.zeros(len(federation.clients), dtype=bool)
-            able[federation.able] = True
-            free = np.array(self.engine.free(), dtype=bool)
-            patience = SETTLE_S if self._begun else self.rules.wait_s
-            missing = not self._begun and int(free.sum()) < min(self.rules.nodes, self.manager.willing)
-            settling = missing or self.manager.unsettled or self.manager.pending
-            settling = settling and time.monotonic() - began < patience
-            if (free & able).any() and not settling:
-                self._begun = True
-                return replace(federation, connected=functools.partial(_in_any_round, free))
-            if time.monotonic() - said > SAY_S:
-                said = time.monotonic()
-                self.say("Waiting: no node that can train is connected and free.")
-            look_again(began)
+        start = time.monotonic()
+        with TaskProgress("Waiting for a node that can train", 1, self.say, _LINE_S) as progress:
+            while True:
+                self.manager.advance()
+                self.manager.settle()
+                federation = self._update_members(federation)
+                if self.manager.changed:
+                    self.run.files.write(NODES, format_nodes(self.key, self.planned, self.manager))
+                    self.manager.changed = False
+                able = np.zeros(len(federation.clients), dtype=bool)
+                able[federation.able] = True
+                free = np.array(self.engine.free(), dtype=bool)
+                patience = _SETTLE_S if self._has_begun else self.rules.wait_s
+                missing = not self._has_begun and int(free.sum()) < min(self.rules.nodes, self.manager.willing)
+                settling = missing or self.manager.unsettled or self.manager.pending
+                settling = settling and time.monotonic() - start < patience
+                if (free & able).any() and not settling:
+                    break
+                progress.update(0, lambda: "Waiting: no node that can train is connected and free.")
+                wait_a_moment(start)
+        self._has_begun = True
+        return replace(federation, connected=lambda _: free)
 
-    def _with_members(self, federation: Federation) -> Federation:
-        experiment, told = self.run.experiment, [member.told for member in self.manager.members]
-        fleet = find_node_budgets(experiment, federation.problem, told)
-        private = self.run.assembly.settings.privacy is not None  # then all who were drawn are waited for, however many
-        self.engine.cohort = len(told) if private else compute_cohort_size(experiment, len(told))
-        more = count_asked_clients(experiment.cohort, self.engine.cohort)
-        return replace(federation, clients=build_node_clients(experiment, federation.method, fleet, told), cohort=more)
+    def _update_members(self, federation: Federation) -> Federation:
+        experiment, nodes = self.run.experiment, [member.told for member in self.manager.members]
+        fleet = find_node_budgets(experiment, federation.problem, nodes)
+        is_private = self.run.assembly.settings.privacy is not None  # then the round waits for its whole random cohort
+        self.engine.cohort = len(nodes) if is_private else compute_cohort_size(experiment, len(nodes))
+        clients = build_node_clients(experiment, federation.method, fleet, nodes)
+        return replace(federation, clients=clients, cohort=count_asked_clients(experiment.cohort, self.engine.cohort))
 
-    def on_round(self, report: Mapping[str, Any]) -> None:
-        """Print what a round brought, and who brought nothing."""
+    # -- lines for the server's log
+
+    def print_levels(self) -> None:
+        """Print the levels, and which one each node trains."""
+        assembly, members = self.assembly, self.manager.members
+        for level in assembly.plan.levels:
+            self.say(
+                f"Level {level.name}: depth {level.depth}, width {level.width:.2f}, {level.parameters:,} parameters, "
+                f"{100 * level.share:.0f}% of the full model's {assembly.plan.cost}"
+            )
+        level_of = assembly.federation.level_of
+        if assembly.federation.method.needs_budgets and len(members) == len(level_of):
+            for member, index in zip(members, level_of, strict=True):
+                work = f"level {index + 1}" if index >= 0 else "nothing: too small"
+                self.say(f"Node {member.told.name} trains {work}.")
+
+    def print_round(self, report: Mapping[str, Any]) -> None:
+        """Print the results of a round, and the nodes that failed."""
         train, names = report["train"], [member.told.name for member in self.manager.members]
+        title = f"Round {report['round']}/{self.run.experiment.rounds}"
         if "privacy" in report:
-            self.say(f"Round {report['round']}/{self.run.experiment.rounds}: {spent(report['privacy'])}")
-            if "undone" in report:
-                self.say(f"  Round {report['round']} was {in_words(report['undone'], names)}")
-            return
-        loss = "-" if train["loss"] is None else f"{train['loss']:.3f}"
-        levels = ", ".join(f"{n} at level {level}" for level, n in sorted(train["by_level"].items()))
-        evaluated = report.get("evaluate", {}).get(self.run.experiment.evaluate.norms[0])
-        local = f"  local {percent(evaluated['local'])}%" if evaluated and evaluated["local"] is not None else ""
-        self.say(
-            f"Round {report['round']}/{self.run.experiment.rounds}: loss {loss}, {train['clients']} updates"
-            f"{f' ({levels})' if levels else ''}{local}, {report['seconds']:.1f} s"
-        )
+            self.say(f"{title}: {spent(report['privacy'])}")
+        else:
+            loss = "-" if train["loss"] is None else f"{train['loss']:.3f}"
+            levels = ", ".join(f"{count} at level {level}" for level, count in sorted(train["by_level"].items()))
+            columns = report.get("evaluate", {}).get(self.run.experiment.evaluate.norms[0])
+            local = f"  local {percent(columns['local'])}%" if columns and columns["local"] is not None else ""
+            self.say(
+                f"{title}: loss {loss}, {train['clients']} updates{f' ({levels})' if levels else ''}{local}, "
+                f"{report['seconds']:.1f} s"
+            )
         if "undone" in report:
             self.say(f"  Round {report['round']} was {in_words(report['undone'], names)}")
-        for failure in (*report["failures"], *report.get("evaluate", {}).get("failures", ())):
-            self.say(f"  Node {names[failure['client']]}: {failure['reason']}")
+        if "privacy" not in report:
+            for failure in (*report["failures"], *report.get("evaluate", {}).get("failures", ())):
+                self.say(f"  Node {names[failure['client']]}: {failure['reason']}")
 
 
-def _in_any_round(who: np.ndarray, round: int) -> np.ndarray:
-    return who
-
-
-# ---- what is written and said ------------------------------------------------------------------------------------
-
-
-def _who(assembly: Assembly) -> dict[str, Any]:
-    federation, names = assembly.federation, assembly.fleet.names
-    labels, told = federation.clients.labels, assembly.settings.privacy is None
+def _describe_clients(assembly: Assembly) -> dict[str, Any]:
+    """Return the entry "clients" of a run folder; without counts of samples in a private run."""
+    clients, groups = assembly.federation.clients, assembly.fleet.names
+    is_private = assembly.settings.privacy is not None
+    labels = None if is_private or clients.labels is None else clients.labels.tolist()
     first = {
-        "group": list(names),
-        "level": [int(level) + 1 for level in federation.level_of],
-        "samples": federation.clients.num_examples.tolist() if told else None,
-        "class_counts": labels.tolist() if labels is not None and told else None,
+        "group": list(groups),
+        "level": [int(level) + 1 for level in assembly.federation.level_of],
+        "samples": None if is_private else clients.num_examples.tolist(),
+        "class_counts": labels,
     }
-    return {"clients": len(names), "groups": dict(Counter(names)), "first": first}
-
-
-def _say_levels(assembly: Assembly, manager: "ClientManager", say: Callable[[str], None]) -> None:
-    for level in assembly.plan.levels:
-        say(
-            f"Level {level.name}: depth {level.depth}, width {level.width:.2f}, {level.parameters:,} parameters, "
-            f"{100 * level.share:.0f}% of the full model's {assembly.plan.cost}"
-        )
-    if assembly.federation.method.needs_budgets and len(manager.members) == len(assembly.federation.level_of):
-        levels = assembly.federation.level_of
-        for member, level in zip(manager.members, levels, strict=False):
-            say(f"Node {member.told.name} trains {f'level {level + 1}' if level >= 0 else 'nothing: too small'}.")
-
-
-def _say_result(run: Run, say: Callable[[str], None]) -> None:
-    columns = run.columns[run.experiment.evaluate.norms[0]]
-    for name, level in columns["levels"].items():
-        if level["clients"]:
-            say(f"Level {name}: {percent(level['local'])}% on the data of {level['clients']} nodes.")
-    say(f"Finished. The models: fleetfit.load({str(run.folder)!r}).model(level=1).")
-
-
-def check_run(folder: str | Path) -> RunFolder:
-    """Return the folder of a fleet's run that can go on.
-
-    Raises:
-        FleetFitError: It is none.
-    """
-    files = RunFolder.open(folder)
-    if not (files.path / NODES).is_file():
-        raise RunError(f"{files.path} is no run of a fleet; go on with it: fleetfit resume {files.path}.")
-    return files
+    return {"clients": len(groups), "groups": dict(Counter(groups)), "first": first}

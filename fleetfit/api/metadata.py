@@ -1,4 +1,4 @@
-"""What a run folder records beside its results: the experiment with all defaults, the nodes of a fleet, its data.
+"""Records of a run folder beside its results: the nodes of a fleet, and a fingerprint of the data.
 
 `environment.json` holds a fingerprint of the data: counts, the shape of a sample, and a checksum of the labels. If the
 data differ when a run or a comparison is resumed, a note says so. The fingerprint is left out for private and secure
@@ -30,7 +30,7 @@ def load_planned_nodes(files: RunFolder) -> list[NodeDescription]:
         RunError: The file is damaged.
     """
     try:
-        return [hello_of(nest) for nest in files.json(NODES)["planned"]]
+        return [hello_of(node) for node in files.json(NODES)["planned"]]
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"{files.path / NODES} is damaged: {error}.", path=files.path / NODES) from None
 
@@ -42,8 +42,8 @@ def find_accuracy(columns: Mapping[str, Any], kind: str, level: int | None, norm
         ConfigError: There is no such number.
     """
     if norm not in columns:
-        known = ", ".join(name for name in ("static", "batch") if name in columns)
-        raise ConfigError(f'this run has no "{norm}" columns; its evaluate.norms are {known}.', key="norm")
+        norms = ", ".join(name for name in ("static", "batch") if name in columns)
+        raise ConfigError(f'this run has no "{norm}" columns; its evaluate.norms are {norms}.', key="norm")
     values = columns[norm]
     if level is not None:
         if kind != "local" or str(level) not in values["levels"]:

@@ -33,7 +33,7 @@ _BUDGETS = (0.125, 0.25, 0.5, 1.0)
 _BATCH = 8  # samples of the training step
 _LR = 0.01
 _TOLERANCE = 0.1
-_TIMED, _PATIENCE_S = 5, 2.0  # steps that are timed, fewer where they take long
+_TIMED_STEPS, _TIMED_S = 5, 2.0  # of each level; slow steps stop at the seconds
 _CLASSES = 10
 _MOST_LISTED = 6
 
@@ -108,29 +108,31 @@ def _make_architecture(
     facts = {"channels": shape[0], "input_shape": shape}
     if "padding" in required and "padding" not in settings:
         facts["padding"] = -1
-    known = _CLASSES if classes is None else classes
-    architecture = build_architecture(name, settings, classes=known, **facts)
+    count = _CLASSES if classes is None else classes
+    architecture = build_architecture(name, settings, classes=count, **facts)
     tokens = getattr(architecture, "tokens", 0)
     if task == "next_token" and not tokens:
-        raise ConfigError(f"--task next_token needs a model of tokens; {name} takes real numbers (tokens = 0).")
+        raise ConfigError(
+            f"--task next_token needs a model of tokens; {name} takes real numbers (tokens = 0).", key="task"
+        )
     if task == "next_token" and classes is None:
         return build_architecture(name, settings, classes=tokens, **facts), tokens
-    return architecture, known
+    return architecture, count
 
 
 def _describe_samples(architecture: Architecture, shape: Sequence[int], task: str, classes: int) -> str:
     tokens = getattr(architecture, "tokens", 0)
     sizes = " x ".join(map(str, shape))
     samples = f"samples of {sizes} tokens below {tokens}" if tokens else f"samples of {sizes}"
-    many = {"next_token": "tokens to predict", "regression": "targets", "multi_label": "labels"}.get(task, "classes")
-    return f"{samples}, {classes} {many}"
+    noun = {"next_token": "tokens to predict", "regression": "targets", "multi_label": "labels"}.get(task, "classes")
+    return f"{samples}, {classes} {noun}"
 
 
 # ---- its levels ----------------------------------------------------------------------------------------------------
 
 
 def _find_levels(problem: Problem) -> tuple[Problem, list[Level], str]:
-    """Return the problem with the levels' exits, the levels, and in words how they were found."""
+    """Return the problem with the levels' exits, the levels, and a sentence on the choice of the levels."""
     parts = "1/8, 1/4, 1/2 and all of the parameters"
     targets = Targets(_BUDGETS, (_TOLERANCE,) * len(_BUDGETS))
     mode: Mode = "width" if len(problem.architecture.positions) == 1 else "both"
@@ -138,8 +140,10 @@ def _find_levels(problem: Problem) -> tuple[Problem, list[Level], str]:
         levels = split_levels(problem, targets, mode)
     except PlanError as error:
         problem = problem.with_exits(some_exits(problem.architecture))
-        pieces = some_levels(problem.architecture, problem.layout)
-        levels = [Level(str(i + 1), piece, w, 0.0) for i, (piece, w) in enumerate(zip(pieces, WIDTHS, strict=True))]
+        submodels = some_levels(problem.architecture, problem.layout)
+        levels = [
+            Level(str(i + 1), one, width, 0.0) for i, (one, width) in enumerate(zip(submodels, WIDTHS, strict=True))
+        ]
         widths = ", ".join(map(str, WIDTHS))
         return problem, levels, f"Levels of fixed widths {widths}, since the planner finds none for {parts}: {error}"
     problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
@@ -153,7 +157,7 @@ def _train_levels(problem: Problem, levels: Sequence[Level], data: Data) -> Tabl
     rows = []
     for level in levels:
         cost = submodel_cost(problem.architecture, find_counted_submodel(problem, level), problem.input_shape)
-        with one_thread():  # as a run's jobs do; and small steps on many threads take long where others compute, too
+        with one_thread():  # like a run's jobs; and small steps on many threads are slow on a busy machine
             before, after, seconds = _time_step(problem, level, state, data)
         rows.append(
             (
@@ -171,21 +175,23 @@ def _train_levels(problem: Problem, levels: Sequence[Level], data: Data) -> Tabl
     note = (
         f"Each level was trained for one step on {_BATCH} random samples (task {problem.task.name}). The loss, "
         "before and after, is that of all its exits, as ScaleFL weighs them. The time is a median with "
-        "1 thread, which is what a run's jobs have."
+        "1 thread, as a run's jobs have."
     )
     heads, last = count_early_heads(problem), levels[-1]
-    apart = heads.parameters and find_counted_submodel(problem, last) != last.submodel
-    return Table(columns, tuple(rows), notes=(note, *([without_early(last.name, heads)] if apart else [])))
+    has_uncounted_heads = heads.parameters and find_counted_submodel(problem, last) != last.submodel
+    return Table(
+        columns, tuple(rows), notes=(note, *([without_early(last.name, heads)] if has_uncounted_heads else []))
+    )
 
 
 def _time_step(problem: Problem, level: Level, state: State, data: Data) -> tuple[float, float, float]:
     """Return the loss before and after one step of a level, and how long one takes in seconds."""
     first = extract(problem.layout, state, level.submodel)
-    before, moved, _ = _run_step(problem, level, first, data)
-    after, _, seconds = _run_step(problem, level, moved, data)
-    times, until = [seconds], time.perf_counter() + _PATIENCE_S
-    while len(times) < _TIMED and time.perf_counter() < until:
-        times.append(_run_step(problem, level, moved, data)[2])
+    before, second, _ = _run_step(problem, level, first, data)
+    after, _, seconds = _run_step(problem, level, second, data)
+    times, end = [seconds], time.perf_counter() + _TIMED_S
+    while len(times) < _TIMED_STEPS and time.perf_counter() < end:
+        times.append(_run_step(problem, level, second, data)[2])
     return before, after, statistics.median(times)
 
 
@@ -193,25 +199,25 @@ def _run_step(problem: Problem, level: Level, state: State, data: Data) -> tuple
     """Run one training step as a client would; return its loss, the state after it, and the time in seconds."""
     job = Job("train", 0, 1, 0, 0, level.submodel, state, {"name": "scalefl"}, seed=0,
               local=Local(lr=_LR, epochs=1, batch_size=None, momentum=0.0, weight_decay=0.0))  # fmt: skip
-    began = time.perf_counter()
+    start = time.perf_counter()
     try:
-        done, _ = run_job(job, Device(problem, data))
+        reply, _ = run_job(job, Device(problem, data))
     except Exception as error:
         raise ModelError(f"level {level.name} cannot be trained: {type(error).__name__}: {error}") from error
-    if isinstance(done, Failure):
-        raise ModelError(f"level {level.name} cannot be trained: {done.reason}")
-    return float(done.metrics["loss"]), done.state, time.perf_counter() - began
+    if isinstance(reply, Failure):
+        raise ModelError(f"level {level.name} cannot be trained: {reply.reason}")
+    return float(reply.metrics["loss"]), reply.state, time.perf_counter() - start
 
 
 def _find_unused_parameters(problem: Problem, data: Data) -> list[str]:
     """Return the parameters of the full model that no exit depends on."""
     module = build_module(problem.architecture, problem.layout.full_sizes, problem.exits)
     x, _ = data.batch(data.split("train"))
-    named_parameters = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    parameters = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     with accepting(problem.architecture, problem.input_shape):
         total = torch.stack([logits.float().sum() for logits in outputs(module, x)]).sum()
-    found = torch.autograd.grad(total, [p for _, p in named_parameters], allow_unused=True)
-    return [name for (name, _), grad in zip(named_parameters, found, strict=True) if grad is None]
+    gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+    return [name for name, gradient in zip(parameters, gradients, strict=True) if gradient is None]
 
 
 def _check_outputs(problem: Problem, data: Data) -> None:
@@ -225,10 +231,10 @@ def _check_outputs(problem: Problem, data: Data) -> None:
     with torch.device("meta"):
         module = build_module(problem.architecture, problem.layout.full_sizes, problem.exits)
     with accepting(problem.architecture, problem.input_shape), on_meta():
-        found = outputs(module, data.x.to("meta"))
-    for exit_, logits in zip(problem.exits, found, strict=True):
+        logits_of_exits = outputs(module, data.x.to("meta"))
+    for block, logits in zip(problem.exits, logits_of_exits, strict=True):
         if tuple(logits.shape) != expected:
             raise ModelError(
-                f"the exit after block {exit_} gives outputs of shape {tuple(logits.shape)} for {_BATCH} samples; task "
+                f"the exit after block {block} gives outputs of shape {tuple(logits.shape)} for {_BATCH} samples; task "
                 f"{problem.task.name} with {data.classes} classes needs {expected}."
             )

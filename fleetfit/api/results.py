@@ -1,4 +1,4 @@
-"""A run as a value that knows its folder; cheap to open, the rest is read when it is asked for."""
+"""A run and its folder: cheap to open; the rest is read on first use."""
 
 import logging
 import tomllib
@@ -57,12 +57,11 @@ class Run:
         assembly: Assembly | None = None,
         engine: rounds.Engine | None = None,
     ) -> None:
-        """Take what is known; `run`, `resume` and `load` make runs."""
         self.files, self.experiment, self._engine = folder, experiment, engine
-        self._models: dict[str, nn.Module] = {}
-        self._known_notes: tuple[str, ...] | None = None  # where it is assembled in another process
-        self._listeners: list[NamedCallback] | None = None
-        self._compared = ("", "")  # its title in a comparison, and the name of that
+        self._models: dict[str, nn.Module] = {}  # of levels, for predictions
+        self._notes: tuple[str, ...] | None = None  # if another process assembled it
+        self._callbacks: list[NamedCallback] | None = None
+        self._comparison = ("", "")  # its title in a comparison, and the comparison's name
         if assembly is not None:
             self.__dict__["assembly"] = assembly
 
@@ -103,15 +102,16 @@ class Run:
         """The reports of all rounds so far.
 
         Raises:
-            RunError: They are damaged, or some are gone.
+            RunError: They are damaged, or some are missing.
         """
-        found = self.files.metrics()
-        if self.finished and len(found) != (rounds := self.summary["rounds"]):
+        reports, path = self.files.metrics(), self.folder / "metrics.jsonl"
+        if self.finished and len(reports) != (rounds := self.summary["rounds"]):
             raise RunError(
-                f"{self.folder / 'metrics.jsonl'} has the reports of {len(found)} rounds, and summary.json those of "
-                f"{rounds}. Put the files back that belong together."
+                f"{path} has the reports of {len(reports)} rounds, and summary.json those of {rounds}. Put the files "
+                "back that belong together.",
+                path=path,
             )
-        return found
+        return reports
 
     @property
     def plan(self) -> Plan:
@@ -120,10 +120,10 @@ class Run:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences that the user must see, such as who cannot take part."""
+        """Sentences that the user must see, such as which groups cannot take part."""
         if self.finished:
             return tuple(self.summary["notes"])
-        return tuple(self.assembly.notes) if self._known_notes is None else self._known_notes
+        return tuple(self.assembly.notes) if self._notes is None else self._notes
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -133,7 +133,9 @@ class Run:
             RunError: The run is not finished, or the file is damaged.
         """
         if not self.finished:
-            raise RunError(f'{self.folder} is not finished; go on with it: "fleetfit resume {self.folder}".')
+            raise RunError(
+                f'{self.folder} is not finished; continue it: "fleetfit resume {self.folder}".', path=self.folder
+            )
         return recorded.summary_in(self.files)
 
     @property
@@ -146,18 +148,18 @@ class Run:
         for report in reversed(self.metrics):
             if "evaluate" in report:
                 return dict(report["evaluate"])
-        raise RunError(f"nothing has been evaluated yet in {self.folder}.")
+        raise RunError(f"{self.folder} has no evaluation yet.", path=self.folder)
 
     def accuracy(self, kind: str = "local", level: int | None = None, norm: str | None = None) -> float:
         """Return one accuracy of the last evaluation, between 0 and 1.
 
         Args:
-            kind: "local" or "global", or any other number among the columns ("avg", "full", "ensemble", ...).
+            kind: "local" or "global", or any other number in the columns ("avg", "full", "ensemble", ...).
             level: For "local" only: that level's clients alone; levels are 1..L.
             norm: Batch-norm policy, "static" or "batch"; the first of `evaluate.norms` by default.
 
         Raises:
-            ConfigError: There is no such number.
+            ConfigError: The columns do not have that number.
         """
         return find_accuracy(self.columns, kind, level, norm or self.experiment.evaluate.norms[0])
 
@@ -176,7 +178,7 @@ class Run:
         Raises:
             ConfigError: There is no such level.
         """
-        return inference.module_of(self, level)
+        return inference.build_level_module(self, level)
 
     # -- inference
 
@@ -191,12 +193,12 @@ class Run:
         Raises:
             ConfigError: There is no such level, or x holds other samples than the run's.
         """
-        return next(predictions(inference.served(self, level), inference.checked_samples(self, x), every=False))
+        return next(predictions(inference.load_model(self, level), inference.check_samples(self, x), every=False))
 
     def predict_exits(self, x: Tensor, level: int | str | None = None) -> Iterator[Tensor]:
         """Yield a level's logits [B, classes] exit by exit, as soon as they are computed (ScaleFL, Algorithm 4).
 
-        Nothing is computed twice; whoever stops early saves the rest.
+        Nothing is computed twice; a caller that stops early saves the rest.
 
         Args:
             x: Samples [B, ...], as `Data.batch` returns them.
@@ -207,8 +209,17 @@ class Run:
             ModelError: The model cannot be run segment by segment.
         """
         with own_mode():
-            parts = predictions(inference.served(self, level), inference.checked_samples(self, x))
-        return _in_own_mode(parts)
+            parts = predictions(inference.load_model(self, level), inference.check_samples(self, x))
+
+        def iterate() -> Iterator[Tensor]:
+            while True:
+                with own_mode():
+                    logits = next(parts, None)
+                if logits is None:
+                    return
+                yield logits
+
+        return iterate()
 
     @own_mode()
     def best_exit(self, level: int | str | None = None, client: int | None = None) -> int:
@@ -219,7 +230,7 @@ class Run:
             client: Whose validation data; all by default.
 
         Raises:
-            ConfigError: There is no such level or client, or the task is no classification.
+            ConfigError: There is no such level or client, or the task is not a classification.
             DataError: There are no validation samples.
         """
         return inference.best_exit(self, level, client)
@@ -236,9 +247,9 @@ class Run:
         client: int | None = None,
         data: Data | None = None,
     ) -> Calibration:
-        """Choose on validation data when samples leave early for an average budget, and try it on test data.
+        """Choose on validation data when samples leave early for an average budget, and evaluate it on test data.
 
-        What is found is also written into the run folder, `inference/level-N.json`, unless it is for one client.
+        The calibration is also written into the run folder, `inference/level-N.json`, unless it is for one client.
 
         Args:
             level: 1..L, or its name; the largest by default.
@@ -249,7 +260,7 @@ class Run:
             measure: Confidence: "max" (highest probability), "entropy" or "margin".
             temperature: Scale each exit's logits by a temperature fitted to the validation data.
             client: On whose data; all by default.
-            data: Other data of the same shape, with validation and test samples; needed where the run is a fleet's.
+            data: Other data of the same shape, with validation and test samples; needed for the run of a fleet.
 
         Raises:
             ConfigError: The budget does not reach the first exit, or there is no such level, client, cost or measure.
@@ -268,16 +279,16 @@ class Run:
     ) -> Export:
         """Write a level's model for devices: tensors, `torch.export` program, ONNX graphs, model card and more.
 
-        Every form is checked against the model on test samples before anything is left behind. If the level was
-        calibrated, what is written says when samples leave early.
+        Every form is checked against the model on test samples before the folder appears. If the level was calibrated,
+        the files have the thresholds at which samples leave early.
 
         Args:
             level: 1..L, or its name; None for the largest.
             out: A folder that is new or empty.
             forms: Beside safetensors and the `torch.export` program: "onnx", "int8", "static-int8" (ONNX both),
-                "transformers", "executorch"; `fleetfit.inference.export.FORMS` says what they are.
+                "transformers", "executorch"; `fleetfit.inference.export.FORMS` describes them.
             data: Whose preprocessing and samples are used; the run's by default.
-            say: Told what is done.
+            say: Called with each form before it is written.
 
         Raises:
             ConfigError: There is no such level or form.
@@ -285,50 +296,49 @@ class Run:
             ModelError: The model cannot be traced, or a form does not compute what the model does.
             MissingExtra: A form needs an optional dependency.
         """
-        return export(inference.shipped(self, level, data), out, forms, say)
+        return export(inference.prepare_export(self, level, data), out, forms, say)
 
     @own_mode()
     def evaluate(self, **sections: Any) -> dict[str, Any]:
         """Evaluate the newest checkpoint again and return the columns; nothing is written.
 
         Args:
-            **sections: What differs, as sections of a run file: `evaluate={"split": "validation"}`, `data="mnist"`. The
-                run of a fleet, whose data are on its nodes, needs `data`, on all of which every level is evaluated.
+            **sections: Changed sections of a run file: `evaluate={"split": "validation"}`, `data="mnist"`. The run of a
+                fleet, whose data are on its nodes, needs `data`; every level is evaluated on all of them.
 
         Raises:
-            DataError: The split that is asked for has no samples.
+            DataError: The split has no samples.
             ModelError: The state does not fit the model that these data need.
         """
-        return inference.evaluated(self, sections)
+        return inference.evaluate_run(self, sections)
 
-    def _let_go(self) -> None:
-        """Forget what can be read again: the data, the checkpoint."""
+    def _release_memory(self) -> None:
+        """Drop the data, the checkpoint and the models, which can be loaded again."""
         for name in ("assembly", "checkpoint"):
             self.__dict__.pop(name, None)
         self._models.clear()
 
-    def _take_listeners(self) -> list[NamedCallback]:
-        """Return the callbacks, made for this run."""
-        made, self._listeners = self._listeners, None
-        return make_callbacks(self.experiment.callbacks) if made is None else made
+    def _take_callbacks(self) -> list[NamedCallback]:
+        callbacks, self._callbacks = self._callbacks, None
+        return make_callbacks(self.experiment.callbacks) if callbacks is None else callbacks
 
     def _take_engine(self) -> rounds.Engine:
-        """Return an engine, started for this run; whoever takes it closes it."""
+        """Return an engine, started for this run; the caller closes it."""
         engine, self._engine = self._engine or self.assembly.engine(), None
         return engine
 
     @cached_property
     @own_mode()
     def assembly(self) -> Assembly:
-        """What the run is made of: data, problem, federation, devices, settings."""
+        """The objects of the run: data, problem, federation, devices, settings."""
         base = self.files.load_base()
         if self.files.has(NODES):
-            made = assemble_fleet(self.experiment, load_planned_nodes(self.files), base or None)
+            assembly = assemble_fleet(self.experiment, load_planned_nodes(self.files), base or None)
         else:
-            made = assemble(self.experiment, base or None)
-            made = replace(made, notes=(*made.notes, *find_data_changes(self.files, made)))
-        check_base(made.federation.problem, base)
-        return made
+            assembly = assemble(self.experiment, base or None)
+            assembly = replace(assembly, notes=(*assembly.notes, *find_data_changes(self.files, assembly)))
+        check_base(assembly.federation.problem, base)
+        return assembly
 
     @cached_property
     @own_mode()
@@ -338,22 +348,20 @@ class Run:
         Raises:
             RunError: There is none: nothing has been trained yet, or all are damaged or of another model.
         """
-        found = usable_checkpoint(self, due=_due(self))
-        if found is None:
+        try:
+            reported = self.files.count_reports()
+        except RunError:  # a trained model can be used without the reports
+            reported = 0
+        last = reported == self.experiment.rounds
+        due = reported if last else reported - reported % self.experiment.checkpoint.every
+        checkpoint = load_usable_checkpoint(self, due=due)
+        if checkpoint is None:
             raise RunError(
-                f'{self.folder} has no checkpoint, so there is no trained model. Go on with it first: "fleetfit resume '
-                f'{self.folder}".'
+                f'{self.folder} has no checkpoint, so it has no trained model. Continue it first: "fleetfit resume '
+                f'{self.folder}".',
+                path=self.folder,
             )
-        return found
-
-
-def _in_own_mode(parts: Iterator[Tensor]) -> Iterator[Tensor]:
-    while True:
-        with own_mode():
-            part = next(parts, None)
-        if part is None:
-            return
-        yield part
+        return checkpoint
 
 
 @own_mode()
@@ -365,74 +373,64 @@ def load(folder: str | Path, **sections: Any) -> Run:
         **sections: The objects that stood in for names, if the run was started from Python with some.
 
     Raises:
-        RunError: It is no run folder, or its configuration cannot be read.
+        RunError: It is not a run folder, or its configuration cannot be read.
     """
     files = RunFolder.open(folder)
+    path = files.path / "config.toml"
     try:
         table = tomllib.loads(files.text("config.toml"))
-    except ValueError as error:  # a number that is too long is one that is no TOMLDecodeError
-        raise RunError(f"{files.path / 'config.toml'} is damaged: {error}.") from None
+    except ValueError as error:  # a number that is too long raises one that is not a TOMLDecodeError
+        raise RunError(f"{path} is damaged: {error}.", path=path) from None
     except RecursionError:
-        raise RunError(f"{files.path / 'config.toml'} is damaged: it is nested too deeply.") from None
+        raise RunError(f"{path} is damaged: it is nested too deeply.", path=path) from None
     if not isinstance(table.get("data"), dict):
-        raise RunError(f"{files.path / 'config.toml'} is damaged: it has no [data].")
+        raise RunError(f"{path} is damaged: it has no [data].", key="data", path=path)
     for name in files.edited():
         logging.getLogger("fleetfit").warning(
-            "%s was changed after this run was begun. It is used as it is now; what it says may not be what "
-            "was trained.", files.path / name,
-        )  # fmt: skip
+            "%s was changed after this run began. It is used as it is now; the model may have been trained with other "
+            "values.",
+            files.path / name,
+        )
     if files.has(COLUMNS) and table["data"].get("name") == "table":
-        table["data"]["columns"] = str(files.path / COLUMNS)  # whatever has become of the table since
-    _keep_stored_pixels(table)
+        table["data"]["columns"] = str(files.path / COLUMNS)  # the table itself may have changed since
+    for section in (table["data"], table["data"].get("server")):
+        if isinstance(section, dict) and section.get("name") in ("images", "imagenet"):
+            section.setdefault("exif_orientation", False)  # the run began before images were turned by their EXIF
     if "data" in sections:
         sections["data"] = wrap_in_memory_data(sections["data"], read_sample_shape(files))
     missing = [section for section in find_object_sections(table) if section not in sections]
     if missing:
-        again = ", ".join(f"{section}=..." for section in missing)
+        arguments = ", ".join(f"{section}=..." for section in missing)
         raise RunError(
-            f"this run was started from Python with objects of its own; open it there and hand them over again: {again}"
+            f"this run was started from Python with objects of its own; open it there and pass them again: {arguments}",
+            key=missing[0],
+            path=files.path,
         )
     return Run(files, load_experiment(table, is_complete=True, **sections))
 
 
-def _keep_stored_pixels(table: dict[str, Any]) -> None:
-    """Keep the pixels of a run that began before images were turned by their EXIF orientation."""
-    for section in (table["data"], table["data"].get("server")):
-        if isinstance(section, dict) and section.get("name") in ("images", "imagenet"):
-            section.setdefault("exif_orientation", False)
-
-
-def _due(run: Run) -> int:
-    """Return the round of which the newest checkpoint must be, by the reports; 0 where they do not tell."""
-    try:
-        reported = run.files.count_reports()
-    except RunError:  # a trained model can be asked without them
-        return 0
-    return reported if reported == run.experiment.rounds else reported - reported % run.experiment.checkpoint.every
-
-
-def usable_checkpoint(run: Run, most: int | None = None, due: int = 0) -> dict[str, Any] | None:
+def load_usable_checkpoint(run: Run, most: int | None = None, due: int = 0) -> dict[str, Any] | None:
     """Return the newest checkpoint that can be used, or None if there is none at all.
 
     Args:
-        run: Whose.
-        most: Of at most this round, after which reports of the rounds are lost.
-        due: The round of which the newest must be; where it is of an earlier one, a line says so.
+        run: The run.
+        most: The last round with a whole report; a later checkpoint is refused.
+        due: The round that the newest must be of; if it is of an earlier one, a line says so.
 
     Raises:
         RunError: There are some, and all are damaged or of another model.
     """
 
-    def fits(nest: Any, round: int) -> None:
-        fitting(run.assembly.federation, nest, round)
+    def check(checkpoint: Any, round: int) -> None:
+        fitting(run.assembly.federation, checkpoint, round)
         if most is not None and round > most:
             raise CheckpointError(f"metrics.jsonl has whole reports of {most} rounds only; put the whole file back")
 
-    found = run.files.load_checkpoint(fits, due)
-    if found is None:
+    checkpoint = run.files.load_checkpoint(check, due)
+    if checkpoint is None:
         return None
-    server = found["server"]
+    server = checkpoint["server"]
     return {
-        **found,
+        **checkpoint,
         "server": Server(server["state"], server["round"], server["memory"], server.get("trained", {})),
     }

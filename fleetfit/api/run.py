@@ -22,7 +22,7 @@ from fleetfit import rounds
 from fleetfit.api.callbacks import CallbackRunner, make_callbacks, split_callbacks
 from fleetfit.api.metadata import COLUMNS, DATA, find_data_changes, make_fingerprint, short_name
 from fleetfit.api.progress import Display, ProgressOption, make_display
-from fleetfit.api.results import Run, load, usable_checkpoint
+from fleetfit.api.results import Run, load, load_usable_checkpoint
 from fleetfit.check import check_layout
 from fleetfit.config import Assembly, Experiment, assemble, load_experiment, to_toml
 from fleetfit.config.assembly import UnusedKey
@@ -110,7 +110,7 @@ def resume(
     entries, objects = split_callbacks(callbacks)
     if old_run.finished:
         return old_run
-    old_run._listeners = make_callbacks([*old_run.experiment.callbacks, *_parse_callbacks(entries)], objects)
+    old_run._callbacks = make_callbacks([*old_run.experiment.callbacks, *_parse_callbacks(entries)], objects)
     if isinstance(progress, bool | str):  # a display of the caller shows all notes
         for sentence in find_data_changes(old_run.files, old_run.assembly):
             logging.getLogger("fleetfit").warning("%s", sentence)
@@ -227,13 +227,13 @@ def prepare(
         RunFolder.open(experiment.start)
     assembly = assemble(experiment)
     check_requested_keys(assembly.unused, requested)
-    listeners = make_callbacks(experiment.callbacks, objects)
+    named_callbacks = make_callbacks(experiment.callbacks, objects)
     engine = assembly.engine()  # before the folder: a missing device leaves nothing behind
     try:
         assembly = verify_layout(assembly, say)  # while the engine's workers start
         folder = create_run_folder(assembly, _describe_first_clients(assembly), out)
         new_run = Run(folder, assembly.experiment, assembly, engine)
-        new_run._listeners = listeners
+        new_run._callbacks = named_callbacks
         return new_run
     except BaseException:
         engine.close()
@@ -370,7 +370,7 @@ def run_remaining_rounds(
     Raises:
         RunError: A file of the folder is damaged or cannot be written; found before anything is trained.
     """
-    files, callbacks = target.files, target._take_listeners()
+    files, callbacks = target.files, target._take_callbacks()
     target.__dict__["assembly"] = verify_layout(target.assembly)  # of a resumed run, it is not yet verified
     with contextlib.closing(target._take_engine()) as engine, files.held():
         checkpoint = _load_start(target)
@@ -384,7 +384,7 @@ def run_remaining_rounds(
             files.tidy(server.round)
             files.note_resumption(server.round)
         saving = Timekeeper()
-        with CallbackRunner(files, callbacks, *target._compared) as runner:
+        with CallbackRunner(files, callbacks, *target._comparison) as runner:
             runner.start(target.experiment.rounds, server.round)
             for report in _write_rounds(target, engine, server, renew, saving):
                 runner.round(report)
@@ -401,7 +401,7 @@ def _load_start(target: Run) -> dict[str, Any]:
         RunError: Checkpoints, or the reports of the rounds before them, are damaged or gone.
     """
     trained = target.files.count_reports()
-    checkpoint = usable_checkpoint(target, trained)
+    checkpoint = load_usable_checkpoint(target, trained)
     if checkpoint is not None:
         return checkpoint
     if trained > target.experiment.checkpoint.every:
@@ -482,7 +482,7 @@ def _write_results(
     summary: dict[str, Any] = to_json_value(with_seconds(results, saving.read()))
     if on_result is not None:
         on_result(summary)
-    if not any(target._compared):  # a comparison draws all its runs, and `fleetfit pictures` one of them
+    if not any(target._comparison):  # a comparison draws all its runs, and `fleetfit pictures` one of them
         with contextlib.suppress(MissingExtra):  # the command line prints a hint
             plots.plots_of_run(target.folder, summary, metrics)
         page.after_run(target.folder, summary)

@@ -1,4 +1,4 @@
-"""`fleetfit flower`: an app for `flwr run`, a device's node, keys and certificates, and going on with a run."""
+"""The verbs `fleetfit flower ...`: an app for `flwr run`, a device's node, keys and certificates, resuming a run."""
 
 import subprocess
 import sys
@@ -131,9 +131,11 @@ def node(
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS; for trials on one machine.")] = False,
     listen: Annotated[str, typer.Option(help="Address of the node's own API; 0: a free port.")] = "127.0.0.1:0",
     cold: Annotated[bool, typer.Option("--cold", help="Use Flower's own way of starting processes.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Load the data, say what would be told, and stop.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Load the data, print what the node would report, and stop.")
+    ] = False,
 ) -> None:
-    """Run a device's node until Ctrl-C; it trains whatever the server sends and its configuration allows."""
+    """Run a device's node until Ctrl-C; it trains what the server sends, within its configuration."""
     if check:
         from fleetfit.cli import output
         from fleetfit.engines.flower.node import Node
@@ -145,11 +147,11 @@ def node(
     from fleetfit.engines.flower.launcher import run_node
 
     if not superlink:
-        raise ConfigError("a node needs the SuperLink's address: --superlink HOST:PORT.")
-    again = "from fleetfit.cli import main; main()"  # in a process of its own, whose data and torch end with it
-    checked = subprocess.run([sys.executable, "-c", again, "flower", "node", str(file), "--check"], check=False)
-    if checked.returncode:
-        raise typer.Exit(checked.returncode)
+        raise ConfigError("a node needs the SuperLink's address: --superlink HOST:PORT.", key="superlink")
+    code = "from fleetfit.cli import main; main()"  # checked in a process of its own, which releases data and torch
+    check_process = subprocess.run([sys.executable, "-c", code, "flower", "node", str(file), "--check"], check=False)
+    if check_process.returncode:
+        raise typer.Exit(check_process.returncode)
     raise typer.Exit(run_node(file.resolve(), Connection(superlink, ca, key, insecure, listen), warm=not cold))
 
 
@@ -170,13 +172,13 @@ def resume(
     from fleetfit.cli import output
     from fleetfit.engines.flower.app_folder import write_app
 
-    found = check_run(folder).path.resolve()
+    path = check_run(folder).path.resolve()
     flwr = Path(sys.executable).parent / "flwr"
     if not flwr.is_file():
-        raise MissingExtra("flower", "Going on with a fleet's run")
-    with tempfile.TemporaryDirectory(prefix="fleetfit-") as place:
-        write_app(Path(place) / "app", None, {"run-file": "", "resume": str(found)}, name="fleetfit-resume")
-        output.print_line(f"Going on with {found}.")
-        code = subprocess.call([str(flwr), "run", str(Path(place) / "app"), *([superlink] if superlink else []),
-                                "--stream"])  # fmt: skip
+        raise MissingExtra("flower", "Resuming a fleet's run")
+    with tempfile.TemporaryDirectory(prefix="fleetfit-") as scratch:
+        app_folder = Path(scratch) / "app"
+        write_app(app_folder, None, {"run-file": "", "resume": str(path)}, name="fleetfit-resume")
+        output.print_line(f"Continuing {path}.")
+        code = subprocess.call([str(flwr), "run", str(app_folder), *([superlink] if superlink else []), "--stream"])
     raise typer.Exit(code)

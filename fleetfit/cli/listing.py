@@ -1,14 +1,14 @@
-"""The verb `list`: what is built in, with keys and defaults.
+"""The verb `list`: built-in names with their keys and defaults.
 
-These are parsed from the source, because importing takes PyTorch and more than a second. Where the source computes a
-key or a default, the module is imported.
+These are parsed from the source, because importing takes PyTorch and more than a second. If the source computes a key
+or a default, the module is imported.
 """
 
 import ast
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
@@ -24,8 +24,8 @@ from fleetfit.profiles import PROFILES, DeviceProfile
 from fleetfit.report.tables import data_table
 from fleetfit.report.text import Table, size
 
-_GIVEN = {"architecture", "classes", "channels", "input_shape", "vocabulary", "padding", "simulation"}
-"""What the system gives to factories, and no run file."""
+_CONTEXT = {"architecture", "classes", "channels", "input_shape", "vocabulary", "padding", "simulation"}
+"""Parameters of factories that come from the system, and never from a run file."""
 REQUIRED = inspect.Parameter.empty
 """The default of a key that has none."""
 
@@ -76,10 +76,10 @@ class Entry:
     """A built-in, or a function of your own, as `list` shows it.
 
     Attributes:
-        summary: What it is, in one line.
+        summary: Its description in one line.
         keys: Its keys and their defaults.
         doc: The docstring that explains them.
-        facts: Of a data set: what it is in numbers, or None.
+        facts: The numbers of a data set, or None.
     """
 
     summary: str
@@ -89,13 +89,13 @@ class Entry:
 
 
 def make_list_table(kind: str) -> Table:
-    """Return what is built in, one line each."""
+    """Return the built-ins of a kind, one line each."""
     if kind == "profiles":
         return make_profile_table(PROFILES)
-    known = {name: find_entry(kind, name) for name in names.list_names(kind)}
+    entries = {name: find_entry(kind, name) for name in names.list_names(kind)}
     if kind == "data":
-        return data_table({name: found.facts for name, found in known.items()})
-    rows = [(name, found.summary, ", ".join(found.keys)) for name, found in known.items()]
+        return data_table({name: entry.facts for name, entry in entries.items()})
+    rows = [(name, entry.summary, ", ".join(entry.keys)) for name, entry in entries.items()]
     return Table(("name", "what it is", "keys"), tuple(rows))
 
 
@@ -106,26 +106,26 @@ def make_key_table(kind: str, name: str) -> Table:
         if name not in PROFILES:
             from fleetfit.config.build.fleet import find_profile
 
-            find_profile(name)  # says which there are
+            find_profile(name)  # raises an error with the known names
         return make_profile_table({name: PROFILES[name]})
     name = names.match_name(kind, name)
-    found = find_entry(kind, name) if name in names.list_names(kind) else import_entry(kind, name)
+    entry = find_entry(kind, name) if name in names.list_names(kind) else import_entry(kind, name)
     rows = []
-    for key, default in found.keys.items():
-        said = "" if default in (REQUIRED, None) else json.dumps(default, default=str)  # which is how TOML writes it
-        rows.append((key, said, _explained(found.doc, key)))
+    for key, default in entry.keys.items():
+        value = "" if default in (REQUIRED, None) else json.dumps(default, default=str)  # as TOML writes it
+        rows.append((key, value, find_meaning(entry.doc, key)))
     notes = () if rows else (f"{name} has no keys of its own.",)
-    return Table(("key", "default", "meaning"), tuple(rows), f"{name}: {found.summary}", notes)
+    return Table(("key", "default", "meaning"), tuple(rows), f"{name}: {entry.summary}", notes)
 
 
-def _explained(doc: str, key: str) -> str:
-    """Return what a docstring says of an argument."""
-    found = re.search(rf"^ +{re.escape(key)}: (.*(?:\n {{8}}.*)*)", doc, re.MULTILINE)
-    return " ".join(found[1].split()) if found else ""
+def find_meaning(doc: str, key: str) -> str:
+    """Return the description of an argument in a docstring."""
+    match = re.search(rf"^ +{re.escape(key)}: (.*(?:\n {{8}}.*)*)", doc, re.MULTILINE)
+    return " ".join(match[1].split()) if match else ""
 
 
 def make_profile_table(profiles: Mapping[str, DeviceProfile]) -> Table:
-    """Return device profiles with their figures, and below where these come from."""
+    """Return device profiles with their figures, and the sources of these as notes."""
     columns = ("name", "what it is", "multiply-adds/s", "down/s", "up/s", "latency ms", "memory")
     rows = [
         (
@@ -149,7 +149,7 @@ def import_entry(kind: str, name: str) -> Entry:
     """
     factory = names.resolve(kind, name)
     doc = inspect.getdoc(factory) or ""
-    keys = {k: p.default for k, p in inspect.signature(factory).parameters.items() if k not in _GIVEN}
+    keys = {k: p.default for k, p in inspect.signature(factory).parameters.items() if k not in _CONTEXT}
     if ":" in name:
         return Entry(doc.partition("\n")[0], keys, doc)
     facts = getattr(names.import_home(kind, name), "FACTS", None)
@@ -161,7 +161,7 @@ def import_entry(kind: str, name: str) -> Entry:
 
 
 class NotLiteral(Exception):
-    """A source says something in a way that only running it tells."""
+    """A source computes a value that is needed, so its module must be imported."""
 
 
 def find_entry(kind: str, name: str) -> Entry:
@@ -173,42 +173,39 @@ def find_entry(kind: str, name: str) -> Entry:
 
 
 def parse_entry(kind: str, name: str) -> Entry:
-    """Return what the source of a built-in says of it.
+    """Return the entry of a built-in, parsed from its source.
 
     Raises:
-        Unclear: It takes running it.
+        NotLiteral: The source computes a part of it.
     """
-    module = _parsed_file(names.find_source(kind, name))
-    facts = module.value("FACTS") if "FACTS" in module.assigned else None
+    module = _parse_file(names.find_source(kind, name))
+    facts = module.get_value("FACTS") if "FACTS" in module.assigned else None
     facts = facts.get(name) if isinstance(facts, dict) else facts
     if facts is not None and any(isinstance(value, ast.AST) for value in vars(facts).values()):
         raise NotLiteral(name)
     if name in module.functions:
         function = module.functions[name]
-        return Entry(_first(ast.get_docstring(module.tree)), module.keys(function), _doc(function), facts)
-    for table, maker in module.tables():
-        row = module.value(table).get(name)
+        summary = _get_first_line(ast.get_docstring(module.tree))
+        return Entry(summary, module.list_keys(function), ast.get_docstring(function) or "", facts)
+    for table, factory in module.list_tables():
+        row = module.get_value(table).get(name)
         if isinstance(row, SimpleNamespace):
-            what, fixed, *usual = row.positional
+            summary, fixed, *defaults = row.positional
             if not isinstance(fixed, dict):
                 raise NotLiteral(name)
-            function = module.functions[maker]
-            keys = {k: default for k, default in module.keys(function).items() if k not in fixed}
-            keys |= {k: default for k, default in (usual[0] if usual else {}).items() if k in keys}
-            return Entry(_first(what), keys, _doc(function), facts)
+            function = module.functions[factory]
+            keys = {key: default for key, default in module.list_keys(function).items() if key not in fixed}
+            keys |= {key: default for key, default in (defaults[0] if defaults else {}).items() if key in keys}
+            return Entry(_get_first_line(summary), keys, ast.get_docstring(function) or "", facts)
     raise NotLiteral(name)
 
 
-def _first(doc: str | None) -> str:
+def _get_first_line(doc: str | None) -> str:
     return doc.strip().splitlines()[0] if doc and doc.strip() else ""
 
 
-def _doc(function: ast.FunctionDef) -> str:
-    return ast.get_docstring(function) or ""
-
-
 @cache
-def _parsed_file(path: Any) -> "_Source":
+def _parse_file(path: Any) -> "_Source":
     return _Source(ast.parse(path.read_text(encoding="utf-8")))
 
 
@@ -219,12 +216,12 @@ def _is_declaration(decorator: ast.expr) -> bool:
 
 
 class _Source:
-    """A module as it is written.
+    """A parsed module.
 
     Attributes:
-        tree: All of it.
+        tree: Its syntax tree.
         functions: Its functions, by name.
-        assigned: What is assigned to names at its top level, once each.
+        assigned: The expressions that are assigned to names at its top level.
     """
 
     def __init__(self, tree: ast.Module) -> None:
@@ -238,73 +235,73 @@ class _Source:
             if isinstance(targets[0], ast.Name) and isinstance(value, ast.expr):
                 self.assigned[targets[0].id] = value
 
-    def tables(self) -> Iterator[tuple[str, str]]:
-        """Yield the names of tables of rows, and of the functions that make their entries."""
+    def list_tables(self) -> Iterator[tuple[str, str]]:
+        """Yield the names of tables of rows, and of the factories behind them."""
         for statement in self.tree.body:
-            made = statement.value if isinstance(statement, ast.Assign) else None
-            if isinstance(made, ast.Call) and isinstance(made.func, ast.Name) and made.func.id == "make_presets":
-                maker, table = made.args
-                if isinstance(maker, ast.Name) and isinstance(table, ast.Name):
-                    yield table.id, maker.id
+            call = statement.value if isinstance(statement, ast.Assign) else None
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "make_presets":
+                factory, table = call.args
+                if isinstance(factory, ast.Name) and isinstance(table, ast.Name):
+                    yield table.id, factory.id
 
-    def keys(self, function: ast.FunctionDef) -> dict[str, Any]:
+    def list_keys(self, function: ast.FunctionDef) -> dict[str, Any]:
         """Return the keys of a factory and their defaults.
 
         Raises:
-            Unclear: It takes anything by name, or a default is computed.
+            NotLiteral: It takes anything by name, or a default is computed.
         """
-        given = function.args
-        if given.vararg or given.kwarg:
+        parameters = function.args
+        if parameters.vararg or parameters.kwarg:
             raise NotLiteral(function.name)
-        ordered = [*given.posonlyargs, *given.args]
-        defaults = [None] * (len(ordered) - len(given.defaults)) + [*given.defaults] + [*given.kw_defaults]
+        ordered = [*parameters.posonlyargs, *parameters.args]
+        required = [None] * (len(ordered) - len(parameters.defaults))
+        defaults = [*required, *parameters.defaults, *parameters.kw_defaults]
         return {
-            argument.arg: REQUIRED if default is None else self._value(default)
-            for argument, default in zip([*ordered, *given.kwonlyargs], defaults, strict=True)
-            if argument.arg not in _GIVEN
+            parameter.arg: REQUIRED if default is None else self._evaluate(default)
+            for parameter, default in zip([*ordered, *parameters.kwonlyargs], defaults, strict=True)
+            if parameter.arg not in _CONTEXT
         }
 
-    def value(self, name: str) -> Any:
-        """Return a value that is assigned at the top level.
+    def get_value(self, name: str) -> Any:
+        """Return a value that is assigned at the top level, of this module or of FleetFit's that it comes from.
 
         Raises:
-            Unclear: It is computed, or comes from elsewhere.
+            NotLiteral: It is computed, or comes from another package.
         """
         if name in self.assigned:
-            return self._value(self.assigned[name])
+            return self._evaluate(self.assigned[name])
         for statement in self.tree.body:
             if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith("fleetfit."):
-                there = next((a.name for a in statement.names if (a.asname or a.name) == name), None)
+                original = next((a.name for a in statement.names if (a.asname or a.name) == name), None)
                 path = names.PACKAGE_FOLDER.joinpath(*(statement.module or "").split(".")[1:]).with_suffix(".py")
-                if there is not None and path.is_file():
-                    return _parsed_file(path).value(there)
+                if original is not None and path.is_file():
+                    return _parse_file(path).get_value(original)
         raise NotLiteral(name)
 
-    def _value(self, node: ast.expr) -> Any:
+    def _evaluate(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Name):
-            return self.value(node.id)
+            return self.get_value(node.id)
         if isinstance(node, ast.Dict):
-            found: dict[Any, Any] = {}
+            table: dict[Any, Any] = {}
             for key, value in zip(node.keys, node.values, strict=True):
-                found |= self._value(value) if key is None else {self._value(key): _or_unknown(self._value, value)}
-            return found
+                table |= self._evaluate(value) if key is None else {self._evaluate(key): self._evaluate_known(value)}
+            return table
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.functions:
             last = self.functions[node.func.id].body[-1]
             if isinstance(last, ast.Return) and isinstance(last.value, ast.Dict):
-                return self._value(last.value)
+                return self._evaluate(last.value)
             raise NotLiteral(ast.unparse(node))
         if isinstance(node, ast.Call):
-            by_name = {word.arg: _or_unknown(self._value, word.value) for word in node.keywords if word.arg}
-            return SimpleNamespace(positional=[self._value(a) for a in node.args], **by_name)
+            keywords = {word.arg: self._evaluate_known(word.value) for word in node.keywords if word.arg}
+            return SimpleNamespace(positional=[self._evaluate(a) for a in node.args], **keywords)
         try:
             return ast.literal_eval(node)
         except ValueError:
             raise NotLiteral(ast.unparse(node)) from None
 
-
-def _or_unknown(value: Callable[[ast.expr], Any], node: ast.expr) -> Any:
-    """Return the value of an expression; of one that nothing here needs, the expression."""
-    try:
-        return value(node)
-    except NotLiteral:
-        return node
+    def _evaluate_known(self, node: ast.expr) -> Any:
+        """Return the value of an expression, or the expression if it is computed: it may not be needed."""
+        try:
+            return self._evaluate(node)
+        except NotLiteral:
+            return node

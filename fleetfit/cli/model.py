@@ -1,4 +1,4 @@
-"""The verb `check-model`: what scales in a model."""
+"""The verb `check-model`: which parts of a model scale, and the proof."""
 
 from typing import Annotated
 
@@ -20,10 +20,10 @@ def check_model(
     ] = "classification",
     overrides: Overrides = None,
 ) -> None:
-    """Explain what scales in a model, prove it, and train every level for one step; nothing is written.
+    """Explain which parts of a model scale, prove it, and train every level for one step; nothing is written.
 
-    Says what belongs to which axis, what was inferred and what is declared, which exits there are, and what every level
-    costs. Keys of the model are set with --set model.KEY=VALUE, such as --set model.vocabulary=1000 for tokens.
+    Lists the axes and their tensors, inferred and declared, the exits, and the cost of every level. Keys of the model
+    are set with --set model.KEY=VALUE, such as --set model.vocabulary=1000 for tokens.
     """
     from fleetfit.api.model_report import check_model_report
 

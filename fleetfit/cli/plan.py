@@ -1,9 +1,8 @@
-"""The verbs about levels: `plan`, which sub-model each budget gets; `profile`, what they cost on this device."""
+"""The verbs about levels: `plan` (the sub-model for each budget) and `profile` (their costs on this device)."""
 
 import os
 import statistics
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -58,7 +57,7 @@ class PlanView:
 
     Attributes:
         plan: The plan.
-        title: For whom it is.
+        title: Its title: the method and its clients, or the model.
         models: The sub-model of each of its levels as it is counted, and at the end the full model.
         notes: Sentences printed before it.
         latencies: Latencies of the models, if they were measured.
@@ -82,10 +81,10 @@ def plan(
     cost: Annotated[
         str,
         typer.Option(
-            help="What budgets are meant in: parameters, multiply_adds (MACs), size_bytes, memory_bytes, latency_s."
+            help="Cost of the budgets: parameters, multiply_adds (MACs), size_bytes, memory_bytes, latency_s."
         ),
     ] = "parameters",
-    tolerance: Annotated[float, typer.Option(help="How far a level may exceed a budget.")] = 0.1,
+    tolerance: Annotated[float, typer.Option(help="Share by which a level may exceed a budget.")] = 0.1,
     mode: Annotated[
         str | None, typer.Option(help="What is cut: both, width or depth; both where levels fit, else width.")
     ] = None,
@@ -102,7 +101,7 @@ def plan(
     latency: Annotated[
         bool, typer.Option("--latency", help="Measure how long one sample takes in each level here.")
     ] = False,
-    passes: Annotated[int, typer.Option(min=1, help="With --latency: passes that the median is of.")] = _PASSES,
+    passes: Annotated[int, typer.Option(min=1, help="With --latency: passes behind the median.")] = _PASSES,
     threads: Annotated[int, typer.Option(min=1, help="With --latency: threads that compute.")] = 1,
     save: Annotated[
         Path | None,
@@ -120,6 +119,7 @@ def plan(
     of ScaleFL Eq. 1 for any budgets; the options from --budgets to --batch-size belong to it, and keys of the model are
     set with --set model.KEY=VALUE.
     """
+    from fleetfit import files
     from fleetfit.report.tables import plan_table
 
     options = PlanOptions(
@@ -128,39 +128,35 @@ def plan(
     changed = options.list_changed()
     if not latency and (passes != _PASSES or threads != 1):
         unused = [*["--passes"] * (passes != _PASSES), *["--threads"] * (threads != 1)]
-        raise ConfigError(f"{', '.join(unused)}: only with --latency, which measures.")
+        raise ConfigError(f"{', '.join(unused)}: only with --latency, which measures.", key="latency")
     meter = LatencyMeter(passes, threads) if latency else None
     if model is not None:
         if file is not None:
-            raise ConfigError("plan takes a run file or --model, not both.")
+            raise ConfigError("plan takes a run file or --model, not both.", key="model")
         plans = [plan_model(options, overrides or ())]
     else:
         if changed:
             raise ConfigError(
                 f"{', '.join(changed)}: only with --model. A run file's [fleet] and [method] have the values of its "
-                "plan; change them with --set, such as --set fleet.tolerance=0.2."
+                "plan; change them with --set, such as --set fleet.tolerance=0.2.",
+                key="model",
             )
         plans = plan_run_file(file, overrides or ())
     for view in plans:
         with output.explain_interrupt():
-            measured = view if meter is None else meter.measure_plan(view)
-            output.print_notes(measured.notes)
-            table = plan_table(measured.plan, measured.title, measured.latencies, measured.latency_notes)
-            output.print_table(table)
+            result = view if meter is None else meter.measure_plan(view)
+            output.print_notes(result.notes)
+            output.print_table(plan_table(result.plan, result.title, result.latencies, result.latency_notes))
     if save is not None:
         if len(plans) > 1:
-            raise ConfigError(f"--save writes one plan, and the rows of {file} have {len(plans)}: save that of one.")
-        _save_plan(plans[0].plan, save)
-
-
-def _save_plan(plan: "Plan", path: Path) -> None:
-    from fleetfit import files
-
-    try:
-        files.write_user_file(path, plan.to_toml())
-    except OSError as error:
-        raise ConfigError(f"the plan cannot be written to {path}: {error.strerror}.", path=path) from None
-    output.print_line(f'Saved. Use it in a run file: [fleet] levels = "{path}".')
+            raise ConfigError(
+                f"--save writes one plan, and the rows of {file} have {len(plans)}: save that of one.", key="save"
+            )
+        try:
+            files.write_user_file(save, plans[0].plan.to_toml())
+        except OSError as error:
+            raise ConfigError(f"the plan cannot be written to {save}: {error.strerror}.", path=save) from None
+        output.print_line(f'Saved. Use it in a run file: [fleet] levels = "{save}".')
 
 
 def plan_run_file(file: Path | None, overrides: Sequence[str]) -> list[PlanView]:
@@ -192,7 +188,9 @@ def _list_models(assembly: "Assembly") -> tuple["Timed", ...]:
 
     problem = assembly.federation.problem
     submodels = [find_counted_submodel(problem, level) for level in assembly.federation.levels]
-    return _make_timed(problem.architecture, [(one.sizes, one.exits) for one in submodels], problem.input_shape)
+    return _make_timed(
+        problem.architecture, [(submodel.sizes, submodel.exits) for submodel in submodels], problem.input_shape
+    )
 
 
 def _make_timed(
@@ -221,7 +219,7 @@ def plan_model(options: PlanOptions, overrides: Sequence[str]) -> PlanView:
         options.model, settings, classes=options.classes, channels=shape[0], input_shape=shape
     )
     if options.mode not in (None, "both", "width", "depth"):
-        raise ConfigError(f'--mode must be both, width or depth, got "{options.mode}".')
+        raise ConfigError(f'--mode must be both, width or depth, got "{options.mode}".', key="mode")
     also = () if options.also is None else tuple(part.strip() for part in options.also.split(","))
     for cost in also:
         kind_of(cost)
@@ -278,7 +276,9 @@ def parse_model_settings(overrides: Sequence[str]) -> dict[str, Any]:
     for text in overrides:
         change = parse_override(text)
         if set(change) != {"model"} or not isinstance(change["model"], dict):
-            raise ConfigError(f'here --set sets keys of the model, such as --set model.depth=20; got "{text}".')
+            raise ConfigError(
+                f'here --set sets keys of the model, such as --set model.depth=20; got "{text}".', key="set"
+            )
         settings |= change["model"]
     return settings
 
@@ -291,7 +291,7 @@ def parse_shape(text: str | None) -> tuple[int, ...]:
     """
     shape = IMAGE if text is None else tuple(int(n) for n in parse_numbers(text, "--input-shape"))
     if min(shape) < 1:
-        raise ConfigError(f'--input-shape takes sizes of at least 1, got "{text}".')
+        raise ConfigError(f'--input-shape takes sizes of at least 1, got "{text}".', key="input_shape")
     return shape
 
 
@@ -304,13 +304,14 @@ def parse_numbers(text: str, option: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise ConfigError(f'{option} takes numbers separated by commas, got "{text}".') from None
+        raise ConfigError(
+            f'{option} takes numbers separated by commas, got "{text}".', key=option[2:].replace("-", "_")
+        ) from None
 
 
 # ---- plan --latency ------------------------------------------------------------------------------------------------
 
 _LINE_S = 15.0  # between two lines of progress
-_REDRAW_S = 0.2  # the same in a terminal
 _BUSY = 0.95  # below this share of their time, the passes shared their processor with other processes
 
 
@@ -336,7 +337,7 @@ class LatencyMeter:
         if self.threads > processors:
             count = _format_count(processors, "processor", "processors")
             raise ConfigError(f"--threads takes at most the number of processors; this machine has {count}, got "
-                              f"{self.threads}.")  # fmt: skip
+                              f"{self.threads}.", key="threads")  # fmt: skip
 
     def measure_plan(self, view: PlanView) -> PlanView:
         """Return a plan with the latencies of its levels and of the full model."""
@@ -347,17 +348,23 @@ class LatencyMeter:
 
     def measure(self, models: Sequence["Timed"]) -> list["Latency"]:
         """Return the latency of each model; equal models are measured once."""
+        from fleetfit.api.progress import TaskProgress
         from fleetfit.cost import latencies_in_turn
 
         distinct: list[Timed] = []
         for model in models:
             if model not in distinct:
                 distinct.append(model)
-        progress = _PassProgress(len(distinct), self.passes)
-        try:
-            latencies = latencies_in_turn(distinct, self.passes, self.threads, progress)
-        finally:
-            progress.close()
+        passes, count = self.passes, len(distinct)
+        work = f"{_format_count(passes, 'pass', 'passes')} of {_format_count(count, 'model', 'models')}"
+        if not sys.stderr.isatty():
+            output.print_sentence(f"measuring {work}.")
+        with TaskProgress(f"Measuring {work}", passes * count, output.print_sentence, _LINE_S) as progress:
+
+            def show(done: int) -> None:
+                progress.update(done, lambda: f"measured {done // count:,} of {passes:,} passes; {progress.time_left}.")
+
+            latencies = latencies_in_turn(distinct, passes, self.threads, show)
         return [latencies[distinct.index(model)] for model in models]
 
     def make_notes(self, names: Sequence[str], latencies: Sequence["Latency"], full: "Latency") -> tuple[str, ...]:
@@ -368,70 +375,28 @@ class LatencyMeter:
 
         passes = _format_count(self.passes, "pass", "passes")
         threads = _format_count(self.threads, "thread", "threads")
-        how = (
-            f"Measured here: median of {passes} of one sample, ± what lies between the quartiles; the models in "
+        note = (
+            f"Measured here: median of {passes} of one sample, ± the range between the quartiles; the models in "
             f"turn, {threads} of {processor()}, PyTorch {torch.__version__}, fp32, random weights."
         )
         shares = [one.processor_share for one in latencies if one.processor_share is not None]
         if not shares or full.processor_s is None or statistics.mean(shares) >= _BUSY:
-            return (how,)
+            return (note,)
         fractions = [
             f"{name}: {one.processor_s / full.processor_s:.3f}"
             for name, one in zip(names, latencies, strict=True)
             if one.processor_s is not None
         ]
         return (
-            how,
+            note,
             f"The machine was busy: the passes had a processor for {100 * statistics.mean(shares):.0f}% of their time. "
-            "In the processor's seconds, which others disturb less, measured / full is "
+            "In seconds of the processor, which other processes disturb less, measured / full is "
             f"{'; '.join(fractions)}.",
         )
 
 
 def _format_count(count: int, one: str, many: str) -> str:
     return f"{count:,} {one if count == 1 else many}"
-
-
-class _PassProgress:
-    """Shows the finished passes on stderr: a bar in a terminal, else a line now and then; never during a pass."""
-
-    def __init__(self, models: int, passes: int) -> None:
-        self._models, self._total = models, models * passes
-        self._start = self._last = time.monotonic()
-        task = f"{_format_count(passes, 'pass', 'passes')} of {_format_count(models, 'model', 'models')}"
-        self._is_terminal = sys.stderr.isatty()
-        if not self._is_terminal:
-            output.print_sentence(f"measuring {task}.")
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = TextColumn("{task.description}"), BarColumn(30), TextColumn("{task.percentage:.0f}%")
-        self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), auto_refresh=False,
-                             transient=True)  # fmt: skip
-        self._bar.start()
-        self._task = self._bar.add_task(f"Measuring {task}", total=self._total)
-        self._bar.refresh()
-
-    def __call__(self, done: int) -> None:
-        """Show the number of passes done, of all models together."""
-        from fleetfit.report.text import duration
-
-        now = time.monotonic()
-        if now - self._last < (_REDRAW_S if self._is_terminal else _LINE_S) or done >= self._total:
-            return
-        self._last = now
-        if self._is_terminal:
-            self._bar.update(self._task, completed=done, refresh=True)
-            return
-        left = duration((now - self._start) * (self._total - done) / done)
-        passes, total = done // self._models, self._total // self._models
-        output.print_sentence(f"measured {passes:,} of {total:,} passes; {left} left.")
-
-    def close(self) -> None:
-        """Restore the terminal."""
-        if self._is_terminal:
-            self._bar.stop()
 
 
 # ---- profile -------------------------------------------------------------------------------------------------------
@@ -443,7 +408,7 @@ def profile(
     budgets: Annotated[str, typer.Option(help="With --model: budgets of the devices, as for `plan`.")] = (
         "0.125,0.25,0.5,1"
     ),
-    cost: Annotated[str, typer.Option(help="With --model: what budgets are meant in.")] = "parameters",
+    cost: Annotated[str, typer.Option(help="With --model: cost of the budgets.")] = "parameters",
     input_shape: Annotated[
         str | None, typer.Option(help="Shape of a sample, such as 3,32,32; with --classes, no data are needed.")
     ] = None,
@@ -456,7 +421,7 @@ def profile(
     latency_s: Annotated[float | None, typer.Option(help="Seconds that inference of one sample may take.")] = None,
     memory: Annotated[
         str | None,
-        typer.Option(help='Memory that a training step may take, "300 MB"; half of what is free by default.'),
+        typer.Option(help='Memory that a training step may take, "300 MB"; half of the free memory by default.'),
     ] = None,
     energy_j: Annotated[float | None, typer.Option(help="Joules that a training step may take.")] = None,
     limit_s: Annotated[float, typer.Option(help="Seconds for everything.")] = 60.0,
@@ -466,35 +431,33 @@ def profile(
         Path,
         typer.Option(help="Budget file to write.", parser=parse_output_file, metavar="FILE"),
     ] = Path("budget.toml"),
-    force: Annotated[bool, typer.Option("--force", help="Write it although it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Set one key of the run file. Repeatable."),
     ] = None,
-    fast: Annotated[
-        bool, typer.Option("--fast", help="Measure a run that computes as is fastest: engine.speed=fast.")
-    ] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Measure a run with engine.speed=fast.")] = False,
 ) -> None:
     """Measure what each level costs on this device, and write the budget file that it follows.
 
     Levels are those of `fleetfit plan` for the same run file. Each is trained on made-up samples in a process of its
-    own: time, memory and, where the machine tells it, energy of a step; time of inference. The budget is that of the
-    largest level that keeps within what you admit. A node names the file as its budget, and so does a group of a run
-    file. Exit code 2, and no file, where no level fits.
+    own: time, memory and, if the machine measures it, energy of a step; time of inference. The budget is that of the
+    largest level within your limits. A node names the file as its budget, and so does a group of a run file. If no
+    level fits, no file is written, and the exit code is 2.
     """
-    from fleetfit.api.profiling import Machine, wished
+    from fleetfit.api.profiling import Machine, parse_wishes
     from fleetfit.api.profiling import profile as measure_levels
 
     source: Path | dict[str, Any] | None = file
     if model is not None:
         if file is not None:
-            raise ConfigError("profile takes a run file or --model, not both.")
+            raise ConfigError("profile takes a run file or --model, not both.", key="model")
         groups = [{"budget": budget} for budget in parse_numbers(budgets, "--budgets")]
         source = {"model": {"name": model}, "fleet": {"cost": cost, "groups": groups}}
     with output.explain_interrupt():
         result = measure_levels(
             source,
-            wishes=wished(step_s, latency_s, memory, energy_j),
+            wishes=parse_wishes(step_s, latency_s, memory, energy_j),
             machine=Machine(device, threads, limit_s),
             facts=_describe_samples(model is not None, input_shape, classes, task, vocabulary),
             out=out, force=force, say=output.print_line,
@@ -513,7 +476,7 @@ def _describe_samples(
     from fleetfit.values import DataDescription
 
     if not is_model and (input_shape is None) != (classes is None):
-        raise ConfigError("--input-shape and --classes go together: give both.")
+        raise ConfigError("--input-shape and --classes go together: give both.", key="input_shape")
     if not is_model and input_shape is None:
         return None
     return DataDescription("made-up samples", task, parse_shape(input_shape), classes or 10, vocabulary)

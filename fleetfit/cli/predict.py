@@ -1,4 +1,4 @@
-"""The verbs about a trained model's answers: `predict`, `eval`, `calibrate`; and `export`, for devices."""
+"""The verbs on trained models: `predict`, `eval`, `calibrate` and `export`."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -24,14 +24,14 @@ Client = Annotated[int | None, typer.Option(help="On one client's data.")]
 
 
 class BudgetCost(StrEnum):
-    """What an average budget is meant in."""
+    """Units of an average budget."""
 
     multiply_adds = "multiply_adds"
     latency_s = "latency_s"
 
 
 class Measure(StrEnum):
-    """How confidence is measured."""
+    """Measures of confidence."""
 
     max = "max"
     entropy = "entropy"
@@ -39,7 +39,7 @@ class Measure(StrEnum):
 
 
 class SplitName(StrEnum):
-    """Which samples."""
+    """Splits of a data set."""
 
     test = "test"
     validation = "validation"
@@ -50,13 +50,15 @@ def predict(
     folder: Folder,
     level: LevelName = None,
     adaptive: Annotated[bool, typer.Option("--adaptive", help="A prediction at each exit, as it is computed.")] = False,
-    stop: Annotated[bool, typer.Option("--stop", help="Leave early, as `fleetfit calibrate` found.")] = False,
+    stop: Annotated[
+        bool, typer.Option("--stop", help="Leave early, at the thresholds of `fleetfit calibrate`.")
+    ] = False,
     best: Annotated[
         bool, typer.Option("--best-exit", help="Use the exit that is best on validation data (with --client: its own).")
     ] = False,
     client: Client = None,
     data: OtherData = None,
-    split: Annotated[SplitName, typer.Option(help="Which samples.")] = SplitName.test,
+    split: Annotated[SplitName, typer.Option(help="Split of the data.")] = SplitName.test,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples per forward pass.")] = 256,
     out: Annotated[
         Path | None,
@@ -69,8 +71,8 @@ def predict(
 ) -> None:
     """Classify a data set with a level's model (ScaleFL, Algorithm 4).
 
-    By default the level's last exit answers. With --adaptive every exit answers, nothing is computed twice. With --stop
-    a sample leaves at the first exit that is sure enough.
+    By default the level's last exit answers. With --adaptive every exit answers, and nothing is computed twice. With
+    --stop a sample leaves at the first exit that is sure enough.
     """
     from fleetfit.api.predictions import PredictOptions, predict_dataset
 
@@ -108,7 +110,7 @@ def make_evaluation_tables(columns: Mapping[str, Any], score: str) -> Iterator[T
 
     Args:
         columns: As `Run.evaluate` returns them.
-        score: What the task calls its accuracy.
+        score: The task's name for its accuracy.
     """
     from fleetfit.report.tables import samples_left_out
 
@@ -136,11 +138,9 @@ def calibrate(
     budget: Annotated[
         str, typer.Option(help="Average cost of a sample: up to 1, a share of the last exit's; or 35 ms, 20 M.")
     ] = "0.75",
-    cost: Annotated[
-        BudgetCost | None, typer.Option(help="What the budget is meant in; by default as its unit says.")
-    ] = None,
+    cost: Annotated[BudgetCost | None, typer.Option(help="Cost of the budget; by default that of its unit.")] = None,
     anytime: Annotated[
-        bool, typer.Option("--anytime", help="Each sample has the budget, not the average one.")
+        bool, typer.Option("--anytime", help="Each sample keeps the budget, not only their average.")
     ] = False,
     measure: Annotated[Measure, typer.Option(help="How confidence is measured.")] = Measure.max,
     temperature: Annotated[
@@ -150,21 +150,21 @@ def calibrate(
     data: OtherData = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Choose on validation data when samples leave early for an average budget, and try it on test data.
+    """Choose on validation data when samples leave early for an average budget, and evaluate it on test data.
 
-    Written into the run folder (inference/level-N.json), where `predict --stop`, `export` and `pictures` find it.
+    The result goes into the run folder (inference/level-N.json); `predict --stop`, `export` and `pictures` read it.
     """
     from fleetfit.api import load
-    from fleetfit.api.inference import cost_of_unit, other_data
+    from fleetfit.api.inference import find_budget_cost, load_other_data
 
     amount: float | str = budget
     with contextlib.suppress(ValueError):
         amount = float(budget)
-    unit = cost_of_unit(amount) if cost is None else cost.value
+    unit = find_budget_cost(amount) if cost is None else cost.value
     mode: Mode = "anytime" if anytime else "budgeted"
     with output.redirect_stdout() if as_json else contextlib.nullcontext():
         run = load(folder)
-        other = None if data is None else other_data(run, data, halves=True)
+        other = None if data is None else load_other_data(run, data, halves=True)
         calibration = run.calibrate(level, amount, unit, mode, measure.value, temperature, client, other)
     if as_json:
         output.print_json(calibration.numbers())
@@ -204,8 +204,8 @@ def make_calibration_tables(calibration: "Calibration") -> Iterator[Table]:
     if without != last:
         notes.append(
             "A sample passes the classifiers before the exit where it leaves, and they count: "
-            f"{format_cost(last - without)} {unit} on the way to the last one. Who never leaves early does not compute "
-            "them, so that plans count the full model without."
+            f"{format_cost(last - without)} {unit} on the way to the last one. Samples that never leave early do not "
+            "need them, so plans count the full model without them."
         )
     budget = "all samples share the budget" if calibration.mode == "budgeted" else "each sample has the budget"
     title = f"level {calibration.level}: leaving early by {policy.measure}, {budget}"
@@ -247,25 +247,25 @@ def export(
         typer.Option(
             "--push",
             metavar="REPO",
-            help="Upload to this repository of the Hugging Face hub, which is made, private, if it is new.",
+            help="Upload to this repository of the Hugging Face hub; a new one is created, private.",
         ),
     ] = None,
     public: Annotated[
-        bool, typer.Option("--public", help="With --push: a repository that is new is public, not private.")
+        bool, typer.Option("--public", help="With --push: a new repository is public, not private.")
     ] = False,
 ) -> None:
     """Write a level's model for devices: tensors, torch.export program, ONNX graphs, model card.
 
-    Every form is checked against the model on test samples before anything is left behind.
+    Every form is checked against the model on test samples before the folder appears.
     """
     from fleetfit.api import load
-    from fleetfit.api.inference import matching, other_data
+    from fleetfit.api.inference import check_other_data, load_other_data
 
     options = {"onnx": onnx, "int8": int8, "static-int8": static_int8, "transformers": transformers,
                "executorch": executorch}  # fmt: skip
     forms = [form for form, is_requested in options.items() if is_requested]
     run = load(folder)
-    other = None if data is None else matching(run, other_data(run, data, halves=True))
+    other = None if data is None else check_other_data(run, load_other_data(run, data, halves=True))
     exported = run.export(level, out, forms, other, say=lambda form: output.print_line(f"Writing {form}"))
     output.print_table(make_export_table(exported))
     output.print_line(f"Written: {out}")

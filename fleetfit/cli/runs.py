@@ -222,16 +222,16 @@ def attention(
     """
     from fleetfit import files
     from fleetfit.api import load
-    from fleetfit.api.inference import data_of, other_data
-    from fleetfit.papers.attention import attention_of_samples
+    from fleetfit.api.inference import load_other_data, select_data
+    from fleetfit.papers.attention import draw_sample_attention
     from fleetfit.report.drawing import draw, plots_in, saved
 
     run = load(folder)
     path = run.folder / "plots" / "attention.png" if out is None else files.parse_path(out)
     if path.suffix.removeprefix(".") not in _FORMATS:
         raise ConfigError(f"--out must end in .png, .pdf or .svg, got {path}.", key="out", path=path)
-    images = data_of(run, None, None if data is None else other_data(run, data))
-    figure = attention_of_samples(run.model(), images, samples, f"{images.name}, after round {run.server.round}")
+    images = select_data(run, None, None if data is None else load_other_data(run, data))
+    figure = draw_sample_attention(run.model(), images, samples, f"{images.name}, after round {run.server.round}")
     if out is None:
         (path,) = saved({path.stem: figure}, plots_in(run.folder))
     else:
@@ -285,10 +285,9 @@ def pictures(
     """
     from fleetfit import files
     from fleetfit.api import load
-    from fleetfit.api.inference import other_data
+    from fleetfit.api.inference import load_other_data
     from fleetfit.inference import Measure
-    from fleetfit.papers.pictures import PictureOptions
-    from fleetfit.papers.pictures import pictures as draw_pictures
+    from fleetfit.papers.pictures import PictureOptions, draw_pictures
     from fleetfit.report.drawing import plots_in, saved
 
     limit: float | str | None = budget
@@ -299,7 +298,7 @@ def pictures(
             f"--format must be {', '.join(_FORMATS)}, got {ending}.{did_you_mean(ending, _FORMATS)}", key="format"
         )
     run = load(folder)
-    other = None if data is None else other_data(run, data, halves=True)
+    other = None if data is None else load_other_data(run, data, halves=True)
     options = PictureOptions(
         level, limit, cost, cast(Measure | None, measure), temperature, tuple(classes or ()), share, other
     )

@@ -4,27 +4,27 @@ The map of block l for a token a is the row of its attention that belongs to a, 
 the tokens that enter the block: softmax(q(a) K / sqrt(head size)) over [a, patches], the mean over heads, without the
 element of a itself. Three tokens are asked: attn_x, the class token that enters block l (Eq. 7); attn_m, the m_l that
 Ree makes of the token that left it (Eq. 8); attn_c, the m_0 + z that is classified after it (Eq. 9). The model runs
-once, as always; what enters blocks and what Ree says are overheard.
+once; hooks record the inputs of blocks and the outputs of Ree.
 
 The picture, as Figures 1b and 11, has three rows for each image, a column for each block: where the class token that
 enters the block looks (blue), where the modulated one looks (pink), and the one that is classified (green). Colour goes
 from none at the smallest element of the block's three maps to full at the largest, so that these compare with each
 other and not with another block's. Where the two are nearer than the mean element, so that attention is almost even,
-full is that far from the smallest, and the maps stay pale. Above each block stand the shares of a token's attention, in
+full is that far from the smallest, and the maps stay pale. Above each block are the shares of a token's attention, in
 percent, at which colour is none and full, and the bars at the bottom are the colours in between. Under the columns of
-exits stands the predicted class; the first exit that is right is framed, as that is the block which the paper's Figure
-11 shows.
+exits is the predicted class; the first correct exit is framed, as that is the block which the paper's Figure 11 shows.
 
-Differs from the paper, or is settled where it is open: z^{l-1} of Eq. 7 is what enters block l, so its class token is
-m_{l-1} where the backbone goes on with Ree's token (Eq. 4), and attn_x is the attention that the forward pass uses; z^l
-of Eq. 9 is what block l put out, as in Eq. 3. The caption of Figure 1b names the patches after block l; here they are
-those before it, as in appendix E. With Ree at exits only there are maps of those blocks only. A distillation token is
-a key like the patches, but is no patch, so its element is left out too. Rows are not scaled up for what was left out.
+Differs from the paper, or is settled where it is open: z^{l-1} of Eq. 7 is the input of block l, so its class token is
+m_{l-1} where the backbone continues with Ree's token (Eq. 4), and attn_x is the attention that the forward pass uses;
+z^l of Eq. 9 is the output of block l, as in Eq. 3. The caption of Figure 1b names the patches after block l; here they
+are those before it, as in appendix E. With Ree at exits only there are maps of those blocks only. A distillation token
+is a key like the patches, but not a patch, so its element is left out too. Rows are not scaled up for that.
 """
 
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # ---- the maps --------------------------------------------------------------------------------------------------------
 
 TOKENS = ("x", "m", "c")
-"""Whose maps there are, in their order: the class token's, the modulated one's, the classified one's."""
+"""The tokens of the maps, in their order: the class token, the modulated one, the classified one."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class AttentionMaps:
 
     Attributes:
         maps: attn_x, attn_m and attn_c, [3, B, blocks, patches]; patches row by row. A map's sum is at most 1.
-        blocks: Which blocks they are of, counted from 1.
+        blocks: The blocks, counted from 1.
         grid: Rows and columns of patches.
-        exits: After which blocks there is a classification.
-        logits: What it says, [exits, B, classes].
+        exits: The blocks with a classifier after them.
+        logits: The classifiers' logits, [exits, B, classes].
     """
 
     maps: Tensor
@@ -72,33 +72,36 @@ def attention_maps(module: nn.Module, images: Tensor) -> AttentionMaps:
         images: [B, channels, height, width], as the model gets them.
 
     Raises:
-        ModelError: The model has no Ree, or is no vision transformer.
+        ModelError: The model has no Ree, or is not a vision transformer.
     """
-    model, backbone, ree = _parts(module)
-    entered: dict[int, Tensor] = {}
-    said: dict[int, tuple[Tensor, Tensor]] = {}
+    model, backbone, ree = _split_model(module)
+    inputs: dict[int, Tensor] = {}
+    outputs: dict[int, tuple[Tensor, Tensor]] = {}  # of Ree: the modulated and the classified token
 
-    def overhear(ree: nn.Module, given: tuple[Any, ...], made: tuple[Tensor, Tensor]) -> None:
-        queue, places = given
-        said[places[-1]] = (made[1], made[0] + queue[-1])
+    def record_input(number: int, block: nn.Module, arguments: tuple[Any, ...]) -> None:
+        inputs[number] = arguments[0]
+
+    def record_output(ree: nn.Module, arguments: tuple[Any, ...], result: tuple[Tensor, Tensor]) -> None:
+        queue, positions = arguments
+        outputs[positions[-1]] = (result[1], result[0] + queue[-1])
 
     with torch.no_grad(), ExitStack() as hooks:
         for number, block in enumerate(backbone.blocks, 1):
-            hooks.enter_context(block.register_forward_pre_hook(_into(entered, number)))
-        hooks.enter_context(ree.register_forward_hook(overhear))
+            hooks.enter_context(block.register_forward_pre_hook(partial(record_input, number)))
+        hooks.enter_context(ree.register_forward_hook(record_output))
         logits = torch.stack(model(images))
         rows, columns = (
             size // side for size, side in zip(images.shape[-2:], backbone.embeddings.patches.stride, strict=True)
         )
         maps = []
-        for number, asked in said.items():
-            tokens, block = entered[number], backbone.blocks[number - 1]
-            every = [_row(block, token, tokens, rows * columns) for token in (tokens[:, 0], *asked)]
-            maps.append(torch.stack(every))
-    return AttentionMaps(torch.stack(maps, dim=2), tuple(said), (rows, columns), model.exits, logits)
+        for number, output in outputs.items():
+            tokens, block = inputs[number], backbone.blocks[number - 1]
+            block_maps = [_compute_attention(block, one, tokens, rows * columns) for one in (tokens[:, 0], *output)]
+            maps.append(torch.stack(block_maps))
+    return AttentionMaps(torch.stack(maps, dim=2), tuple(outputs), (rows, columns), model.exits, logits)
 
 
-def _parts(module: nn.Module) -> tuple[RecurrentModule, VitModule, nn.Module]:
+def _split_model(module: nn.Module) -> tuple[RecurrentModule, VitModule, nn.Module]:
     """Return the model, its backbone and its Ree."""
     if not isinstance(module, RecurrentModule) or module.ree is None:
         raise ModelError(
@@ -116,19 +119,10 @@ def _parts(module: nn.Module) -> tuple[RecurrentModule, VitModule, nn.Module]:
     return module, backbone, module.ree
 
 
-def _into(entered: dict[int, Tensor], number: int) -> Any:
-    """Return a hook that keeps what enters a block."""
-
-    def keep(block: nn.Module, given: tuple[Any, ...]) -> None:
-        entered[number] = given[0]
-
-    return keep
-
-
-def _row(block: Any, token: Tensor, tokens: Tensor, patches: int) -> Tensor:
+def _compute_attention(block: Any, token: Tensor, tokens: Tensor, patches: int) -> Tensor:
     """Return the attention [B, patches] that a token [B, D] pays in the place of the first of the tokens [B, T, D].
 
-    The layers are called, and not their weights taken, so that whatever a fine-tuning mode put into them counts.
+    The layers are called, instead of reading their weights, so that adapters inside them count.
     """
     attention = block.attention
     normed = block.norm1(torch.cat([token[:, None], tokens[:, 1:]], dim=1))
@@ -136,9 +130,8 @@ def _row(block: Any, token: Tensor, tokens: Tensor, patches: int) -> Tensor:
         layer(of).unflatten(-1, (-1, attention.head_size)).transpose(1, 2)
         for layer, of in ((attention.query, normed[:, :1]), (attention.key, normed))
     )
-    paid = (query @ key.transpose(-1, -2) / attention.head_size**0.5).softmax(dim=-1)
-    found: Tensor = paid.mean(dim=1)[:, 0, -patches:]
-    return found
+    weights: Tensor = (query @ key.transpose(-1, -2) / attention.head_size**0.5).softmax(dim=-1)
+    return weights.mean(dim=1)[:, 0, -patches:]
 
 
 # ---- the picture -----------------------------------------------------------------------------------------------------
@@ -152,74 +145,74 @@ _SEEN, _OPAQUE = 0.55, 0.85  # how strong the image under a map is, and the map'
 _PANEL, _BARS, _NARROWEST = 0.82, 1.1, 5.2  # inches
 
 
-def attention_of_samples(module: nn.Module, data: Data, samples: int = 4, title: str = "") -> "Figure":
+def draw_sample_attention(module: nn.Module, data: Data, samples: int = 4, title: str = "") -> "Figure":
     """Draw the attention maps of test images, taken at equal distances from the whole test set.
 
     Args:
         module: A vision transformer with Ree, in eval mode.
         data: The data that it was trained on.
-        samples: How many images.
-        title: What stands above.
+        samples: The number of images.
+        title: The title above them.
 
     Raises:
-        ConfigError: There are not so many images, or it is more than fit into a picture.
-        ModelError: The model has no Ree, or is no vision transformer.
+        ConfigError: The test set or a picture has room for fewer.
+        ModelError: The model has no Ree, or is not a vision transformer.
         MissingExtra: matplotlib is not installed.
     """
-    there = data.split("test")
-    most = min(MOST, len(there))
+    indices = data.split("test")
+    most = min(MOST, len(indices))
     if not 1 <= samples <= most:
         raise ConfigError(
-            f"samples must be 1 to {most}, got {samples}: {data.name} has {len(there)} test images, and at most {MOST} "
-            "go into one picture.",
+            f"samples must be 1 to {most}, got {samples}: {data.name} has {len(indices)} test images, and at most "
+            f"{MOST} go into one picture.",
             key="samples",
         )
-    chosen = there[(2 * torch.arange(samples) + 1) * len(there) // (2 * samples)]
+    chosen = indices[(2 * torch.arange(samples) + 1) * len(indices) // (2 * samples)]
     images, labels = data.batch(chosen)
-    found = attention_maps(module, images)
-    return attention(unscaled(images, data), labels.tolist(), found, data.class_names, title)
+    maps = attention_maps(module, images)
+    return draw_attention(unscaled(images, data), labels.tolist(), maps, data.class_names, title)
 
 
-def attention(
-    images: Tensor, labels: Sequence[int], found: AttentionMaps, names: Sequence[str] = (), title: str = ""
+def draw_attention(
+    images: Tensor, labels: Sequence[int], maps: AttentionMaps, names: Sequence[str] = (), title: str = ""
 ) -> "Figure":
     """Draw images and their attention maps.
 
     Args:
         images: [B, channels, height, width], from 0 to 1.
         labels: Their classes.
-        found: Their maps.
+        maps: Their maps.
         names: Of the classes; by default their numbers.
-        title: What stands above.
+        title: The title above them.
 
     Raises:
         MissingExtra: matplotlib is not installed.
     """
-    count, deep = len(images), len(found.blocks)
-    names = names or [str(c) for c in range(found.logits.shape[-1])]
-    high = 3 * _PANEL * images.shape[-2] / images.shape[-1] + 0.6
-    figure = empty(max(_NARROWEST, _PANEL * (deep + 3.2)), 0.6 + _BARS + count * high)
+    count, depth = len(images), len(maps.blocks)
+    names = names or [str(c) for c in range(maps.logits.shape[-1])]
+    height = 3 * _PANEL * images.shape[-2] / images.shape[-1] + 0.6
+    figure = empty(max(_NARROWEST, _PANEL * (depth + 3.2)), 0.6 + _BARS + count * height)
     figure.suptitle(title or "where the tokens look", fontsize=10, color=DARK)
-    *parts, below = figure.subfigures(count + 1, 1, squeeze=False, height_ratios=[*[high] * count, _BARS])[:, 0]
+    *parts, bottom = figure.subfigures(count + 1, 1, squeeze=False, height_ratios=[*[height] * count, _BARS])[:, 0]
     for i, part in enumerate(parts):
-        _one(part, i, images[i], labels[i], found, names)
-    _bars(below)
+        _draw_image(part, i, images[i], labels[i], maps, names)
+    _draw_bars(bottom)
     return figure
 
 
-def _bars(part: Any) -> None:
-    """Draw the colours between none and full, a bar for each map, and what the numbers and frames are."""
+def _draw_bars(part: Any) -> None:
+    """Draw the colours between none and full, a bar for each map, and a legend of numbers and frames."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, Normalize
 
     part.supxlabel(
         "above a block: the share of a token's attention at which a patch has no colour, and full colour\n"
-        "below: what the exit says; framed: the first exit that is right",
+        "below: the exit's prediction; framed: the first correct exit",
         fontsize=8, color=DARK,
     )  # fmt: skip
     white = torch.ones(1, 1, 1)
     for axes, (color, name) in zip(part.subplots(1, len(ROWS)), ROWS, strict=True):
-        ends = [overlaid(white, torch.full((1, 1), heat), color)[0, 0].tolist() for heat in (0.0, 1.0)]
+        ends = [overlay(white, torch.full((1, 1), heat), color)[0, 0].tolist() for heat in (0.0, 1.0)]
         colors = ScalarMappable(Normalize(0, 1), LinearSegmentedColormap.from_list(name, ends))
         bar = part.colorbar(colors, cax=axes, orientation="horizontal", ticks=[0, 1])
         axes.set_box_aspect(0.08)
@@ -228,25 +221,25 @@ def _bars(part: Any) -> None:
         bar.outline.set_visible(False)
 
 
-def shades(maps: Tensor) -> Tensor:
-    """Return how strong the colours of a block's maps [3, patches] are, from 0 to 1."""
-    none, full = scale_of(maps)
+def compute_shades(maps: Tensor) -> Tensor:
+    """Return the strength of the colours of a block's maps [3, patches], from 0 to 1."""
+    none, full = compute_range(maps)
     return (maps - none) / (full - none)
 
 
-def scale_of(maps: Tensor) -> tuple[Tensor, Tensor]:
-    """Return at which elements of a block's maps [3, patches] colour is none, and where it is full."""
+def compute_range(maps: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the elements of a block's maps [3, patches] at which colour is none, and full."""
     low = maps.min()
     return low, low + torch.maximum(maps.max() - low, maps.mean())
 
 
-def overlaid(image: Tensor, heat: Tensor, color: str) -> Tensor:
-    """Return a picture [height, width, 3] of a map laid over a faded grey image.
+def overlay(image: Tensor, heat: Tensor, color: str) -> Tensor:
+    """Return a picture [height, width, 3] of a map over a faded grey image.
 
     Args:
         image: [channels, height, width], from 0 to 1.
-        heat: [rows, columns] of patches, from 0, where the image is seen, to 1, full colour.
-        color: Of the map.
+        heat: [rows, columns] of patches, from 0, the image alone, to 1, full colour.
+        color: The map's colour.
     """
     from matplotlib.colors import to_rgb
 
@@ -256,27 +249,27 @@ def overlaid(image: Tensor, heat: Tensor, color: str) -> Tensor:
     return (1 - strength) * grey + strength * torch.tensor(to_rgb(color))
 
 
-def _one(part: Any, i: int, image: Tensor, label: int, found: AttentionMaps, names: Sequence[str]) -> None:
-    """Draw one image with its maps."""
-    deep = len(found.blocks)
-    grid = part.add_gridspec(len(ROWS), deep + 2, width_ratios=[1.7, 0.9, *[1] * deep])
+def _draw_image(part: Any, i: int, image: Tensor, label: int, maps: AttentionMaps, names: Sequence[str]) -> None:
+    depth = len(maps.blocks)
+    grid = part.add_gridspec(len(ROWS), depth + 2, width_ratios=[1.7, 0.9, *[1] * depth])
     axes = part.add_subplot(grid[:, 0])
     plain(axes)
     axes.imshow((image if len(image) == 3 else image.mean(0).expand(3, -1, -1)).permute(1, 2, 0).numpy())
     axes.set_title(names[label], fontsize=9, color=DARK)
-    said = dict(zip(found.exits, found.logits[:, i].argmax(-1).tolist(), strict=True))
-    first = next((e for e in found.exits if said[e] == label), None)
+    predictions = dict(zip(maps.exits, maps.logits[:, i].argmax(-1).tolist(), strict=True))
+    first = next((e for e in maps.exits if predictions[e] == label), None)
     for r, (color, name) in enumerate(ROWS):
-        beside = part.add_subplot(grid[r, 1])
-        beside.set_axis_off()
-        beside.text(1, 0.5, name, ha="right", va="center", fontsize=8, color=color)
-        for c, block in enumerate(found.blocks):
+        heading = part.add_subplot(grid[r, 1])
+        heading.set_axis_off()
+        heading.text(1, 0.5, name, ha="right", va="center", fontsize=8, color=color)
+        for c, block in enumerate(maps.blocks):
             axes = part.add_subplot(grid[r, c + 2])
             plain(axes, framed=block == first)
-            heat = shades(found.maps[:, i, c])[r].unflatten(0, found.grid)
-            axes.imshow(overlaid(image, heat, color).numpy())
+            heat = compute_shades(maps.maps[:, i, c])[r].unflatten(0, maps.grid)
+            axes.imshow(overlay(image, heat, color).numpy())
             if r == 0:
-                none, full = (100 * float(end) for end in scale_of(found.maps[:, i, c]))
+                none, full = (100 * float(end) for end in compute_range(maps.maps[:, i, c]))
                 axes.set_title(f"block {block}\n{none:.2g} to {full:.2g}%", fontsize=7, color=DARK)
-            if r == len(ROWS) - 1 and block in said:
-                axes.set_xlabel(names[said[block]], fontsize=8, color=RIGHT if said[block] == label else WRONG)
+            if r == len(ROWS) - 1 and block in predictions:
+                color_of_name = RIGHT if predictions[block] == label else WRONG
+                axes.set_xlabel(names[predictions[block]], fontsize=8, color=color_of_name)

@@ -1,4 +1,4 @@
-"""What a run's pictures show, gathered: who leaves where, what stopping early costs, what each level reaches."""
+"""The pictures of a run: samples by the exit where they leave, accuracy over budgets, accuracy of levels over cost."""
 
 import math
 import re
@@ -13,23 +13,22 @@ from torch import Tensor, nn
 from fleetfit import inference
 from fleetfit.api import Run
 from fleetfit.api.inference import (
-    absolute_budget,
     calibration_file,
-    cost_of_unit,
-    costs_of,
-    data_of,
-    level_named,
-    saved_calibration,
-    scores_of,
-    served,
-    submodel_of,
+    compute_exit_costs,
+    compute_scores,
+    find_budget_cost,
+    find_level,
+    load_calibration,
+    load_model,
+    parse_budget,
+    select_data,
 )
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, ModelError, RunError
 from fleetfit.inference import Measure, Outcome, Scores
 from fleetfit.layout import outputs, some_input
-from fleetfit.papers.exits import chosen_classes, class_names, exits_of_class, no_images
+from fleetfit.papers.exits import class_names, draw_exits, explain_no_images, select_classes
 from fleetfit.report import drawing
 from fleetfit.report.plots import figures_of_run
 from fleetfit.report.stopping import LevelCost, accuracy_by_level, accuracy_over_budget, amount
@@ -39,12 +38,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BUDGET = 0.75
-"""The budget where none is given and none was calibrated for, as a share of what the last exit costs."""
+"""The budget without an option and without a saved calibration, as a share of the last exit's cost."""
 
 
 @dataclass(frozen=True)
 class PictureOptions:
-    """Which pictures are wanted.
+    """The options of `fleetfit pictures`.
 
     Attributes:
         level: 1..L, or its name; the largest by default.
@@ -52,9 +51,9 @@ class PictureOptions:
         cost: "multiply_adds" or "latency_s"; None: as the budget's unit says, else multiply-adds.
         measure: Confidence: "max", "entropy" or "margin"; None: the saved calibration's, else "max".
         temperature: Whether each exit's temperature is fitted.
-        classes: Whose samples are drawn, by name; by default those of the paper, or the first five.
-        share: How many samples of a class are drawn; by default a tenth, or as many as make 50.
-        data: Other data of the same shape whose samples are drawn; needed where the run is a fleet's.
+        classes: Names of the classes whose samples are drawn; by default those of the paper, or the first five.
+        share: Share of the samples of a class that are drawn; by default a tenth, and at least 50.
+        data: Other data of the same shape whose samples are drawn; needed for the run of a fleet.
     """
 
     level: int | str | None = None
@@ -68,175 +67,177 @@ class PictureOptions:
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
-    """Figures by the names of their files, and what the user should know about them."""
+class Pictures:
+    """Figures by the names of their files, and notes on them."""
 
     figures: dict[str, "Figure"] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
-def pictures(run: Run, asked: PictureOptions) -> Drawn:
-    """Draw what can be drawn of a run; a note says what cannot, and why. Nothing is written.
+def draw_pictures(run: Run, options: PictureOptions) -> Pictures:
+    """Draw the pictures that a run has data for; notes name the others, with the reason. Nothing is written.
 
     Args:
         run: With a checkpoint, or finished.
-        asked: Which pictures.
+        options: The options.
 
     Raises:
         ConfigError: There is no such level, class, cost or measure, the budget does not reach the first exit, or the
-            share is none.
+            share is not above 0.
         MissingExtra: matplotlib is not installed.
     """
-    if not drawing.available():  # known before anything is computed
+    if not drawing.available():  # checked before anything is computed
         raise MissingExtra("plots", "Drawing plots")
-    drawn = Drawn()
+    result = Pictures()
     if run.finished:
-        drawn.figures.update(figures_of_run(run.folder, run.summary, run.metrics))
+        result.figures.update(figures_of_run(run.folder, run.summary, run.metrics))
         if not run.files.checkpoints():
-            drawn.notes.append("No pictures of early stopping and of accuracy over cost: there is no checkpoint.")
-            return drawn
+            result.notes.append("No pictures of early stopping and of accuracy over cost: there is no checkpoint.")
+            return result
     else:
-        drawn.notes.append("No plots of its rounds and levels: the run is not finished.")
-    level = level_named(run, asked.level)
-    reason = _no_stopping(run, level, asked)
+        result.notes.append("No plots of its rounds and levels: the run is not finished.")
+    level = find_level(run, options.level).name
+    reason = _find_obstacle(run, level, options)
     if reason:
-        drawn.notes.append(f"No picture of early stopping: {reason}.")
+        result.notes.append(f"No picture of early stopping: {reason}.")
     else:
-        _stopping(run, level, asked, drawn)
-    _levels(run, drawn)
-    return drawn
+        _draw_stopping(run, level, options, result)
+    _draw_levels(run, result)
+    return result
 
 
 # ---- early stopping --------------------------------------------------------------------------------------------------
 
 
-def _no_stopping(run: Run, level: str, asked: PictureOptions) -> str:
-    """Return why early stopping cannot be drawn, or ""."""
-    if asked.data is None and isinstance(run.assembly.data, DataDescription):
-        return "the samples of a fleet's run are on its nodes; name some that are here (--data NAME)"
-    data = data_of(run, None, asked.data)
+def _find_obstacle(run: Run, level: str, options: PictureOptions) -> str:
+    """Return the reason why early stopping cannot be drawn, or ""."""
+    if options.data is None and isinstance(run.assembly.data, DataDescription):
+        return "the samples of a fleet's run are on its nodes; name data on this machine (--data NAME)"
+    data = select_data(run, None, options.data)
     if data.task != "classification":
         return f"it needs one class for each sample, and the task of {data.name} is {data.task}"
     lacking = [split for split in ("validation", "test") if not len(data.split(split))]
     if lacking:
         return f"{data.name} has no {lacking[0]} samples"
-    if len(submodel_of(run, level).exits) < 2:
-        return f"level {level} has one exit, so nobody can leave before it"
+    if len(find_level(run, level).submodel.exits) < 2:
+        return f"level {level} has one exit, so samples cannot leave before it"
     return ""
 
 
-def _stopping(run: Run, level: str, asked: PictureOptions, drawn: Drawn) -> None:
+def _draw_stopping(run: Run, level: str, options: PictureOptions, result: Pictures) -> None:
     """Draw the curve over budgets and the samples of each class by exit."""
-    data = data_of(run, None, asked.data)
-    labels = chosen_classes(data, asked.classes)
-    test = scores_of(run, level, "test", None, data)
-    numbers, came = _calibrated(run, level, asked, test, drawn.notes)
+    data = select_data(run, None, options.data)
+    labels = select_classes(data, options.classes)
+    test = compute_scores(run, level, "test", None, data)
+    numbers, outcome = _load_or_calibrate(run, level, options, test, result.notes)
     share = numbers["budget"] / numbers["costs"][-1]
     budget = f"{amount(numbers['budget'], numbers['cost'])} ({100 * share:.0f}% of the last exit's)"
     title = f"{data.name}, level {level}"
-    drawn.figures["stopping"] = accuracy_over_budget(numbers, f"{title}: accuracy with early stopping")
-    reason = no_images(data)
+    result.figures["stopping"] = accuracy_over_budget(numbers, f"{title}: accuracy with early stopping")
+    reason = explain_no_images(data)
     if reason:
-        drawn.notes.append(f"No pictures of samples by exit: {reason}.")
+        result.notes.append(f"No pictures of samples by exit: {reason}.")
         return
-    there = set(test.labels.tolist())
-    lacking = [class_names(data)[label] for label in labels if label not in there]
-    if lacking and not asked.classes:
-        drawn.notes.append(f"No test samples, so no pictures: class {', '.join(lacking)}.")
-        labels = [label for label in labels if label in there]
+    present = set(test.labels.tolist())
+    lacking = [class_names(data)[label] for label in labels if label not in present]
+    if lacking and not options.classes:
+        result.notes.append(f"No test samples, so no pictures: class {', '.join(lacking)}.")
+        labels = [label for label in labels if label in present]
     for label in labels:
-        figure = exits_of_class(data, test, came.exits, label, asked.share, f"{title}, average budget {budget}")
-        drawn.figures[_file(class_names(data), label)] = figure
+        figure = draw_exits(data, test, outcome.exits, label, options.share, f"{title}, average budget {budget}")
+        result.figures[_format_name(class_names(data), label)] = figure
 
 
-def _calibrated(
-    run: Run, level: str, asked: PictureOptions, test: Scores, notes: list[str]
+def _load_or_calibrate(
+    run: Run, level: str, options: PictureOptions, test: Scores, notes: list[str]
 ) -> tuple[dict[str, Any], Outcome]:
-    """Return a calibration's numbers, the saved one's if nothing else is asked for, and who leaves where.
+    """Return a calibration's numbers, the saved one's without options for another, and where test samples leave.
 
     Raises:
         ConfigError: The saved one is of another state of the model, or the budget does not reach the first exit.
         RunError: The saved one cannot be read.
     """
-    anew = asked.temperature or any(given is not None for given in (asked.budget, asked.cost, asked.measure))
-    saved = None if anew else saved_calibration(run, level)
+    is_new = options.temperature or any(
+        option is not None for option in (options.budget, options.cost, options.measure)
+    )
+    saved = None if is_new else load_calibration(run, level)
     if saved is not None:
         policy, numbers = inference.read_policy(saved), dict(saved)
-        _check_saved(numbers, test, run.folder / calibration_file(level))
+        _check_calibration(numbers, test, run.folder / calibration_file(level))
         notes.append(f"Budget and thresholds are those of {run.folder / calibration_file(level)}.")
         return numbers, inference.outcome(test, policy, numbers["costs"])
-    data = data_of(run, None, asked.data)
-    validation = scores_of(run, level, "validation", None, data)
-    cost = asked.cost or cost_of_unit(asked.budget)
-    costs = costs_of(run, level, cost, data)
-    budget = absolute_budget(BUDGET if asked.budget is None else asked.budget, cost, costs)
-    found = inference.calibrate(
-        level, validation, test, costs, budget, cost, measure=asked.measure or "max", temperature=asked.temperature
+    data = select_data(run, None, options.data)
+    validation = compute_scores(run, level, "validation", None, data)
+    cost = options.cost or find_budget_cost(options.budget)
+    costs = compute_exit_costs(run, level, cost, data)
+    budget = parse_budget(BUDGET if options.budget is None else options.budget, cost, costs)
+    calibration = inference.calibrate(
+        level, validation, test, costs, budget, cost, measure=options.measure or "max", temperature=options.temperature
     )
-    return found.numbers(), found.test
+    return calibration.numbers(), calibration.test
 
 
-def _check_saved(numbers: dict[str, Any], test: Scores, path: Path) -> None:
+def _check_calibration(numbers: dict[str, Any], test: Scores, path: Path) -> None:
     """Refuse a calibration that lacks something, or is of another state of the model or another data set."""
     lacking = [key for key in ("level", "cost", "costs", "budget", "accuracies", "curve", "test") if key not in numbers]
     if lacking:
         raise RunError(f"{path} has no {lacking[0]}. Calibrate again.", path=path)
-    then, now = numbers["accuracies"], test.accuracies
-    moved = 2 / len(test.labels) + 1e-9  # another machine may round a sample or two to another class
-    if len(then) != len(now) or any(abs(a - b) > moved for a, b in zip(then, now, strict=True)):
+    saved, now = numbers["accuracies"], test.accuracies
+    tolerance = 2 / len(test.labels) + 1e-9  # another machine may round a sample or two to another class
+    if len(saved) != len(now) or any(abs(a - b) > tolerance for a, b in zip(saved, now, strict=True)):
         raise ConfigError(f"{path} is of another state of this model. Calibrate again, or give a budget.", path=path)
 
 
-def _file(names: Sequence[str], label: int) -> str:
-    """Return the name of a class's picture; the class's number joins where the name alone will not do."""
+def _format_name(names: Sequence[str], label: int) -> str:
+    """Return the name of a class's picture, with the class's number if the class's name is empty or not unique."""
     endings = [re.sub(r"[^\w.]+", "-", name).strip("-.").lower() for name in names]
-    own = endings[label]
-    alone = own and endings.count(own) == 1
-    return f"exits-{own}" if alone else f"exits-{own}-{label}".replace("--", "-")
+    ending = endings[label]
+    is_unique = ending and endings.count(ending) == 1
+    return f"exits-{ending}" if is_unique else f"exits-{ending}-{label}".replace("--", "-")
 
 
 # ---- levels ----------------------------------------------------------------------------------------------------------
 
 
-def _levels(run: Run, drawn: Drawn) -> None:
+def _draw_levels(run: Run, result: Pictures) -> None:
     """Draw accuracies of the levels over what they cost."""
-    found, without = [], []
+    costs, empty = [], []
     try:
         columns = run.columns[run.experiment.evaluate.norms[0]]
         for level in run.assembly.federation.levels:
             entry = columns["levels"].get(level.name, {})
             accuracies = entry.get("exits") or [entry.get("local")]
             if None in accuracies:
-                without.append(level.name)
+                empty.append(level.name)
             else:
-                found.append(level_cost(run, level.name, accuracies))
+                costs.append(measure_level(run, level.name, accuracies))
     except FleetFitError as error:
-        drawn.notes.append(f"No picture of accuracy over cost: {str(error).rstrip('.')}.")
+        result.notes.append(f"No picture of accuracy over cost: {str(error).rstrip('.')}.")
         return
-    if without:
-        drawn.notes.append(f"Without clients, so not in the picture of accuracy over cost: level {', '.join(without)}.")
-    if found:
+    if empty:
+        result.notes.append(f"Without clients, so not in the picture of accuracy over cost: level {', '.join(empty)}.")
+    if costs:
         title = f"{run.experiment.method.name} on {run.assembly.data.name}: levels, and their exits as small markers"
         measure = run.assembly.federation.problem.task.score
-        drawn.figures["accuracy-cost"] = accuracy_by_level(found, title, measure)
+        result.figures["accuracy-cost"] = accuracy_by_level(costs, title, measure)
 
 
-def level_cost(run: Run, level: str, accuracies: Sequence[float]) -> LevelCost:
-    """Return what the exits of a level reach and cost; the time is measured now, one sample, one thread.
+def measure_level(run: Run, level: str, accuracies: Sequence[float]) -> LevelCost:
+    """Return accuracies and costs of the exits of a level; the time is measured now, one sample, one thread.
 
     Args:
-        run: Whose level.
-        level: Its name.
+        run: The run.
+        level: The level's name.
         accuracies: Of its exits [E], or of its last exit alone.
 
     Raises:
         FleetFitError: The level's model cannot be made.
     """
-    problem, piece = run.assembly.federation.problem, submodel_of(run, level)
-    architecture, shape, module = problem.architecture, problem.input_shape, served(run, level)
-    sizes, count = {**problem.layout.full_sizes, **piece.sizes}, len(piece.exits)
+    problem, submodel = run.assembly.federation.problem, find_level(run, level).submodel
+    architecture, shape, module = problem.architecture, problem.input_shape, load_model(run, level)
+    sizes, count = {**problem.layout.full_sizes, **submodel.sizes}, len(submodel.exits)
     parameters = [
-        float(submodel_cost(architecture, (sizes, piece.exits[: i + 1]), shape).parameters) for i in range(count)
+        float(submodel_cost(architecture, (sizes, submodel.exits[: i + 1]), shape).parameters) for i in range(count)
     ]
     x = some_input(architecture, shape, 1, torch.Generator().manual_seed(0))
     try:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from support import Expected, raises
 
 import fleetfit as ff
-from fleetfit.api.inference import other_data
+from fleetfit.api.inference import load_other_data
 from fleetfit.config import load_experiment
 from fleetfit.data import Data, partition
 from fleetfit.data.files import text as text_module
@@ -98,7 +98,7 @@ def test_the_label_that_somebody_gives_says_what_the_texts_are(tmp_path: Path) -
     keys: dict[str, Any] = {"method": "fedavg", "fleet": {"groups": [{"budget": 1.0}]}, "evaluate": {"every": 0}}
     model = {"name": "bert", "hidden": 8, "layers": 2, "attention_heads": 2, "intermediate": 8}
     run = ff.run(data=section, model=model, rounds=1, **keys, out=tmp_path / "run")
-    assert other_data(run, str(tmp_path / "reviews.parquet")).class_names == ("bad", "good")
+    assert load_other_data(run, str(tmp_path / "reviews.parquet")).class_names == ("bad", "good")
 
 
 def test_the_label_of_what_datasets_saved_is_the_given_one(tmp_path: Path) -> None:

@@ -465,7 +465,7 @@ def test_who_does_not_fit_is_named_and_left_out(tmp_path: Path) -> None:
     lab.config(2, data={"name": "digits"})
     lab.config(3, allow=[])
     run = lab.serve(nodes=3)
-    assert "Node 102 does not take part: it does not tell a budget" in lab.heard
+    assert "Node 102 does not take part: it does not report a budget" in lab.heard
     assert "Node node-2 does not take part: its data are classification, samples [1, 8, 8]" in lab.heard
     assert 'Node node-3 does not take part: the server names "tiny:tiny"' in lab.heard
     assert set(run.metrics[0]["train"]["by_level"]) <= {"1", "2"} and run.metrics[0]["online"] == 2
@@ -597,12 +597,12 @@ def test_a_fleet_is_not_started_as_a_simulation(tmp_path: Path) -> None:
 )
 def test_a_wrong_run_config_is_one_sentence(config: dict[str, Any], expected: Expected, tmp_path: Path) -> None:
     with raises(ConfigError, expected):
-        ServerAppConfig.of(config, tmp_path)
+        ServerAppConfig.from_run_config(config, tmp_path)
 
 
 def test_the_run_file_is_that_of_the_app(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("rounds = 2")
-    assert ServerAppConfig.of({"run-file": "run.toml", "set": "a=1 b=2"}, tmp_path) == ServerAppConfig(
+    assert ServerAppConfig.from_run_config({"run-file": "run.toml", "set": "a=1 b=2"}, tmp_path) == ServerAppConfig(
         str(tmp_path / "run.toml"), overrides=["a=1", "b=2"]
     )
     with raises(ConfigError, "nowhere.toml"):

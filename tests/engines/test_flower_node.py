@@ -410,11 +410,11 @@ def test_the_apps_folder_is_thin_and_names_this_package(tmp_path: Path) -> None:
 
 
 def test_the_example_of_a_run_file_is_valid(tmp_path: Path) -> None:
-    from fleetfit.api.fleet import rules_of
+    from fleetfit.api.fleet import make_rules
     from fleetfit.config import load_experiment
 
     write_app(tmp_path / "app")
-    assert rules_of(load_experiment(tmp_path / "app" / "run.toml")).nodes == 2
+    assert make_rules(load_experiment(tmp_path / "app" / "run.toml")).nodes == 2
 
 
 def test_certificates_name_the_hosts_and_secrets_are_secret(tmp_path: Path) -> None:

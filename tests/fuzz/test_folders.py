@@ -364,7 +364,7 @@ def test_settings_that_were_changed_are_used_and_said(folders: Folders, tmp_path
     (folder / "config.toml").write_text(text.replace("lr = 0.05", "lr = 0.06"))
     assert (folder / "config.toml").read_text() != text
     code, _, said = called(arguments, tmp_path)
-    assert code == 0 and "config.toml was changed after this run was begun" in said
+    assert code == 0 and "config.toml was changed after this run began" in said
     noted = json.loads((folder / "environment.json").read_text())
     del noted["sha256"]
     (folder / "environment.json").write_text(json.dumps(noted))

@@ -16,7 +16,7 @@ from support import Expected, raises
 from torch import nn
 
 import fleetfit as ff
-from fleetfit.api.inference import level_named
+from fleetfit.api.inference import find_level
 from fleetfit.cli.predict import make_export_table
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, FleetFitError, MissingExtra, ModelError, RunError
@@ -223,7 +223,7 @@ def test_train_calibrate_export_run(name: str, tmp_path: Path) -> None:
     costs = run.calibrate(level, budget=1.0).costs
     calibration = run.calibrate(level, budget=(costs[0] + costs[-1]) / 2, temperature=True)
     found = run.export(level, tmp_path / "out", ["int8", "static-int8"])
-    shipped = ff.api.inference.shipped(run, level, None)
+    shipped = ff.api.inference.prepare_export(run, level, None)
     x, y = shipped.samples("test", 10**6)
     expected = stop_early(shipped.module, Prepared(shipped.data)(x), calibration.policy)
     answers = on_device(found.folder, x, "--stop")
@@ -363,7 +363,7 @@ def test_a_model_named_by_a_file_leaves_no_path_and_every_level_has_statistics(t
         assert (out / "run.py").exists() and "run.py" in (out / "README.md").read_text()
     with raises(ConfigError, "level 2"):
         run.calibrate(2)
-    assert level_named(run, "2") == "2" == level_named(run, 2)
+    assert find_level(run, "2").name == "2" == find_level(run, 2).name
 
 
 def test_a_calibration_of_another_round_is_not_followed(tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ def test_a_calibration_of_another_round_is_not_followed(tmp_path: Path) -> None:
     run.calibrate(2, 1.0)
     path = tmp_path / "run" / "inference" / "level-2.json"
     found = json.loads(path.read_text())
-    assert found["round"] == 1 and ff.api.inference.saved_calibration(run, 2) == found
+    assert found["round"] == 1 and ff.api.inference.load_calibration(run, 2) == found
     path.write_text(json.dumps({**found, "round": 0}))
     with raises(ConfigError, "level-2.json", 0, 1):
         run.export(2, tmp_path / "out")

@@ -72,9 +72,9 @@ def test_nothing_is_lost_at_the_last_exit() -> None:
 def test_a_panel_has_the_samples_of_the_class_that_left_there() -> None:
     found = scored()
     where = left(found)
-    for panel, e in zip(exits.panels_of_class(found, where, 1, share=1.0), range(3), strict=True):
+    for panel, e in zip(exits.select_panels(found, where, 1, share=1.0), range(3), strict=True):
         expected = [n for n in range(60) if found.labels[n] == 1 and where[n] == e]
-        assert panel.shown.tolist() == expected
+        assert panel.samples.tolist() == expected
         assert panel.share == pytest.approx(len(expected) / int((found.labels == 1).sum()))
 
 
@@ -82,10 +82,10 @@ def test_a_share_is_drawn_evenly_and_at_least_one_of_each_exit() -> None:
     """Of 40 at the first exit a tenth: the middles of four equal stretches. Of one at the last exit: that one."""
     found = Scores(torch.zeros(3, 41, 2), torch.zeros(41, dtype=torch.int64), torch.arange(41))
     where = torch.tensor([0] * 40 + [2])
-    first, second, last = exits.panels_of_class(found, where, 0, share=0.1)
-    assert (first.shown.tolist(), second.shown.tolist(), last.shown.tolist()) == ([5, 15, 25, 35], [], [40])
-    few = exits.panels_of_class(found, where, 0)
-    assert sum(len(panel.shown) for panel in few) == 41, "all of a class that has fewer than 50"
+    first, second, last = exits.select_panels(found, where, 0, share=0.1)
+    assert (first.samples.tolist(), second.samples.tolist(), last.samples.tolist()) == ([5, 15, 25, 35], [], [40])
+    few = exits.select_panels(found, where, 0)
+    assert sum(len(panel.samples) for panel in few) == 41, "all of a class that has fewer than 50"
 
 
 @pytest.mark.parametrize(
@@ -101,22 +101,22 @@ def test_a_share_is_drawn_evenly_and_at_least_one_of_each_exit() -> None:
 def test_what_cannot_be_drawn_is_a_sentence(label: int, share: float, expected: Expected) -> None:
     found = Scores(torch.zeros(2, 900, 2), torch.zeros(900, dtype=torch.int64), torch.arange(900))
     with raises(ConfigError, expected):
-        exits.panels_of_class(found, torch.zeros(900, dtype=torch.int64), label, share)
+        exits.select_panels(found, torch.zeros(900, dtype=torch.int64), label, share)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_picture_shows_those_samples_with_those_borders(channels: int) -> None:
     found = scored()
     where, data = left(found), images(found, channels=channels)
-    figure = exits.exits_of_class(data, found, where, 1, share=1.0)
+    figure = exits.draw_exits(data, found, where, 1, share=1.0)
     meant = exits.verdicts(found, where)
-    for axes, panel in zip(figure.axes, exits.panels_of_class(found, where, 1, share=1.0), strict=True):
+    for axes, panel in zip(figure.axes, exits.select_panels(found, where, 1, share=1.0), strict=True):
         drawn: list[Any] = list(axes.images)
         shown = [round(255 * float(image.get_array()[0, 0, 0])) for image in drawn]
-        assert shown == found.indices[panel.shown].tolist(), "grey levels name the samples"
+        assert shown == found.indices[panel.samples].tolist(), "grey levels name the samples"
         assert {image.get_interpolation() for image in drawn} <= {"nearest"}
         framed = {(p.get_x(), p.get_y()): matplotlib.colors.to_hex(p.get_edgecolor()) for p in axes.patches}
-        for image, n in zip(drawn, panel.shown.tolist(), strict=True):
+        for image, n in zip(drawn, panel.samples.tolist(), strict=True):
             x0, _, _, top = image.get_extent()
             expected = {RIGHT: "#1f5fa8", LOST: "#d1661b", WRONG: None}[int(meant[n])]
             assert framed.get((x0, top)) == expected
@@ -125,7 +125,7 @@ def test_the_picture_shows_those_samples_with_those_borders(channels: int) -> No
 
 def test_many_exits_go_into_rows_of_four() -> None:
     found = scored(deep=6)
-    figure = exits.exits_of_class(images(found), found, torch.zeros(60, dtype=torch.int64), 0)
+    figure = exits.draw_exits(images(found), found, torch.zeros(60, dtype=torch.int64), 0)
     assert len(figure.axes) == 6
     figure.canvas.draw()
     tops = sorted({round(axes.get_position().y1, 2) for axes in figure.axes}, reverse=True)
@@ -135,24 +135,24 @@ def test_many_exits_go_into_rows_of_four() -> None:
 
 def test_classes_are_those_of_the_paper_or_the_first_five() -> None:
     found = scored()
-    assert exits.chosen_classes(images(found)) == [0, 1, 2]
-    assert exits.chosen_classes(images(found, ())) == [0, 1, 2]
-    assert exits.chosen_classes(images(found), ["cat", "airplane", "cat"]) == [2, 0]
+    assert exits.select_classes(images(found)) == [0, 1, 2]
+    assert exits.select_classes(images(found, ())) == [0, 1, 2]
+    assert exits.select_classes(images(found), ["cat", "airplane", "cat"]) == [2, 0]
     cifar = images(found)
     object.__setattr__(cifar, "class_names", ("deer", "frog", "ship", "horse", "dog", *exits.OF_THE_PAPER[:4]))
-    assert [cifar.class_names[c] for c in exits.chosen_classes(cifar)] == ["airplane", "truck", "bird", "cat", "deer"]
+    assert [cifar.class_names[c] for c in exits.select_classes(cifar)] == ["airplane", "truck", "bird", "cat", "deer"]
     with raises(ConfigError, '"brid"', '"bird"', key="label"):
-        exits.chosen_classes(images(found), ["brid"])
+        exits.select_classes(images(found), ["brid"])
 
 
 def test_what_is_no_image_is_said() -> None:
     found = scored()
-    assert exits.no_images(images(found)) == ""
-    assert "of shape [5, 4, 4]" in exits.no_images(images(found, channels=5))
+    assert exits.explain_no_images(images(found)) == ""
+    assert "of shape [5, 4, 4]" in exits.explain_no_images(images(found, channels=5))
     empty = torch.arange(0)
     splits = {"train": torch.arange(4), "validation": empty, "test": empty}
     words = Data("words", torch.zeros(4, 6, dtype=torch.int64), torch.zeros(4).long(), splits, 2, vocabulary=9)
-    assert exits.no_images(words) == "samples of words are tokens, no grey or coloured images"
+    assert exits.explain_no_images(words) == "samples of words are tokens, not grey or coloured images"
 
 
 # ---- curves --------------------------------------------------

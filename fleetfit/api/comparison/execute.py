@@ -340,7 +340,7 @@ class _Executor:
 
         for i, run in finished.items():
             announce(i, run)
-            run._let_go()
+            run._release_memory()
         tasks = [(i, self._make_task(planned)) for i, planned in enumerate(runs) if i not in finished]
         outcomes = _run_in_processes(tasks, self._jobs, announce) if self._jobs > 1 else _run_here(tasks, announce)
         with contextlib.closing(outcomes):  # an error of the caller stops the processes, too
@@ -361,7 +361,7 @@ class _Executor:
         changes = self.data.add(planned.title, run)
         self.data.add_resumed(planned.title, run)
         if changes and not run.finished:
-            run._known_notes = (*run.notes, changes)
+            run._notes = (*run.notes, changes)
         on_round = None if self._on_run is None else self._on_run(planned.title, number, count, run)
 
         def report_round(report: Mapping[str, Any]) -> None:
@@ -517,7 +517,7 @@ class _Task:
             run = prepare(experiment, self.folder)
         notes = tuple(note for note in run.assembly.notes if note not in self.suppressed_notes)
         run.__dict__["assembly"] = replace(run.assembly, notes=notes)
-        run._compared = (self.title, self.group)
+        run._comparison = (self.title, self.group)
         return run
 
 
@@ -532,7 +532,7 @@ def _run_here(tasks: Sequence[tuple[int, _Task]], on_start: OnStart) -> Generato
         else:
             yield number, run
         finally:
-            run._let_go()  # a comparison may have many runs, each with its own data in memory
+            run._release_memory()  # a comparison may have many runs, each with its own data in memory
 
 
 # ---- runs in other processes ---------------------------------------------------------------------------------------
@@ -638,7 +638,7 @@ class _Worker:
             raise EOFError from None
         if "notes" in message:
             run = load(self.task.folder)
-            run._known_notes = tuple(message["notes"])
+            run._notes = tuple(message["notes"])
             self._on_round = on_start(self._number, run)
             self._send("continue")
             return None
@@ -726,7 +726,7 @@ def _serve_task(messages: "queue.SimpleQueue[Any]", send: Callable[..., None]) -
         send(notes=list(run.notes))
         messages.get()  # until it has been announced
         run_remaining_rounds(run, lambda report: send(round=dict(report)))
-        run._let_go()
+        run._release_memory()
     except ConnectionError:
         raise
     except Exception as error:

@@ -21,7 +21,7 @@ def main(grid: Grid, context: Context) -> None:
     logs.hear()
     try:
         with warmed(grid):
-            serve(grid, ServerAppConfig.of(context.run_config, _folder(grid)), _say)
+            serve(grid, ServerAppConfig.from_run_config(context.run_config, _folder(grid)), _say)
     except FleetFitError as error:
         _say(f"fleetfit: {error}")
         sys.tracebacklimit = 0
