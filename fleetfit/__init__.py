@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fleetfit.api import profile as profile
     from fleetfit.api import resume as resume
     from fleetfit.api import write_report as write_report
-    from fleetfit.api.compare import compare as compare
+    from fleetfit.api.comparison import compare as compare
     from fleetfit.api.run import run as run
     from fleetfit.callbacks import Callback as Callback
     from fleetfit.callbacks import RunStart as RunStart

@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,16 @@ def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     from fleetfit.report import drawing
 
     monkeypatch.setattr(drawing, "available", lambda: False)
+
+
+@pytest.fixture(scope="module")
+def without_plots_in_module() -> Iterator[None]:
+    """Draw nothing in all tests of a module, and in its fixtures."""
+    from fleetfit.report import drawing
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "available", lambda: False)
+        yield
 
 
 # ---- the tree after the tests --------------------------------------------------------------------------------------

@@ -1,12 +1,11 @@
 """`fleetfit attention`: draws a ReeFL run's model, and says in a sentence what it cannot draw."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support import run_verb
 
-from fleetfit.cli import main
 from fleetfit.report import drawing
 
 pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
@@ -35,19 +34,6 @@ count = 1
 clients = 1
 """
 
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def fleetfit(capsys: pytest.CaptureFixture[str]) -> Command:
-    def call(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as caught:
-            main([str(a) for a in arguments])
-        printed = capsys.readouterr()
-        return int(caught.value.code or 0), printed.out, printed.err
-
-    return call
-
 
 def trained(folder: Path, *overrides: str) -> Path:
     """Train for a step, without plots; return the run folder."""
@@ -55,9 +41,7 @@ def trained(folder: Path, *overrides: str) -> Path:
     sets = [part for override in overrides for part in ("--set", override)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawing, "available", lambda: False)
-        with pytest.raises(SystemExit) as caught:
-            main(["run", str(folder / "tiny.toml"), "--out", str(folder / "run"), "-q", *sets])
-    assert not caught.value.code
+        run_verb("run", folder / "tiny.toml", "--out", folder / "run", "-q", *sets, code=0)
     return folder / "run"
 
 
@@ -66,19 +50,18 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(tmp_path_factory.mktemp("reefl"))
 
 
-def test_it_draws_into_the_run_folder_and_says_where(fleetfit: Command, done: Path, tmp_path: Path) -> None:
+def test_it_draws_into_the_run_folder_and_says_where(done: Path, tmp_path: Path) -> None:
     own = tmp_path / "run"
     shutil.copytree(done, own)
     before = {path.name for path in own.iterdir()}
-    code, out, _ = fleetfit("attention", own, "--samples", 1)
-    assert code == 0
+    out = run_verb("attention", own, "--samples", 1, code=0).out
     assert out.split() == ["Drawn:", str(own / "plots" / "attention.png")]
     assert (own / "plots" / "attention.png").read_bytes().startswith(b"\x89PNG")
     assert {path.name for path in own.iterdir()} == before | {"plots"}
 
 
-def test_out_says_file_and_format(fleetfit: Command, done: Path, tmp_path: Path) -> None:
-    assert fleetfit("attention", done, "--samples", 1, "--out", tmp_path / "a.svg")[0] == 0
+def test_out_says_file_and_format(done: Path, tmp_path: Path) -> None:
+    run_verb("attention", done, "--samples", 1, "--out", tmp_path / "a.svg", code=0)
     assert "<svg" in (tmp_path / "a.svg").read_text()
 
 
@@ -93,27 +76,25 @@ def test_out_says_file_and_format(fleetfit: Command, done: Path, tmp_path: Path)
     ],
 )
 def test_a_mistake_is_a_sentence(
-    fleetfit: Command, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+    done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, err = fleetfit("attention", done, *arguments)
+    code, out, err = run_verb("attention", done, *arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
     assert not any(tmp_path.iterdir())
 
 
-def test_no_run_folder_is_a_sentence(fleetfit: Command, tmp_path: Path) -> None:
-    assert fleetfit("attention", tmp_path / "none")[::2] == (2, f"fleetfit: there is no run folder {tmp_path}/none.\n")
+def test_no_run_folder_is_a_sentence(tmp_path: Path) -> None:
+    assert run_verb("attention", tmp_path / "none")[::2] == (2, f"fleetfit: there is no run folder {tmp_path}/none.\n")
 
 
-def test_a_model_without_ree_is_a_sentence(fleetfit: Command, tmp_path: Path) -> None:
-    code, _, err = fleetfit("attention", trained(tmp_path, "method.name=depthfl"))
-    assert code == 2
+def test_a_model_without_ree_is_a_sentence(tmp_path: Path) -> None:
+    err = run_verb("attention", trained(tmp_path, "method.name=depthfl"), code=2).err
     assert "need a model with Ree, which this one has not" in err
 
 
-def test_without_matplotlib_it_is_a_sentence(fleetfit: Command, done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_it_is_a_sentence(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawing, "available", lambda: False)
-    code, _, err = fleetfit("attention", done)
-    assert code == 2
+    err = run_verb("attention", done, code=2).err
     assert 'pip install "fleetfit[plots]"' in err

@@ -14,11 +14,10 @@ import pytest
 import tomli_w
 import torch
 from run_folders import TINY, Stopped, stopped_run
-from support import raises
+from support import raises, run_verb
 from waiting import wait_until
 
 import fleetfit as ff
-from fleetfit.cli import main
 from fleetfit.config import load_experiment
 from fleetfit.config.components import check_keys
 from fleetfit.errors import ConfigError
@@ -28,6 +27,13 @@ HERE = Path(__file__).parent
 
 
 pytestmark = pytest.mark.usefixtures("without_plots")
+
+
+@pytest.fixture(autouse=True)
+def restore_exit_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`wandb.init` replaces `sys.exit` by one whose code is 0, not None, by default; later tests get Python's back."""
+    monkeypatch.setattr(sys, "exit", sys.exit)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
 
 
 class Heard(ff.Callback):
@@ -363,15 +369,15 @@ def test_each_run_of_a_comparison_has_callbacks_of_its_own_and_the_comparison_is
 
 
 def test_the_default_folder_of_a_comparison_does_not_depend_on_whom_it_tells(tmp_path: Path) -> None:
-    from fleetfit.api.compare import plan_runs
+    from fleetfit.api.comparison import plan_comparison
 
     file, given = tmp_path / "both.toml", {**QUICK, "compare": {"row": [{"label": "a"}]}}
     file.write_text(tomli_w.dumps(given))
-    before = plan_runs(file).fingerprint
+    before = plan_comparison(file).fingerprint
     file.write_text(tomli_w.dumps({"callbacks": ["tensorboard"], **given}))
-    assert plan_runs(file).fingerprint == before
+    assert plan_comparison(file).fingerprint == before
     file.write_text(tomli_w.dumps({**given, "rounds": 7}))
-    assert plan_runs(file).fingerprint != before
+    assert plan_comparison(file).fingerprint != before
 
 
 # ---- trackers, by reading back what they wrote -----------------------------------------------------------------------
@@ -471,12 +477,10 @@ def test_the_runs_of_a_comparison_are_one_group_of_wandb(tmp_path: Path) -> None
     assert sorted(one["name"] for one in found) == ["fedavg, seed 3", "scalefl, seed 3"]
 
 
-def test_the_command_line_says_which_callback_failed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_says_which_callback_failed(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("def bad(report):\n    return 1 / 0\n")
     file = run_file(tmp_path, "bad.py:bad", rounds=1)
-    with pytest.raises(SystemExit, match="0"):
-        main(["run", str(file), "--out", str(tmp_path / "run"), "--quiet"])
-    err = capfd.readouterr().err
+    err = run_verb("run", file, "--out", tmp_path / "run", "--quiet", code=0).err
     assert f"the callback {tmp_path}/bad.py:bad failed in on_round of round 1: ZeroDivisionError" in err
     assert "(bad.py, line 2)" in err
     logging.getLogger("fleetfit").handlers.clear()

@@ -5,7 +5,7 @@ Checkpoints are taken apart and put together with the format's own library, as a
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,11 @@ from support import raises
 import fleetfit as ff
 from fleetfit.cli import main
 from fleetfit.errors import RunError
-from fleetfit.report import drawing
 
 Change = Callable[[dict[str, torch.Tensor], Any], None]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def without_plots() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "available", lambda: False)
-        yield
+pytestmark = pytest.mark.usefixtures("without_plots_in_module")
 
 
 @pytest.fixture(scope="module")

@@ -10,56 +10,27 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from support import run_verb
 from waiting import LIMIT_S, listening_to_ctrl_c, running, wait_until
 
 from fleetfit import names
-from fleetfit.cli import listing, main
-from fleetfit.report import drawing
+from fleetfit.cli import listing
 
 SMALL = ["--set", "data.partition.clients=8", "--set", "rounds=2", "--set", "local.epochs=1", "--set", "cohort.count=4"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def without_plots() -> Iterator[None]:
-    """Draw nothing, as without the extra `plots`: most of a small run's time would go into its plots."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "available", lambda: False)
-        yield
-
-
-class Result:
-    """What a command printed, and its exit code."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
-Command = Callable[..., Result]
-
-
-@pytest.fixture
-def fleetfit(capsys: pytest.CaptureFixture[str]) -> Command:
-    def call(*arguments: object) -> Result:
-        with pytest.raises(SystemExit) as caught:
-            main([str(a) for a in arguments])
-        printed = capsys.readouterr()
-        return Result(caught.value.code if isinstance(caught.value.code, int) else 1, printed.out, printed.err)
-
-    return call
+pytestmark = pytest.mark.usefixtures("without_plots_in_module")
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of one finished run."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    with pytest.raises(SystemExit) as caught:
-        main(["run", *SMALL, "--out", str(folder), "-q"])
-    assert caught.value.code == 0
+    run_verb("run", *SMALL, "--out", folder, "-q", code=0)
     return folder
 
 
@@ -106,42 +77,38 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(
-    fleetfit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = fleetfit(*arguments)
-    assert found.code == 2
+    found = run_verb(*arguments, code=2)
     assert message in found.err
     assert found.err.startswith("fleetfit: ")
     assert found.err.count("\n") == 1
     assert not any(tmp_path.iterdir()), "nothing is written"
 
 
-def test_a_plug_in_that_fails_to_import_is_a_sentence(fleetfit: Command, tmp_path: Path) -> None:
+def test_a_plug_in_that_fails_to_import_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("raise ValueError('no luck')\n")
     (tmp_path / "run.toml").write_text('method.name = "broken.py:method"\n')
-    found = fleetfit("run", tmp_path / "run.toml")
-    assert found.code == 2
+    found = run_verb("run", tmp_path / "run.toml", code=2)
     assert "failed: ValueError: no luck" in found.err
 
 
-def test_a_missing_extra_is_a_sentence(fleetfit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, module, None)
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / "train.parquet").write_bytes(b"PAR1")
-    found = fleetfit("run", "--set", "data.name=mnist", "--set", f"data.folder={tmp_path}")
-    assert found.code == 2
+    found = run_verb("run", "--set", "data.name=mnist", "--set", f"data.folder={tmp_path}", code=2)
     assert "fleetfit[images]" in found.err
 
 
-def test_a_folder_that_is_not_empty_is_refused(fleetfit: Command, done: Path) -> None:
-    found = fleetfit("run", *SMALL, "--out", done)
-    assert found.code == 2
+def test_a_folder_that_is_not_empty_is_refused(done: Path) -> None:
+    found = run_verb("run", *SMALL, "--out", done, code=2)
     assert "is not empty" in found.err
 
 
-def test_a_checkpoint_of_a_newer_version_is_refused(fleetfit: Command, done: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_newer_version_is_refused(done: Path, tmp_path: Path) -> None:
     import shutil
 
     from safetensors.torch import save_file
@@ -150,8 +117,7 @@ def test_a_checkpoint_of_a_newer_version_is_refused(fleetfit: Command, done: Pat
     (tmp_path / "run" / "summary.json").unlink()
     newer = tmp_path / "run" / "checkpoints" / "round-000099.safetensors"
     save_file({"x": torch.ones(1)}, newer, {"fleetfit": "checkpoint", "format": "99"})
-    found = fleetfit("resume", tmp_path / "run")
-    assert found.code == 2
+    found = run_verb("resume", tmp_path / "run", code=2)
     assert "has format 99; this version of FleetFit reads format 2." in found.err
 
 
@@ -171,15 +137,13 @@ def test_help_names_every_verb_without_importing_torch() -> None:
         assert verb in done.stdout
 
 
-def test_no_arguments_show_the_help(fleetfit: Command) -> None:
-    found = fleetfit()
-    assert found.code == 0
+def test_no_arguments_show_the_help() -> None:
+    found = run_verb(code=0)
     assert "Usage" in found.out
 
 
-def test_run_shows_rounds_and_ends_with_tables_and_the_folder(fleetfit: Command, tmp_path: Path) -> None:
-    found = fleetfit("run", *SMALL, "--out", tmp_path / "run")
-    assert found.code == 0, found.err
+def test_run_shows_rounds_and_ends_with_tables_and_the_folder(tmp_path: Path) -> None:
+    found = run_verb("run", *SMALL, "--out", tmp_path / "run", code=0)
     assert re.search(r"^round 1/2  loss \d\.\d{3}  .*left$", found.out, re.MULTILINE)
     assert re.search(r"^round 2/2  loss .*local \d+\.\d\d%  global \d+\.\d\d%", found.out, re.MULTILINE)
     for heading in ("level", "width", "depth", "parameters", "multiply-adds", "local accuracy %", "global accuracy %",
@@ -191,100 +155,90 @@ def test_run_shows_rounds_and_ends_with_tables_and_the_folder(fleetfit: Command,
     assert f"{100 * summary['global']:.2f}" in found.out
 
 
-def test_a_run_file_with_a_plug_in_method(fleetfit: Command, tmp_path: Path) -> None:
+def test_a_run_file_with_a_plug_in_method(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("from fleetfit.method import Method\n\ndef mine():\n    return Method()\n")
     (tmp_path / "mine.toml").write_text('method.name = "own.py:mine"\nfleet.groups = [{ budget = 1.0 }]\n')
-    found = fleetfit("run", tmp_path / "mine.toml", *SMALL, "--out", tmp_path / "run", "-q")
-    assert found.code == 0, found.err
+    run_verb("run", tmp_path / "mine.toml", *SMALL, "--out", tmp_path / "run", "-q", code=0)
     config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert config["method"]["name"] == f"{tmp_path / 'own.py'}:mine"
     assert config["name"] == "mine"
 
 
-def test_who_cannot_take_part_is_said(fleetfit: Command, tmp_path: Path) -> None:
+def test_who_cannot_take_part_is_said(tmp_path: Path) -> None:
     groups = 'fleet.groups=[{budget=0.05, name="tiny"}, {budget=1.0}]'
     wanted = [*SMALL, "--set", groups, "--set", "fleet.levels=[0.5, 1]", "--out", tmp_path / "run", "-q"]
-    found = fleetfit("run", *wanted)
-    assert found.code == 0, found.err
+    found = run_verb("run", *wanted, code=0)
     assert 'Note: 4 clients of group "tiny" (budget 0.05 of the full model) cannot take part' in found.out
 
 
-def test_eval_prints_what_the_run_found(fleetfit: Command, done: Path) -> None:
-    found = fleetfit("eval", done, "--json")
-    assert found.code == 0, found.err
+def test_eval_prints_what_the_run_found(done: Path) -> None:
+    found = run_verb("eval", done, "--json", code=0)
     summary = json.loads((done / "summary.json").read_text())
     assert json.loads(found.out)["static"]["global"] == summary["global"]
-    table = fleetfit("eval", done, "--split", "validation")
+    table = run_verb("eval", done, "--split", "validation")
     assert "validation data" in table.out
     assert "local accuracy %" in table.out
 
 
-def test_resume_of_a_finished_run_prints_it_again(fleetfit: Command, done: Path) -> None:
-    found = fleetfit("resume", done)
-    assert found.code == 0
+def test_resume_of_a_finished_run_prints_it_again(done: Path) -> None:
+    found = run_verb("resume", done, code=0)
     assert "is finished already" in found.out
     assert "global accuracy %" in found.out
 
 
-def test_compare_prints_one_table(fleetfit: Command, tmp_path: Path) -> None:
+def test_compare_prints_one_table(tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(
         '[[compare.row]]\nmethod.name = "fedavg"\n[[compare.row]]\nmethod.name = "heterofl"\n'
     )
-    found = fleetfit("compare", tmp_path / "two.toml", *SMALL, "--out", tmp_path / "out")
-    assert found.code == 0, found.err
+    found = run_verb("compare", tmp_path / "two.toml", *SMALL, "--out", tmp_path / "out", code=0)
     assert re.search(r"^\[1/2\] fedavg, seed 0  round 2/2", found.out, re.MULTILINE)
     assert re.search(r"│ heterofl +│ +\d+\.\d\d +│ +\d+\.\d\d", found.out)
     assert (tmp_path / "out" / "heterofl" / "seed-0" / "summary.json").is_file()
-    again = fleetfit("compare", tmp_path / "two.toml", *SMALL, "--out", tmp_path / "out")
+    again = run_verb("compare", tmp_path / "two.toml", *SMALL, "--out", tmp_path / "out")
     assert "[2/2] heterofl, seed 0: finished before." in again.out
 
 
-def test_plan_of_a_run_file_can_be_saved_and_used(fleetfit: Command, tmp_path: Path) -> None:
-    found = fleetfit("plan", *SMALL, "--save", tmp_path / "plan.toml")
-    assert found.code == 0, found.err
+def test_plan_of_a_run_file_can_be_saved_and_used(tmp_path: Path) -> None:
+    found = run_verb("plan", *SMALL, "--save", tmp_path / "plan.toml", code=0)
     assert "scalefl on digits, 8 clients" in found.out
     levels = ["--set", f"fleet.levels={tmp_path / 'plan.toml'}", "--out", str(tmp_path / "run"), "-q"]
-    assert fleetfit("run", *SMALL, *levels).code == 0
+    run_verb("run", *SMALL, *levels, code=0)
     saved, used = (tomllib.loads((tmp_path / name).read_text()) for name in ("plan.toml", "run/plan.toml"))
     assert saved == used
 
 
-def test_plan_of_a_model_with_given_exits(fleetfit: Command) -> None:
+def test_plan_of_a_model_with_given_exits() -> None:
     options = ["--model", "resnet110", "--exits", "36,42,48", "--widths", "0.7,0.7,0.75"]
-    found = fleetfit("plan", *options)
-    assert found.code == 0, found.err
+    found = run_verb("plan", *options, code=0)
     for number in ("1.73 M", "253.1 M", "138.5 M", "99.7 M", "1 (36), 2 (42), 3 (48), 4 (54)"):  # as in Table 1
         assert number in found.out, number
 
 
-def test_list_data_is_table_2(fleetfit: Command) -> None:
-    found = fleetfit("list", "data")
+def test_list_data_is_table_2() -> None:
+    found = run_verb("list", "data")
     assert re.search(r"cifar100 +│ 50,000 +│ 10,000 +│ 100 +│ 32x32", found.out)
 
 
-def test_list_profiles_has_every_figure_and_its_source(fleetfit: Command) -> None:
+def test_list_profiles_has_every_figure_and_its_source() -> None:
     from fleetfit.profiles import PROFILES
 
-    found = fleetfit("list", "profiles")
-    assert found.code == 0
+    found = run_verb("list", "profiles", code=0)
     for name, profile in PROFILES.items():
         assert f"{profile.multiply_adds_per_s / 1e9:.1f} G" in found.out
         assert f"{name}: {profile.source}" in found.out
 
 
 @pytest.mark.parametrize("kind", ["methods", "options", "selection", "models", "engines"])
-def test_list_has_a_line_for_everything_built_in(fleetfit: Command, kind: str) -> None:
+def test_list_has_a_line_for_everything_built_in(kind: str) -> None:
     from fleetfit import names
 
-    found = fleetfit("list", kind)
-    assert found.code == 0
+    found = run_verb("list", kind, code=0)
     for name in names.list_names(kind):
         assert re.search(rf"│ {name} +│ \w", found.out), name
 
 
-def test_check_model_prints_the_report(fleetfit: Command) -> None:
-    found = fleetfit("check-model", "cnn", "--input-shape", "1,8,8", "--set", "model.norm=group")
-    assert found.code == 0, found.err
+def test_check_model_prints_the_report() -> None:
+    found = run_verb("check-model", "cnn", "--input-shape", "1,8,8", "--set", "model.norm=group", code=0)
     assert "norm='group'" in found.out
     assert "the layout is right" in found.out
 
@@ -303,11 +257,11 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     assert err.strip() == f"fleetfit: stopped. Nothing is half written; {rest}"
 
 
-def test_list_explains_the_keys_of_one(fleetfit: Command) -> None:
-    found = fleetfit("list", "options", "fedprox").out
+def test_list_explains_the_keys_of_one() -> None:
+    found = run_verb("list", "options", "fedprox").out
     assert "mu" in found and "0.01" in found and "Strength" in found
-    assert "no keys of its own" in fleetfit("list", "selection", "uniform").out
-    wrong = fleetfit("list", "models", "resnet21")
+    assert "no keys of its own" in run_verb("list", "selection", "uniform").out
+    wrong = run_verb("list", "models", "resnet21")
     assert wrong.code == 2 and "Did you mean" in wrong.err and "Traceback" not in wrong.err
 
 
@@ -327,10 +281,10 @@ def test_shells_complete_verbs_and_kinds() -> None:
         assert (found.returncode, found.stdout.split(), found.stderr) == (0, expected, "")
 
 
-def test_what_the_package_logs_is_a_sentence_from_the_level_asked_for(fleetfit) -> None:
+def test_what_the_package_logs_is_a_sentence_from_the_level_asked_for() -> None:
     logger = logging.getLogger("fleetfit")
     for asked, heard in (((), {"a warning"}), (("--log", "info"), {"a warning", "some news"})):
-        fleetfit(*asked, "list", "options")
+        run_verb(*asked, "list", "options")
         with contextlib.redirect_stderr(io.StringIO()) as stderr:
             logger.debug("a trifle")
             logger.info("some news")

@@ -4,13 +4,12 @@ import csv
 import json
 import statistics
 from pathlib import Path
-from typing import Any
 
 import pytest
 from scipy import stats
+from support import run_verb
 
 import fleetfit as ff
-from fleetfit.cli import main
 
 TEXT = """
 rounds = 2
@@ -92,14 +91,11 @@ def test_markdown_csv_and_json_say_the_same(found: ff.Comparison) -> None:
             assert float(line[one.column]) == pytest.approx(number, abs=1e-6)
 
 
-def test_another_reference_is_asked_for_without_training(place: Path, found: ff.Comparison, capsys: Any) -> None:
+def test_another_reference_is_asked_for_without_training(place: Path, found: ff.Comparison) -> None:
     """As an option and in the file; in at most 100 columns of text."""
     before = {p: p.stat().st_mtime_ns for p in (place / "out").rglob("metrics.jsonl")}
     out = ["--out", str(place / "out"), "--quiet"]
-    with pytest.raises(SystemExit) as caught:
-        main(["compare", str(place / "three.toml"), *out, "--against", "fedavg"])
-    assert not caught.value.code
-    said = capsys.readouterr().out
+    said = run_verb("compare", place / "three.toml", *out, "--against", "fedavg", code=0).out
     table = said[said.index("Differences from fedavg") :].splitlines()
     framed = [line for line in table if line[:1] in "┏┃┡│└"]
     assert len(framed) > 8 and max(map(len, framed)) <= 100

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from support import compare_text, raises
+from support import compare_text, raises, run_verb
 
 import fleetfit as ff
-from fleetfit.cli import main
 from fleetfit.errors import ConfigError, RunError
 from fleetfit.report.page.many import grouped, page_of_runs
 from fleetfit.report.page.parts import Sheet
@@ -193,51 +192,40 @@ def test_another_comparison_in_the_same_folder_is_told_apart_by_its_keys(tmp_pat
 # ---- other verbs -------------------------------------------------------------------------------------------------
 
 
-def command(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main([str(a) for a in arguments])
-    return caught.value.code if isinstance(caught.value.code, int) else 1
-
-
 @pytest.mark.parametrize("part", [ROWS, SETTINGS, "[compare.grid]\nseed = [0, 1]\n", "[compare.tune]\nlocal.lr = [1]\n",
                                   "[compare]\ndiffers = 'x'\n"])  # fmt: skip
 @pytest.mark.parametrize("verb", ["run", "profile"])
-def test_verbs_for_one_run_refuse_a_comparison(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], part: str, verb: str
-) -> None:
+def test_verbs_for_one_run_refuse_a_comparison(tmp_path: Path, part: str, verb: str) -> None:
     (tmp_path / "two.toml").write_text(HEAD + part)
-    assert command(verb, tmp_path / "two.toml", "--out", tmp_path / "out") == 2
-    said = capsys.readouterr().err
+    said = run_verb(verb, tmp_path / "two.toml", "--out", tmp_path / "out", code=2).err
     assert "use `fleetfit compare`" in said and "compare" in said.partition(":")[2].partition("]")[0]
     assert not (tmp_path / "out").exists()
 
 
-def test_plan_shows_each_row_that_has_another_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_shows_each_row_that_has_another_plan(tmp_path: Path) -> None:
     third = '[[compare.row]]\nlabel = "Adaptive"\nmethod = { name = "adaptivefl", p = 1 }\n'
     third += 'model.name = "cnn"\ndata.name = "digits"\n'
     (tmp_path / "two.toml").write_text(HEAD + ROWS + '[[compare.row]]\nlabel = "Scale too"\nlocal.lr = 0.2\n' + third)
-    assert command("plan", tmp_path / "two.toml") == 0
-    said = capsys.readouterr().out
+    said = run_verb("plan", tmp_path / "two.toml", code=0).out
     assert "Scale, Scale too: scalefl on tiny, 6 clients" in said
     assert "fedavg: fedavg on tiny" in said and "Adaptive: adaptivefl on digits" in said
-    assert command("plan", tmp_path / "two.toml", "--save", tmp_path / "plan.toml") == 2
-    assert "--save writes one plan" in capsys.readouterr().err
+    err = run_verb("plan", tmp_path / "two.toml", "--save", tmp_path / "plan.toml", code=2).err
+    assert "--save writes one plan" in err
     assert not (tmp_path / "plan.toml").exists()
     (tmp_path / "one.toml").write_text(
         HEAD + '[[compare.row]]\nlabel = "a"\n[[compare.row]]\nlabel = "b"\nlocal.lr = 1.0\n'
     )
-    assert command("plan", tmp_path / "one.toml", "--save", tmp_path / "plan.toml") == 0
+    run_verb("plan", tmp_path / "one.toml", "--save", tmp_path / "plan.toml", code=0)
     assert (tmp_path / "plan.toml").is_file()
 
 
-def test_a_run_says_what_it_does_not_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_says_what_it_does_not_use(tmp_path: Path) -> None:
     """In front of the rounds and in the summary; and what went with the file's method."""
     (tmp_path / "run.toml").write_text(HEAD + 'cohort.late = "drop"\nmethod.beta = 0.3\n')
     file, out = tmp_path / "run.toml", tmp_path / "out"
-    assert command("run", file, "--set", "method.name=heterofl", "--set", "rounds=1", "--out", out, "-q") == 0
-    said = capsys.readouterr().out
+    said = run_verb("run", file, "--set", "method.name=heterofl", "--set", "rounds=1", "--out", out, "-q", code=0).out
     assert "Note: [cohort] late is not used here: there is no deadline_s." in said
-    assert "Note: [method] beta, as the run file has it, went with the name to which it belonged." in said
+    assert "Note: [method] beta of the run file: dropped, with the name that an override replaced." in said
     assert (
         "[cohort] late is not used here: there is no deadline_s."
         in json.loads((out / "summary.json").read_text())["notes"]

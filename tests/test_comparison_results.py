@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import compare_text, raises
+from support import compare_text, raises, run_verb
 
 import fleetfit as ff
-from fleetfit.api.compare import ComparisonResults, read_results
-from fleetfit.cli import main
+from fleetfit.api.comparison import ComparisonResults, read_results
 from fleetfit.errors import ConfigError, RunError
 from fleetfit.report import plots
 
@@ -208,14 +207,12 @@ def test_what_is_no_record_is_not_written_over(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists(), "and it is said before anything is trained"
 
 
-def test_the_command_line_keeps_a_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_keeps_a_copy(tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(HEAD)
     arguments = ["compare", tmp_path / "two.toml", "--out", tmp_path / "out", "--record", tmp_path / "kept", "-q"]
-    with pytest.raises(SystemExit) as caught:
-        main([*map(str, arguments), "--against", "fedavg"])
-    assert not caught.value.code
+    out = run_verb(*arguments, "--against", "fedavg", code=0).out
     assert read_results(tmp_path / "kept" / "two.json").against == "fedavg"
-    assert f"Results: {tmp_path / 'kept' / 'two.json'}" in capsys.readouterr().out
+    assert f"Results: {tmp_path / 'kept' / 'two.json'}" in out
 
 
 # ---- what is not read ------------------------------------------------------------------------------------------------

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import run_verb
 
 import fleetfit as ff
-from fleetfit.api.compare.execute import ComparisonProgress, Eta
-from fleetfit.api.compare.plan import PlannedRun
-from fleetfit.cli import main
+from fleetfit.api.comparison.execute import ComparisonProgress, Eta
+from fleetfit.api.comparison.plan import PlannedRun
 
 
 def planned(row: str, number: int = 0, rounds: int = 10, tried: Any = None) -> PlannedRun:
@@ -141,14 +141,11 @@ def test_a_comparison_says_how_far_it_is(tmp_path: Path, jobs: int) -> None:
     assert [(one.finished, one.seconds_left) for one in told] == [(8, 0.0)]
 
 
-def test_the_command_says_it_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_it_in_words(tmp_path: Path) -> None:
     (tmp_path / "file.toml").write_text(TEXT)
 
     def said(*more: str) -> list[str]:
-        with pytest.raises(SystemExit) as caught:
-            main(["compare", str(tmp_path / "file.toml"), "--out", str(tmp_path / "out"), *more])
-        assert not caught.value.code
-        return capsys.readouterr().out.splitlines()
+        return run_verb("compare", tmp_path / "file.toml", "--out", tmp_path / "out", *more, code=0).out.splitlines()
 
     lines = said()
     assert "8 runs, of which 4 tune before the others." in lines

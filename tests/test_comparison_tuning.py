@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import compare_text, raises
+from support import compare_text, raises, run_verb
 
 import fleetfit as ff
-from fleetfit.api.compare import read_results
-from fleetfit.cli import main
+from fleetfit.api.comparison import read_results
 from fleetfit.errors import ConfigError
 from fleetfit.report.results import TriedValues, TuningResult
 from fleetfit.report.tuning import edges, tuning_table
@@ -214,11 +213,8 @@ def test_rounds_that_choose_are_in_the_table() -> None:
     )
 
 
-def test_the_terminal_shows_it(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_terminal_shows_it(place: Path) -> None:
     (place / "tuned.toml").write_text(HEAD + "[compare.tune]\nlocal.lr = [0.00001, 0.05]\n")
-    with pytest.raises(SystemExit) as caught:
-        main(["compare", str(place / "tuned.toml"), "--out", str(place / "out"), "-q"])
-    assert not caught.value.code
-    said = capsys.readouterr().out
+    said = run_verb("compare", place / "tuned.toml", "--out", place / "out", "-q", code=0).out
     assert "local.lr = 0.05 is the largest value tried; a better one may lie beyond it." in said
     assert sum("local.lr = 1e-05" in line for line in said.splitlines() if line.startswith("│")) == 2

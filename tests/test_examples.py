@@ -18,7 +18,7 @@ from tiny import tiny_federation
 import fleetfit as ff
 from experiments.paper_plans import make_scalefl_table_1
 from fleetfit import rounds
-from fleetfit.api.compare import ComparisonPlan
+from fleetfit.api.comparison import plan_comparison
 from fleetfit.config import assemble, load_experiment
 from fleetfit.config.components import check_keys
 from fleetfit.config.load import resolve_paths
@@ -76,12 +76,12 @@ def entries(path: Path) -> list[tuple[str, dict]]:
     if "compare" not in table:
         return [(path.stem, table)]
     found = {}
-    for entry in ComparisonPlan(table, path.stem).runs:  # what differs in seed or partition only has the same levels
+    for entry in plan_comparison(path).runs:  # what differs in seed or partition only has the same levels
         data, model = (str(entry.table.get(part, {}).get("name")) for part in ("data", "model"))
         key = (entry.row, data, model, str(entry.table.get("fleet")))
         if "peft" in entry.table:  # there levels are given, which neither data nor what is fine-tuned change
             key = (entry.table["method"]["name"], *key[2:])
-        found.setdefault(key, (str(entry.place.parent), dict(entry.table)))
+        found.setdefault(key, (str(entry.subfolder.parent), dict(entry.table)))
     return list(found.values())
 
 

@@ -6,13 +6,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support import run_verb
 from waiting import LIMIT_S, listening_to_ctrl_c, running, wait_until
-
-from fleetfit.cli import main
 
 SMALL = ["--set", "data.partition.clients=4", "--set", "rounds=1", "--set", "local.epochs=1", "--set", "cohort.count=2",
          "--set", "fleet.groups=[{budget=1.0}]"]  # fmt: skip
@@ -76,21 +74,6 @@ def plug_in(tmp_path: Path) -> Path:
     return tmp_path / "own.py"
 
 
-Called = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def fleetfit(capsys: pytest.CaptureFixture[str]) -> Called:
-    def call(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as caught:
-            main([str(a) for a in arguments])
-        printed = capsys.readouterr()
-        assert isinstance(caught.value.code, int)
-        return caught.value.code, printed.out, printed.err
-
-    return call
-
-
 def process(*arguments: object, **more: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", "fleetfit", *map(str, arguments)],
@@ -108,30 +91,25 @@ def sentence(err: str) -> str:
 # ---- unexpected exceptions -----------------------------------------------------------------------------------------
 
 
-def test_a_fault_of_fleetfit_is_a_sentence_that_asks_for_a_report(
-    fleetfit: Called, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_of_fleetfit_is_a_sentence_that_asks_for_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
     from fleetfit.cli import listing
 
     def broken(kind: str) -> None:
         raise KeyError("the\ncause")
 
     monkeypatch.setattr(listing, "make_list_table", broken)
-    code, _, err = fleetfit("list", "models")
-    assert code == 1
+    err = run_verb("list", "models", code=1).err
     assert sentence(err).startswith("this is a fault of FleetFit, not yours: KeyError: 'the\\ncause'.")
     assert "--traceback" in err and "report it" in err
 
 
 @pytest.mark.parametrize("way", ["option", "variable"])
-def test_a_traceback_is_printed_where_it_is_asked_for(
-    fleetfit: Called, plug_in: Path, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
+def test_a_traceback_is_printed_where_it_is_asked_for(plug_in: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     if way == "variable":
         monkeypatch.setenv("FLEETFIT_TRACEBACK", "1")
     asked = ["--traceback"] if way == "option" else []
-    code, _, err = fleetfit(*asked, "run", "--set", f"method.name={plug_in}:bug")
-    assert code == 2 and "Traceback (most recent call last)" in err and "own.py" in err
+    err = run_verb(*asked, "run", "--set", f"method.name={plug_in}:bug", code=2).err
+    assert "Traceback (most recent call last)" in err and "own.py" in err
     assert err.splitlines()[-1].startswith("fleetfit: "), "the sentence is the last line"
 
 
@@ -144,29 +122,26 @@ def test_a_traceback_is_printed_where_it_is_asked_for(
         ("odd", "raised Odd: its message cannot be read"),
     ],
 )
-def test_what_a_plug_in_does_names_the_plug_in(fleetfit: Called, plug_in: Path, function: str, said: str) -> None:
-    code, _, err = fleetfit("run", "--set", f"method.name={plug_in}:{function}")
-    assert code == 2
+def test_what_a_plug_in_does_names_the_plug_in(plug_in: Path, function: str, said: str) -> None:
+    err = run_verb("run", "--set", f"method.name={plug_in}:{function}", code=2).err
     assert re.match(rf'"{re.escape(str(plug_in))}:{function}" \(own\.py, line \d+\) {re.escape(said)}', sentence(err))
     assert "fault of FleetFit" not in err
 
 
 @pytest.mark.parametrize("name", ["bye.py:method", "bye:method"])
 def test_sys_exit_while_a_plug_in_is_imported_names_the_plug_in(
-    fleetfit: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     (tmp_path / "bye.py").write_text("import sys\nsys.exit(0)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    code, _, err = fleetfit("run", "--set", f"method.name={name}")
-    assert code == 2
+    err = run_verb("run", "--set", f"method.name={name}", code=2).err
     assert "it called sys.exit(0)" in sentence(err) and "bye" in err
 
 
-def test_sys_exit_in_a_job_is_that_jobs_failure(fleetfit: Called, plug_in: Path, tmp_path: Path) -> None:
+def test_sys_exit_in_a_job_is_that_jobs_failure(plug_in: Path, tmp_path: Path) -> None:
     own = ["--set", f"method.name={plug_in}:in_a_job", "--set", "method.what=leaves", "--set", "rounds=6"]
-    code, _, err = fleetfit("run", *SMALL, *own, "--out", tmp_path / "run", "-q")
-    assert code == 2
+    err = run_verb("run", *SMALL, *own, "--out", tmp_path / "run", "-q", code=2).err
     assert "called sys.exit(0)" in sentence(err)
 
 
@@ -197,11 +172,11 @@ def test_what_a_plug_in_prints_does_not_get_among_json(plug_in: Path, tmp_path: 
 # ---- the machine's limits ------------------------------------------------------------------------------------------
 
 
-def test_no_memory_and_no_disk_are_sentences(fleetfit: Called, plug_in: Path) -> None:
-    code, _, err = fleetfit("run", "--set", f"method.name={plug_in}:no_memory")
-    assert code == 2 and sentence(err).startswith("out of memory")
-    code, _, err = fleetfit("run", "--set", f"method.name={plug_in}:no_disk")
-    assert code == 2 and sentence(err) == "/somewhere/file cannot be used: the disk is full."
+def test_no_memory_and_no_disk_are_sentences(plug_in: Path) -> None:
+    err = run_verb("run", "--set", f"method.name={plug_in}:no_memory", code=2).err
+    assert sentence(err).startswith("out of memory")
+    err = run_verb("run", "--set", f"method.name={plug_in}:no_disk", code=2).err
+    assert sentence(err) == "/somewhere/file cannot be used: the disk is full."
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
@@ -362,7 +337,7 @@ VERBS = {
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_path_that_cannot_be_is_a_sentence_in_every_verb(
-    fleetfit: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments, wrong = VERBS[verb]
@@ -370,7 +345,7 @@ def test_a_path_that_cannot_be_is_a_sentence_in_every_verb(
     for name, path in odd_paths(tmp_path).items():
         if (name in ("file", "folder") and name != wrong) or (name == "device" and writes and wrong == "folder"):
             continue
-        code, _, err = fleetfit(*(word.replace("{tmp}", str(tmp_path)) for word in arguments), path)
+        code, _, err = run_verb(*(word.replace("{tmp}", str(tmp_path)) for word in arguments), path)
         assert code == 2, (name, err)
         assert len(sentence(err)) < 1000, name
     left = {"loop", "file", "folder", "pipe", "socket"}
@@ -379,12 +354,12 @@ def test_a_path_that_cannot_be_is_a_sentence_in_every_verb(
 
 @pytest.mark.parametrize("name", ["pipe", "loop", "in a loop", "folder", "nobody", "long", "not UTF-8", "device"])
 def test_a_plug_ins_path_that_cannot_be_is_a_sentence(
-    fleetfit: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path = Path(odd_paths(tmp_path)[name])
     if name not in ("nobody", "long", "not UTF-8"):
         (tmp_path / "link.py").symlink_to(path)
         path = tmp_path / "link.py"
-    code, _, err = fleetfit("run", "--set", f"method.name={path}.py:method".replace(".py.py", ".py"))
-    assert code == 2 and sentence(err)
+    err = run_verb("run", "--set", f"method.name={path}.py:method".replace(".py.py", ".py"), code=2).err
+    assert sentence(err)

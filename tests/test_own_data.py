@@ -4,7 +4,7 @@ import csv
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from fleetfit.data.files.found import found_at
 from fleetfit.data.files.table import table
 from fleetfit.engines.flower.settings import own_data, read_settings
 from fleetfit.errors import ConfigError, DataError
-from fleetfit.report import drawing
 from fleetfit.report.tables import level_table, levels_of_rows, total_table
 
 IRIS = load_iris()
@@ -35,12 +34,7 @@ QUICK: dict[str, Any] = {"rounds": 2, "model": {"name": "mlp", "hidden": 16, "la
 Called = Callable[..., str]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def without_plots() -> Iterator[None]:
-    """Draw nothing, as without the extra `plots`: it takes longer than all the rest."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "available", lambda: False)
-        yield
+pytestmark = pytest.mark.usefixtures("without_plots_in_module")
 
 
 def written(path: Path, rows: range, label: bool = True) -> Path:

@@ -14,7 +14,6 @@ from fleetfit.errors import ConfigError
 from fleetfit.evaluate import job_of
 from fleetfit.messages import dump_job
 from fleetfit.messages import load_job as job_again
-from fleetfit.report import drawing
 from fleetfit.validation import examined
 from fleetfit.values import Evaluation, Failure, Update
 
@@ -39,9 +38,7 @@ def text(outputs, y):
 """
 
 
-@pytest.fixture(autouse=True)
-def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "available", lambda: False)
+pytestmark = pytest.mark.usefixtures("without_plots")
 
 
 def table(folder: Path, *metrics: str, **evaluate: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fleetfit import names
-from fleetfit.api.compare import ComparisonPlan
+from fleetfit.api.comparison import plan_comparison
 from fleetfit.config.build.method import build_method_spec
 from fleetfit.config.load import resolve_paths
 from fleetfit.config.parse import parse_experiment
@@ -68,8 +68,8 @@ def experiments(path: Path) -> Iterator[tuple[str, Any]]:
     if "compare" not in table:
         yield path.stem, parse_experiment(table)
         return
-    for entry in ComparisonPlan(table, path.stem).runs:
-        yield f"{entry.row}, {entry.setting}", parse_experiment(entry.table)
+    for entry in plan_comparison(path).runs:
+        yield f"{entry.row}, {entry.setting}", entry.experiment
 
 
 def key_of(section: Any, key: str) -> Any:
@@ -196,7 +196,7 @@ def tables_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if "compare" not in table:
         yield path.stem, table
         return
-    for entry in ComparisonPlan(table, path.stem).runs:
+    for entry in plan_comparison(path).runs:
         yield f"{entry.row}; {entry.setting}", dict(entry.table)
 
 

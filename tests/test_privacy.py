@@ -517,8 +517,8 @@ def negative(folder: Path, key: Path) -> None:
     [
         (lost, Expected("privacy.json", key="privacy.key_file", path="run.key", kind=RunError)),
         (changed, Expected(key="privacy.key_file", kind=RunError)),
-        (cut_short, Expected("run.key", 32, kind=RunError)),
-        (shown, Expected("chmod 600", "run.key", kind=RunError)),
+        (cut_short, Expected(32, key="privacy.key_file", path="run.key", kind=ConfigError)),
+        (shown, Expected("chmod 600", key="privacy.key_file", path="run.key", kind=ConfigError)),
         (no_ledger, Expected("privacy.json", kind=RunError)),
         (less_noise, Expected(1, 0.1, key="privacy", kind=RunError)),
         (negative, Expected("privacy.json", "begun", kind=RunError)),

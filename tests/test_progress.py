@@ -17,26 +17,22 @@ import pytest
 import tomli_w
 from rich.console import Console
 from run_folders import TINY, Stopped, stopped_run
-from support import raises
+from support import raises, run_verb
 from waiting import LIMIT_S, running, wait_until
 
 import fleetfit as ff
 from fleetfit.api import progress
-from fleetfit.api.compare.plan import is_running, list_planned_runs
-from fleetfit.cli import main
+from fleetfit.api.comparison.plan import is_running, list_planned_runs
 from fleetfit.cli import run as verbs
 from fleetfit.errors import RunError
 from fleetfit.markup import html_table
 from fleetfit.records import RunFolder
-from fleetfit.report import drawing
 
 QUICK: dict[str, Any] = {**TINY, "evaluate": {"every": 2, "statistics_samples": 60, "norms": ["static"]}}
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(autouse=True)
-def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "available", lambda: False)
+pytestmark = pytest.mark.usefixtures("without_plots")
 
 
 def report(number: int, **changes: Any) -> dict[str, Any]:
@@ -229,28 +225,24 @@ def test_text_in_tables_is_escaped_and_groups_span_their_columns() -> None:
 # ---- watch -----------------------------------------------------------------------------------------------------------
 
 
-def watched(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
-    with pytest.raises(SystemExit, match="0"):
-        main(["watch", str(folder), *options])
-    return capsys.readouterr().out
+def watch(folder: Path, *options: str) -> str:
+    return run_verb("watch", folder, *options, code=0).out
 
 
-def test_a_run_that_is_finished_or_was_stopped_is_said_to_be(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_finished_or_was_stopped_is_said_to_be(tmp_path: Path) -> None:
     stopped_run(QUICK, tmp_path / "run", 2)
-    said = watched(tmp_path / "run", capsys)
+    said = watch(tmp_path / "run")
     assert said.startswith("round 2/3") and "by level: 1 " in said
     assert f"was stopped after round 2 of 3; continue with: fleetfit resume {tmp_path}/run" in said
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
-    watched(tmp_path / "run", capsys)
+    watch(tmp_path / "run")
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
     run = ff.resume(tmp_path / "run")
-    said = watched(tmp_path / "run", capsys)
+    said = watch(tmp_path / "run")
     assert said.startswith(f"{run.folder} is finished.") and "local accuracy %" in said
 
 
-def test_a_run_that_is_at_work_is_followed_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_at_work_is_followed_to_its_end(tmp_path: Path) -> None:
     """Rounds are written as another process would, one at each look; the watcher sees each of them, in order."""
     whole = ff.run(QUICK, out=tmp_path / "whole")
     lines = (whole.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -271,7 +263,7 @@ def test_a_run_that_is_at_work_is_followed_to_its_end(tmp_path: Path, capsys: py
     with pytest.MonkeyPatch.context() as patch, RunFolder(run).hold():
         patch.setattr(verbs.time, "sleep", meanwhile)
         assert is_running(run)
-        said = watched(run, capsys)
+        said = watch(run)
         assert "was resumed" not in said
     assert [line.split("  ")[0] for line in said.splitlines() if line.startswith("round")] == [
         "round 1/3", "round 2/3", "round 3/3"
@@ -280,25 +272,20 @@ def test_a_run_that_is_at_work_is_followed_to_its_end(tmp_path: Path, capsys: py
     assert not is_running(run)
 
 
-def test_ctrl_c_leaves_the_run_alone_and_once_looks_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_leaves_the_run_alone_and_once_looks_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped_run(QUICK, tmp_path / "run", 1)
 
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
     with RunFolder(tmp_path / "run").hold():
-        assert "is at work, after round 1 of 3" in watched(tmp_path / "run", capsys, "--once")
+        assert "is at work, after round 1 of 3" in watch(tmp_path / "run", "--once")
         monkeypatch.setattr(verbs.time, "sleep", interrupted)
-        with pytest.raises(SystemExit, match="130"):
-            main(["watch", str(tmp_path / "run")])
-    assert f"stopped watching; {tmp_path}/run continues." in capsys.readouterr().err
+        err = run_verb("watch", tmp_path / "run", code=130).err
+    assert f"stopped watching; {tmp_path}/run continues." in err
 
 
-def test_a_comparison_is_watched_with_the_runs_that_are_to_come(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_comparison_is_watched_with_the_runs_that_are_to_come(tmp_path: Path) -> None:
     file = tmp_path / "both.toml"
     file.write_text(tomli_w.dumps({**QUICK, "compare": {"row": [{"label": "a"}, {"label": "c"}]}}))
 
@@ -315,24 +302,22 @@ def test_a_comparison_is_watched_with_the_runs_that_are_to_come(
         ff.compare(file, out=tmp_path / "both", on_run=stops)
     assert not is_running(tmp_path / "both")
     assert [one.title for one in list_planned_runs(tmp_path / "both")] == ["a, seed 3", "c, seed 3"]
-    said = watched(tmp_path / "both", capsys)
+    said = watch(tmp_path / "both")
     assert "[1/2] a, seed 3: finished." in said and "[2/2] c, seed 3  round 2/3" in said
     assert "was stopped: 1 of 2 runs are finished; the same fleetfit compare command continues it." in said
     ff.compare(file, out=tmp_path / "both")
-    assert "is finished: 2 of 2 runs are finished." in watched(tmp_path / "both", capsys)
+    assert "is finished: 2 of 2 runs are finished." in watch(tmp_path / "both")
 
 
 @pytest.mark.parametrize("nest", [{"runs": [{"place": "../x", "title": "a"}]}, {"runs": 3}, []])
-def test_a_list_of_runs_that_is_damaged_is_said(nest: Any, tmp_path: Path) -> None:
+def test_a_damaged_list_of_runs_is_refused(nest: Any, tmp_path: Path) -> None:
     (tmp_path / "runs.json").write_text(json.dumps(nest))
     with raises(RunError, tmp_path / "runs.json"):
         verbs.watch(tmp_path)
 
 
-def test_what_is_no_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["watch", str(tmp_path)])
-    assert f"{tmp_path} is not the folder of a run" in capsys.readouterr().err
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    assert f"{tmp_path} is not the folder of a run" in run_verb("watch", tmp_path, code=2).err
 
 
 @pytest.mark.slow

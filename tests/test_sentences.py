@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import run_verb
 
 import fleetfit as ff
-from fleetfit.cli import main
 from fleetfit.data.files.images import images
 from fleetfit.data.files.table import of_frame, table
 from fleetfit.errors import ConfigError, DataError, format_exception, one_line
@@ -42,13 +42,9 @@ def spoil(run: ff.Run, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["edited", "checkpoint"])
-def test_the_program_s_name_stands_once(
-    run: ff.Run, kind: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_program_s_name_stands_once(run: ff.Run, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     spoil(run, kind)
-    with pytest.raises(SystemExit):
-        main(["eval", str(run.folder)])
-    said = capsys.readouterr().err
+    said = run_verb("eval", run.folder).err
     assert "fleetfit: " in said and "fleetfit: fleetfit" not in said
     ours = [record.getMessage() for record in caplog.records if record.name == "fleetfit"]
     assert ours and not any(message.startswith("fleetfit:") for message in ours)

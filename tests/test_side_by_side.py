@@ -11,12 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import compare_text, raises
+from support import check_error, compare_text, raises, run_verb
 from waiting import LIMIT_S, listening_to_ctrl_c, running, wait_until
 
 import fleetfit as ff
-from fleetfit.cli import main
-from fleetfit.errors import ConfigError, DataError, RunError
+from fleetfit.api.comparison.execute import pack_error, unpack_error
+from fleetfit.errors import (
+    ConfigError,
+    DataError,
+    FleetFitError,
+    MissingExtra,
+    NoUsableUpdates,
+    PlanError,
+    RunError,
+    Unexpected,
+)
 
 HEAD = """
 rounds = 3
@@ -222,7 +231,7 @@ def test_an_error_of_a_run_is_told_and_says_whose(place: Path) -> None:
         "from pathlib import Path\nimport tiny\nfrom fleetfit import DataError\n"
         "def gone(log):\n"
         "    if Path(log).exists():\n"
-        "        raise DataError('the disk is gone.')\n"
+        "        raise DataError('the disk is gone.', key='data.log', path=log, row=3, column='x')\n"
         "    Path(log).touch()\n"
         "    return tiny.tiny_data()\n"
     )
@@ -230,8 +239,35 @@ def test_an_error_of_a_run_is_told_and_says_whose(place: Path) -> None:
         f'{{ name = "{place / "gone.py"}:gone", log = "{place / "log"}", partition = {{ kind = "iid", clients = 6 }} }}'
     )
     rows = f'[[compare.row]]\nmethod.name = "scalefl"\n[[compare.row]]\nmethod.name = "fedavg"\ndata = {bad}\n'
-    with raises(DataError, "fedavg, seed 0: ", "the disk is gone"):
+    with raises(DataError, "fedavg, seed 0: ", key="data.log", path=place / "log", row=3, column="x"):
         compared(place, HEAD + rows, "out", 2)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("wrong.", key="local.lr", path="/some/run.toml"),
+        DataError("wrong.", path="/some/data.csv", row=3, column="x"),
+        PlanError("wrong.", key="fleet.groups.0.budget", tolerance=0.2),
+        MissingExtra("plots", "Drawing"),
+        NoUsableUpdates("wrong.", path="/some/run"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_keeps_its_class_and_attributes_between_processes(error: FleetFitError) -> None:
+    message = json.loads(json.dumps(pack_error(error), default=str))
+    other = unpack_error(message, "a, seed 0")
+    assert type(other) is type(error) and str(error) in str(other)
+    assert (other.key, other.path, vars(other)) == (error.key, error.path, vars(error))
+
+
+def test_a_foreign_exception_keeps_its_traceback_between_processes() -> None:
+    try:
+        {}["missing"]
+    except KeyError as error:
+        other = unpack_error(pack_error(error), "a, seed 0")
+    assert isinstance(other, Unexpected) and not other.foreign and "KeyError: 'missing'" in other.details
+    check_error(other, "a, seed 0", "'missing'", key=None, path=None)
 
 
 @pytest.mark.parametrize("engine", ["processes", "ray"])
@@ -244,21 +280,16 @@ def test_an_engine_with_workers_of_its_own_is_refused(place: Path, engine: str) 
     assert not (place / "out").exists()
 
 
-def test_fewer_than_one_job_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fewer_than_one_job_is_refused(place: Path) -> None:
     with raises(ConfigError, "--jobs", 0, key="jobs"):
         compared(place, HEAD + ROWS, "out", 0)
-    with pytest.raises(SystemExit) as caught:
-        main(["compare", str(place / "file.toml"), "--jobs", "0"])
-    assert caught.value.code == 2 and "--jobs" in capsys.readouterr().err
+    assert "--jobs" in run_verb("compare", place / "file.toml", "--jobs", 0, code=2).err
 
 
 @pytest.mark.slow
-def test_the_command_shows_all_runs_and_one_table(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_all_runs_and_one_table(place: Path) -> None:
     (place / "file.toml").write_text(HEAD + ROWS)
-    with pytest.raises(SystemExit) as caught:
-        main(["compare", str(place / "file.toml"), "--out", str(place / "out"), "-j", "2"])
-    out = capsys.readouterr().out
-    assert caught.value.code == 0
+    out = run_verb("compare", place / "file.toml", "--out", place / "out", "-j", 2, code=0).out
     for number, row in enumerate(("scalefl", "heterofl", "fedavg")):
         assert f"[{2 * number + 1}/6] {row}, seed 0  round 3/3" in out
     assert out.index("│ scalefl") < out.index("│ heterofl") < out.index("│ fedavg")

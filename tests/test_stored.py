@@ -1,22 +1,21 @@
 """`fleetfit runs` and `ff.runs`: what folders hold, and which checkpoints go, which stay, and why."""
 
+import functools
 import io
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support import raises
+from support import raises, run_verb
 
 import fleetfit as ff
-from fleetfit.cli import main
 from fleetfit.cli import runs as verbs
 from fleetfit.records import RunFolder
 from fleetfit.report import drawing
@@ -45,8 +44,6 @@ method.name = "scalefl"
 [[compare.row]]
 method.name = "fedavg"
 """
-
-Command = Callable[..., tuple[int, str, str]]
 
 
 class Stop(Exception):
@@ -77,15 +74,7 @@ def own(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "runs"))
 
 
-@pytest.fixture
-def fleetfit(capsys: pytest.CaptureFixture[str]) -> Command:
-    def call(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as caught:
-            main(["runs", *(str(a) for a in arguments)])
-        printed = capsys.readouterr()
-        return int(caught.value.code or 0), printed.out, printed.err
-
-    return call
+fleetfit = functools.partial(run_verb, "runs")
 
 
 def checkpoints(folder: Path) -> list[str]:
@@ -183,9 +172,7 @@ def test_other_folders_are_no_runs(own: Path) -> None:
         ("summary.json", "[]", "summary.json is damaged: "),
     ],
 )
-def test_what_is_damaged_is_listed_as_such(
-    own: Path, fleetfit: Command, name: str, content: str | None, said: str
-) -> None:
+def test_what_is_damaged_is_listed_as_such(own: Path, name: str, content: str | None, said: str) -> None:
     path = own / "whole" / name
     path.unlink()
     if content is not None:
@@ -248,7 +235,7 @@ def test_a_comparison_has_the_names_of_its_runs(made: Path) -> None:
 # ---- the verb --------------------------------------------------------------------------------------------------------
 
 
-def test_a_line_for_each(made: Path, fleetfit: Command) -> None:
+def test_a_line_for_each(made: Path) -> None:
     code, out, err = fleetfit(made)
     assert (code, err) == (0, "")
     lines = [line.split("│") for line in out.splitlines() if line.startswith("│")]
@@ -262,7 +249,7 @@ def test_a_line_for_each(made: Path, fleetfit: Command) -> None:
     assert fleetfit(made.parent / "empty")[1].startswith("There are no runs in")
 
 
-def test_json_has_the_same(made: Path, fleetfit: Command) -> None:
+def test_json_has_the_same(made: Path) -> None:
     nest = json.loads(fleetfit(made, "--json")[1])
     assert nest == [one.to_dict() for one in ff.runs(made)]
     assert nest[2]["global"] == ff.load(made / "whole").accuracy("global")
@@ -286,18 +273,18 @@ def test_it_imports_nothing_that_takes_long(made: Path) -> None:
     ],
 )
 def test_a_mistake_is_a_sentence_and_removes_nothing(
-    own: Path, fleetfit: Command, arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+    own: Path, arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    code, _, err = fleetfit(own, *arguments)
-    assert code == 2 and said in err and err.count("\n") == 1
+    err = fleetfit(own, *arguments, code=2).err
+    assert said in err and err.count("\n") == 1
     assert checkpoints(own / "whole") == NAMES
 
 
 # ---- clearing --------------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_stays_and_unfinished_runs_are_left_alone(own: Path, fleetfit: Command) -> None:
+def test_the_newest_stays_and_unfinished_runs_are_left_alone(own: Path) -> None:
     before = ff.load(own / "whole").evaluate()
     room = sum((own / "whole/checkpoints" / name).stat().st_size for name in NAMES[:2])
     code, out, err = fleetfit(own, "--clear-checkpoints", "--yes")
@@ -319,7 +306,7 @@ def test_a_run_goes_on_to_the_same_end_from_what_is_left(own: Path, made: Path) 
     assert done.summary["global"] == ff.load(made / "whole").summary["global"]
 
 
-def test_the_last_one_goes_only_when_it_is_asked_for_and_it_is_said(own: Path, fleetfit: Command) -> None:
+def test_the_last_one_goes_only_when_it_is_asked_for_and_it_is_said(own: Path) -> None:
     _, out, _ = fleetfit(own, "--clear-checkpoints", "--last", "--yes")
     assert "have no trained model any more; numbers and plots stay." in out and "cannot be resumed" not in out
     assert checkpoints(own / "whole") == [] == checkpoints(own / "compared/fedavg/seed-0")
@@ -334,7 +321,7 @@ def test_the_last_one_goes_only_when_it_is_asked_for_and_it_is_said(own: Path, f
 
 
 @pytest.mark.parametrize("answer", [True, False])
-def test_it_asks(own: Path, fleetfit: Command, monkeypatch: pytest.MonkeyPatch, answer: bool) -> None:
+def test_it_asks(own: Path, monkeypatch: pytest.MonkeyPatch, answer: bool) -> None:
     class Terminal:
         def isatty(self) -> bool:
             return True
@@ -384,7 +371,7 @@ def test_nothing_behind_a_link_goes(own: Path, tmp_path: Path) -> None:
     assert checkpoints(own / "whole") == ["best.safetensors", NAMES[0]]
 
 
-def test_a_run_that_is_being_written_keeps_its_own(own: Path, fleetfit: Command) -> None:
+def test_a_run_that_is_being_written_keeps_its_own(own: Path) -> None:
     with RunFolder(own / "whole").hold():
         _, out, _ = fleetfit(own, "--clear-checkpoints", "--yes")
     assert "Kept: " in out and "another process is writing into" in out

@@ -1,6 +1,6 @@
 """The verbs as functions, `run`, `resume`, `load`, `compare`, `plan` and their like; `Run`, the result of one."""
 
-from fleetfit.api.compare import Comparison, compare, load_comparison
+from fleetfit.api.comparison import Comparison, compare, load_comparison
 from fleetfit.api.profiling import Machine, Wishes, profile
 from fleetfit.api.results import Run, load
 from fleetfit.api.run import plan, resume, run

@@ -52,8 +52,8 @@ def split_callbacks(callbacks: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             f"callbacks takes a list of callbacks, functions and names, got {truncate(repr(callbacks))}.",
             key="callbacks",
         )
-    entries = [one for one in callbacks if isinstance(one, str | Mapping)]
-    return entries, [one for one in callbacks if not isinstance(one, str | Mapping)]
+    entries = [callback for callback in callbacks if isinstance(callback, str | Mapping)]
+    return entries, [callback for callback in callbacks if not isinstance(callback, str | Mapping)]
 
 
 def make_callbacks(entries: Sequence[Any], objects: Sequence[Any] = ()) -> list[NamedCallback]:
@@ -66,49 +66,47 @@ def make_callbacks(entries: Sequence[Any], objects: Sequence[Any] = ()) -> list[
     Raises:
         FleetFitError: A name is not known, a key does not fit, or an object is not a callback.
     """
-    callbacks = [_make_callback(entry) for entry in entries]
-    callbacks += [NamedCallback(getattr(one, "__qualname__", type(one).__name__), one) for one in objects]
+    pairs = [_make_callback(entry) for entry in entries]
+    pairs += [(getattr(callback, "__qualname__", type(callback).__name__), callback) for callback in objects]
     counts: Counter[str] = Counter()
-    for position, one in enumerate(callbacks):  # names are distinct: progress is stored by name
-        counts[one.name] += 1
-        number = counts[one.name]
-        name = f"{one.name} ({number})" if number > 1 else one.name
-        callbacks[position] = NamedCallback(name, _validate(one))
-    return callbacks
+    named = []
+    for name, callback in pairs:  # names are distinct: the last round of each is stored by name
+        counts[name] += 1
+        unique_name = f"{name} ({counts[name]})" if counts[name] > 1 else name
+        named.append(NamedCallback(unique_name, _validate(name, callback)))
+    return named
 
 
-def _make_callback(entry: str | Mapping[str, Any]) -> NamedCallback:
+def _make_callback(entry: str | Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the name and the callback of an entry of a run file."""
     table = {"name": entry} if isinstance(entry, str) else entry
     name, keys = table["name"], {key: value for key, value in table.items() if key != "name"}
     function, label = find_function("callbacks", name)
     if "report" not in inspect.signature(function).parameters:
-        return NamedCallback(label, build_component("callbacks", name, "callbacks", keys))
+        return label, build_component("callbacks", name, "callbacks", keys)
     keys = call_factory(make_signature_stub(function), label, "callbacks", keys, report=None)
-    return NamedCallback(label, functools.partial(function, **{key: keys[key] for key in keys if key != "report"}))
+    return label, functools.partial(function, **{key: keys[key] for key in keys if key != "report"})
 
 
-def _validate(one: NamedCallback) -> Any:
+def _validate(name: str, callback: Any) -> Any:
     """Return a callback with at least one hook.
 
     Raises:
         ConfigError: It has none, or a hook is misspelt.
     """
-    callback = one.callback
     if inspect.isclass(callback):
-        raise ConfigError(
-            f"the callback {one.name} is a class; give an object of it, {one.name}(...).", key="callbacks"
-        )
-    hooks = [name for name in dir(callback) if name.startswith("on_") and callable(getattr(callback, name, None))]
-    for name in hooks:
-        hint = "" if name in HOOKS else did_you_mean(name, HOOKS)
+        raise ConfigError(f"the callback {name} is a class; give an object of it, {name}(...).", key="callbacks")
+    hooks = [hook for hook in dir(callback) if hook.startswith("on_") and callable(getattr(callback, hook, None))]
+    for hook in hooks:
+        hint = "" if hook in HOOKS else did_you_mean(hook, HOOKS)
         if hint:
-            raise ConfigError(f'the callback {one.name} has "{name}", which nothing calls.{hint}', key="callbacks")
-    if any(name in HOOKS for name in hooks):
+            raise ConfigError(f'the callback {name} has "{hook}", which nothing calls.{hint}', key="callbacks")
+    if any(hook in HOOKS for hook in hooks):
         return callback
     if callable(callback):
         return _RoundFunction(callback)
     raise ConfigError(
-        f"the callback {one.name} must have one of the methods {', '.join(HOOKS)}, or be a function that takes each "
+        f"the callback {name} must have one of the methods {', '.join(HOOKS)}, or be a function that takes each "
         f"round's report; got {type(callback).__name__}.",
         key="callbacks",
     )
@@ -144,22 +142,22 @@ class CallbackRunner:
         if not self._callbacks:
             return
         config = tomllib.loads(self._files.text("config.toml"))
-        for one in list(self._callbacks):
+        for named in list(self._callbacks):
             start = RunStart(self._files.path, self._title, self._group, copy.deepcopy(config), rounds, done)
-            self._call(one, "on_start", start)
-        first = min((self._last_rounds.get(one.name, 0) for one in self._callbacks), default=done)
+            self._call(named, "on_start", start)
+        first = min((self._last_rounds.get(named.name, 0) for named in self._callbacks), default=done)
         for report in self._files.metrics()[:done] if first < done else ():
             self.round(report)
 
     def round(self, report: Mapping[str, Any]) -> None:
         """Call `on_round` and `on_evaluate` with the report of a round."""
         number = report["round"]
-        for one in list(self._callbacks):
-            if self._last_rounds.get(one.name, 0) >= number:
+        for named in list(self._callbacks):
+            if self._last_rounds.get(named.name, 0) >= number:
                 continue
             hooks = ("on_round", "on_evaluate") if "evaluate" in report else ("on_round",)
-            if all(self._call(one, hook, copy.deepcopy(dict(report)), f" of round {number}") for hook in hooks):
-                self._last_rounds[one.name] = number
+            if all(self._call(named, hook, copy.deepcopy(dict(report)), f" of round {number}") for hook in hooks):
+                self._last_rounds[named.name] = number
         if self._callbacks:
             self._files.write(FILE, json.dumps({"told": self._last_rounds}) + "\n")
 
@@ -168,14 +166,14 @@ class CallbackRunner:
         if self._ended:
             return
         self._ended = True
-        for one in list(self._callbacks):
-            self._call(one, "on_end", copy.deepcopy(summary))
+        for named in list(self._callbacks):
+            self._call(named, "on_end", copy.deepcopy(summary))
         for sentence in self._failures:
             _logger.warning("%s", sentence)
 
-    def _call(self, one: NamedCallback, hook: str, value: Any, occasion: str = "") -> bool:
+    def _call(self, named: NamedCallback, hook: str, value: Any, occasion: str = "") -> bool:
         """Call a hook if the callback has it; return False, and drop the callback, if it raises an error."""
-        function = getattr(one.callback, hook, None)
+        function = getattr(named.callback, hook, None)
         if function is None:
             return True
         try:
@@ -183,8 +181,8 @@ class CallbackRunner:
         except FleetFitError:
             raise
         except (Exception, SystemExit) as error:
-            self._callbacks.remove(one)
-            failure = f"the callback {one.name} failed in {hook}{occasion}"
+            self._callbacks.remove(named)
+            failure = f"the callback {named.name} failed in {hook}{occasion}"
             self._failures.append(f"{failure}, and was not called after that.")
             _logger.warning("%s: %s. It is not called any more; the run continues.", failure, format_exception(error))
             return False

@@ -43,7 +43,7 @@ from fleetfit.timekeeper import Timekeeper
 from fleetfit.values import Server
 
 OnRound = Callable[[Mapping[str, Any]], None]
-"""Called with the report of each round, as it stands in `metrics.jsonl`."""
+"""Called with the report of each round, as in `metrics.jsonl`."""
 
 
 @own_mode()
@@ -78,9 +78,9 @@ def run(
     """
     display = make_display(progress)
     experiment = load_experiment(source, overrides, **sections)
-    prepared = prepare(experiment, out, display.say, callbacks)
-    _run_with_display(prepared, display, on_round, dropped_key_notes(experiment))
-    return prepared
+    new_run = prepare(experiment, out, display.say, callbacks)
+    _run_with_display(new_run, display, on_round, dropped_key_notes(experiment))
+    return new_run
 
 
 @own_mode()
@@ -104,17 +104,18 @@ def resume(
 
     Raises:
         RunError: It is not a run folder, another process is writing into it, or its format is not known.
+        ConfigError: A callback is wrong, or the key file of `[privacy]`.
     """
-    stopped = load(folder, **sections)
+    old_run = load(folder, **sections)
     entries, objects = split_callbacks(callbacks)
-    if stopped.finished:
-        return stopped
-    stopped._callbacks = make_callbacks([*stopped.experiment.callbacks, *_parse_callbacks(entries)], objects)
+    if old_run.finished:
+        return old_run
+    old_run._callbacks = make_callbacks([*old_run.experiment.callbacks, *_parse_callbacks(entries)], objects)
     if isinstance(progress, bool | str):  # a display of the caller shows all notes
-        for sentence in find_data_changes(stopped.files, stopped.assembly):
+        for sentence in find_data_changes(old_run.files, old_run.assembly):
             logging.getLogger("fleetfit").warning("%s", sentence)
-    _run_with_display(stopped, make_display(progress), on_round)
-    return stopped
+    _run_with_display(old_run, make_display(progress), on_round)
+    return old_run
 
 
 @own_mode()
@@ -124,7 +125,7 @@ def plan(
     overrides: Sequence[str] = (),
     **sections: Any,
 ) -> Plan:
-    """Plan the fleet of an experiment: the levels, what each of them is and costs, and who gets which.
+    """Plan the fleet of an experiment: the levels, their sizes and costs, and the level of each client.
 
     Args:
         source: A run file, its tables, or an `Experiment`; the defaults when it is left out.
@@ -188,15 +189,15 @@ def is_related_key(key: str, other: str) -> bool:
 
 
 def dropped_key_notes(experiment: Experiment) -> list[str]:
-    """Return notes on keys that were dropped because an override replaced their component, and on a default model."""
+    """Return notes on a default model, and on keys that were dropped because an override replaced their component."""
     by_section: dict[str, list[str]] = {}
     for key in experiment.overrides.dropped:
         section, _, inner = key.partition(".")
         by_section.setdefault(section, []).append(inner)
     model = experiment.overrides.model
-    notes = [f'No model is named, so it is "{model}", which fits the data: [model] name says otherwise.'] * bool(model)
+    notes = [f'The model is "{model}", which fits the data. Set [model] name for another.'] if model else []
     return notes + [
-        f"[{section}] {', '.join(keys)}, as the run file has it, went with the name to which it belonged."
+        f"[{section}] {', '.join(keys)} of the run file: dropped, with the name that an override replaced."
         for section, keys in by_section.items()
     ]
 
@@ -231,9 +232,9 @@ def prepare(
     try:
         assembly = verify_layout(assembly, say)  # while the engine's workers start
         folder = create_run_folder(assembly, _describe_first_clients(assembly), out)
-        prepared = Run(folder, assembly.experiment, assembly, engine)
-        prepared._callbacks = named_callbacks
-        return prepared
+        new_run = Run(folder, assembly.experiment, assembly, engine)
+        new_run._callbacks = named_callbacks
+        return new_run
     except BaseException:
         engine.close()
         raise
@@ -318,7 +319,7 @@ def create_run_folder(
 
 
 def _describe_first_clients(assembly: Assembly, count: int = 20) -> dict[str, Any]:
-    """Return class counts, group and level of the first clients, and the number of clients in each group."""
+    """Return the content of `fleet.json`: sizes of groups; class counts, group and level of the first clients."""
     simulation, fleet = assembly.simulation, assembly.fleet
     assert simulation is not None
     parts = [dict(part) for part in simulation.parts[:count]]
@@ -416,15 +417,16 @@ def _load_ledger(target: Run) -> None:
     """Give a private run its key and its spent privacy.
 
     Raises:
-        RunError: One of them is missing or damaged.
+        RunError: One of them is missing, or the ledger is damaged or of another run.
+        ConfigError: The key file has no key, others can read it, or it is inside the run folder.
     """
     privacy, files = target.assembly.settings.privacy, target.files
     if privacy is None:
         return
     outside(privacy.key_file, target.folder)
-    ledger = files.json(LEDGER)
+    ledger, key = files.json(LEDGER), key_in(privacy.key_file)
     try:
-        privacy.kept_in(ledger, key_in(privacy.key_file), functools.partial(files.write, LEDGER))
+        privacy.kept_in(ledger, key, functools.partial(files.write, LEDGER))
     except ValueError as error:
         raise RunError(
             f"{target.folder / LEDGER} is damaged: {error}. The privacy that the run has spent is unknown, so it "

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from fleetfit.api import Run
-    from fleetfit.api.compare import ComparisonProgress
+    from fleetfit.api.comparison import ComparisonProgress
     from fleetfit.api.progress import RoundProgress
 
 

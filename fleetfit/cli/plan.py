@@ -161,7 +161,7 @@ def plan(
 
 def plan_run_file(file: Path | None, overrides: Sequence[str]) -> list[PlanView]:
     """Return the plan of a run file; of a file that compares, the distinct plans of its rows."""
-    from fleetfit.api.compare import list_plans
+    from fleetfit.api.comparison import list_plans
     from fleetfit.api.run import check_requested_keys, dropped_key_notes
     from fleetfit.config import assemble, load_experiment
 

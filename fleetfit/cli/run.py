@@ -133,7 +133,7 @@ def watch(
 
     Works on a fleet's run, too, and says where a run is finished or was stopped. Nothing is written.
     """
-    from fleetfit.api.compare.plan import list_planned_runs
+    from fleetfit.api.comparison.plan import list_planned_runs
     from fleetfit.api.progress import make_bars
 
     if files.is_file(folder / "config.toml"):
@@ -144,7 +144,7 @@ def watch(
         raise RunError(f"{folder} is not the folder of a run or a comparison that can be watched.", path=folder)
     bars = make_bars() if sys.stdout.isatty() else None
     watched = [
-        _WatchedRun(folder / run.place, f"[{number}/{len(runs)}] {run.title}", bars)
+        _WatchedRun(folder / run.subfolder, f"[{number}/{len(runs)}] {run.title}", bars)
         for number, run in enumerate(runs, 1)
     ]
     with bars or contextlib.nullcontext():
@@ -216,7 +216,7 @@ class _WatchedRun:
 
 
 def _follow(folder: Path, runs: Sequence[_WatchedRun], once: bool) -> None:
-    from fleetfit.api.compare.plan import is_running
+    from fleetfit.api.comparison.plan import is_running
 
     if not once and is_running(folder):
         output.print_line(f"Watching {folder}; Ctrl-C leaves it alone.")
@@ -292,9 +292,11 @@ def demo(
             output.print_line("Its run file, to change and run as your own: fleetfit demo --write mine.toml")
         return
     if write.is_file():
-        raise ConfigError(f"{write} exists already. Name a new file after --write.", path=write)
+        raise ConfigError(f"{write} exists already. Name a new file after --write.", key="write", path=write)
     try:
         files.write_user_file(write, DEMO.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"the run file cannot be written to {write}: {error.strerror}.", path=write) from None
+        raise ConfigError(
+            f"the run file cannot be written to {write}: {error.strerror}.", key="write", path=write
+        ) from None
     output.print_line(f"Change it, then: {shlex.join(['fleetfit', 'compare', str(write)])}")

@@ -48,30 +48,31 @@ def runs(
     after a question: of a finished run the newest that can be read stays, of any other run all stay.
     """
     if not clear:
-        options = {"--last": last, "--unfinished": unfinished, "--yes": yes}
-        if any(options.values()):
-            raise ConfigError(f"{', '.join(o for o, on in options.items() if on)}: only with --clear-checkpoints.")
-        found = stored.runs(folder)
+        options = [name for name, is_on in (("last", last), ("unfinished", unfinished), ("yes", yes)) if is_on]
+        if options:
+            listed_options = ", ".join(f"--{name}" for name in options)
+            raise ConfigError(f"{listed_options}: only with --clear-checkpoints.", key=options[0])
+        listed = stored.runs(folder)
         if as_json:
-            output.print_json([run.to_dict() for run in found])
+            output.print_json([run.to_dict() for run in listed])
         else:
-            _print_table_or_title(make_run_table(found, folder))
+            _print_table_or_title(make_run_table(listed, folder))
         return
     if as_json and not yes:
-        raise ConfigError("--json with --clear-checkpoints does not ask: give --yes as well.")
-    planned = stored.plan_cleanup(stored.runs(folder), last=last, unfinished=unfinished)
+        raise ConfigError("--json with --clear-checkpoints does not ask: give --yes as well.", key="yes")
+    cleanup = stored.plan_cleanup(stored.runs(folder), last=last, unfinished=unfinished)
     if not as_json:
-        _print_table_or_title(make_cleanup_table(planned, folder))
-        if any(run.files for run in planned) and not yes:
-            _confirm(planned)
-    cleared = [stored.remove_checkpoints(run) for run in planned]
+        _print_table_or_title(make_cleanup_table(cleanup, folder))
+        if any(run.files for run in cleanup) and not yes:
+            _confirm(cleanup)
+    cleared = [stored.remove_checkpoints(run) for run in cleanup]
     if as_json:
         output.print_json([
             {"folder": str(run.folder), "removed": [str(path) for path in run.files], "size_bytes": run.size_bytes,
              "kept": run.kept or None} for run in cleared
         ])  # fmt: skip
-    elif any(run.files for run in planned):
-        for before, run in zip(planned, cleared, strict=True):
+    elif any(run.files for run in cleanup):
+        for before, run in zip(cleanup, cleared, strict=True):
             if run.kept and not before.kept:
                 output.print_line(f"Kept: {run.folder}: {run.kept}.")
         output.print_line(f"Removed: {_format_amount(cleared)}.")
@@ -85,13 +86,13 @@ def _print_table_or_title(table: Table) -> None:
             output.print_line(line)
 
 
-def make_run_table(found: Sequence[StoredRun], folder: Path) -> Table:
+def make_run_table(listed: Sequence[StoredRun], folder: Path) -> Table:
     """Return runs as a table, a line each; `folder` is where they were found."""
     columns = ("folder", "what", "done", "local / global %", "begun", "size", "in checkpoints")
-    if not found:
+    if not listed:
         return Table(columns, (), f"There are no runs in {folder}.")
     rows = []
-    for run in found:
+    for run in listed:
         content = f"{_format_methods(run) or '?'}, {run.model or '?'} on {run.data or '?'}"
         unit = " runs" if run.kind == "comparison" else ""
         state = "damaged" if run.damage else "finished" if run.finished else "unfinished"
@@ -102,8 +103,8 @@ def make_run_table(found: Sequence[StoredRun], folder: Path) -> Table:
             f"{percent(run.local)} / {percent(run.global_)}" if has_accuracies else "-", run.begun[:10] or "-",
             size(run.size_bytes), f"{size(run.checkpoints_bytes)} ({run.checkpoints})" if run.checkpoints else "-",
         ))  # fmt: skip
-    notes = [f"Damaged: {_shorten(run, folder)}: {run.damage}." for run in found if run.damage]
-    total, checkpoints = sum(run.size_bytes for run in found), sum(run.checkpoints_bytes for run in found)
+    notes = [f"Damaged: {_shorten(run, folder)}: {run.damage}." for run in listed if run.damage]
+    total, checkpoints = sum(run.size_bytes for run in listed), sum(run.checkpoints_bytes for run in listed)
     notes.append(
         f"{size(total)} in all, {size(checkpoints)} of it in checkpoints; --clear-checkpoints removes old ones."
     )
@@ -123,26 +124,26 @@ def _format_methods(run: StoredRun) -> str:
     return run.method if len(run.method) <= _MOST_METHODS else f"{len(methods)} methods"
 
 
-def make_cleanup_table(planned: Sequence[ClearedRun], folder: Path) -> Table:
+def make_cleanup_table(cleanup: Sequence[ClearedRun], folder: Path) -> Table:
     """Return the checkpoints to remove as a table, and notes on what is then impossible."""
     rows = tuple(
         (_shorten(run, folder), "finished" if run.finished else "unfinished", str(len(run.files)),
          size(run.size_bytes), "none" if run.last else "the newest good one")
-        for run in planned if run.files
+        for run in cleanup if run.files
     )  # fmt: skip
-    notes = [f"Kept: {_shorten(run, folder)}: {run.kept}." for run in planned if run.kept]
-    if any(run.last and run.finished for run in planned):
+    notes = [f"Kept: {_shorten(run, folder)}: {run.kept}." for run in cleanup if run.kept]
+    if any(run.last and run.finished for run in cleanup):
         notes.append(
             "Without a checkpoint eval, predict, calibrate, export, attention and other runs' start have no trained "
             "model any more; numbers and plots stay."
         )
-    if any(run.last and not run.finished for run in planned):
+    if any(run.last and not run.finished for run in cleanup):
         notes.append("An unfinished run without a checkpoint cannot be resumed.")
     title = f"Checkpoints to remove in {folder}" if rows else f"There are no old checkpoints in {folder}."
     return Table(("folder", "run", "checkpoints", "size", "left"), rows, title, tuple(notes))
 
 
-def _confirm(planned: Sequence[ClearedRun]) -> None:
+def _confirm(cleanup: Sequence[ClearedRun]) -> None:
     """Ask whether to remove checkpoints.
 
     Raises:
@@ -150,15 +151,15 @@ def _confirm(planned: Sequence[ClearedRun]) -> None:
         Exit: The answer is no.
     """
     if not sys.stdin.isatty():
-        raise ConfigError("without a terminal, removing these checkpoints needs --yes.")
-    if not typer.confirm(f"Remove {_format_amount(planned)}?"):
+        raise ConfigError("without a terminal, removing these checkpoints needs --yes.", key="yes")
+    if not typer.confirm(f"Remove {_format_amount(cleanup)}?"):
         output.print_line("Nothing was removed.")
         raise typer.Exit
 
 
-def _format_amount(cleared: Sequence[ClearedRun]) -> str:
-    count, runs = sum(len(run.files) for run in cleared), sum(bool(run.files) for run in cleared)
-    total = size(sum(run.size_bytes for run in cleared))
+def _format_amount(cleanup: Sequence[ClearedRun]) -> str:
+    count, runs = sum(len(run.files) for run in cleanup), sum(bool(run.files) for run in cleanup)
+    total = size(sum(run.size_bytes for run in cleanup))
     return f"{count} checkpoint{'s' * (count != 1)} of {runs} run{'s' * (runs != 1)}, {total}"
 
 
@@ -228,7 +229,7 @@ def attention(
     run = load(folder)
     path = run.folder / "plots" / "attention.png" if out is None else files.parse_path(out)
     if path.suffix.removeprefix(".") not in _FORMATS:
-        raise ConfigError(f"--out must end in .png, .pdf or .svg, got {path}.")
+        raise ConfigError(f"--out must end in .png, .pdf or .svg, got {path}.", key="out", path=path)
     images = select_data(run, None, None if data is None else load_other_data(run, data))
     figure = draw_sample_attention(run.model(), images, samples, f"{images.name}, after round {run.server.round}")
     if out is None:
@@ -237,7 +238,9 @@ def attention(
         try:
             draw(figure, Path(os.path.realpath(path)))  # a link that the user names is followed
         except OSError as error:
-            raise ConfigError(f"the picture cannot be written to {path}: {error.strerror}.", path=path) from None
+            raise ConfigError(
+                f"the picture cannot be written to {path}: {error.strerror}.", key="out", path=path
+            ) from None
     output.print_line(f"Drawn: {path}")
 
 
@@ -291,7 +294,9 @@ def pictures(
     with contextlib.suppress(TypeError, ValueError):
         limit = float(budget)  # type: ignore[arg-type]
     if ending not in _FORMATS:
-        raise ConfigError(f"--format must be {', '.join(_FORMATS)}, got {ending}.{did_you_mean(ending, _FORMATS)}")
+        raise ConfigError(
+            f"--format must be {', '.join(_FORMATS)}, got {ending}.{did_you_mean(ending, _FORMATS)}", key="format"
+        )
     run = load(folder)
     other = None if data is None else load_other_data(run, data, halves=True)
     options = PictureOptions(

@@ -23,10 +23,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fleetfit.api.compare import check_rows, plan_runs
+from fleetfit.api.comparison import check_rows, plan_comparison
 from fleetfit.config import Experiment, assemble, load_experiment, to_toml
 from fleetfit.config.dump import fill_in_defaults
-from fleetfit.config.parse import parse_experiment
 from fleetfit.errors import FleetFitError
 
 ROOT = Path(__file__).parents[2]
@@ -223,8 +222,8 @@ def outcome(path: Path, data: bytes) -> str:
         try:
             found = load_experiment(path)
             if found.compare.is_set:
-                plan = plan_runs(path)
-                if len(plan.runs) <= 8 and all(is_small(parse_experiment(entry.table)) for entry in plan.runs):
+                plan = plan_comparison(path)
+                if len(plan.runs) <= 8 and all(is_small(entry.experiment) for entry in plan.runs):
                     check_rows(plan)
                 return "a comparison"
             assert to_toml(assemble(fill_in_defaults(load_experiment(path))).experiment if is_small(found) else found)

@@ -2,5 +2,6 @@
 
 from support.comparisons import compare_text
 from support.errors import Expected, check_error, raises
+from support.verbs import Printed, run_verb
 
-__all__ = ["Expected", "check_error", "compare_text", "raises"]
+__all__ = ["Expected", "Printed", "check_error", "compare_text", "raises", "run_verb"]

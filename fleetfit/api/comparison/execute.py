@@ -21,14 +21,14 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from fleetfit import errors
-from fleetfit.api.compare.plan import (
+from fleetfit.api.comparison.plan import (
     NO_VALIDATION,
     ComparisonPlan,
     DryRun,
@@ -37,7 +37,7 @@ from fleetfit.api.compare.plan import (
     TunedValues,
     make_tables,
 )
-from fleetfit.api.compare.results import ResultsFile, Runs
+from fleetfit.api.comparison.results import ResultsFile, Runs
 from fleetfit.api.metadata import CHANGED, Fingerprint, format_difference, read_fingerprint
 from fleetfit.api.results import Run, load
 from fleetfit.api.run import OnRound, prepare, run_remaining_rounds
@@ -61,8 +61,8 @@ from fleetfit.report.columns import ROUNDS, best_so_far, curve, rounds_to
 from fleetfit.report.results import TriedValues, TuningResult
 
 _ENGINES_WITH_WORKERS = ("processes", "ray")
-_STOP_SECONDS = 20.0  # for a process to end after a signal, before it is killed
-_LISTED = 4  # runs in a note on changed data
+_STOP_S = 20.0  # for a process to end after a signal, before it is killed
+_MOST_TITLES = 4  # runs in a note on changed data
 
 OnRun = Callable[[str, int, int, Run], OnRound | None]
 """Called before each run with its title, its number, the number of runs, and the run, perhaps finished already."""
@@ -107,26 +107,25 @@ class Eta:
 
     def __init__(self, runs: Sequence[PlannedRun], jobs: int = 1) -> None:
         self._runs, self._jobs = runs, jobs
-        self._rounds = {run.place: parse_experiment(run.table).rounds for run in runs}
-        self._done = dict.fromkeys(self._rounds, 0)
+        self._rounds_left = {run.subfolder: run.experiment.rounds for run in runs}
         self._seconds: dict[str, list[float]] = {}
         self._finished: set[Path] = set()
 
     def add_round(self, run: PlannedRun, report: Mapping[str, Any]) -> None:
         """Count a round of a run."""
-        self._done[run.place] = report["round"]
+        self._rounds_left[run.subfolder] = run.experiment.rounds - report["round"]
         self._seconds.setdefault(run.row, []).append(float(report["seconds"]))
 
     def add_finished(self, run: PlannedRun) -> None:
         """Count a finished run."""
-        self._finished.add(run.place)
+        self._finished.add(run.subfolder)
 
     @property
     def progress(self) -> ComparisonProgress:
         """The counts, with the estimate."""
         return ComparisonProgress(
             runs=len(self._runs),
-            tuning=sum(run.tried is not None for run in self._runs),
+            tuning=sum(run.values is not None for run in self._runs),
             finished=len(self._finished),
             jobs=self._jobs,
             seconds_left=self._estimate_seconds(),
@@ -135,14 +134,14 @@ class Eta:
         )
 
     def _estimate_seconds(self) -> float | None:
-        runs = [run for run in self._runs if run.place not in self._finished]
+        runs = [run for run in self._runs if run.subfolder not in self._finished]
         if not runs:
             return 0.0
         if not self._seconds:
             return None
         means = {row: statistics.fmean(seconds) for row, seconds in self._seconds.items()}
         others = statistics.fmean(means.values())
-        each = [(self._rounds[run.place] - self._done[run.place]) * means.get(run.row, others) for run in runs]
+        each = [self._rounds_left[run.subfolder] * means.get(run.row, others) for run in runs]
         return max(sum(each) / self._jobs, max(each))  # no process shares the longest run
 
 
@@ -192,10 +191,10 @@ class _DataCheck:
         notes = list(dict.fromkeys(self._resumed))
         for first in self._first.values():
             for changes, titles in first.others.items():
-                more = f" and {len(titles) - _LISTED} more" if len(titles) > _LISTED else ""
+                more = f" and {len(titles) - _MOST_TITLES} more" if len(titles) > _MOST_TITLES else ""
                 notes.append(
-                    f"{CHANGED} {first.title}: {changes}, in {'; '.join(titles[:_LISTED])}{more}. Numbers on different "
-                    "data do not rank methods; compare anew in another folder, with --out."
+                    f"{CHANGED} {first.title}: {changes}, in {'; '.join(titles[:_MOST_TITLES])}{more}. Numbers on "
+                    "different data do not rank methods; compare anew in another folder, with --out."
                 )
         return notes
 
@@ -231,13 +230,13 @@ def check_jobs(plan: ComparisonPlan, jobs: int) -> None:
     if jobs > 1:
         refuse_on_windows("A comparison with several runs at a time", "Leave out --jobs.")
     for run in plan.runs if jobs > 1 else ():
-        if objects := _find_objects(run.table):
+        if objects := find_object_sections(to_table(run.experiment)):
             raise ConfigError(
                 f"jobs = {jobs} runs each row in a process of its own, which cannot get the objects in "
                 f'{", ".join(objects)}. Use jobs = 1, or names: "package.module:function" or "file.py:function".',
                 key="jobs",
             )
-        engine = parse_experiment(run.table).engine.name
+        engine = run.experiment.engine.name
         if engine in _ENGINES_WITH_WORKERS:
             raise ConfigError(
                 f'--jobs {jobs} gives each run one process and one thread, and {run.name} has engine "{engine}", which '
@@ -261,13 +260,13 @@ def run_comparison(
         FleetFitError: A run raised it, or a folder has another run, or a process died.
     """
     executor = _Executor(plan, folder, dry_run, jobs, on_run, on_progress)
-    tried = executor.run(plan.tuning_runs)
-    choices = [
-        choose_values(plan, list(pairs))
-        for _, pairs in itertools.groupby(zip(plan.tuning_runs, tried, strict=True), key=lambda pair: pair[0].group)
-    ]
-    results.add_tuning(choices, [run for run in tried if run is not None])
-    tuned = {(choice.row, choice.setting): tuple(choice.chosen.items()) for choice in choices}
+    tuning = zip(plan.tuning_runs, executor.run(plan.tuning_runs), strict=True)
+    tuned: dict[RowSetting, TunedValues] = {}
+    for group, runs in itertools.groupby(tuning, key=lambda pair: pair[0].group):
+        candidates = list(runs)
+        choice = choose_values(plan, candidates)
+        results.add_tuning(choice, [run for _, run in candidates if run is not None])
+        tuned[group] = tuple(choice.chosen.items())
 
     def on_finished(finished: Sequence[tuple[PlannedRun, Run]]) -> None:
         for planned, run in finished:
@@ -275,21 +274,31 @@ def run_comparison(
         results.write()
 
     tuned_runs = [
-        replace(planned, table=merge_tables(planned.table, make_tables(tuned.get(planned.group, ()))))
-        for planned in plan.runs
+        replace(run, table=merge_tables(run.table, make_tables(tuned.get(run.group, ())))) for run in plan.runs
     ]
-    runs: Runs = {}
+    finished_runs: Runs = {}
     for planned, run in zip(plan.runs, executor.run(tuned_runs, on_finished), strict=True):
         if run is not None:
-            runs.setdefault(planned.group, []).append(run)
-    return ComparisonOutcome(tuned, runs, executor.failures, executor.data.notes)
+            finished_runs.setdefault(planned.group, []).append(run)
+    return ComparisonOutcome(tuned, finished_runs, executor.failures, executor.data.notes)
 
 
 OnFinished = Callable[[Sequence[tuple[PlannedRun, Run]]], None]
 """Called with the runs that were finished before, if any, and then with each run that finishes."""
+OnStart = Callable[[int, Run], OnRound]
+"""Called with the number of a task and its run; the result is called with the report of each round."""
+Outcome = tuple[int, Run | NoUsableUpdates]
+"""The number of a task, and its finished run, or the error of a run that had no usable update."""
 
 
 class _Executor:
+    """Runs planned runs that are not finished, and reports them to the caller.
+
+    Attributes:
+        data: The check of the data of all runs.
+        failures: A sentence on each run of the table without usable updates, by title.
+    """
+
     def __init__(
         self,
         plan: ComparisonPlan,
@@ -301,14 +310,14 @@ class _Executor:
     ) -> None:
         self._dry_run, self._jobs, self._on_run, self._on_progress = dry_run, jobs, on_run, on_progress
         self.data, self.failures = _DataCheck(), dict[str, str]()
-        every = [*plan.tuning_runs, *plan.runs]
-        self._folders = {run.place: _find_folder(folder, run.place) for run in every}
+        runs = [*plan.tuning_runs, *plan.runs]
+        self._folders = {run.subfolder: _find_folder(folder, run.subfolder) for run in runs}
         self._group = folder.resolve().name
-        self._eta = Eta(every, jobs)
-        for planned in every:
-            if (self._folders[planned.place] / "config.toml").is_file():
+        self._eta = Eta(runs, jobs)
+        for planned in runs:
+            if (self._folders[planned.subfolder] / "config.toml").is_file():
                 with contextlib.suppress(FleetFitError):  # a damaged run raises when it is its turn
-                    run = load(self._folders[planned.place])
+                    run = load(self._folders[planned.subfolder])
                     for report in run.metrics:
                         self._eta.add_round(planned, report)
                     if run.finished:
@@ -317,70 +326,43 @@ class _Executor:
 
     def run(self, runs: Sequence[PlannedRun], on_finished: OnFinished | None = None) -> list[Run | None]:
         """Return the finished runs; None for one without usable updates."""
-        existing = [self._load_existing(planned) for planned in runs]
-        for planned, run in zip(runs, existing, strict=True):
-            if run is not None:
+        finished: dict[int, Run] = {}
+        for i, planned in enumerate(runs):
+            if (run := self._load_existing(planned)) is not None:
                 self.data.add(planned.title, run)
-        before = [(planned, run) for planned, run in zip(runs, existing, strict=True) if run and run.finished]
-        if before and on_finished is not None:
-            on_finished(before)
-        if self._jobs > 1:
-            return self._run_in_processes(runs, existing, on_finished)
-        return [self._run_here(runs, i, run, on_finished) for i, run in enumerate(existing)]
+                if run.finished:
+                    finished[i] = run
+        if finished and on_finished is not None:
+            on_finished([(runs[i], run) for i, run in finished.items()])
 
-    def _run_here(
-        self, runs: Sequence[PlannedRun], index: int, existing: Run | None, on_finished: OnFinished | None
-    ) -> Run | None:
-        planned = runs[index]
-        known = existing is not None and existing.finished
-        run = existing if existing is not None and known else self._make_task(planned).start()
-        on_round = self._announce(runs, index, run)
-        try:
-            if not known:
-                run_remaining_rounds(run, on_round)
-                self._count_finished(planned)
-                if on_finished is not None:
-                    on_finished([(planned, run)])
-        except NoUsableUpdates as error:
-            self._add_failure(planned, error)
-            return None
-        finally:
-            run._release_memory()  # a comparison may have many runs, each with its own data in memory
-        return run
+        def announce(i: int, run: Run) -> OnRound:
+            return self._announce(runs[i], i + 1, len(runs), run)
 
-    def _run_in_processes(
-        self, runs: Sequence[PlannedRun], existing: Sequence[Run | None], on_finished: OnFinished | None
-    ) -> list[Run | None]:
-        left = []
-        failed = set[int]()
-        for i, run in enumerate(existing):
-            if run is not None and run.finished:
-                self._announce(runs, i, run)
-            else:
-                left.append(i)
+        for i, run in finished.items():
+            announce(i, run)
+            run._release_memory()
+        tasks = [(i, self._make_task(planned)) for i, planned in enumerate(runs) if i not in finished]
+        outcomes = _run_in_processes(tasks, self._jobs, announce) if self._jobs > 1 else _run_here(tasks, announce)
+        with contextlib.closing(outcomes):  # an error of the caller stops the processes, too
+            for i, outcome in outcomes:
+                planned = runs[i]
+                self._eta.add_finished(planned)
+                self._report_progress()
+                if isinstance(outcome, Run):
+                    finished[i] = outcome
+                    if on_finished is not None:
+                        on_finished([(planned, outcome)])
+                elif planned.values is None:
+                    self.failures[planned.title] = f"{planned.title} failed: {outcome}"
+        return [finished.get(i) for i in range(len(runs))]
 
-        def on_end(number: int, error: NoUsableUpdates | None) -> None:
-            i = left[number]
-            if error is not None:
-                failed.add(i)
-                self._add_failure(runs[i], error)
-                return
-            self._count_finished(runs[i])
-            if on_finished is not None:
-                on_finished([(runs[i], load(self._folders[runs[i].place]))])
-
-        tasks = [self._make_task(runs[i]) for i in left]
-        _run_tasks(tasks, self._jobs, lambda number, run: self._announce(runs, left[number], run), on_end)
-        return [None if i in failed else load(self._folders[planned.place]) for i, planned in enumerate(runs)]
-
-    def _announce(self, runs: Sequence[PlannedRun], index: int, run: Run) -> OnRound:
+    def _announce(self, planned: PlannedRun, number: int, count: int, run: Run) -> OnRound:
         """Report a run to the caller; return the function to call with its rounds."""
-        planned = runs[index]
-        changed = self.data.add(planned.title, run)
+        changes = self.data.add(planned.title, run)
         self.data.add_resumed(planned.title, run)
-        if changed and not run.finished:
-            run._notes = (*run.notes, changed)
-        on_round = None if self._on_run is None else self._on_run(planned.title, index + 1, len(runs), run)
+        if changes and not run.finished:
+            run._notes = (*run.notes, changes)
+        on_round = None if self._on_run is None else self._on_run(planned.title, number, count, run)
 
         def report_round(report: Mapping[str, Any]) -> None:
             self._eta.add_round(planned, report)
@@ -390,23 +372,19 @@ class _Executor:
 
         return report_round
 
-    def _add_failure(self, planned: PlannedRun, error: NoUsableUpdates) -> None:
-        self._count_finished(planned)
-        if planned.tried is None:
-            self.failures[planned.title] = f"{planned.title} failed: {error}"
-
-    def _count_finished(self, planned: PlannedRun) -> None:
-        self._eta.add_finished(planned)
-        self._report_progress()
-
     def _report_progress(self) -> None:
         if self._on_progress is not None:
             self._on_progress(self._eta.progress)
 
     def _make_task(self, planned: PlannedRun) -> "_Task":
-        measured, suppressed = self._dry_run.measured[planned.group], self._dry_run.suppressed[planned.group]
-        folder = str(self._folders[planned.place])
-        return _Task(planned.title, planned.table, measured, folder, suppressed, self._group)
+        return _Task(
+            title=planned.title,
+            table=planned.table,
+            measured=self._dry_run.measured[planned.group],
+            folder=str(self._folders[planned.subfolder]),
+            suppressed_notes=self._dry_run.suppressed_notes[planned.group],
+            group=self._group,
+        )
 
     def _load_existing(self, planned: PlannedRun) -> Run | None:
         """Return the run that the folder has already, or None.
@@ -414,11 +392,11 @@ class _Executor:
         Raises:
             RunError: It is another run.
         """
-        folder = self._folders[planned.place]
+        folder = self._folders[planned.subfolder]
         if not (folder / "config.toml").is_file():
             return None
-        run = load(folder, **_find_objects(planned.table))
-        expected = restore_records(fill_in_defaults(parse_experiment(planned.table)), run.experiment)
+        run = load(folder, **_find_objects(planned.table, planned.experiment))
+        expected = restore_records(fill_in_defaults(planned.experiment), run.experiment)
         if to_table(run.experiment) != to_table(expected):  # not the texts: keys may have come since it was written
             raise RunError(
                 f"{folder} has another run: {_format_difference(run.experiment, expected)}. Choose another folder with "
@@ -428,10 +406,10 @@ class _Executor:
         return run
 
 
-def _find_folder(folder: Path, place: Path) -> Path:
+def _find_folder(folder: Path, subfolder: Path) -> Path:
     """Return the folder of a run; refuse symbolic links below the comparison's folder, which may lead anywhere."""
-    path = folder / place
-    for part in (path, *path.parents[: len(place.parts) - 1]):
+    path = folder / subfolder
+    for part in (path, *path.parents[: len(subfolder.parts) - 1]):
         if part.is_symlink():
             raise RunError(
                 f"{part} is a symbolic link, and nothing is written through one. Move the folder itself there.",
@@ -440,21 +418,20 @@ def _find_folder(folder: Path, place: Path) -> Path:
     return path
 
 
-def _find_objects(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections of a run in which objects stand for names."""
-    return {section: table[section] for section in find_object_sections(to_table(parse_experiment(table)))}
+def _find_objects(table: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
+    """Return the sections of a run's tables in which objects stand for names."""
+    return {section: table[section] for section in find_object_sections(to_table(experiment))}
 
 
 def _format_difference(existing: Experiment, expected: Experiment) -> str:
+    def format_value(value: tuple[Any, ...]) -> str:
+        return truncate(json.dumps(value[0], default=str)) if value else "not set"
+
     there, here = to_table(existing), to_table(expected)
     keys = sorted({*list_keys(there), *list_keys(here)})
     values = [(key, find_value(there, key), find_value(here, key)) for key in keys]
-    changes = [f"{key} is {_format_value(a)} there and {_format_value(b)} here" for key, a, b in values if a != b]
+    changes = [f"{key} is {format_value(a)} there and {format_value(b)} here" for key, a, b in values if a != b]
     return ", ".join(changes[:3]) + (f", and {len(changes) - 3} more keys" if len(changes) > 3 else "")
-
-
-def _format_value(value: tuple[Any, ...]) -> str:
-    return truncate(json.dumps(value[0], default=str)) if value else "not set"
 
 
 # ---- tuning --------------------------------------------------------------------------------------------------------
@@ -471,14 +448,15 @@ def choose_values(plan: ComparisonPlan, runs: Sequence[tuple[PlannedRun, Run | N
     Raises:
         ConfigError: A run has no score.
     """
-    tried = [_score_run(plan, planned, run) for planned, run in runs]
+    candidates = [_score_run(plan, planned, run) for planned, run in runs]
     seeds = len(plan.tune_seeds)
-    best = max((tried[i : i + seeds] for i in range(0, len(tried), seeds)), key=lambda group: _rank(plan, group))
-    return TuningResult(*runs[0][0].group, best[0].values, tuple(tried))  # the first of equally good ones
+    by_values = [candidates[i : i + seeds] for i in range(0, len(candidates), seeds)]
+    best = max(by_values, key=lambda group: _rank(plan, group))  # the first of equally good ones
+    return TuningResult(*runs[0][0].group, best[0].values, tuple(candidates))
 
 
 def _score_run(plan: ComparisonPlan, planned: PlannedRun, run: Run | None) -> TriedValues:
-    values, section = dict(planned.tried or ()), plan.section
+    values, section = dict(planned.values or ()), plan.section
     if run is None:
         return TriedValues(values, None, planned.seed)
     summary = run.summary
@@ -490,21 +468,21 @@ def _score_run(plan: ComparisonPlan, planned: PlannedRun, run: Run | None) -> Tr
     if not points:
         raise ConfigError(NO_VALIDATION, key="compare.tune")
     best = best_so_far(points)[-1][1]
-    reached = rounds_to(points, plan.targets[0]) if section.tune_on == ROUNDS else None
-    return TriedValues(values, round(100 * best, 4), planned.seed, reached)
+    rounds = rounds_to(points, plan.targets[0]) if section.tune_on == ROUNDS else None
+    return TriedValues(values, round(100 * best, 4), planned.seed, rounds)
 
 
-def _rank(plan: ComparisonPlan, tried: Sequence[TriedValues]) -> tuple[float, float]:
+def _rank(plan: ComparisonPlan, candidates: Sequence[TriedValues]) -> tuple[float, float]:
     """Return (-mean rounds to the target, or 0 where accuracy decides; mean accuracy) over the seeds."""
-    scores = [one.score for one in tried if one.score is not None]
-    accuracy = statistics.fmean(scores) if len(scores) == len(tried) else float("-inf")
+    scores = [one.score for one in candidates if one.score is not None]
+    accuracy = statistics.fmean(scores) if len(scores) == len(candidates) else float("-inf")
     if plan.section.tune_on != ROUNDS:
         return 0.0, accuracy
-    reached = [one.rounds for one in tried if one.rounds is not None]
-    return (-statistics.fmean(reached) if len(reached) == len(tried) else float("-inf")), accuracy
+    rounds = [one.rounds for one in candidates if one.rounds is not None]
+    return (-statistics.fmean(rounds) if len(rounds) == len(candidates) else float("-inf")), accuracy
 
 
-# ---- one run, here or in a process ---------------------------------------------------------------------------------
+# ---- runs in this process ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -516,7 +494,7 @@ class _Task:
         table: Its run file.
         measured: Measurements for its row and setting.
         folder: Its folder.
-        suppressed: Notes that it leaves out.
+        suppressed_notes: Notes that it leaves out.
         group: Name of the comparison's folder.
     """
 
@@ -524,34 +502,43 @@ class _Task:
     table: Mapping[str, Any]
     measured: Mapping[str, list[float]]
     folder: str
-    suppressed: Sequence[str]
+    suppressed_notes: Sequence[str]
     group: str
 
     def start(self) -> Run:
         """Return the run, new or to resume, assembled."""
+        experiment = parse_experiment(self.table)
         if (Path(self.folder) / "config.toml").is_file():
-            run = load(self.folder, **_find_objects(self.table))
-            run.experiment = replace_callbacks(run.experiment, parse_experiment(self.table).callbacks)
+            run = load(self.folder, **_find_objects(self.table, experiment))
+            run.experiment = replace_callbacks(run.experiment, experiment.callbacks)
         else:
-            experiment = fill_in_defaults(parse_experiment(self.table))
+            experiment = fill_in_defaults(experiment)
             experiment = record_latencies(experiment, {**self.measured, **experiment.fleet.measured})
             run = prepare(experiment, self.folder)
-        if not run.finished:
-            notes = tuple(note for note in run.assembly.notes if note not in self.suppressed)
-            run.__dict__["assembly"] = replace(run.assembly, notes=notes)
+        notes = tuple(note for note in run.assembly.notes if note not in self.suppressed_notes)
+        run.__dict__["assembly"] = replace(run.assembly, notes=notes)
         run._comparison = (self.title, self.group)
         return run
 
 
-# ---- processes -----------------------------------------------------------------------------------------------------
+def _run_here(tasks: Sequence[tuple[int, _Task]], on_start: OnStart) -> Generator[Outcome]:
+    """Run tasks one after the other, in this process."""
+    for number, task in tasks:
+        run = task.start()
+        try:
+            run_remaining_rounds(run, on_start(number, run))
+        except NoUsableUpdates as error:
+            yield number, error
+        else:
+            yield number, run
+        finally:
+            run._release_memory()  # a comparison may have many runs, each with its own data in memory
 
-OnStart = Callable[[int, Run], OnRound]
-"""Called with the number of a task and its run; the result is called with the report of each round."""
-OnEnd = Callable[[int, NoUsableUpdates | None], None]
-"""Called with the number of a task that is finished, or had no usable update."""
+
+# ---- runs in other processes ---------------------------------------------------------------------------------------
 
 
-def _run_tasks(tasks: Sequence[_Task], jobs: int, on_start: OnStart, on_end: OnEnd) -> None:
+def _run_in_processes(tasks: Sequence[tuple[int, _Task]], jobs: int, on_start: OnStart) -> Generator[Outcome]:
     """Run tasks in at most `jobs` processes.
 
     An error of a run ends all processes. A process that is killed loses its own run alone: the others finish first.
@@ -559,7 +546,7 @@ def _run_tasks(tasks: Sequence[_Task], jobs: int, on_start: OnStart, on_end: OnE
     Raises:
         FleetFitError: A run raised it, or a process died.
     """
-    waiting = deque(enumerate(tasks))
+    waiting = deque(tasks)
     lost: list[str] = []
     workers: list[_Worker] = []
     try:
@@ -573,18 +560,14 @@ def _run_tasks(tasks: Sequence[_Task], jobs: int, on_start: OnStart, on_end: OnE
             by_connection = {worker.connection: worker for worker in workers if worker.task is not None}
             for connection in wait(list(by_connection)):
                 worker = by_connection[connection]  # type: ignore[index]
-                assert worker.task is not None
-                number, _ = worker.task
                 try:
-                    alive = worker.receive(on_start)
-                except NoUsableUpdates as error:
-                    on_end(number, error)
-                    continue
-                if not alive:
+                    outcome = worker.receive(on_start)
+                except EOFError:
                     lost.append(worker.format_end())
                     workers.remove(worker)
-                elif worker.task is None:
-                    on_end(number, None)
+                    continue
+                if outcome is not None:
+                    yield outcome
     except BaseException:
         _stop(workers, signal.SIGTERM)
         raise
@@ -600,14 +583,20 @@ def _stop(workers: Sequence["_Worker"], how: signal.Signals | None = None) -> No
             worker.process.send_signal(how)
     for worker in workers:
         try:
-            worker.process.wait(timeout=_STOP_SECONDS)
+            worker.process.wait(timeout=_STOP_S)
         except subprocess.TimeoutExpired:
             worker.process.kill()
             worker.process.wait()
 
 
 class _Worker:
-    """A process, and its task with its number."""
+    """A process that runs one task at a time.
+
+    Attributes:
+        process: The process.
+        connection: The socket to it.
+        task: Its task; None while it has none.
+    """
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -622,44 +611,48 @@ class _Worker:
         )
         theirs.close()
         self.connection = Connection(ours.detach())
-        self.task: tuple[int, _Task] | None = None
+        self.task: _Task | None = None
+        self._number = 0
         self._on_round: OnRound | None = None
 
     def start(self, number: int, task: _Task) -> None:
         """Send it a task."""
-        self.task, self._on_round = (number, task), None
+        self.task, self._number = task, number
         self._send(vars(task))
 
     def _send(self, message: Any) -> None:
         with contextlib.suppress(OSError):  # `receive` notices a dead process
             self.connection.send_bytes(json.dumps(message).encode())
 
-    def receive(self, on_start: OnStart) -> bool:
-        """Handle its next message; return whether it is alive.
+    def receive(self, on_start: OnStart) -> Outcome | None:
+        """Handle its next message; return the outcome of its task, None before the end.
 
         Raises:
+            EOFError: The process is dead.
             FleetFitError: Its run raised it.
         """
         assert self.task is not None
         try:
             message = json.loads(self.connection.recv_bytes())
-        except (EOFError, OSError):
-            return False
-        if "error" in message:
-            (_, task), self.task = self.task, None
-            raise _make_error(message, task.title)
+        except OSError:
+            raise EOFError from None
         if "notes" in message:
-            number, task = self.task
-            run = load(task.folder)
+            run = load(self.task.folder)
             run._notes = tuple(message["notes"])
-            self._on_round = on_start(number, run)
+            self._on_round = on_start(self._number, run)
             self._send("continue")
-        elif "round" in message:
-            if self._on_round is not None:
-                self._on_round(message["round"])
-        else:
-            self.task = None
-        return True
+            return None
+        if "round" in message:
+            assert self._on_round is not None
+            self._on_round(message["round"])
+            return None
+        task, self.task = self.task, None
+        if "error" not in message:
+            return self._number, load(task.folder)
+        error = unpack_error(message, task.title)
+        if isinstance(error, NoUsableUpdates):
+            return self._number, error
+        raise error
 
     def format_end(self) -> str:
         """Say how the dead process ended."""
@@ -667,21 +660,31 @@ class _Worker:
         self.connection.close()
         code = self.process.wait()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return f"the process of {self.task[1].title} ended by {how}"
+        return f"the process of {self.task.title} ended by {how}"
 
 
-def _make_error(message: Mapping[str, Any], title: str) -> FleetFitError:
-    """Return the error of a run with its class and attributes."""
-    if message["kind"] == NoUsableUpdates.__name__:
-        return NoUsableUpdates(message["error"])
-    sentence = f"{title}: {message['error']}"
-    if message["kind"] == Unexpected.__name__:
-        return Unexpected(sentence, message["details"], bool(message["foreign"]))
+def pack_error(error: Exception) -> dict[str, Any]:
+    """Return an error of a run as the message of its process."""
+    if isinstance(error, FleetFitError):
+        return {
+            "error": str(error), "kind": type(error).__name__, "attributes": {"path": error.path, **vars(error)}
+        }  # fmt: skip
+    plug_in = find_plug_in(error)
+    details = "".join(traceback.format_exception(error))
+    return {
+        "error": f"{plug_in or 'FleetFit'} {describe_failure(error)}.",
+        "kind": Unexpected.__name__,
+        "attributes": {"details": details, "foreign": plug_in is not None, "key": None, "path": None},
+    }
+
+
+def unpack_error(message: Mapping[str, Any], title: str) -> FleetFitError:
+    """Return the error in the message of a process, with its class, key, path and further attributes."""
     kind = getattr(errors, message["kind"], RunError)
     error: FleetFitError = kind.__new__(kind)  # constructors of subclasses take more arguments
-    error.args = (sentence,)
-    path = message["attributes"].get("path")
-    vars(error).update({**message["attributes"], "path": None if path is None else Path(path)})
+    error.args = (message["error"] if kind is NoUsableUpdates else f"{title}: {message['error']}",)
+    for name, value in message["attributes"].items():
+        setattr(error, name, Path(value) if name == "path" and value is not None else value)
     return error
 
 
@@ -692,9 +695,11 @@ def serve_tasks(descriptor: int) -> None:
         descriptor: File descriptor of the socket.
     """
     connection = Connection(descriptor)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _interrupt)
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def interrupt(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
 
     def listen() -> None:
         """Receive messages. When the other end closes, perhaps during a run, end this process."""
@@ -706,15 +711,12 @@ def serve_tasks(descriptor: int) -> None:
     def send(**message: Any) -> None:
         connection.send_bytes(json.dumps(message, default=str).encode())
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, interrupt)
     threading.Thread(target=listen, daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError, ConnectionError), share_data():
         while True:
             _serve_task(messages, send)
-
-
-def _interrupt(number: int, frame: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def _serve_task(messages: "queue.SimpleQueue[Any]", send: Callable[..., None]) -> None:
@@ -723,19 +725,11 @@ def _serve_task(messages: "queue.SimpleQueue[Any]", send: Callable[..., None]) -
         run = task.start()
         send(notes=list(run.notes))
         messages.get()  # until it has been announced
-        if not run.finished:
-            run_remaining_rounds(run, lambda report: send(round=dict(report)))
+        run_remaining_rounds(run, lambda report: send(round=dict(report)))
         run._release_memory()
     except ConnectionError:
         raise
-    except Unexpected as error:
-        send(error=str(error), kind="Unexpected", details=error.details, foreign=error.foreign)
-    except FleetFitError as error:
-        send(error=str(error), kind=type(error).__name__, attributes=vars(error))
     except Exception as error:
-        plug_in = find_plug_in(error)
-        details = "".join(traceback.format_exception(error))
-        sentence = f"{plug_in or 'FleetFit'} {describe_failure(error)}."
-        send(error=sentence, kind="Unexpected", details=details, foreign=plug_in is not None)
+        send(**pack_error(error))
     else:
         send(done=True)

@@ -1,11 +1,6 @@
-"""Compare methods: run the rows of one file in all settings with all seeds, and print one table.
+"""Compare methods: run the rows of one file in all settings with all seeds, and make one table.
 
-    plan.py     which runs, and every check before the first
-    execute.py  run them: tuning first, one process or several, resumed
-    results.py  results.json, the tables, and opening a comparison again
-
-All rows get the same grid and the same values to tune (ReeFL, appendix A), and the table says what each of them got.
-Each run has a folder of its own below the comparison's. The same command resumes a comparison.
+`plan` makes the runs and checks them before the first, `execute` runs them, and `results` writes and reads the tables.
 """
 
 import contextlib
@@ -14,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit import files
-from fleetfit.api.compare.execute import ComparisonProgress, OnProgress, OnRun, check_jobs, run_comparison
-from fleetfit.api.compare.plan import (
+from fleetfit.api.comparison.execute import ComparisonProgress, OnProgress, OnRun, check_jobs, run_comparison
+from fleetfit.api.comparison.plan import (
     ComparisonPlan,
     check_rows,
     format_label,
     hold_folder,
     list_plans,
-    plan_runs,
+    plan_comparison,
 )
-from fleetfit.api.compare.results import (
+from fleetfit.api.comparison.results import (
     Comparison,
     ResultsFile,
     find_record_path,
@@ -51,11 +46,11 @@ __all__ = [
     "format_label",
     "list_plans",
     "load_comparison",
-    "plan_runs",
+    "plan_comparison",
     "read_results",
 ]
 
-_LONGEST = 200  # bytes of a comparison's name in its folder's
+_LONGEST_NAME = 200  # bytes of a comparison's name in the name of its folder
 
 
 @own_mode()
@@ -93,21 +88,24 @@ def compare(
             Beside a file or tables they win over rows and settings; alone they are the file.
 
     Returns:
-        The comparison. A run without any usable update is in its `failures`; the others are finished.
+        The comparison. A run without any usable update is in its `failures`; the others are finished. All rows get the
+        same values to tune (ReeFL, appendix A), and each run has a folder below the comparison's.
 
     Raises:
         NoUsableUpdates: No run had one.
         FleetFitError: Something does not fit; a folder has another run; or the process of a run died, which is raised
             after the others finished.
     """
-    plan = plan_runs(file, overrides, **sections)
+    plan = plan_comparison(file, overrides, **sections)
     path = Path(file) if isinstance(file, str | Path) else Path(f"{plan.name}.toml")
     reference = plan.find_reference(against)
     check_jobs(plan, jobs)
-    copy = None if record is None else find_record_path(path, record)
-    folder = (
-        files.parse_path(out) if out is not None else RUNS / f"compare-{_format_name(plan.name)}-{plan.fingerprint}"
-    )
+    record_path = None if record is None else find_record_path(path, record)
+    if out is not None:
+        folder = files.parse_path(out)
+    else:
+        is_usable = plan.name == Path(plan.name).name and len(plan.name.encode(errors="replace")) <= _LONGEST_NAME
+        folder = RUNS / f"compare-{plan.name if is_usable else make_slug(plan.name)}-{plan.fingerprint}"
     results = ResultsFile(plan, path, folder, reference)
     with contextlib.ExitStack() as stack:
         stack.enter_context(share_data())
@@ -125,18 +123,12 @@ def compare(
             make_comparison_progress(progress) if on_run is None else on_run,
             on_progress,
         )
-    failures = outcome.failures
     if not outcome.runs:
-        raise NoUsableUpdates(f"no run of the comparison learned anything. {' '.join(failures.values())}")
-    if failures:
-        copy = None  # only a finished comparison is copied
-    if copy is not None:
-        write_record(results.results, copy)
+        raise NoUsableUpdates(f"no run of the comparison learned anything. {' '.join(outcome.failures.values())}")
+    if outcome.failures:
+        record_path = None  # only a finished comparison is copied
+    if record_path is not None:
+        write_record(results.results, record_path)
     tuned = {key: format_label(values) for key, values in outcome.tuned.items()}
-    notes = [*failures.values(), *dry_run.notes, *outcome.notes]
-    return write_comparison(plan, outcome.runs, tuned, results, notes, tuple(failures), copy)
-
-
-def _format_name(name: str) -> str:
-    """Return a comparison's name as a part of its folder's: unchanged if it is short and not a path."""
-    return name if name == Path(name).name and len(name.encode(errors="replace")) <= _LONGEST else make_slug(name)
+    notes = [*outcome.failures.values(), *dry_run.notes, *outcome.notes]
+    return write_comparison(plan, outcome.runs, tuned, results, notes, tuple(outcome.failures), record_path)

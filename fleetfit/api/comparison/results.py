@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit import files
-from fleetfit.api.compare.plan import (
+from fleetfit.api.comparison.plan import (
     RUNS_FILE,
     TUNING_FOLDER,
     ComparisonPlan,
     PlannedRun,
     RowSetting,
     format_label,
+    join,
     list_planned_runs,
 )
 from fleetfit.api.results import Run, load
@@ -55,7 +56,7 @@ from fleetfit.report.text import Table, data_of, score_of
 from fleetfit.report.tuning import tuning_table
 
 Runs = dict[RowSetting, list[Run]]
-NAME = "results.json"
+RESULTS_FILE = "results.json"
 _SECTIONS = ("data", "model", "peft", "fleet", "method", "local", "cohort", "attack", "engine", "evaluate")
 
 
@@ -113,7 +114,7 @@ class ResultsFile:
     """
 
     def __init__(self, plan: ComparisonPlan, file: Path, folder: Path, against: str) -> None:
-        self.path = folder / NAME
+        self.path = folder / RESULTS_FILE
         self._plan, self._file, self._against = plan, file, against
         self._runs: dict[Path, RunResult] = {}
         self._levels: dict[RowSetting, list[LevelResult]] = {}
@@ -122,18 +123,18 @@ class ResultsFile:
 
     def add(self, planned: PlannedRun, run: Run, tuned: Mapping[str, Any]) -> None:
         """Add a finished run, without writing."""
-        row, settings = self._plan.rows, self._plan.settings
-        changes = (self._plan.changes.get(("row", list(row).index(planned.row)), {}), settings[planned.setting])
+        plan = self._plan
+        changes = (plan.row_changes.get(planned.row, {}), plan.settings[planned.setting])
         own = {key: make_plain(find_value(table, key)[0]) for table in changes for key in list_keys(table)}
-        self._runs[planned.place] = _make_run_result(self._plan, planned, run, self._shorten_paths(own), tuned)
+        self._runs[planned.subfolder] = _make_run_result(plan, planned, run, self._shorten_paths(own), tuned)
         names = ("level", "width", "depth", "blocks", "parameters", "multiply_adds")
         levels = [LevelResult(*planned.group, **{n: level[n] for n in names}) for level in run.summary["levels"]]
         self._levels.setdefault(planned.group, levels)
         self._environments.append(_read_environment(run))
 
-    def add_tuning(self, results: Sequence[TuningResult], runs: Sequence[Run]) -> None:
-        """Add the chosen values and the runs that tried values, without writing."""
-        self._tuning += results
+    def add_tuning(self, result: TuningResult, runs: Sequence[Run]) -> None:
+        """Add the chosen values of a row and setting and the runs that tried values, without writing."""
+        self._tuning.append(result)
         self._environments += [_read_environment(run) for run in runs]
 
     def write(self) -> None:
@@ -144,8 +145,8 @@ class ResultsFile:
     @property
     def results(self) -> ComparisonResults:
         """All that was added, in the order of the table."""
-        done = [run for run in self._plan.runs if run.place in self._runs]
-        table = to_table(parse_experiment(merge_tables(self._plan.base, self._plan.change)))
+        done = [run for run in self._plan.runs if run.subfolder in self._runs]
+        table = to_table(parse_experiment(merge_tables(self._plan.base, self._plan.run_overrides)))
         cores = (one["processors"] for one in self._environments if type(one.get("processors")) is int)
         file, here = self._file.resolve(), Path.cwd()
         return ComparisonResults(
@@ -156,7 +157,7 @@ class ResultsFile:
             machine={"processor": self._join("processor") or "unknown", "cores": next(cores, 0)},
             against=self._against,
             settings=self._shorten_paths({key: table[key] for key in _SECTIONS if key in table}),
-            runs=tuple(self._runs[run.place] for run in done),
+            runs=tuple(self._runs[run.subfolder] for run in done),
             tuning=tuple(self._tuning),
             levels=tuple(level for key in dict.fromkeys(run.group for run in done) for level in self._levels[key]),
         )
@@ -272,7 +273,7 @@ def write_comparison(
     notes = [
         *_list_notes(plan, tuned, f"{score_of(*every)} in percent on {data_of(*every)}"),
         *_list_notes_on_samples(summaries),
-        *rows_out_of_order({", ".join(filter(None, key)): group for key, group in summaries.items()}),
+        *rows_out_of_order({join(*key): group for key, group in summaries.items()}),
         *notes,
     ]
     table = compare_table(list(plan.rows), list(plan.settings), cells, plan.name, notes, plan.columns, plan.printed)
@@ -323,7 +324,7 @@ def _list_notes(plan: ComparisonPlan, tuned: Mapping[RowSetting, str], score: st
     notes = [f"{score[:1].upper()}{score[1:]}; {seeds} seed{several}."]
     if any(map(is_rounds, plan.columns)):
         words = {0: "after the last round only", 1: "every round"}
-        every = sorted({parse_experiment(run.table).evaluate.every for run in plan.runs})
+        every = sorted({run.experiment.evaluate.every for run in plan.runs})
         often = ", ".join(words.get(rounds, f"every {rounds} rounds") for rounds in every)
         notes.append(
             f'Rounds until the "{section.target_on}" accuracy reaches the target, by the best one so far and a '
@@ -331,7 +332,7 @@ def _list_notes(plan: ComparisonPlan, tuned: Mapping[RowSetting, str], score: st
         )
     if "waste" in plan.columns:
         notes.append("Waste: 1 - elements returned / elements sent, in percent, mean over the rounds.")
-    notes += [f"Tuned on validation data: {', '.join(filter(None, key))}: {value}." for key, value in tuned.items()]
+    notes += [f"Tuned on validation data: {join(*key)}: {value}." for key, value in tuned.items()]
     if plan.printed:
         notes.append(f'Lines that end in "{OF_THE_PAPER.strip()}" hold the paper\'s own numbers.')
     if section.differs:
@@ -350,7 +351,7 @@ def _list_notes_on_samples(summaries: Mapping[RowSetting, Sequence[Mapping[str, 
         headlines = [summary["evaluate"].get(summary["norm"], {}) for summary in group]
         for kind in ("global", "local"):
             for some in sorted({samples_left_out(columns, kind) for columns in headlines} - {""}):
-                rows.setdefault(f"{kind}{some}", []).append(", ".join(filter(None, key)))
+                rows.setdefault(f"{kind}{some}", []).append(join(*key))
     return [f"Measured on fewer than all samples: {score} of {'; '.join(names)}." for score, names in rows.items()]
 
 
@@ -371,16 +372,18 @@ def load_comparison(folder: str | Path) -> Comparison:
         RunError: The folder is not a comparison's, none of its runs is finished, or a file of it is damaged.
     """
     path = files.parse_path(folder)
-    planned = _count_runs(path)
+    run_count = _count_runs(path)
     record = read_comparison(path)
-    finished = bool(record.entries) and planned in (0, len(record.results.runs))
+    finished = bool(record.entries) and run_count in (0, len(record.results.runs))
     if not finished:
-        count = f"{len(record.results.runs)}{f' of {planned}' if planned else ''}"
+        count = f"{len(record.results.runs)}{f' of {run_count}' if run_count else ''}"
         notes = [*record.notes, f"Not finished: {count} run{'' if count == '1' else 's'} so far."]
         record = replace(record, notes=notes, entries=())
     try:
-        shown = compared(record).told()
-        table = table_of(shown, _read_title(path) or record.results.name)
+        visible = compared(record).told()
+        first_line = files.read_text(path / "table.md").partition("\n")[0] if files.is_file(path / "table.md") else ""
+        is_title = first_line.startswith("**") and first_line.endswith("**")
+        table = table_of(visible, (first_line[2:-2] if is_title else "") or record.results.name)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise RunError(
             f"{path / 'compare.json'} is damaged. The same fleetfit compare command writes it again, and trains "
@@ -397,7 +400,7 @@ def load_comparison(folder: str | Path) -> Comparison:
                 runs.setdefault((group.row, group.setting), []).append(load(run.folder))
             except FleetFitError as error:
                 logger.warning("A run of the comparison is left out: %s", error)
-    compared_rows, tuning = differences(shown.results, shown.columns), shown.results.tuning
+    compared_rows, tuning = differences(visible.results, visible.columns), visible.results.tuning
     return Comparison(
         folder=path,
         table=table,
@@ -405,9 +408,9 @@ def load_comparison(folder: str | Path) -> Comparison:
         tuned={
             (one.row, one.setting): format_label(tuple(one.tuned.items())) for one in record.results.runs if one.tuned
         },
-        results=path / NAME,
+        results=path / RESULTS_FILE,
         differences=tuple(compared_rows),
-        difference_table=difference_table(compared_rows, shown.results.against) if compared_rows else None,
+        difference_table=difference_table(compared_rows, visible.results.against) if compared_rows else None,
         tuning=tuning,
         tuning_table=table_of_tuning(tuning) if tuning else None,
         finished=finished,
@@ -423,18 +426,12 @@ def _count_runs(path: Path) -> int:
     if not path.is_dir():
         raise RunError(f"there is no folder {path}.", path=path)
     listed = list_planned_runs(path)
-    single, results = files.is_file(path / "config.toml"), files.is_file(path / NAME)
+    single, results = files.is_file(path / "config.toml"), files.is_file(path / RESULTS_FILE)
     if single or not (listed or results):
         hint = " It is one run: open it with fleetfit.load." if single else ""
-        raise RunError(f"{path} is not the folder of a comparison: it has no {NAME}.{hint}", path=path)
+        raise RunError(f"{path} is not the folder of a comparison: it has no {RESULTS_FILE}.{hint}", path=path)
     if not results:
-        raise RunError(f"no run of the comparison in {path} is finished: it has {RUNS_FILE} without {NAME}.", path=path)
-    return sum(run.place.parts[:1] != (TUNING_FOLDER,) for run in listed)
-
-
-def _read_title(path: Path) -> str:
-    """Return the title above the table in `table.md`."""
-    if not files.is_file(path / "table.md"):
-        return ""
-    first = files.read_text(path / "table.md").partition("\n")[0]
-    return first[2:-2] if first.startswith("**") and first.endswith("**") else ""
+        raise RunError(
+            f"no run of the comparison in {path} is finished: it has {RUNS_FILE} without {RESULTS_FILE}.", path=path
+        )
+    return sum(run.subfolder.parts[:1] != (TUNING_FOLDER,) for run in listed)

@@ -1,0 +1,866 @@
+"""Plan a comparison: its runs, and every check before the first of them starts.
+
+Every row is run in every setting with every seed. A setting is one of `[[compare.setting]]`, one combination of the
+lists in `[compare.grid]`, or both combined. `[compare.tune]` adds runs that try the same small grid for every row and
+setting on validation data. They have seeds of their own: values chosen with the seed of a run fit that run best (ReeFL,
+appendix A, tunes likewise).
+
+`plan_comparison` checks what needs no data. `check_rows` then assembles each row in each setting once, with the first
+seed: a row that does not fit its data or its fleet is refused before another row has trained.
+"""
+
+import contextlib
+import functools
+import itertools
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from fleetfit import files
+from fleetfit.api.results import load
+from fleetfit.api.run import is_related_key
+from fleetfit.config import Assembly, Experiment, assemble
+from fleetfit.config.assembly import UnusedKey
+from fleetfit.config.build.data import share_data
+from fleetfit.config.build.method import build_method_spec
+from fleetfit.config.components import check_keys, find_function
+from fleetfit.config.dump import dump_section, fill_in_defaults
+from fleetfit.config.load import expand_sections, parse_overrides, resolve_paths
+from fleetfit.config.merge import deep_merge, find_value, list_choosers, list_keys, merge_tables
+from fleetfit.config.parse import parse_experiment
+from fleetfit.config.records import record_latencies
+from fleetfit.config.schema import CompareSection
+from fleetfit.config.toml import find_base_folder, read_toml
+from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, truncate
+from fleetfit.files import make_slug
+from fleetfit.method import build, list_hyperparameters
+from fleetfit.records.schema import PlannedRunsRecord
+from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, ROUNDS, expanded
+
+RowSetting = tuple[str, str]
+"""The labels of a row and a setting."""
+TunedValues = tuple[tuple[str, Any], ...]
+"""Dotted keys of a run file, and their values."""
+PrintedNumbers = Mapping[tuple[str, str, str], float]
+"""A paper's numbers by (row, setting, column): percent, or rounds."""
+
+TUNING_FOLDER = "tune"
+"""Folder of the runs that try values, below the comparison's."""
+RUNS_FILE = "runs.json"
+"""Lists all runs of a comparison, for other processes."""
+_LOCK = ".lock"
+_LONGEST_LABEL = 200
+_NOT_IN_RUN_FILES = ("label", "printed")
+_RESERVED = (TUNING_FOLDER, "plots", RUNS_FILE, "results.json", "compare.json", "differences.json", "table.md",
+             "table.csv", "report.html", "config.toml", "plan.toml", "metrics.jsonl", "summary.json")  # fmt: skip
+"""Files of a comparison's or a run's folder: no row's folder has such a name."""
+_SAME_IN_ALL_RUNS = {
+    "seed": "all rows and settings have the same seeds: set seed, or [compare.grid] seed = [0, 1, 2]",
+    "name": "it is the name of the whole comparison; a row and a setting have a label",
+    "compare": "a comparison contains no other one",
+}
+"""Keys that no row, setting or list of values can have, and the reasons."""
+NO_VALIDATION = (
+    "[compare.tune] chooses on validation data, and no client has any. Hold some out, such as with "
+    "data.validation = 0.1, or leave [compare.tune] out. Test data are never used to choose."
+)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a comparison.
+
+    Attributes:
+        row: Label of its row.
+        setting: Label of its setting; "" where the file has one only.
+        seed: Its seed.
+        table: Tables of its run file.
+        subfolder: Its folder, relative to the comparison's.
+        title: Its name in progress and tables, such as "fedavg, IID, seed 0".
+        file_table: The tables without overrides.
+        values: The values that it tries; None for a run of the table.
+    """
+
+    row: str
+    setting: str
+    seed: int
+    table: Mapping[str, Any]
+    subfolder: Path
+    title: str
+    file_table: Mapping[str, Any]
+    values: TunedValues | None = None
+
+    @property
+    def group(self) -> RowSetting:
+        """Its row and setting."""
+        return self.row, self.setting
+
+    @property
+    def name(self) -> str:
+        """Row and setting, for messages."""
+        return f'row "{self.row}"' + (f', setting "{self.setting}"' if self.setting else "")
+
+    @functools.cached_property
+    def experiment(self) -> Experiment:
+        """Its run file, validated.
+
+        Raises:
+            ConfigError: Something in it is wrong.
+        """
+        return parse_experiment(self.table)
+
+
+@dataclass(frozen=True)
+class ComparisonEntry:
+    """A row or a setting as the file has it.
+
+    Attributes:
+        kind: "row" or "setting".
+        position: Its place in the list, from 0.
+        table: Its table.
+    """
+
+    kind: str
+    position: int
+    table: Mapping[str, Any]
+
+    @functools.cached_property
+    def change(self) -> dict[str, Any]:
+        """The tables that it changes in a run file."""
+        return expand_sections({key: value for key, value in self.table.items() if key not in _NOT_IN_RUN_FILES})
+
+    @property
+    def heading(self) -> str:
+        """Its name in messages."""
+        return f"[compare] {self.kind} #{self.position + 1}"
+
+    @property
+    def key(self) -> str:
+        """Its key in the run file."""
+        return f"compare.{self.kind}.{self.position}"
+
+
+@dataclass(frozen=True)
+class ComparisonPlan:
+    """The runs of a comparison, and the table that they fill.
+
+    Attributes:
+        name: Name of the comparison.
+        section: The section `[compare]`.
+        base: The tables that all rows share.
+        overrides: The given overrides.
+        run_overrides: Those of them that change runs; they win over rows and settings.
+        entries: The rows and settings of the file.
+        rows: The tables of each row, by label.
+        settings: What each setting changes, by label; one empty label where the file has one setting.
+        grid: The lists of `[compare.grid]`, by dotted key.
+        columns: The columns of the table.
+        seeds: The seeds of each row and setting.
+        tuning: The combinations of values to try; one empty one without `[compare.tune]`.
+        tune_seeds: The seeds to try them with.
+        printed: A paper's numbers, which belong to the tables without overrides.
+    """
+
+    name: str
+    section: CompareSection
+    base: Mapping[str, Any]
+    overrides: Mapping[str, Any]
+    run_overrides: Mapping[str, Any]
+    entries: Sequence[ComparisonEntry]
+    rows: Mapping[str, Mapping[str, Any]]
+    settings: Mapping[str, Mapping[str, Any]]
+    grid: Mapping[str, list[Any]]
+    columns: Sequence[str]
+    seeds: Sequence[int]
+    tuning: Sequence[TunedValues]
+    tune_seeds: Sequence[int]
+    printed: PrintedNumbers
+
+    @functools.cached_property
+    def runs(self) -> list[PlannedRun]:
+        """The runs of the table, row by row."""
+        return list(self._make_runs())
+
+    @functools.cached_property
+    def tuning_runs(self) -> list[PlannedRun]:
+        """The runs that try values: row by row, setting by setting, values by values, seed by seed."""
+        return list(self._make_tuning_runs()) if self.tuning != [()] else []
+
+    @functools.cached_property
+    def row_changes(self) -> dict[str, Mapping[str, Any]]:
+        """What each row of the file changes, by label."""
+        changes = [entry.change for entry in self.entries if entry.kind == "row"]
+        return dict(zip(self.rows, changes, strict=False))
+
+    @property
+    def first_runs(self) -> list[PlannedRun]:
+        """The runs with the first seed: one for each row and setting."""
+        return [run for run in self.runs if run.seed == self.seeds[0]]
+
+    @property
+    def targets(self) -> list[float]:
+        """The accuracies to which rounds are counted."""
+        return list(self.section.targets)
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of everything that changes the runs; `callbacks` do not."""
+        tables = [[str(run.subfolder), {k: v for k, v in run.table.items() if k != "callbacks"}] for run in self.runs]
+        text = json.dumps(
+            [*tables, self.tuning, self.tune_seeds if self.tuning != [()] else []],
+            default=lambda thing: f"{thing}{token_hex(8)}",  # an object may be another one each time
+            sort_keys=True,
+        )
+        return sha256(text.encode()).hexdigest()[:6]
+
+    def find_reference(self, against: str | None = None) -> str:
+        """Return the label of the row that the others are measured against.
+
+        Args:
+            against: The label, given beside the file; `compare.against` by default, and without it the first row.
+
+        Raises:
+            ConfigError: There is no such row.
+        """
+        label = self.section.against if against is None else against
+        if label is None:
+            return next(iter(self.rows))
+        if label not in self.rows:
+            where, key = ("[compare] against", "compare.against") if against is None else ("--against", "against")
+            raise ConfigError(
+                f'{where}: there is no row "{truncate(label)}"; the rows are {", ".join(self.rows)}.'
+                f"{did_you_mean(label, self.rows)}",
+                key=key,
+            )
+        return label
+
+    def select_runs(self, entry: ComparisonEntry) -> list[PlannedRun]:
+        """Return the runs with the first seed that have a row or a setting of the file, which a grid may multiply."""
+        if entry.kind == "row":
+            return [run for run in self.first_runs if run.row == list(self.rows)[entry.position]]
+        each = len(self.settings) // len(self.section.setting)
+        labels = list(self.settings)[entry.position * each : (entry.position + 1) * each]
+        return [run for run in self.first_runs if run.setting in labels]
+
+    def _make_runs(self) -> Iterator[PlannedRun]:
+        for row, setting, seed in itertools.product(self.rows, self.settings, self.seeds):
+            file_table = merge_tables(self.rows[row], self.settings[setting])
+            table = merge_tables(file_table, self.run_overrides) | {"seed": seed, "name": row}
+            subfolder = Path(make_slug(row, _RESERVED)) / make_slug(setting) / f"seed-{seed}"
+            yield PlannedRun(row, setting, seed, table, subfolder, join(row, setting, f"seed {seed}"), file_table)
+
+    def _make_tuning_runs(self) -> Iterator[PlannedRun]:
+        for run, values, seed in itertools.product(self.first_runs, self.tuning, self.tune_seeds):
+            table, label = make_tables(values), format_label(values)
+            change = {**table, "seed": seed, "evaluate": {**table.get("evaluate", {}), "split": "validation"}}
+            yield replace(
+                run,
+                seed=seed,
+                table=merge_tables(run.table, change),
+                subfolder=TUNING_FOLDER / run.subfolder.parent / make_slug(label) / f"seed-{seed}",
+                title=join("tuning", run.row, run.setting, label, f"seed {seed}" if self.tune_seeds[1:] else ""),
+                values=values,
+            )
+
+
+def plan_comparison(
+    source: str | Path | Mapping[str, Any] | Experiment | None = None, overrides: Sequence[str] = (), **sections: Any
+) -> ComparisonPlan:
+    """Plan the comparison of a file, tables or sections; see `fleetfit.compare`.
+
+    Raises:
+        ConfigError: A row, a setting or a list of values is wrong, two of them contradict each other, or an override
+            contradicts them; or the rows cannot be compared.
+    """
+    change, keywords = parse_overrides(overrides), resolve_paths(_expand_all(sections), Path.cwd())
+    if source is None:
+        return _make_plan(keywords, "comparison", change)
+    change = deep_merge(change, keywords)
+    if isinstance(source, str | Path):
+        base = resolve_paths(expand_sections(read_toml(source)), find_base_folder(source))
+        return _make_plan(base, Path(source).stem, change)
+    table = dump_section(source, only_set=True) if isinstance(source, Experiment) else source
+    return _make_plan(resolve_paths(_expand_all(table), Path.cwd()), "comparison", change)
+
+
+def _expand_all(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tables with a section for each name and object, in rows and settings as well."""
+    tables = expand_sections(table)
+    for part in ("row", "setting"):
+        if isinstance(tables.get("compare"), dict) and isinstance(tables["compare"].get(part), list | tuple):
+            entries = tables["compare"][part]
+            tables["compare"][part] = [expand_sections(one) if isinstance(one, Mapping) else one for one in entries]
+    return tables
+
+
+def _make_plan(base: Mapping[str, Any], stem: str, overrides: Mapping[str, Any]) -> ComparisonPlan:
+    experiment = parse_experiment(merge_tables(base, overrides))
+    section = experiment.compare
+    run_overrides = {key: value for key, value in overrides.items() if key not in ("name", "seed", "compare")}
+    entries = [*_list_entries("row", section.row), *_list_entries("setting", section.setting)]
+    grid, tune = _read_lists(section.grid, "compare.grid"), _read_lists(section.tune, "compare.tune")
+    _check_allowed_keys(entries, grid, tune)
+    _check_sources(entries, grid, tune, overrides)
+    shared = {key: value for key, value in base.items() if key != "compare"}
+    rows, settings = _make_rows(section, shared, run_overrides), _make_settings(section)
+    _check_entries_differ({"rows": rows, "settings": settings}, run_overrides)
+    seeds = grid.get("seed", [experiment.seed])
+    plan = ComparisonPlan(
+        name=experiment.name or stem,
+        section=section,
+        base=shared,
+        overrides=overrides,
+        run_overrides=run_overrides,
+        entries=entries,
+        rows=rows,
+        settings=settings,
+        grid=grid,
+        columns=_list_columns(experiment),
+        seeds=seeds,
+        tuning=list(_combine(tune)),
+        # a seed that is not a number is refused below, with its run
+        tune_seeds=section.tune_seeds or [max((seed for seed in seeds if isinstance(seed, int)), default=0) + 1],
+        printed=_read_printed(base),
+    )
+    _check_names_stay(plan)
+    _check_folders_differ(plan)
+    for run in plan.runs:
+        _check_run(run, plan)
+    _check_heads(plan)
+    _check_splits(plan)
+    return plan
+
+
+# ---- rows, settings, columns ---------------------------------------------------------------------------------------
+
+
+def join(*parts: str) -> str:
+    """Join the parts of a title that are not empty."""
+    return ", ".join(filter(None, parts))
+
+
+def _list_entries(kind: str, tables: Sequence[Mapping[str, Any]]) -> list[ComparisonEntry]:
+    return [ComparisonEntry(kind, position, table) for position, table in enumerate(tables)]
+
+
+def _make_rows(
+    section: CompareSection, base: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Return the tables of each row by its label: by default its method, as overrides leave it."""
+    rows: dict[str, dict[str, Any]] = {}
+    for entry in _list_entries("row", section.row or [{}]):
+        table = merge_tables(base, entry.change)
+        method = merge_tables(table, overrides).get("method", {}).get("name", "scalefl")
+        label = _check_label(entry) if entry.table.get("label") else truncate(method, _LONGEST_LABEL)
+        if label in rows:
+            raise ConfigError(
+                f'{entry.heading}: another row is "{label}" already. Give each row a label of its own.',
+                key=f"{entry.key}.label",
+            )
+        rows[label] = table
+    return rows
+
+
+def _check_label(entry: ComparisonEntry) -> str:
+    """Return a label as text. It appears in tables, titles and messages, so it must be printable."""
+    label = str(entry.table["label"])
+    if not label.isprintable() or len(label) > _LONGEST_LABEL:
+        raise ConfigError(
+            f"{entry.heading} label: must have at most {_LONGEST_LABEL} characters, all printable, got "
+            f"{truncate(repr(label))}.",
+            key=f"{entry.key}.label",
+        )
+    return label
+
+
+def _make_settings(section: CompareSection) -> dict[str, dict[str, Any]]:
+    """Return what each setting changes, by its label; one empty label where the file has one setting."""
+    listed: list[tuple[str, Mapping[str, Any]]] = []
+    for entry in _list_entries("setting", section.setting):
+        if not entry.table.get("label"):
+            raise ConfigError(f'{entry.heading}: needs a label, such as label = "IID".', key=f"{entry.key}.label")
+        if "printed" in entry.table:
+            raise ConfigError(
+                f"{entry.heading} printed: printed numbers belong to the rows.", key=f"{entry.key}.printed"
+            )
+        listed.append((_check_label(entry), entry.change))
+    grid = _read_lists(section.grid, "compare.grid")
+    grid.pop("seed", None)
+    settings: dict[str, dict[str, Any]] = {}
+    for (name, change), values in itertools.product(listed or [("", {})], _combine(grid)):
+        label = join(name, format_label(values))
+        if label in settings:
+            raise ConfigError(
+                f'[compare] another setting is "{label}" already. Give each a label of its own.', key="compare.setting"
+            )
+        settings[label] = merge_tables(change, make_tables(values))
+    return settings
+
+
+def _list_columns(experiment: Experiment) -> list[str]:
+    """Return the columns of the table; see `fleetfit.report.columns`."""
+    section = experiment.compare
+    columns = section.columns
+    if columns is None:
+        columns = ["local", "global", *([ROUNDS] if section.targets else [])]
+    for name in columns:
+        if name not in COLUMNS:
+            raise ConfigError(
+                f'[compare] columns: "{name}" is unknown; the columns are {", ".join(COLUMNS)}.'
+                f"{did_you_mean(name, COLUMNS)}",
+                key="compare.columns",
+            )
+    for key, counts_rounds in (("columns", ROUNDS in columns), ("tune_on", section.tune_on == ROUNDS)):
+        if counts_rounds and not section.targets:
+            raise ConfigError(
+                f'[compare] {key}: "rounds" needs an accuracy to reach, such as target = 0.97.', key=f"compare.{key}"
+            )
+    batch = [name for name in columns if name.endswith(BATCH)]
+    if batch and "batch" not in experiment.evaluate.norms[1:]:
+        raise ConfigError(
+            f'[compare] columns: "{batch[0]}" is accuracy with batch statistics beside others. Set '
+            'evaluate.norms = ["static", "batch"].',
+            key="compare.columns",
+        )
+    if section.target_on not in COLUMNS or section.target_on.endswith((ROUNDS, "waste", *ATTACKED, BATCH)):
+        raise ConfigError(
+            f'[compare] target_on: "{section.target_on}" is not an accuracy.{did_you_mean(section.target_on, COLUMNS)}',
+            key="compare.target_on",
+        )
+    return expanded(list(dict.fromkeys(columns)), section.targets)
+
+
+def _read_printed(base: Mapping[str, Any]) -> PrintedNumbers:
+    """Return a paper's numbers: in each row one for each column of each setting, "-" where the paper has none."""
+    experiment = parse_experiment(base)
+    section, columns = experiment.compare, _list_columns(experiment)
+    cells = [(setting, column) for setting in _make_settings(section) for column in columns]
+    labels = _make_rows(section, {key: value for key, value in base.items() if key != "compare"}, {})
+    printed: dict[tuple[str, str, str], float] = {}
+    for label, entry in zip(labels, _list_entries("row", section.row), strict=False):
+        key, numbers = f"{entry.key}.printed", entry.table.get("printed", [])
+        if not isinstance(numbers, list) or (numbers and len(numbers) != len(cells)):
+            expected = "; ".join(join(*cell) for cell in cells)
+            got = len(numbers) if isinstance(numbers, list) else repr(numbers)
+            raise ConfigError(
+                f'row "{label}": printed must have a number for each column of the table, {len(cells)} in all '
+                f'({expected}), "-" where the paper has none; got {got}.',
+                key=key,
+            )
+        for cell, number in zip(cells, numbers, strict=False):
+            if isinstance(number, int | float) and not isinstance(number, bool):
+                printed[(label, *cell)] = float(number)
+            elif number != "-":
+                raise ConfigError(
+                    f'row "{label}": printed must hold numbers, or "-" for none; got {number!r}.', key=key
+                )
+    return printed
+
+
+# ---- lists of values -----------------------------------------------------------------------------------------------
+
+
+def _read_lists(table: Mapping[str, Any], section: str, path: tuple[str, ...] = ()) -> dict[str, list[Any]]:
+    """Return the lists of a grid by dotted key."""
+    lists: dict[str, list[Any]] = {}
+    for key, value in table.items():
+        inner = (*path, *key.split("."))
+        if isinstance(value, Mapping):
+            lists |= _read_lists(value, section, inner)
+        elif isinstance(value, list) and value:
+            lists[".".join(inner)] = value
+        else:
+            dotted = ".".join(inner)
+            raise ConfigError(
+                f"[{section}] {truncate(dotted)}: must be a list of values to try, got {truncate(repr(value))}.",
+                key=f"{section}.{dotted}",
+            )
+    return lists
+
+
+def _combine(lists: Mapping[str, list[Any]]) -> Iterator[TunedValues]:
+    """Yield every combination of the lists' values."""
+    for values in itertools.product(*lists.values()):
+        yield tuple(zip(lists, values, strict=True))
+
+
+def make_tables(values: TunedValues) -> dict[str, Any]:
+    """Return the tables of dotted keys."""
+    table: dict[str, Any] = {}
+    for key, value in values:
+        change: Any = value
+        for part in reversed(key.split(".")):
+            change = {part: change}
+        table = merge_tables(table, change)
+    return table
+
+
+def format_label(values: TunedValues) -> str:
+    """Return the label of a combination of values: "cifar10, alpha = 1"."""
+    parts = []
+    for key, value in values:
+        *_, last = key.split(".")
+        parts.append(str(value) if last in ("name", "kind") else f"{last} = {value}")
+    return ", ".join(parts)
+
+
+# ---- checks that need no data --------------------------------------------------------------------------------------
+
+
+def _check_allowed_keys(entries: Sequence[ComparisonEntry], grid: Iterable[str], tune: Iterable[str]) -> None:
+    """Refuse keys that all runs of a comparison have in common, and those of a row in a list of values."""
+    sources = [
+        *((entry.heading, entry.key, list(entry.change)) for entry in entries),
+        ("[compare.grid]", "compare.grid", [key.partition(".")[0] for key in grid if key != "seed"]),
+        ("[compare.tune]", "compare.tune", [key.partition(".")[0] for key in tune]),
+    ]
+    for heading, place, keys in sources:
+        for key in keys:
+            if key in _SAME_IN_ALL_RUNS:
+                raise ConfigError(f"{heading} {key}: {_SAME_IN_ALL_RUNS[key]}.", key=f"{place}.{key}")
+            if key in _NOT_IN_RUN_FILES:
+                raise ConfigError(f"{heading} {key}: belongs to a row, and not to a run.", key=f"{place}.{key}")
+
+
+def _check_sources(
+    entries: Sequence[ComparisonEntry], grid: Mapping[str, Any], tune: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> None:
+    """Refuse a key that two parts of the file set, or a part of it and an override."""
+    for key in grid:
+        if any(is_related_key(key, other) for other in tune):
+            raise ConfigError(
+                f"[compare.tune] {key}: [compare.grid] has it too; a value is either given or tuned.",
+                key=f"compare.tune.{key}",
+            )
+    lists = {**dict.fromkeys(grid, "compare.grid"), **dict.fromkeys(tune, "compare.tune")}
+    for key, other in itertools.product(list_keys({k: v for k, v in overrides.items() if k != "compare"}), lists):
+        if is_related_key(key, other):
+            raise ConfigError(
+                f"--set {key}: [{lists[other]}] has a list of values for it, which head columns of the table. Set the "
+                f"list: --set '{lists[other]}.{other}=[...]'.",
+                key=key,
+            )
+    for entry in entries:
+        for key, other in itertools.product(list_keys(entry.change), lists):
+            if is_related_key(key, other):
+                raise ConfigError(
+                    f"{entry.heading} {key}: [{lists[other]}] has a list of values for it, which would win in every "
+                    "run. Leave it out of one of them.",
+                    key=f"{entry.key}.{key}",
+                )
+
+
+def _check_entries_differ(parts: Mapping[str, Mapping[str, Mapping[str, Any]]], overrides: Mapping[str, Any]) -> None:
+    """Refuse overrides that make equal two rows, or two settings, that differ in the file."""
+    for kind, tables in parts.items() if overrides else ():
+        for (label, a), (other, b) in itertools.combinations(tables.items(), 2):
+            if a != b and merge_tables(a, overrides) == merge_tables(b, overrides):
+                raise ConfigError(
+                    f'--set {" ".join(list_keys(overrides))}: the {kind} "{label}" and "{other}" differ in nothing '
+                    "else, and would be the same run. Leave it out, or compare other rows.",
+                    key=next(list_keys(overrides)),
+                )
+
+
+def _check_names_stay(plan: ComparisonPlan) -> None:
+    """Refuse overrides that name another component for a row or a setting, and so drop its keys."""
+    overrides = plan.run_overrides
+    for run in plan.runs:
+        keys = set(list_keys(run.table))
+        for entry in plan.entries:
+            for key in list_keys(entry.change):
+                if find_value(run.file_table, key) == find_value(entry.change, key) and key not in keys:
+                    raise ConfigError(
+                        f"--set {' '.join(list_keys(overrides))}: {entry.heading} sets {key}, which the override "
+                        "drops. Leave it out, or change the rows.",
+                        key=next(list_keys(overrides)),
+                    )
+    for key in list_choosers(overrides):
+        if len({str(find_value(run.file_table, key)) for run in plan.runs}) > 1:
+            raise ConfigError(
+                f"--set {key}: the rows or settings differ in it, and their labels would be wrong. Leave it out, or "
+                "change the rows.",
+                key=key,
+            )
+
+
+def _check_folders_differ(plan: ComparisonPlan) -> None:
+    if len({run.subfolder for run in plan.runs}) < len(plan.runs):
+        raise ConfigError(
+            "[compare] two runs would have the same folder: give rows different labels, and the lists of the grid "
+            "different values.",
+            key="compare",
+        )
+    if len({make_slug(format_label(values)) for values in plan.tuning}) < len(plan.tuning):
+        raise ConfigError(
+            "[compare.tune] two combinations would have the same folder: give the lists other values.",
+            key="compare.tune",
+        )
+    if len(set(plan.tune_seeds)) < len(plan.tune_seeds):
+        raise ConfigError("[compare] tune_seeds: a seed is given twice.", key="compare.tune_seeds")
+
+
+def _check_run(run: PlannedRun, plan: ComparisonPlan) -> None:
+    try:
+        build(build_method_spec(run.experiment))
+        check_keys(run.experiment)
+    except FleetFitError as error:
+        raise ConfigError(f"{run.name}: {error}", key=error.key, path=error.path) from None
+    target_on = plan.section.target_on
+    if plan.targets and target_on not in ON_THE_WAY and not run.experiment.evaluate.whole:
+        raise ConfigError(
+            f'[compare] target_on: "{target_on}" is measured after the last round only. Set evaluate.whole = true to '
+            f"measure it at every evaluation, or choose one of {', '.join(ON_THE_WAY)}.",
+            key="compare.target_on",
+        )
+
+
+def _check_heads(plan: ComparisonPlan) -> None:
+    """Refuse rows with classifiers of different kinds, unless `compare.differs` mentions heads."""
+    kinds = {}  # of the rows whose model has a parameter `head`
+    for row, table in plan.rows.items():
+        section = parse_experiment(table).model
+        if isinstance(section.name, str):
+            parameter = list_hyperparameters(find_function("models", section.name)[0]).get("head")
+            if parameter is not None:
+                kinds[row] = str(section.settings.get("head", parameter.default))
+    is_declared = re.search(r"\bheads?\b|\bclassifiers?\b", plan.section.differs, re.IGNORECASE)
+    is_tuned = any("model.head" in dict(values) for values in plan.tuning)
+    if not is_declared and (is_tuned or len(set(kinds.values())) > 1):
+        listed = ", ".join(f'"{row}" {kind}' for row, kind in kinds.items())
+        raise ConfigError(
+            "[compare] rows have classifiers of different kinds, which hides the effect of their methods: "
+            f"{listed}. Give all of them one model.head, or mention the heads in compare.differs.",
+            key="model.head",
+        )
+
+
+def _check_splits(plan: ComparisonPlan) -> None:
+    """Refuse rows and settings that are measured on different data."""
+    if any(find_value(make_tables(values), "evaluate.split") for values in plan.tuning):
+        raise ConfigError(
+            "[compare.tune] evaluate.split: values are tried on validation data, and the table is of one split. Set "
+            "evaluate.split once, for the whole file.",
+            key="compare.tune.evaluate.split",
+        )
+    first, *others = plan.first_runs
+    split = first.experiment.evaluate.split
+    for other in others:
+        if other.experiment.evaluate.split != split:
+            raise ConfigError(
+                f'[compare] {first.name} has evaluate.split = "{split}" and {other.name} has '
+                f'"{other.experiment.evaluate.split}": numbers on different data do not rank methods. Give all rows '
+                "and settings one evaluate.split.",
+                key="evaluate.split",
+            )
+
+
+# ---- the check of assembled rows -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """The result of the check of all rows.
+
+    Attributes:
+        notes: Notes on keys that all rows share and no run uses.
+        suppressed_notes: For each row and setting its notes on unused keys that all rows share and another run uses.
+        measured: Measurements for each row and setting, by the check or by earlier runs in the folder.
+    """
+
+    notes: Sequence[str]
+    suppressed_notes: Mapping[RowSetting, Sequence[str]]
+    measured: Mapping[RowSetting, Mapping[str, list[float]]]
+
+
+def check_rows(
+    plan: ComparisonPlan,
+    folder: Path | None = None,
+    on_assembly: Callable[[PlannedRun, Assembly], None] | None = None,
+) -> DryRun:
+    """Assemble each row in each setting once, and refuse keys of the comparison that no run uses.
+
+    Args:
+        plan: The comparison.
+        folder: The comparison's folder, with measurements of earlier runs.
+        on_assembly: Called with each row and setting and its assembly.
+
+    Raises:
+        ConfigError: No run uses a key of a row, a setting, a list of values or an override; or there are values to
+            tune, and no validation data.
+        FleetFitError: A run cannot be assembled.
+    """
+    measured: dict[RowSetting, dict[str, list[float]]] = {}
+    unused: dict[RowSetting, list[tuple[UnusedKey, ...]]] = {}
+    for run in plan.first_runs:
+        measured[run.group], unused[run.group] = _read_measured(run, folder), []
+        for position in dict.fromkeys([0, len(plan.tuning) - 1]):  # a key may have no effect with some values only
+            assembly = _assemble(plan, run, plan.tuning[position], measured[run.group])
+            measured[run.group] |= assembly.experiment.fleet.measured
+            unused[run.group].append(assembly.unused)
+            if position == 0 and on_assembly is not None:
+                on_assembly(run, assembly)
+    notes, used = _check_keys(plan, unused)
+    shared = merge_tables(plan.base, plan.run_overrides)
+
+    def is_used_elsewhere(run: PlannedRun, unused: str) -> bool:
+        keys = [key for key in list_keys(shared) if is_related_key(unused, key)]
+        is_shared = all(find_value(run.table, key) == find_value(shared, key) for key in keys)
+        return bool(keys) and is_shared and used.issuperset(keys)
+
+    suppressed_notes = {
+        run.group: [str(one) for keys in unused[run.group] for one in keys if is_used_elsewhere(run, one.key)]
+        for run in plan.first_runs
+    }
+    return DryRun(notes, suppressed_notes, measured)
+
+
+def _assemble(
+    plan: ComparisonPlan, run: PlannedRun, values: TunedValues, measured: Mapping[str, list[float]]
+) -> Assembly:
+    try:
+        experiment = fill_in_defaults(parse_experiment(merge_tables(run.table, make_tables(values))))
+        assembly = assemble(record_latencies(experiment, {**measured, **experiment.fleet.measured}))
+        parts = assembly.simulation.parts if assembly.simulation is not None else ()
+        if plan.tuning != [()] and not any(len(part.get("validation", ())) for part in parts):
+            raise ConfigError(NO_VALIDATION, key="compare.tune")
+    except FleetFitError as error:
+        error.args = (f"{run.name}: {error}",)
+        raise
+    return assembly
+
+
+def _read_measured(run: PlannedRun, folder: Path | None) -> dict[str, list[float]]:
+    """Return what the folders of a row and setting have measured. A damaged folder is reported when it is run."""
+    measured: dict[str, list[float]] = {}
+    if folder is not None:
+        group = run.subfolder.parent
+        patterns = (f"{group}/*/config.toml", f"{TUNING_FOLDER}/{group}/*/*/config.toml")
+        for config in sorted(path for pattern in patterns for path in folder.glob(pattern)):
+            with contextlib.suppress(FleetFitError):
+                measured |= load(config.parent).experiment.fleet.measured
+    return measured
+
+
+def _check_keys(
+    plan: ComparisonPlan, unused: Mapping[RowSetting, Sequence[Sequence[UnusedKey]]]
+) -> tuple[list[str], set[str]]:
+    """Refuse keys that no run uses; return notes on the shared ones, and the shared keys that some run uses."""
+    first = plan.first_runs
+
+    def find_unused(key: str, runs: Sequence[PlannedRun]) -> UnusedKey | None:
+        reason = None
+        for keys in (keys for run in runs for keys in unused[run.group]):
+            reason = next((one for one in keys if is_related_key(one.key, key)), None)
+            if reason is None:
+                return None
+        return reason
+
+    def refuse(keys: Iterable[str], runs: Sequence[PlannedRun], heading: str, place: str) -> None:
+        for key in keys:
+            if (reason := find_unused(key, runs)) is not None:
+                raise ConfigError(f"{heading} {key}: {reason} Leave it out.", key=f"{place}{key}")
+
+    for entry in plan.entries:
+        runs = plan.select_runs(entry)
+        for key in list_keys(entry.change):
+            if not any(find_value(run.file_table, key) == find_value(entry.change, key) for run in runs):
+                raise ConfigError(
+                    f"{entry.heading} {key}: every setting replaces it. Leave it out, or out of the settings.",
+                    key=f"{entry.key}.{key}",
+                )
+        refuse(list_keys(entry.change), runs, entry.heading, f"{entry.key}.")
+    refuse([key for key in plan.grid if key != "seed"], first, "[compare.grid]", "compare.grid.")
+    tuned = [key for key, _ in plan.tuning[0]]
+    refuse(tuned, first, "[compare.tune]", "compare.tune.")
+    refuse(list_keys(plan.run_overrides), first, "--set", "")
+    reasons = {
+        key: find_unused(key, [run for run in first if find_value(run.table, key) == find_value(plan.base, key)])
+        for key in list_keys(plan.base)
+    }
+    dropped = [
+        f"{key} of the file is in no run: every row names something else in its place."
+        for key in list_keys(plan.base)
+        if not any(find_value(run.table, key) for run in first)
+    ]
+    notes = [*dropped, *dict.fromkeys(str(reason) for reason in reasons.values() if reason is not None)]
+    used = {*list_keys(plan.run_overrides), *(key for key, reason in reasons.items() if reason is None)}
+    return notes, used - {*tuned}
+
+
+def list_plans(file: str | Path, overrides: Sequence[str] = ()) -> list[tuple[list[str], Assembly]]:
+    """Return each plan of a comparison once: the titles of the rows that have it, and an assembly of one of them.
+
+    Raises:
+        FleetFitError: Something does not fit.
+    """
+    plans: dict[str, tuple[list[str], Assembly]] = {}
+
+    def add(run: PlannedRun, assembly: Assembly) -> None:
+        titles, _ = plans.setdefault(assembly.plan.to_toml(), ([], assembly))
+        titles.append(join(*run.group))
+
+    with share_data():
+        check_rows(plan_comparison(file, overrides), on_assembly=add)
+    return list(plans.values())
+
+
+# ---- runs.json: the runs of a comparison, for other processes -------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A run of a comparison, perhaps one that has not started.
+
+    Attributes:
+        subfolder: Its folder, relative to the comparison's.
+        title: Row, setting and seed, or the values that it tries.
+    """
+
+    subfolder: Path
+    title: str
+
+
+@contextlib.contextmanager
+def hold_folder(plan: ComparisonPlan, folder: Path) -> Iterator[None]:
+    """List the runs in the order in which they start, and lock the folder until the end of the block."""
+    runs = [{"place": str(run.subfolder), "title": run.title} for run in (*plan.tuning_runs, *plan.runs)]
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_text(folder / RUNS_FILE, json.dumps({"runs": runs}, indent=1) + "\n")
+    with files.open_in_folder(folder / _LOCK, os.O_RDWR | os.O_CREAT) as file:
+        files.share_lock(file)
+        yield
+
+
+def list_planned_runs(folder: Path) -> list[ListedRun]:
+    """Return the runs of the comparison in a folder; none where the folder has no comparison.
+
+    Raises:
+        RunError: `runs.json` is damaged.
+    """
+    path = folder / RUNS_FILE
+    if not files.is_file(path):
+        return []
+    try:
+        record = PlannedRunsRecord.load(files.parse_json(files.read_text(path)))
+        runs = [ListedRun(Path(run.place), run.title) for run in record.runs]
+        if any(run.subfolder.is_absolute() or ".." in run.subfolder.parts for run in runs):
+            raise ValueError("a place in it is outside of the folder")
+    except (ValueError, OSError) as error:
+        raise RunError(
+            f"{path} is damaged: {error}. The same fleetfit compare command writes it again.",
+            key=getattr(error, "key", None),
+            path=path,
+        ) from None
+    return runs
+
+
+def is_running(folder: Path) -> bool:
+    """Return whether a process writes into a run folder, or runs the comparison in a folder."""
+    return files.is_held(folder / _LOCK)
