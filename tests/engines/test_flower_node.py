@@ -75,7 +75,7 @@ def told(folder: Path, **changes: Any) -> dict[str, Any]:
         ({"memory_limit": "300 XB"}, "300 XB"),
         ({"threads": 0}, "threads"),
         ({"device": "cuda:99"}, "CUDA devices"),
-        ({"budget": "missing.toml"}, "there is no file"),
+        ({"budget": "missing.toml"}, "missing.toml"),
         ({"budget": "200 cheese"}, "budget"),
         ({"budget": {"memory": 0.5}}, '"memory" is no cost'),
     ],
