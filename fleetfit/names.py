@@ -124,22 +124,23 @@ def describe_entry(kind: str, name: str) -> str:
     return (documented.__doc__ or "").strip().partition("\n")[0]
 
 
-def resolve(kind: str, name: str) -> Callable[..., Any]:
+def resolve(kind: str, name: str, key: str | None = None) -> Callable[..., Any]:
     """Return the function of a name.
 
     Args:
         kind: As in `BUILT_IN`, or one without built-in names, such as "hooks".
         name: `identifier`, `package.module:function` or `file.py:function`.
+        key: The key that has the name, for errors; None for the usual one of the kind.
 
     Raises:
-        ConfigError: The name is unknown, malformed, or its module fails to import; its `key` is that of the kind.
+        ConfigError: The name is unknown, malformed, or its module fails to import.
     """
     try:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"a name in {kind} must be text, got {truncate(repr(name))}.")
         return _import_plug_in(kind, name) if ":" in name else _import_built_in(kind, name)
     except ConfigError as error:
-        error.key = error.key or _KEYS.get(kind)
+        error.key = error.key or key or _KEYS.get(kind)
         raise
 
 

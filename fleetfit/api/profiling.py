@@ -283,7 +283,7 @@ def _derive_budget(plan: LevelPlan, levels: Sequence[ProfiledLevel], chosen: int
             "memory_bytes", wishes.memory_bytes * predicted / taken / (1 + tolerance)
         )
         if level.measurement.memory_bytes is None:
-            notes.append("This platform does not tell the memory of a process: memory is as predicted.")
+            notes.append("This platform does not report the memory of a process; the predicted memory is used.")
     if wishes.latency_s is not None and cost != "latency_s":
         timed = {i: one.measurement.latency.median_s for i, one in enumerate(levels) if one.measurement.latency}
         last, problem = max(timed), plan.planned.problem

@@ -25,12 +25,8 @@ def find_function(kind: str, name: Any, where: str = "") -> tuple[Callable[..., 
     if callable(name):
         function, label = name, getattr(name, "__name__", type(name).__name__)
     else:
-        try:
-            function, label = names.resolve(kind, name), str(name)
-        except ConfigError as error:
-            if where == "[data] server":
-                error.key = "data.server.name"
-            raise
+        key = "data.server.name" if where == "[data] server" else None
+        function, label = names.resolve(kind, name, key), str(name)
     if kind == "models":
         check_not_module(function, label)
     return function, label

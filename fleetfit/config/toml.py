@@ -22,16 +22,12 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """
     path = files.parse_path(path)
     try:
-        with path.open("rb") if files.is_open_stream(path) else files.open_file(path) as file:
+        with path.open("rb") if files.is_open_stream(path) else files.open_file(path, ConfigError) as file:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
             raise ConfigError(f"{path} exceeds the {MOST_BYTES >> 20} MB limit for run files.", path=path)
         return parse_toml(content.decode("utf-8-sig"), str(path))
-    except FileNotFoundError:
-        raise ConfigError(f"file {truncate(path, 200)} does not exist.", path=path) from None
-    except IsADirectoryError:
-        raise ConfigError(f"{path} is a folder; a run file is a TOML file.", path=path) from None
-    except OSError as error:
+    except OSError as error:  # in the middle of a file
         raise ConfigError(f"{truncate(path, 200)} cannot be read: {files.format_os_error(error)}.", path=path) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not a TOML file: it is not UTF-8 text.", path=path) from None

@@ -41,8 +41,6 @@ def read_trace(path: str, clients: int) -> np.ndarray:
         raise ConfigError(f"{where}: {path} must end in .csv, .json or .npz.", **place)
     try:
         online = readers[kind](Path(path), clients)
-    except FileNotFoundError:
-        raise ConfigError(f"{where}: file {path} does not exist.", **place) from None
     except OSError as error:
         raise ConfigError(f"{where}: {path} cannot be read: {files.format_os_error(error)}.", **place) from None
     except ConfigError:

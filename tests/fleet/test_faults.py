@@ -169,11 +169,13 @@ class LeavesOut:
 def test_half_of_the_answers_are_lost_and_others_come_twice(lab: Deployment, tmp_path: Path) -> None:
     """By the nodes' own notes: the state has the bits of the answers that came in, each counted once."""
     links = Path(lab.folder).parent / "links"
-    table = run_file(10, deadline_s=3.0)
+    table = run_file(6, deadline_s=12.0)
     table["cohort"] = {"fraction": 1.0, "quorum": 0.6}
     (links / "on").touch()
-    run = finished(lab, "links", table, tmp_path / "run")
-    (links / "on").unlink()
+    try:
+        run = finished(lab, "links", table, tmp_path / "run")
+    finally:
+        (links / "on").unlink()  # the next tests have links that hold
     told = {c: [line.split() for line in (links / name).read_text().splitlines()] for c, name in enumerate(NAMES)}
     asked = {(int(r) - 1, c) for c, lines in told.items() for what, r in lines if what == "asked"}
     lost = {(int(r) - 1, c) for c, lines in told.items() for what, r in lines if what == "lost"}
@@ -184,7 +186,7 @@ def test_half_of_the_answers_are_lost_and_others_come_twice(lab: Deployment, tmp
     assert sum(trained(m) for m in run.metrics) == len(asked - failed)
 
     simulated = assemble(load_experiment({**table, "cohort": {"fraction": 1.0}, "engine": {"name": "local"}}))
-    trace = np.array([[(r, c) in asked for c in range(len(NAMES))] for r in range(10)])
+    trace = np.array([[(r, c) in asked for c in range(len(NAMES))] for r in range(table["rounds"])])
     federation = replace(simulated.federation, connected=lambda r: trace[r])
     engine: Any = LeavesOut(simulated, failed)
     *_, last = rounds.run(federation, engine, simulated.settings, rounds.start(federation))

@@ -83,7 +83,7 @@ def build_partition(experiment: Experiment, data: Data) -> Sequence[Mapping[str,
     clients = section.clients
     if clients is None and section.kind != "natural":
         clients = CLIENTS
-        if sets_client_count(experiment.data.name):
+        if has_data_sized_clients(experiment):
             samples = len(data.split("train"))
             enough = samples >= MIN_COHORT * MIN_SAMPLES
             clients = max(1, min(CLIENTS, samples // MIN_SAMPLES if enough else min(MIN_COHORT, samples)))
