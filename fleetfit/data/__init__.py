@@ -2,7 +2,7 @@
 
     sets/         the public data sets, each by its name or a family of them in one file: mnist, cifar, femnist, ...
     files/        the kinds of files that anybody has: images, text, plain_text, arrays (each a `data.name` too), and
-                  what reads them: parquet, leaf, sounds, tokens; places says where the files of a set lie
+                  what reads them: parquet, leaf, sounds, tokens, memory; places says where the files of a set lie
     dataset.py    Data, which all of them return: what it must be, one client's share, the way to worker processes
     splits.py     train, validation, test: what is held out
     partition.py  how the splits are divided among clients

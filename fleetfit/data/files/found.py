@@ -7,7 +7,7 @@ import inspect
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def _of_folder(place: Path, given: Found) -> Found:
     if any(name.endswith(".npy") for name in names):
         return _of_arrays(place, given, f"{place} has no array of samples and one of labels")
     try:
-        tables = table.files_of(place)
+        tables = table.find_files(place)
     except DataError:
         tables = {}
     if tables:
@@ -147,7 +147,7 @@ def _standardised(place: Path, given: Found) -> Found:
     tokens = given.get("vocabulary") or given.get("task") == "next_token"
     if first is None or tokens or given.get("mean") or given.get("std"):
         return names  # whoever reads them says what is there
-    samples = arrays.one(first)
+    samples = arrays.load(first)
     numbers = samples.dtype.kind in "biuf" and samples.dtype != "uint8"
     return {**names, "standardise": True} if numbers and samples.ndim in (2, 3) else names
 
@@ -166,7 +166,7 @@ def _of_rows(first: Path, place: Path, given: Found) -> Found:
 
     The label that somebody gave is none of the texts, and keys that only a table takes make it one.
     """
-    columns = dict(_columns(first))
+    columns = table.guess_kinds(first)
     if any(kind == "image" for kind in columns.values()):
         return {"name": "images", "folder": str(place)}
     if _says_table(given):
@@ -225,11 +225,3 @@ def _feature(value: Mapping[str, Any]) -> str:
     if kind == "ClassLabel":
         return "classes"
     return "string" if value.get("dtype") in ("string", "large_string") else "number"
-
-
-def _columns(file: Path) -> Iterator[tuple[str, str]]:
-    """Yield the columns of a file of rows: "image", "text" (long, and different nearly everywhere) or "other"."""
-    if file.suffix.lower() == ".parquet":
-        yield from table.kinds_in_parquet(file)
-    else:
-        yield from table.kinds_in_first_rows(file)

@@ -105,7 +105,7 @@ def images(
 
     Raises:
         DataError: A file, a column or an image is missing or wrong, or a share is out of range.
-        MissingExtra: pyarrow or Pillow is not installed, or `datasets` is not and `hub` is set.
+        MissingExtra: Pillow is not installed, or `datasets` is not and `hub` is set.
     """
     path = from_hub(folder.rpartition("/")[2], folder) if hub else set_folder(folder)
     name = folder.rpartition("/")[2] if hub else path.resolve().name
@@ -348,14 +348,14 @@ def read_parquet(
 
     Raises:
         DataError: A file, a column or an image is missing or wrong.
-        MissingExtra: pyarrow or Pillow is not installed.
+        MissingExtra: Pillow is not installed.
     """
     form.check(name)
     there = {split: paths for split, paths in locate(name, folder).items() if split in splits}
     files = [parquet.File(path) for paths in there.values() for path in paths]
     image = files[0].column(image, _IMAGE, "image")
     label = files[0].column(label, _LABEL, "label")
-    y, classes, class_names = parquet.labels_of(files, label)
+    y, classes, class_names = parquet.read_labels(files, label)
     return LabelledImages(
         x=pictures(
             name, files, image, form, lambda: [file.path for file in files], lambda: unpacked(name, files, image)
@@ -364,7 +364,7 @@ def read_parquet(
         sizes={split: sum(file.rows for file in files if file.path in paths) for split, paths in there.items()},
         classes=classes,
         class_names=class_names,
-        groups=None if groups is None else parquet.numbered(parquet.values_of(files, groups))[0],
+        groups=None if groups is None else parquet.encode_values(parquet.read_values(files, groups))[0],
     )
 
 

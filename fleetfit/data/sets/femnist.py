@@ -62,7 +62,7 @@ def femnist(
 
     Raises:
         DataError: The files are missing or wrong, or a share is out of range.
-        MissingExtra: pyarrow or Pillow is not installed, or `datasets` is not and the set has to be downloaded.
+        MissingExtra: Pillow is not installed, or `datasets` is not and the set has to be downloaded.
     """
     given = None if folder is None else str(set_folder(folder))
     place = folder_of("femnist", given, hub, HUB, found=_look)

@@ -51,7 +51,7 @@ def imagenet(
 
     Raises:
         DataError: The files are missing or wrong, or a parameter is out of range.
-        MissingExtra: Pillow or pyarrow is not installed, or `datasets` is not and the set has to be downloaded.
+        MissingExtra: Pillow is not installed, or `datasets` is not and the set has to be downloaded.
     """
     form = Form(size, 3, centre, lazy, upright=exif_orientation)
     place = found_folder("imagenet", folder)

@@ -67,7 +67,7 @@ def _grey(
 
     Raises:
         DataError: The files are missing or wrong, or `validation` is out of range.
-        MissingExtra: pyarrow or Pillow is not installed, or `datasets` is not and the set has to be downloaded.
+        MissingExtra: Pillow is not installed, or `datasets` is not and the set has to be downloaded.
     """
     return named(name, FACTS[name], repository, folder, 1, "label", validation, augment, seed, mean, std, resize,
                  samples, hub)  # fmt: skip

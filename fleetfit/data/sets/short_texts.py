@@ -80,7 +80,7 @@ def _texts(
 
     Raises:
         DataError: The files or the tokeniser are missing or wrong, or a number is out of range.
-        MissingExtra: pyarrow, or what the tokeniser or the hub needs, is not installed.
+        MissingExtra: What the tokeniser or the hub needs is not installed.
     """
     return named(name, FACTS[name], repository, folder, class_names, tokenizer, vocabulary, length, samples, validation,
                  seed, hub)  # fmt: skip

@@ -79,7 +79,7 @@ def speech_commands(
 
     Raises:
         DataError: The files are missing or wrong, or a parameter is out of range.
-        MissingExtra: soundfile or pyarrow is not installed, or `datasets` is not and the set has to be downloaded.
+        MissingExtra: soundfile is not installed, or `datasets` is not and the set has to be downloaded.
     """
     if division not in ("official", "speakers"):
         raise DataError(f'division must be "official" or "speakers", got {division!r}.', key="division")
@@ -165,7 +165,7 @@ def _of_folder(folder: Path) -> _OnDisk:
     files = [file for _, _, file in found]
     return _OnDisk(
         y=np.array([label for _, label, _ in found], dtype=np.int64),
-        speakers=parquet.numbered(np.array([file.stem.partition("_nohash_")[0] for file in files]))[0],
+        speakers=parquet.encode_values(np.array([file.stem.partition("_nohash_")[0] for file in files]))[0],
         words=tuple(words),
         sizes={split: size for split, size in sizes.items() if size},
         files=files,
@@ -177,10 +177,10 @@ def _of_parquet(folder: str | None) -> _OnDisk:
     there = locate("speech_commands", folder)
     files = [parquet.File(path) for paths in there.values() for path in paths]
     audio, label = files[0].column(None, ("audio",), "audio"), files[0].column(None, ("label",), "label")
-    y, _, words = parquet.labels_of(files, label)
+    y, _, words = parquet.read_labels(files, label)
     used = np.array([not name.startswith("_") for name in words])[y] if words else np.ones(len(y), dtype=bool)
     kept_words = np.unique(y[used]) if not used.all() else np.arange(max(len(words), int(y.max(initial=0)) + 1))
-    speakers = parquet.values_of(files, "speaker_id", missing="")[used]
+    speakers = parquet.read_values(files, "speaker_id", missing="")[used]
     sizes, start = {}, 0
     for split, paths in there.items():
         rows = sum(file.rows for file in files if file.path in paths)
@@ -188,7 +188,7 @@ def _of_parquet(folder: str | None) -> _OnDisk:
         start += rows
     return _OnDisk(
         y=np.searchsorted(kept_words, y[used]).astype(np.int64),
-        speakers=parquet.numbered(speakers)[0],
+        speakers=parquet.encode_values(speakers)[0],
         words=tuple(words[i] if words else str(i) for i in kept_words),
         sizes={split: size for split, size in sizes.items() if size},
         files=[file.path for file in files],
