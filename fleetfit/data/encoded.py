@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetfit.data import cache
-from fleetfit.data.cache import Allocate, kept
+from fleetfit.data.cache import Allocate, load_folder
 from fleetfit.errors import DataError, format_cause, import_optional
 from fleetfit.machine import available_cores
 
@@ -500,4 +500,4 @@ def unpacked(name: str, files: Sequence[Source], column: str) -> Rows:
         sources = tuple((str(path), int(first)) for path, first in json.loads((folder / "sources.json").read_text()))
         return Rows(folder / "images.bin", offsets, sources)
 
-    return kept(cache.key(name, [file.path for file in files], ["encoded", column], suffix=""), build, load)
+    return load_folder(cache.make_key(name, [file.path for file in files], ["encoded", column], suffix=""), build, load)

@@ -19,8 +19,8 @@ from support import Expected, raises
 import fleetfit as ff
 from fleetfit.data import Data, Encoded
 from fleetfit.data import encoded as encoded_module
-from fleetfit.data.augment import augmented, draws, patch
-from fleetfit.data.dataset import restored, store
+from fleetfit.data.augment import augment_batch, draw_crop_numbers, find_crop
+from fleetfit.data.dataset import load_data, save_data
 from fleetfit.data.encoded import Files
 from fleetfit.data.files import images as images_module
 from fleetfit.data.files.images import images
@@ -138,8 +138,8 @@ def test_classes_without_splits_and_one_folder_deeper(folders: Path) -> None:
 
 def test_the_index_is_made_once_and_anew_when_files_come(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = images(str(folders), size=8, lazy=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(images_module, "_write_index", None)
+    with monkeypatch.context() as find_crop:
+        find_crop.setattr(images_module, "_write_index", None)
         assert torch.equal(all_of(images(str(folders), size=8, lazy=True)), all_of(first))
     shutil.copy(folders / "train" / "n01" / "n01_0.JPEG", folders / "train" / "n01" / "n01_9.JPEG")
     assert len(images(str(folders), size=8, lazy=True).x) == len(first.x) + 1
@@ -308,11 +308,11 @@ def test_stored_by_reference(layout: str, request: pytest.FixtureRequest, tmp_pa
     data = images(str(folder), size=16, lazy=True, augment="resized-crop")
     target = tmp_path / "setup"
     target.mkdir()
-    nest = json.loads(json.dumps(store(data, target)["encoded"]))
+    nest = json.loads(json.dumps(save_data(data, target)["encoded"]))
     assert decoded == []
     assert sum(file.stat().st_size for file in target.iterdir()) < 2000
-    rest = store(data, target)
-    again = restored({**rest, "encoded": nest}, target)
+    rest = save_data(data, target)
+    again = load_data({**rest, "encoded": nest}, target)
     assert torch.equal(all_of(again), all_of(data)) and again.augment == "resized-crop"
     rng = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
     assert torch.equal(again.batch(torch.arange(9), rng[0])[0], data.batch(torch.arange(9), rng[1])[0])
@@ -347,8 +347,8 @@ def test_two_rounds_in_worker_processes(folders: Path, tmp_path: Path) -> None:
 
 @given(width=st.integers(1, 600), height=st.integers(1, 600), seed=st.integers(0, 1000))
 def test_a_patch_lies_inside_and_has_its_share(width: int, height: int, seed: int) -> None:
-    numbers = draws(1, torch.Generator().manual_seed(seed))[0]
-    left, top, wide, tall, _ = patch(numbers, width, height)
+    numbers = draw_crop_numbers(1, torch.Generator().manual_seed(seed))[0]
+    left, top, wide, tall, _ = find_crop(numbers, width, height)
     assert 0 <= left <= left + wide <= width and 0 <= top <= top + tall <= height and wide > 0 and tall > 0
     if min(width, height) > 100 and max(width, height) < 1.3 * min(width, height):  # rounding to pixels is small
         assert 0.07 < wide * tall / (width * height) <= 1.01
@@ -357,8 +357,8 @@ def test_a_patch_lies_inside_and_has_its_share(width: int, height: int, seed: in
 
 def test_patches_are_spread_as_they_should_be() -> None:
     """On a large square nothing is redrawn for a share below 3/4: then share, log ratio and place are uniform."""
-    numbers = draws(20_000, torch.Generator().manual_seed(0))
-    found = np.array([patch(row, 4000, 4000) for row in numbers], dtype=np.float64)
+    numbers = draw_crop_numbers(20_000, torch.Generator().manual_seed(0))
+    found = np.array([find_crop(row, 4000, 4000) for row in numbers], dtype=np.float64)
     left, top, wide, tall, mirrored = found.T
     share, ratio = wide * tall / 4000**2, np.log(wide / tall)
     kept = share < 0.7
@@ -371,20 +371,20 @@ def test_patches_are_spread_as_they_should_be() -> None:
 
 
 def test_an_image_too_narrow_gets_its_middle() -> None:
-    numbers = draws(1, torch.Generator().manual_seed(0))[0]
-    assert patch(numbers, 1000, 10)[:4] == ((1000 - 13) // 2, 0, 13, 10)
-    assert patch(numbers, 10, 1000)[:4] == (0, (1000 - 13) // 2, 10, 13)
+    numbers = draw_crop_numbers(1, torch.Generator().manual_seed(0))[0]
+    assert find_crop(numbers, 1000, 10)[:4] == ((1000 - 13) // 2, 0, 13, 10)
+    assert find_crop(numbers, 10, 1000)[:4] == (0, (1000 - 13) // 2, 10, 13)
 
 
 def test_encoded_images_are_cut_before_they_are_resized(folders: Path) -> None:
     data = images(str(folders), size=12, lazy=True, augment="resized-crop", mean=(0.0,), std=(1 / 255,))
     indices = torch.arange(12)
-    numbers = draws(12, torch.Generator().manual_seed(5))
+    numbers = draw_crop_numbers(12, torch.Generator().manual_seed(5))
     got = data.batch(indices, torch.Generator().manual_seed(5))[0]
     names = sorted((folders / "train").glob("*/*.JPEG"))
     for row, name in enumerate(names):
         whole = Image.open(name).convert("RGB")
-        left, top, wide, tall, mirrored = patch(numbers[row], *whole.size)
+        left, top, wide, tall, mirrored = find_crop(numbers[row], *whole.size)
         part = whole.resize((12, 12), Image.Resampling.BILINEAR, box=(left, top, left + wide, top + tall))
         part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else part
         assert np.allclose(got[row].numpy(), np.asarray(part).transpose(2, 0, 1), atol=1e-3)
@@ -397,14 +397,14 @@ def test_encoded_images_are_cut_before_they_are_resized(folders: Path) -> None:
 def test_images_in_memory_are_interpolated(height: int, width: int, seed: int) -> None:
     """Against torch's own interpolation of each patch: half a step of 1/256 pixel and rounding apart."""
     x = torch.randint(0, 256, (4, 3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
-    numbers = draws(4, torch.Generator().manual_seed(seed))
-    got = augmented(x, "resized-crop", torch.Generator().manual_seed(seed))
+    numbers = draw_crop_numbers(4, torch.Generator().manual_seed(seed))
+    got = augment_batch(x, "resized-crop", torch.Generator().manual_seed(seed))
     assert got.dtype == torch.uint8 and got.shape == x.shape
-    floats = augmented(x.double(), "resized-crop", torch.Generator().manual_seed(seed))
+    floats = augment_batch(x.double(), "resized-crop", torch.Generator().manual_seed(seed))
     assert floats.dtype == torch.float64
     assert (got.double() - floats).abs().max() <= 0.5 + 1e-3  # rounded, not cut off
     for row in range(4):
-        left, top, wide, tall, mirrored = patch(numbers[row], width, height)
+        left, top, wide, tall, mirrored = find_crop(numbers[row], width, height)
         part = x[row : row + 1, :, top : top + tall, left : left + wide].double()
         whole = torch.nn.functional.interpolate(part, (height, width), mode="bilinear", align_corners=False)[0]
         expected = whole.flip(2) if mirrored else whole

@@ -12,7 +12,7 @@ import torch
 from support import Expected, raises
 
 from fleetfit.data import Data, partition
-from fleetfit.data.files import places
+from fleetfit.data.files import folders
 from fleetfit.data.sets import femnist
 from fleetfit.errors import DataError
 
@@ -164,7 +164,7 @@ def test_from_the_hub_where_it_is_nowhere_else(monkeypatch: pytest.MonkeyPatch, 
         asked.append((name, *more))
         return whole[0]
 
-    monkeypatch.setattr(places, "from_hub", downloaded)
+    monkeypatch.setattr(folders, "download", downloaded)
     with raises(DataError, "hub = true", key="hub"):
         femnist.femnist()
     assert len(femnist.femnist(hub=True).x) == 40

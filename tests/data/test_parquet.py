@@ -11,8 +11,8 @@ import torch
 from support import Expected, raises
 
 from fleetfit.data import encoded
+from fleetfit.data.files import folders, parquet
 from fleetfit.data.files import images as images_module
-from fleetfit.data.files import parquet, places
 from fleetfit.data.files.images import images
 from fleetfit.data.sets.cifar import cifar10, cifar100
 from fleetfit.data.sets.mnist import FACTS, fashion_mnist, mnist
@@ -287,8 +287,8 @@ def test_from_the_hub(tmp_path: Path, write: Write, picture: Picture, monkeypatc
         asked.append(name)
         return tmp_path / "copy"
 
-    monkeypatch.setattr(places, "from_hub", downloaded)
-    monkeypatch.setattr(images_module, "from_hub", downloaded)
+    monkeypatch.setattr(folders, "download", downloaded)
+    monkeypatch.setattr(images_module, "download", downloaded)
     assert len(cifar10(hub=True).x) == 20
     assert asked.pop() == ("cifar10", "uoft-cs/cifar10", None, None)
     assert len(cifar10(str(tmp_path / "copy"), hub=True).x) == 20 and not asked

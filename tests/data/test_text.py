@@ -25,7 +25,7 @@ from fleetfit.config import load_experiment
 from fleetfit.data import Data, partition
 from fleetfit.data.files import text as text_module
 from fleetfit.data.files import tokens
-from fleetfit.data.files.found import found_at
+from fleetfit.data.files.detect import detect_format
 from fleetfit.data.files.text import read_corpus, text
 from fleetfit.data.files.tokens import word_pieces
 from fleetfit.data.sets.short_texts import ag_news, sst2
@@ -93,7 +93,7 @@ def test_the_label_that_somebody_gives_says_what_the_texts_are(tmp_path: Path) -
         assert load(Path(place), text="text", label="sentiment").class_names == ("bad", "good")
         dropped = load_experiment({"data": {"path": place, "label": "sentiment", "drop": ["text"]}}).data
         assert (dropped.name, dropped.settings["drop"]) == ("table", ["text"])
-        assert found_at(place)["name"] == found_at(place, {"label": "nobody's"})["name"] == "table"
+        assert detect_format(place)["name"] == detect_format(place, {"label": "nobody's"})["name"] == "table"
     section = {"path": str(tmp_path / "reviews.csv"), "label": "sentiment", "partition": {"kind": "iid", "clients": 2}}
     keys: dict[str, Any] = {"method": "fedavg", "fleet": {"groups": [{"budget": 1.0}]}, "evaluate": {"every": 0}}
     model = {"name": "bert", "hidden": 8, "layers": 2, "attention_heads": 2, "intermediate": 8}
@@ -105,8 +105,12 @@ def test_the_label_of_what_datasets_saved_is_the_given_one(tmp_path: Path) -> No
     columns = {"label": TEXTS, "sentiment": LABELS}
     pytest.importorskip("datasets").Dataset.from_dict(columns).save_to_disk(str(tmp_path / "saved"))
     given = {"label": "sentiment"}
-    assert found_at(str(tmp_path / "saved"), given) == {**found_at(str(tmp_path / "saved")), **given, "text": "label"}
-    assert found_at(str(tmp_path / "saved"), {**given, "drop": ["label"]})["name"] == "table"
+    assert detect_format(str(tmp_path / "saved"), given) == {
+        **detect_format(str(tmp_path / "saved")),
+        **given,
+        "text": "label",
+    }
+    assert detect_format(str(tmp_path / "saved"), {**given, "drop": ["label"]})["name"] == "table"
 
 
 # ---- layouts -----------------------------------------------------------------------------------------------------

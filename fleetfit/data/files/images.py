@@ -25,20 +25,20 @@ import torch
 from numpy.typing import NDArray
 
 from fleetfit.data import cache
-from fleetfit.data.cache import kept
+from fleetfit.data.cache import load_folder
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.encoded import Encoded, Files, ImageSource, Origin, Source, decode, opened, read_size, unpacked
 from fleetfit.data.files import parquet
-from fleetfit.data.files.places import (
-    class_folders,
-    folder_of,
-    from_hub,
+from fleetfit.data.files.folders import (
+    convert_saved_dataset,
+    download,
+    find_or_download,
+    find_parquet_files,
     is_system_name,
-    locate,
-    readable,
-    set_folder,
+    list_class_folders,
+    resolve_folder,
 )
-from fleetfit.data.splits import ALIASES, SPLITS, completed, drawn, hold_out, notes_on_empty
+from fleetfit.data.splits import ALIASES, SPLITS, fill_missing_splits, hold_out, make_empty_split_notes, subsample
 from fleetfit.errors import DataError, MissingExtra, quote_some
 
 _MOST_BYTES = 4 << 30  # of the known sets that are read whole
@@ -107,9 +107,9 @@ def images(
         DataError: A file, a column or an image is missing or wrong, or a share is out of range.
         MissingExtra: pyarrow or Pillow is not installed, or `datasets` is not and `hub` is set.
     """
-    path = from_hub(folder.rpartition("/")[2], folder) if hub else set_folder(folder)
+    path = download(folder.rpartition("/")[2], folder) if hub else resolve_folder(folder)
     name = folder.rpartition("/")[2] if hub else path.resolve().name
-    path = readable(path)
+    path = convert_saved_dataset(path)
     form = Form(size, channels, centre, lazy, upright=exif_orientation)
     if path.is_dir() and has_class_folders(path):
         if (image, label, groups) != (None, None, None):
@@ -145,7 +145,7 @@ def named(
         DataError: As `images`, or the files are those of another set, or there is no test file.
         MissingExtra: As `images`.
     """
-    folder = folder_of(name, folder, hub, repository)
+    folder = find_or_download(name, folder, hub, repository)
     table = read_parquet(name, folder, label=label, form=Form(channels=channels, lazy=False, most_bytes=_MOST_BYTES))
     height, width = table.x.shape[2:]
     if f"{height}x{width}" != facts.resolution or table.classes != facts.classes:
@@ -174,9 +174,9 @@ def from_table(
     if resize is not None and resize < 1:
         raise DataError(f"{name}: resize must be at least 1 pixel, got {resize}.", key="resize")
     strata = table.y if table.groups is None else table.groups
-    splits = completed(table.sizes, strata, validation if samples is None else 0.0, test, seed)
+    splits = fill_missing_splits(table.sizes, strata, validation if samples is None else 0.0, test, seed)
     if samples is not None:
-        splits["train"] = drawn(name, splits["train"], table.y[splits["train"]], samples, seed)
+        splits["train"] = subsample(name, splits["train"], table.y[splits["train"]], samples, seed)
         if not len(splits["validation"]):
             rest = splits["train"]
             splits["train"], splits["validation"] = hold_out(rest, strata[rest], validation, seed)
@@ -192,7 +192,7 @@ def from_table(
         std=std,
         augment=None if augment == "none" else augment,
         resize=None if resize is None else (resize, resize),
-        notes=(*table.notes, *notes_on_empty(name, table.sizes)),
+        notes=(*table.notes, *make_empty_split_notes(name, table.sizes)),
     )
 
 
@@ -295,8 +295,8 @@ def pictures(
         if form.lazy or rows * math.prod(shape) > LAZY_ABOVE:
             return Encoded(places(), shape, form.centre if form.size else None, form.upright)
     try:
-        return cache.cached(
-            cache.key(name, stamps(), [column, form.size, form.channels, form.centre, form.upright]),
+        return cache.load_array(
+            cache.make_key(name, stamps(), [column, form.size, form.channels, form.centre, form.upright]),
             rows,
             lambda allocate: decode(sources, column, form.size, form.channels, allocate, form.centre, form.upright),
         )
@@ -351,7 +351,7 @@ def read_parquet(
         MissingExtra: pyarrow or Pillow is not installed.
     """
     form.check(name)
-    there = {split: paths for split, paths in locate(name, folder).items() if split in splits}
+    there = {split: paths for split, paths in find_parquet_files(name, folder).items() if split in splits}
     files = [parquet.File(path) for paths in there.values() for path in paths]
     image = files[0].column(image, _IMAGE, "image")
     label = files[0].column(label, _LABEL, "label")
@@ -374,7 +374,11 @@ def read_parquet(
 def has_class_folders(folder: Path) -> bool:
     """Return whether a folder looks like this layout."""
     train = folder / "train"
-    return bool(class_folders(train)) if train.is_dir() else any(_images_of(place) for place in class_folders(folder))
+    return (
+        bool(list_class_folders(train))
+        if train.is_dir()
+        else any(_images_of(place) for place in list_class_folders(folder))
+    )
 
 
 def sizes_of_some(folder: Path, most: int = 64, upright: bool = True) -> list[tuple[int, int]]:
@@ -386,7 +390,7 @@ def sizes_of_some(folder: Path, most: int = 64, upright: bool = True) -> list[tu
         upright: Whether images are turned as their EXIF orientation says.
     """
     place = _split_folders(folder.name, folder)["train"]
-    classes = class_folders(place)
+    classes = list_class_folders(place)
     found = []
     for one in classes[:: max(1, len(classes) // most)]:
         names = _images_of(one)
@@ -415,10 +419,10 @@ def read_class_folders(name: str, folder: Path, form: Form) -> LabelledImages:
     form.check(name)
     folder = folder.resolve()
     places = _split_folders(name, folder)
-    classes = [place.name for place in class_folders(places["train"])]
+    classes = [place.name for place in list_class_folders(places["train"])]
     seen = [deep for place in places.values() for deep in (place, *_with_images(place))]
-    stem = cache.key(name, seen, ["class folders", *places, *classes], suffix="")
-    names, y, sizes = kept(stem, lambda target: _write_index(target, folder, places, classes), _read_index)
+    stem = cache.make_key(name, seen, ["class folders", *places, *classes], suffix="")
+    names, y, sizes = load_folder(stem, lambda target: _write_index(target, folder, places, classes), _read_index)
     counts = np.bincount(y[: sizes["train"]], minlength=len(classes))
     source = _Images(Files(folder, names))
     return LabelledImages(
@@ -468,7 +472,7 @@ class _Images:
 
 def _with_images(place: Path) -> list[Path]:
     """Return the folders in which a split's images lie, class by class."""
-    return [deep for one in class_folders(place) for deep in (one, one / "images") if deep.is_dir()]
+    return [deep for one in list_class_folders(place) for deep in (one, one / "images") if deep.is_dir()]
 
 
 def _images_of(place: Path) -> list[str]:
@@ -487,12 +491,12 @@ def _split_folders(name: str, folder: Path) -> dict[str, Path]:
     found = {}
     for split, aliases in ALIASES.items():
         place = next((folder / alias for alias in aliases if (folder / alias).is_dir()), None)
-        if place is None or (split == "test" and not class_folders(place)):
+        if place is None or (split == "test" and not list_class_folders(place)):
             continue
         found[split] = place
     if "train" not in found:
         return {"train": folder}
-    lacking = [place for place in found.values() if not any(_images_of(one) for one in class_folders(place))]
+    lacking = [place for place in found.values() if not any(_images_of(one) for one in list_class_folders(place))]
     if lacking:
         raise DataError(
             f"{name}: {lacking[0]} has no class folders with images in them. Put the images of each class into a "
@@ -510,7 +514,7 @@ def _write_index(target: Path, folder: Path, places: dict[str, Path], classes: l
     sizes = {}
     for split, place in places.items():
         before = len(names)
-        for one in class_folders(place):
+        for one in list_class_folders(place):
             if one.name not in label:
                 raise DataError(f"{one}: this class is not among the training images in {places['train']}.", path=one)
             images = [os.fsencode((one / name).relative_to(folder)) for name in _images_of(one)]

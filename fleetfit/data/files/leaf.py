@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit import files
-from fleetfit.data.files.places import sample_files
+from fleetfit.data.files.folders import list_sample_files
 from fleetfit.errors import DataError
 from fleetfit.files import parse_json
 
@@ -29,11 +29,11 @@ def leaf_files(folder: Path) -> dict[str, list[Path]]:
     if folder.is_file():
         return {"train": [folder]} if folder.suffix == ".json" else {}
     for place in (folder / "data", folder):
-        found = {split: sample_files(place / split, "*.json") for split in ("train", "test")}
+        found = {split: list_sample_files(place / split, "*.json") for split in ("train", "test")}
         if found["train"]:
             return {split: files for split, files in found.items() if files}
         for whole in _WHOLE:
-            files = [file for file in sample_files(place / whole, "*.json") if _is_leaf(file)]
+            files = [file for file in list_sample_files(place / whole, "*.json") if _is_leaf(file)]
             if files:
                 return {"train": files}
     return {}

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from fleetfit.data.dataset import NOT_SCORED, Data, Facts
-from fleetfit.data.files.places import sample_files, set_folder
+from fleetfit.data.files.folders import list_sample_files, resolve_folder
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import DataError
 from fleetfit.files import read_text
@@ -61,10 +61,10 @@ def plain_text(
     Raises:
         DataError: A file is missing or is no text in UTF-8, or a number is out of range.
     """
-    path = set_folder(folder)
+    path = resolve_folder(folder)
     name = path.resolve().stem if path.is_file() else path.resolve().name
     check_windows(name, length, level, score)
-    files = [path] if path.is_file() else sample_files(path, "**/*.txt")
+    files = [path] if path.is_file() else list_sample_files(path, "**/*.txt")
     if not files:
         raise DataError(f"{name}: {path} is neither a file nor a folder with .txt files.", path=path)
     groups = []

@@ -23,9 +23,17 @@ from numpy.typing import NDArray
 from fleetfit import files
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files import parquet
-from fleetfit.data.files.places import class_folders, folder_of, from_hub, locate, readable, sample_files, set_folder
+from fleetfit.data.files.folders import (
+    convert_saved_dataset,
+    download,
+    find_or_download,
+    find_parquet_files,
+    list_class_folders,
+    list_sample_files,
+    resolve_folder,
+)
 from fleetfit.data.files.tokens import encoded
-from fleetfit.data.splits import ALIASES, completed, drawn, hold_out
+from fleetfit.data.splits import ALIASES, fill_missing_splits, hold_out, subsample
 from fleetfit.errors import DataError, import_optional
 from fleetfit.files import parse_path, read_text
 
@@ -84,11 +92,11 @@ def text(
     """
     if hub:
         name = folder.rpartition("/")[2]
-        path = from_hub(name, folder)
+        path = download(name, folder)
     else:
-        path = set_folder(folder)
+        path = resolve_folder(folder)
         name = path.resolve().stem if path.is_file() else path.resolve().name
-        path = readable(path)
+        path = convert_saved_dataset(path)
     corpus = read_corpus(name, path, text, label, groups, header)
     data = from_corpus(name, corpus, tokenizer, vocabulary, length, samples, validation, test, seed)
     others = [file.name for file in corpus.files if file.suffix not in (".csv", ".tsv")]
@@ -121,7 +129,7 @@ def named(
         MissingExtra: As `text`.
     """
     path = _place(name, folder)
-    if (place := folder_of(name, folder, hub, repository, found=lambda *_: located(name, path))) != folder:
+    if (place := find_or_download(name, folder, hub, repository, find=lambda *_: located(name, path))) != folder:
         path = _place(name, place)
     corpus = read_corpus(name, path)
     if corpus.classes != facts.classes:
@@ -157,9 +165,9 @@ def from_corpus(
     """Return the texts of the files as a data set; see `text`."""
     sizes, y = corpus.sizes, corpus.y
     strata = y if corpus.groups is None else corpus.groups
-    splits = completed(sizes, strata, 0.0, test, seed)
+    splits = fill_missing_splits(sizes, strata, 0.0, test, seed)
     if samples is not None:
-        splits["train"] = drawn(name, splits["train"], y[splits["train"]], samples, seed)
+        splits["train"] = subsample(name, splits["train"], y[splits["train"]], samples, seed)
     if not len(splits["validation"]):
         rest = splits["train"]
         splits["train"], splits["validation"] = hold_out(rest, strata[rest], validation, seed)
@@ -415,7 +423,7 @@ def located(name: str, path: Path | None) -> dict[str, list[Path]]:
         DataError: There are none.
     """
     if path is None:
-        return locate(name, None)
+        return find_parquet_files(name, None)
     if path.is_file():
         return {"train": [path]}
     for suffix in SUFFIXES[1:]:
@@ -425,7 +433,7 @@ def located(name: str, path: Path | None) -> dict[str, list[Path]]:
             if found["train"]:
                 return {split: files[:1] for split, files in found.items() if files}
     try:
-        return locate(name, str(path))
+        return find_parquet_files(name, str(path))
     except DataError as error:
         raise DataError(
             f"{error} Nor is there a train file that ends in {', '.join(SUFFIXES[1:])}, nor a folder of .txt files for "
@@ -502,7 +510,9 @@ def has_text_folders(path: Path) -> bool:
 def _text_files(path: Path) -> dict[str, list[Path]]:
     if not path.is_dir():
         return {}
-    found = {place.name: sample_files(place, "*.txt") for place in class_folders(path) if place.name != _UNLABELLED}
+    found = {
+        place.name: list_sample_files(place, "*.txt") for place in list_class_folders(path) if place.name != _UNLABELLED
+    }
     return {name: files for name, files in found.items() if files}
 
 

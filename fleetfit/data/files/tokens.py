@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetfit.data import cache
-from fleetfit.data.cache import kept
+from fleetfit.data.cache import load_folder
 from fleetfit.errors import DataError, FleetFitError, MissingExtra, format_cause, import_optional
 from fleetfit.files import parse_path
 
@@ -113,7 +113,7 @@ def encoded(
             raise ValueError(f"{folder} holds {x.dtype} {x.shape}")
         return Tokens(x, int(facts["vocabulary"]), int(facts["padding"]), str(folder / "tokenizer.json"))
 
-    return kept(cache.key(name, [*files, *own], marks, suffix=""), build, load)
+    return load_folder(cache.make_key(name, [*files, *own], marks, suffix=""), build, load)
 
 
 def _version() -> str:

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetfit.data import cache
-from fleetfit.data.cache import kept
+from fleetfit.data.cache import load_folder
 from fleetfit.data.dataset import Data, Facts
+from fleetfit.data.files.folders import find_or_download, find_parquet_files, find_set_folder, resolve_folder
 from fleetfit.data.files.images import Form, LabelledImages, from_table, read_parquet
 from fleetfit.data.files.leaf import leaf_files, leaf_users
-from fleetfit.data.files.places import folder_of, found_folder, locate, set_folder
 from fleetfit.errors import DataError
 
 FACTS = Facts(
@@ -64,8 +64,8 @@ def femnist(
         DataError: The files are missing or wrong, or a share is out of range.
         MissingExtra: pyarrow or Pillow is not installed, or `datasets` is not and the set has to be downloaded.
     """
-    given = None if folder is None else str(set_folder(folder))
-    place = folder_of("femnist", given, hub, HUB, found=_look)
+    given = None if folder is None else str(resolve_folder(folder))
+    place = find_or_download("femnist", given, hub, HUB, find=_look)
     leaf = _leaf(place)
     if leaf:
         table = _from_json(leaf)
@@ -87,14 +87,14 @@ def femnist(
 
 
 def _leaf(folder: str | None) -> dict[str, list[Path]]:
-    place = found_folder("femnist", folder)
+    place = find_set_folder("femnist", folder)
     return {} if place is None else leaf_files(place)
 
 
 def _look(name: str, folder: str | None) -> None:
     """Raise where the set is not there."""
     if not _leaf(folder):
-        locate(name, folder)
+        find_parquet_files(name, folder)
 
 
 def _dark_paper(x: NDArray[np.uint8] | object) -> NDArray[np.uint8]:
@@ -132,7 +132,7 @@ def _from_json(splits: dict[str, list[Path]]) -> LabelledImages:
         x = np.memmap(target / "x.bin", np.uint8, "c", shape=(len(y), 1, _SIDE, _SIDE))
         return LabelledImages(x, y, sizes, len(_NAMES), (), groups)
 
-    return kept(cache.key("femnist", files, ["leaf", list(splits)], suffix=""), build, load)
+    return load_folder(cache.make_key("femnist", files, ["leaf", list(splits)], suffix=""), build, load)
 
 
 def _pixels(x: list[object], path: Path, writer: str) -> NDArray[np.uint8]:

@@ -4,8 +4,8 @@ Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge" (2015), 
 """
 
 from fleetfit.data.dataset import Data, Facts
+from fleetfit.data.files.folders import find_or_download, find_set_folder
 from fleetfit.data.files.images import Form, from_table, has_class_folders, read_class_folders, read_parquet
-from fleetfit.data.files.places import folder_of, found_folder
 from fleetfit.errors import DataError
 
 FACTS = Facts(
@@ -54,11 +54,11 @@ def imagenet(
         MissingExtra: Pillow or pyarrow is not installed, or `datasets` is not and the set has to be downloaded.
     """
     form = Form(size, 3, centre, lazy, upright=exif_orientation)
-    place = found_folder("imagenet", folder)
+    place = find_set_folder("imagenet", folder)
     if place is not None and has_class_folders(place):
         table = read_class_folders("imagenet", place, form)
     else:
-        files = folder_of("imagenet", folder, hub, HUB)
+        files = find_or_download("imagenet", folder, hub, HUB)
         table = read_parquet("imagenet", files, form=form, splits=_SPLITS)
     if table.classes != FACTS.classes:
         raise DataError(

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit.data import cache
-from fleetfit.data.cache import kept
+from fleetfit.data.cache import load_folder
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files import parquet
+from fleetfit.data.files.folders import find_or_download, find_parquet_files
 from fleetfit.data.files.leaf import Users, leaf_files, leaf_users
-from fleetfit.data.files.places import folder_of, locate
 from fleetfit.data.files.plain_text import (
     PRINTABLE,
     Level,
@@ -88,7 +88,7 @@ def shakespeare(
     """
     name = "shakespeare"
     check_windows(name, length, level, score)
-    found, lines = read_roles(name, folder_of(name, folder, hub, HUB, found=_located))
+    found, lines = read_roles(name, find_or_download(name, folder, hub, HUB, find=_located))
     train, later = found["train"], found.get("test")
     groups = []
     for role in sorted({*train, *(later or {})}):
@@ -116,8 +116,8 @@ def divided(said: list[str], test: float, lines: bool) -> Passages:
         raise DataError(f"shakespeare: test must be at least 0 and below 1, got {test}.", key="test")
     if lines:
         pieces = "\n".join(said).split("\n")
-        kept = len(pieces) - min(len(pieces) - 1, math.ceil(len(pieces) * test - 1e-9))
-        return Passages(["\n".join(pieces[:kept])], ["\n".join(pieces[kept:])])
+        count = len(pieces) - min(len(pieces) - 1, math.ceil(len(pieces) * test - 1e-9))
+        return Passages(["\n".join(pieces[:count])], ["\n".join(pieces[count:])])
     left = sum(map(len, said)) - math.ceil(sum(map(len, said)) * test - 1e-9)
     train, rest = [], []
     for passage in said:
@@ -141,7 +141,7 @@ def _located(name: str, folder: str | None) -> dict[str, list[Path]]:
         for place in (path, path / name):
             if found := leaf_files(place):
                 return found
-    return locate(name, folder)
+    return find_parquet_files(name, folder)
 
 
 def read_roles(name: str, folder: str | None) -> tuple[dict[str, Roles], bool]:
@@ -166,7 +166,7 @@ def read_roles(name: str, folder: str | None) -> tuple[dict[str, Roles], bool]:
         found: dict[str, Roles] = json.loads((place / "roles.json").read_text(encoding="utf-8"))
         return found
 
-    return kept(cache.key(name, files, [sorted(splits)], suffix=""), build, load), False
+    return load_folder(cache.make_key(name, files, [sorted(splits)], suffix=""), build, load), False
 
 
 def _opened(path: Path) -> parquet.File:

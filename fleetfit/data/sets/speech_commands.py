@@ -23,9 +23,16 @@ from fleetfit.data import cache
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.encoded import Origin
 from fleetfit.data.files import parquet
-from fleetfit.data.files.places import class_folders, folder_of, found_folder, is_system_name, locate, set_folder
+from fleetfit.data.files.folders import (
+    find_or_download,
+    find_parquet_files,
+    find_set_folder,
+    is_system_name,
+    list_class_folders,
+    resolve_folder,
+)
 from fleetfit.data.files.sounds import Sound, Spectrogram
-from fleetfit.data.splits import completed
+from fleetfit.data.splits import fill_missing_splits
 from fleetfit.errors import DataError
 from fleetfit.files import read_bytes, read_text
 
@@ -86,17 +93,18 @@ def speech_commands(
     if resize is not None and resize < 1:
         raise DataError(f"speech_commands: resize must be at least 1 pixel, got {resize}.", key="resize")
     form = Spectrogram(_RATE, _RATE, mels, round(window_ms * _RATE / 1000), round(hop_ms * _RATE / 1000))
-    given = None if folder is None else str(set_folder(folder))
-    place = folder_of("speech_commands", given, hub, *HUB, found=_look)
-    top = found_folder("speech_commands", place)
+    given = None if folder is None else str(resolve_folder(folder))
+    place = find_or_download("speech_commands", given, hub, *HUB, find=_look)
+    top = find_set_folder("speech_commands", place)
     found = _of_folder(top) if top is not None and _words(top) else _of_parquet(place)
     rows = len(found.y)
     if not rows:
         raise DataError(f"speech_commands: no sounds in {place or 'the folder'}.", path=place)
     parameters = [rows, mels, form.window, form.hop]
-    x = cache.cached(cache.key("speech_commands", found.files, parameters), rows, lambda new: _filled(new, form, found))
+    key = cache.make_key("speech_commands", found.files, parameters)
+    x = cache.load_array(key, rows, lambda new: _filled(new, form, found))
     sizes = found.sizes if division == "official" else {"train": rows}
-    splits = completed(sizes, found.speakers, validation, test, seed)
+    splits = fill_missing_splits(sizes, found.speakers, validation, test, seed)
     return Data(
         name="speech_commands",
         x=torch.from_numpy(x),
@@ -132,14 +140,14 @@ def _filled(new: cache.Allocate, form: Spectrogram, found: _OnDisk) -> cache.Arr
 
 def _look(name: str, folder: str | None) -> None:
     """Raise where the set is not there."""
-    place = found_folder(name, folder)
+    place = find_set_folder(name, folder)
     if place is None or not _words(place):
-        locate(name, folder)
+        find_parquet_files(name, folder)
 
 
 def _words(folder: Path) -> list[str]:
     """Return the folders of words in a folder, sorted."""
-    places = (place for place in class_folders(folder) if not place.name.startswith("_"))
+    places = (place for place in list_class_folders(folder) if not place.name.startswith("_"))
     return [place.name for place in places if any(map(_is_sound, place.iterdir()))]
 
 
@@ -174,7 +182,7 @@ def _of_folder(folder: Path) -> _OnDisk:
 
 
 def _of_parquet(folder: str | None) -> _OnDisk:
-    there = locate("speech_commands", folder)
+    there = find_parquet_files("speech_commands", folder)
     files = [parquet.File(path) for paths in there.values() for path in paths]
     audio, label = files[0].column(None, ("audio",), "audio"), files[0].column(None, ("label",), "label")
     y, _, words = parquet.labels_of(files, label)

@@ -21,7 +21,7 @@ user is the beginning of a file's name. This makes the file from that folder:
 
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files.arrays import Arrays, arrays
-from fleetfit.data.files.places import set_folder
+from fleetfit.data.files.folders import resolve_folder
 from fleetfit.errors import DataError
 
 FACTS = Facts(
@@ -49,7 +49,7 @@ def widar(file: str = "widar.npz", validation: float = 0.1, seed: int = 0, resiz
     Raises:
         DataError: The file is missing or holds something else, or `validation` is out of range.
     """
-    groups = "user" if "user_train" in Arrays(set_folder(file)) else None
+    groups = "user" if "user_train" in Arrays(resolve_folder(file)) else None
     data = arrays(file, groups=groups, mean=(0.0025,), std=(0.0119,), validation=validation, test=0.0, seed=seed,
                   resize=resize)  # fmt: skip
     if tuple(data.x.shape[1:]) != _SHAPE or data.classes != FACTS.classes:
