@@ -7,7 +7,7 @@
     splits.py     train, validation and test; holding samples out
     partition.py  partitions among clients
     augment.py    augmentation of training batches
-    encoded.py    images as files: decoded once, or batch by batch where memory is too small
+    image_reader.py  images as files, decoded at once, or batch by batch where memory is too small
     cache.py      decoded samples on disk, so that a set is decoded once
 
 Sets import files, and files import dataset and the modules below it. A new public set is a file in `sets` (or a row of
@@ -15,12 +15,12 @@ a file's table), a new format one in `files`.
 """
 
 from fleetfit.data.dataset import Data, Facts, drop_labels
-from fleetfit.data.encoded import Encoded
+from fleetfit.data.image_reader import EncodedImages
 from fleetfit.data.partition import Parts, class_counts, count_samples, find_unassigned, partition
 
 __all__ = [
     "Data",
-    "Encoded",
+    "EncodedImages",
     "Facts",
     "Parts",
     "class_counts",

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetfit.data.encoded import Box, Encoded
+from fleetfit.data.image_reader import Box, EncodedImages
 from fleetfit.errors import DataError, did_you_mean
 
 
@@ -54,7 +54,7 @@ RESIZED_CROP = "resized-crop"
 """A random crop, resized to the image's size, perhaps mirrored."""
 
 
-def check_augmentation(name: str, x: Tensor | Encoded) -> None:
+def check_augmentation(name: str, x: Tensor | EncodedImages) -> None:
     """Check the name of an augmentation, and that samples are images.
 
     Args:
@@ -74,11 +74,11 @@ def check_augmentation(name: str, x: Tensor | Encoded) -> None:
         raise DataError(f'augment = "{name}" needs images [N, C, H, W], got x of shape {list(x.shape)}.', key="augment")
 
 
-def select_samples(x: Tensor | Encoded, indices: Tensor, name: str | None, rng: torch.Generator | None) -> Tensor:
+def select_samples(x: Tensor | EncodedImages, indices: Tensor, name: str | None, rng: torch.Generator | None) -> Tensor:
     """Return samples, augmented if both a name and a generator are given."""
     if name is None or rng is None:
         return x.index_select(0, indices)
-    if name == RESIZED_CROP and isinstance(x, Encoded):
+    if name == RESIZED_CROP and isinstance(x, EncodedImages):
         return _crop_encoded(x, indices, rng)
     return augment_batch(x.index_select(0, indices), name, rng)
 
@@ -191,14 +191,14 @@ def crop_and_resize(x: Tensor, rng: torch.Generator) -> Tensor:
     return out.view(batch, height, channels, width).transpose(1, 2).to(x.dtype).contiguous()
 
 
-def _crop_encoded(x: Encoded, indices: Tensor, rng: torch.Generator) -> Tensor:
+def _crop_encoded(x: EncodedImages, indices: Tensor, rng: torch.Generator) -> Tensor:
     numbers = draw_crop_numbers(len(indices), rng)
 
     def find_box(row: int, size: tuple[int, int]) -> tuple[Box, bool]:
         left, top, width, height, mirrored = find_crop(numbers[row], *size)
         return (left, top, left + width, top + height), mirrored
 
-    return x.parts(indices, find_box)
+    return x.crop(indices, find_box)
 
 
 def _find_source_pixels(

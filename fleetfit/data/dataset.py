@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fleetfit.data.augment import check_augmentation, select_samples
-from fleetfit.data.encoded import Encoded
+from fleetfit.data.image_reader import EncodedImages
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import DataError, did_you_mean
 from fleetfit.seeds import make_torch_rng
@@ -76,7 +76,7 @@ class Data:
     """
 
     name: str
-    x: Tensor | Encoded
+    x: Tensor | EncodedImages
     y: Tensor
     splits: Mapping[str, Tensor]
     classes: int
@@ -190,7 +190,7 @@ class Data:
 
     def stored(self, indices: Tensor, rng: torch.Generator | None = None) -> Tensor:
         """Return samples as stored, [B, ...]: uint8 images, floats or tokens; with `rng`, augmented."""
-        if not isinstance(self.x, Encoded):
+        if not isinstance(self.x, EncodedImages):
             indices = indices.to(self.x.device, non_blocking=True)
         return select_samples(self.x, indices, self.augment, rng)
 
@@ -273,7 +273,7 @@ def _check_samples(data: Data) -> None:
     x, y = data.x, data.y
     fields: tuple[tuple[str, object], ...] = (("x", x), ("y", y))
     for name, value in fields:
-        if not isinstance(value, Tensor | Encoded if name == "x" else Tensor):
+        if not isinstance(value, Tensor | EncodedImages if name == "x" else Tensor):
             raise DataError(f"{data.name}: {name} must be a tensor, got {type(value).__name__}.", key=name)
     if x.dtype not in _SAMPLE_TYPES:
         raise DataError(f"{data.name}: x must be uint8 (images), float or int64 (tokens), got {x.dtype}.", key="x")
@@ -448,14 +448,14 @@ def pack_data(data: Data) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     The samples of encoded images are the index of their files.
     """
     fields = {f.name: getattr(data, f.name) for f in dataclasses.fields(data) if f.init and f.name not in _PACKED_APART}
-    encoded, x = data.x.taken_apart() if isinstance(data.x, Encoded) else (None, data.x.cpu().numpy())
+    encoded, x = data.x.to_payload() if isinstance(data.x, EncodedImages) else (None, data.x.cpu().numpy())
     return {"fields": fields, "splits": dict(data.splits), "encoded": encoded}, {"x": x, "y": data.y.cpu().numpy()}
 
 
 def unpack_data(payload: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Data:
     """Return the data set of `pack_data`; it shares the arrays' memory."""
     encoded = payload["encoded"]
-    x = Encoded.put_together(encoded, arrays["x"]) if encoded else torch.from_numpy(arrays["x"])
+    x = EncodedImages.from_payload(encoded, arrays["x"]) if encoded else torch.from_numpy(arrays["x"])
     return Data(x=x, y=torch.from_numpy(arrays["y"]), splits=payload["splits"], **payload["fields"])
 
 

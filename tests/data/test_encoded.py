@@ -17,13 +17,12 @@ from hypothesis import strategies as st
 from support import Expected, raises
 
 import fleetfit as ff
-from fleetfit.data import Data, Encoded
-from fleetfit.data import encoded as encoded_module
+from fleetfit.data import Data, EncodedImages, image_reader
 from fleetfit.data.augment import augment_batch, draw_crop_numbers, find_crop
 from fleetfit.data.dataset import load_data, save_data
-from fleetfit.data.encoded import Files
 from fleetfit.data.files import images as images_module
 from fleetfit.data.files.images import images
+from fleetfit.data.image_reader import ImageFiles
 from fleetfit.data.sets.imagenet import imagenet
 from fleetfit.errors import DataError
 
@@ -78,13 +77,13 @@ def folders(tmp_path: Path, picture: Picture) -> Path:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Grows by the place of each image that is decoded."""
     places: list[str] = []
-    original = encoded_module.fill
+    original = image_reader.decode_into
 
     def counted(target: np.ndarray, opened: Any, place: object, *more: Any) -> None:
         places.append(str(place))
         original(target, opened, place, *more)
 
-    monkeypatch.setattr(encoded_module, "fill", counted)
+    monkeypatch.setattr(image_reader, "decode_into", counted)
     return places
 
 
@@ -97,7 +96,7 @@ def all_of(data: Data) -> torch.Tensor:
 def test_same_pixels_as_decoded_ones(layout: str, options: dict[str, Any], request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(layout)
     lazy, eager = (images(str(folder), lazy=lazy, validation=0.25, **options) for lazy in (True, False))
-    assert isinstance(lazy.x, Encoded) and isinstance(eager.x, torch.Tensor)
+    assert isinstance(lazy.x, EncodedImages) and isinstance(eager.x, torch.Tensor)
     assert lazy.x.shape == eager.x.shape and len(lazy.x) == len(eager.x) and lazy.x.dtype == torch.uint8
     assert torch.equal(all_of(lazy), eager.x)
     assert torch.equal(lazy.y, eager.y) and lazy.class_names == eager.class_names
@@ -138,8 +137,8 @@ def test_classes_without_splits_and_one_folder_deeper(folders: Path) -> None:
 
 def test_the_index_is_made_once_and_anew_when_files_come(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = images(str(folders), size=8, lazy=True)
-    with monkeypatch.context() as find_crop:
-        find_crop.setattr(images_module, "_write_index", None)
+    with monkeypatch.context() as patch:
+        patch.setattr(images_module, "_write_index", None)
         assert torch.equal(all_of(images(str(folders), size=8, lazy=True)), all_of(first))
     shutil.copy(folders / "train" / "n01" / "n01_0.JPEG", folders / "train" / "n01" / "n01_9.JPEG")
     assert len(images(str(folders), size=8, lazy=True).x) == len(first.x) + 1
@@ -147,7 +146,7 @@ def test_the_index_is_made_once_and_anew_when_files_come(folders: Path, monkeypa
 
 def test_rows_are_unpacked_once(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = all_of(images(str(shards), size=8, lazy=True))
-    monkeypatch.setattr(encoded_module.np, "save", None)  # what unpacking needs and reading does not
+    monkeypatch.setattr(image_reader.np, "save", None)  # what unpacking needs and reading does not
     assert torch.equal(all_of(images(str(shards), size=8, lazy=True)), first)
 
 
@@ -172,7 +171,7 @@ def test_a_full_disk_is_said(shards: Path, monkeypatch: pytest.MonkeyPatch) -> N
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(encoded_module.np, "save", full)
+    monkeypatch.setattr(image_reader.np, "save", full)
     with raises(DataError, "FLEETFIT_CACHE", path="cache"):
         images(str(shards), size=8, lazy=True)
     assert list(Path(os.environ["FLEETFIT_CACHE"]).iterdir()) == []
@@ -194,8 +193,8 @@ def test_only_what_is_asked_for_is_decoded(shards: Path, decoded: list[str]) -> 
 def test_a_set_of_terabytes_takes_no_memory(folders: Path, decoded: list[str]) -> None:
     """Ten million places of one image would be 6 TB when decoded."""
     name = np.array([b"n01_0.JPEG"])
-    places = Files(folders / "train" / "n01", np.lib.stride_tricks.as_strided(name, (10_000_000,), (0,)))
-    x = Encoded(places, (3, 448, 448))
+    places = ImageFiles(folders / "train" / "n01", np.lib.stride_tricks.as_strided(name, (10_000_000,), (0,)))
+    x = EncodedImages(places, (3, 448, 448))
     y = torch.zeros(1, dtype=torch.int64).expand(10_000_000)
     data = Data("vast", x, y, {"train": torch.arange(1000), "test": torch.arange(1000, 1010)}, 1)
     assert data.batch(torch.tensor([5_000_000, 999]))[0].shape == (2, 3, 448, 448)
@@ -208,7 +207,7 @@ def test_large_sets_stay_encoded_by_themselves(shards: Path, folders: Path, monk
         monkeypatch.setattr(images_module, "LAZY_ABOVE", 18 * 3 * 16 * 16)
         assert isinstance(images(str(folder), size=16).x, torch.Tensor)
         monkeypatch.setattr(images_module, "LAZY_ABOVE", 18 * 3 * 16 * 16 - 1)
-        assert isinstance(images(str(folder), size=16).x, Encoded)
+        assert isinstance(images(str(folder), size=16).x, EncodedImages)
         assert isinstance(images(str(folder), size=16, lazy=False).x, torch.Tensor)
         monkeypatch.undo()
         monkeypatch.setenv("FLEETFIT_CACHE", str(folder.parent / "cache"))
@@ -228,13 +227,13 @@ def test_images_of_one_size_need_none(tmp_path: Path, write: Write, picture: Pic
 def test_threads_decode_the_same(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = images(str(folders), size=16, lazy=True)
     expected = all_of(data)
-    monkeypatch.setattr(encoded_module, "_LARGE_BYTES", 0)
+    monkeypatch.setattr(image_reader, "_LARGE_BYTES", 0)
     assert torch.equal(all_of(data), expected)
 
 
 @pytest.mark.parametrize("threads", [True, False])
 def test_what_is_gone_or_broken_is_named(folders: Path, monkeypatch: pytest.MonkeyPatch, threads: bool) -> None:
-    monkeypatch.setattr(encoded_module, "_LARGE_BYTES", 0 if threads else 10**9)
+    monkeypatch.setattr(image_reader, "_LARGE_BYTES", 0 if threads else 10**9)
     data = images(str(folders), size=8, lazy=True)
     broken = folders / "train" / "n01" / "n01_2.JPEG"
     broken.write_bytes(broken.read_bytes()[:200])
@@ -292,7 +291,7 @@ def test_imagenet_is_a_named_set(tmp_path: Path, picture: Picture, monkeypatch: 
     data = imagenet(size=32, validation=0.0)
     assert data.classes == 1000 and data.x.shape == (2000, 3, 32, 32) and data.augment == "resized-crop"
     assert len(data.split("test")) == 1000
-    assert not isinstance(data.x, Encoded) and isinstance(imagenet(size=32, lazy=True).x, Encoded)
+    assert not isinstance(data.x, EncodedImages) and isinstance(imagenet(size=32, lazy=True).x, EncodedImages)
     shutil.rmtree(tmp_path / "imagenet" / "train" / "n00000999")
     shutil.rmtree(tmp_path / "imagenet" / "val" / "n00000999")
     with raises(DataError, 1000, 999, key="name"):
@@ -322,7 +321,7 @@ def test_another_device_gets_batches_only(folders: Path) -> None:
     data = images(str(folders), size=8, lazy=True).to("meta")
     x, y = data.batch(torch.tensor([1, 2]))
     assert x.device.type == y.device.type == "meta" and x.shape == (2, 3, 8, 8)
-    assert isinstance(data.x, Encoded) and data.x.cpu().device.type == "cpu"
+    assert isinstance(data.x, EncodedImages) and data.x.cpu().device.type == "cpu"
 
 
 @pytest.mark.slow

@@ -141,7 +141,7 @@ def test_the_size_that_is_chosen_is_that_of_the_images_as_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half are stored on their side: upright they differ in size, as stored not. Nothing is decoded."""
-    monkeypatch.setattr("fleetfit.data.encoded._turn_upright", lambda *given: pytest.fail("decoded"))
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda *_: pytest.fail("decoded"))
     for form in ("JPEG", "WEBP", "PNG"):
         files = {f"{c}/{i}.{form.lower()}": photograph(i, 6 if i % 2 else None, form, (10, 14))
                  for c in "ab" for i in range(6)}  # fmt: skip

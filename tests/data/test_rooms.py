@@ -24,7 +24,7 @@ def test_a_name_is_a_function_of_that_name(name: str) -> None:
     assert names.resolve("data", name).__name__ == name
 
 
-@pytest.mark.parametrize("name", ["cache", "cifar", "dataset", "detect", "encoded", "files", "folders", "parquet",
+@pytest.mark.parametrize("name", ["cache", "cifar", "dataset", "detect", "files", "folders", "image_reader", "parquet",
                                   "partition", "sets", "short_texts", "sounds", "tokens"])  # fmt: skip
 def test_what_sets_are_read_with_is_no_set(name: str) -> None:
     with raises(ConfigError, f'"{name}"', "ag_news, arrays, cifar10"):

@@ -14,7 +14,7 @@ from typing import Any
 from fleetfit import files
 from fleetfit.data.files import table
 from fleetfit.data.files.folders import is_saved_dataset, is_system_name, list_sample_files, resolve_folder
-from fleetfit.data.files.images import has_class_folders, sizes_of_some
+from fleetfit.data.files.images import has_class_folders, sample_sizes
 from fleetfit.data.files.text import TEXT_COLUMNS, has_text_folders, text
 from fleetfit.errors import DataError, did_you_mean, truncate
 
@@ -155,7 +155,7 @@ def _detect_arrays(path: Path, keys: Keys) -> Keys:
 
 def _choose_size(folder: Path, keys: Keys) -> Keys:
     """Return the side to which images of several sizes, or large ones, are resized."""
-    sizes = sizes_of_some(folder, upright=keys.get("exif_orientation") is not False)
+    sizes = sample_sizes(folder, upright=keys.get("exif_orientation") is not False)
     sides = [side for size in sizes for side in size]
     if not sides or (len(set(sizes)) == 1 and max(sides) <= _LARGE):
         return {}

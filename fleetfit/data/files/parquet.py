@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetfit.data.dataset import MAX_CLASSES
-from fleetfit.data.encoded import Origin
+from fleetfit.data.image_reader import Origin
 from fleetfit.errors import DataError, FleetFitError, format_cause, import_optional
 from fleetfit.files import check_file
 

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetfit.data.encoded import Origin, cores
+from fleetfit.data.image_reader import Origin, count_threads
 from fleetfit.errors import DataError, import_optional
 
 _FLOOR_DB = -120.0
@@ -118,7 +118,7 @@ class Spectrogram:
         """
         import_optional("soundfile", "audio", "Reading sounds")
         todo, start = iter(sounds), 0
-        with ThreadPoolExecutor(cores()) as pool:
+        with ThreadPoolExecutor(count_threads()) as pool:
             while some := list(islice(todo, _AT_ONCE)):
                 waves = torch.from_numpy(np.stack(list(pool.map(lambda sound: self._wave(*sound), some))))
                 target[start : start + len(some)] = self.pictures(waves).numpy()

@@ -18,8 +18,9 @@ from fleetfit.data import cache
 from fleetfit.data.cache import load_folder
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files.folders import find_or_download, find_parquet_files, find_set_folder, resolve_folder
-from fleetfit.data.files.images import Form, LabelledImages, from_table, read_parquet
+from fleetfit.data.files.images import LabelledImages, make_data, read_parquet
 from fleetfit.data.files.leaf import leaf_files, leaf_users
+from fleetfit.data.image_reader import ImageSpec
 from fleetfit.errors import DataError
 
 FACTS = Facts(
@@ -71,7 +72,7 @@ def femnist(
         table = _from_json(leaf)
     else:
         table = read_parquet(
-            "femnist", place, groups="writer_id", form=Form(channels=1, lazy=False, most_bytes=4 << 30)
+            "femnist", place, groups="writer_id", spec=ImageSpec(channels=1, lazy=False, max_bytes=4 << 30)
         )
     height, width = table.x.shape[2:]
     if (height, width) != (_SIDE, _SIDE) or table.classes > len(_NAMES):
@@ -83,7 +84,7 @@ def femnist(
     bright_ink = LabelledImages(
         _dark_paper(table.x), table.y, table.sizes, classes, tuple(_NAMES[:classes]), table.groups
     )
-    return from_table("femnist", bright_ink, validation, test, seed, augment, (0.04,), (0.17,), resize)
+    return make_data("femnist", bright_ink, validation, test, seed, augment, (0.04,), (0.17,), resize)
 
 
 def _leaf(folder: str | None) -> dict[str, list[Path]]:

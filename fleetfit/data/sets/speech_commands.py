@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from fleetfit.data import cache
 from fleetfit.data.dataset import Data, Facts
-from fleetfit.data.encoded import Origin
 from fleetfit.data.files import parquet
 from fleetfit.data.files.folders import (
     find_or_download,
@@ -32,6 +31,7 @@ from fleetfit.data.files.folders import (
     resolve_folder,
 )
 from fleetfit.data.files.sounds import Sound, Spectrogram
+from fleetfit.data.image_reader import Origin
 from fleetfit.data.splits import fill_missing_splits
 from fleetfit.errors import DataError
 from fleetfit.files import read_bytes, read_text
