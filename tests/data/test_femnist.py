@@ -84,7 +84,7 @@ def test_leaf_s_own_division(tmp_path: Path) -> None:
 
 def test_json_is_read_once(whole: tuple[Path, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
     first = femnist.femnist(str(whole[0]))
-    monkeypatch.setattr(femnist, "leaf_users", None)
+    monkeypatch.setattr(femnist, "read_leaf_users", None)
     again = femnist.femnist(str(whole[0]))
     assert torch.equal(first.x, again.x) and torch.equal(first.y, again.y)
     assert again.groups is not None and first.groups is not None and torch.equal(first.groups, again.groups)

@@ -264,7 +264,7 @@ def test_a_tokeniser_that_is_damaged_or_runs_code(tmp_path: Path) -> None:
     with raises(DataError, path="own"):
         text(str(tmp_path / "a.csv"), tokenizer=str(tmp_path / "own"))
     assert not (tmp_path / "mark").exists()
-    huge = tokens.learned(["a b", "c"], 50)
+    huge = tokens.learn_tokenizer(["a b", "c"], 50)
     nest = json.loads(huge.to_str())
     nest["model"]["vocab"]["a"] = 2**31
     (tmp_path / "tokenizer.json").write_text(json.dumps(nest))

@@ -40,11 +40,11 @@ def encoded(wave: np.ndarray, form: str = "WAV", rate: int = RATE) -> bytes:
 
 def test_mel_scale_at_known_places() -> None:
     """2595 log10(1 + f / 700): 0 at 0 Hz, 2595 log10(2) = 781.17 at 700 Hz, and 1000 Hz has 999.99 by design."""
-    assert sounds.mel(0) == 0
-    assert sounds.mel(700) == pytest.approx(781.1728, abs=1e-3)
-    assert sounds.mel(1000) == pytest.approx(999.9856, abs=1e-3)
+    assert sounds.hertz_to_mel(0) == 0
+    assert sounds.hertz_to_mel(700) == pytest.approx(781.1728, abs=1e-3)
+    assert sounds.hertz_to_mel(1000) == pytest.approx(999.9856, abs=1e-3)
     for frequency in (3.0, 440.0, 8000.0):
-        assert sounds.hertz(sounds.mel(frequency)) == pytest.approx(frequency)
+        assert sounds.mel_to_hertz(sounds.hertz_to_mel(frequency)) == pytest.approx(frequency)
 
 
 @pytest.mark.parametrize("mels", [10, 40, 64, 80])
@@ -74,7 +74,7 @@ def test_a_picture_by_sums() -> None:
     form = Spectrogram(RATE, RATE, 8, 400, 160)
     rng = np.random.default_rng(0)
     wave = (0.3 * rng.standard_normal(RATE)).astype(np.float32)
-    picture = form.pictures(torch.from_numpy(wave)[None])[0, 0]
+    picture = form.transform(torch.from_numpy(wave)[None])[0, 0]
     assert picture.shape == (8, 101) and picture.dtype == torch.uint8
     window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(400) / 400)
     padded = np.concatenate([np.zeros(200), wave, np.zeros(200)])
@@ -89,13 +89,13 @@ def test_a_picture_by_sums() -> None:
 
 def test_a_tone_is_where_and_as_loud_as_it_should_be() -> None:
     """A sine of amplitude a at the middle of a band: 20 log10(a) dB there, but for what leaks into its neighbours."""
-    middle = sounds.hertz(sounds.mel(RATE / 2) * 41 / 65)  # band 40
+    middle = sounds.mel_to_hertz(sounds.hertz_to_mel(RATE / 2) * 41 / 65)  # band 40
     for amplitude in (1.0, 0.1):
-        column = FORM.pictures(torch.from_numpy(tone(middle, amplitude))[None])[0, 0, :, 50].float()
+        column = FORM.transform(torch.from_numpy(tone(middle, amplitude))[None])[0, 0, :, 50].float()
         assert int(column.argmax()) == 40
         decibel = float(column[40]) / 255 * 120 - 120
         assert 20 * math.log10(amplitude) - 1.5 < decibel < 20 * math.log10(amplitude) + 0.3
-    assert FORM.pictures(torch.zeros(1, RATE)).unique().tolist() == [0]
+    assert FORM.transform(torch.zeros(1, RATE)).unique().tolist() == [0]
 
 
 def test_short_sounds_are_padded_long_ones_cut_and_channels_joined() -> None:
@@ -103,7 +103,7 @@ def test_short_sounds_are_padded_long_ones_cut_and_channels_joined() -> None:
     stereo = np.stack([tone(500, 0.5), tone(500, 0.5)], 1)
     target = np.full((4, 1, 64, 101), 9, dtype=np.uint8)
     sounds = [*map(encoded, (short, long, stereo)), encoded(long, "FLAC")]
-    FORM.fill(target, [((lambda content=content: content), "there") for content in sounds])
+    FORM.read_into(target, [((lambda content=content: content), "there") for content in sounds])
     assert (target[0, 0, :, 53:] == 0).all() and (target[0, 0, :, :40] == target[1, 0, :, :40]).all()
     assert (target[1] == target[2]).all() and (target[1] == target[3]).all() and (target[1, 0, :, 60] > 0).any()
 
@@ -152,7 +152,7 @@ def test_the_archive_s_layout(folder: Path) -> None:
     assert torch.bincount(data.y[data.split("train")]).tolist() == [4, 4, 4]
     expected = np.zeros((1, 1, 64, 101), dtype=np.uint8)
     content = (folder / "yes" / "a0_nohash_1.wav").read_bytes()
-    FORM.fill(expected, [(lambda: content, "there")])
+    FORM.read_into(expected, [(lambda: content, "there")])
     assert (data.x.numpy() == expected).all((1, 2, 3)).sum() == 1
     row = int((data.x.numpy() == expected).all((1, 2, 3)).argmax())
     assert data.y[row] == 2 and data.groups[row] == 0

@@ -27,7 +27,7 @@ from fleetfit.data.files import text as text_module
 from fleetfit.data.files import tokens
 from fleetfit.data.files.detect import detect_format
 from fleetfit.data.files.text import read_corpus, text
-from fleetfit.data.files.tokens import word_pieces
+from fleetfit.data.files.tokens import learn_word_pieces
 from fleetfit.data.sets.short_texts import ag_news, sst2
 from fleetfit.errors import DataError, MissingExtra
 from fleetfit.factories import call_factory
@@ -169,8 +169,8 @@ def test_tsv_has_no_quotes_and_csv_has(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "train.tsv").write_text('text\tlabel\n"no\tx\nyes\ty\n')
     quoted = read_corpus("a", tmp_path / "a")
-    assert quoted.texts() == ['he said "no",\nthen left', "yes"]
-    assert read_corpus("b", tmp_path / "b").texts() == ['"no', "yes"]
+    assert quoted.read_texts() == ['he said "no",\nthen left', "yes"]
+    assert read_corpus("b", tmp_path / "b").read_texts() == ['"no', "yes"]
 
 
 def test_columns_may_be_named_numbered_and_joined(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_columns_may_be_named_numbered_and_joined(tmp_path: Path) -> None:
     rows = [["3", "Oil up", "It rose."], ["4", "Mars", "A rover."], ["1", "Vote", "They did."], ["2", "Goal", "One."]]
     write_csv(tmp_path / "train.csv", rows)
     found = read_corpus("n", tmp_path, ("2", "3"), "1", None, header=False)
-    assert found.texts() == ["Oil up It rose.", "Mars A rover.", "Vote They did.", "Goal One."]
+    assert found.read_texts() == ["Oil up It rose.", "Mars A rover.", "Vote They did.", "Goal One."]
     assert found.y.tolist() == [2, 3, 0, 1] and found.class_names == ("1", "2", "3", "4")
     write_csv(tmp_path / "other.csv", [["kind", "says"], ["b", "x"], ["a", "y"]])
     data = text(str(tmp_path / "other.csv"), "says", "kind", vocabulary=10, length=4, test=0.0, validation=0.0)
@@ -382,7 +382,7 @@ def merged_by_loops(words: dict[str, int], size: int) -> list[str]:
     size=st.integers(2, 40),
 )
 def test_word_pieces_by_loops(words: dict[str, int], size: int) -> None:
-    assert word_pieces(words, size) == merged_by_loops(words, size)
+    assert learn_word_pieces(words, size) == merged_by_loops(words, size)
 
 
 def test_the_same_in_every_process(tmp_path: Path) -> None:
