@@ -230,14 +230,16 @@ def decode_all(source: ImageSource, spec: ImageSpec, allocate: cache.Allocate) -
     Raises:
         DataError: An image cannot be decoded or has another size.
     """
-    width, height = (spec.size, spec.size) if spec.size else read_first_size(source, spec.upright)
-    array = allocate((len(source), spec.channels or _find_channels(source), height, width))
+    size = (spec.size, spec.size) if spec.size else read_first_size(source, spec.upright)
+    array = allocate((len(source), spec.channels or _find_channels(source), size[1], size[0]))
     pixels = array.view(np.ndarray)  # indexing a memory map itself is slow
 
     def decode(index: int, content: bytes) -> None:
         origin = source.origin(index)
         with open_image(content, origin, spec.upright) as image:
-            decode_into(pixels[index], image, origin, make_centre_box(*image.size, spec.centre) if spec.size else None)
+            width, height = image.size
+            box = make_centre_box(width, height, spec.centre) if spec.size else None
+            decode_into(pixels[index], image, origin, box)
 
     start = 0
     with ThreadPoolExecutor(count_threads()) as pool:
