@@ -149,13 +149,13 @@ def test_validation_is_a_role_s_last_windows(folder: Path) -> None:
 def test_divided_by_lines(lines: int, test: float, expected: int) -> None:
     """The last ceil(0.2 n) lines, but never all."""
     said = [str(i) for i in range(lines)]
-    passages = split_role(["\n".join(said)], test, lines=True)
+    passages = split_role(["\n".join(said)], test, has_lines=True)
     assert "".join(passages.train).split("\n") == said[:expected]
     assert "".join(passages.test) == "\n".join(said[expected:])
 
 
 def test_divided_by_characters() -> None:
-    passages = split_role(["abcd", "efg", "hij"], 0.45, lines=False)  # 10 characters, the last 5
+    passages = split_role(["abcd", "efg", "hij"], 0.45, has_lines=False)  # 10 characters, the last 5
     assert ([t for t in passages.train if t], [t for t in passages.test if t]) == (["abcd", "e"], ["fg", "hij"])
 
 
