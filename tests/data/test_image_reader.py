@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from fleetfit.data import Data, EncodedImages, image_reader
 from fleetfit.data.augment import augment_batch, draw_crop_numbers, find_crop
 from fleetfit.data.dataset import load_data, save_data
 from fleetfit.data.files import images as images_module
+from fleetfit.data.files.detect import detect_format
 from fleetfit.data.files.images import images
 from fleetfit.data.image_reader import ImageFiles
 from fleetfit.data.sets.imagenet import imagenet
@@ -122,6 +124,57 @@ def test_class_folders_are_imagenet_s(folders: Path) -> None:
     left, top = (one.width - side) / 2, (one.height - side) / 2
     cut = one.resize((8, 8), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
     assert np.array_equal(all_of(data)[7].numpy(), np.asarray(cut).transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("top", ["", "photos/"])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_zip_archive_is_read_as_its_folders(folders: Path, tmp_path: Path, top: str, lazy: bool) -> None:
+    with zipfile.ZipFile(tmp_path / "photos.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(folders.rglob("*.*")):
+            archive.write(path, top + path.relative_to(folders).as_posix())
+        archive.writestr(f"__MACOSX/{top}train/n01/._n01_0.JPEG", b"\0\5\x16\7")
+    found = detect_format(str(tmp_path / "photos.zip"))
+    assert (found["name"], found["size"]) == ("images", detect_format(str(folders))["size"])
+    data, expected = (images(str(place), size=8, lazy=lazy) for place in (tmp_path / "photos.zip", folders))
+    assert data.name == "photos" and data.class_names == expected.class_names
+    assert torch.equal(all_of(data), all_of(expected)) and torch.equal(data.y, expected.y)
+
+
+def write_zip(path: Path, **members: bytes) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name.replace("__", "/") + ".png", content)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(b"not an archive"),
+        lambda path: path.write_bytes(path.read_bytes()[:40]),
+        lambda path: path.write_bytes(path.read_bytes().replace(b"content" * 9, b"changed" * 9)),
+        lambda path: write_zip(path),
+        lambda path: path.unlink(),
+    ],
+)
+def test_a_zip_archive_that_is_wrong(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("cat/0.png", b"content" * 99)
+    damage(tmp_path / "a.zip")
+    with raises(DataError, path="a.zip"):
+        images(str(tmp_path / "a.zip"))
+
+
+def test_a_zip_archive_writes_only_below_its_folder_and_claims_no_more_than_it_may(
+    tmp_path: Path, picture: Picture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = picture(np.zeros((4, 4), np.uint8))
+    write_zip(tmp_path / "a.zip", **{"cat__0": content, "dog__0": content, "..__..__..__out__0": content})
+    monkeypatch.setattr(images_module, "_MAX_UNPACKED", 10)
+    assert images(str(tmp_path / "a.zip"), test=0.0, validation=0.0).class_names == ("cat", "dog")
+    assert not list(tmp_path.parent.rglob("out/0.png"))
+    write_zip(tmp_path / "b.zip", cat__0=b"\0" * 10**6)
+    with raises(DataError, "1,000,000", path="b.zip"):
+        images(str(tmp_path / "b.zip"))
 
 
 def test_classes_without_splits_and_one_folder_deeper(folders: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from fleetfit import files
 from fleetfit.data.files import table
 from fleetfit.data.files.folders import is_saved_dataset, is_system_name, list_sample_files, resolve_folder
-from fleetfit.data.files.images import has_class_folders, sample_sizes
+from fleetfit.data.files.images import has_class_folders, sample_sizes, unpack_zip
 from fleetfit.data.files.text import TEXT_COLUMNS, has_text_folders, text
 from fleetfit.errors import DataError, did_you_mean, truncate
 
@@ -66,6 +66,8 @@ def _detect_file(path: Path, keys: Keys) -> Keys:
         return {"name": "text", "folder": str(path)}
     if suffix == ".npz":
         return _detect_arrays(path, keys)
+    if suffix == ".zip":
+        return {"name": "images", "folder": str(path), **_choose_size(unpack_zip(path), keys)}
     if suffix == ".npy":
         return _detect_array_folder(
             path.parent, keys, f"{path.name} is one array, and two are needed, samples and labels"
@@ -74,8 +76,8 @@ def _detect_file(path: Path, keys: Keys) -> Keys:
         return _detect_plain_text(path)
     raise DataError(
         f"data.path: {path} has an unknown suffix. A table ends in .csv, .tsv or .parquet, arrays in .npz, running "
-        "text in .txt, texts with labels in .csv, .jsonl or .parquet; images are in one folder for each class. For "
-        "other names set data.name = ..."
+        "text in .txt, texts with labels in .csv, .jsonl or .parquet; images are in one folder for each class, or in a "
+        ".zip of such folders. For other names set data.name = ..."
     )
 
 

@@ -1,4 +1,4 @@
-"""Labelled images on disk: Parquet files as Hugging Face `datasets` writes them, or one folder for each class.
+"""Labelled images on disk: Parquet files as Hugging Face `datasets` writes them, or class folders, zipped or not.
 
 For example Tiny ImageNet, ImageNet, or a set of your own. Sets larger than memory stay encoded on disk and are decoded
 batch by batch (`lazy`). Nothing is downloaded, and neither layout needs the library `datasets`.
@@ -10,16 +10,18 @@ and `test`; the files may be in a subfolder `data`, `plain_text` or one with the
 A folder for each class, the layout of ImageNet: `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`. The folders of the splits
 are `train`, `validation` (or `valid`, `val`) and `test`; without `train` the class folders are in the set's folder
 itself. Images may be one folder deeper, in `CLASS/images`, as in Tiny ImageNet. A `test` folder without class folders
-has unlabelled images and is left out.
+has unlabelled images and is left out. A zip archive of such folders is unpacked once into the cache.
 """
 
 import functools
 import json
 import math
 import os
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 import torch
@@ -51,7 +53,8 @@ from fleetfit.data.image_reader import (
     read_size,
 )
 from fleetfit.data.splits import ALIASES, SPLITS, fill_missing_splits, hold_out, make_empty_split_notes, subsample
-from fleetfit.errors import DataError, MissingExtra, quote_some
+from fleetfit.errors import DataError, MissingExtra, format_cause, quote_some
+from fleetfit.files import check_file
 
 _MAX_BYTES = 4 << 30  # of the decoded images of a named set
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a folder of Parquet files or of classes")
@@ -59,6 +62,8 @@ LAZY_ABOVE = 8 << 30
 """Bytes of decoded images above which they stay encoded, unless `lazy` is given."""
 _IMAGE = ("img", "image")
 _LABEL = ("label", "labels", "fine_label", "coarse_label", "character")
+_MAX_UNPACKED, _MAX_RATIO = 1 << 30, 200  # a zip archive that exceeds both limits is refused: bytes, times its own size
+_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)  # RuntimeError: a password
 _SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 
 Index = tuple[NDArray[np.bytes_], NDArray[np.int64], dict[str, int]]
@@ -91,7 +96,8 @@ def images(
     training images: in proportion for every label, or for every group where `groups` is given.
 
     Args:
-        folder: The set's folder; a relative path that does not exist is searched for in the folder FLEETFIT_DATA.
+        folder: The set's folder, or a zip archive of class folders; a relative path that does not exist is searched for
+            in the folder FLEETFIT_DATA.
         image: Column of the images; None: `img` or `image`.
         label: Column of the labels, integers or text; None: `label`, `labels`, `fine_label`, `coarse_label` or
             `character`.
@@ -119,8 +125,8 @@ def images(
         MissingExtra: pyarrow or Pillow is not installed, or `datasets` is not and `hub` is set.
     """
     path = download(folder.rpartition("/")[2], folder) if hub else resolve_folder(folder)
-    name = folder.rpartition("/")[2] if hub else path.resolve().name
-    path = convert_saved_dataset(path)
+    name = folder.rpartition("/")[2] if hub else path.resolve().name.removesuffix(".zip")
+    path = unpack_zip(path) if path.suffix.lower() == ".zip" else convert_saved_dataset(path)
     spec = ImageSpec(size, channels, centre, lazy, upright=exif_orientation)
     if path.is_dir() and has_class_folders(path):
         if (image, label, groups) != (None, None, None):
@@ -301,12 +307,12 @@ def read_parquet(
     """
     spec = spec or ImageSpec()
     spec.check(name)
-    files = {
+    split_files = {
         split: [parquet.File(path) for path in split_paths]
         for split, split_paths in find_parquet_files(name, folder).items()
         if split in splits
     }
-    all_files = [file for split_files in files.values() for file in split_files]
+    all_files = [file for files in split_files.values() for file in files]
     paths = [file.path for file in all_files]
     image = all_files[0].column(image, _IMAGE, "image")
     label = all_files[0].column(label, _LABEL, "label")
@@ -320,7 +326,7 @@ def read_parquet(
     return LabelledImages(
         x=_load_images(name, source, paths[0].parent, image, spec, lambda: paths, make_index),
         y=y,
-        sizes={split: sum(file.rows for file in split_files) for split, split_files in files.items()},
+        sizes={split: sum(file.rows for file in files) for split, files in split_files.items()},
         classes=classes,
         class_names=class_names,
         groups=None if groups is None else parquet.numbered(parquet.values_of(all_files, groups))[0],
@@ -351,6 +357,39 @@ def read_named_set(
 
 
 # ---- one folder for each class ---------------------------------------------------------------------------------------
+
+
+def unpack_zip(path: Path) -> Path:
+    """Return the folder of the class folders in a zip archive, whose images are unpacked once into the cache.
+
+    Raises:
+        DataError: The archive is missing or damaged, has no images, or claims an excessive size.
+    """
+    check_file(path, DataError)
+
+    def build(target: Path) -> None:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                members = [
+                    member
+                    for member in archive.infolist()
+                    if member.filename.lower().endswith(_SUFFIXES)
+                    and not any(map(is_system_name, PurePosixPath(member.filename).parts))
+                ]
+                size = sum(member.file_size for member in members)
+                if size > max(_MAX_UNPACKED, _MAX_RATIO * path.stat().st_size):
+                    raise DataError(f"{path} claims to unpack to {size:,} bytes; it is damaged.", path=path)
+                for member in members:
+                    archive.extract(member, target)  # below the folder: it drops "..", drives and leading slashes
+        except _ZIP_ERRORS as error:
+            raise DataError(f"{path} cannot be read as a zip archive: {format_cause(error)}", path=path) from error
+        if not members:
+            raise DataError(f"{path} has no images: expected CLASS/*.jpg or train/CLASS/*.jpg in it.", path=path)
+
+    folder = cache.load_folder(cache.make_key(path.stem, [path], ["zip"], suffix=""), build, lambda folder: folder)
+    while not has_class_folders(folder) and len(folders := list_class_folders(folder)) == 1:
+        folder = folders[0]  # one folder around the class folders
+    return folder
 
 
 def has_class_folders(folder: Path) -> bool:

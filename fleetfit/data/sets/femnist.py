@@ -123,7 +123,7 @@ def _read_leaf(splits: dict[str, list[Path]]) -> LabelledImages:
         y, groups = np.load(target / "y.npy"), np.load(target / "groups.npy")
         sizes = json.loads((target / "sizes.json").read_text())
         if not len(y):
-            raise DataError(f"{files[0]} and further files like it have no samples.", path=files[0])
+            raise DataError(f"{files[0]}: the files of the set have no samples.", path=files[0])
         x = np.memmap(target / "x.bin", np.uint8, "c", shape=(len(y), 1, _SIDE, _SIDE))
         return LabelledImages(x, y, sizes, len(_NAMES), (), groups)
 
