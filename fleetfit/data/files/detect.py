@@ -35,19 +35,19 @@ def detect_format(path: str, keys: Keys | None = None) -> Keys:
     Raises:
         DataError: There is no such path, or its format is unknown.
     """
-    place = resolve_folder(path)
+    location = resolve_folder(path)
     try:
-        if place.is_dir():
-            return _detect_folder(place, keys or {})
-        if place.exists():
-            return _detect_file(place, keys or {})
+        if location.is_dir():
+            return _detect_folder(location, keys or {})
+        if location.exists():
+            return _detect_file(location, keys or {})
     except OSError as error:
-        raise DataError(f"{place} cannot be read: {files.format_os_error(error)}.", path=place) from None
+        raise DataError(f"{location} cannot be read: {files.format_os_error(error)}.", path=location) from None
     here = files.parse_path(path, "data.path")
-    candidates = [place] if place == here else [here, place]
+    candidates = [location] if location == here else [here, location]
     neighbours = [name for candidate in candidates for name in _list_names(candidate.parent)]
-    near = [name for name in neighbours if name.lower() == place.name.lower() or Path(name).stem == place.name]
-    hint = f' Did you mean "{truncate(near[0])}"?' if near else did_you_mean(place.name, neighbours)
+    near = [name for name in neighbours if name.lower() == location.name.lower() or Path(name).stem == location.name]
+    hint = f' Did you mean "{truncate(near[0])}"?' if near else did_you_mean(location.name, neighbours)
     listed = " nor ".join(map(str, candidates)) + (" (FLEETFIT_DATA)" if len(candidates) > 1 else "")
     raise DataError(f"data.path: there is no file or folder {listed}.{hint}")
 

@@ -83,8 +83,8 @@ def find_parquet_files(name: str, folder: str | None) -> dict[str, list[Path]]:
         raise DataError(f"{name}: {source} names {base}, which is not a folder.", path=base)
     tops = [base, base / name] if folder is not None else [base / name]
     for top in tops:
-        for place in (top, top / "data", top / name, top / "plain_text"):
-            splits = {split: _find_split_files(place, split) for split in SPLITS}
+        for candidate in (top, top / "data", top / name, top / "plain_text"):
+            splits = {split: _find_split_files(candidate, split) for split in SPLITS}
             if splits["train"]:
                 return {split: paths for split, paths in splits.items() if paths}
     listed = " or ".join(map(str, tops))

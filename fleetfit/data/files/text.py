@@ -385,8 +385,8 @@ def read_named_set(name: str, facts: Facts, repository: str, folder: str | None,
         MissingExtra: As `text`.
     """
     path = _find_set_path(name, folder)
-    found = find_or_download(name, folder, hub, repository, find=lambda *_: find_text_files(name, path))
-    corpus = read_corpus(name, path if found == folder else _find_set_path(name, found))
+    set_folder = find_or_download(name, folder, hub, repository, find=lambda *_: find_text_files(name, path))
+    corpus = read_corpus(name, path if set_folder == folder else _find_set_path(name, set_folder))
     if corpus.classes != facts.classes:
         raise DataError(
             f"{name} has {facts.classes} classes of texts, but the files have {corpus.classes}. Is this another set?"

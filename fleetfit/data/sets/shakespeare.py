@@ -137,8 +137,8 @@ def _find_files(name: str, folder: str | None) -> dict[str, list[Path]]:
     """
     if folder is not None:
         path = parse_path(folder, "data.folder")
-        for place in (path, path / name):
-            if files := find_leaf_files(place):
+        for set_folder in (path, path / name):
+            if files := find_leaf_files(set_folder):
                 return files
     return find_parquet_files(name, folder)
 

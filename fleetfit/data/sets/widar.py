@@ -9,14 +9,14 @@ user is the beginning of a file's name. This makes the .npz file from that folde
     from pathlib import Path
 
     def pack(folder):
-        found = {}
+        arrays = {}
         for split in ("train", "test"):
             files = sorted(Path(folder, split).glob("*/*.csv"))
             profiles = [np.loadtxt(file, delimiter=",", dtype=np.float32) for file in files]
-            found[f"x_{split}"] = np.stack(profiles).reshape(-1, 22, 20, 20)
-            found[f"y_{split}"] = np.array([file.parent.name for file in files])
-            found[f"user_{split}"] = np.array([file.name.split("-")[0] for file in files])
-        np.savez("widar.npz", **found)
+            arrays[f"x_{split}"] = np.stack(profiles).reshape(-1, 22, 20, 20)
+            arrays[f"y_{split}"] = np.array([file.parent.name for file in files])
+            arrays[f"user_{split}"] = np.array([file.name.split("-")[0] for file in files])
+        np.savez("widar.npz", **arrays)
 """
 
 from fleetfit.data.dataset import Data, Facts
