@@ -94,6 +94,6 @@ def test_unknown_name_suggests() -> None:
         check_augmentation("crop-flop", torch.zeros(1, 1, 8, 8))
 
 
-def test_refuses_what_is_no_image() -> None:
+def test_samples_that_are_not_images() -> None:
     with raises(DataError, "[N, C, H, W]", "[3, 8]", key="augment"):
         check_augmentation("flip", torch.zeros(3, 8))

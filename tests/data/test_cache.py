@@ -45,7 +45,7 @@ def load(folder: Path, **parameters: int) -> Data:
     return images(str(folder), test=0.0, **parameters)  # type: ignore[arg-type]
 
 
-def test_second_time_is_mapped(folder: Path, decoded: list[int]) -> None:
+def test_cached_images_are_mapped(folder: Path, decoded: list[int]) -> None:
     first = load(folder)
     second = load(folder)
     assert len(decoded) == 1

@@ -82,7 +82,7 @@ def test_leaf_s_own_division(tmp_path: Path) -> None:
     assert data.y.tolist() == [1, 61, 0, 5, 9, 2, 1, 61, 0]
 
 
-def test_json_is_read_once(whole: tuple[Path, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaf_is_cached(whole: tuple[Path, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
     first = femnist.femnist(str(whole[0]))
     monkeypatch.setattr(femnist, "read_leaf_users", None)
     again = femnist.femnist(str(whole[0]))
@@ -142,7 +142,7 @@ def bad(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
         (lambda path: path.write_text('{"users": ['), Expected(1, 12, path="all_data_1.json")),
     ],
 )
-def test_says_what_is_wrong(
+def test_malformed_leaf_files(
     whole: tuple[Path, np.ndarray], change: Callable[[Path], object], expected: Expected
 ) -> None:
     change(whole[0] / "data" / "all_data" / "all_data_1.json")

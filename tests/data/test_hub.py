@@ -115,7 +115,7 @@ def test_local_files_come_first(
     assert folders.find_or_download("u", None, True, "o/t") is None and len(asked) == 1
 
 
-def test_what_goes_wrong_is_said(monkeypatch: pytest.MonkeyPatch, served: Callable[[Any], list[Any]]) -> None:
+def test_failed_downloads(monkeypatch: pytest.MonkeyPatch, served: Callable[[Any], list[Any]]) -> None:
     served(ConnectionError("no route"))
     with raises(DataError, "o/t", key="hub"):
         folders.download("t", "o/t")

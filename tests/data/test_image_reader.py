@@ -128,7 +128,7 @@ def test_class_folders_are_imagenet_s(folders: Path) -> None:
 
 @pytest.mark.parametrize("top", ["", "photos/"])
 @pytest.mark.parametrize("lazy", [False, True])
-def test_a_zip_archive_is_read_as_its_folders(folders: Path, tmp_path: Path, top: str, lazy: bool) -> None:
+def test_zip_archive_is_read_like_its_folders(folders: Path, tmp_path: Path, top: str, lazy: bool) -> None:
     with zipfile.ZipFile(tmp_path / "photos.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(folders.rglob("*.*")):
             archive.write(path, top + path.relative_to(folders).as_posix())
@@ -156,7 +156,7 @@ def write_zip(path: Path, **members: bytes) -> None:
         lambda path: path.unlink(),
     ],
 )
-def test_a_zip_archive_that_is_wrong(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+def test_damaged_zip_archives(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("cat/0.png", b"content" * 99)
     damage(tmp_path / "a.zip")
@@ -164,7 +164,7 @@ def test_a_zip_archive_that_is_wrong(tmp_path: Path, damage: Callable[[Path], ob
         images(str(tmp_path / "a.zip"))
 
 
-def test_a_zip_archive_writes_only_below_its_folder_and_claims_no_more_than_it_may(
+def test_zip_archive_stays_in_its_folder_and_within_its_limits(
     tmp_path: Path, picture: Picture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = picture(np.zeros((4, 4), np.uint8))
@@ -220,7 +220,7 @@ def test_without_a_cache(shards: Path, folders: Path, monkeypatch: pytest.Monkey
     assert len(images(str(folders), size=8, lazy=True).x) == 18
 
 
-def test_a_full_disk_is_said(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_an_error(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -230,7 +230,7 @@ def test_a_full_disk_is_said(shards: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert list(Path(os.environ["FLEETFIT_CACHE"]).iterdir()) == []
 
 
-def test_only_what_is_asked_for_is_decoded(shards: Path, decoded: list[str]) -> None:
+def test_only_selected_images_are_decoded(shards: Path, decoded: list[str]) -> None:
     data = images(str(shards), size=16, lazy=True, augment="resized-crop")
     again = copy.deepcopy(data.share({"train": torch.arange(6)}))
     assert decoded == []  # checks and copies touch no sample
@@ -254,7 +254,7 @@ def test_a_set_of_terabytes_takes_no_memory(folders: Path, decoded: list[str]) -
     assert len(decoded) == 2
 
 
-def test_large_sets_stay_encoded_by_themselves(shards: Path, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_sets_stay_encoded_by_default(shards: Path, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in (shards, folders):
         assert isinstance(images(str(folder), size=16).x, torch.Tensor)
         monkeypatch.setattr(images_module, "LAZY_ABOVE", 18 * 3 * 16 * 16)
@@ -285,7 +285,7 @@ def test_threads_decode_the_same(folders: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("threads", [True, False])
-def test_what_is_gone_or_broken_is_named(folders: Path, monkeypatch: pytest.MonkeyPatch, threads: bool) -> None:
+def test_missing_or_damaged_image_names_its_path(folders: Path, monkeypatch: pytest.MonkeyPatch, threads: bool) -> None:
     monkeypatch.setattr(image_reader, "_LARGE_BYTES", 0 if threads else 10**9)
     data = images(str(folders), size=8, lazy=True)
     broken = folders / "train" / "n01" / "n01_2.JPEG"
@@ -297,7 +297,7 @@ def test_what_is_gone_or_broken_is_named(folders: Path, monkeypatch: pytest.Monk
         all_of(data)
 
 
-def test_a_shortened_copy_is_said(shards: Path) -> None:
+def test_shortened_copy_is_an_error(shards: Path) -> None:
     data = images(str(shards), size=8, lazy=True)
     copy_of = next(Path(os.environ["FLEETFIT_CACHE"]).iterdir()) / "images.bin"
     copy_of.write_bytes(copy_of.read_bytes()[:-1])
@@ -313,7 +313,7 @@ def test_a_shortened_copy_is_said(shards: Path) -> None:
         (lambda f: [shutil.rmtree(f / "train" / n) for n in ("n01", "n02", "n03")], Expected("train.parquet")),
     ],
 )
-def test_folders_that_are_none(folders: Path, change: Callable[[Path], object], expected: Expected) -> None:
+def test_wrong_class_folders(folders: Path, change: Callable[[Path], object], expected: Expected) -> None:
     change(folders)
     with raises(DataError, expected):
         images(str(folders), size=8)
@@ -328,7 +328,7 @@ def test_folders_that_are_none(folders: Path, change: Callable[[Path], object], 
         ({"size": 8, "resize": 0}, Expected(1, key="resize")),
     ],
 )
-def test_keys_that_do_not_fit(folders: Path, options: dict[str, Any], expected: Expected) -> None:
+def test_wrong_parameters(folders: Path, options: dict[str, Any], expected: Expected) -> None:
     with raises(DataError, expected):
         images(str(folders), **options)
 

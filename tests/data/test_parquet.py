@@ -175,7 +175,7 @@ def test_sixteen_bits_are_refused(tmp_path: Path, write: Write, picture: Picture
         ({"augment": "turn"}, Expected('augment = "turn"', key="augment")),
     ],
 )
-def test_says_what_is_wrong(colour: tuple[Path, np.ndarray], changes: dict[str, Any], expected: Expected) -> None:
+def test_wrong_parameters(colour: tuple[Path, np.ndarray], changes: dict[str, Any], expected: Expected) -> None:
     with raises(DataError, expected):
         images(str(colour[0]), **changes)
 

@@ -86,7 +86,7 @@ def test_most_frequent_first_then_by_code_point() -> None:
         build_vocabulary("words", ["a"], 2)
 
 
-def test_what_a_word_is() -> None:
+def test_split_words() -> None:
     assert split_words("'Tis the king's,\nO Romeo!") == ["'", "tis", "the", "king's", ",", "\n", "o", "romeo", "!"]
 
 
@@ -180,7 +180,7 @@ def leaf(folder: Path, width: int = 6, split: bool = True) -> dict[str, str]:
     return texts
 
 
-def test_leaf_s_windows_are_put_together_again(tmp_path: Path) -> None:
+def test_leaf_windows_are_joined(tmp_path: Path) -> None:
     texts = leaf(tmp_path)
     data = shakespeare(str(tmp_path), length=5, validation=0.0)
     assert data.groups is not None
@@ -215,7 +215,7 @@ def test_leaf_s_undivided_file_and_shuffled_samples(tmp_path: Path) -> None:
         join_windows(["abc", 3], ["d", "e"], Path("f"))
 
 
-def test_leaf_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaf_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leaf(tmp_path)
     first = shakespeare(str(tmp_path), length=5)
     monkeypatch.setattr(
@@ -233,14 +233,14 @@ def test_leaf_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ('{"users": ["a"], "user_data": {"a": {"x": ["b"], "y": []}}}', Expected('"a"', path="a.json")),
     ],
 )
-def test_leaf_files_that_are_wrong(tmp_path: Path, content: str, expected: Expected) -> None:
+def test_malformed_leaf_files(tmp_path: Path, content: str, expected: Expected) -> None:
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "a.json").write_text(content)
     with raises(DataError, expected):
         shakespeare(str(tmp_path))
 
 
-def test_where_leaf_s_files_are(tmp_path: Path) -> None:
+def test_folders_of_leaf(tmp_path: Path) -> None:
     assert find_leaf_files(tmp_path) == {}
     (tmp_path / "settings.json").write_text('{"theme": "dark"}')
     assert find_leaf_files(tmp_path) == {} and find_leaf_files(tmp_path / "settings.json")["train"]
@@ -280,7 +280,7 @@ def test_rows_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ({"folder": "/nowhere"}, Expected(path="nowhere")),
     ],
 )
-def test_says_what_is_wrong(folder: Path, parameters: Any, expected: Expected) -> None:
+def test_wrong_parameters(folder: Path, parameters: Any, expected: Expected) -> None:
     with raises(DataError, expected):
         shakespeare(**{"folder": str(folder)} | parameters)
 
@@ -360,7 +360,7 @@ def test_text_of_the_server_is_not_divided(tmp_path: Path) -> None:
     assert server is not None and list(server.settings) == ["folder"]
 
 
-def test_plain_text_says_what_is_wrong(tmp_path: Path) -> None:
+def test_wrong_parameters_of_plain_text(tmp_path: Path) -> None:
     with raises(DataError, path=tmp_path):
         plain_text(str(tmp_path))
     (tmp_path / "a.txt").write_bytes(b"caf\xe9")

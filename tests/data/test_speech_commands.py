@@ -69,7 +69,7 @@ def test_bands_by_hand(mels: int) -> None:
     assert (got > 0).any(1).all()  # no band without a bin
 
 
-def test_a_picture_by_sums() -> None:
+def test_spectrogram_by_sums() -> None:
     """One frame from the definition: window, discrete Fourier transform, bands, decibels, 255 steps of 120 dB."""
     form = Spectrogram(RATE, RATE, 8, 400, 160)
     rng = np.random.default_rng(0)
@@ -167,13 +167,13 @@ def test_every_speaker_can_be_tested_on_its_own(folder: Path) -> None:
     assert [len(part["test"]) for part in partition(data, "natural", None, 0)] == [2] * 4
 
 
-def test_sizes_of_pictures(folder: Path) -> None:
+def test_sizes_of_spectrograms(folder: Path) -> None:
     data = speech_commands(str(folder), mels=20, window_ms=30.0, hop_ms=20.0, resize=32, augment="crop")
     assert data.x.shape == (24, 1, 20, 51) and data.sample_shape == (1, 32, 32)
     assert data.batch(torch.arange(3), torch.Generator().manual_seed(0))[0].shape == (3, 1, 32, 32)
 
 
-def test_pictures_are_made_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spectrograms_are_cached(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = speech_commands(str(folder)).x
     with monkeypatch.context() as patch:
         patch.setattr(Spectrogram, "read_into", None)
@@ -229,7 +229,7 @@ def test_a_bad_sound_is_named(folder: Path, content: bytes, expected: Expected) 
         ({"mels": 0}, Expected(key="mels")),
     ],
 )
-def test_keys_that_do_not_fit(folder: Path, options: dict[str, Any], expected: Expected) -> None:
+def test_wrong_parameters(folder: Path, options: dict[str, Any], expected: Expected) -> None:
     with raises(DataError, expected):
         speech_commands(str(folder), **options)
 
@@ -240,7 +240,7 @@ def test_missing_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         speech_commands(str(folder))
 
 
-def test_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def test_missing_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     with raises(DataError, "speech_commands", "hub = true", key="hub"):
         speech_commands()
     monkeypatch.setenv("FLEETFIT_DATA", str(tmp_path))

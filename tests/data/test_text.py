@@ -74,7 +74,7 @@ def tokenizer_of(cache: Path) -> Any:
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
-def test_a_header_that_no_file_has_is_a_note(folder: Path, suffix: str) -> None:
+def test_header_without_csv_file_is_a_note(folder: Path, suffix: str) -> None:
     write_csv(folder.parent / "plain" / "train.csv", [list(row) for row in zip(TEXTS, LABELS, strict=True)])
     place, names_of = (folder, ("text", "label")) if suffix == "parquet" else (folder.parent / "plain", ("1", "2"))
     keys = {"folder": str(place), "header": False, "text": names_of[0], "label": names_of[1], "vocabulary": 60}
@@ -82,7 +82,7 @@ def test_a_header_that_no_file_has_is_a_note(folder: Path, suffix: str) -> None:
     assert len(notes) == (suffix == "parquet") and all("train.parquet" in note for note in notes)
 
 
-def test_the_label_that_somebody_gives_says_what_the_texts_are(tmp_path: Path) -> None:
+def test_given_label_decides_the_format(tmp_path: Path) -> None:
     texts = [f"{t} and so on, number {i}" for i, t in enumerate(TEXTS)]
     columns = {"sentiment": LABELS, "stars": [str(i % 5) for i in range(12)], "text": texts}
     write_csv(tmp_path / "reviews.csv", [list(columns), *map(list, zip(*columns.values(), strict=True))])
@@ -101,7 +101,7 @@ def test_the_label_that_somebody_gives_says_what_the_texts_are(tmp_path: Path) -
     assert load_other_data(run, str(tmp_path / "reviews.parquet")).class_names == ("bad", "good")
 
 
-def test_the_label_of_what_datasets_saved_is_the_given_one(tmp_path: Path) -> None:
+def test_given_label_of_a_saved_dataset(tmp_path: Path) -> None:
     columns = {"label": TEXTS, "sentiment": LABELS}
     pytest.importorskip("datasets").Dataset.from_dict(columns).save_to_disk(str(tmp_path / "saved"))
     given = {"label": "sentiment"}
@@ -190,7 +190,7 @@ def test_numbers_are_classes_in_numeric_order(tmp_path: Path) -> None:
     assert read_corpus("n", tmp_path).class_names == ("2", "9", "10")
 
 
-def test_what_has_no_file_is_held_out_in_proportion(tmp_path: Path) -> None:
+def test_missing_splits_are_held_out_in_proportion(tmp_path: Path) -> None:
     labels = ["a"] * 40 + ["b"] * 20
     path = write_parquet(tmp_path / "train.parquet", text=[f"w{i}" for i in range(60)], label=labels)
     data = load(path, test=0.2, validation=0.25)
@@ -238,7 +238,7 @@ def test_groups_are_a_natural_partition(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_says_what_is_wrong(folder: Path, make: Callable[[Path], object], parameters: Any, expected: Expected) -> None:
+def test_wrong_parameters_and_files(folder: Path, make: Callable[[Path], object], parameters: Any, expected: Expected) -> None:
     make(folder)
     with raises(DataError, expected):
         load(folder, **parameters)
@@ -262,13 +262,13 @@ def test_says_what_is_wrong(folder: Path, make: Callable[[Path], object], parame
         ("train.json", b"[1", Expected(row=1, path="train.json")),
     ],
 )
-def test_files_that_are_wrong(tmp_path: Path, name: str, content: bytes, expected: Expected) -> None:
+def test_malformed_files(tmp_path: Path, name: str, content: bytes, expected: Expected) -> None:
     (tmp_path / name).write_bytes(content)
     with raises(DataError, expected):
         load(tmp_path)
 
 
-def test_class_folders_that_are_wrong(tmp_path: Path) -> None:
+def test_wrong_class_folders(tmp_path: Path) -> None:
     as_folders(tmp_path)
     with raises(DataError, key="groups"):
         load(tmp_path, groups="who")
@@ -423,7 +423,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def test_second_time_is_mapped(folder: Path, encoded: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_tokens_are_mapped(folder: Path, encoded: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     first = load(folder)
     monkeypatch.setattr(text_module, "_cells", lambda *_: pytest.fail("the texts are read again"))
     second = load(folder)
