@@ -137,9 +137,7 @@ def test_predictions_are_of_upright_images(
         assert [row["prediction"] for row in csv.DictReader(file)] == ["above"] * 4 + ["below"] * 4
 
 
-def test_detected_size_is_that_of_upright_images(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_detected_size_is_that_of_upright_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half are stored on their side: upright they differ in size, as stored not. Nothing is decoded."""
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda *_: pytest.fail("decoded"))
     for form in ("JPEG", "WEBP", "PNG"):

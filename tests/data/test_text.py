@@ -238,7 +238,7 @@ def test_groups_are_a_natural_partition(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_wrong_parameters_and_files(folder: Path, make: Callable[[Path], object], parameters: Any, expected: Expected) -> None:
+def test_wrong_parameters(folder: Path, make: Callable[[Path], object], parameters: Any, expected: Expected) -> None:
     make(folder)
     with raises(DataError, expected):
         load(folder, **parameters)
