@@ -49,7 +49,7 @@ def detect_format(path: str, keys: Keys | None = None) -> Keys:
     near = [name for name in neighbours if name.lower() == location.name.lower() or Path(name).stem == location.name]
     hint = f' Did you mean "{truncate(near[0])}"?' if near else did_you_mean(location.name, neighbours)
     listed = " nor ".join(map(str, candidates)) + (" (FLEETFIT_DATA)" if len(candidates) > 1 else "")
-    raise DataError(f"data.path: there is no file or folder {listed}.{hint}")
+    raise DataError(f"data.path: there is no file or folder {listed}.{hint}", path=location)
 
 
 def _list_names(folder: Path) -> list[str]:
@@ -77,7 +77,8 @@ def _detect_file(path: Path, keys: Keys) -> Keys:
     raise DataError(
         f"data.path: {path} has an unknown suffix. A table ends in .csv, .tsv or .parquet, arrays in .npz, running "
         "text in .txt, texts with labels in .csv, .jsonl or .parquet; images are in one folder for each class, or in a "
-        ".zip of such folders. For other names set data.name = ..."
+        ".zip of such folders. For other names set data.name = ...",
+        path=path,
     )
 
 
@@ -108,7 +109,8 @@ def _detect_folder(folder: Path, keys: Keys) -> Keys:
     raise DataError(
         f"data.path: the format of {folder} is unknown. Expected a folder of images for each class (CLASS/*.jpg, or "
         "train/CLASS/*.jpg) or of .txt files for each class, or a folder with train.csv, train.parquet, x.npy and "
-        "y.npy, .txt files, or a data set of Hugging Face datasets (save_to_disk)."
+        "y.npy, .txt files, or a data set of Hugging Face datasets (save_to_disk).",
+        path=folder,
     )
 
 
@@ -122,7 +124,8 @@ def _detect_array_folder(folder: Path, keys: Keys, problem: str) -> Keys:
     if not ({"x", "y"} <= names or {"x_train", "y_train"} <= names):
         raise DataError(
             f"data.path: {problem}: x.npy and y.npy (or x_train.npy, y_train.npy, x_test.npy, y_test.npy) in one "
-            'folder, or one .npz file. Other names: data.name = "arrays", with x = "..." and y = "...".'
+            'folder, or one .npz file. Other names: data.name = "arrays", with x = "..." and y = "...".',
+            path=folder,
         )
     return _detect_arrays(folder, keys)
 
