@@ -20,7 +20,7 @@ from fleetfit.losses import best_exit_distillation
 from fleetfit.method import FEDAVG, build
 from fleetfit.methods.depthfl import ramped
 from fleetfit.models.bert import bert
-from fleetfit.models.ree import PLACES, Ree, recurrent
+from fleetfit.models.ree import POSITION_AXIS, Ree, recurrent
 from fleetfit.models.resnet import resnet20
 from fleetfit.models.vim import vim
 from fleetfit.models.vit import deit_s, vit
@@ -265,7 +265,7 @@ def test_the_class_token_of_other_backbones() -> None:
         assert all(torch.equal(a, b) for a, b in pairs)
     middle: Any = build_module(mamba(), mamba().sizes(1.0), (3,))
     tokens = torch.arange(5.0)[None, :, None].expand(1, 5, 8)
-    assert middle.class_place == 2 and torch.equal(middle.token(tokens), torch.full((1, 8), 2.0))
+    assert middle.class_position == 2 and torch.equal(middle.token(tokens), torch.full((1, 8), 2.0))
 
 
 @pytest.mark.parametrize(
@@ -575,7 +575,7 @@ def test_ree_belongs_to_every_sub_model_and_unused_rows_to_nobody() -> None:
     problem = federation.problem
     by_depth = [replace(level, submodel=problem.submodel(1.0, level.submodel.exits)) for level in federation.levels]
     federation = replace(federation, levels=tuple(by_depth))
-    assert PLACES in federation.levels[0].submodel.channels
+    assert POSITION_AXIS in federation.levels[0].submodel.channels
     engine, seen = local_engine(simulation), []
 
     class Watching:
