@@ -35,7 +35,7 @@ _MOST_UNITS = 2**53  # above it, floats do not count
 _LARGEST = torch.finfo(torch.float32).max
 
 
-def paired(
+def pair_jobs_with_replies(
     run: Callable[[Iterator[Job]], Iterator[Update | Failure]], jobs: Iterable[Job]
 ) -> Iterator[tuple[Job, Update | Failure]]:
     """Yield each job with its reply, and hold an engine to its promise: one reply each, in the jobs' order.
@@ -62,7 +62,7 @@ def paired(
         )
 
 
-def examined(
+def validate_reply(
     reply: Update | Failure, job: Job, federation: Federation, norms: dict[int, float] | None = None
 ) -> Update | Failure:
     """Return a reply that may be used: an update as it is, or a failure that says why it was refused.
@@ -79,10 +79,10 @@ def examined(
     try:
         return _looked_at(reply, job, federation, {} if norms is None else norms)
     except Exception as error:
-        return refused(job, f"it could not be looked at: {format_exception(error)}")
+        return reject(job, f"it could not be looked at: {format_exception(error)}")
 
 
-def refused(job: Job, why: str, **more: Any) -> Failure:
+def reject(job: Job, why: str, **more: Any) -> Failure:
     """Return the failure that stands for a reply which is not used."""
     what = "update" if job.kind == "train" else "answer"
     reason = one_line(f"its {what} was refused: {why}", _REASON)
@@ -97,14 +97,16 @@ def _looked_at(reply: Update | Failure, job: Job, federation: Federation, norms:
         flags = {name: getattr(reply, name) is True for name in ("declined", "late", "absent")}
         return Failure.of(job, reason or "none given",
                        multiply_adds=spent, simulated_s=seconds, **flags)  # fmt: skip
-    wrong = problem_with(reply, job, federation, norms)
+    wrong = find_update_error(reply, job, federation, norms)
     if wrong is None and reply.compressed:
         reply = decompress(reply, job, federation.problem.layout)
-        wrong = problem_with(reply, job, federation, norms)
-    return reply if wrong is None else refused(job, wrong, multiply_adds=spent, simulated_s=seconds)
+        wrong = find_update_error(reply, job, federation, norms)
+    return reply if wrong is None else reject(job, wrong, multiply_adds=spent, simulated_s=seconds)
 
 
-def problem_with(update: Update, job: Job, federation: Federation, norms: dict[int, float] | None = None) -> str | None:
+def find_update_error(
+    update: Update, job: Job, federation: Federation, norms: dict[int, float] | None = None
+) -> str | None:
     """Return what is wrong with an update, as a sentence, or None.
 
     It must answer this job; hold what its kind of job asks for, in the right types, shapes and numbers; be a piece of
@@ -121,7 +123,7 @@ def problem_with(update: Update, job: Job, federation: Federation, norms: dict[i
         return f"it is malformed: {format_exception(error)}"
 
 
-def wrong_sums(summed: Summed, size: int, most: int) -> str | None:
+def find_sums_error(summed: Summed, size: int, most: int) -> str | None:
     """Return what is wrong with the sums of a round, as a sentence, or None.
 
     Args:
@@ -443,7 +445,7 @@ def _positions(problem: Problem, piece: Submodel) -> dict[str, tuple[int, int | 
 # ---- what a node is asked ----------------------------------------------------------------------------------------
 
 
-def problem_with_job(job: Job, problem: Problem) -> str | None:
+def find_job_error(job: Job, problem: Problem) -> str | None:
     """Return what is wrong with a job that a server sent, as a sentence, or None.
 
     It must be of a known kind, with a sub-model of this problem and a state that fits it, and settings in range.

@@ -738,7 +738,7 @@ def test_a_private_fleet_tells_no_more_than_what_was_spent_and_pays_again_when_i
     accountant = pytest.importorskip("fleetfit.privacy.accountant")
     pytest.importorskip("opacus", reason="the accountant is an extra: fleetfit[privacy]")
     lab, _ = lab_of(tmp_path, private_table(tmp_path, rounds=3))
-    real, calls = Privacy.merge, []
+    real, calls = Privacy.aggregate, []
 
     def cut_off(*given: Any) -> Any:
         calls.append(1)
@@ -746,7 +746,7 @@ def test_a_private_fleet_tells_no_more_than_what_was_spent_and_pays_again_when_i
             raise KeyboardInterrupt
         return real(*given)
 
-    monkeypatch.setattr(Privacy, "merge", cut_off)
+    monkeypatch.setattr(Privacy, "aggregate", cut_off)
     with pytest.raises((KeyboardInterrupt, FleetFitError)):
         lab.serve()
     run = lab.serve(resume=True)
