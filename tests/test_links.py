@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import astuple, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +76,12 @@ def size_of(federation: Federation, reply: Update | Failure) -> int:
     return reply_size(reply, federation.problem.layout)
 
 
-def drawn(links: LinkFaults, clients: int, round: int = 0) -> list[list[int]]:
-    """Return whose messages are lost on the way down, on the way up, and come twice."""
-    found = [links.drawn(round, c) for c in range(clients)]
-    down = [c for c in range(clients) if found[c][0]]
-    up = [c for c in range(clients) if not found[c][0] and found[c][1]]
-    return [down, up, [c for c in range(clients) if c not in (*down, *up) and found[c][2]]]
+def draw_clients(links: LinkFaults, clients: int, round: int = 0) -> list[list[int]]:
+    """Return the clients whose messages are lost on the way down, lost on the way up, and come twice."""
+    fates = [links.draw(round, client) for client in range(clients)]
+    down = [c for c in range(clients) if fates[c].lost_down]
+    up = [c for c in range(clients) if not fates[c].lost_down and fates[c].lost_up]
+    return [down, up, [c for c in range(clients) if c not in (*down, *up) and fates[c].repeated]]
 
 
 # ---- what is lost, and what comes twice
@@ -89,17 +89,17 @@ def drawn(links: LinkFaults, clients: int, round: int = 0) -> list[list[int]]:
 
 def test_messages_are_lost_with_their_probabilities() -> None:
     links = LinkFaults(0.2, 0.5, 0.7, seed=3)
-    found = np.array([links.drawn(r, c) for r in range(20) for c in range(200)])
+    found = np.array([astuple(links.draw(r, c)) for r in range(20) for c in range(200)])
     assert found.mean(0) == pytest.approx([0.2, 0.5, 0.7], abs=4 * (0.25 / 4000) ** 0.5)
     assert abs(np.corrcoef(found.T.astype(float)) - np.eye(3)).max() < 0.06  # each by itself
-    assert links.drawn(7, 5) == LinkFaults(0.2, 0.5, 0.7, seed=3).drawn(7, 5)
+    assert links.draw(7, 5) == LinkFaults(0.2, 0.5, 0.7, seed=3).draw(7, 5)
 
 
 def test_what_is_lost_counts_nowhere_and_costs_what_was_sent() -> None:
     """State and memories are those of a round in which these clients' updates are left out, to the bit."""
     federation, simulation = tiny_federation(REMEMBERING, 30, 30)
     links = LinkFaults(0.3, 0.4, 0.0)
-    down, up, _ = drawn(links, 30)
+    down, up, _ = draw_clients(links, 30)
     assert len(down) > 3 and len(up) > 3
     [lossy], engine = rounds_of(federation, simulation, replace(SETTINGS, links=links))
     without = {(0, c) for c in (*down, *up)}
@@ -120,7 +120,7 @@ def test_what_is_lost_counts_nowhere_and_costs_what_was_sent() -> None:
 def test_what_comes_twice_counts_once_and_costs_twice() -> None:
     federation, simulation = tiny_federation(REMEMBERING, 20, 20)
     links = LinkFaults(repeated=0.5)
-    _, _, again = drawn(links, 20)
+    _, _, again = draw_clients(links, 20)
     assert 3 < len(again) < 17
     [twice], engine = rounds_of(federation, simulation, replace(SETTINGS, links=links))
     [once], _ = rounds_of(federation, simulation, SETTINGS)
@@ -191,7 +191,7 @@ def test_nobody_is_waited_for_once_the_quorum_is_there_and_everybody_until_then(
     """With a deadline of 20 s: what is lost is waited for until then, unless enough others were there before."""
     federation, simulation = timed([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     links = LinkFaults(lost_up=0.4, clocked=True, seed=5)
-    _, lost, _ = drawn(links, 6)
+    _, lost, _ = draw_clients(links, 6)
     there = [c for c in range(6) if c not in lost]
     assert lost and len(there) >= 2, "another seed"
     settings = replace(SETTINGS, links=links, local=replace(SETTINGS.local, deadline_s=20.0, late="drop"))

@@ -162,7 +162,7 @@ def test_a_line_in_the_terminal_says_so(capsys: pytest.CaptureFixture[str]) -> N
     for done in run(federation, local_engine(simulation), Settings(2, LOCAL), start(federation)):
         rounds(done.report)
     said = capsys.readouterr().out
-    assert 'Round 2 was undone: "stem.bias" would not be finite' in said and "client" in said
+    assert 'Round 2 was rolled back: "stem.bias" would not be finite' in said and "client" in said
 
 
 def test_processes_undo_with_the_same_bits() -> None:

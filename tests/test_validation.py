@@ -27,7 +27,7 @@ from fleetfit.submodel import Submodel, extract
 from fleetfit.tasks import task_named
 from fleetfit.training import run_job
 from fleetfit.validation import (
-    _impossible,
+    _find_implausible_sum,
     find_job_error,
     find_update_error,
     pair_jobs_with_replies,
@@ -246,7 +246,7 @@ def test_sums_that_so_many_samples_cannot_give(key: str, change: Callable[[Tenso
 def test_inputs_are_counted_in_whole_ones_where_a_sample_s_are_not_known(counted: float, right: bool) -> None:
     """A layer whose shapes do not tell has at least one input of each sample."""
     moments = {"norm.sum": torch.zeros(3), "norm.squares": torch.ones(3), "norm.count": torch.tensor([counted])}
-    assert (_impossible(moments, "norm", 20, None) is None) == right
+    assert (_find_implausible_sum(moments, "norm", 20, None) is None) == right
 
 
 def test_no_more_samples_are_measured_than_asked_for() -> None:

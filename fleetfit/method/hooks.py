@@ -328,7 +328,7 @@ class RememberHook(Protocol):
 
     Where: the device, after training, for an update that is finite.
     Before: the sub-model is trained; `device.memory` is what the client kept so far.
-    After: the memory is the client's once the server has accepted the update; of a round that is undone, and of an
+    After: the memory is the client's once the server has accepted the update; of a round that is rolled back, and of an
         update that `receive` leaves out, it is not. It never travels to the server of a real fleet. Of several parts
         the later one sees what the earlier one kept.
     Keeps: what it returns, at the client.
