@@ -94,7 +94,7 @@ def _validate(reply: Update | Failure, job: Job, federation: Federation, norms: 
     if isinstance(reply, Failure):
         text = one_line(reply.reason, _REASON) if isinstance(reply.reason, str) else ""
         flags = {name: getattr(reply, name) is True for name in ("declined", "late", "absent")}
-        return Failure.of(job, text or "none given", **numbers, **flags)  # type: ignore[arg-type]
+        return Failure.of(job, text or "none given", **numbers, **flags)
     reason = find_update_error(reply, job, federation, norms)
     if reason is None and reply.compressed:
         reply = decompress(reply, job, federation.problem.layout)
