@@ -35,15 +35,15 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def check_checkpoint(federation: Federation, nest: Any, round: int) -> None:
-    """Look at a checkpoint before it is used.
+    """Check a checkpoint before it is used.
 
     Args:
-        federation: Whose run it is.
-        nest: As it was read.
-        round: That its file is named after.
+        federation: The federation of the run.
+        nest: The content of the checkpoint.
+        round: The round in the name of its file.
 
     Raises:
-        CheckpointError: It is no state of this run; the sentence names the tensor.
+        CheckpointError: It does not fit the run; the sentence names the tensor.
     """
     found = validate_checkpoint(nest, round)
     layout, own = federation.problem.layout, _is_own(federation.method_spec)
@@ -64,14 +64,14 @@ def check_checkpoint(federation: Federation, nest: Any, round: int) -> None:
 
 
 def check_base(problem: Problem, stored: State) -> None:
-    """Compare what was never trained, as it was read, with what the model has of it.
+    """Compare the stored tensors that are never trained with those of the model.
 
     Args:
-        problem: With a base, made anew where none was read.
-        stored: As it was read.
+        problem: The problem, with its base.
+        stored: The tensors of `base.safetensors`.
 
     Raises:
-        RunError: Something is missing, too much, or not as it should be; the sentence names it.
+        RunError: A tensor is missing, unknown, or of another shape; the sentence names it.
     """
     if not stored and not problem.base:
         return
@@ -90,19 +90,19 @@ def check_base(problem: Problem, stored: State) -> None:
 def _check(state: Any, shapes: Shapes, where: str) -> None:
     """Compare a state with names and shapes."""
     if not isinstance(state, Mapping):
-        raise CheckpointError(f"{where} is no state")
+        raise CheckpointError(f"{where} is not a state")
     for name in shapes:
         if name not in state:
             raise CheckpointError(f'"{where}{name}" is missing')
     for name, tensor in state.items():
         if name not in shapes:
-            raise CheckpointError(f'"{where}{name}" is no tensor of this model')
+            raise CheckpointError(f'"{where}{name}" is not a tensor of this model')
         _check_tensor(tensor, shapes[name], f"{where}{name}")
 
 
 def _check_tensor(tensor: Any, shape: tuple[int, ...], name: str) -> None:
     if not isinstance(tensor, Tensor):
-        raise CheckpointError(f'"{name}" is no tensor')
+        raise CheckpointError(f'"{name}" is not a tensor')
     if tuple(tensor.shape) != shape:
         raise CheckpointError(f'"{name}" has shape {tuple(tensor.shape)}, expected {shape}')
     if tensor.dtype != torch.float32:
@@ -112,7 +112,7 @@ def _check_tensor(tensor: Any, shape: tuple[int, ...], name: str) -> None:
 
 
 def _check_state(state: State, federation: Federation, own: bool) -> None:
-    """Compare the server's state with the full model, and what stands beside it with what it may be."""
+    """Compare the server's state with the full model, and its prefixed tensors with what a prefix may hold."""
     layout = federation.problem.layout
     plain = {name: tensor for name, tensor in state.items() if name in layout.tensors}
     _check(plain, layout.shapes({}, layout.exits), "server/state/")
@@ -121,7 +121,7 @@ def _check_state(state: State, federation: Federation, own: bool) -> None:
         if name not in layout.tensors:
             prefix, slash, rest = name.partition("/")
             if own and (not slash or rest not in layout.tensors):
-                raise CheckpointError(f'"server/state/{name}" is no tensor of this model')
+                raise CheckpointError(f'"server/state/{name}" is not a tensor of this model')
             beside.setdefault(prefix, {})[rest] = tensor
     for prefix, tensors in beside.items():
         if own:
@@ -129,7 +129,7 @@ def _check_state(state: State, federation: Federation, own: bool) -> None:
 
 
 def _beside(prefix: str, tensors: State, federation: Federation) -> Shapes:
-    """Return the shapes of what stands under a prefix: a level's own model, or blocks of the full one."""
+    """Return the shapes of the tensors under a prefix: a level's own model, or blocks of the full one."""
     layout, match = federation.problem.layout, _LEVEL.fullmatch(prefix)
     if match is None:
         blocks = {layout.tensors[name].block for name in tensors}
@@ -148,7 +148,7 @@ def _check_statistics(found: Mapping[int, State], federation: Federation) -> Non
     for index, state in found.items():
         if index >= len(federation.levels):
             raise CheckpointError(f"statistics/{index} is none of the {len(federation.levels)} levels")
-        if state:  # a level of which nobody had any sample has none
+        if state:  # empty for a level without samples
             where = f"statistics/{index}/"
             _check(state, _norms(federation.problem, federation.levels[index]), where)
             for name, tensor in state.items():
@@ -157,7 +157,7 @@ def _check_statistics(found: Mapping[int, State], federation: Federation) -> Non
 
 
 def _norms(problem: Problem, level: Level) -> Shapes:
-    """Return what batch-norm statistics a level has."""
+    """Return the shapes of a level's batch-norm statistics."""
     piece = level.submodel
     with on_meta():
         module = build_module(problem.architecture, {**problem.layout.full_sizes, **piece.sizes}, piece.exits)
@@ -169,7 +169,7 @@ def _norms(problem: Problem, level: Level) -> Shapes:
 
 
 def _check_server_memory(server: Mapping[str, Any], federation: Federation) -> None:
-    """Look at what the server remembers: tables by client, and states by name, which are as those of its own state."""
+    """Check the server's memory: tables by client, and tensors with the names and shapes of its state."""
     memory, layout, where = server["memory"], federation.problem.layout, "server/memory"
     if memory is None:
         return
@@ -191,14 +191,14 @@ def _check_server_memory(server: Mapping[str, Any], federation: Federation) -> N
 
 
 def _block(layout: Layout, depth: str) -> Shapes:
-    """Return the shapes of what is trained of a level's last block, by name within the block."""
+    """Return the shapes of the trainable tensors of a level's last block, by name within the block."""
     shapes, mark = layout.shapes({}, layout.exits), f"blocks.{int(depth) - 1 if depth.isdecimal() else -1}."
     return {name.rpartition(mark)[2]: shapes[name] for name, tensor in layout.tensors.items()
             if tensor.trainable and tensor.block is not None and mark in name}  # fmt: skip
 
 
 def _check_tables(value: Any, place: str, models: int) -> None:
-    """Look at AdaptiveFL's tables, [3, clients] and [models, clients]."""
+    """Check AdaptiveFL's tables, [3, clients] and [models, clients]."""
     _check_table(value, place)
     for key in ("curiosity", "resources"):
         table = value.get(key)
@@ -226,7 +226,7 @@ def _check_choice(kept: Mapping[str, Any], place: str) -> None:
 
 
 def _walk_states(nest: Any, where: str, shapes: Shapes, layout: Layout) -> None:
-    """Hold every tensor that has the name of one of the server's state to its shape."""
+    """Check the shape of each tensor that has the name of one of the server's state."""
     if not isinstance(nest, Mapping) or nest.keys() >= _PIECE:
         _walk(nest, where, layout)
         return
@@ -241,7 +241,7 @@ def _walk_states(nest: Any, where: str, shapes: Shapes, layout: Layout) -> None:
 
 
 def _walk(nest: Any, where: str, layout: Layout) -> None:
-    """Hold every state that comes with its sub-model to it, and running losses to their exits."""
+    """Check each state against the sub-model beside it, and running losses against their exits."""
     if isinstance(nest, Mapping):
         if nest.keys() >= _PIECE:
             _check(nest["state"], _shapes_of(_piece(nest, where, layout), layout), f"{where}/state/")
@@ -287,7 +287,7 @@ def _check_table(value: Any, where: str) -> None:
 
 
 def _is_own(spec: Any) -> bool:
-    """Tell whether all functions of a method are FleetFit's own: nobody else's has a colon in its name."""
+    """Return whether all functions of a method are FleetFit's own; the names of others have a colon."""
     if isinstance(spec, Mapping):
         return all(_is_own(value) for key, value in spec.items()) and not any(":" in str(key) for key in spec)
     if isinstance(spec, list | tuple):
@@ -413,7 +413,7 @@ def explain_empty_rounds(reports: Sequence[Mapping[str, Any]], in_a_row: bool) -
         rounds = f"for {count} rounds in a row" if in_a_row else "in all rounds"
         return (
             f"{rounds} no client returned a usable update, or the round was rolled back. "
-            "[privacy] withholds which clients, and why; the same run without it reports them."
+            "Which clients, and why, is withheld by [privacy]; the same run without it reports them."
         )
     records = [report["undone"] for report in reports if "undone" in report]
     if any(record["reported"] for record in records):

@@ -416,7 +416,7 @@ def test_no_file_and_no_line_has_a_single_update_or_a_sum_without_its_noise(
 ) -> None:
     """Without noise and masks the same search finds them: sums as the mean that they make, updates as they are sent."""
     wanted: dict[str, list[bytes]] = {"sums": [], "means": [], "updates": []}
-    released, words = Privacy._released, secured.Segments.words
+    released, words = Privacy.release, secured.Segments.words
 
     def noted(self: Privacy, federation: Any, server: Any, total: torch.Tensor) -> Any:
         divided = total / (registered(federation, server.round) * self.rate)
@@ -430,7 +430,7 @@ def test_no_file_and_no_line_has_a_single_update_or_a_sum_without_its_noise(
         wanted["updates"].append(concat_state(update.state).numpy().tobytes()[:64])
         return found
 
-    monkeypatch.setattr(Privacy, "_released", noted)
+    monkeypatch.setattr(Privacy, "release", noted)
     monkeypatch.setattr(secured.Segments, "words", sent)
     if not noise:
         monkeypatch.setattr(Privacy, "_noise_on", lambda self, total, round: None)

@@ -347,7 +347,7 @@ def test_the_smallest_example_of_each_hook_does_what_it_says(tmp_path):
         ):
             same.add(hook)
     # no loss is beyond 10, all have samples, what these remember and note changes no weights; a run asks for levels
-    assert same == {"merge", "receive", "remember", "note", "observe", "levels"}
+    assert same == {"aggregate", "receive", "remember", "note", "observe", "levels"}
     assert trained_with({"observe": named["observe"]}).server.memory == {"updates": 12}
     assert "classifier.fc.weight" in trained_with({"model": named["model"]}).server.state
     method = build({"name": "fedavg", "hooks": named})
