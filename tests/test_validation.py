@@ -135,7 +135,7 @@ def poisoned(value: float) -> Callable[[Tensor], Tensor]:
         ({"metrics": {"loss": 1.0, "teachers": {(1, 2): 1}}}, "names that are no printable text"),
         ({"metrics": {"loss": 1.0, "\ud800": 1}}, "names that are no printable text"),
         ({"metrics": {"loss": 1.0, "x": {str(i): i for i in range(10_001)}}}, "more than 10000 values"),
-        ({"metrics": {"loss": 1.0, "x": [[[[[[[[[[1]]]]]]]]]]}}, "nest more than 8 deep"),
+        ({"metrics": {"loss": 1.0, "x": [[[[[[[[[[1]]]]]]]]]]}}, "nested more than 8 deep"),
         ({"metrics": {"loss": 1.0, "x": "y" * 501}}, "text that is too long"),
         (with_state(poisoned(1e38)), "square of their norm"),
         (with_state(poisoned(-2e19)), "square of their norm"),
