@@ -432,7 +432,7 @@ class _FleetRun:
         train, names = report["train"], [member.told.name for member in self.manager.members]
         title = f"Round {report['round']}/{self.run.experiment.rounds}"
         if "privacy" in report:
-            self.say(f"{title}: {spent(report['privacy'])}")
+            self.say(f"{title}: {spent(report['privacy']['epsilon'], report['privacy']['delta'])}")
         else:
             loss = "-" if train["loss"] is None else f"{train['loss']:.3f}"
             levels = ", ".join(f"{count} at level {level}" for level, count in sorted(train["by_level"].items()))

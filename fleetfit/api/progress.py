@@ -68,7 +68,7 @@ class RoundFacts:
     def loss(self) -> str:
         """The loss of the last round; with `[privacy]` the epsilon spent."""
         if "privacy" in self._report:
-            return spent(self._report["privacy"])
+            return spent(self._report["privacy"]["epsilon"], self._report["privacy"]["delta"])
         loss = self._report.get("train", {}).get("loss")
         return f"loss {'-' if loss is None else f'{loss:.3f}'}"
 

@@ -286,15 +286,15 @@ def find_unused_parts(spec: Mapping[str, Any]) -> dict[str, str]:
     Args:
         spec: The method's; see `build`.
     """
-    method, hooks = build(spec), spec.get("hooks", {})
+    method, own_hooks = build(spec), spec.get("hooks", {})
     name = spec.get("name", "fedavg")
     label = name if isinstance(name, str) else str(getattr(name, "__name__", "this method"))
     unused = {key if "." in key else f"local.{key}": f"{label} sets it itself" for key in method.settles}
-    unused |= {f"method.hooks.{hook}": f"{label} {_NEVER_CALLS[hook]}" for hook in hooks if hook in method.replaces}
-    instead = f"method.hooks.{', '.join(sorted(hooks))} takes the place of all that it would do"
+    unused |= {f"method.hooks.{hook}": f"{label} {_NEVER_CALLS[hook]}" for hook in own_hooks if hook in method.replaces}
+    instead = f"method.hooks.{', '.join(sorted(own_hooks))} takes the place of all that it would do"
     for key, changed in _find_changed_hooks(spec):
-        if changed <= {*hooks, *method.replaces}:
-            unused[key] = instead if changed & hooks.keys() else f"{label} is the same without it"
+        if changed <= {*own_hooks, *method.replaces}:
+            unused[key] = instead if changed & own_hooks.keys() else f"{label} is the same without it"
     return unused
 
 
