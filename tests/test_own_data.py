@@ -445,7 +445,8 @@ def test_nodes_take_the_same_numbers_or_are_refused(done: ff.Run, tmp_path: Path
 
 def _is_called_r2(run: ff.Run, evaluated: str) -> None:
     """Expect no table, plot and page to call the score of a regression accuracy."""
-    tables = level_table(run.summary), total_table(run.summary), levels_of_rows({("a", ""): [run.summary]})
+    summary = run.files.read_summary()
+    tables = level_table(summary), total_table(summary), levels_of_rows({("a", ""): [summary]})
     said = " ".join(table.to_markdown() for table in tables)
     assert "local R2 %" in said and "global R2 %" in said
     assert "local R2 %" in evaluated and "accuracy" not in evaluated
