@@ -23,7 +23,8 @@ from fleetfit.api.inference import prepare_export
 from fleetfit.config.toml import read_toml
 from fleetfit.inference.export.checked import session
 from fleetfit.records import describe_environment
-from fleetfit.report.results import ComparisonResults, RunResult, to_json
+from fleetfit.records.schema import ComparisonResults, CurvesRecord, RunResult
+from fleetfit.report.results import format_results
 
 FILE = "experiments/small/devices.toml"  # the name by which experiments/claims.toml asks for these numbers
 EARLY = 0.75
@@ -43,15 +44,18 @@ def main(given: list[str] | None = None) -> None:
     seeds = [run.experiment.seed for run in opened]
     if len(set(seeds)) < len(seeds):
         parser.error(f"one run for each seed of one row in one setting, got the seeds {', '.join(map(str, seeds))}")
-    runs = tuple(measured(run, options.row, options.setting, options.turns) for run in opened)
+    runs = [measured(run, options.row, options.setting, options.turns) for run in opened]
     here = describe_environment()  # where it is measured; where the runs were trained stands in their own results
     versions = {name: here[name] for name in ("fleetfit", "torch", "python")}
     machine = {"processor": here["processor"], "cores": here["processors"]}
     table = read_toml(opened[0].folder / "config.toml")
     settings = {key: table[key] for key in ("data", "model", "fleet", "local", "cohort")}
-    found = ComparisonResults("devices", FILE, versions, here["fleetfit_commit"], machine, options.row, settings, runs)
+    found = ComparisonResults(
+        name="devices", file=FILE, versions=versions, commit=here["fleetfit_commit"], machine=machine,
+        against=options.row, settings=settings, runs=runs,
+    )  # fmt: skip
     options.record.mkdir(parents=True, exist_ok=True)
-    (options.record / "devices.json").write_text(to_json(found))
+    (options.record / "devices.json").write_text(format_results(found))
 
 
 def measured(run: ff.Run, row: str, setting: str, turns: int) -> RunResult:
@@ -81,8 +85,9 @@ def measured(run: ff.Run, row: str, setting: str, turns: int) -> RunResult:
     digest = sha256((run.folder / "config.toml").read_bytes()).hexdigest()
     rounds, speed = run.summary["rounds"], run.experiment.engine.speed
     return RunResult(
-        row, setting, run.experiment.seed, {}, {}, rounds, 0.0, None, speed, digest, final, {}, {}, {"round": []}
-    )
+        row=row, setting=setting, seed=run.experiment.seed, rounds=rounds, seconds=0.0, speed=speed, digest=digest,
+        final=final, curves=CurvesRecord(round=[]),
+    )  # fmt: skip
 
 
 def whole(folder: Path) -> Work:

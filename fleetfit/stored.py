@@ -1,21 +1,23 @@
 """List run folders with their sizes, and remove old checkpoints.
 
 A folder may come from a stranger or be incomplete: damage is listed with the folder, and the others are listed, too.
-Links are not followed. Nothing slow is imported; only `clear_checkpoints` reads checkpoints.
+Links are not followed. PyTorch is not imported; only `clear_checkpoints` reads checkpoints.
 """
 
 import dataclasses
-import json
 import os
 import re
 import stat
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fleetfit import files
 from fleetfit.errors import FleetFitError, RunError
+
+if TYPE_CHECKING:  # imports pydantic
+    from fleetfit.records.schema import AccuracyRecord, SummaryRecord
 
 RUNS = Path("runs")
 """The default folder of run folders."""
@@ -140,7 +142,7 @@ def _read_run(folder: Path) -> StoredRun:
         except OSError as error:
             name = Path(str(error.filename or "")).name or "a file"
             damage.append(f"{name} cannot be read: {files.format_os_error(error)}")
-        except (FleetFitError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (FleetFitError, ValueError, RecursionError) as error:
             damage.append(str(error)[:200] or type(error).__name__)
     return StoredRun(folder, **values, damage="; ".join(damage))
 
@@ -202,50 +204,57 @@ def _name_data_files(data: Mapping[str, Any]) -> str:
 
 def _read_rounds(folder: Path) -> dict[str, Any]:
     """Read `metrics.jsonl` from its end to the last evaluation; a half-written last line does not count."""
+    from fleetfit.records.schema import RoundRecord  # imports pydantic
+
     if not _is_file(folder / "metrics.jsonl"):
         return {}
     lines = files.read_bytes(folder / "metrics.jsonl").split(b"\n")[:-1]
     accuracies: dict[str, Any] = {}
     for number, line in zip(range(len(lines), 0, -1), reversed(lines), strict=True):
         try:
-            report = json.loads(line)
-            if report["round"] != number:
-                raise ValueError
-            if "evaluate" in report:
-                accuracies = _get_accuracies(next(v for v in report["evaluate"].values() if isinstance(v, Mapping)))
+            report = files.parse_json(line.decode())
+            record = RoundRecord.load(report)
+            if record.round != number:
+                raise ValueError(f"it is not of round {number}")
+            if record.evaluate is not None:
+                norms = [norm for norm in report["evaluate"] if record.evaluate.accuracies(norm) is not None]
+                if not norms:
+                    raise ValueError("its evaluation is empty")
+                accuracies = _get_accuracies(record.evaluate.accuracies(norms[0]))
                 break
-        except (ValueError, TypeError, KeyError, AttributeError, StopIteration, OverflowError, RecursionError):
-            raise ValueError(f"metrics.jsonl is damaged in line {number}") from None
+        except ValueError as error:
+            raise ValueError(f"metrics.jsonl is damaged in line {number}: {error}") from None
     return {"rounds": len(lines), **accuracies}
 
 
 def _read_summary(folder: Path) -> dict[str, Any]:
+    from fleetfit.records.schema import SummaryRecord  # imports pydantic
+
     if not _is_file(folder / "summary.json"):
         return {}
     try:
-        summary = files.parse_json(_read_text(folder / "summary.json"))
-        names = {key: _shorten_name(summary[key]) for key in ("method", "model", "data")}
-        if type(summary["rounds"]) is not int:
-            raise KeyError("rounds")
-        accuracies = _get_accuracies(summary)
-    except (ValueError, OverflowError) as error:
+        summary = SummaryRecord.load(files.parse_json(_read_text(folder / "summary.json")))
+    except ValueError as error:
         raise ValueError(f"summary.json is damaged: {error}") from None
-    except (TypeError, KeyError):
-        raise ValueError("summary.json is damaged: a key is missing") from None
-    return {**names, "finished": True, "rounds": summary["rounds"], **accuracies}
+    names = {"method": summary.method, "model": summary.model, "data": summary.data}
+    return {
+        **{key: _shorten_name(name) for key, name in names.items()},
+        "finished": True,
+        "rounds": summary.rounds,
+        **_get_accuracies(summary),
+    }
 
 
-def _get_accuracies(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return local and global accuracy; None where a run withholds them, as with `[privacy]`."""
-    accuracies = {"local": columns.get("local"), "global_": columns.get("global")}
-    return {key: float(value) if isinstance(value, int | float) else None for key, value in accuracies.items()}
+def _get_accuracies(record: "AccuracyRecord | SummaryRecord | None") -> dict[str, float | None]:
+    return {} if record is None else {"local": record.local, "global_": record.global_}
 
 
 def _read_start(folder: Path) -> str:
+    from fleetfit.records.schema import EnvironmentRecord  # imports pydantic
+
     try:
-        environment = files.parse_json(_read_text(folder / "environment.json"))
-        return str(environment["time"])[:25] if isinstance(environment, dict) else ""
-    except (OSError, ValueError, KeyError):
+        return EnvironmentRecord.load(files.parse_json(_read_text(folder / "environment.json"))).time[:25]
+    except (OSError, ValueError):
         return ""
 
 

@@ -14,7 +14,7 @@ import fleetfit as ff
 from fleetfit.errors import ConfigError, RunError
 from fleetfit.report.page.many import grouped, page_of_runs
 from fleetfit.report.page.parts import Sheet
-from fleetfit.report.page.reading import read_run
+from fleetfit.report.record import read_run
 
 HEAD = """
 rounds = 2

@@ -130,7 +130,7 @@ def test_it_reads_back_as_it_was(tmp_path: Path) -> None:
         (run["row"], run["setting"], run["seed"]) for run in nest["runs"]
     ]
     assert found.settings == nest["settings_of_file"] and found.commit == nest["commit"]
-    assert found.runs[0].curves == nest["runs"][0]["curves"]
+    assert found.runs[0].curves.dump() == nest["runs"][0]["curves"]
 
 
 # ---- when it is written ----------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_a_copy_is_kept_under_the_name_of_the_file(tmp_path: Path) -> None:
 
 def test_what_is_no_record_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "two.json").write_text('{"mine": 1}')
-    with raises(ConfigError, "format", key="record", path=tmp_path / "two.json"):
+    with raises(ConfigError, "name", key="record", path=tmp_path / "two.json"):
         compared(tmp_path, "", record=tmp_path)
     assert (tmp_path / "two.json").read_text() == '{"mine": 1}'
     assert not (tmp_path / "out").exists(), "and it is said before anything is trained"
@@ -263,7 +263,7 @@ def test_what_is_no_json_is_a_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "bad.json").write_text(text)
     with raises(RunError, tmp_path / "bad.json", "JSON"):
         read_results(tmp_path / "bad.json")
-    with raises(RunError, tmp_path / "none.json", "No such file"):
+    with raises(RunError, path=tmp_path / "none.json"):
         read_results(tmp_path / "none.json")
 
 

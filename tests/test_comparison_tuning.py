@@ -12,7 +12,7 @@ from support import compare_text, raises, run_verb
 import fleetfit as ff
 from fleetfit.api.comparison import read_results
 from fleetfit.errors import ConfigError
-from fleetfit.report.results import TriedValues, TuningResult
+from fleetfit.records.schema import TuningCandidate, TuningResult
 from fleetfit.report.tuning import edges, tuning_table
 
 DATA = """
@@ -68,7 +68,7 @@ def test_every_row_gets_the_same_grid_and_every_file_lists_it(place: Path) -> No
         (run,) = found.runs[one.row, one.setting]
         assert run.experiment.local.lr == one.chosen["local.lr"]
     stored = read_results(found.folder / "results.json")
-    assert stored.tuning == found.tuning
+    assert stored.tuning == list(found.tuning)
     assert [run.tuned for run in stored.runs] == [one.chosen for one in found.tuning]
     assert found.tuning_table is not None and len(found.tuning_table.rows) == 12
     assert found.tuning_table.to_markdown() in (found.folder / "table.md").read_text()
@@ -181,7 +181,10 @@ def test_tuning_that_was_cut_off_goes_on(place: Path, jobs: int) -> None:
 
 
 def tuning(chosen: Any, *values: Any, key: str = "local.lr") -> TuningResult:
-    return TuningResult("A", "IID", {key: chosen}, tuple(TriedValues({key: value}, 50.0, 1) for value in values))
+    return TuningResult(
+        row="A", setting="IID", chosen={key: chosen},
+        candidates=[TuningCandidate(values={key: value}, score=50.0, seed=1) for value in values],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -204,8 +207,10 @@ def test_a_value_at_the_edge_of_its_grid_is_said(chosen: Any, values: Any, end: 
 
 def test_rounds_that_choose_are_in_the_table() -> None:
     tried = ((0.1, 1, 4.0), (0.1, 2, 6.0), (0.2, 1, 3.0), (0.2, 2, None), (0.3, 1, None), (0.3, 2, None))
-    values = [TriedValues({"local.lr": lr}, 50 + lr, seed, rounds) for lr, seed, rounds in tried]
-    table = tuning_table([TuningResult("A", "", {"local.lr": 0.1}, tuple(values))], "rounds")
+    values = [
+        TuningCandidate(values={"local.lr": lr}, score=50 + lr, seed=seed, rounds=rounds) for lr, seed, rounds in tried
+    ]
+    table = tuning_table([TuningResult(row="A", setting="", chosen={"local.lr": 0.1}, candidates=values)], "rounds")
     assert table.rows == (
         ("A", "local.lr = 0.1", "5.0", "50.10 ± 0.00", "chosen"),
         ("A", "local.lr = 0.2", "1 of 2 seeds", "50.20 ± 0.00", ""),

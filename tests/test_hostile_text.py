@@ -55,7 +55,8 @@ from fleetfit.inference.export import to_transformers
 from fleetfit.markup import html_table
 from fleetfit.report import drawing
 from fleetfit.report.lines import table_csv
-from fleetfit.report.results import read_results, to_json
+from fleetfit.report.record import read_results
+from fleetfit.report.results import format_results
 from fleetfit.report.text import Table
 from fleetfit.training.profiling import Found, Timing
 
@@ -344,7 +345,7 @@ def trained():
     return replace(scalefl(), loss=fails)
 
 def merged():
-    return replace(scalefl(), merge=fails)
+    return replace(scalefl(), aggregate=fails)
 
 def told(report):
     fails()
@@ -481,11 +482,11 @@ def test_a_table_is_printable_in_every_form(text: str, capsys: pytest.CaptureFix
 @pytest.mark.parametrize("text", TEXTS[:1] + TEXTS[2:], ids=lambda text: repr(text[:9]))
 def test_what_a_comparison_writes_keeps_its_values(root: Path, text: str) -> None:
     found = read_results(root / "above/compared/results.json")
-    runs = tuple(replace(run, row=text) for run in found.runs)
-    results = replace(found, name=text, settings={text: text}, runs=runs)
-    for written in (to_json(results), table_csv(results, (), (), {})):
+    runs = [run.model_copy(update={"row": text}) for run in found.runs]
+    results = found.model_copy(update={"name": text, "settings": {text: text}, "runs": runs})
+    for written in (format_results(results), table_csv(results, (), (), {})):
         check_text(written)
-    again = json.loads(to_json(results))
+    again = json.loads(format_results(results))
     assert (again["name"], again["settings_of_file"]) == (text, {text: text})
 
 

@@ -11,6 +11,7 @@ from support import raises
 import fleetfit as ff
 from fleetfit.cli import main
 from fleetfit.errors import NoUsableUpdates
+from fleetfit.records.schema import SummaryRecord
 from fleetfit.report.tables import explain_missing, total_table
 from fleetfit.training.job import DIVERGED
 
@@ -95,9 +96,9 @@ def test_one_usable_round_is_enough_and_the_others_are_counted(tmp_path: Path) -
     given = {**FAST, "method": {"name": "heterofl", "hooks": {"loss": f"{tmp_path}/own.py:loss"}}}
     run = ff.run(given, out=tmp_path / "run")
     assert run.summary["empty_rounds"] == 2
-    assert ("rounds without a usable update", "2 of 3") in total_table(run.summary).rows
+    assert ("rounds without a usable update", "2 of 3") in total_table(run.files.read_summary()).rows
     learned = ff.run(FAST, out=tmp_path / "learned")
-    assert not any("without a usable" in row[0] for row in total_table(learned.summary).rows)
+    assert not any("without a usable" in row[0] for row in total_table(learned.files.read_summary()).rows)
 
 
 def test_nobody_connected_is_no_failure(tmp_path: Path) -> None:
@@ -192,21 +193,21 @@ def test_nothing_at_all_was_learned(compared: Callable[..., Any]) -> None:
 
 def test_an_accuracy_that_is_missing_says_why(tmp_path: Path) -> None:
     run = ff.run({**FAST, "rounds": 1, "data": {**FAST["data"], "test": 0.0}}, out=tmp_path / "run")
-    (said,) = explain_missing(run.summary)
+    (said,) = explain_missing(run.files.read_summary())
     assert "global accuracy" in said and "local accuracy" in said and "test samples" in said
-    assert said in total_table(run.summary).notes
+    assert said in total_table(run.files.read_summary()).notes
 
 
 def test_evaluations_that_fail_say_why(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def metric(outputs, labels):\n    raise ValueError('no such label')\n")
     given = {**FAST, "rounds": 1, "evaluate": {"metrics": [f"{tmp_path}/own.py:metric"]}}
-    (said,) = explain_missing(ff.run(given, out=tmp_path / "run").summary)
+    (said,) = explain_missing(ff.run(given, out=tmp_path / "run").files.read_summary())
     assert "no such label" in said
 
 
 def test_a_level_without_test_samples(tmp_path: Path) -> None:
     run = ff.run({**FAST, "rounds": 1}, out=tmp_path / "run")
-    assert not explain_missing(run.summary)
+    assert not explain_missing(run.files.read_summary())
     levels = [{**level, "local": None} if i == 0 else level for i, level in enumerate(run.summary["levels"])]
-    (said,) = explain_missing({**run.summary, "levels": levels})
+    (said,) = explain_missing(SummaryRecord.load({**run.summary, "levels": levels}))
     assert "level 1" in said

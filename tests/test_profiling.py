@@ -338,13 +338,13 @@ def test_ctrl_c_ends_the_process_too(tmp_path: Path) -> None:
                "--limit-s", "300"]  # fmt: skip
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     with running([sys.executable, "-c", code, *options], cwd=tmp_path, env=environment, **pipes,
-                 preexec_fn=listening_to_ctrl_c) as process:  # fmt: skip
-        assert process.stdout is not None
-        assert "measuring" in process.stdout.readline()
-        children = wait_until(lambda: _children(process.pid), process)
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=LIMIT_S)
-    assert process.returncode in (130, -signal.SIGINT) and said == "fleetfit: stopped. Nothing was written.\n"
+                 preexec_fn=listening_to_ctrl_c) as started:  # fmt: skip
+        assert started.stdout is not None
+        assert "measuring" in started.stdout.readline()
+        children = wait_until(lambda: _children(started.pid), started)
+        started.send_signal(signal.SIGINT)
+        _, said = started.communicate(timeout=LIMIT_S)
+    assert started.returncode in (130, -signal.SIGINT) and said == "fleetfit: stopped. Nothing was written.\n"
     assert children and not any(tmp_path.iterdir())
     for child in children:
         assert not _alive(child), "the process that measures goes with the one that started it"

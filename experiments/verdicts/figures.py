@@ -11,11 +11,11 @@ from experiments.verdicts.judging import Judged, Verdict
 from experiments.verdicts.measured import compared, places_of
 from experiments.verdicts.stored import ExperimentResults, value_of
 from fleetfit import files
+from fleetfit.records.schema import LevelResult, RunResult
 from fleetfit.report.columns import FURTHER, ON_THE_WAY
 from fleetfit.report.differences import interval
 from fleetfit.report.drawing import DARK, LIGHT, color, empty, finish, style_of
 from fleetfit.report.plots import shapes
-from fleetfit.report.results import LevelResult, RunResult
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -228,7 +228,7 @@ def _dots(axes: "Axes", values: Sequence[float], y: float, i: int, label: str) -
 
 def _by_round(settings: Mapping[str, Rows]) -> "Figure | None":
     def curve(run: RunResult) -> dict[float, float]:
-        points = zip(run.curves.get("round", ()), run.curves.get("global", ()), strict=False)
+        points = zip(run.curves.round, run.curves.global_, strict=False)
         return {float(at): value for at, value in points if value is not None}
 
     return _lines(settings, curve, "round")

@@ -6,8 +6,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fleetfit.errors import RunError, truncate
+from fleetfit.records.schema import ComparisonResults, LevelResult, RunResult, TuningResult
 from fleetfit.report.columns import is_rounds, number_name
-from fleetfit.report.results import ComparisonResults, LevelResult, RunResult, TuningResult, read_results
+from fleetfit.report.record import read_results
 
 ROUNDS = "rounds"
 _REACHED = "rounds_to_"
@@ -174,7 +175,7 @@ def _rounds(results: ExperimentResults, run: RunResult, column: str) -> Value | 
     number = run.final.get(names[0]) if names else None
     if number is None:
         return Value(run.rounds, at_least=True) if run.rounds else None
-    evaluated = run.curves.get("round", ())
+    evaluated = run.curves.round
     if evaluated and number <= evaluated[0]:
         return Value(number, problem=f'row "{run.row}" has reached the target at its first evaluation')
     return Value(number)

@@ -198,4 +198,4 @@ def _load_last_rounds(files: RunFolder) -> dict[str, int]:
     if not files.has(FILE):
         return {}
     remedy = "Remove it, and callbacks are notified of all rounds again."
-    return dict(files.json(FILE, CallbacksRecord, remedy)["told"])
+    return dict(files.read(FILE, CallbacksRecord, remedy).told)

@@ -23,8 +23,8 @@ from fleetfit.config.dump import dump_with_defaults
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.data.files.arrays import prepare_arrays
+from fleetfit.data.files.folders import resolve_folder
 from fleetfit.data.files.memory import Samples, Tables, read_memory
-from fleetfit.data.files.places import set_folder
 from fleetfit.data.files.table import encode_rows, encode_table
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_you_mean
@@ -219,7 +219,7 @@ def load_other_data(run: TrainedRun, name: str, halves: bool = False) -> Data:
         if not isinstance(data, Data):
             raise ConfigError(f"{name} must return a fleetfit.Data, got {type(data).__name__}.", key="data")
         return data
-    place = set_folder(name)
+    place = resolve_folder(name)
     if run.files.has(COLUMNS):
         return encode_table(place, run.files.text(COLUMNS), halves)
     return _read_prepared(run, section, place, halves)

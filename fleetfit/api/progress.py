@@ -15,7 +15,7 @@ from fleetfit.config import Experiment
 from fleetfit.errors import make_printable, truncate
 from fleetfit.markup import escape_html
 from fleetfit.report.text import duration, percent, size, spent
-from fleetfit.soundness import in_words
+from fleetfit.state_checks import format_rollback
 
 if TYPE_CHECKING:  # `import fleetfit` does without rich
     from rich.progress import Progress
@@ -68,7 +68,7 @@ class RoundFacts:
     def loss(self) -> str:
         """The loss of the last round; with `[privacy]` the epsilon spent."""
         if "privacy" in self._report:
-            return spent(self._report["privacy"])
+            return spent(self._report["privacy"]["epsilon"], self._report["privacy"]["delta"])
         loss = self._report.get("train", {}).get("loss")
         return f"loss {'-' if loss is None else f'{loss:.3f}'}"
 
@@ -89,7 +89,7 @@ class RoundFacts:
     @property
     def rollback(self) -> str:
         """The reason why the last round was rolled back."""
-        return f"Round {self.done} was {in_words(self._report['undone'])}" if "undone" in self._report else ""
+        return f"Round {self.done} was {format_rollback(self._report['undone'])}" if "undone" in self._report else ""
 
     @property
     def is_evaluated(self) -> bool:

@@ -35,9 +35,9 @@ from fleetfit.markup import escape_html
 from fleetfit.planner import Plan
 from fleetfit.records import RunFolder
 from fleetfit.records.checkpoints import CheckpointError
-from fleetfit.report import recorded
+from fleetfit.records.schema import RoundRecord
 from fleetfit.report.tables import level_table, total_table
-from fleetfit.soundness import check_base, fitting
+from fleetfit.state_checks import check_base, check_checkpoint
 from fleetfit.tensor_defaults import own_mode
 from fleetfit.values import Server
 
@@ -74,7 +74,7 @@ class Run:
         """Return the tables of a finished run, or how far it has come, for notebooks."""
         try:
             if self.finished:
-                summary = self.summary
+                summary = self.files.read_summary()
                 return (
                     level_table(summary).to_html()
                     + total_table(summary).to_html()
@@ -104,14 +104,23 @@ class Run:
         Raises:
             RunError: They are damaged, or some are missing.
         """
-        reports, path = self.files.metrics(), self.folder / "metrics.jsonl"
-        if self.finished and len(reports) != (rounds := self.summary["rounds"]):
+        reports = self.files.metrics()
+        self._check_round_count(len(reports))
+        return reports
+
+    def _read_rounds(self) -> list[RoundRecord]:
+        rounds = self.files.read_rounds()
+        self._check_round_count(len(rounds))
+        return rounds
+
+    def _check_round_count(self, count: int) -> None:
+        path = self.folder / "metrics.jsonl"
+        if self.finished and count != (rounds := self.files.read_summary().rounds):
             raise RunError(
-                f"{path} has the reports of {len(reports)} rounds, and summary.json those of {rounds}. Put the files "
-                "back that belong together.",
+                f"{path} has the reports of {count} rounds, and summary.json those of {rounds}. Put the files back "
+                "that belong together.",
                 path=path,
             )
-        return reports
 
     @property
     def plan(self) -> Plan:
@@ -122,7 +131,7 @@ class Run:
     def notes(self) -> tuple[str, ...]:
         """Sentences that the user must see, such as which groups cannot take part."""
         if self.finished:
-            return tuple(self.summary["notes"])
+            return tuple(self.files.read_summary().notes)
         return tuple(self.assembly.notes) if self._notes is None else self._notes
 
     @property
@@ -136,7 +145,8 @@ class Run:
             raise RunError(
                 f'{self.folder} is not finished; continue it: "fleetfit resume {self.folder}".', path=self.folder
             )
-        return recorded.summary_in(self.files)
+        self.files.read_summary()
+        return dict(self.files.json("summary.json"))
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -422,7 +432,7 @@ def load_usable_checkpoint(run: Run, most: int | None = None, due: int = 0) -> d
     """
 
     def check(checkpoint: Any, round: int) -> None:
-        fitting(run.assembly.federation, checkpoint, round)
+        check_checkpoint(run.assembly.federation, checkpoint, round)
         if most is not None and round > most:
             raise CheckpointError(f"metrics.jsonl has whole reports of {most} rounds only; put the whole file back")
 

@@ -36,7 +36,7 @@ from fleetfit.privacy import key_in, made_key, outside
 from fleetfit.privacy.ledger import FILE as LEDGER
 from fleetfit.records import RunFolder, choose_path, compute_checksums, describe_environment, to_json_value
 from fleetfit.report import page, plots
-from fleetfit.report.recorded import class_counts_in, summary_of, with_seconds
+from fleetfit.report.record import add_seconds, make_summary
 from fleetfit.stored import RUNS
 from fleetfit.tensor_defaults import own_mode
 from fleetfit.timekeeper import Timekeeper
@@ -356,7 +356,7 @@ def _run_with_display(target: Run, display: Display, on_round: OnRound | None, n
 def run_remaining_rounds(
     target: Run,
     on_round: OnRound | None = None,
-    renew: rounds.Renew = rounds.unchanged,
+    renew: rounds.Renew = rounds.keep_federation,
     on_result: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> None:
     """Run the rounds that are left, draw the plots, write the page and the summary.
@@ -375,7 +375,7 @@ def run_remaining_rounds(
     with contextlib.closing(target._take_engine()) as engine, files.hold():
         checkpoint = _load_start(target)
         server: Server = checkpoint["server"]
-        class_counts_in(files)  # drawn at the end
+        files.read_class_counts()  # drawn at the end
         engine.load(checkpoint["clients"])
         if target.assembly.settings.secure is not None:
             resume_secure_run(target.assembly.settings.secure, files)
@@ -446,7 +446,7 @@ def _write_rounds(
         settings = replace(settings, rounds=server.round + left)
     before = files.metrics()[: server.round]
     for done in rounds.run(assembly.federation, engine, settings, server, renew, before):
-        report = to_json_value(with_seconds(done.report, saving.read()))
+        report = to_json_value(add_seconds(done.report, saving.read()))
         files.append(report)
         after = done.server
         if after.round % often.every == 0 or after.round == settings.rounds:
@@ -478,8 +478,8 @@ def _write_results(
         "norm": next(norm for norm in experiment.evaluate.norms if norm in target.columns),
         "score": assembly.federation.problem.task.score,
     }
-    results = summary_of(description, assembly.plan, metrics, assembly.notes)
-    summary: dict[str, Any] = to_json_value(with_seconds(results, saving.read()))
+    results = make_summary(description, assembly.plan, metrics, assembly.notes)
+    summary: dict[str, Any] = to_json_value(add_seconds(results, saving.read()))
     if on_result is not None:
         on_result(summary)
     if not any(target._comparison):  # a comparison draws all its runs, and `fleetfit pictures` one of them

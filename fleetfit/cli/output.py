@@ -139,10 +139,12 @@ def print_notes(notes: Iterable[str]) -> None:
 
 def print_summary(summary: Mapping[str, Any]) -> None:
     """Print the tables of a finished run: its levels and its totals."""
+    from fleetfit.records.schema import SummaryRecord
     from fleetfit.report.tables import level_table, total_table
 
-    print_table(level_table(summary))
-    print_table(total_table(summary))
+    record = SummaryRecord.load(summary)
+    print_table(level_table(record))
+    print_table(total_table(record))
     sys.stdout.flush()
 
 

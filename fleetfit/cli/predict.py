@@ -112,14 +112,16 @@ def make_evaluation_tables(columns: Mapping[str, Any], score: str) -> Iterator[T
         columns: As `Run.evaluate` returns them.
         score: The task's name for its accuracy.
     """
+    from fleetfit.records.schema import NO_ACCURACIES
     from fleetfit.report.tables import samples_left_out
 
     for norm in ("static", "batch"):
         if norm not in columns:
             continue
         values = columns[norm]
+        accuracies = NO_ACCURACIES.model_copy(update=values)
         rows = [
-            (f"{kind.replace('_', ' ')} {score} %", f"{percent(values[kind])}{samples_left_out(values, kind)}")
+            (f"{kind.replace('_', ' ')} {score} %", f"{percent(values[kind])}{samples_left_out(accuracies, kind)}")
             for kind in _ACCURACIES
             if values.get(kind) is not None
         ]

@@ -12,14 +12,15 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from fleetfit import files
 from fleetfit.errors import RunError
-from fleetfit.state import DTYPES, flatten, tensor_bytes, unflatten
+
+if TYPE_CHECKING:  # run folders are listed without PyTorch
+    from torch import Tensor
 
 FORMAT = 2
 """Version of checkpoints; any other is refused."""
@@ -47,6 +48,8 @@ def write_checkpoint(path: Path, payload: Mapping[str, Any]) -> None:
     Raises:
         RunError: The payload holds another kind of value; the disk is full, or the folder cannot be written.
     """
+    from fleetfit.state import flatten, tensor_bytes  # imports PyTorch
+
     try:
         plain, buffers = flatten(payload)
     except ValueError as error:
@@ -73,7 +76,9 @@ def write_checkpoint(path: Path, payload: Mapping[str, Any]) -> None:
         ) from None
 
 
-def _make_header(buffers: Mapping[str, Sequence[Tensor]], metadata: Mapping[str, str]) -> bytes:
+def _make_header(buffers: "Mapping[str, Sequence[Tensor]]", metadata: Mapping[str, str]) -> bytes:
+    from fleetfit.state import DTYPES  # imports PyTorch
+
     entries: dict[str, Any] = {"__metadata__": metadata}
     end = 0
     for name, parts in buffers.items():  # the widest dtype comes first: aligned without gaps
@@ -95,6 +100,8 @@ def read_checkpoint(path: Path) -> Any:
         CheckpointError: The file is damaged.
         RunError: Another version of FleetFit wrote it.
     """
+    from fleetfit.state import DTYPES, unflatten  # imports PyTorch
+
     tensors, metadata = _read_tensors(path)
     version = metadata.get("format", "none")
     if metadata.get("fleetfit") != _KIND or version != str(FORMAT):
@@ -118,7 +125,7 @@ def read_checkpoint(path: Path) -> Any:
         raise CheckpointError(str(error)) from None
 
 
-def _read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
     """Return the tensors and the metadata of a file, after comparing it with its checksum if it has one."""
     try:
         with files.open_file(path) as file:
@@ -166,7 +173,8 @@ def validate_checkpoint(payload: Any, round: int) -> dict[str, Any]:
     Raises:
         CheckpointError: A type is wrong, or the checkpoint is of another round.
     """
-    from fleetfit.records.schema import CheckpointRecord, InvalidRecord  # imports pydantic
+    from fleetfit.records.checkpoint_schema import CheckpointRecord  # imports pydantic
+    from fleetfit.records.schema import InvalidRecord
 
     try:
         CheckpointRecord.load(payload, separator="/")

@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 
 def describe_environment() -> dict[str, Any]:
     """Return versions, platform, threads, and the git commits of FleetFit and of the working folder."""
+    import numpy as np  # a list of run folders does without both
+    import torch
+
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "fleetfit": importlib.metadata.version("fleetfit"),

@@ -12,17 +12,17 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fleetfit import files
 from fleetfit.errors import RunError
 from fleetfit.records.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
 from fleetfit.records.environment import describe_environment
 
-if TYPE_CHECKING:
-    from fleetfit.records.schema import InvalidRecord, Record
+if TYPE_CHECKING:  # imports pydantic
+    from fleetfit.records.schema import InvalidRecord, Record, RoundRecord, SummaryRecord
+
+R = TypeVar("R", bound="Record")
 
 _CHECKPOINT = re.compile(r"round-(\d{6,12})\.safetensors")
 _BASE = "base.safetensors"
@@ -39,7 +39,7 @@ def to_json_value(value: Any) -> Any:
         return {str(key): to_json_value(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [to_json_value(inner) for inner in value]
-    if isinstance(value, np.generic):
+    if hasattr(value, "item"):  # a scalar of NumPy
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
@@ -178,26 +178,55 @@ class RunFolder:
         """
         return files.read_text(self.path / name, RunError)
 
-    def json(self, name: str, model: "type[Record] | None" = None, remedy: str = "") -> Any:
-        """Return the value of a JSON file.
-
-        Args:
-            name: The file.
-            model: What the value must fit; None where the caller checks it.
-            remedy: What the user can do about a damaged file, in a sentence.
+    def json(self, name: str) -> Any:
+        """Return the value of a JSON file, which the caller validates.
 
         Raises:
             RunError: The file is missing or damaged.
         """
         path = self.path / name
         try:
-            value = files.parse_json(self.text(name))
-            if model is not None:
-                model.load(value)
+            return files.parse_json(self.text(name))
         except ValueError as error:
-            key = getattr(error, "key", None)
-            raise RunError(f"{path} is damaged: {error}.{remedy and ' '}{remedy}", key=key, path=path) from None
-        return value
+            raise RunError(f"{path} is damaged: {error}.", path=path) from None
+
+    def read(self, name: str, model: type[R], remedy: str = "") -> R:
+        """Return a JSON file as a record.
+
+        Args:
+            name: The file.
+            model: The model of its content.
+            remedy: What the user can do about a damaged file, in a sentence.
+
+        Raises:
+            RunError: The file is missing or damaged, or a later version of FleetFit wrote it.
+        """
+        return model.read(self.path / name, remedy)
+
+    def read_summary(self) -> "SummaryRecord":
+        """Return the final numbers of a finished run.
+
+        Raises:
+            RunError: They are missing or damaged, or a later version of FleetFit wrote them.
+        """
+        from fleetfit.records.schema import SummaryRecord  # imports pydantic
+
+        return self.read(
+            "summary.json", SummaryRecord, f'Remove it, and "fleetfit resume {self.path}" writes it again.'
+        )
+
+    def read_class_counts(self) -> list[list[int]]:
+        """Return training samples [clients, classes] of the first clients; [] where there are no classes.
+
+        Raises:
+            RunError: `fleet.json` is damaged.
+        """
+        from fleetfit.records.schema import FleetRecord  # imports pydantic
+
+        if not self.has("fleet.json"):
+            return []
+        remedy = "Only the plot of the partition uses it; remove it to go without."
+        return self.read("fleet.json", FleetRecord, remedy).first.class_counts or []
 
     def write(self, name: str, text: str) -> None:
         """Write a file atomically.
@@ -250,21 +279,32 @@ class RunFolder:
             ) from None
 
     def metrics(self) -> list[dict[str, Any]]:
+        """Return the reports of the rounds as tables; a half-written last line does not count.
+
+        Raises:
+            RunError: A line is damaged, or belongs to another round.
+        """
+        return [report for report, _ in self._read_reports()]
+
+    def read_rounds(self) -> "list[RoundRecord]":
         """Return the reports of the rounds; a half-written last line does not count.
 
         Raises:
             RunError: A line is damaged, or belongs to another round.
         """
+        return [record for _, record in self._read_reports()]
+
+    def _read_reports(self) -> "list[tuple[dict[str, Any], RoundRecord]]":
         path = self.path / "metrics.jsonl"
         lines, reason = self._read_lines()
         if reason:
             raise RunError(
                 f"{path}, line {len(lines) + 1}, is damaged: {reason}. Remove this line and those after it.", path=path
             )
-        count, error = self._find_invalid_report(lines)
+        records, error = self._validate_reports(lines)
         if error is not None:
-            raise RunError(f"{path}, line {count + 1}, is damaged: {error}.", key=error.key, path=path)
-        return [report for _, report in lines]
+            raise RunError(f"{path}, line {len(records) + 1}, is damaged: {error}.", key=error.key, path=path)
+        return [(report, record) for (_, report), record in zip(lines, records, strict=True)]
 
     def count_reports(self) -> int:
         """Return the number of rounds before the first damaged line.
@@ -272,7 +312,7 @@ class RunFolder:
         Raises:
             RunError: The file cannot be read.
         """
-        return self._find_invalid_report(self._read_lines()[0])[0]
+        return len(self._validate_reports(self._read_lines()[0])[0])
 
     def find_damaged_end(self) -> str:
         """Return what is wrong with the last line of `metrics.jsonl`, which `metrics` leaves out, or "".
@@ -304,16 +344,19 @@ class RunFolder:
         return reports, ""
 
     @staticmethod
-    def _find_invalid_report(lines: list[tuple[str, dict[str, Any]]]) -> "tuple[int, InvalidRecord | None]":
-        """Return the number of reports before the first that does not fit its model, and the error."""
+    def _validate_reports(
+        lines: list[tuple[str, dict[str, Any]]],
+    ) -> "tuple[list[RoundRecord], InvalidRecord | None]":
+        """Return the reports before the first that does not fit its model, and the error."""
         from fleetfit.records.schema import InvalidRecord, RoundRecord  # imports pydantic
 
-        for number, (_, report) in enumerate(lines):
+        records: list[RoundRecord] = []
+        for _, report in lines:
             try:
-                RoundRecord.load(report)
+                records.append(RoundRecord.load(report))
             except InvalidRecord as error:
-                return number, error
-        return len(lines), None
+                return records, error
+        return records, None
 
     def has_rounds(self) -> bool:
         """Return whether a round was written, complete or in part."""

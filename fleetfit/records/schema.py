@@ -1,17 +1,21 @@
-"""Pydantic models of the JSON in run folders and comparisons, and of the structure of a checkpoint.
+"""Pydantic models of the files of run folders and comparisons: what is written, in which units, and what is read again.
 
 A file may come from a stranger. Types are strict, and numbers are finite and small enough to be added up. Keys that a
-model lacks are allowed: later versions and methods write more. A key with a default was added after the first version.
+model lacks are allowed: later versions and methods write more. A key with a default was added after the first version,
+or is there for some runs only. Accuracies are fractions from 0 to 1, sizes are in bytes, times in seconds.
 """
 
-from typing import Annotated, Any, Self, TypeVar
+from collections.abc import Mapping
+from json import JSONDecodeError
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 import pydantic
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
-from torch import Tensor
 
-from fleetfit.errors import truncate
+from fleetfit import files
+from fleetfit.errors import RunError, truncate
 
 
 class InvalidRecord(ValueError):
@@ -27,9 +31,16 @@ class InvalidRecord(ValueError):
 
 
 class Record(pydantic.BaseModel):
-    """A table of a stored file."""
+    """A table of a stored file.
 
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True, defer_build=True)
+    Attributes:
+        FORMAT: The newest version of the file that this version of FleetFit reads.
+    """
+
+    model_config = ConfigDict(
+        extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True, defer_build=True, populate_by_name=True
+    )
+    FORMAT: ClassVar[int] = 1
 
     @classmethod
     def load(cls, value: Any, separator: str = ".") -> Self:
@@ -46,21 +57,55 @@ class Record(pydantic.BaseModel):
             return cls.model_validate(value)
         except pydantic.ValidationError as error:
             first = error.errors(include_url=False)[0]
-        path = [truncate(part) for part in first["loc"] if part not in _TAGS]
-        place, found = separator.join(path) or "the whole", first["input"]
+        keys = [truncate(part) for part in first["loc"] if part not in _TAGS]
+        name, wrong = separator.join(keys) or "the whole", first["input"]
         if first["type"] == "missing":
-            reason = f"{place} is missing"
+            reason = f"{name} is missing"
         elif first["type"] == "record":
-            reason = f"{place} {first['msg']}"
+            reason = f"{name} {first['msg']}"
         else:
             expected = _EXPECTED.get(first["type"], first["msg"].removeprefix("Input should "))
-            is_scalar = found is None or isinstance(found, str | int | float)
-            got = truncate(repr(found)) if is_scalar else f"a {type(found).__name__}"
-            reason = f"{place} should {expected}, got {got}"
-        raise InvalidRecord(reason, ".".join(path) or None)
+            is_scalar = wrong is None or isinstance(wrong, str | int | float)
+            got = truncate(repr(wrong)) if is_scalar else f"a {type(wrong).__name__}"
+            reason = f"{name} should {expected}, got {got}"
+        raise InvalidRecord(reason, ".".join(keys) or None)
+
+    @classmethod
+    def read(cls, path: Path, remedy: str = "") -> Self:
+        """Return a JSON file as a record.
+
+        Args:
+            path: The file.
+            remedy: What the user can do about a damaged file, in a sentence.
+
+        Raises:
+            RunError: The file is missing or damaged, or a later version of FleetFit wrote it.
+        """
+        try:
+            value = files.parse_json(files.read_text(path, RunError))
+            version = value.get("format") if isinstance(value, dict) else None
+            if type(version) is int and version > cls.FORMAT:
+                raise RunError(
+                    f"{path} has format {version}; this version of FleetFit reads format {cls.FORMAT}.", path=path
+                )
+            return cls.load(value)
+        except InvalidRecord as error:
+            raise RunError(f"{path} is damaged: {error}.{remedy and ' '}{remedy}", key=error.key, path=path) from None
+        except ValueError as error:
+            reason = f"it is not JSON: {error}" if isinstance(error, JSONDecodeError) else str(error)
+            raise RunError(f"{path} is damaged: {reason}.{remedy and ' '}{remedy}", path=path) from None
+
+    def dump(self) -> dict[str, Any]:
+        """Return the table as the file has it."""
+        return self.model_dump(by_alias=True, exclude_unset=True, warnings=False)
+
+    def number(self, key: str) -> float | None:
+        """Return the number of a key of the file; None where the record has none."""
+        value = getattr(self, "global_" if key == "global" else key, None)
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-_TAGS = ("[key]", "is:table", "is:list", "is:versions")
+_TAGS = ("[key]", "is:table", "is:versions")
 _EXPECTED = {
     "model_type": "be a table", "dict_type": "be a table", "list_type": "be a list", "is_instance_of": "be a tensor",
     "less_than": "be smaller", "greater_than": "be larger", "string_pattern_mismatch": "be a whole number",
@@ -74,6 +119,12 @@ def _refuse_null(value: Any) -> Any:
     return value
 
 
+def _validate_unchanged(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """Validate a number; an int stays one, so that it is written as it was read."""
+    validate(value)
+    return value
+
+
 E = TypeVar("E")
 IfPresent = Annotated[E | None, BeforeValidator(_refuse_null)]
 """A value that a file may lack; null is refused."""
@@ -81,26 +132,59 @@ List = Annotated[list[E], Field(fail_fast=True)]
 """A list; its first wrong element ends the validation."""
 Full = Annotated[list[E], Field(fail_fast=True, min_length=1)]
 """A list of at least one element."""
-Number = Annotated[float, Field(gt=-1e300, lt=1e300, allow_inf_nan=False)]
+Number = Annotated[float, Field(gt=-1e300, lt=1e300, allow_inf_nan=False), WrapValidator(_validate_unchanged)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Digits = Annotated[str, Field(pattern=r"^[0-9]{1,11}$")]
 """A whole number as a key of JSON."""
 
 
-# ---- run folders: metrics.jsonl, summary.json, fleet.json, callbacks.json ------------------------------------------
+# ---- run folders: a round, metrics.jsonl -----------------------------------------------------------------------------
 
 
 class LevelAccuracy(Record):
-    """Accuracy of the clients of one level."""
+    """The accuracy of a level.
+
+    Attributes:
+        local: Mean over the clients of the level, each on its own data; None where none was evaluated.
+        clients: Number of these clients.
+        exits: The same of each exit, shallow to deep.
+    """
 
     local: Number | None
     clients: Count
     exits: List[Number] = []
 
 
+class ClientAccuracies(Record):
+    """Accuracies of single clients by number: of the largest level, and of each client's own level."""
+
+    global_: dict[str, Number] = Field({}, alias="global")
+    local: dict[str, Number] = {}
+
+
 class AccuracyRecord(Record):
-    """Accuracies with one batch-norm policy."""
+    """Accuracies with one batch-norm policy, from 0 to 1; None where nothing was measured.
+
+    Attributes:
+        global_: The largest level on each client's data, mean over clients.
+        local: Each client's own level on its own data, mean over clients.
+        levels: `local` by name of the level.
+        global_worst_tenth: Mean over the tenth of the clients that do worst; likewise `local_worst_tenth`.
+        ensemble: All exits of the largest level together.
+        mean_over_exits: Mean over the exits of the largest level.
+        exits: Each exit of the largest level, shallow to deep.
+        avg: Mean of the levels on the server's test set.
+        full: The largest level on the server's test set.
+        test_exits: Its exits there.
+        test_levels: The levels there, by their number from 1.
+        best_exit: Each client at its best exit.
+        backdoor: Success of a backdoor in the largest level; likewise `backdoor_levels` by number of the level.
+        global_samples: Samples behind `global_`; likewise `local_samples` and `test_samples`.
+        batch_size: Samples in a batch, of batch statistics.
+        order: Order of the samples, of batch statistics.
+        per_client: Accuracies of single clients.
+    """
 
     global_: Number | None = Field(alias="global")
     local: Number | None
@@ -122,26 +206,63 @@ class AccuracyRecord(Record):
     order: str = ""
     backdoor: Number | None = None
     backdoor_levels: dict[str, Number] = {}
+    per_client: ClientAccuracies = ClientAccuracies()
+
+
+class FailureRecord(Record):
+    """A job without a result.
+
+    Attributes:
+        client: Number of the client; None of a job of the server.
+        level: Number of the level, from 1.
+        reason: Why there is no result.
+        absent: Whether the client sent nothing.
+    """
+
+    client: int | None = None
+    level: Count | None = None
+    reason: str = ""
+    absent: bool = False
 
 
 class EvaluationRecord(Record):
-    """An evaluation, by batch-norm policy."""
+    """An evaluation, by batch-norm policy.
+
+    Attributes:
+        split: "test", "validation" or "train".
+        static: With statistics that were estimated before.
+        batch: With the statistics of each batch.
+        failures: The jobs that failed.
+    """
 
     split: str = ""
     static: IfPresent[AccuracyRecord] = None
     batch: IfPresent[AccuracyRecord] = None
-    failures: list[Any] = []
+    failures: List[FailureRecord] = []
+
+    def accuracies(self, norm: str) -> AccuracyRecord | None:
+        """Return the accuracies with a batch-norm policy, "static" or "batch"; None where they were not measured."""
+        return {"static": self.static, "batch": self.batch}.get(norm)
 
 
 class TrainingRecord(Record):
-    """The training of one round; null where the run withholds a number."""
+    """The training of one round; None where the run withholds a number.
+
+    Attributes:
+        loss: Mean over the samples.
+        clients: Updates that count.
+        samples: Training samples of these clients.
+        by_level: Updates by number of the level, from 1.
+    """
 
     loss: Number | None
     clients: Count | None
+    samples: Count | None = None
+    by_level: dict[str, Count] = {}
 
 
 class HonestyRecord(Record):
-    """Clients of one round, hostile ones and honest ones by level."""
+    """Clients of one round: hostile ones, and honest ones by level."""
 
     hostile: Count
     honest: dict[Digits, Count]
@@ -155,7 +276,7 @@ class ReceivedRecord(Record):
 
 
 class CountersRecord(Record):
-    """What clients counted in one round: teachers by exit, for each exit."""
+    """What clients counted in one round: teachers by exit, for each level."""
 
     teachers: dict[Digits, dict[Digits, Count]] = {}
 
@@ -170,27 +291,99 @@ class PrivacyRecord(Record):
     rate: Number
 
 
+class DeadlineRecord(Record):
+    """Clients under a deadline.
+
+    Attributes:
+        shallower: Updates of a shallower exit.
+        stopped: Updates whose training was cut off.
+        late: Clients that were too late.
+    """
+
+    shallower: Count = 0
+    stopped: Count = 0
+    late: Count = 0
+
+
+class LinksRecord(Record):
+    """Simulated messages that were lost to a client, lost from a client, and received twice."""
+
+    lost_down: Count = 0
+    lost_up: Count = 0
+    repeated: Count = 0
+
+
+class SecureRecord(Record):
+    """Secure sums: updates of which something was clipped to the range."""
+
+    clipped: Count | None = None
+
+
+class UndoneRecord(Record):
+    """Why a round was rolled back."""
+
+    reason: str = ""
+
+
 class RoundRecord(Record):
-    """The report of one round, a line of `metrics.jsonl`."""
+    """The report of one round, a line of `metrics.jsonl`.
+
+    Attributes:
+        round: Its number, from 1.
+        train: The training.
+        failures: The jobs that failed.
+        bytes_down: Bytes to the clients; None where the run withholds them; likewise `bytes_up` from them.
+        seconds: Wall time; `seconds_of` by what it was spent on.
+        evaluate: The evaluation after the round.
+        waste: 1 - elements returned / elements sent.
+        multiply_adds: Of all clients.
+        simulated_s: Simulated seconds of the round.
+        counts: What clients counted.
+        received: Updates of hostile and of honest clients.
+        privacy: The privacy that was spent until then.
+        deadline: Clients under a deadline.
+        links: Lost messages.
+        secure: Secure sums.
+        undone: Why the round was rolled back.
+    """
 
     round: Count
     train: TrainingRecord
-    failures: list[Any]
+    failures: List[FailureRecord]
     bytes_down: Count | None
     bytes_up: Count | None
     seconds: Number
     evaluate: IfPresent[EvaluationRecord] = None
     waste: Number = 0.0
-    multiply_adds: Number = 0.0
+    multiply_adds: Number | None = None
     seconds_of: dict[str, Number] = {}
     simulated_s: Number | None = None
     counts: CountersRecord = CountersRecord()
     received: IfPresent[ReceivedRecord] = None
     privacy: IfPresent[PrivacyRecord] = None
+    deadline: IfPresent[DeadlineRecord] = None
+    links: IfPresent[LinksRecord] = None
+    secure: IfPresent[SecureRecord] = None
+    undone: IfPresent[UndoneRecord] = None
+
+
+# ---- run folders: summary.json ---------------------------------------------------------------------------------------
 
 
 class LevelRecord(Record):
-    """A level of a finished run."""
+    """A level of a run.
+
+    Attributes:
+        level: Its name, "1" for the smallest.
+        width: Fraction of the channels that it keeps.
+        depth: Blocks that it keeps.
+        blocks: Blocks of the full model.
+        exits: Blocks before each of its exits.
+        parameters: Numbers that it has.
+        multiply_adds: Multiply-adds of one sample.
+        clients: Clients that train it.
+        local: Accuracy of these clients, from 0 to 1.
+    """
 
     level: str
     width: Number
@@ -204,7 +397,29 @@ class LevelRecord(Record):
 
 
 class SummaryRecord(Record):
-    """The final numbers of a run, `summary.json`."""
+    """The final numbers of a run, `summary.json`; sums are over all rounds, and None where the run withholds them.
+
+    Attributes:
+        method: Name of the method; likewise `model` and `data`.
+        norm: Batch-norm policy of the headline: "static" or "batch".
+        rounds: Number of rounds.
+        levels: Smallest first.
+        global_: Accuracy of the largest level; `local` of each client's own level; both of the headline.
+        evaluate: The last evaluation.
+        bytes_down: Bytes to the clients; `bytes_up` from them.
+        waste: 1 - elements returned / elements sent, mean over the rounds.
+        failures: Jobs without a result.
+        seconds: Wall time; `seconds_of` by what it was spent on.
+        notes: What the user must know.
+        simulated_s: Simulated seconds.
+        privacy: The privacy that was spent.
+        score: What the task's accuracy is called.
+        empty_rounds: Rounds without a usable update.
+        multiply_adds: Of all clients.
+        name: Name of the run.
+        seed: Its seed.
+        hostile_excluded: Share of the hostile clients' updates that a defence left out; likewise `honest_excluded`.
+    """
 
     method: str
     model: str
@@ -224,8 +439,13 @@ class SummaryRecord(Record):
     simulated_s: Number | None = None
     seconds_of: dict[str, Number] = {}
     privacy: IfPresent[PrivacyRecord] = None
-    score: str = ""
+    score: str = "accuracy"
     empty_rounds: Count | None = None
+    multiply_adds: Number | None = None
+    name: str = ""
+    seed: int | None = None
+    hostile_excluded: Number | None = None
+    honest_excluded: Number | None = None
 
     @model_validator(mode="after")
     def _check_norm(self) -> Self:
@@ -234,10 +454,61 @@ class SummaryRecord(Record):
             raise PydanticCustomError("record", "has no evaluate.{norm}", {"norm": truncate(self.norm)})
         return self
 
+    @property
+    def headline(self) -> AccuracyRecord:
+        """The accuracies with the headline's batch-norm policy; of a run without an evaluation, empty."""
+        return self.evaluate.accuracies(self.norm) or NO_ACCURACIES
+
+
+NO_ACCURACIES = AccuracyRecord.model_construct(global_=None, local=None, levels={})
+"""Stands for an evaluation that did not take place."""
+
+
+# ---- run folders: environment.json, fleet.json, nodes.json, callbacks.json -------------------------------------------
+
+
+class ResumedRecord(Record):
+    """After which round a run was resumed, and when."""
+
+    round: Count | None = None
+    time: str = ""
+
+
+class EnvironmentRecord(Record):
+    """Where a run began, `environment.json`: the machine, versions, commits. Earlier versions wrote less.
+
+    Attributes:
+        time: When it began, ISO 8601 in UTC.
+        command: The words of the command.
+        processors: Number of cores; `threads` of these that PyTorch used.
+        cuda: Name of the GPU.
+        fleetfit_commit: Commit of FleetFit, "-dirty" if the package was changed.
+        git_commit: Commit of the working folder; `git_changes` where it was changed.
+        resumed: The times at which the run was resumed.
+    """
+
+    time: str = ""
+    fleetfit: str = ""
+    fleetfit_commit: str | None = None
+    python: str = ""
+    torch: str = ""
+    numpy: str = ""
+    platform: str = ""
+    processor: str = ""
+    processors: Count | None = None
+    threads: Count | None = None
+    cuda: str | None = None
+    command: List[str] = []
+    git_commit: str | None = None
+    git_changes: bool = False
+    resumed: List[ResumedRecord] = []
+
 
 class ClientsRecord(Record):
-    """The first clients of a run."""
+    """The first clients of a run: group and level of each, and training samples [clients, classes]."""
 
+    group: List[str] = []
+    level: List[Count] = []
     class_counts: List[Full[Count]] | None
 
     @model_validator(mode="after")
@@ -248,9 +519,25 @@ class ClientsRecord(Record):
 
 
 class FleetRecord(Record):
-    """The clients of a run, `fleet.json`."""
+    """The clients of a run, `fleet.json`: their number, and how many each group of devices has."""
 
     first: ClientsRecord
+    clients: Count | None = None
+    groups: dict[str, Count] = {}
+
+
+class MemberRecord(Record):
+    """A node of a real fleet: its name, its budget, its samples by split."""
+
+    name: str = ""
+    budget: Any = None
+    examples: dict[str, Count] = {}
+
+
+class NodesRecord(Record):
+    """The nodes of a real fleet, `nodes.json`."""
+
+    members: List[MemberRecord] = []
 
 
 class CallbacksRecord(Record):
@@ -306,7 +593,7 @@ class CalibrationRecord(Record):
     policy: PolicyRecord
 
 
-# ---- comparisons: runs.json and results.json -----------------------------------------------------------------------
+# ---- comparisons: runs.json, results.json, compare.json --------------------------------------------------------------
 
 
 class PlannedRunRecord(Record):
@@ -326,66 +613,113 @@ Series = List[Number | None]
 
 
 class CurvesRecord(Record):
-    """The evaluated rounds of a run, and what was measured after each: series of one length, or tables of them."""
+    """The evaluated rounds of a run, and what was measured after each: series of one length.
+
+    Attributes:
+        round: The rounds.
+        local: Accuracy in percent; likewise `global_`, and `per_exit` by number of the exit, from 1.
+        loss: Training loss of the round.
+    """
 
     round: List[Count]
-    __pydantic_extra__: dict[
-        str,
-        Annotated[
-            Annotated[dict[str, Series], Tag("is:table")] | Annotated[Series, Tag("is:list")],
-            Discriminator(lambda value: "is:table" if isinstance(value, dict) else "is:list"),
-        ],
-    ]
+    local: Series = []
+    global_: Series = Field([], alias="global")
+    loss: Series = []
+    per_exit: dict[str, Series] = {}
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
-        for key, value in (self.model_extra or {}).items():
-            if any(len(one) != len(self.round) for one in (value.values() if isinstance(value, dict) else [value])):
+        for key in self.model_fields_set - {"round"}:
+            value = getattr(self, key)
+            lists = value.values() if isinstance(value, Mapping) else [value]
+            if any(len(one) != len(self.round) for one in lists if isinstance(one, list)):
                 raise PydanticCustomError(
-                    "record", "has another length for {key} than for round", {"key": truncate(key)}
+                    "record", "has another length for {key} than for round", {"key": truncate(key.rstrip("_"))}
                 )
         return self
 
 
-class RowRecord(Record):
-    """A run of a comparison: one row in one setting with one seed."""
+class RunResult(Record):
+    """A finished run of a comparison: one row in one setting with one seed.
+
+    Attributes:
+        row: Label of its row.
+        setting: Label of its setting; empty where the file has none.
+        seed: Its seed.
+        overrides: What its row and its setting set, by dotted key of a run file.
+        tuned: The values that were chosen for its row and setting on validation data, by dotted key.
+        rounds: Number of rounds.
+        seconds: Wall time of all rounds.
+        training_seconds: The part of it that training took; None where it was not measured.
+        speed: `engine.speed`, "exact" or "fast".
+        digest: SHA-256 of its resolved configuration, `config.toml`.
+        final: Its final numbers by name (`fleetfit.report.columns.make_final_numbers`): percent, rounds, costs.
+        per_level: Local accuracy in percent of each level's own clients.
+        per_exit: Accuracy in percent of each exit of the largest model, counted from 1.
+        curves: The evaluated rounds.
+    """
 
     row: str
     setting: str
     seed: Count
+    overrides: dict[str, Any] = {}
+    tuned: dict[str, Any] = {}
     rounds: Count
     seconds: Number
+    training_seconds: Number | None = None
     speed: str
     digest: str
     final: dict[str, Number]
-    curves: CurvesRecord
-    overrides: dict[str, Any] = {}
-    tuned: dict[str, Any] = {}
-    training_seconds: IfPresent[Number] = None
     per_level: dict[str, Number] = {}
     per_exit: dict[str, Number] = {}
+    curves: CurvesRecord
 
 
-class CandidateRecord(Record):
-    """Values that the tuning of a row has tried."""
+class TuningCandidate(Record):
+    """Values that were tried for a row in a setting.
+
+    Attributes:
+        values: The values by dotted key.
+        score: The accuracy on validation data by which they were judged, in percent; None where there is none.
+        seed: The seed of the run that tried them.
+        rounds: Rounds to the target on validation data, where these decide; None where it was not reached.
+    """
 
     values: dict[str, Any]
-    seed: Count
     score: Number | None = None
+    seed: Count
     rounds: Number | None = None
 
 
-class TuningRecord(Record):
-    """The tuning of a row in one setting."""
+class TuningResult(Record):
+    """The values that a row got in a setting, and those that were tried.
+
+    Attributes:
+        row: Label of the row.
+        setting: Label of the setting.
+        chosen: The values that were chosen, by dotted key.
+        candidates: All that were tried, once for each seed.
+    """
 
     row: str
     setting: str
     chosen: dict[str, Any]
-    candidates: List[CandidateRecord]
+    candidates: List[TuningCandidate]
 
 
-class RowLevelRecord(Record):
-    """The size of a level of a row in one setting."""
+class LevelResult(Record):
+    """The size of a level of a row in one setting, the same for all seeds.
+
+    Attributes:
+        row: Label of the row.
+        setting: Label of the setting.
+        level: Name of the level, as in `RunResult.per_level`.
+        width: Fraction of the channels that it keeps.
+        depth: Blocks that it keeps.
+        blocks: Blocks of the full model.
+        parameters: Its parameters.
+        multiply_adds: Multiply-adds of one sample.
+    """
 
     row: str
     setting: str
@@ -397,57 +731,39 @@ class RowLevelRecord(Record):
     multiply_adds: Count
 
 
-class ResultsRecord(Record):
-    """The results of a comparison, `results.json`."""
+class ComparisonResults(Record):
+    """The results of a comparison, `results.json`, perhaps of one that is not finished.
 
-    format: Count
+    Attributes:
+        name: Name of the run file.
+        file: Path of the run file, as it was seen from the working folder.
+        versions: Of `fleetfit`, `torch` and `python`.
+        commit: Commit of the checkout of FleetFit, "-dirty" if its package was changed; None outside of one.
+        machine: `processor` and `cores`.
+        against: Label of the row that the others are measured against.
+        settings: The file's tables with every default.
+        runs: The finished runs, row by row.
+        levels: The levels of each row and setting; empty in files of earlier versions.
+        tuning: The tuning of each row and setting; empty where nothing was tuned.
+    """
+
+    format: Count = 1
     name: str
     file: str
     versions: dict[str, str]
+    commit: str | None = None
     machine: dict[str, Any]
     against: str
-    settings_of_file: dict[str, Any]
-    runs: List[RowRecord]
-    commit: str | None = None
-    tuning: List[TuningRecord] = []
-    levels: List[RowLevelRecord] = []
+    settings: dict[str, Any] = Field(alias="settings_of_file")
+    runs: List[RunResult]
+    levels: List[LevelResult] = []
+    tuning: List[TuningResult] = []
 
 
-# ---- checkpoints ---------------------------------------------------------------------------------------------------
+class EntryRecord(Record):
+    """A run in `compare.json`: its numbers in the table's columns as fractions or rounds, and the paper's."""
 
-State = dict[str, Tensor]
-Version = Annotated[int, Field(ge=-1, lt=2**63 - 1)]
-Index = Annotated[int, Field(ge=0)]
-
-
-class ServerRecord(Record):
-    """The server after a round, with the largest level that each client has trained."""
-
-    state: State
-    round: Count
-    memory: Any
-    trained: dict[Index, Index] = {}
-
-
-class ClientRecord(Record):
-    """What a client remembers."""
-
-    version: Version
-    memory: Any
-
-
-class VersionsRecord(Record):
-    """The versions of memories that the clients of a real fleet keep themselves."""
-
-    versions: dict[Digits, Version]
-
-
-class CheckpointRecord(Record):
-    """A checkpoint; its tensors are not compared with the model here."""
-
-    server: ServerRecord
-    clients: Annotated[
-        Annotated[dict[Digits, ClientRecord], Tag("is:table")] | Annotated[VersionsRecord, Tag("is:versions")],
-        Discriminator(lambda value: "is:versions" if isinstance(value, dict) and "versions" in value else "is:table"),
-    ]
-    statistics: dict[Index, State] | None
+    row: str
+    setting: str
+    columns: dict[str, Number | None]
+    printed: dict[str, Number] = {}

@@ -9,11 +9,14 @@ evaluation counts as reached in that round.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fleetfit.report.text import spread
+
+if TYPE_CHECKING:  # `list` prints a table without pydantic
+    from fleetfit.records.schema import RoundRecord, SummaryRecord
 
 ROUNDS = "rounds"
 ON_THE_WAY = ("local", "global", "local_worst_tenth", "global_worst_tenth", "ensemble", "mean_over_exits")
@@ -57,8 +60,8 @@ def is_rounds(column: str) -> bool:
 
 
 def numbers_of(
-    summary: Mapping[str, Any],
-    metrics: Sequence[Mapping[str, Any]],
+    summary: "SummaryRecord",
+    rounds: "Sequence[RoundRecord]",
     columns: Sequence[str],
     targets: Sequence[float] = (),
     target_on: str = "global",
@@ -67,17 +70,23 @@ def numbers_of(
 
     Args:
         summary: Its final numbers.
-        metrics: The reports of its rounds.
+        rounds: The reports of its rounds.
         columns: What is wanted, `expanded`.
         targets: The accuracies that rounds are counted to.
         target_on: Which accuracy that is.
     """
-    final = summary.get("evaluate", {}).get(summary.get("norm"), {})
-    found: dict[str, float | None] = {name: final.get(name, summary.get(name)) for name in columns}
-    batch = summary.get("evaluate", {}).get("batch", {})
-    found |= {name: batch.get(name.removesuffix(BATCH)) for name in columns if name.endswith(BATCH)}
-    reached = curve(metrics, str(summary.get("norm")), target_on)
-    return found | {
+    numbers: dict[str, float | None] = {}
+    for name in columns:
+        number = summary.headline.number(name)
+        numbers[name] = summary.number(name) if number is None else number
+    batch = summary.evaluate.batch
+    numbers |= {
+        name: None if batch is None else batch.number(name.removesuffix(BATCH))
+        for name in columns
+        if name.endswith(BATCH)
+    }
+    reached = curve(rounds, summary.norm, target_on)
+    return numbers | {
         rounds_column(target): rounds_to(reached, target) for target in targets if rounds_column(target) in columns
     }
 
@@ -95,13 +104,13 @@ def number_name(column: str) -> str:
 
 
 def final_numbers(
-    summary: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], targets: Sequence[float], target_on: str
+    summary: "SummaryRecord", rounds: "Sequence[RoundRecord]", targets: Sequence[float], target_on: str
 ) -> dict[str, float]:
     """Return all numbers of a finished run that any table can show, by their names in files of numbers.
 
     Args:
         summary: Its final numbers.
-        metrics: The reports of its rounds.
+        rounds: The reports of its rounds.
         targets: The accuracies that rounds are counted to.
         target_on: Which accuracy that is.
 
@@ -109,22 +118,23 @@ def final_numbers(
         Accuracies and waste in percent, rounded to 4 decimals; rounds; costs. What was not measured is absent. With
         the other batch-norm policy than the headline's, an accuracy is `local_batch` or `local_static`.
     """
-    shares = numbers_of(summary, metrics, _OF_THE_HEADLINE)
+    shares = numbers_of(summary, rounds, _OF_THE_HEADLINE)
     for norm in ("static", "batch"):
-        columns = summary["evaluate"].get(norm) if norm != summary["norm"] else None
-        shares |= {f"{name}_{norm}": (columns or {}).get(name) for name in FURTHER}
+        accuracies = summary.evaluate.accuracies(norm) if norm != summary.norm else None
+        shares |= {f"{name}_{norm}": accuracies.number(name) if accuracies else None for name in FURTHER}
     found = {name: round(100 * share, 4) for name, share in shares.items() if share is not None}
     headings = [rounds_column(target) for target in targets]
-    reached = numbers_of(summary, metrics, headings, targets, target_on)
+    reached = numbers_of(summary, rounds, headings, targets, target_on)
     found |= {number_name(name): round(value, 4) for name, value in reached.items() if value is not None}
-    costs = {"parameters": summary["levels"][-1]["parameters"], **{name: summary.get(name) for name in COSTS[1:]}}
+    costs = {"parameters": summary.levels[-1].parameters, **{name: summary.number(name) for name in COSTS[1:]}}
     return found | {name: value for name, value in costs.items() if value is not None}
 
 
-def curve(metrics: Sequence[Mapping[str, Any]], norm: str, kind: str) -> list[tuple[int, float]]:
+def curve(rounds: "Sequence[RoundRecord]", norm: str, kind: str) -> list[tuple[int, float]]:
     """Return the evaluated rounds of a run with one of their accuracies."""
-    found = [(m["round"], m.get("evaluate", {}).get(norm, {}).get(kind)) for m in metrics]
-    return [(done, accuracy) for done, accuracy in found if accuracy is not None]
+    evaluations = [(one.round, one.evaluate.accuracies(norm)) for one in rounds if one.evaluate is not None]
+    points = [(number, accuracies.number(kind)) for number, accuracies in evaluations if accuracies is not None]
+    return [(number, accuracy) for number, accuracy in points if accuracy is not None]
 
 
 def best_so_far(points: Curve) -> list[tuple[int, float]]:

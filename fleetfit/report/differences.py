@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from fleetfit.records.schema import ComparisonResults
 from fleetfit.report.columns import is_rounds, number_name
-from fleetfit.report.results import ComparisonResults
 from fleetfit.report.text import Table
 
 LEVEL = 0.95

@@ -18,9 +18,9 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from fleetfit.errors import escape_controls
+from fleetfit.records.schema import ComparisonResults, RunResult, TuningResult
 from fleetfit.report.columns import ATTACKED, names_of_numbers, number_name, rounds_column
 from fleetfit.report.differences import Difference
-from fleetfit.report.results import ComparisonResults, RunResult, TuningResult
 from fleetfit.report.tuning import values_in_words
 
 _FIRST = ("what", "row", "setting", "seed", "against", "seeds", "tuned", "rounds", "validation")

@@ -13,9 +13,14 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 from fleetfit.report.text import data_of
+
+if TYPE_CHECKING:  # `list` prints a table without pydantic
+    from fleetfit.records.schema import SummaryRecord
+
+K = TypeVar("K")
 
 BEHIND = 0.02
 """Two points of percent: a larger piece that lies further behind a smaller one is in the wrong order."""
@@ -69,7 +74,7 @@ def _standard_error(accuracy: float, count: int | None) -> float:
     return math.sqrt((accuracy * (1 - accuracy) if 0 <= accuracy <= 1 else 0.25) / count)
 
 
-def out_of_order(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+def out_of_order(summaries: "Sequence[SummaryRecord]") -> list[str]:
     """Return a sentence for exits and one for levels that are in the wrong order, with the means over the seeds.
 
     Args:
@@ -88,7 +93,7 @@ def out_of_order(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
             if late
             else f"a {_LARGER[name]} does worse than a {_SMALLER[name]}"
         )
-        said.append(f"After {summaries[0]['rounds']} rounds {what}: {numbers}, {found.where}.")
+        said.append(f"After {summaries[0].rounds} rounds {what}: {numbers}, {found.where}.")
     return said if caught_up else _with_reason(said)
 
 
@@ -96,7 +101,7 @@ _LARGER = {"exit": "deeper exit", "level": "larger level"}
 _SMALLER = {"exit": "shallower one", "level": "smaller one"}
 
 
-def rows_out_of_order(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+def rows_out_of_order(rows: Mapping[str, Sequence["SummaryRecord"]]) -> list[str]:
     """Return sentences for exits and for levels, with the names of all rows in which they are in the wrong order.
 
     Args:
@@ -124,8 +129,8 @@ def _with_reason(said: list[str]) -> list[str]:
     return [f"{sentence} {_REASON}" if i == last else sentence for i, sentence in enumerate(said)]
 
 
-def _is_private(summaries: Sequence[Mapping[str, Any]]) -> bool:
-    return any("privacy" in summary for summary in summaries)
+def _is_private(summaries: "Sequence[SummaryRecord]") -> bool:
+    return any(summary.privacy is not None for summary in summaries)
 
 
 def is_behind(accuracies: Sequence[float], counts: Sequence[int] = ()) -> bool:
@@ -140,50 +145,46 @@ def is_behind(accuracies: Sequence[float], counts: Sequence[int] = ()) -> bool:
     return bool(MeasuredPieces(seeds, dict(zip(names, counts, strict=False)), "").behind)
 
 
-def exits_of(summaries: Sequence[Mapping[str, Any]]) -> MeasuredPieces:
+def exits_of(summaries: "Sequence[SummaryRecord]") -> MeasuredPieces:
     """Return what each exit of the largest model reaches, by its number."""
-    known = [_final(summary) for summary in summaries]
-    for key, count, where in (
-        ("test_exits", "test_samples", "on the server's test set"),
-        ("exits", "global_samples", f"on all clients' {data_of(*summaries)}"),
-    ):
-        found = _seeds([dict(enumerate(columns.get(key, ()), 1)) for columns in known])
+    headlines = [summary.headline for summary in summaries]
+    for every, samples, where in (
+        ([one.test_exits for one in headlines], [one.test_samples for one in headlines], "on the server's test set"),
+        ([one.exits for one in headlines], [one.global_samples for one in headlines],
+         f"on all clients' {data_of(*summaries)}"),
+    ):  # fmt: skip
+        found = _seeds([dict(enumerate(exits, 1)) for exits in every])
         if found:
-            counts = _least([columns.get(count) for columns in known])
+            counts = _least(samples)
             seeds = {str(number): accuracies for number, accuracies in found.items()}
             return MeasuredPieces(seeds, dict.fromkeys(seeds, counts) if counts else {}, where)
     return MeasuredPieces({}, {}, "")
 
 
-def levels_of(summaries: Sequence[Mapping[str, Any]]) -> MeasuredPieces:
+def levels_of(summaries: "Sequence[SummaryRecord]") -> MeasuredPieces:
     """Return what each level reaches, by its name."""
-    names = [str(level["level"]) for level in summaries[0]["levels"]]
-    known = [_final(summary) for summary in summaries]
-    by_number = _seeds([columns.get("test_levels", {}) for columns in known])
+    names = [level.level for level in summaries[0].levels]
+    headlines = [summary.headline for summary in summaries]
+    by_number = _seeds([one.test_levels for one in headlines])
     found = {name: by_number[str(n)] for n, name in enumerate(names, 1) if str(n) in by_number}
     if len(found) > 1:
-        samples = _least([columns.get("test_samples") for columns in known])
+        samples = _least([one.test_samples for one in headlines])
         return MeasuredPieces(found, dict.fromkeys(found, samples) if samples else {}, "all on the server's test set")
-    own = _seeds([{str(level["level"]): level.get("local") for level in summary["levels"]} for summary in summaries])
+    own = _seeds([{level.level: level.local for level in summary.levels} for summary in summaries])
     clients = {
-        name: _least([columns.get("levels", {}).get(name, {}).get("clients") for columns in known]) for name in own
+        name: _least([one.levels[name].clients if name in one.levels else None for one in headlines]) for name in own
     }
     counts = {name: count for name, count in clients.items() if count}
     return MeasuredPieces(own, counts, "each on the data of its own clients, which differ")
 
 
-def _final(summary: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = summary.get("evaluate", {}).get(summary["norm"], {})
-    return found if isinstance(found, Mapping) else {}
-
-
 def _least(counts: Sequence[int | None]) -> int | None:
     """Return the smallest of the seeds' counts, whose data are mostly the same; None where one is not known."""
-    known = [count for count in counts if isinstance(count, int)]
+    known = [count for count in counts if count is not None]
     return min(known) if known and len(known) == len(counts) else None
 
 
-def _seeds(found: Sequence[Mapping[Any, float | None]]) -> dict[Any, list[float]]:
+def _seeds(found: Sequence[Mapping[K, float | None]]) -> dict[K, list[float]]:
     """Return what all seeds have, in the order of the first."""
     every = {key: [one.get(key) for one in found] for key in found[0]}
     return {key: [v for v in values if v is not None] for key, values in every.items() if None not in values}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from fleetfit.files import make_slug
 from fleetfit.records import RunFolder
+from fleetfit.records.schema import NO_ACCURACIES, EvaluationRecord, LevelAccuracy, LevelRecord, SummaryRecord
 from fleetfit.report.columns import ON_THE_WAY
 from fleetfit.report.drawing import (
     COLORS,
@@ -39,7 +40,6 @@ from fleetfit.report.drawing import (
     wrapped,
 )
 from fleetfit.report.order import out_of_order, rows_out_of_order
-from fleetfit.report.recorded import class_counts_in
 from fleetfit.report.text import exit_names, score_of, spread
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def figures_of_run(folder: Path, summary: Summary, metrics: Metrics) -> "dict[st
         "teachers": teachers(summary, metrics),
     }
     figures = {name: figure for name, figure in found.items() if figure is not None}
-    counts = class_counts_in(RunFolder(folder))
+    counts = RunFolder(folder).read_class_counts()
     if counts:
         figures["partition"] = partition_dots(counts[:_MOST_CLIENTS], summary["data"])
     return figures
@@ -174,7 +174,7 @@ def accuracy_of_run(summary: Summary, metrics: Metrics) -> "Figure":
     for kind, shade, width in zip(kinds_of(summary), (COLORS[1], COLORS[0]), _WIDTHS, strict=True):
         curve_of_seeds(axes[0], [[(done, columns.get(kind)) for done, columns in measured]], shade, kind, width)
     where = "on the server's test set" if "privacy" in summary else "mean over clients"
-    finish(axes[0], "round", f"{score_of(summary)} (%)", f"{where}; markers: measured")
+    finish(axes[0], "round", f"{score_of(_make_record(summary))} (%)", f"{where}; markers: measured")
     if panels > 1:
         for i, name in enumerate(exit_names(exits, exits)):
             points = [(done, dict(enumerate(columns.get("exits", ()))).get(i)) for done, columns in measured]
@@ -184,7 +184,7 @@ def accuracy_of_run(summary: Summary, metrics: Metrics) -> "Figure":
     axes[0].set_xlim(0, max(1, summary.get("rounds", 1), *(report["round"] for report in metrics)) * 1.03)
     for one in axes:
         legend_below(one)
-    noted(figure, out_of_order([summary]))
+    noted(figure, out_of_order([_make_record(summary)]))
     return figure
 
 
@@ -215,7 +215,10 @@ def accuracy_of_rows(
     same_accuracies(every)
     every[0].set_xlim(0, _most_rounds(rows) * 1.03)
     legend_below(every[0], 3 * len(kinds))
-    noted(figure, rows_out_of_order({name: [summary for summary, _ in seeds] for name, seeds in rows.items()}))
+    noted(
+        figure,
+        rows_out_of_order({name: [_make_record(summary) for summary, _ in seeds] for name, seeds in rows.items()}),
+    )
     return figure
 
 
@@ -246,8 +249,25 @@ def _title(figure: "Figure", what: str, rows: Mapping[str, Seeds]) -> None:
     figure.suptitle(said, fontsize=10, color=DARK, x=0.01, ha="left")
 
 
+def _make_record(summary: Summary) -> SummaryRecord:
+    columns = summary.get("evaluate", {})
+    policies = {}
+    for norm in ("static", "batch"):
+        if norm in columns:
+            levels = {
+                name: LevelAccuracy.model_construct(**{"clients": None, **level})
+                for name, level in columns[norm].get("levels", {}).items()
+            }
+            policies[norm] = NO_ACCURACIES.model_copy(update={**columns[norm], "levels": levels})
+    return SummaryRecord.model_construct(**{
+        **summary,
+        "levels": [LevelRecord.model_construct(**level) for level in summary["levels"]],
+        "evaluate": EvaluationRecord().model_copy(update={"split": columns.get("split", ""), **policies}),
+    })  # fmt: skip
+
+
 def _score_of_rows(rows: Mapping[str, Seeds]) -> str:
-    return score_of(*(summary for seeds in rows.values() for summary, _ in seeds))
+    return score_of(*(_make_record(summary) for seeds in rows.values() for summary, _ in seeds))
 
 
 def _accuracies(seed: tuple[Summary, Metrics], kind: str) -> list[tuple[int, float | None]]:
@@ -376,7 +396,7 @@ def shapes(rows: Mapping[str, Sequence[Summary]], title: str = "") -> "Figure":
                 label = wrapped(name, _LETTERS if size == 10 else 34)
                 axes.text(-0.08, 0.5, label, rotation=90, ha="right", va="center", fontsize=size, fontweight="bold")
     count = max(len(seeds) for seeds in rows.values())
-    score = score_of(*(one for seeds in rows.values() for one in seeds))
+    score = score_of(*(_make_record(one) for seeds in rows.values() for one in seeds))
     over = f" (mean ± standard deviation of {count} seeds)" if count > 1 else ""
     noted(
         figure,
@@ -469,7 +489,12 @@ def _accuracy_of_exits(axes: "Axes", summary: Summary, metrics: Metrics) -> None
     for place, value in zip(places, values, strict=True):
         axes.annotate(f"{value:.1f}", (place, value), (0, 2), textcoords="offset points", ha="center", fontsize=8)
     after = f"after round {measured[-1][0]}" if measured else "never evaluated"
-    finish(axes, "exit after block", f"{score_of(summary)} (%)", f"{summary['method']} on {summary['data']}, {after}")
+    finish(
+        axes,
+        "exit after block",
+        f"{score_of(_make_record(summary))} (%)",
+        f"{summary['method']} on {summary['data']}, {after}",
+    )
     axes.set_xticks(places, [str(exit) for exit in summary["levels"][-1]["exits"][: len(values)]])
     axes.grid(visible=False, axis="x")
     axes.margins(y=0.1)

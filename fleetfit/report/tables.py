@@ -11,96 +11,107 @@ from fleetfit.report.text import EXITS, Table, duration, exit_names, percent, sc
 if TYPE_CHECKING:  # `list` prints a table without them
     from fleetfit.cost import Cost, Latency
     from fleetfit.planner import Plan
+    from fleetfit.records.schema import AccuracyRecord, SummaryRecord
 
 # ---- one run ---------------------------------------------------------------------------------------------------------
 
 
-def level_table(summary: Mapping[str, Any]) -> Table:
-    """Return what each level is and how well it does on its own clients."""
+def level_table(summary: "SummaryRecord") -> Table:
+    """Return the levels with their sizes, and the accuracy of each level's own clients."""
     columns = ("level", "width", "depth", EXITS, "parameters", "multiply-adds", "clients",
                f"local {score_of(summary)} %")  # fmt: skip
-    every = sorted({e for entry in summary["levels"] for e in entry["exits"]})
+    every = sorted({exit for level in summary.levels for exit in level.exits})
     rows = tuple(
         (
-            entry["level"],
-            f"{entry['width']:.2f}",
-            f"{entry['depth']}/{entry['blocks']}",
-            ", ".join(exit_names(entry["exits"], every)),
-            short(entry["parameters"]),
-            short(entry["multiply_adds"]),
-            str(entry["clients"]),
-            percent(entry["local"]),
+            level.level,
+            f"{level.width:.2f}",
+            f"{level.depth}/{level.blocks}",
+            ", ".join(exit_names(level.exits, every)),
+            short(level.parameters),
+            short(level.multiply_adds),
+            str(level.clients),
+            percent(level.local),
         )
-        for entry in summary["levels"]
+        for level in summary.levels
     )
-    title = f"{summary['method']} on {summary['data']} with {summary['model']}, {summary['rounds']} rounds"
-    return Table(columns, rows, title)
+    return Table(columns, rows, f"{summary.method} on {summary.data} with {summary.model}, {summary.rounds} rounds")
 
 
-def total_table(summary: Mapping[str, Any]) -> Table:
+def total_table(summary: "SummaryRecord") -> Table:
     """Return the numbers of the run as a whole."""
-    score = score_of(summary)
-    headline = summary["evaluate"].get(summary["norm"], {})
-    rows = [(f"{kind} {score} %", f"{percent(summary[kind])}{samples_left_out(headline, kind)}")
-            for kind in ("global", "local")]  # fmt: skip
+    score, headline = score_of(summary), summary.headline
+    rows = [
+        (f"global {score} %", f"{percent(summary.global_)}{samples_left_out(headline, 'global')}"),
+        (f"local {score} %", f"{percent(summary.local)}{samples_left_out(headline, 'local')}"),
+    ]
     for norm, title in (("static", "static batch-norm statistics"), ("batch", "batch statistics")):
-        columns = summary["evaluate"].get(norm)
-        if isinstance(columns, Mapping) and norm != summary["norm"]:
-            said = f", batches of {columns['batch_size']}, {columns['order']}" if "batch_size" in columns else ""
-            both = f"{percent(columns['global'])} / {percent(columns['local'])}"
-            rows.append((f"global / local {score} %, {title}{said}", both))
-    if "privacy" in summary:
-        rows = [(f"{score} of the full model %, on the server's test set", percent(headline.get("full"))),
-                ("mean of the levels' models %, there", percent(headline.get("avg")))]  # fmt: skip
-        rows.append(("spent of the clients' privacy", spent(summary["privacy"])))
+        accuracies = summary.evaluate.accuracies(norm)
+        if accuracies is not None and norm != summary.norm:
+            has_batches = accuracies.batch_size is not None
+            batches = f", batches of {accuracies.batch_size}, {accuracies.order}" if has_batches else ""
+            both = f"{percent(accuracies.global_)} / {percent(accuracies.local)}"
+            rows.append((f"global / local {score} %, {title}{batches}", both))
+    if summary.privacy is not None:
+        rows = [(f"{score} of the full model %, on the server's test set", percent(headline.full)),
+                ("mean of the levels' models %, there", percent(headline.avg)),
+                ("spent of the clients' privacy", spent(summary.privacy.epsilon, summary.privacy.delta))]  # fmt: skip
     else:
-        rows.append(("bytes sent down / up", f"{size(summary['bytes_down'])} / {size(summary['bytes_up'])}"))
-    if summary["waste"]:
-        rows.append(("sent and not sent back %, mean of the rounds", percent(summary["waste"])))
-    if summary["failures"]:
-        rows.append(("jobs that brought nothing back", str(summary["failures"])))
-    if summary.get("empty_rounds"):
-        rows.append(("rounds without a usable update", f"{summary['empty_rounds']} of {summary['rounds']}"))
-    if summary.get("simulated_s") is not None:
-        rows.append(("simulated time", duration(summary["simulated_s"])))
-    rows.append(("time", duration(summary["seconds"])))
-    rows += [(f"  of it {part}", duration(seconds)) for part, seconds in summary.get("seconds_of", {}).items()]
-    notes = (*summary["notes"], *explain_missing(summary), *out_of_order([summary]))
-    return Table(("", summary["method"]), tuple(rows), notes=notes)
+        rows.append(("bytes sent down / up", format_traffic(summary)))
+    if summary.waste:
+        rows.append(("sent and not sent back %, mean of the rounds", percent(summary.waste)))
+    if summary.failures:
+        rows.append(("jobs that brought nothing back", str(summary.failures)))
+    if summary.empty_rounds:
+        rows.append(("rounds without a usable update", f"{summary.empty_rounds} of {summary.rounds}"))
+    if summary.simulated_s is not None:
+        rows.append(("simulated time", duration(summary.simulated_s)))
+    rows.append(("time", duration(summary.seconds)))
+    rows += [(f"  of it {part}", duration(seconds)) for part, seconds in summary.seconds_of.items()]
+    notes = (*summary.notes, *explain_missing(summary), *out_of_order([summary]))
+    return Table(("", summary.method), tuple(rows), notes=notes)
 
 
-def explain_missing(summary: Mapping[str, Any]) -> list[str]:
+def format_traffic(summary: "SummaryRecord") -> str:
+    """Return the bytes to the clients and from them: "1.5 MB / 30 B"; "-" where the run withholds them."""
+    if summary.bytes_down is None or summary.bytes_up is None:
+        return "-"
+    return f"{size(summary.bytes_down)} / {size(summary.bytes_up)}"
+
+
+def explain_missing(summary: "SummaryRecord") -> list[str]:
     """Return a sentence on the accuracies of a run that could not be computed; none where all were."""
-    evaluated, score = summary["evaluate"], score_of(summary)
-    if "privacy" in summary:
-        full = evaluated.get(summary["norm"], {}).get("full")
-        return [f"There is no {score}: the server has no test set."] if full is None and evaluated else []
-    kinds = [f"{kind} {score}" for kind in ("global", "local") if summary[kind] is None]
-    levels = [level["level"] for level in summary["levels"] if level.get("clients") and level.get("local") is None]
-    if summary["local"] is not None and levels:
+    evaluation, score = summary.evaluate, score_of(summary)
+    is_evaluated = bool(evaluation.model_fields_set)
+    if summary.privacy is not None:
+        is_missing = is_evaluated and summary.headline.full is None
+        return [f"There is no {score}: the server has no test set."] if is_missing else []
+    kinds = [f"{kind} {score}" for kind in ("global", "local") if summary.number(kind) is None]
+    levels = [level.level for level in summary.levels if level.clients and level.local is None]
+    if summary.local is not None and levels:
         kinds.append(f"local {score} of level {', '.join(levels)}")
     if not kinds:
         return []
-    failures = Counter(str(failure.get("reason")) for failure in evaluated.get("failures", ()))
-    if not evaluated:
-        why = "nothing was evaluated"
-    elif failures:
-        (reason, count), *_ = failures.most_common()
-        why = f"jobs failed, most of them ({count} of {failures.total()}) by {reason}"
+    reasons = Counter(failure.reason for failure in evaluation.failures)
+    if not is_evaluated:
+        cause = "nothing was evaluated"
+    elif reasons:
+        (reason, count), *_ = reasons.most_common()
+        cause = f"jobs failed, most of them ({count} of {reasons.total()}) by {reason}"
     else:
-        why = f"no client that was asked and runs it has {evaluated.get('split', 'test')} samples"
-    return [f"There is no {' and no '.join(kinds)}: {why}."]
+        cause = f"no client that was asked and runs it has {evaluation.split or 'test'} samples"
+    return [f"There is no {' and no '.join(kinds)}: {cause}."]
 
 
-def samples_left_out(columns: Mapping[str, Any], kind: str) -> str:
+def samples_left_out(accuracies: "AccuracyRecord", kind: str) -> str:
     """Return on how many of all samples an accuracy is, such as " (30 of 40 samples)"; "" where it is on all.
 
     Args:
-        columns: Those of an evaluation.
+        accuracies: Those of an evaluation.
         kind: "global" or "local".
     """
-    seen, every = columns.get(f"{kind}_samples"), columns.get("test_samples")
-    return f" ({seen:,} of {every:,} samples)" if seen is not None and every and seen < every else ""
+    samples = accuracies.global_samples if kind == "global" else accuracies.local_samples
+    every = accuracies.test_samples
+    return f" ({samples:,} of {every:,} samples)" if samples is not None and every and samples < every else ""
 
 
 def plan_table(plan: "Plan", title: str = "", latencies: Sequence["Latency"] = (), how: Sequence[str] = ()) -> Table:
@@ -195,7 +206,7 @@ def _further_cell(costs: Mapping[str, float], cost: str) -> str:
 def compare_table(
     rows: Sequence[str],
     settings: Sequence[str],
-    results: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]],
+    results: Mapping[tuple[str, str], Sequence[Mapping[str, float | None]]],
     title: str = "",
     notes: Sequence[str] = (),
     columns: Sequence[str] = ("local", "global"),
@@ -247,35 +258,25 @@ def _printed(
     return f"{number:g}" if start is None else f"{number:g} ({start / number:.1f}x)"
 
 
-def levels_of_rows(results: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Table:
-    """Return the levels of every row and setting, accuracies over the seeds, and what the row sent."""
+def levels_of_rows(results: "Mapping[tuple[str, str], Sequence[SummaryRecord]]") -> Table:
+    """Return the levels of every row and setting, accuracies over the seeds, and the bytes that the row sent."""
     score = score_of(*(summary for summaries in results.values() for summary in summaries))
     columns = ("run", "level", "width", "depth", "parameters", "multiply-adds", "clients", f"local {score} %",
                f"global {score} %", "bytes down / up")  # fmt: skip
     rows = []
     for key, summaries in results.items():
-        first = summaries[0]
-        for index, level in enumerate(first["levels"]):
-            local = spread([s["levels"][index]["local"] for s in summaries if index < len(s["levels"])])
-            overall = ("", "", "")
-            if index == 0:
-                sent = "-"
-                if first["bytes_down"] is not None:
-                    sent = f"{size(first['bytes_down'])} / {size(first['bytes_up'])}"
-                overall = (", ".join(filter(None, key)), spread([s["global"] for s in summaries]), sent)
-            rows.append((overall[0], *_shape_of(level), local, *overall[1:]))
+        label, *totals = (
+            ", ".join(filter(None, key)),
+            spread([s.global_ for s in summaries]),
+            format_traffic(summaries[0]),
+        )
+        for index, level in enumerate(summaries[0].levels):
+            local = spread([s.levels[index].local for s in summaries if index < len(s.levels)])
+            shape = (level.level, f"{level.width:.2f}", f"{level.depth}/{level.blocks}", short(level.parameters),
+                     short(level.multiply_adds), str(level.clients))  # fmt: skip
+            rows.append((label, *shape, local, *totals))
+            label, totals = "", ["", ""]
     return Table(columns, tuple(rows))
-
-
-def _shape_of(level: Mapping[str, Any]) -> tuple[str, ...]:
-    return (
-        level["level"],
-        f"{level['width']:.2f}",
-        f"{level['depth']}/{level['blocks']}",
-        short(level["parameters"]),
-        short(level["multiply_adds"]),
-        str(level["clients"]),
-    )
 
 
 def data_table(facts: Mapping[str, Any]) -> Table:

@@ -3,12 +3,15 @@
 import csv
 import io
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fleetfit.errors import make_printable
 from fleetfit.markup import html_table
+
+if TYPE_CHECKING:  # `list` prints a table without pydantic
+    from fleetfit.records.schema import SummaryRecord
 
 _LONGEST_CELL = 1000
 
@@ -92,29 +95,28 @@ def exit_names(exits: Sequence[int], every: Sequence[int]) -> list[str]:
     return [f"{list(every).index(e) + 1} ({e})" for e in exits]
 
 
-def score_of(*summaries: Mapping[str, Any]) -> str:
+def score_of(*summaries: "SummaryRecord") -> str:
     """Return what the accuracies of runs are called, "accuracy" or "R2" say; "score" of runs that differ in it.
 
     Args:
-        *summaries: Their final numbers; those of earlier versions do not say it.
+        *summaries: Their final numbers.
     """
-    names = {str(summary.get("score", "accuracy")) for summary in summaries}
+    names = {summary.score for summary in summaries}
     return names.pop() if len(names) == 1 else "score" if names else "accuracy"
 
 
-def data_of(*summaries: Mapping[str, Any]) -> str:
+def data_of(*summaries: "SummaryRecord") -> str:
     """Return on which data the accuracies of runs were measured, "test data" say, by `[evaluate] split`.
 
     Args:
-        *summaries: Their final numbers; those of a run that was not evaluated do not say it.
+        *summaries: Their final numbers.
     """
-    evaluations = [summary.get("evaluate") for summary in summaries]
-    found = {one.get("split") for one in evaluations if isinstance(one, Mapping)}
-    names = [name for split, name in _SPLITS.items() if split in found]
+    splits = {summary.evaluate.split for summary in summaries}
+    names = [name for split, name in _SPLITS.items() if split in splits]
     return f"{' or '.join(names or ['test'])} data"
 
 
-def percent(value: Any) -> str:
+def percent(value: float | None) -> str:
     """Return an accuracy as in the papers, "79.61"; "-" where there is none."""
     return "-" if value is None else f"{100 * value:.2f}"
 
@@ -144,9 +146,9 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def spent(privacy: Mapping[str, float]) -> str:
+def spent(epsilon: float, delta: float) -> str:
     """Return what was spent of the clients' privacy: epsilon 4.96 at delta 0.001."""
-    return f"epsilon {privacy['epsilon']:.2f} at delta {privacy['delta']:.3g}"
+    return f"epsilon {epsilon:.2f} at delta {delta:.3g}"
 
 
 def spread(values: Sequence[float | None]) -> str:

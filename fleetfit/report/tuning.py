@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fleetfit.report.results import TriedValues, TuningResult
+from fleetfit.records.schema import TuningCandidate, TuningResult
 from fleetfit.report.text import Table
 
 
@@ -52,9 +52,9 @@ def edges(tuning: Sequence[TuningResult]) -> list[str]:
     return found
 
 
-def by_values(one: TuningResult) -> Iterator[tuple[Mapping[str, Any], list[TriedValues]]]:
+def by_values(one: TuningResult) -> Iterator[tuple[Mapping[str, Any], list[TuningCandidate]]]:
     """Yield the candidates, each with what its seeds gave."""
-    groups: list[tuple[Mapping[str, Any], list[TriedValues]]] = []
+    groups: list[tuple[Mapping[str, Any], list[TuningCandidate]]] = []
     for tried in one.candidates:
         found = next((inner for values, inner in groups if values == tried.values), None)
         if found is None:
@@ -69,7 +69,7 @@ def values_in_words(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} = {value}" for key, value in values.items())
 
 
-def _scores(tried: Sequence[TriedValues]) -> str:
+def _scores(tried: Sequence[TuningCandidate]) -> str:
     known = [one.score for one in tried if one.score is not None]
     if not known:
         return "-"
@@ -77,7 +77,7 @@ def _scores(tried: Sequence[TriedValues]) -> str:
     return f"{statistics.fmean(known):.2f}{spread}"
 
 
-def _rounds(tried: Sequence[TriedValues]) -> str:
+def _rounds(tried: Sequence[TuningCandidate]) -> str:
     known = [one.rounds for one in tried if one.rounds is not None]
     if len(known) < len(tried):
         return f"{len(known)} of {len(tried)} seeds" if known else "-"

@@ -9,7 +9,7 @@ from experiments.devices import main
 from experiments.verdicts.__main__ import ROOT
 from experiments.verdicts.claims import contrasts, read
 from fleetfit.records import describe_environment
-from fleetfit.report.results import read_results
+from fleetfit.report.record import read_results
 
 pytest.importorskip("onnxruntime")
 

@@ -677,7 +677,7 @@ def test_a_broken_claims_file_gives_a_sentence(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "it is no JSON"),
+        ("{", "it is not JSON"),
         ('{"format": 2}', "has format 2; this version of FleetFit reads format 1"),
         ('{"format": 1, "name": "x", "file": "experiments/x.toml", "runs": []}', "versions"),
         (json.dumps({"format": 1, "name": "x", "file": "x.toml", "versions": {}, "machine": {}, "against": "",

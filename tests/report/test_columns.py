@@ -2,12 +2,12 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetfit.records.schema import EvaluationRecord, RoundRecord, SummaryRecord
 from fleetfit.report import columns, tables
 
 CURVE = [(1, 0.5), (2, 0.7), (3, 0.6), (4, 0.8), (6, 0.9)]
@@ -74,32 +74,37 @@ def test_seeds_count_only_together() -> None:
     assert columns.cell(name, [10.0, 12.0, 17.0], [20.0, None, 32.0]) == "13.0 ± 3.6"
 
 
-def test_numbers_of_a_run() -> None:
-    def report(done: int, accuracy: float) -> dict[str, Any]:
-        return {"round": done, "evaluate": {"static": {"global": accuracy, "local": 0.9}}}
+def evaluation(**policies: dict[str, float]) -> EvaluationRecord:
+    return EvaluationRecord.load(
+        {norm: {"global": None, "local": None, "levels": {}, **accuracies} for norm, accuracies in policies.items()}
+    )
 
-    metrics = [report(1, 0.2), {"round": 2}, report(3, 0.6)]
-    summary = {
-        "norm": "static",
-        "local": 0.9,
-        "global": 0.6,
-        "waste": 0.2,
-        "evaluate": {"static": {"avg": 0.55, "global": 0.6}},
-    }
+
+def test_numbers_of_a_run() -> None:
+    def report(done: int, accuracy: float | None = None) -> RoundRecord:
+        evaluate = {} if accuracy is None else {"evaluate": evaluation(static={"global": accuracy, "local": 0.9})}
+        return RoundRecord.model_construct(round=done, **evaluate)
+
+    rounds = [report(1, 0.2), report(2), report(3, 0.6)]
+    summary = SummaryRecord.model_construct(
+        norm="static", local=0.9, global_=0.6, waste=0.2, evaluate=evaluation(static={"avg": 0.55, "global": 0.6})
+    )
     names = columns.expanded(["local", "avg", "full", "waste", "rounds"], [0.4, 0.7])
     assert names == ["local", "avg", "full", "waste", "rounds to 40%", "rounds to 70%"]
-    found = columns.numbers_of(summary, metrics, names, [0.4, 0.7])
+    found = columns.numbers_of(summary, rounds, names, [0.4, 0.7])
     assert found == pytest.approx(
         {"local": 0.9, "avg": 0.55, "full": None, "waste": 0.2, "rounds to 40%": 2.0, "rounds to 70%": None}
     )
-    assert columns.numbers_of(summary, metrics, names, [0.4], "local")["rounds to 40%"] == 1.0
+    assert columns.numbers_of(summary, rounds, names, [0.4], "local")["rounds to 40%"] == 1.0
 
 
 def test_batch_statistics_are_a_column_beside_the_static_ones() -> None:
-    summary = {"norm": "static", "evaluate": {"static": {"global": 0.5}, "batch": {"global": 0.6}}}
+    both = evaluation(static={"global": 0.5}, batch={"global": 0.6})
+    summary = SummaryRecord.model_construct(norm="static", evaluate=both)
     found = columns.numbers_of(summary, [], ["global", "global, batch"])
     assert found == {"global": 0.5, "global, batch": 0.6}
-    assert columns.numbers_of({"norm": "static", "evaluate": {}}, [], ["local, batch"]) == {"local, batch": None}
+    nothing = summary.model_copy(update={"evaluate": EvaluationRecord()})
+    assert columns.numbers_of(nothing, [], ["local, batch"]) == {"local, batch": None}
 
 
 def test_a_papers_numbers_stand_below_ours() -> None:

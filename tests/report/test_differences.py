@@ -11,20 +11,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from fleetfit.records.schema import ComparisonResults, CurvesRecord, RunResult
 from fleetfit.report.differences import Difference, difference_table, differences, interval, quantile, within
 from fleetfit.report.lines import table_csv
-from fleetfit.report.results import ComparisonResults, RunResult
 
 Finals = Mapping[tuple[str, str], Mapping[int, Mapping[str, float]]]
 
 
 def results(found: Finals, against: str = "A") -> ComparisonResults:
     runs = [
-        RunResult(row, setting, seed, {}, {}, 75, 10.0 + seed, 8.0, "fast", "", final, {}, {}, {"round": []})
+        RunResult(
+            row=row,
+            setting=setting,
+            seed=seed,
+            rounds=75,
+            seconds=10.0 + seed,
+            training_seconds=8.0,
+            speed="fast",
+            digest="",
+            final=dict(final),
+            curves=CurvesRecord(round=[]),
+        )
         for (row, setting), by_seed in found.items()
         for seed, final in by_seed.items()
     ]
-    return ComparisonResults("x", "x.toml", {}, None, {}, against, {}, tuple(runs))
+    return ComparisonResults(name="x", file="x.toml", versions={}, machine={}, against=against, settings={}, runs=runs)
 
 
 def local(values: Sequence[float], start: int = 0) -> dict[int, dict[str, float]]:

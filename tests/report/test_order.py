@@ -4,14 +4,24 @@ from typing import Any
 
 import pytest
 
+from fleetfit.records.schema import EvaluationRecord, LevelAccuracy, PrivacyRecord, SummaryRecord
 from fleetfit.report.order import BEHIND, is_behind, out_of_order, rows_out_of_order
 from fleetfit.report.tables import total_table
 
 LEVELS = [{"level": "S1", "local": 0.6}, {"level": "M1", "local": 0.5}]
 
 
-def summary(**columns: Any) -> dict[str, Any]:
-    return {"norm": "static", "rounds": 8, "levels": LEVELS, "evaluate": {"static": columns}}
+def summary(levels: Any = LEVELS, split: str = "", **accuracies: Any) -> SummaryRecord:
+    """Return final numbers with the accuracies of one evaluation; of levels only names and accuracies matter."""
+    shape = {
+        "width": 1.0, "depth": 1, "blocks": 1, "exits": [1], "parameters": 1, "multiply_adds": 1, "clients": 1
+    }  # fmt: skip
+    columns = {"global": None, "local": None, "levels": {}, **accuracies}
+    return SummaryRecord.load({
+        "method": "scalefl", "model": "cnn", "data": "digits", "norm": "static", "rounds": 8, "global": 0.6,
+        "local": 0.6, "levels": [{**shape, **level} for level in levels], "bytes_down": 1, "bytes_up": 1, "waste": 0.0,
+        "failures": 0, "seconds": 1.0, "notes": [], "evaluate": {"split": split, "static": columns},
+    })  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -47,9 +57,7 @@ def test_the_same_data_are_taken_where_there_are_some() -> None:
 
 @pytest.mark.parametrize(("split", "words"), [("validation", "validation data"), ("train", "training data")])
 def test_exits_are_said_to_be_on_the_data_that_they_were_measured_on(split: str, words: str) -> None:
-    exits, _ = out_of_order(
-        [summary(exits=[0.7, 0.6]) | {"evaluate": {"split": split, "static": {"exits": [0.7, 0.6]}}}]
-    )
+    exits, _ = out_of_order([summary(exits=[0.7, 0.6], split=split)])
     assert f"on all clients' {words}." in exits
 
 
@@ -74,8 +82,11 @@ def test_what_chance_would_do_is_not_said(samples: int | None, said: bool) -> No
 
 @pytest.mark.parametrize(("clients", "said"), [(20, False), (600, True)])
 def test_of_clients_that_differ_the_clients_count(clients: int, said: bool) -> None:
-    levels = {name: {"clients": clients} for name in ("S1", "M1")}
-    assert bool(out_of_order([summary(levels=levels, global_samples=100_000)])) == said
+    record = summary(global_samples=100_000)
+    levels = {name: LevelAccuracy(local=None, clients=clients) for name in ("S1", "M1")}
+    headline = record.headline.model_copy(update={"levels": levels})
+    evaluate = record.evaluate.model_copy(update={"static": headline})
+    assert bool(out_of_order([record.model_copy(update={"evaluate": evaluate})])) == said
 
 
 def test_no_cause_is_named_where_the_largest_is_best() -> None:
@@ -93,15 +104,17 @@ def test_no_cause_is_named_where_the_largest_is_best() -> None:
 
 
 def test_noise_may_be_the_cause_with_privacy() -> None:
-    private = summary(test_exits=[0.7, 0.6], test_levels={"1": 0.4, "2": 0.3}, test_samples=9_000) | {"privacy": {}}
+    privacy = PrivacyRecord(epsilon=1.0, delta=1e-3, noise=1.0, clip=1.0, rate=0.1)
+    noisy = summary(test_exits=[0.7, 0.6], test_levels={"1": 0.4, "2": 0.3}, test_samples=9_000)
+    private = noisy.model_copy(update={"privacy": privacy})
     for said in (out_of_order([private]), rows_out_of_order({"a": [private]})):
         assert len(said) == 2 and not any("caught up" in one or "rounds, or" in one for one in said)
 
 
 def test_what_was_not_measured_is_in_no_order() -> None:
-    nothing = {**summary(), "levels": [{"level": "1", "local": 0.6}, {"level": "2", "local": None}]}
+    nothing = summary(levels=[{"level": "1", "local": 0.6}, {"level": "2", "local": None}])
     assert out_of_order([nothing]) == []
-    assert out_of_order([{**nothing, "evaluate": {}}]) == []
+    assert out_of_order([nothing.model_copy(update={"evaluate": EvaluationRecord()})]) == []
 
 
 def test_rows_are_named_together() -> None:
@@ -115,9 +128,7 @@ def test_rows_are_named_together() -> None:
 
 
 def test_it_is_printed_below_the_result() -> None:
-    whole = summary(test_exits=[0.7, 0.6], test_levels={"1": 0.4, "2": 0.5}) | {
-        "method": "scalefl", "global": 0.6, "local": 0.6, "bytes_down": 1, "bytes_up": 1, "waste": 0.0, "failures": 0,
-        "seconds": 1.0, "notes": ["Somebody cannot take part."],
-    }  # fmt: skip
+    record = summary(test_exits=[0.7, 0.6], test_levels={"1": 0.4, "2": 0.5})
+    whole = record.model_copy(update={"notes": ["Somebody cannot take part."]})
     first, second = total_table(whole).notes
     assert first == "Somebody cannot take part." and second.startswith("After 8 rounds the deeper exits")

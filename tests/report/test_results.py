@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fleetfit.report import results
-from fleetfit.report.results import ComparisonResults, RunResult, TriedValues, TuningResult
+from fleetfit.records.schema import ComparisonResults, CurvesRecord, RunResult, TuningCandidate, TuningResult
+from fleetfit.report.record import read_results
+from fleetfit.report.results import format_results
 
 VERSIONS = {"fleetfit": "0.1.0", "torch": "2.13.0+cpu", "python": "3.11.9"}
 SETTINGS = {name: {f"key_{i}": i for i in range(10)} for name in ("data", "model", "fleet", "local", "cohort")}
@@ -27,17 +28,20 @@ def run(row: str, setting: str, seed: int, rounds: int, every: int = 1) -> RunRe
              "avg_batch", "full_batch"))} | {"rounds_to_40": 31.5, "parameters": 272_474, "multiply_adds": 10**13,
              "bytes_down": 10**9, "bytes_up": 10**9, "failures": 0}  # fmt: skip
     return RunResult(
-        row, setting, seed, {"method.name": "scalefl", "data.partition.alpha": 100.0}, {"local.lr": 0.1}, rounds,
-        812.25, 640.5, "fast", "0123456789abcdef" * 4, final, {str(i): 45.1234 for i in range(1, 5)},
-        {str(i): 40.1234 for i in range(1, 5)}, curves,
+        row=row, setting=setting, seed=seed, overrides={"method.name": "scalefl", "data.partition.alpha": 100.0},
+        tuned={"local.lr": 0.1}, rounds=rounds, seconds=812.25, training_seconds=640.5, speed="fast",
+        digest="0123456789abcdef" * 4, final=final, per_level={str(i): 45.1234 for i in range(1, 5)},
+        per_exit={str(i): 40.1234 for i in range(1, 5)}, curves=CurvesRecord.load(curves),
     )  # fmt: skip
 
 
 def whole(runs: list[RunResult]) -> ComparisonResults:
-    tried = tuple(TriedValues({"local.lr": lr}, 40 + lr, 5) for lr in (0.1, 0.03))
-    tuning = (TuningResult("ScaleFL", "alpha = 100", {"local.lr": 0.1}, tried),)
-    return ComparisonResults("table", "experiments/table.toml", VERSIONS, "a" * 40, {"processor": "a", "cores": 4},
-                             "HeteroFL", SETTINGS, tuple(runs), tuning)  # fmt: skip
+    tried = [TuningCandidate(values={"local.lr": lr}, score=40 + lr, seed=5) for lr in (0.1, 0.03)]
+    tuning = [TuningResult(row="ScaleFL", setting="alpha = 100", chosen={"local.lr": 0.1}, candidates=tried)]
+    return ComparisonResults(
+        name="table", file="experiments/table.toml", versions=VERSIONS, commit="a" * 40,
+        machine={"processor": "a", "cores": 4}, against="HeteroFL", settings=SETTINGS, runs=runs, tuning=tuning,
+    )  # fmt: skip
 
 
 def test_a_table_of_five_rows_two_settings_and_five_seeds_is_small() -> None:
@@ -46,7 +50,7 @@ def test_a_table_of_five_rows_two_settings_and_five_seeds_is_small() -> None:
         run(f"a row with a name {i}", f"CIFAR-10, alpha = {a}", seed, 400)
         for i in range(5) for a in (1, 100) for seed in range(5)
     ]  # fmt: skip
-    text = results.to_json(whole(runs))
+    text = format_results(whole(runs))
     assert 50_000 < len(text.encode()) < 60_000
     found = json.loads(text)["runs"]
     assert {len(one["curves"]["round"]) for one in found} == {len(found[0]["curves"]["round"])}
@@ -63,31 +67,36 @@ def test_a_table_of_five_rows_two_settings_and_five_seeds_is_small() -> None:
 def test_curves_keep_twenty_points_evenly_and_the_last(rounds: int, every: int, expected: list[int]) -> None:
     """38 steps between 39 points, in 19: two each."""
     one = run("a", "", 0, rounds, every)
-    (found,) = json.loads(results.to_json(whole([one])))["runs"]
+    (found,) = json.loads(format_results(whole([one])))["runs"]
     assert found["curves"]["round"] == expected
-    by_round = dict(zip(one.curves["round"], one.curves["local"], strict=True))
+    by_round = dict(zip(one.curves.round, one.curves.local, strict=True))
     assert found["curves"]["local"] == [by_round[r] for r in expected], "every series at the same rounds"
     assert found["curves"]["per_exit"]["4"] == [round(by_round[r], 1) for r in expected]
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     made = whole([run("a", "x", 0, 20), run("b", "", 1, 3)])
-    (tmp_path / "a.json").write_text(results.to_json(made))
-    assert results.read_results(tmp_path / "a.json") == made
+    (tmp_path / "a.json").write_text(format_results(made))
+    assert read_results(tmp_path / "a.json") == made
 
 
 def test_a_run_more_is_a_line_more() -> None:
     """So that a difference between two versions of a file is as small as what has changed."""
-    one, two = (results.to_json(whole([run("a", "", seed, 20) for seed in range(n)])) for n in (4, 5))
+    one, two = (format_results(whole([run("a", "", seed, 20) for seed in range(n)])) for n in (4, 5))
     added = set(two.splitlines()) - set(one.splitlines())
     assert len(added) == 2, "the new run, and the comma behind the one before"
     assert sum('"seed":4' in line for line in added) == 1
 
 
 def test_what_was_not_measured_is_absent(tmp_path: Path) -> None:
-    bare = RunResult("a", "", 0, {}, {}, 1, 1.0, None, "exact", "", {"local": 1.0}, {}, {}, {"round": []})
-    made = ComparisonResults("a", "a.toml", VERSIONS, None, {}, "a", {}, (bare,))
-    text = results.to_json(made)
+    bare = RunResult(
+        row="a", setting="", seed=0, rounds=1, seconds=1.0, speed="exact", digest="", final={"local": 1.0},
+        curves=CurvesRecord(round=[]),
+    )  # fmt: skip
+    made = ComparisonResults(
+        name="a", file="a.toml", versions=VERSIONS, machine={}, against="a", settings={}, runs=[bare]
+    )
+    text = format_results(made)
     assert "training_seconds" not in text and '"commit": null' in text and '"tuning": []' in text
     (tmp_path / "a.json").write_text(text)
-    assert results.read_results(tmp_path / "a.json") == made
+    assert read_results(tmp_path / "a.json") == made

@@ -7,7 +7,9 @@ import pytest
 from fleetfit.cost import Cost
 from fleetfit.data import Facts
 from fleetfit.planner import Plan, PlannedLevel
-from fleetfit.report import recorded, tables
+from fleetfit.records.schema import SummaryRecord
+from fleetfit.report import tables
+from fleetfit.report.record import make_summary
 from fleetfit.report.text import Table, duration, short, size, spread
 
 PLAN = Plan(
@@ -28,9 +30,10 @@ COLUMNS = {
     "per_client": {"global": {"0": 0.9}},
 }
 METRICS = [
-    {"round": 1, "train": {"clients": 0}, "bytes_down": 1_000_000, "bytes_up": 10, "failures": [], "seconds": 1.5},
-    {"round": 2, "train": {"clients": 3}, "bytes_down": 500_000, "bytes_up": 20, "failures": [{"client": 3}],
-     "seconds": 2.5, "evaluate": {"split": "test", "static": COLUMNS,
+    {"round": 1, "train": {"loss": None, "clients": 0}, "bytes_down": 1_000_000, "bytes_up": 10, "failures": [],
+     "seconds": 1.5},
+    {"round": 2, "train": {"loss": 0.5, "clients": 3}, "bytes_down": 500_000, "bytes_up": 20,
+     "failures": [{"client": 3}], "seconds": 2.5, "evaluate": {"split": "test", "static": COLUMNS,
                   "batch": {**COLUMNS, "global": 0.7, "batch_size": 128, "order": "shuffled"}}},
 ]  # fmt: skip
 DESCRIPTION = {"name": "", "method": "scalefl", "model": "cnn", "data": "digits", "seed": 0, "norm": "static"}
@@ -38,7 +41,12 @@ DESCRIPTION = {"name": "", "method": "scalefl", "model": "cnn", "data": "digits"
 
 @pytest.fixture
 def summary() -> dict[str, Any]:
-    return recorded.summary_of(DESCRIPTION, PLAN, METRICS, ["a note"])
+    return make_summary(DESCRIPTION, PLAN, METRICS, ["a note"])
+
+
+@pytest.fixture
+def record(summary: dict[str, Any]) -> SummaryRecord:
+    return SummaryRecord.load(summary)
 
 
 def test_a_summary_adds_up_and_leaves_the_clients_out(summary: dict[str, Any]) -> None:
@@ -50,8 +58,8 @@ def test_a_summary_adds_up_and_leaves_the_clients_out(summary: dict[str, Any]) -
     assert summary["left_out"] == ['7 (group "tiny")']
 
 
-def test_the_level_table_has_what_the_issue_asks_for(summary: dict[str, Any]) -> None:
-    table = tables.level_table(summary)
+def test_the_level_table_has_what_the_issue_asks_for(record: SummaryRecord) -> None:
+    table = tables.level_table(record)
     assert dict(zip(table.columns, table.rows[0], strict=True)) == {
         "level": "1",
         "width": "0.68",
@@ -65,13 +73,13 @@ def test_the_level_table_has_what_the_issue_asks_for(summary: dict[str, Any]) ->
     assert table.rows[1][-1] == "-"
 
 
-def test_the_totals_name_both_batch_norm_policies(summary: dict[str, Any]) -> None:
-    rows = dict(tables.total_table(summary).rows)
+def test_the_totals_name_both_batch_norm_policies(record: SummaryRecord) -> None:
+    rows = dict(tables.total_table(record).rows)
     assert rows["global accuracy %"] == "90.00"
     assert rows["global / local accuracy %, batch statistics, batches of 128, shuffled"] == "70.00 / 80.00"
     assert rows["bytes sent down / up"] == "1.5 MB / 30 B"
     assert rows["jobs that brought nothing back"] == "1"
-    first, second = tables.total_table(summary).notes
+    first, second = tables.total_table(record).notes
     assert first == "a note" and "level 2" in second  # nobody of that level was evaluated
 
 
@@ -98,8 +106,8 @@ def test_methods_are_rows_and_settings_have_local_and_global() -> None:
     assert table.headings == ["method", "x local", "x global", "y local", "y global"]
 
 
-def test_levels_of_rows_repeat_no_total(summary: dict[str, Any]) -> None:
-    table = tables.levels_of_rows({("ScaleFL", "alpha = 1"): [summary, summary]})
+def test_levels_of_rows_repeat_no_total(record: SummaryRecord) -> None:
+    table = tables.levels_of_rows({("ScaleFL", "alpha = 1"): [record, record]})
     assert table.rows[0][0] == "ScaleFL, alpha = 1"
     assert table.rows[0][-3:] == ("75.00 ± 0.00", "90.00 ± 0.00", "1.5 MB / 30 B")
     assert table.rows[1][0] == ""

@@ -31,7 +31,8 @@ from fleetfit.config import Experiment
 from fleetfit.config.build.data import share_data
 from fleetfit.errors import NoUsableUpdates
 from fleetfit.files import make_slug
-from fleetfit.report.results import ComparisonResults, read_results
+from fleetfit.records.schema import ComparisonResults
+from fleetfit.report.record import read_results
 from fleetfit.stored import RUNS
 from fleetfit.tensor_defaults import own_mode
 from fleetfit.training.devices import give_back_freed_memory

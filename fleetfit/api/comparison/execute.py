@@ -57,8 +57,8 @@ from fleetfit.errors import (
     truncate,
 )
 from fleetfit.names import describe_failure, find_plug_in
+from fleetfit.records.schema import TuningCandidate, TuningResult
 from fleetfit.report.columns import ROUNDS, best_so_far, curve, rounds_to
-from fleetfit.report.results import TriedValues, TuningResult
 
 _ENGINES_WITH_WORKERS = ("processes", "ray")
 _STOP_S = 20.0  # for a process to end after a signal, before it is killed
@@ -452,27 +452,28 @@ def choose_values(plan: ComparisonPlan, runs: Sequence[tuple[PlannedRun, Run | N
     seeds = len(plan.tune_seeds)
     by_values = [candidates[i : i + seeds] for i in range(0, len(candidates), seeds)]
     best = max(by_values, key=lambda group: _rank(plan, group))  # the first of equally good ones
-    return TuningResult(*runs[0][0].group, best[0].values, tuple(candidates))
+    row, setting = runs[0][0].group
+    return TuningResult(row=row, setting=setting, chosen=best[0].values, candidates=candidates)
 
 
-def _score_run(plan: ComparisonPlan, planned: PlannedRun, run: Run | None) -> TriedValues:
+def _score_run(plan: ComparisonPlan, planned: PlannedRun, run: Run | None) -> TuningCandidate:
     values, section = dict(planned.values or ()), plan.section
     if run is None:
-        return TriedValues(values, None, planned.seed)
-    summary = run.summary
+        return TuningCandidate(values=values, seed=planned.seed)
+    summary = run.files.read_summary()
     if section.tune_on == ROUNDS:
-        points: Any = curve(run.metrics, summary["norm"], section.target_on)
+        points = curve(run._read_rounds(), summary.norm, section.target_on)
     else:
-        score = summary[section.tune_on]
+        score = summary.number(section.tune_on)
         points = [] if score is None else [(0, score)]
     if not points:
         raise ConfigError(NO_VALIDATION, key="compare.tune")
     best = best_so_far(points)[-1][1]
     rounds = rounds_to(points, plan.targets[0]) if section.tune_on == ROUNDS else None
-    return TriedValues(values, round(100 * best, 4), planned.seed, rounds)
+    return TuningCandidate(values=values, score=round(100 * best, 4), seed=planned.seed, rounds=rounds)
 
 
-def _rank(plan: ComparisonPlan, candidates: Sequence[TriedValues]) -> tuple[float, float]:
+def _rank(plan: ComparisonPlan, candidates: Sequence[TuningCandidate]) -> tuple[float, float]:
     """Return (-mean rounds to the target, or 0 where accuracy decides; mean accuracy) over the seeds."""
     scores = [one.score for one in candidates if one.score is not None]
     accuracy = statistics.fmean(scores) if len(scores) == len(candidates) else float("-inf")

@@ -34,23 +34,23 @@ from fleetfit.config.parse import parse_experiment
 from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, RunError
 from fleetfit.files import write_text
 from fleetfit.markup import escape_html
+from fleetfit.records import RunFolder
+from fleetfit.records.schema import (
+    ComparisonResults,
+    EnvironmentRecord,
+    LevelResult,
+    RunResult,
+    SummaryRecord,
+    TuningResult,
+)
 from fleetfit.report import page, plots
 from fleetfit.report.columns import final_numbers, is_rounds, numbers_of
 from fleetfit.report.differences import LEVEL, Difference, difference_table, differences
 from fleetfit.report.lines import table_csv
 from fleetfit.report.order import rows_out_of_order
 from fleetfit.report.page.many import compared, table_of, table_of_tuning
-from fleetfit.report.page.reading import read_comparison
-from fleetfit.report.results import (
-    ComparisonResults,
-    LevelResult,
-    RunResult,
-    TuningResult,
-    curves_of,
-    percent_of,
-    read_results,
-    to_json,
-)
+from fleetfit.report.record import read_comparison, read_entries, read_results
+from fleetfit.report.results import format_results, make_curves, to_percent
 from fleetfit.report.tables import OF_THE_PAPER, compare_table, samples_left_out
 from fleetfit.report.text import Table, data_of, score_of
 from fleetfit.report.tuning import tuning_table
@@ -119,7 +119,7 @@ class ResultsFile:
         self._runs: dict[Path, RunResult] = {}
         self._levels: dict[RowSetting, list[LevelResult]] = {}
         self._tuning: list[TuningResult] = []
-        self._environments: list[Mapping[str, Any]] = []
+        self._environments: list[EnvironmentRecord] = []
 
     def add(self, planned: PlannedRun, run: Run, tuned: Mapping[str, Any]) -> None:
         """Add a finished run, without writing."""
@@ -127,9 +127,11 @@ class ResultsFile:
         changes = (plan.row_changes.get(planned.row, {}), plan.settings[planned.setting])
         own = {key: make_plain(find_value(table, key)[0]) for table in changes for key in list_keys(table)}
         self._runs[planned.subfolder] = _make_run_result(plan, planned, run, self._shorten_paths(own), tuned)
-        names = ("level", "width", "depth", "blocks", "parameters", "multiply_adds")
-        levels = [LevelResult(*planned.group, **{n: level[n] for n in names}) for level in run.summary["levels"]]
-        self._levels.setdefault(planned.group, levels)
+        names = {"level", "width", "depth", "blocks", "parameters", "multiply_adds"}
+        self._levels.setdefault(planned.group, [
+            LevelResult(row=planned.row, setting=planned.setting, **level.model_dump(include=names, warnings=False))
+            for level in run.files.read_summary().levels
+        ])  # fmt: skip
         self._environments.append(_read_environment(run))
 
     def add_tuning(self, result: TuningResult, runs: Sequence[Run]) -> None:
@@ -140,14 +142,14 @@ class ResultsFile:
     def write(self) -> None:
         """Write the file with all that was added."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(self.path, to_json(self.results))
+        write_text(self.path, format_results(self.results))
 
     @property
     def results(self) -> ComparisonResults:
         """All that was added, in the order of the table."""
         done = [run for run in self._plan.runs if run.subfolder in self._runs]
         table = to_table(parse_experiment(merge_tables(self._plan.base, self._plan.run_overrides)))
-        cores = (one["processors"] for one in self._environments if type(one.get("processors")) is int)
+        cores = (one.processors for one in self._environments if one.processors is not None)
         file, here = self._file.resolve(), Path.cwd()
         return ComparisonResults(
             name=self._file.stem,
@@ -157,14 +159,14 @@ class ResultsFile:
             machine={"processor": self._join("processor") or "unknown", "cores": next(cores, 0)},
             against=self._against,
             settings=self._shorten_paths({key: table[key] for key in _SECTIONS if key in table}),
-            runs=tuple(self._runs[run.subfolder] for run in done),
-            tuning=tuple(self._tuning),
-            levels=tuple(level for key in dict.fromkeys(run.group for run in done) for level in self._levels[key]),
+            runs=[self._runs[run.subfolder] for run in done],
+            tuning=self._tuning,
+            levels=[level for key in dict.fromkeys(run.group for run in done) for level in self._levels[key]],
         )
 
     def _join(self, key: str) -> str | None:
         """Return the value of all environments, or their different values."""
-        return ", ".join(dict.fromkeys(str(one[key]) for one in self._environments if one.get(key))) or None
+        return ", ".join(dict.fromkeys(getattr(one, key) for one in self._environments if getattr(one, key))) or None
 
     def _shorten_paths(self, value: Any) -> Any:
         """Make paths below the run file's folder, or the working folder, relative to the file."""
@@ -182,35 +184,33 @@ class ResultsFile:
 def _make_run_result(
     plan: ComparisonPlan, planned: PlannedRun, run: Run, overrides: Mapping[str, Any], tuned: Mapping[str, Any]
 ) -> RunResult:
-    summary, metrics = run.summary, run.metrics
-    columns = summary["evaluate"].get(summary["norm"], {})
-    levels = {name: percent_of(level["local"], 4) for name, level in columns.get("levels", {}).items()}
-    training = summary.get("seconds_of", {}).get("training")
+    summary, rounds = run.files.read_summary(), run._read_rounds()
+    levels = {name: to_percent(level.local, 4) for name, level in summary.headline.levels.items()}
+    training = summary.seconds_of.get("training")
     return RunResult(
         row=planned.row,
         setting=planned.setting,
         seed=planned.seed,
-        overrides=overrides,
-        tuned=tuned,
-        rounds=summary["rounds"],
-        seconds=round(summary["seconds"], 2),
+        overrides=dict(overrides),
+        tuned=dict(tuned),
+        rounds=summary.rounds,
+        seconds=round(summary.seconds, 2),
         training_seconds=None if training is None else round(training, 2),
         speed=run.experiment.engine.speed,
         digest=sha256((run.folder / "config.toml").read_bytes()).hexdigest(),
-        final=final_numbers(summary, metrics, plan.targets, plan.section.target_on),
+        final=final_numbers(summary, rounds, plan.targets, plan.section.target_on),
         per_level={name: accuracy for name, accuracy in levels.items() if accuracy is not None},
-        per_exit={str(i): round(100 * share, 4) for i, share in enumerate(columns.get("exits", ()), 1)},
-        curves=curves_of(metrics, summary["norm"]),
+        per_exit={str(i): round(100 * share, 4) for i, share in enumerate(summary.headline.exits, 1)},
+        curves=make_curves(rounds, summary.norm),
     )
 
 
-def _read_environment(run: Run) -> Mapping[str, Any]:
-    """Return a run's environment: folders of earlier versions have fewer keys, damaged ones none."""
+def _read_environment(run: Run) -> EnvironmentRecord:
+    """Return where a run began; nothing of a damaged file, which only documents the run."""
     try:
-        environment = run.files.json("environment.json")
+        return run.files.read("environment.json", EnvironmentRecord)
     except FleetFitError:
-        return {}
-    return environment if isinstance(environment, Mapping) else {}
+        return EnvironmentRecord()
 
 
 def find_record_path(file: Path, folder: str | Path) -> Path:
@@ -241,7 +241,7 @@ def write_record(results: ComparisonResults, path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_user_file(path, to_json(results))
+        files.write_user_file(path, format_results(results))
     except OSError as error:
         raise ConfigError(
             f"the results cannot be written to {path}: {error.strerror}.", key="record", path=path
@@ -262,12 +262,11 @@ def write_comparison(
 ) -> Comparison:
     """Write the tables, numbers, plots and page of finished runs."""
     folder, numbers = results.path.parent, results.results
-    summaries = {key: [run.summary for run in group] for key, group in runs.items()}
-    metrics = {key: [run.metrics for run in group] for key, group in runs.items()}
+    summaries = {key: [run.files.read_summary() for run in group] for key, group in runs.items()}
     on = plan.section.target_on
     cells = {
-        key: [numbers_of(s, m, plan.columns, plan.targets, on) for s, m in zip(group, metrics[key], strict=True)]
-        for key, group in summaries.items()
+        key: [numbers_of(run.files.read_summary(), run._read_rounds(), plan.columns, plan.targets, on) for run in group]
+        for key, group in runs.items()
     }
     every = [summary for group in summaries.values() for summary in group]
     notes = [
@@ -286,7 +285,7 @@ def write_comparison(
         results=record or results.path,
         differences=tuple(compared_rows),
         difference_table=difference_table(compared_rows, numbers.against) if compared_rows else None,
-        tuning=numbers.tuning,
+        tuning=tuple(numbers.tuning),
         tuning_table=tuning_table(numbers.tuning, plan.section.tune_on) if numbers.tuning else None,
         finished=not failures,
         failures=failures,
@@ -303,15 +302,15 @@ def write_comparison(
             "tuned": tuned.get((row, setting)),
             "columns": columns,
             "printed": {c: plan.printed[row, setting, c] for c in plan.columns if (row, setting, c) in plan.printed},
-            **summary,
+            **run.summary,
             "folder": str(run.folder),
         }
         for (row, setting), group in runs.items()
-        for run, summary, columns in zip(group, summaries[row, setting], cells[row, setting], strict=True)
+        for run, columns in zip(group, cells[row, setting], strict=True)
     ]
     write_text(folder / "compare.json", json.dumps(entries, indent=2) + "\n")
     with contextlib.suppress(MissingExtra):  # the command line prints a hint about missing plots
-        seeds = {key: list(zip(summaries[key], metrics[key], strict=True)) for key in runs}
+        seeds = {key: [(run.summary, run.metrics) for run in group] for key, group in runs.items()}
         plots.plots_of_comparison(folder, seeds, plan.columns, plan.targets, on)
     page.after_comparison(folder)
     return comparison
@@ -344,11 +343,11 @@ def _list_notes(plan: ComparisonPlan, tuned: Mapping[RowSetting, str], score: st
     return notes
 
 
-def _list_notes_on_samples(summaries: Mapping[RowSetting, Sequence[Mapping[str, Any]]]) -> list[str]:
+def _list_notes_on_samples(summaries: Mapping[RowSetting, Sequence[SummaryRecord]]) -> list[str]:
     """Return notes on accuracies that were measured on some of the samples."""
     rows: dict[str, list[str]] = {}
     for key, group in summaries.items():
-        headlines = [summary["evaluate"].get(summary["norm"], {}) for summary in group]
+        headlines = [summary.headline for summary in group]
         for kind in ("global", "local"):
             for some in sorted({samples_left_out(columns, kind) for columns in headlines} - {""}):
                 rows.setdefault(f"{kind}{some}", []).append(join(*key))
@@ -373,34 +372,28 @@ def load_comparison(folder: str | Path) -> Comparison:
     """
     path = files.parse_path(folder)
     run_count = _count_runs(path)
+    read_entries(RunFolder(path))  # a damaged file is an error here
     record = read_comparison(path)
     finished = bool(record.entries) and run_count in (0, len(record.results.runs))
     if not finished:
         count = f"{len(record.results.runs)}{f' of {run_count}' if run_count else ''}"
         notes = [*record.notes, f"Not finished: {count} run{'' if count == '1' else 's'} so far."]
         record = replace(record, notes=notes, entries=())
-    try:
-        visible = compared(record).told()
-        first_line = files.read_text(path / "table.md").partition("\n")[0] if files.is_file(path / "table.md") else ""
-        is_title = first_line.startswith("**") and first_line.endswith("**")
-        table = table_of(visible, (first_line[2:-2] if is_title else "") or record.results.name)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise RunError(
-            f"{path / 'compare.json'} is damaged. The same fleetfit compare command writes it again, and trains "
-            "nothing twice.",
-            path=path / "compare.json",
-        ) from None
+    visible = compared(record).told()
+    first_line = files.read_text(path / "table.md").partition("\n")[0] if files.is_file(path / "table.md") else ""
+    is_title = first_line.startswith("**") and first_line.endswith("**")
+    table = table_of(visible, (first_line[2:-2] if is_title else "") or record.results.name)
     runs: Runs = {}
     logger = logging.getLogger("fleetfit")
-    for sentence in record.wrong:
+    for sentence in record.problems:
         logger.warning("%s", sentence)
-    for group in record.groups:
+    for group in record.rows:
         for _, run in group.runs:
             try:
                 runs.setdefault((group.row, group.setting), []).append(load(run.folder))
             except FleetFitError as error:
                 logger.warning("A run of the comparison is left out: %s", error)
-    compared_rows, tuning = differences(visible.results, visible.columns), visible.results.tuning
+    compared_rows, tuning = differences(visible.results, visible.columns), tuple(visible.results.tuning)
     return Comparison(
         folder=path,
         table=table,

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from fleetfit import files
 from fleetfit.data import cache
-from fleetfit.data.cache import kept
-from fleetfit.data.dataset import MOST_CLASSES, Data, Facts
-from fleetfit.data.files.places import sample_files, set_folder
-from fleetfit.data.splits import ALIASES, SPLITS, completed, notes_on_empty
+from fleetfit.data.cache import load_folder
+from fleetfit.data.dataset import MAX_CLASSES, Data, Facts
+from fleetfit.data.files.folders import list_sample_files, resolve_folder
+from fleetfit.data.splits import ALIASES, SPLITS, fill_missing_splits, make_empty_split_notes
 from fleetfit.errors import DataError, FleetFitError, did_you_mean, format_cause, truncate
 from fleetfit.factories import declare_unused
 
@@ -101,7 +101,7 @@ def arrays(
         DataError: An array is missing or does not fit the task, or a parameter is out of range.
     """
     _check_keys(classes, standardise, mean, std)
-    path = set_folder(file)
+    path = resolve_folder(file)
     store = Arrays(path)
     name = path.resolve().stem
     parts = _find_parts(store, x)
@@ -127,8 +127,8 @@ def arrays(
         group = _encode_values(_concatenate_parts(store, groups, parts), f'{path}: "{groups}"', "groups")[0]
     sizes = {split: len(store.load(part)) for split, part in parts.items()}
     strata = _choose_strata(group, target, task, len(samples))
-    splits = completed(sizes, strata, validation, test, seed)
-    notes = [*notes_on_empty(name, sizes)]
+    splits = fill_missing_splits(sizes, strata, validation, test, seed)
+    notes = [*make_empty_split_notes(name, sizes)]
     notes += _describe_channels(f'{name}: "{x}"', whole, last) if channels_last is None and not tokens else []
     gaps = {split: f'"{part}" is not finite in {at}' for split, part in parts.items()
             if (at := find_not_finite(store.load(part)))}  # fmt: skip
@@ -223,7 +223,7 @@ def wrap_arrays(
         answers, names = places, () if contiguous else values
     target, count, _ = _convert_labels(answers, task, None)
     sizes = {split: len(rows) for split, rows in samples.items()}
-    notes = [*notes_on_empty("data=(x, y)", sizes)]
+    notes = [*make_empty_split_notes("data=(x, y)", sizes)]
     last = bool(channels_last)
     if channels_last is None and whole.shape[1:] != tuple(begun_with):
         last = is_channels_last(whole, "data=(x, y): x")
@@ -234,7 +234,7 @@ def wrap_arrays(
             f"data=(x, y): y {list(answers.shape)} is learned as a regression of {answers.shape[1]} numbers. Each row "
             "has a single 1, as one-hot labels have: for classes, hand over y.argmax(1)."
         )
-    splits = completed(sizes, _choose_strata(None, target, task, len(xs)), 0.1, 0.2, seed)
+    splits = fill_missing_splits(sizes, _choose_strata(None, target, task, len(xs)), 0.1, 0.2, seed)
     standard = xs.is_floating_point() and xs.ndim in (2, 3)
     mean, std = _compute_statistics(xs, splits["train"]) if standard else ((), ())
     indices = {split: torch.from_numpy(rows) for split, rows in splits.items()}
@@ -435,7 +435,7 @@ def find_sample_shape(file: str, x: str = "x", channels_last: bool | None = None
     Raises:
         DataError: There are no such arrays.
     """
-    store = Arrays(set_folder(file))
+    store = Arrays(resolve_folder(file))
     samples = store.load(next(iter(_find_parts(store, x).values())))
     shape = tuple(samples.shape[1:])
     if (is_channels_last(samples, x) if channels_last is None else channels_last) and len(shape) > 1:
@@ -504,11 +504,11 @@ def _convert_labels(array: NDArray[Any], task: str, classes: int | None) -> tupl
         raise DataError(f"the labels are empty: {list(array.shape)}.", key="y")
     if task in ("classification", "next_token"):
         whole = torch.from_numpy(_convert_whole(array, "labels"))
-        if classes is None and int(whole.max()) >= MOST_CLASSES:
+        if classes is None and int(whole.max()) >= MAX_CLASSES:
             row = int(whole.flatten().argmax()) // max(1, whole[0].numel())
             raise DataError(
                 f"sample {row} has label {int(whole.max())}, which would make {int(whole.max()) + 1:,} classes; there "
-                f"may be {MOST_CLASSES:,}. Number the classes from 0, or give classes = ...",
+                f"may be {MAX_CLASSES:,}. Number the classes from 0, or give classes = ...",
                 key="y",
             )
         return whole, classes or int(whole.max()) + 1, ()
@@ -596,7 +596,7 @@ class Arrays:
         """
         self.path = path
         if path.is_dir():
-            self.names = [file.stem for file in sample_files(path, "*.npy")]
+            self.names = [file.stem for file in list_sample_files(path, "*.npy")]
         elif path.is_file():
             files.check_file(path, DataError)
             try:
@@ -682,11 +682,11 @@ class Arrays:
                     at += len(some)
             whole.flush()
 
-        return kept(self._key([*names]), build, lambda target: np.load(target / "whole.npy", mmap_mode="c"))
+        return load_folder(self._key([*names]), build, lambda target: np.load(target / "whole.npy", mmap_mode="c"))
 
     def _key(self, parameters: Sequence[str]) -> str:
         stamps = [self.path / f"{name}.npy" for name in parameters] if self.path.is_dir() else [self.path]
-        return cache.key(self.path.stem, stamps, ["arrays", *parameters], suffix="")
+        return cache.make_key(self.path.stem, stamps, ["arrays", *parameters], suffix="")
 
     def _map_member(self, name: str) -> Array | None:
         """Map a member of the archive; None where it is compressed."""
@@ -724,7 +724,7 @@ class Arrays:
                     )
                 archive.extract(member, target)
 
-        return kept(self._key([name]), build, lambda target: np.load(target / f"{name}.npy", mmap_mode="c"))
+        return load_folder(self._key([name]), build, lambda target: np.load(target / f"{name}.npy", mmap_mode="c"))
 
 
 def _count_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:

@@ -32,9 +32,9 @@ import torch
 from numpy.typing import NDArray
 
 from fleetfit import files
-from fleetfit.data.dataset import MOST_CLASSES, Data, Facts
-from fleetfit.data.files.places import locate, readable, sample_files, set_folder
-from fleetfit.data.splits import ALIASES, completed, drawn, hold_out
+from fleetfit.data.dataset import MAX_CLASSES, Data, Facts
+from fleetfit.data.files.folders import convert_saved_dataset, find_parquet_files, list_sample_files, resolve_folder
+from fleetfit.data.splits import ALIASES, fill_missing_splits, hold_out, subsample
 from fleetfit.errors import DataError, did_you_mean, escape_controls, format_cause, truncate
 from fleetfit.files import parse_json
 
@@ -126,15 +126,16 @@ def table(
     Raises:
         DataError: A file, a column or a value is missing or wrong, or a share is out of range.
     """
-    path = set_folder(folder)
+    path = resolve_folder(folder)
     name = path.resolve().stem if path.is_file() else path.resolve().name
     options, encoder = TableOptions(label, task, groups, categories, drop, missing), None
     if columns is not None:
-        file = set_folder(columns)
+        file = resolve_folder(columns)
         encoder = TableEncoder.from_json(files.read_text(file, DataError), str(file))
         _check_options(options, encoder, columns)
         options = replace(options, missing=(*encoder.missing, *missing))
-    sheet = read_sheet(readable(path), separator, header, options.missing, encoder.number_forms if encoder else ())
+    texts = encoder.number_forms if encoder else ()
+    sheet = read_sheet(convert_saved_dataset(path), separator, header, options.missing, texts)
     return make_data(name, sheet, options, encoder, samples, validation, test, seed)
 
 
@@ -256,9 +257,9 @@ def find_files(path: Path) -> dict[str, list[Path]]:
         if splits["train"]:
             return {split: files for split, files in splits.items() if files}
     try:
-        return locate(path.name, str(path))
+        return find_parquet_files(path.name, str(path))
     except DataError:
-        tables = [file for file in sample_files(path, "*") if file.suffix.lower() in SUFFIXES]
+        tables = [file for file in list_sample_files(path, "*") if file.suffix.lower() in SUFFIXES]
         if len(tables) == 1:
             return {"train": tables}
         several = f" It has {len(tables)} tables; which one? Name the file." if tables else ""
@@ -1017,7 +1018,7 @@ class TableEncoder(_Stored):
         except ValueError as error:
             raise DataError(f"{source} is damaged: {error}.") from None
         names, classes = [column.name for column in encoder.columns], encoder.label.classes
-        if len(set(names)) < len(names) or len(classes) > MOST_CLASSES:
+        if len(set(names)) < len(names) or len(classes) > MAX_CLASSES:
             raise DataError(f"{source} does not describe columns: one occurs twice, or there are too many classes.")
         if encoder.task == "classification" and not classes:
             raise DataError(f"{source} does not describe columns: a classification has classes.")
@@ -1408,9 +1409,9 @@ def _hold_out(
     seed: int,
 ) -> dict[str, NDArray[np.int64]]:  # fmt: skip
     """Return the rows of each split, in ascending order."""
-    splits = completed(sizes, strata, validation if samples is None else 0.0, test, seed)
+    splits = fill_missing_splits(sizes, strata, validation if samples is None else 0.0, test, seed)
     if samples is not None:
-        splits["train"] = drawn(name, splits["train"], strata[splits["train"]], samples, seed)
+        splits["train"] = subsample(name, splits["train"], strata[splits["train"]], samples, seed)
         if not len(splits["validation"]):
             train = splits["train"]
             splits["train"], splits["validation"] = hold_out(train, strata[train], validation, seed)
@@ -1443,11 +1444,11 @@ def encode_table(path: Path, text: str, halves: bool = False) -> Data:
         DataError: As `table`; or a column is missing, or a label is no class that the model knows.
     """
     encoder = TableEncoder.from_json(text, "columns.json")
-    sheet = read_sheet(readable(path), missing=encoder.missing, texts=encoder.number_forms)
+    sheet = read_sheet(convert_saved_dataset(path), missing=encoder.missing, texts=encoder.number_forms)
     x, y, notes = _encode(encoder, sheet)
     splits = {"test": np.arange(len(x))}
     if len(sheet.sizes) > 1:
-        splits = completed(sheet.sizes, np.zeros(len(x), dtype=np.int64), 0.0, 0.0, 0)
+        splits = fill_missing_splits(sheet.sizes, np.zeros(len(x), dtype=np.int64), 0.0, 0.0, 0)
     elif halves:
         strata = _choose_strata(y, encoder.task, None, len(x))
         splits = dict(zip(("validation", "test"), hold_out(splits["test"], strata, 0.5, 0), strict=True))

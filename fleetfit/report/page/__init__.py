@@ -1,6 +1,5 @@
 """The page of a run, of a comparison, or of several: one file of HTML that opens from disk and loads nothing.
 
-    reading        what run folders say, as far as it can be read
     parts          what a page is made of, as values
     where, plan, participants     what was run and where; the pieces; who took part
     traces         plots, in the words of plotly.js
@@ -20,9 +19,9 @@ from fleetfit import files
 from fleetfit.errors import FleetFitError, RunError
 from fleetfit.report.page.many import grouped, page_of_comparison, page_of_runs
 from fleetfit.report.page.parts import Page
-from fleetfit.report.page.reading import RunRecord, SeedGroup, is_comparison, read_comparison, read_run
 from fleetfit.report.page.single import page_of_run
 from fleetfit.report.page.writing import to_html
+from fleetfit.report.record import RowRecord, RunRecord, is_comparison, read_comparison, read_run
 
 __all__ = ["NAME", "after_comparison", "after_run", "write_report"]
 
@@ -70,17 +69,17 @@ def _page_of(folders: Sequence[Path], place: Path) -> tuple[Page, Sequence[str]]
     if len(folders) == 1:
         if is_comparison(folders[0]):
             whole = read_comparison(folders[0])
-            return page_of_comparison(whole, place), whole.wrong
+            return page_of_comparison(whole, place), whole.problems
         record = read_run(folders[0])
-        return page_of_run(record, place), record.wrong
+        return page_of_run(record, place), record.problems
     alone = {folder.resolve(): folder for folder in folders}
-    found: list[RunRecord | SeedGroup] = []
+    found: list[RunRecord | RowRecord] = []
     for folder in alone.values():
-        found += read_comparison(folder).groups if is_comparison(folder) else [read_run(folder)]
+        found += read_comparison(folder).rows if is_comparison(folder) else [read_run(folder)]
     if not found:
         raise RunError(f"no run of {', '.join(map(str, folders))} is there.", path=folders[0])
     groups = grouped(found)
-    wrong = [f"{r.folder}: {said}" for one in groups for _, r in one.runs for said in r.wrong]
+    wrong = [f"{r.folder}: {said}" for one in groups for _, r in one.runs for said in r.problems]
     return page_of_runs(groups, place), wrong
 
 

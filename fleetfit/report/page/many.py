@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit.errors import truncate
+from fleetfit.records.schema import ComparisonResults, CurvesRecord, EntryRecord, RunResult, TuningResult
 from fleetfit.report.columns import final_numbers, is_rounds, number_name, numbers_of
 from fleetfit.report.differences import difference_table, differences
 from fleetfit.report.order import rows_out_of_order
 from fleetfit.report.page import participants, plan, where
 from fleetfit.report.page.parts import FactList, Fold, Link, Page, PageSection, Part, Plot, Plots, Sheet, Words
-from fleetfit.report.page.reading import ComparisonRecord, RunRecord, SeedGroup
 from fleetfit.report.page.single import (
     COSTS,
     KINDS,
@@ -25,7 +25,6 @@ from fleetfit.report.page.single import (
     sections,
     spent_until,
     told_of,
-    total,
 )
 from fleetfit.report.page.traces import (
     HOW_SEEDS,
@@ -38,7 +37,7 @@ from fleetfit.report.page.traces import (
     same_scale,
     score_axis,
 )
-from fleetfit.report.results import ComparisonResults, RunResult, TuningResult
+from fleetfit.report.record import ComparisonRecord, RowRecord, RunRecord
 from fleetfit.report.tables import compare_table
 from fleetfit.report.text import Table, data_of, percent, score_of, size, spread
 from fleetfit.report.tuning import tuning_table
@@ -63,10 +62,10 @@ class Compared:
         paired: Whether differences between rows are given.
     """
 
-    groups: Sequence[SeedGroup]
+    groups: Sequence[RowRecord]
     results: ComparisonResults
     columns: Sequence[str]
-    entries: Sequence[Mapping[str, Any]] = ()
+    entries: Sequence[EntryRecord] = ()
     notes: Sequence[str] = ()
     paired: bool = True
 
@@ -85,7 +84,7 @@ class Compared:
         """All seeds."""
         return list(dict.fromkeys(one.seed for one in self.results.runs))
 
-    def of(self, setting: str) -> list[SeedGroup]:
+    def of(self, setting: str) -> list[RowRecord]:
         """Return the runs of a setting, row by row."""
         return [one for one in self.groups if one.setting == setting]
 
@@ -102,25 +101,29 @@ class Compared:
     @property
     def withheld(self) -> set[tuple[str, str]]:
         """The rows, with their settings, of which a run withholds what its clients do."""
-        return {(one.row, one.setting) for one in self.groups if any(record.private for _, record in one.runs)}
+        return {(one.row, one.setting) for one in self.groups if any(record.is_private for _, record in one.runs)}
 
     def told(self) -> "Compared":
         """Return what may be said of the runs."""
         if not self.private:
             return self
-        runs = tuple(
-            replace(one, final={k: v for k, v in one.final.items() if k in _PRIVATE}, per_level={}, per_exit={})
+        runs = [
+            one.model_copy(
+                update={"final": {k: v for k, v in one.final.items() if k in _PRIVATE}, "per_level": {}, "per_exit": {}}
+            )
             if (one.row, one.setting) in self.withheld
             else one
             for one in self.results.runs
-        )
+        ]
         entries = [
-            {**one, "columns": {k: v if k in _PRIVATE or is_rounds(k) else None for k, v in one["columns"].items()}}
-            if (str(one["row"]), str(one["setting"])) in self.withheld
+            one.model_copy(
+                update={"columns": {k: v if k in _PRIVATE or is_rounds(k) else None for k, v in one.columns.items()}}
+            )
+            if (one.row, one.setting) in self.withheld
             else one
             for one in self.entries
         ]
-        return replace(self, results=replace(self.results, runs=runs), entries=entries)
+        return replace(self, results=self.results.model_copy(update={"runs": runs}), entries=entries)
 
 
 def page_of_comparison(record: ComparisonRecord, page: Path) -> Page:
@@ -134,16 +137,16 @@ def page_of_comparison(record: ComparisonRecord, page: Path) -> Page:
     begun = "" if record.entries else ", not finished"
     title = record.results.name
     first = ("What was compared, and where", lambda: where.of_comparison(record, page))
-    return _page(title, found, page, first, record.wrong, begun)
+    return _page(title, found, page, first, record.problems, begun)
 
 
 def compared(record: ComparisonRecord) -> Compared:
     """Return the runs of a comparison's folder side by side."""
-    told = next((list(one["columns"]) for one in record.entries if isinstance(one.get("columns"), Mapping)), None)
-    return Compared(record.groups, record.results, told or _columns(record.groups), record.entries, record.notes)
+    columns = list(record.entries[0].columns) if record.entries else _columns(record.rows)
+    return Compared(record.rows, record.results, columns, record.entries, record.notes)
 
 
-def page_of_runs(groups: Sequence[SeedGroup], page: Path) -> Page:
+def page_of_runs(groups: Sequence[RowRecord], page: Path) -> Page:
     """Return the page of several runs, wherever their folders are.
 
     Args:
@@ -151,26 +154,26 @@ def page_of_runs(groups: Sequence[SeedGroup], page: Path) -> Page:
         page: Where the page will be.
     """
     records = [record for one in groups for _, record in one.runs]
-    runs = tuple(_result_of(one, seed, record) for one in groups for seed, record in one.runs)
+    runs = [_result_of(one, seed, record) for one in groups for seed, record in one.runs]
     results = ComparisonResults(
-        name="", file="", versions={}, commit=None, machine={}, against=groups[0].row, settings={}, runs=runs
+        name="", file="", versions={}, machine={}, against=groups[0].row, settings={}, runs=runs
     )
     most = max(len(one.runs) for one in groups)
     known = [record.summary for record in records]
     notes = [f"{_capital(score_of(*known))} in percent on {data_of(*known)}; {_counted(most, 'seed')}"
              f"{' at most, mean ± standard deviation' if most > 1 else ''}."]  # fmt: skip
-    unlike = [key for key in _ALIKE if len({repr(without_seeds(r.said(key))) for r in records}) > 1]
+    unlike = [key for key in _ALIKE if len({repr(without_seeds(r.get_setting(key))) for r in records}) > 1]
     if unlike:
         notes.append(
             f"These runs also differ in {', '.join(unlike)}: such numbers do not rank methods, and no differences "
             "between rows are given."
         )
     found = Compared(groups, results, _columns(groups), notes=notes, paired=not unlike)
-    wrong = [f"{record.folder}: {sentence}" for record in records for sentence in record.wrong]
+    wrong = [f"{record.folder}: {sentence}" for record in records for sentence in record.problems]
     return _page("Several runs", found, page, ("What was run, and where", lambda: _places(groups)), wrong)
 
 
-def grouped(found: Sequence[RunRecord | SeedGroup]) -> list[SeedGroup]:
+def grouped(found: Sequence[RunRecord | RowRecord]) -> list[RowRecord]:
     """Return runs as rows, in their order: those whose configurations differ in seeds and name only are one.
 
     A row is called after its runs, or its method where these have several names; a comparison's rows keep their labels.
@@ -180,7 +183,7 @@ def grouped(found: Sequence[RunRecord | SeedGroup]) -> list[SeedGroup]:
     """
     rows: dict[str, tuple[list[str], list[tuple[int, RunRecord]]]] = {}
     for number, one in enumerate(found):
-        if isinstance(one, SeedGroup):
+        if isinstance(one, RowRecord):
             rows[f"row {number}"] = [", ".join(filter(None, [one.row, one.setting]))], list(one.runs)
             continue
         kept = {key: value for key, value in one.config.items() if key != "name"}
@@ -188,14 +191,14 @@ def grouped(found: Sequence[RunRecord | SeedGroup]) -> list[SeedGroup]:
         names.append(one.name)
         seeds.append((one.seed, one))
     left = [(names[0] if len(set(names)) == 1 else seeds[0][1].method, seeds) for names, seeds in rows.values()]
-    made: dict[str, SeedGroup] = {}
+    made: dict[str, RowRecord] = {}
     for label, seeds in left:
         row, count = label, 2
         while row in made:
             row, count = f"{label} ({count})", count + 1
         once: dict[int, RunRecord] = {}
         again = [(seed, record) for seed, record in seeds if once.setdefault(seed, record) is not record]
-        made[row] = SeedGroup(row, "", sorted(once.items(), key=lambda pair: pair[0]))
+        made[row] = RowRecord(row, "", sorted(once.items(), key=lambda pair: pair[0]))
         if again:  # the same run in another folder: a row of its own
             left.append((label, again))
     return list(made.values())
@@ -208,29 +211,30 @@ def without_seeds(value: Any) -> Any:
     return value
 
 
-def _result_of(one: SeedGroup, seed: int, record: RunRecord) -> RunResult:
+def _result_of(one: RowRecord, seed: int, record: RunRecord) -> RunResult:
     final: dict[str, float] = {}
-    if record.final:
-        final = final_numbers(record.final, record.metrics, (), "global")
+    if record.is_finished:
+        final = final_numbers(record.summary, record.rounds, (), "global")
     else:
-        final = {kind: in_percent(record.last[kind]) for kind in KINDS if record.last.get(kind) is not None}
-    levels = {name: level.get("local") for name, level in record.last.get("levels", {}).items()}
+        shares = {kind: record.last.number(kind) for kind in KINDS}
+        final = {kind: in_percent(share) for kind, share in shares.items() if share is not None}
+    levels = {name: level.local for name, level in record.last.levels.items()}
     return RunResult(
-        row=one.row, setting=one.setting, seed=seed, overrides={}, tuned={}, rounds=len(record.metrics),
-        seconds=sum(m["seconds"] for m in record.metrics), training_seconds=None, speed="", digest="", final=final,
+        row=one.row, setting=one.setting, seed=seed, overrides={}, tuned={}, rounds=len(record.rounds),
+        seconds=sum(report.seconds for report in record.rounds), speed="", digest="", final=final,
         per_level={name: in_percent(share) for name, share in levels.items() if share is not None},
-        per_exit={str(i): in_percent(share) for i, share in enumerate(record.last.get("exits", ()), 1)},
-        curves={"round": []},
+        per_exit={str(i): in_percent(share) for i, share in enumerate(record.last.exits, 1)},
+        curves=CurvesRecord(round=[]),
     )  # fmt: skip
 
 
-def _columns(groups: Sequence[SeedGroup]) -> list[str]:
-    private = [record.private for one in groups for _, record in one.runs]
+def _columns(groups: Sequence[RowRecord]) -> list[str]:
+    private = [record.is_private for one in groups for _, record in one.runs]
     told = () if all(private) else (*_BEST, "local_worst_tenth")
     return [*told, *(_PRIVATE if any(private) else ())]
 
 
-def _places(groups: Sequence[SeedGroup]) -> PageSection:
+def _places(groups: Sequence[RowRecord]) -> PageSection:
     """Return where the runs were made: what all of them say, and of each its folder, time and command."""
     each = [(one.row, seed, record, dict(where.machine_of(record.environment)))
             for one in groups for seed, record in one.runs]  # fmt: skip
@@ -300,12 +304,12 @@ def _table(found: Compared) -> PageSection:
 
 def table_of(found: Compared, title: str = "") -> Table:
     """Return the table in the papers' layout."""
-    numbers: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    numbers: dict[tuple[str, str], list[Mapping[str, float | None]]] = {}
     printed: dict[tuple[str, str, str], float] = {}
     for one in found.entries:
-        key = (str(one["row"]), str(one["setting"]))
-        numbers.setdefault(key, []).append(one["columns"])
-        printed |= {(*key, column): value for column, value in one.get("printed", {}).items()}
+        key = (one.row, one.setting)
+        numbers.setdefault(key, []).append(one.columns)
+        printed |= {(*key, column): value for column, value in one.printed.items()}
     if not numbers:
         for run in found.results.runs:
             numbers.setdefault((run.row, run.setting), []).append({c: _share(run.final, c) for c in found.columns})
@@ -341,7 +345,7 @@ def _learning(found: Compared, setting: str, number: int) -> Callable[[], PageSe
         groups = found.of(setting)
         if not groups:
             return None
-        each = [record.private for one in groups for _, record in one.runs]
+        each = [record.is_private for one in groups for _, record in one.runs]
         private, all_private = any(each), all(each)
         some = [name for name in found.columns if name in KINDS]
         kinds = list(dict.fromkeys([*some, *(_PRIVATE if private else ()), *(() if all_private else _BEST)]))
@@ -378,7 +382,7 @@ def _learning(found: Compared, setting: str, number: int) -> Callable[[], PageSe
     return build
 
 
-def _all(groups: Sequence[SeedGroup]) -> list[RunRecord]:
+def _all(groups: Sequence[RowRecord]) -> list[RunRecord]:
     return [record for one in groups for _, record in one.runs]
 
 
@@ -422,9 +426,9 @@ Places = Mapping[tuple[str, str], tuple[int, str]]
 
 def _places_of_levels(found: Compared, setting: str) -> Places:
     return {
-        (one.row, level["level"]): (number, f"level {level['level']}")
+        (one.row, level.level): (number, f"level {level.level}")
         for one in found.of(setting)
-        for number, level in enumerate(one.runs[0][1].summary["levels"])
+        for number, level in enumerate(one.runs[0][1].summary.levels)
     }
 
 
@@ -433,8 +437,8 @@ def _places_of_exits(found: Compared, setting: str) -> Places:
     return {
         (one.row, str(number)): (exit, f"after block {exit}")
         for one in found.of(setting)
-        for levels in [one.runs[0][1].summary["levels"]]
-        for number, exit in enumerate(levels[-1]["exits"] if levels else (), 1)
+        for levels in [one.runs[0][1].summary.levels]
+        for number, exit in enumerate(levels[-1].exits if levels else (), 1)
     }
 
 
@@ -457,16 +461,15 @@ def _by_level(found: Compared) -> Table:
     rows: list[tuple[str, ...]] = []
     for one in found.groups:
         records = [record for _, record in one.runs]
-        private = any(record.private for record in records)
+        private = any(record.is_private for record in records)
         label: tuple[str, ...] = (one.row, *([one.setting] if len(found.settings) > 1 else []))
-        for level in records[0].summary["levels"]:
+        for level in records[0].summary.levels:
             each = [
-                {entry["level"]: entry["local"] for entry in record.summary["levels"]}.get(level["level"])
-                for record in records
+                {entry.level: entry.local for entry in record.summary.levels}.get(level.level) for record in records
             ]
-            sizes = (f"{level['width']:.2f}", f"{level['depth']}/{level['blocks']}", f"{level['parameters']:,}",
-                     f"{level['multiply_adds']:,}", str(level["clients"]))  # fmt: skip
-            rows.append((*label, level["level"], *sizes, "withheld" if private else spread(each)))
+            sizes = (f"{level.width:.2f}", f"{level.depth}/{level.blocks}", f"{level.parameters:,}",
+                     f"{level.multiply_adds:,}", str(level.clients))  # fmt: skip
+            rows.append((*label, level.level, *sizes, "withheld" if private else spread(each)))
             label = ("",) * len(label)
     columns = ("row", *(["setting"] if len(found.settings) > 1 else []), "level", "width", "depth", "parameters",
                "multiply-adds", "clients", f"local {found.score} %")  # fmt: skip
@@ -478,7 +481,7 @@ def _worst_tenth(found: Compared) -> Table | None:
     rows = []
     for one in found.groups:
         shares = {
-            kind: [None if r.private else r.last.get(kind) for _, r in one.runs]
+            kind: [None if r.is_private else r.last.number(kind) for _, r in one.runs]
             for kind in ("local", "local_worst_tenth", "global", "global_worst_tenth")
         }
         if any(share is not None for each in shares.values() for share in each):
@@ -492,16 +495,16 @@ def _plans(found: Compared) -> PageSection | None:
     drawn: dict[str, tuple[list[str], RunRecord, int]] = {}
     for one in found.groups:
         record = one.runs[0][1]
-        levels = record.summary["levels"]
+        levels = record.summary.levels
         if not levels:
             continue
-        shape = repr([{k: v for k, v in level.items() if k != "local"} for level in levels])
+        shape = repr([level.model_copy(update={"local": None}) for level in levels])
         titles, *_ = drawn.setdefault(shape, ([], record, found.rows.index(one.row)))
         titles.append(", ".join(filter(None, [one.row, one.setting])))
     parts: list[Part] = []
     for titles, record, number in drawn.values():
         said = "; ".join(titles[:6]) + (f"; and {len(titles) - 6} more" if len(titles) > 6 else "")
-        parts.append(plan.pieces_of(record.summary["levels"], False, said, number))
+        parts.append(plan.pieces_of(record.summary.levels, False, said, number))
     if parts:
         parts.append(Words(plan.HOW, "quiet"))
     return PageSection("plans", "The plans: the model in pieces", parts) if parts else None
@@ -512,10 +515,10 @@ def _took_part(found: Compared) -> PageSection | None:
     rows = []
     for one in found.groups:
         label = (one.row, *([one.setting] if len(found.settings) > 1 else []), str(len(one.runs)))
-        if any(record.private for _, record in one.runs):
+        if any(record.is_private for _, record in one.runs):
             rows.append((*label, "withheld", "withheld", ""))
             continue
-        came = sum(m["train"].get("clients") or 0 for _, record in one.runs for m in record.metrics)
+        came = sum(m.train.clients or 0 for _, record in one.runs for m in record.rounds)
         counted: Counter[str] = Counter()
         for _, record in one.runs:
             counted.update({reason: count for _, reason, count, *_ in participants.reasons_of(record)})
@@ -547,10 +550,10 @@ def _clients(found: Compared) -> PageSection | None:
     return PageSection("clients", "The clients and their data", [words, Plots(plots[:12])]) if plots else None
 
 
-def _partition(one: SeedGroup) -> str:
+def _partition(one: RowRecord) -> str:
     """Return what tells the clients of a row's first seed from those of others."""
     seed, record = one.runs[0]
-    return repr((seed, record.final.get("data"), record.private, record.counts))
+    return repr((seed, record.summary.data if record.is_finished else None, record.is_private, record.class_counts))
 
 
 def _runs(found: Compared, page: Path) -> PageSection | None:
@@ -561,13 +564,13 @@ def _runs(found: Compared, page: Path) -> PageSection | None:
         for seed, record in one.runs:
             label = ", ".join(filter(None, [one.row, one.setting, f"seed {seed}"]))
             rows.append((label, where.links(record.folder, page)))
-            down, up = total(record, "bytes_down"), total(record, "bytes_up")
+            down, up = record.sum_bytes("bytes_down"), record.sum_bytes("bytes_up")
             columns = [column for column in found.columns if column in KINDS]
-            numbers = numbers_of(record.summary, record.metrics, columns)
-            cells = ["withheld" if record.private and c not in _PRIVATE else percent(numbers[c]) for c in columns]
+            numbers = numbers_of(record.summary, record.rounds, columns)
+            cells = ["withheld" if record.is_private and c not in _PRIVATE else percent(numbers[c]) for c in columns]
             sent = "-" if down is None or up is None else f"{size(down)} / {size(up)}"
-            seconds = math.fsum(m["seconds"] for m in record.metrics)
-            table.append((label, str(len(record.metrics)), *cells, sent, f"{seconds:,.1f}"))
+            seconds = math.fsum(m.seconds for m in record.rounds)
+            table.append((label, str(len(record.rounds)), *cells, sent, f"{seconds:,.1f}"))
     columns = [column for column in found.columns if column in KINDS]
     heads = ("run", "rounds", *(f"{column} %" for column in columns), "bytes down / up", "wall seconds")
     parts: list[Part] = [Sheet(Table(heads, tuple(table[:_MOST_RUNS])))]

@@ -2,13 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fleetfit.errors import truncate
+from fleetfit.records.schema import RoundRecord
 from fleetfit.report.page.parts import PageSection, Part, Plot, Plots, Sheet, Words
-from fleetfit.report.page.reading import RunRecord
 from fleetfit.report.page.traces import FAILED, ROUNDS, Bars, PlotAxis, level_color, partition, stacked
+from fleetfit.report.record import RunRecord
 from fleetfit.report.text import Table
 
 _MOST_BARS = 200
@@ -21,12 +22,12 @@ _REASON = 240
 
 def section_of(record: RunRecord) -> PageSection | None:
     """Return who took part in a run; where that is withheld, one sentence."""
-    if record.private:
+    if record.is_private:
         return PageSection("who", "Who took part", [Words(
             "Withheld: with [privacy] nothing here tells who took part, who failed, what a client has or how well it "
             "does. Accuracy is that on the server's own test set."
         )])  # fmt: skip
-    if not record.metrics:
+    if not record.rounds:
         return None
     parts: list[Part] = []
     plot = took_part(record)
@@ -34,7 +35,7 @@ def section_of(record: RunRecord) -> PageSection | None:
         parts.append(Plots([plot]))
     parts += _failures(record)
     parts += _undone(record)
-    counted = _counted(record.metrics)
+    counted = _counted(record.rounds)
     if counted:
         parts.append(Sheet(Table(("over all rounds", "count"), tuple(counted))))
     return PageSection("who", "Who took part, who failed and why", parts)
@@ -42,48 +43,38 @@ def section_of(record: RunRecord) -> PageSection | None:
 
 def took_part(record: RunRecord) -> Plot | None:
     """Return updates by level, and jobs that brought nothing back, over rounds."""
-    reports = record.metrics
+    reports = record.rounds
     size = math.ceil(len(reports) / _MOST_BARS)
     bins = [reports[i : i + size] for i in range(0, len(reports), size)]
-    names = sorted({name for report in reports for name in _levels(report)}, key=lambda name: (len(name), name))
-    at = [chunk[-1]["round"] for chunk in bins]
+    names = sorted({name for report in reports for name in report.train.by_level}, key=lambda name: (len(name), name))
+    at = [chunk[-1].round for chunk in bins]
 
     def mean(of: Any) -> list[float]:
         return [round(sum(map(of, chunk)) / len(chunk), 3) for chunk in bins]
 
     bars = [
-        Bars(f"level {name}", at, mean(lambda report, name=name: _levels(report).get(name, 0)), level_color(i))
+        Bars(f"level {name}", at, mean(lambda report, name=name: report.train.by_level.get(name, 0)), level_color(i))
         for i, name in enumerate(names)
     ]
-    bars.append(Bars("brought nothing back", at, mean(lambda report: len(_failed(report))), FAILED, "/"))
+    bars.append(Bars("brought nothing back", at, mean(lambda report: len(report.failures)), FAILED, "/"))
     caption = "Clients whose update came in, by the level that they trained; above them those whose update did not."
     if size > 1:
         caption += f" Each bar is the mean of {size} rounds."
     return stacked("took-part", "Clients in each round", bars, ROUNDS, PlotAxis("clients", zero=True), caption)
 
 
-def _levels(report: Mapping[str, Any]) -> dict[str, int]:
-    found = report["train"].get("by_level")
-    return {k: n for k, n in found.items() if type(n) is int} if isinstance(found, Mapping) else {}
-
-
-def _failed(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [one for one in report["failures"] if isinstance(one, Mapping)]
-
-
-def _not_evaluated(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [one for one in report.get("evaluate", {}).get("failures", ()) if isinstance(one, Mapping)]
-
-
 def reasons_of(record: RunRecord) -> list[tuple[str, str, int, list[Any], list[int]]]:
     """Return why jobs brought nothing back, the commonest first: kind, reason, how often, which clients and rounds."""
     found: dict[tuple[str, str], tuple[list[Any], list[int]]] = {}
-    for report in record.metrics:
-        for kind, failures in (("training", _failed(report)), ("evaluation", _not_evaluated(report))):
+    for report in record.rounds:
+        for kind, failures in (
+            ("training", report.failures),
+            ("evaluation", report.evaluate.failures if report.evaluate is not None else ()),
+        ):
             for one in failures:
-                clients, rounds = found.setdefault((kind, truncate(one.get("reason", ""), _REASON)), ([], []))
-                clients.append(one.get("client"))
-                rounds.append(report["round"])
+                clients, rounds = found.setdefault((kind, truncate(one.reason, _REASON)), ([], []))
+                clients.append(one.client)
+                rounds.append(report.round)
     rows = [(kind, reason, len(clients), clients, rounds) for (kind, reason), (clients, rounds) in found.items()]
     return sorted(rows, key=lambda row: -row[2])
 
@@ -116,10 +107,10 @@ def _between(rounds: Sequence[int]) -> str:
 
 
 def _undone(record: RunRecord) -> list[Part]:
-    found = [(m["round"], m["undone"]) for m in record.metrics if isinstance(m.get("undone"), Mapping)]
+    found = [(one.round, one.undone.reason) for one in record.rounds if one.undone is not None]
     if not found:
         return []
-    cells = tuple((str(number), truncate(one.get("reason", ""), _REASON)) for number, one in found[:_MOST_REASONS])
+    cells = tuple((str(number), truncate(reason, _REASON)) for number, reason in found[:_MOST_REASONS])
     return [Sheet(Table(("round", "why it was undone"), cells, f"{len(found)} rounds were undone"))]
 
 
@@ -134,14 +125,14 @@ _COUNTED = {
 }
 
 
-def _counted(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def _counted(rounds: Sequence[RoundRecord]) -> list[tuple[str, str]]:
     """Return what the rounds count, added up."""
     found: Counter[str] = Counter()
-    for report in metrics:
+    for report in rounds:
         for (part, key), words in _COUNTED.items():
-            value = report[part].get(key) if isinstance(report.get(part), Mapping) else None
-            if type(value) is int:
-                found[words] += value
+            counts = getattr(report, part)
+            if counts is not None and getattr(counts, key) is not None:
+                found[words] += getattr(counts, key)
     return [(words, f"{count:,}") for words, count in found.items()]
 
 
@@ -150,7 +141,7 @@ def _counted(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 def clients_section(record: RunRecord) -> PageSection | None:
     """Return who the clients are: groups, classes of their samples, nodes of a fleet; None where that is withheld."""
-    if record.private:
+    if record.is_private:
         return None
     parts: list[Part] = []
     plot = partition_of(record)
@@ -163,23 +154,22 @@ def clients_section(record: RunRecord) -> PageSection | None:
 
 def partition_of(record: RunRecord, name: str = "partition") -> Plot | None:
     """Return the plot of the classes of the first clients' samples."""
-    if record.private or not record.counts:
+    if record.is_private or not record.class_counts:
         return None
-    some = record.counts[:_MOST_CLIENTS]
-    total, most = record.fleet.get("clients"), max(n for row in some for n in row)
-    which = f"the first {len(some)} of {total}" if type(total) is int and total > len(some) else f"all {len(some)}"
+    some = record.class_counts[:_MOST_CLIENTS]
+    total, most = record.fleet.clients if record.fleet else None, max(n for row in some for n in row)
+    which = f"the first {len(some)} of {total}" if total is not None and total > len(some) else f"all {len(some)}"
     caption = f"Training samples by class of {which} clients; area: number of samples, the largest {most}."
     return partition(name, "Classes of the clients", some, caption)
 
 
 def _groups(record: RunRecord) -> list[Part]:
-    groups, first = record.fleet.get("groups"), record.fleet.get("first")
-    if not isinstance(groups, Mapping) or len(groups) < 2 or record.nodes:
+    if record.fleet is None or len(record.fleet.groups) < 2 or record.nodes.members:
         return []
+    groups, first = record.fleet.groups, record.fleet.first
     levels: dict[str, set[str]] = {}
-    if isinstance(first, Mapping) and isinstance(first.get("group"), list) and isinstance(first.get("level"), list):
-        for group, level in zip(first["group"], first["level"], strict=False):
-            levels.setdefault(str(group), set()).add(str(level))
+    for group, level in zip(first.group, first.level, strict=False):
+        levels.setdefault(group, set()).add(str(level))
     rows = tuple(
         (truncate(name), truncate(count), ", ".join(sorted(levels.get(name, ()))))
         for name, count in list(groups.items())[:60]
@@ -188,20 +178,17 @@ def _groups(record: RunRecord) -> list[Part]:
 
 
 def _nodes(record: RunRecord) -> list[Part]:
-    members = record.nodes.get("members")
-    found = [one for one in members if isinstance(one, Mapping)] if isinstance(members, list) else []
+    found = record.nodes.members
     if not found:
         return []
     rows = []
     for number, one in enumerate(found[:_MOST_NODES]):
-        examples = one.get("examples")
-        train = examples.get("train") if isinstance(examples, Mapping) else None
         rows.append(
             (
                 str(number),
-                truncate(one.get("name", "")),
-                truncate(_or_dash(one.get("budget"))),
-                truncate(_or_dash(train)),
+                truncate(one.name),
+                truncate(_or_dash(one.budget)),
+                truncate(_or_dash(one.examples.get("train"))),
             )
         )
     more = len(found) - len(rows)

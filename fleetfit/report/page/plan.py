@@ -1,11 +1,11 @@
 """The levels of a plan as nested pieces, with what they cost."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from fleetfit.records.schema import LevelRecord
 from fleetfit.report.page.parts import PageSection, Part, Piece, Pieces, Sheet, Words
-from fleetfit.report.page.reading import RunRecord
 from fleetfit.report.page.traces import level_color
+from fleetfit.report.record import RunRecord
 from fleetfit.report.tables import level_table, plan_table
 from fleetfit.report.text import percent, score_of, short
 
@@ -16,7 +16,7 @@ HOW = (
 
 
 def pieces_of(
-    levels: Sequence[Mapping[str, Any]],
+    levels: Sequence[LevelRecord],
     told: bool = True,
     title: str = "",
     color: int | None = None,
@@ -33,22 +33,22 @@ def pieces_of(
     """
     found = []
     for i, level in enumerate(levels):
-        blocks = level["blocks"]
+        blocks = level.blocks
         lines = [
-            ("width", f"{100 * level['width']:.0f} %"),
-            ("depth", f"{level['depth']} of {blocks} blocks"),
-            ("parameters", short(level["parameters"])),
-            ("multiply-adds", short(level["multiply_adds"])),
-            ("clients", str(level["clients"])),
-            *([(f"local {score}", f"{percent(level['local'])} %")] if told and level["local"] is not None else []),
+            ("width", f"{100 * level.width:.0f} %"),
+            ("depth", f"{level.depth} of {blocks} blocks"),
+            ("parameters", short(level.parameters)),
+            ("multiply-adds", short(level.multiply_adds)),
+            ("clients", str(level.clients)),
+            *([(f"local {score}", f"{percent(level.local)} %")] if told and level.local is not None else []),
         ]
         found.append(
             Piece(
-                title=f"level {level['level']}",
-                width=level["width"],
-                depth=level["depth"] / blocks,
-                exits=[exit / blocks for exit in level["exits"]],
-                inside=[(one["width"], one["depth"] / blocks) for one in levels[:i]],
+                title=f"level {level.level}",
+                width=level.width,
+                depth=level.depth / blocks,
+                exits=[exit / blocks for exit in level.exits],
+                inside=[(one.width, one.depth / blocks) for one in levels[:i]],
                 lines=lines,
                 color=level_color(i) if color is None else color,
             )
@@ -58,12 +58,12 @@ def pieces_of(
 
 def section_of(record: RunRecord) -> PageSection | None:
     """Return the plan of a run; None where nothing says what its levels are."""
-    levels = record.summary["levels"]
+    levels = record.summary.levels
     if not levels:
         return None
-    parts: list[Part] = [pieces_of(levels, not record.private, score=score_of(record.summary)), Words(HOW, "quiet")]
+    parts: list[Part] = [pieces_of(levels, not record.is_private, score=score_of(record.summary)), Words(HOW, "quiet")]
     if record.plan is not None:
         parts.append(Sheet(plan_table(record.plan)))
     else:
-        parts.append(Sheet(level_table(record.final)))
+        parts.append(Sheet(level_table(record.summary)))
     return PageSection("plan", "The plan: the model in pieces", parts)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit.errors import truncate
+from fleetfit.records.schema import NO_ACCURACIES, EvaluationRecord, SummaryRecord
 from fleetfit.report.order import out_of_order
 from fleetfit.report.page import participants, plan, where
 from fleetfit.report.page.parts import Page, PageSection, Part, Plot, Plots, Sheet, Words
-from fleetfit.report.page.reading import RunRecord
 from fleetfit.report.page.traces import (
     ROUNDS,
     Line,
@@ -21,6 +21,7 @@ from fleetfit.report.page.traces import (
     same_scale,
     score_axis,
 )
+from fleetfit.report.record import RunRecord
 from fleetfit.report.tables import total_table
 from fleetfit.report.text import Table, duration, exit_names, percent, score_of, size
 
@@ -71,13 +72,12 @@ def page_of_run(record: RunRecord, page: Path) -> Page:
         ("The clients and their data", lambda: participants.clients_section(record)),
         ("Costs", lambda: costs(record)),
     ]
-    summary = record.final
-    what = f"{record.method} on {summary['data']} with {summary['model']}" if summary else record.method
-    done = len(record.metrics)
+    summary, done = record.summary, len(record.rounds)
+    what = f"{record.method} on {summary.data} with {summary.model}" if record.is_finished else record.method
     rounds = f"{done} round{'s' if done != 1 else ''}"
-    asked = record.said("rounds", default=None)
-    state = rounds if summary else f"{rounds} of {asked}, not finished"
-    notes = [*(str(note) for note in summary.get("notes", ())), *record.wrong]
+    asked = record.get_setting("rounds", default=None)
+    state = rounds if record.is_finished else f"{rounds} of {asked}, not finished"
+    notes = [*summary.notes, *record.problems]
     return Page(truncate(record.name, 120), truncate(f"{what}, {state}", 240), sections(build), tiles(record), notes)
 
 
@@ -97,42 +97,35 @@ def sections(build: Sequence[tuple[str, Build]]) -> list[PageSection]:
 
 def tiles(record: RunRecord) -> list[tuple[str, str, str]]:
     """Return the numbers that are read first."""
-    summary, last = record.final, record.last
+    last = record.last
     found: list[tuple[str, str, str]] = []
-    at = f"after round {record.evaluated[-1][0]}" if record.evaluated else ""
+    at = f"after round {record.evaluations[-1][0]}" if record.evaluations else ""
 
     def add(kind: str, label: str, hint: str) -> None:
-        if last.get(kind) is not None:
-            found.append((label, f"{percent(last[kind])} %", hint))
+        if last.number(kind) is not None:
+            found.append((label, f"{percent(last.number(kind))} %", hint))
 
-    if record.private:
+    if record.is_private:
         add("full", "full model", "on the server's test set")
         add("avg", "mean of the levels", "on the server's test set")
-        told = next((m["privacy"] for m in reversed(record.metrics) if "privacy" in m), None)
+        told = next((one.privacy for one in reversed(record.rounds) if one.privacy is not None), None)
         if told:
-            found.append(("epsilon spent", f"{told['epsilon']:.2f}", f"at delta {told['delta']:.3g}"))
+            found.append(("epsilon spent", f"{told.epsilon:.2f}", f"at delta {told.delta:.3g}"))
     else:
         add("local", f"local {score_of(record.summary)}", f"own level, own data; {at}")
         add("global", f"global {score_of(record.summary)}", f"largest level, all clients; {at}")
         add("local_worst_tenth", "worst tenth, local", at)
-        down, up = total(record, "bytes_down"), total(record, "bytes_up")
+        down, up = record.sum_bytes("bytes_down"), record.sum_bytes("bytes_up")
         if down is not None and up is not None:
             found.append(("sent", size(down + up), f"{size(down)} down, {size(up)} up"))
-        if summary.get("failures"):
-            found.append(("failures", f"{summary['failures']:,}", "jobs that brought nothing back"))
-        if summary.get("simulated_s") is not None:
-            found.append(("simulated time", duration(summary["simulated_s"]), "on the devices"))
-    if record.metrics:
-        seconds = sum(m["seconds"] for m in record.metrics)
-        found.append(("computed in", duration(seconds), f"{len(record.metrics)} rounds"))
+        if record.summary.failures:
+            found.append(("failures", f"{record.summary.failures:,}", "jobs that brought nothing back"))
+        if record.summary.simulated_s is not None:
+            found.append(("simulated time", duration(record.summary.simulated_s), "on the devices"))
+    if record.rounds:
+        seconds = sum(one.seconds for one in record.rounds)
+        found.append(("computed in", duration(seconds), f"{len(record.rounds)} rounds"))
     return found
-
-
-def total(record: RunRecord, key: str) -> int | None:
-    """Return the sum of a number over all rounds; None where a round withholds it."""
-    if record.private or not record.metrics or any(m.get(key) is None for m in record.metrics):
-        return None
-    return sum(m[key] for m in record.metrics)
 
 
 # ---- lines of a run ------------------------------------------------------------------------------------------------
@@ -151,37 +144,38 @@ def accuracy_line(record: RunRecord, kind: str, cost: str = "") -> list[tuple[fl
         kind: The accuracy's column.
         cost: One of `COSTS`, or "" for rounds.
     """
-    if record.private and kind not in _OF_THE_SERVER:
+    if record.is_private and kind not in _OF_THE_SERVER:
         return []
     until = spent_until(record, cost) if cost else {}
     return [
-        (until[done] if cost else done, in_percent(columns[kind]))
-        for done, columns in record.evaluated
-        if columns.get(kind) is not None and (not cost or done in until)
+        (until[done] if cost else done, in_percent(accuracy))
+        for done, accuracies in record.evaluations
+        if (accuracy := accuracies.number(kind)) is not None and (not cost or done in until)
     ]
 
 
 def loss_line(record: RunRecord) -> list[tuple[float, float]]:
     """Return the training loss over rounds; nothing where it is withheld."""
-    if record.private:
+    if record.is_private:
         return []
-    known = ((m["round"], m["train"]["loss"]) for m in record.metrics)
+    known = ((one.round, one.train.loss) for one in record.rounds)
     return [(done, float(f"{loss:.6g}")) for done, loss in known if loss is not None]
 
 
 def spent_until(record: RunRecord, cost: str) -> dict[int, float]:
     """Return by round what all rounds until then cost; nothing where no round says it, or it is withheld."""
-    if record.private:
+    if record.is_private:
         return {}
     sum_, found, said = 0.0, {}, False
-    for report in record.metrics:
+    for report in record.rounds:
+        added: float | None
         if cost == "bytes":
-            down, up = report["bytes_down"], report["bytes_up"]
+            down, up = report.bytes_down, report.bytes_up
             added = None if down is None or up is None else down + up
         else:
-            added = report.get(cost)
+            added = report.number(cost)
         sum_, said = sum_ + (added or 0), said or added is not None
-        found[report["round"]] = sum_
+        found[report.round] = sum_
     return found if said else {}
 
 
@@ -202,18 +196,18 @@ def scaled(line: Line, scale: float) -> list[tuple[float, float]]:
 
 def learning(record: RunRecord) -> PageSection | None:
     """Return accuracy and loss over rounds, and accuracy over each cost."""
-    if not record.metrics:
+    if not record.rounds:
         return None
     kinds = _measured_on_the_way(record)
-    at_once = _OF_THE_SERVER if record.private else _AT_ONCE
+    at_once = _OF_THE_SERVER if record.is_private else _AT_ONCE
     found = [
         NamedLine(KINDS[kind], accuracy_line(record, kind), i, kind not in at_once, kind in ("local", "global", "full"))
         for i, kind in enumerate(kinds)
     ]
-    count = len(record.evaluated)
-    measured = f"Measured in {count} of {len(record.metrics)} rounds, which have a marker" if count <= 40 else (
-        f"Measured in {count} of {len(record.metrics)} rounds")  # fmt: skip
-    caption = f"{'' if record.private else MEANING + ' '}{measured}. Click a label to show or hide its line."
+    count = len(record.evaluations)
+    measured = f"Measured in {count} of {len(record.rounds)} rounds, which have a marker" if count <= 40 else (
+        f"Measured in {count} of {len(record.rounds)} rounds")  # fmt: skip
+    caption = f"{'' if record.is_private else MEANING + ' '}{measured}. Click a label to show or hide its line."
     plots: list[Plot | None] = [
         lines("accuracy", f"{_score(record)} over rounds", found, ROUNDS, axis_of(record), caption),
         lines("loss", "Training loss over rounds", [NamedLine("mean of the clients", loss_line(record), 4)], ROUNDS,
@@ -229,9 +223,9 @@ def learning(record: RunRecord) -> PageSection | None:
         title = f"{_score(record)} over {COSTS[cost][0].split(',')[0].replace('sent', 'bytes')}"
         plots.append(lines(f"accuracy-{cost}", title, over, axis, axis_of(record)))
     parts: list[Part] = [Plots(same_scale(plots))]
-    if record.private:
+    if record.is_private:
         parts.append(Words("Training loss, bytes and multiply-adds are withheld ([privacy])."))
-    elif record.secure and not loss_line(record):
+    elif record.is_secure and not loss_line(record):
         parts.append(Words("Training loss is withheld: with [secure] the server sees no client's loss."))
     return PageSection("learning", f"{_score(record)} and loss", parts)
 
@@ -245,30 +239,33 @@ def _measured_on_the_way(record: RunRecord) -> list[str]:
 
 def exits_of(record: RunRecord) -> list[str]:
     """Return the names of all exits of the largest level, shallow to deep; [] where they are not known."""
-    levels = record.summary["levels"]
-    every = levels[-1]["exits"] if levels else []
+    levels = record.summary.levels
+    every = levels[-1].exits if levels else []
     return [f"exit {name}" for name in exit_names(every, every)]
 
 
-def told_of(record: RunRecord) -> Mapping[str, Any]:
+def told_of(record: RunRecord) -> SummaryRecord:
     """Return the final numbers of a run as far as they may be told."""
-    found: dict[str, Any] = {**record.summary, "rounds": len(record.metrics)}
-    if not record.private:
-        return found
-    columns = {key: value for key, value in record.last.items() if key in ("test_exits", "test_levels")}
-    levels = [{**level, "local": None} for level in found["levels"]]
-    return {**found, "levels": levels, "evaluate": {record.norm: columns}}
+    summary = record.summary.model_copy(update={"rounds": len(record.rounds)})
+    if not record.is_private:
+        return summary
+    accuracies = NO_ACCURACIES.model_copy(
+        update={"test_exits": record.last.test_exits, "test_levels": record.last.test_levels}
+    )
+    levels = [level.model_copy(update={"local": None}) for level in summary.levels]
+    evaluate = EvaluationRecord().model_copy(update={record.norm: accuracies})
+    return summary.model_copy(update={"levels": levels, "evaluate": evaluate})
 
 
 def levels_and_exits(record: RunRecord) -> PageSection | None:
     """Return accuracy by level and by exit: over rounds, and of the last evaluation."""
     last = record.last
-    if not last:
+    if not record.evaluations:
         return None
     parts: list[Part] = []
     plots: list[Plot | None] = []
-    names = list(last["levels"])
-    if not record.private:
+    names = list(last.levels)
+    if not record.is_private:
         of_levels = [
             NamedLine(f"level {name}", _of_level(record, name), level_color(i)) for i, name in enumerate(names)
         ]
@@ -281,13 +278,13 @@ def levels_and_exits(record: RunRecord) -> PageSection | None:
                 axis_of(record),
             )
         )
-    which = "test_exits" if record.private else "exits"
     exits = exits_of(record)
+    measured = [(at, one.test_exits if record.is_private else one.exits) for at, one in record.evaluations]
     of_exits = [
-        NamedLine(name, [(at, in_percent(c[which][i])) for at, c in record.evaluated if len(c.get(which, ())) > i], i)
+        NamedLine(name, [(at, in_percent(shares[i])) for at, shares in measured if len(shares) > i], i)
         for i, name in enumerate(exits)
     ]
-    how = "on the server's test set" if record.private else "all clients"
+    how = "on the server's test set" if record.is_private else "all clients"
     plots.append(
         lines(
             "exits",
@@ -300,45 +297,43 @@ def levels_and_exits(record: RunRecord) -> PageSection | None:
     if kept := same_scale(plots):
         parts.append(Plots(kept))
     parts.append(Sheet(_table_of_levels(record, exits)))
-    if record.summary["levels"]:
+    if record.summary.levels:
         parts += [Words(sentence, "note") for sentence in out_of_order([told_of(record)])]
-    if record.final:
-        whole = total_table(record.final)
+    if record.is_finished:
+        whole = total_table(record.summary)
         rows = tuple(row for row in whole.rows if row[0] != "time" and not row[0].startswith(" "))
         parts.append(Sheet(Table(("what", "value"), rows, "The run as a whole")))
     return PageSection("levels", "Levels and exits", parts)
 
 
 def _of_level(record: RunRecord, name: str) -> list[tuple[float, float]]:
-    known = ((done, columns["levels"].get(name, {}).get("local")) for done, columns in record.evaluated)
-    return [(done, in_percent(share)) for done, share in known if share is not None]
+    known = ((done, accuracies.levels.get(name)) for done, accuracies in record.evaluations)
+    return [(done, in_percent(level.local)) for done, level in known if level is not None and level.local is not None]
 
 
 def _table_of_levels(record: RunRecord, exits: Sequence[str]) -> Table:
     """Return the last evaluation by level: its own clients, each of its exits, the whole test set."""
-    last, own = record.last, not record.private
-    on_test, score = last.get("test_levels"), score_of(record.summary)
-    shares = on_test if isinstance(on_test, Mapping) else {}
+    last, own = record.last, not record.is_private
+    shares, score = last.test_levels, score_of(record.summary)
     columns = ("level", *(("clients", f"local {score} %", *(f"{name}, local %" for name in exits)) if own else ()),
                *(("on the whole test set %",) if shares else ()))  # fmt: skip
-    every = record.summary["levels"][-1]["exits"] if record.summary["levels"] else []
-    at = {one["level"]: one["exits"] for one in record.summary["levels"]}
+    every = record.summary.levels[-1].exits if record.summary.levels else []
+    at = {one.level: one.exits for one in record.summary.levels}
     rows = []
-    for name, level in last["levels"].items():
-        by_exit = dict(zip(at.get(name, ()), level.get("exits", ()), strict=False))
-        cells = (str(level["clients"]), percent(level["local"]), *(percent(by_exit.get(exit)) for exit in every))
+    for name, level in last.levels.items():
+        by_exit = dict(zip(at.get(name, ()), level.exits, strict=False))
+        cells = (str(level.clients), percent(level.local), *(percent(by_exit.get(exit)) for exit in every))
         rows.append((name, *(cells if own else ()), *((percent(shares.get(name)),) if shares else ())))
-    return Table(columns, tuple(rows), f"After round {record.evaluated[-1][0]}")
+    return Table(columns, tuple(rows), f"After round {record.evaluations[-1][0]}")
 
 
 def by_client(record: RunRecord) -> PageSection | None:
     """Return the accuracies of single clients from best to worst, and the worst tenth of them by name."""
-    found = {} if record.private else record.last.get("per_client", {})
-    kinds = {kind: found.get(kind) for kind in ("local", "global")}
+    clients = NO_ACCURACIES.per_client if record.is_private else record.last.per_client
     ranked = {
-        kind: sorted(((share, name) for name, share in shares.items() if _is_share(share)), key=lambda pair: -pair[0])
-        for kind, shares in kinds.items()
-        if isinstance(shares, Mapping) and shares
+        kind: sorted(((share, name) for name, share in shares.items()), key=lambda pair: -pair[0])
+        for kind, shares in (("local", clients.local), ("global", clients.global_))
+        if shares
     }
     if not any(ranked.values()):
         return None
@@ -357,7 +352,7 @@ def by_client(record: RunRecord) -> PageSection | None:
     parts: list[Part] = [Plots([plot])] if plot is not None else []
     for kind, order in ((kind, order) for kind, order in ranked.items() if order):
         tenth = order[len(order) - max(1, len(order) // 10) :]
-        mean = record.last.get(f"{kind}_worst_tenth")
+        mean = record.last.number(f"{kind}_worst_tenth")
         title = f"The worst tenth, {kind}" + (f": {percent(mean)} %" if mean is not None else "")
         rows = tuple((name, percent(share)) for share, name in reversed(tenth[-_WORST:]))
         more = len(tenth) - len(rows)
@@ -383,16 +378,12 @@ def _shade(low: float, high: float) -> Mapping[str, Any]:
             "line": {"width": 0}, "fillcolor": color(7, 0.13), "layer": "below"}  # fmt: skip
 
 
-def _is_share(value: Any) -> bool:
-    return type(value) in (int, float)
-
-
 def costs(record: RunRecord) -> PageSection | None:
     """Return bytes, multiply-adds and simulated seconds over rounds, and where the wall time went."""
-    if not record.metrics:
+    if not record.rounds:
         return None
     plots: list[Plot | None] = []
-    if not record.private:
+    if not record.is_private:
         down, up = _running(record, "bytes_down"), _running(record, "bytes_up")
         most = max((y for _, y in (*down, *up)), default=0)
         scale, unit = next(((s, u) for s, u in COSTS["bytes"][1] if most >= 2 * s), (1, "B"))
@@ -415,10 +406,10 @@ def costs(record: RunRecord) -> PageSection | None:
 def _running(record: RunRecord, key: str) -> list[tuple[float, float]]:
     """Return a cost of all rounds until then, over rounds; nothing where no round says it."""
     found, sum_, said = [], 0.0, False
-    for report in record.metrics:
-        value = report.get(key)
+    for report in record.rounds:
+        value = report.number(key)
         sum_, said = sum_ + (value or 0), said or value is not None
-        found.append((float(report["round"]), sum_))
+        found.append((float(report.round), sum_))
     return found if said else []
 
 
@@ -429,10 +420,10 @@ def _divided(line: Line, scale: float) -> list[tuple[float, float]]:
 def _where_time_went(record: RunRecord) -> Table | None:
     """Return the wall seconds of all rounds by what they went into; folders of earlier versions have none."""
     of: dict[str, float] = {}
-    for report in record.metrics:
-        for part, seconds in report.get("seconds_of", {}).items():
+    for report in record.rounds:
+        for part, seconds in report.seconds_of.items():
             of[part] = of.get(part, 0.0) + seconds
-    whole = sum(report["seconds"] for report in record.metrics)
+    whole = sum(report.seconds for report in record.rounds)
     if not of or not whole:
         return None
     rows = [(part, duration(seconds), f"{100 * seconds / whole:.1f}") for part, seconds in of.items()]

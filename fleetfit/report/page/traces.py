@@ -12,7 +12,7 @@ from typing import Any
 
 from fleetfit.errors import truncate
 from fleetfit.report.page.parts import Plot
-from fleetfit.report.page.reading import SeedGroup
+from fleetfit.report.record import RowRecord
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "triangle-down", "star")
@@ -190,7 +190,7 @@ class Bundle:
     color: int
 
 
-def bundles(groups: Sequence[SeedGroup], rows: Sequence[str], line: Any) -> list[Bundle]:
+def bundles(groups: Sequence[RowRecord], rows: Sequence[str], line: Any) -> list[Bundle]:
     """Return the lines of rows, all seeds of each.
 
     Args:

@@ -8,8 +8,9 @@ from typing import Any
 from urllib.parse import quote
 
 from fleetfit.errors import truncate
+from fleetfit.records.schema import EnvironmentRecord, ResumedRecord
 from fleetfit.report.page.parts import FactList, Fold, Link, Listing, PageSection, Part
-from fleetfit.report.page.reading import ComparisonRecord, RunRecord
+from fleetfit.report.record import ComparisonRecord, RunRecord
 
 _FILES = ("config.toml", "metrics.jsonl", "summary.json", "plan.toml", "fleet.json", "environment.json", "nodes.json",
           "privacy.json", "secure.json", "plots")  # fmt: skip
@@ -36,10 +37,14 @@ def address(folder: str, name: str) -> str:
 
 def of_run(record: RunRecord, page: Path) -> PageSection:
     """Return what was run, and where."""
+    summary, is_finished = record.summary, record.is_finished
     rows: list[Row] = [
-        ("method", _with_keys(record.said("method", default={}), record.method)),
-        ("model", _with_keys(record.said("model", default={}), str(record.final.get("model", "")))),
-        ("data", _with_keys(record.said("data", default={}), str(record.final.get("data", "")))),
+        ("method", _with_keys(record.get_setting("method", default={}), record.method)),
+        (
+            "model",
+            _with_keys(record.get_setting("model", default={}), summary.model if is_finished else ""),
+        ),
+        ("data", _with_keys(record.get_setting("data", default={}), summary.data if is_finished else "")),
         ("clients", _clients(record)),
         ("each round", _round(record)),
         ("seed", str(record.seed)),
@@ -47,37 +52,37 @@ def of_run(record: RunRecord, page: Path) -> PageSection:
         ("files", links(record.folder, page)),
     ]
     parts: list[Part] = [FactList([(name, value) for name, value in rows if value])]
-    if record.text:
-        parts.append(Listing("config.toml, every default visible", record.text))
+    if record.config_text:
+        parts.append(Listing("config.toml, every default visible", record.config_text))
     return PageSection("what", "What was run, and where", parts)
 
 
-def machine_of(found: Mapping[str, Any]) -> list[Row]:
+def machine_of(environment: EnvironmentRecord) -> list[Row]:
     """Return what `environment.json` says; folders of earlier versions say less."""
-    commit = found.get("fleetfit_commit")
-    versions = [f"{name} {found[name]}" for name in ("fleetfit", "torch", "numpy", "python") if found.get(name)]
-    cores = found.get("processors")
+    found = environment
+    every = {"fleetfit": found.fleetfit, "torch": found.torch, "numpy": found.numpy, "python": found.python}
+    versions = [f"{name} {version}" for name, version in every.items() if version]
     rows = [
-        ("command", command_of(found.get("command"))),
-        ("begun", when(found.get("time"))),
-        ("gone on", _resumed(found.get("resumed"))),
+        ("command", command_of(found.command)),
+        ("begun", when(found.time)),
+        ("gone on", _resumed(found.resumed)),
         ("machine", ", ".join(filter(None, [
-            str(found.get("processor") or ""),
-            f"{cores} cores" if cores else "",
-            f"{found['threads']} thread{'s' if found['threads'] != 1 else ''}" if found.get("threads") else "",
-            str(found.get("cuda") or ""),
-            str(found.get("platform") or ""),
+            found.processor,
+            f"{found.processors} cores" if found.processors else "",
+            f"{found.threads} thread{'s' if found.threads != 1 else ''}" if found.threads else "",
+            found.cuda or "",
+            found.platform,
         ]))),
         ("versions", ", ".join(versions)),
-        ("commit of FleetFit", str(commit or "")),
+        ("commit of FleetFit", found.fleetfit_commit or ""),
         ("commit of the working folder", _commit(found)),
     ]  # fmt: skip
     return [(name, truncate(value, _LONG)) for name, value in rows if value]
 
 
-def command_of(found: Any) -> str:
+def command_of(found: Sequence[str]) -> str:
     """Return what was typed; "" where it is not known."""
-    if not isinstance(found, list) or not found or not all(isinstance(part, str) for part in found):
+    if not found:
         return ""
     place = Path(found[0])
     if place.name == "__main__.py":
@@ -85,19 +90,17 @@ def command_of(found: Any) -> str:
     return shlex.join([place.name, *found[1:]])
 
 
-def when(found: Any) -> str:
+def when(time: str) -> str:
     """Return a time of `environment.json` as a person writes it."""
-    return str(found or "").replace("T", " ").replace("+00:00", " UTC")
+    return time.replace("T", " ").replace("+00:00", " UTC")
 
 
-def _commit(found: Mapping[str, Any]) -> str:
-    commit = found.get("git_commit")
-    return f"{commit}{', with changes' if found.get('git_changes') else ''}" if commit else ""
+def _commit(found: EnvironmentRecord) -> str:
+    return f"{found.git_commit}{', with changes' if found.git_changes else ''}" if found.git_commit else ""
 
 
-def _resumed(found: Any) -> str:
-    times = [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
-    return ", ".join(f"after round {one.get('round')} ({when(one.get('time'))})" for one in times)
+def _resumed(found: Sequence[ResumedRecord]) -> str:
+    return ", ".join(f"after round {one.round} ({when(one.time)})" for one in found)
 
 
 def _with_keys(table: Any, name: str) -> str:
@@ -116,21 +119,17 @@ def _value(value: Any) -> str:
 
 
 def _clients(record: RunRecord) -> str:
-    count, groups = record.fleet.get("clients"), record.fleet.get("groups")
-    said = [f"{name} ({_number(n)})" for name, n in groups.items()] if isinstance(groups, Mapping) else []
-    if not count:
+    if record.fleet is None or not record.fleet.clients:
         return ""
-    return truncate(_number(count) + (f", in groups {', '.join(said)}" if 1 < len(said) <= 12 else ""), _LONG)
-
-
-def _number(value: Any) -> str:
-    return f"{value:,}" if type(value) is int else str(value)
+    said = [f"{name} ({count:,})" for name, count in record.fleet.groups.items()]
+    groups = f", in groups {', '.join(said)}" if 1 < len(said) <= 12 else ""
+    return truncate(f"{record.fleet.clients:,}{groups}", _LONG)
 
 
 def _round(record: RunRecord) -> str:
-    local = record.said("local", default={})
+    local = record.get_setting("local", default={})
     known = [f"{key} = {_value(value)}" for key, value in local.items()] if isinstance(local, Mapping) else []
-    cohort = record.said("cohort", default={})
+    cohort = record.get_setting("cohort", default={})
     known = [f"cohort.{k} = {_value(v)}" for k, v in cohort.items()] + known if isinstance(cohort, Mapping) else known
     return truncate(", ".join(known), _LONG)
 
@@ -138,14 +137,14 @@ def _round(record: RunRecord) -> str:
 def of_comparison(record: ComparisonRecord, page: Path) -> PageSection:
     """Return what was compared, and where."""
     found = record.results
-    first = record.groups[0].runs[0][1].environment if record.groups else {}
+    first = record.rows[0].records[0].environment if record.rows else EnvironmentRecord()
     rows: list[Row] = [
         ("run file", found.file),
         ("rows", ", ".join(dict.fromkeys(one.row for one in found.runs))),
         ("settings", ", ".join(filter(None, dict.fromkeys(one.setting for one in found.runs)))),
         ("seeds", ", ".join(str(seed) for seed in dict.fromkeys(one.seed for one in found.runs))),
-        ("command", typed if " compare " in (typed := command_of(first.get("command"))) else ""),
-        ("begun", when(first.get("time"))),
+        ("command", typed if " compare " in (typed := command_of(first.command)) else ""),
+        ("begun", when(first.time)),
         ("machine", ", ".join(str(v) + (" cores" if k == "cores" else "") for k, v in found.machine.items() if v)),
         ("versions", ", ".join(f"{name} {version}" for name, version in found.versions.items())),
         ("commit of FleetFit", found.commit or ""),

@@ -1,0 +1,45 @@
+"""Pydantic models of the structure of a checkpoint; apart from the others, since they import PyTorch."""
+
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, Tag
+from torch import Tensor
+
+from fleetfit.records.schema import Count, Digits, Record
+
+State = dict[str, Tensor]
+Version = Annotated[int, Field(ge=-1, lt=2**63 - 1)]
+Index = Annotated[int, Field(ge=0)]
+
+
+class ServerRecord(Record):
+    """The server after a round, with the largest level that each client has trained."""
+
+    state: State
+    round: Count
+    memory: Any
+    trained: dict[Index, Index] = Field({})
+
+
+class ClientRecord(Record):
+    """What a client remembers."""
+
+    version: Version
+    memory: Any
+
+
+class VersionsRecord(Record):
+    """The versions of memories that the clients of a real fleet keep themselves."""
+
+    versions: dict[Digits, Version]
+
+
+class CheckpointRecord(Record):
+    """A checkpoint; its tensors are not compared with the model here."""
+
+    server: ServerRecord
+    clients: Annotated[
+        Annotated[dict[Digits, ClientRecord], Tag("is:table")] | Annotated[VersionsRecord, Tag("is:versions")],
+        Discriminator(lambda value: "is:versions" if isinstance(value, dict) and "versions" in value else "is:table"),
+    ]
+    statistics: dict[Index, State] | None
