@@ -12,7 +12,7 @@ from support import run_verb
 
 import fleetfit as ff
 from fleetfit.data.files.images import images
-from fleetfit.data.files.memory import Tables, read_memory
+from fleetfit.data.files.memory import TableSplits, read_memory
 from fleetfit.data.files.table import make_data_in_memory, table
 from fleetfit.errors import ConfigError, DataError, format_exception, one_line
 
@@ -107,7 +107,7 @@ def test_frames_say_so_too() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"size": np.arange(30.0), "country": ["FR", "DE", "NA"] * 10})
     memory = read_memory(frame)
-    assert isinstance(memory, Tables)
+    assert isinstance(memory, TableSplits)
     data = make_data_in_memory(memory.splits, "country")
     assert any("10 rows" in note and "NA" in note for note in data.notes)
 

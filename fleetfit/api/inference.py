@@ -24,7 +24,7 @@ from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.data.files.arrays import prepare_arrays
 from fleetfit.data.files.folders import resolve_folder
-from fleetfit.data.files.memory import Samples, Tables, read_memory
+from fleetfit.data.files.memory import Samples, TableSplits, read_memory
 from fleetfit.data.files.table import encode_rows, encode_table
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_you_mean
@@ -319,7 +319,7 @@ def _load_evaluation_data(run: TrainedRun, section: Any) -> Data | None:
     memory = read_memory(section)
     if isinstance(memory, Samples) and isinstance(own, Data):
         return prepare_arrays(*(memory.test or memory.train), own)
-    if isinstance(memory, Tables):
+    if isinstance(memory, TableSplits):
         if not run.files.has(COLUMNS):
             raise ConfigError(f"data=frame: {run.folder} has no {COLUMNS}, so it was not trained on a table.",
                               key="data", path=run.folder)  # fmt: skip

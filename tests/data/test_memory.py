@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import fleetfit as ff
 from fleetfit.config import load_experiment
-from fleetfit.data.files.memory import Samples, Tables, read_memory
+from fleetfit.data.files.memory import Samples, TableSplits, read_memory
 from fleetfit.data.files.table import IN_MEMORY, Column, TableEncoder, detect_columns, make_sheet
 from fleetfit.errors import DataError
 
@@ -27,7 +27,7 @@ QUICK: dict[str, Any] = {"rounds": 1, "model": {"name": "mlp", "hidden": 16, "la
 
 def detect(frame: Any) -> dict[str, Column]:
     memory = read_memory(frame)
-    assert isinstance(memory, Tables)
+    assert isinstance(memory, TableSplits)
     return detect_columns(make_sheet([("train", IN_MEMORY, memory.splits["train"])]))
 
 

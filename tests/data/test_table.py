@@ -17,7 +17,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from support import Expected, raises
 
 from fleetfit.data import Data
-from fleetfit.data.files.memory import Tables, read_memory
+from fleetfit.data.files.memory import TableSplits, read_memory
 from fleetfit.data.files.table import TableEncoder, encode_table, make_data_in_memory, table
 from fleetfit.errors import DataError
 
@@ -27,7 +27,7 @@ Write = Callable[..., Path]
 def wrap(frame: Any, label: str | None = None) -> Data:
     """Return a DataFrame as a data set."""
     memory = read_memory(frame)
-    assert isinstance(memory, Tables)
+    assert isinstance(memory, TableSplits)
     return make_data_in_memory(memory.splits, label)
 
 

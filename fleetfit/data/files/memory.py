@@ -34,7 +34,7 @@ class Samples:
 
 
 @dataclass(frozen=True, eq=False)
-class Tables:
+class TableSplits:
     """The rows of a table.
 
     Attributes:
@@ -44,7 +44,7 @@ class Tables:
     splits: dict[str, Any]
 
 
-def read_memory(value: Any) -> Samples | Tables | None:
+def read_memory(value: Any) -> Samples | TableSplits | None:
     """Return data in memory as samples or a table; None for all else, such as a path or the keys of `[data]`.
 
     Raises:
@@ -58,7 +58,7 @@ def read_memory(value: Any) -> Samples | Tables | None:
     if isinstance(value, Mapping):
         return _read_mapping(value)
     if _is_table(value):
-        return Tables({"train": _convert_table(value)})
+        return TableSplits({"train": _convert_table(value)})
     if isinstance(value, Dataset) and not isinstance(value, IterableDataset):
         return Samples(_stack_samples(value))
     if isinstance(value, list | Dataset | DataLoader) or _is_array(value):
@@ -66,13 +66,13 @@ def read_memory(value: Any) -> Samples | Tables | None:
     return None
 
 
-def _read_mapping(value: Mapping[Any, Any]) -> Samples | Tables | None:
+def _read_mapping(value: Mapping[Any, Any]) -> Samples | TableSplits | None:
     names = {alias: split for split, aliases in ALIASES.items() for alias in aliases}
     if value and all(key in names and _is_table(part) for key, part in value.items()):
         splits = {names[key]: _convert_table(part) for key, part in value.items()}
         if "train" not in splits:
             raise _refuse(f"a dict of {', '.join(value)} without train")
-        return Tables({split: splits[split] for split in ALIASES if split in splits})
+        return TableSplits({split: splits[split] for split in ALIASES if split in splits})
     if not any(map(_is_array, value.values())):
         return None
     keys = set(value)
@@ -82,7 +82,7 @@ def _read_mapping(value: Mapping[Any, Any]) -> Samples | Tables | None:
         train, test = ((value.get(f"x_{split}"), value.get(f"y_{split}")) for split in ("train", "test"))
         return Samples(train, None if test[0] is None else test)
     if all((_is_array(column) and column.ndim == 1) or isinstance(column, list) for column in value.values()):
-        return Tables({"train": _make_table(list(value), list(value.values()))})
+        return TableSplits({"train": _make_table(list(value), list(value.values()))})
     raise _refuse(f"a dict with the keys {', '.join(truncate(str(key)) for key in value)}")
 
 

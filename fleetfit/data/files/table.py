@@ -164,7 +164,7 @@ def _check_options(options: TableOptions, encoder: "TableEncoder", file: str) ->
 
 
 @dataclass(frozen=True, eq=False)
-class Sheet:
+class TableSheet:
     """The rows of one file or of several, one after the other.
 
     Attributes:
@@ -213,7 +213,7 @@ class Sheet:
         )
 
 
-def make_sheet(parts: Sequence[tuple[str, Path, Any]]) -> Sheet:
+def make_sheet(parts: Sequence[tuple[str, Path, Any]]) -> TableSheet:
     """Return tables one after the other, with the columns of the first.
 
     Args:
@@ -227,12 +227,12 @@ def make_sheet(parts: Sequence[tuple[str, Path, Any]]) -> Sheet:
     first, names = parts[0][1], parts[0][2].column_names
     for split, path, rows in parts[1:]:
         for name in names:
-            Sheet(rows, ((split, path, rows.num_rows),)).check_column(name, f", which {first.name} has")
+            TableSheet(rows, ((split, path, rows.num_rows),)).check_column(name, f", which {first.name} has")
     tables = [rows.select(names) for _, _, rows in parts]
     if any(rows.schema != tables[0].schema for rows in tables):
         fields = [(name, _find_common_type([rows.schema.field(name).type for rows in tables])) for name in names]
         tables = [rows.cast(pa.schema(fields, tables[0].schema.metadata)) for rows in tables]
-    return Sheet(pa.concat_tables(tables), tuple((split, path, rows.num_rows) for split, path, rows in parts))
+    return TableSheet(pa.concat_tables(tables), tuple((split, path, rows.num_rows) for split, path, rows in parts))
 
 
 def _find_common_type(types: Sequence[Any]) -> Any:
@@ -272,7 +272,7 @@ def read_sheet(
     header: bool = True,
     missing: Sequence[str] = (),
     texts: Collection[str] = (),
-) -> Sheet:
+) -> TableSheet:
     """Read a file, or the files of a folder.
 
     A column that holds numbers in one file and texts in another is read as texts, as if the files were one.
@@ -734,7 +734,7 @@ class Column:
 
 
 def detect_columns(
-    sheet: Sheet, missing: Sequence[str] = (), forms: Mapping[str, NumberForm] | None = None, detect: bool = True
+    sheet: TableSheet, missing: Sequence[str] = (), forms: Mapping[str, NumberForm] | None = None, detect: bool = True
 ) -> dict[str, Column]:
     """Return the columns of a table.
 
@@ -754,7 +754,7 @@ def detect_columns(
     return {name: _detect_column(sheet, name, missing, forms.get(name, default)) for name in sheet.table.column_names}
 
 
-def _detect_column(sheet: Sheet, name: str, missing: Sequence[str], form: NumberForm | None) -> Column:
+def _detect_column(sheet: TableSheet, name: str, missing: Sequence[str], form: NumberForm | None) -> Column:
     from pyarrow import compute, types
 
     values = sheet.table.column(name)
@@ -811,8 +811,11 @@ def _detect_text_column(
     import pyarrow as pa
     from pyarrow import compute, types
 
-    values = values.cast(pa.large_string()) if types.is_string_view(values.type) else values
-    chunks = (values if types.is_dictionary(values.type) else values.dictionary_encode()).unify_dictionaries().chunks
+    if types.is_dictionary(values.type):
+        chunks = values.unify_dictionaries().chunks
+    else:  # encoded as one: unifying the dictionaries of chunks takes seconds where most texts differ
+        wide = types.is_string_view(values.type) or values.nbytes >= 1 << 31
+        chunks = [(values.cast(pa.large_string()) if wide else values).combine_chunks().dictionary_encode()]
     distinct = chunks[0].dictionary
     codes = np.concatenate([chunk.indices.cast("int64").fill_null(-1).to_numpy() for chunk in chunks])
     # Texts that mean no value, and categories that no row has, are left out; texts that differ in white space are one.
@@ -882,7 +885,7 @@ def _parse_numbers(texts: Any, form: NumberForm, decimal_comma: bool) -> NDArray
     return numbers.to_numpy(zero_copy_only=False)
 
 
-def check_numbers(sheet: Sheet, column: Column) -> NDArray[np.float64]:
+def check_numbers(sheet: TableSheet, column: Column) -> NDArray[np.float64]:
     """Return a column as numbers, NaN where there is no value.
 
     Raises:
@@ -897,7 +900,7 @@ def check_numbers(sheet: Sheet, column: Column) -> NDArray[np.float64]:
     return column.numbers
 
 
-def _find_text(sheet: Sheet, column: Column, row: int) -> str:
+def _find_text(sheet: TableSheet, column: Column, row: int) -> str:
     return str(sheet.table.column(column.name)[row].as_py()).strip()
 
 
@@ -1043,7 +1046,7 @@ class TableEncoder(_Stored):
         columns: list[Label | Number] = [self.label, *(c for c in self.columns if isinstance(c, Number))]
         return {column.name: column.form for column in columns if column.form != PLAIN}
 
-    def transform(self, sheet: Sheet, columns: Mapping[str, Column]) -> tuple[NDArray[np.float32], list[str]]:
+    def transform(self, sheet: TableSheet, columns: Mapping[str, Column]) -> tuple[NDArray[np.float32], list[str]]:
         """Return rows as numbers float32 [N, features], and notes.
 
         Args:
@@ -1086,7 +1089,7 @@ class TableEncoder(_Stored):
 
 
 def fit_encoder(
-    sheet: Sheet, columns: Mapping[str, Column], label: Label, task: Task, options: TableOptions,
+    sheet: TableSheet, columns: Mapping[str, Column], label: Label, task: Task, options: TableOptions,
     train: NDArray[np.int64],
 ) -> tuple[TableEncoder, list[str]]:  # fmt: skip
     """Fit the encoding of a table to its training rows.
@@ -1143,7 +1146,7 @@ def fit_encoder(
     return encoder, [counts, *notes]
 
 
-def _fit_number(sheet: Sheet, column: Column, train: NDArray[np.int64]) -> Number | str:
+def _fit_number(sheet: TableSheet, column: Column, train: NDArray[np.int64]) -> Number | str:
     """Return the encoding of a column of numbers, or why it is left out."""
     if column.kind != "numbers" or _DATE.search(column.name):
         return f"they hold {'dates' if column.kind == 'numbers' else column.kind}"
@@ -1164,7 +1167,9 @@ def _fit_number(sheet: Sheet, column: Column, train: NDArray[np.int64]) -> Numbe
     return Number(name=column.name, mean=mean, std=std, missing=bool(missing.any()), form=column.form)
 
 
-def _fit_category(sheet: Sheet, column: Column, train: NDArray[np.int64], is_given: bool) -> tuple[Category | str, int]:
+def _fit_category(
+    sheet: TableSheet, column: Column, train: NDArray[np.int64], is_given: bool
+) -> tuple[Category | str, int]:
     """Return the encoding of a column of categories, or why it is left out; and the number of its categories.
 
     Args:
@@ -1198,7 +1203,7 @@ def _fit_category(sheet: Sheet, column: Column, train: NDArray[np.int64], is_giv
     return Category(name=column.name, values=tuple(sorted(frequent))), len(names)
 
 
-def _describe_slip(sheet: Sheet, column: Column, rows: int) -> DataError:
+def _describe_slip(sheet: TableSheet, column: Column, rows: int) -> DataError:
     count, row = len(column.strange), int(column.strange[0])
     text = truncate(_find_text(sheet, column, row))
     return sheet.error(
@@ -1227,7 +1232,7 @@ def _list_some(names: Sequence[str]) -> str:
 # ---- labels and groups -----------------------------------------------------------------------------------------------
 
 
-def _find_label(sheet: Sheet, options: TableOptions) -> str:
+def _find_label(sheet: TableSheet, options: TableOptions) -> str:
     if options.label is not None:
         return sheet.check_column(options.label, ", which is to be learned")
     names = [name for name in sheet.table.column_names if name not in options.drop and name != options.groups]
@@ -1236,7 +1241,7 @@ def _find_label(sheet: Sheet, options: TableOptions) -> str:
     return next((name for label in LABELS for name in names if name.lower() == label), names[-1])
 
 
-def _check_label(sheet: Sheet, column: Column) -> None:
+def _check_label(sheet: TableSheet, column: Column) -> None:
     """Refuse a column that cannot be learned."""
     reason = ""
     if column.kind in ("dates", "nested values"):
@@ -1251,7 +1256,7 @@ def _check_label(sheet: Sheet, column: Column) -> None:
         raise sheet.error(column.name, reason, key="label")
 
 
-def _fit_label(sheet: Sheet, column: Column, task: Task | None) -> tuple[Label, Task]:
+def _fit_label(sheet: TableSheet, column: Column, task: Task | None) -> tuple[Label, Task]:
     """Return the label, without a regression's mean, and what is learned."""
     texts = column.encode_values()[1]
     numbers = column.numbers[~column.missing] if column.kind == "numbers" else np.full(1, np.nan)
@@ -1270,7 +1275,7 @@ def _fit_label(sheet: Sheet, column: Column, task: Task | None) -> tuple[Label, 
     return Label(name=column.name, classes=tuple(sorted(texts, key=None if column.kind == "texts" else float))), task
 
 
-def encode_labels(sheet: Sheet, columns: Mapping[str, Column], label: Label, task: Task) -> NDArray[Any] | None:
+def encode_labels(sheet: TableSheet, columns: Mapping[str, Column], label: Label, task: Task) -> NDArray[Any] | None:
     """Return the labels of a table: int64 [N] of a classification, float32 [N, 1] of a regression; None: it has none.
 
     A row without a label has -1, or NaN.
@@ -1294,7 +1299,7 @@ def encode_labels(sheet: Sheet, columns: Mapping[str, Column], label: Label, tas
     return np.array([*(classes[text] for text in texts), -1], dtype=np.int64)[codes]
 
 
-def _encode_groups(sheet: Sheet, column: Column) -> NDArray[np.int64]:
+def _encode_groups(sheet: TableSheet, column: Column) -> NDArray[np.int64]:
     if missing := int(column.missing.sum()):
         reason = f"is the column of groups, and {missing} rows have no value."
         raise sheet.error(column.name, reason, key="groups")
@@ -1318,7 +1323,7 @@ def _choose_strata(
 
 def make_data(
     name: str,
-    sheet: Sheet,
+    sheet: TableSheet,
     options: TableOptions,
     encoder: TableEncoder | None = None,
     samples: int | None = None,
@@ -1382,7 +1387,7 @@ def make_data(
     return _wrap(name, x, y, splits, encoder, groups, (first, *notes, *further))
 
 
-def _check_columns(sheet: Sheet, options: TableOptions) -> None:
+def _check_columns(sheet: TableSheet, options: TableOptions) -> None:
     """Refuse a table without the columns that the run file names, or with one column only."""
     if len(sheet.table.column_names) < 2:
         raise DataError(
@@ -1395,7 +1400,7 @@ def _check_columns(sheet: Sheet, options: TableOptions) -> None:
         sheet.check_column(name)
 
 
-def _count_labelled(sheet: Sheet, labelled: NDArray[np.bool_]) -> dict[str, int]:
+def _count_labelled(sheet: TableSheet, labelled: NDArray[np.bool_]) -> dict[str, int]:
     """Return the number of rows with a label of each split."""
     ends = np.cumsum([*sheet.sizes.values()])
     sizes = {split: int(part.sum()) for split, part in zip(sheet.sizes, np.split(labelled, ends[:-1]), strict=True)}
@@ -1470,7 +1475,9 @@ def encode_rows(rows: Any, text: str) -> Data:
     return _wrap("table", x, y, {"test": np.arange(len(x))}, encoder, None, notes)
 
 
-def _encode(encoder: TableEncoder, sheet: Sheet) -> tuple[NDArray[np.float32], NDArray[Any] | None, tuple[str, ...]]:
+def _encode(
+    encoder: TableEncoder, sheet: TableSheet
+) -> tuple[NDArray[np.float32], NDArray[Any] | None, tuple[str, ...]]:
     """Return rows as numbers, their labels if all have one, and notes."""
     columns = detect_columns(sheet, encoder.missing, encoder.number_forms, detect=False)
     x, notes = encoder.transform(sheet, columns)
