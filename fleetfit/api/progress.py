@@ -14,13 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 from fleetfit.config import Experiment
 from fleetfit.errors import make_printable, truncate
 from fleetfit.markup import escape_html
-<<<<<<< HEAD
 from fleetfit.report.text import format_bytes, format_duration, format_percent, format_privacy
-from fleetfit.soundness import in_words
-=======
-from fleetfit.report.text import duration, percent, size, spent
 from fleetfit.state_checks import format_rollback
->>>>>>> main
 
 if TYPE_CHECKING:  # `import fleetfit` does without rich
     from rich.progress import Progress

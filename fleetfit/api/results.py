@@ -36,13 +36,8 @@ from fleetfit.planner import Plan
 from fleetfit.records import RunFolder
 from fleetfit.records.checkpoints import CheckpointError
 from fleetfit.records.schema import RoundRecord
-<<<<<<< HEAD
 from fleetfit.report.tables import make_level_table, make_total_table
-from fleetfit.soundness import check_base, fitting
-=======
-from fleetfit.report.tables import level_table, total_table
 from fleetfit.state_checks import check_base, check_checkpoint
->>>>>>> main
 from fleetfit.tensor_defaults import own_mode
 from fleetfit.values import Server
 

@@ -80,19 +80,10 @@ def find_numbers(
         number = summary.headline.number(name)
         numbers[name] = summary.number(name) if number is None else number
     batch = summary.evaluate.batch
-<<<<<<< HEAD
     for name in columns:
         if name.endswith(BATCH):
             numbers[name] = None if batch is None else batch.number(name.removesuffix(BATCH))
     reached = make_accuracy_curve(rounds, summary.norm, target_on)
-=======
-    numbers |= {
-        name: None if batch is None else batch.number(name.removesuffix(BATCH))
-        for name in columns
-        if name.endswith(BATCH)
-    }
-    reached = curve(rounds, summary.norm, target_on)
->>>>>>> main
     return numbers | {
         rounds_column(target): find_rounds_to(reached, target) for target in targets if rounds_column(target) in columns
     }
@@ -129,11 +120,7 @@ def make_final_numbers(
     for norm in ("static", "batch"):
         accuracies = summary.evaluate.accuracies(norm) if norm != summary.norm else None
         shares |= {f"{name}_{norm}": accuracies.number(name) if accuracies else None for name in FURTHER}
-<<<<<<< HEAD
     numbers = {name: round(100 * share, 4) for name, share in shares.items() if share is not None}
-=======
-    found = {name: round(100 * share, 4) for name, share in shares.items() if share is not None}
->>>>>>> main
     headings = [rounds_column(target) for target in targets]
     reached = find_numbers(summary, rounds, headings, targets, target_on)
     numbers |= {number_name(name): round(value, 4) for name, value in reached.items() if value is not None}

@@ -70,17 +70,11 @@ def make_total_table(summary: "SummaryRecord") -> Table:
             both = f"{format_percent(accuracies.global_)} / {format_percent(accuracies.local)}"
             rows.append((f"global / local {score} %, {title}{batches}", both))
     if summary.privacy is not None:
-<<<<<<< HEAD
         rows = [
             (f"{score} of the full model %, on the server's test set", format_percent(headline.full)),
             ("mean of the levels' models %, there", format_percent(headline.avg)),
             ("spent of the clients' privacy", format_privacy(summary.privacy.epsilon, summary.privacy.delta)),
         ]
-=======
-        rows = [(f"{score} of the full model %, on the server's test set", percent(headline.full)),
-                ("mean of the levels' models %, there", percent(headline.avg)),
-                ("spent of the clients' privacy", spent(summary.privacy.epsilon, summary.privacy.delta))]  # fmt: skip
->>>>>>> main
     else:
         rows.append(("bytes sent down / up", _format_traffic(summary)))
     if summary.waste:

@@ -146,13 +146,8 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-<<<<<<< HEAD
 def format_privacy(epsilon: float, delta: float) -> str:
     """Return the privacy that was spent: epsilon 4.96 at delta 0.001."""
-=======
-def spent(epsilon: float, delta: float) -> str:
-    """Return what was spent of the clients' privacy: epsilon 4.96 at delta 0.001."""
->>>>>>> main
     return f"epsilon {epsilon:.2f} at delta {delta:.3g}"
 
 
