@@ -29,7 +29,7 @@ from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_yo
 from fleetfit.factories import call_factory
 from fleetfit.inference import Calibration, Measure, Mode, Scores
 from fleetfit.inference.calibration import check_numbers
-from fleetfit.inference.export import Shipped
+from fleetfit.inference.export import LevelModel
 from fleetfit.layout import some_input
 from fleetfit.planner import Amount, absolute
 from fleetfit.records import RunFolder
@@ -473,7 +473,7 @@ def parse_budget(budget: Amount, cost: str, costs: list[float]) -> float:
 # ---- export ----------------------------------------------------------------------------------------------------------
 
 
-def prepare_export(run: TrainedRun, level: LevelName, data: Data | None) -> Shipped:
+def prepare_export(run: TrainedRun, level: LevelName, data: Data | None) -> LevelModel:
     """Return a level's model with the facts that an export needs.
 
     Args:
@@ -492,7 +492,7 @@ def prepare_export(run: TrainedRun, level: LevelName, data: Data | None) -> Ship
         "costs": inference.exit_costs(architecture, sizes, exits, federation.problem.input_shape),
         "calibration": calibration,
     }
-    return Shipped(
+    return LevelModel(
         entry.name,
         architecture,
         sizes,
