@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import fleetfit
 from fleetfit.aggregate import Aggregate, apply_mean
 from fleetfit.config import assemble, load_experiment, to_toml
-from fleetfit.data import Data, unlabelled
+from fleetfit.data import Data, drop_labels
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.work import setup_nest, simulation_of
 from fleetfit.errors import ConfigError, DataError, RunError
@@ -384,7 +384,7 @@ def test_a_federation_without_data_on_the_server_is_refused() -> None:
 
 def test_unlabelled_data_have_no_labels_and_keep_their_splits() -> None:
     data = tiny_data()
-    found = unlabelled(data)
+    found = drop_labels(data)
     assert set(found.y.tolist()) == {0} and found.classes == 1 and found.groups is None
     for name in ("train", "validation"):
         assert torch.equal(found.split(name), data.split(name))
@@ -396,12 +396,12 @@ def test_unlabelled_data_have_no_labels_and_keep_their_splits() -> None:
 def test_a_tenth_is_held_out_where_nothing_is() -> None:
     data = tiny_data()
     whole_set = data.share({"train": torch.cat([data.split("train"), data.split("validation")])})
-    found = [unlabelled(whole_set, seed) for seed in (0, 0, 1)]
+    found = [drop_labels(whole_set, seed) for seed in (0, 0, 1)]
     held = [set(d.split("validation").tolist()) for d in found]
     assert len(held[0]) == len(whole_set.split("train")) // 10 and held[0] == held[1] != held[2]
     assert not held[0] & set(found[0].split("train").tolist())
     with raises(DataError, key="data.server"):
-        unlabelled(data.share({"test": data.split("test")}))
+        drop_labels(data.share({"test": data.split("test")}))
 
 
 @pytest.mark.parametrize("task", ["classification", "regression", "multi_label"])
@@ -415,7 +415,7 @@ def test_labels_are_never_used(task: str) -> None:
     states = []
     for data in (right, poisoned):
         federation, simulation = by_width(spec_of("feddf"))
-        device = replace(federation.device or pytest.fail("no device"), unlabelled=unlabelled(data))
+        device = replace(federation.device or pytest.fail("no device"), unlabelled=drop_labels(data))
         states.append(rounds_of(replace(federation, device=device), simulation).state)
     assert same(*states)
 

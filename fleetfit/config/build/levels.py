@@ -16,12 +16,12 @@ from fleetfit.config.build.model import build_problem
 from fleetfit.config.components import check_keys
 from fleetfit.config.schema import CLIENTS, Experiment
 from fleetfit.cost import Conditions, Cost, cost_of, full_cost, submodel_cost, training_memory
-from fleetfit.data import Data, sizes_of
+from fleetfit.data import Data, count_samples
 from fleetfit.errors import ConfigError, DataError, MissingExtra
 from fleetfit.layout import State
 from fleetfit.method import Method, apply_model_hook, build
 from fleetfit.planner import Plan, PlannedLevel, Targets, affords, further_costs
-from fleetfit.report.text import short
+from fleetfit.report.text import format_count
 from fleetfit.submodel import Submodel
 from fleetfit.training import initial_base
 from fleetfit.values import DataDescription, Federation, Level, Local, Problem
@@ -198,7 +198,7 @@ def plan_levels(
                 path=error.path,
             ) from None
         parts = build_partition(experiment, data)
-        count, largest = len(parts), max(1, int(sizes_of(parts).max()))
+        count, largest = len(parts), max(1, int(count_samples(parts).max()))
     else:
         data, count, largest = facts, experiment.data.partition.clients or CLIENTS, None
     population = Population(
@@ -325,6 +325,6 @@ def describe_single_level(experiment: Experiment, federation: Federation, plan: 
         return []
     name = method if isinstance(method, str) else getattr(method, "__name__", type(method).__name__)
     return [
-        f"{name} trains the model that the smallest budget affords, {short(plan.levels[0].parameters)} of "
-        f"{short(whole)} parameters; all_large ignores budgets."
+        f"{name} trains the model that the smallest budget affords, {format_count(plan.levels[0].parameters)} of "
+        f"{format_count(whole)} parameters; all_large ignores budgets."
     ]
