@@ -41,7 +41,7 @@ from fleetfit.layout import Architecture, build_module
 from fleetfit.method import build
 from fleetfit.methods._pool import pool
 from fleetfit.planner import LevelShape, Targets, assign, given_levels, one_level, search
-from fleetfit.report.tables import LATENCIES, latency_cells
+from fleetfit.report.tables import LATENCIES, format_latency
 from fleetfit.report.text import Table
 from fleetfit.tasks import task_named
 from fleetfit.values import Job, Level, Problem, tuned
@@ -99,7 +99,7 @@ class PaperTable:
             if self.printed_ms:
                 return ("printed latency (ms)",), [(ms,) for ms in self.printed_ms]
             return (), [()] * len(self.rows)
-        cells = [latency_cells(latency, self.latencies[0]) for latency in self.latencies]
+        cells = [format_latency(latency, self.latencies[0]) for latency in self.latencies]
         if not self.printed_ms:
             return LATENCIES, list(cells)
         absolute, relative = LATENCIES

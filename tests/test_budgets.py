@@ -15,7 +15,7 @@ from fleetfit.cost import Conditions, cost_of, latency
 from fleetfit.errors import ConfigError, PlanError
 from fleetfit.models.cnn import cnn
 from fleetfit.planner import Plan
-from fleetfit.report.tables import plan_table
+from fleetfit.report.tables import make_plan_table
 
 FLEET = {"data": {"partition": {"kind": "iid", "clients": 8}}, "local": {"batch_size": 8, "epochs": 1}, "rounds": 1}
 SHAPE = (1, 8, 8)
@@ -105,7 +105,7 @@ def test_a_table_survives_the_resolved_file() -> None:
 def test_a_plan_shows_further_costs_as_columns() -> None:
     asked = PlanOptions("cnn", "0.3,1", input_shape="1,8,8", also="memory_bytes, size_bytes", batch_size=4)
     plan = plan_model(asked, ()).plan
-    table = plan_table(plan)
+    table = make_plan_table(plan)
     shown = {column: [row[i] for row in table.rows] for i, column in enumerate(table.columns)}
     small = plan.levels[0]
     piece = (cnn().sizes(small.width), small.exits)
@@ -159,7 +159,7 @@ def test_a_run_records_what_was_measured_and_measures_nothing_again(tmp_path: Pa
 def test_a_plan_shows_median_and_spread(times: list[int]) -> None:
     """As made up, a pass takes ten nanoseconds a parameter, and a little more each time something is measured."""
     plan = plan_model(PlanOptions("cnn", "0.3,1", input_shape="1,8,8", also="latency_s"), ()).plan
-    table = plan_table(plan)
+    table = make_plan_table(plan)
     (column,) = [i for i, name in enumerate(table.columns) if name == "latency ± spread (ms)"]
     for level, row in zip(plan.levels, table.rows, strict=True):
         said, spread = map(float, row[column].split(" ± "))

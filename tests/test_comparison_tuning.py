@@ -13,7 +13,7 @@ import fleetfit as ff
 from fleetfit.api.comparison import read_results
 from fleetfit.errors import ConfigError
 from fleetfit.records.schema import TuningCandidate, TuningResult
-from fleetfit.report.tuning import edges, tuning_table
+from fleetfit.report.tables import find_grid_edges, make_tuning_table
 
 DATA = """
 import torch
@@ -200,7 +200,7 @@ def tuning(chosen: Any, *values: Any, key: str = "local.lr") -> TuningResult:
     ],
 )
 def test_a_value_at_the_edge_of_its_grid_is_said(chosen: Any, values: Any, end: str | None) -> None:
-    found = edges([tuning(chosen, *values)])
+    found = find_grid_edges([tuning(chosen, *values)])
     said = f"A, IID: local.lr = {chosen} is the {end} value tried; a better one may lie beyond it."
     assert found == ([said] if end else [])
 
@@ -210,7 +210,9 @@ def test_rounds_that_choose_are_in_the_table() -> None:
     values = [
         TuningCandidate(values={"local.lr": lr}, score=50 + lr, seed=seed, rounds=rounds) for lr, seed, rounds in tried
     ]
-    table = tuning_table([TuningResult(row="A", setting="", chosen={"local.lr": 0.1}, candidates=values)], "rounds")
+    table = make_tuning_table(
+        [TuningResult(row="A", setting="", chosen={"local.lr": 0.1}, candidates=values)], "rounds"
+    )
     assert table.rows == (
         ("A", "local.lr = 0.1", "5.0", "50.10 ± 0.00", "chosen"),
         ("A", "local.lr = 0.2", "1 of 2 seeds", "50.20 ± 0.00", ""),

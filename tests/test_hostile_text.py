@@ -54,7 +54,7 @@ from fleetfit.errors import FleetFitError, escape_controls, make_printable
 from fleetfit.inference.export import to_transformers
 from fleetfit.markup import html_table
 from fleetfit.report import drawing
-from fleetfit.report.lines import table_csv
+from fleetfit.report.comparison_csv import format_comparison_csv
 from fleetfit.report.record import read_results
 from fleetfit.report.results import format_results
 from fleetfit.report.text import Table
@@ -456,7 +456,7 @@ def test_legitimate_text_keeps_its_characters(text: str) -> None:
 def test_escaped_documents_keep_their_values(text: str) -> None:
     for nest in ({"a": text}, {text: 1}, {"b": [{text: [text, "é\n"]}]}):
         document = escape_controls(json.dumps(nest, ensure_ascii=False))
-        for written in (document, to_transformers._json(nest)):
+        for written in (document, to_transformers._format_json(nest)):
             check_text(written, 10**8)
             assert json.loads(written) == nest
         document = escape_controls(tomli_w.dumps(nest))
@@ -484,7 +484,7 @@ def test_what_a_comparison_writes_keeps_its_values(root: Path, text: str) -> Non
     found = read_results(root / "above/compared/results.json")
     runs = [run.model_copy(update={"row": text}) for run in found.runs]
     results = found.model_copy(update={"name": text, "settings": {text: text}, "runs": runs})
-    for written in (format_results(results), table_csv(results, (), (), {})):
+    for written in (format_results(results), format_comparison_csv(results, (), (), {})):
         check_text(written)
     again = json.loads(format_results(results))
     assert (again["name"], again["settings_of_file"]) == (text, {text: text})

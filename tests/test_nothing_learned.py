@@ -12,7 +12,7 @@ import fleetfit as ff
 from fleetfit.cli import main
 from fleetfit.errors import NoUsableUpdates
 from fleetfit.records.schema import SummaryRecord
-from fleetfit.report.tables import explain_missing, total_table
+from fleetfit.report.tables import explain_missing, make_total_table
 from fleetfit.training.job import DIVERGED
 
 FAST: dict[str, Any] = {
@@ -96,9 +96,9 @@ def test_one_usable_round_is_enough_and_the_others_are_counted(tmp_path: Path) -
     given = {**FAST, "method": {"name": "heterofl", "hooks": {"loss": f"{tmp_path}/own.py:loss"}}}
     run = ff.run(given, out=tmp_path / "run")
     assert run.summary["empty_rounds"] == 2
-    assert ("rounds without a usable update", "2 of 3") in total_table(run.files.read_summary()).rows
+    assert ("rounds without a usable update", "2 of 3") in make_total_table(run.files.read_summary()).rows
     learned = ff.run(FAST, out=tmp_path / "learned")
-    assert not any("without a usable" in row[0] for row in total_table(learned.files.read_summary()).rows)
+    assert not any("without a usable" in row[0] for row in make_total_table(learned.files.read_summary()).rows)
 
 
 def test_nobody_connected_is_no_failure(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_an_accuracy_that_is_missing_says_why(tmp_path: Path) -> None:
     run = ff.run({**FAST, "rounds": 1, "data": {**FAST["data"], "test": 0.0}}, out=tmp_path / "run")
     (said,) = explain_missing(run.files.read_summary())
     assert "global accuracy" in said and "local accuracy" in said and "test samples" in said
-    assert said in total_table(run.files.read_summary()).notes
+    assert said in make_total_table(run.files.read_summary()).notes
 
 
 def test_evaluations_that_fail_say_why(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import tomli_w
 import fleetfit as ff
 from fleetfit.cli import main
 from fleetfit.config import assemble, load_experiment
-from fleetfit.report.text import short
+from fleetfit.report.text import format_count
 
 SMALL: dict[str, Any] = {
     "rounds": 1,
@@ -31,7 +31,7 @@ def test_its_size_is_the_plan_s(method: str) -> None:
     (whole,) = ff.plan({**SMALL, "method": {"name": "all_large"}}).levels
     assert level.parameters < whole.parameters / 5
     assert notes(method) == [
-        f"{method} {SAID}, {short(level.parameters)} of {short(whole.parameters)} parameters; "
+        f"{method} {SAID}, {format_count(level.parameters)} of {format_count(whole.parameters)} parameters; "
         "all_large ignores budgets."
     ]
 

@@ -27,7 +27,7 @@ from fleetfit.data.files.detect import detect_format
 from fleetfit.data.files.table import table
 from fleetfit.engines.flower.settings import own_data, read_settings
 from fleetfit.errors import ConfigError, DataError
-from fleetfit.report.tables import level_table, levels_of_rows, total_table
+from fleetfit.report.tables import make_level_table, make_row_level_table, make_total_table
 
 IRIS = load_iris()
 QUICK: dict[str, Any] = {"rounds": 2, "model": {"name": "mlp", "hidden": 16, "layers": 4}, "local": {"epochs": 10}}
@@ -442,7 +442,7 @@ def test_nodes_take_the_same_numbers_or_are_refused(done: ff.Run, tmp_path: Path
 def _is_called_r2(run: ff.Run, evaluated: str) -> None:
     """Expect no table, plot and page to call the score of a regression accuracy."""
     summary = run.files.read_summary()
-    tables = level_table(summary), total_table(summary), levels_of_rows({("a", ""): [summary]})
+    tables = make_level_table(summary), make_total_table(summary), make_row_level_table({("a", ""): [summary]})
     said = " ".join(table.to_markdown() for table in tables)
     assert "local R2 %" in said and "global R2 %" in said
     assert "local R2 %" in evaluated and "accuracy" not in evaluated

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fleetfit as ff
-from fleetfit.report.tables import total_table
+from fleetfit.report.tables import make_total_table
 
 FAST = {"rounds": 1, "model": {"name": "mlp", "hidden": 16}, "local": {"max_steps": 2}, "fleet": {"tolerance": 0.3}}
 
@@ -21,7 +21,7 @@ def arrays(folder: Path, train: list[int], test: list[int], **more: Any) -> str:
 
 
 def total(run: ff.Run) -> dict[str, str]:
-    return dict(total_table(run.files.read_summary()).rows)  # type: ignore[arg-type]
+    return dict(make_total_table(run.files.read_summary()).rows)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 import fleetfit as ff
 from fleetfit.report import drawing
-from fleetfit.report.tables import total_table
+from fleetfit.report.tables import make_total_table
 from fleetfit.timekeeper import PARTS, Timekeeper
 
 SMALL: dict[str, Any] = {
@@ -64,5 +64,5 @@ def test_each_round_and_the_summary_say_what_the_seconds_went_into(
         rounds = sum(line["seconds_of"][part] for line in lines)
         assert summary["seconds_of"][part] > rounds if part == "checkpoints" else summary["seconds_of"][part] == rounds
     assert sum(summary["seconds_of"].values()) <= summary["seconds"]
-    rows = dict(total_table(run.files.read_summary()).rows)
+    rows = dict(make_total_table(run.files.read_summary()).rows)
     assert [row.strip() for row in rows if "of it" in row] == [f"of it {part}" for part in PARTS]

@@ -13,9 +13,9 @@ from experiments.verdicts.stored import ExperimentResults, value_of
 from fleetfit import files
 from fleetfit.records.schema import LevelResult, RunResult
 from fleetfit.report.columns import FURTHER, ON_THE_WAY
-from fleetfit.report.differences import interval
 from fleetfit.report.drawing import DARK, LIGHT, color, empty, finish, style_of
 from fleetfit.report.plots import shapes
+from fleetfit.report.statistics import confidence_interval
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -219,7 +219,7 @@ def _of_rows(table: ClaimTable, results: ExperimentResults) -> Iterator[Drawn]:
 def _dots(axes: "Axes", values: Sequence[float], y: float, i: int, label: str) -> None:
     if not values:
         return
-    mean, ends = statistics.fmean(values), interval(values, 0.95) if len(values) > 1 else None
+    mean, ends = statistics.fmean(values), confidence_interval(values, 0.95) if len(values) > 1 else None
     axes.plot(values, [y] * len(values), "o", color=color(i), markersize=3, alpha=0.35, markeredgewidth=0)
     if ends is not None:
         axes.plot(ends, [y, y], color=color(i), linewidth=1.6)

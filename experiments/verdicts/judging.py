@@ -9,7 +9,7 @@ from scipy import stats
 
 from experiments.verdicts.claims import Claim, Claims, ClaimTable, Contrast, Place, contrasts
 from experiments.verdicts.stored import ExperimentResults, Value, differing, value_of
-from fleetfit.report.differences import interval
+from fleetfit.report.statistics import confidence_interval
 
 ALPHA = 0.05
 
@@ -231,7 +231,7 @@ def _tested(claim: Claim, contrast: Contrast, by_seed: Sequence[Sequence[Value]]
     found = Estimate(contrast, len(sums), back(mean), bounded=bounded, problem=problem)
     if len(sums) < 2 or claim.exact:
         return found
-    ends = interval(sums, 1 - ALPHA)
+    ends = confidence_interval(sums, 1 - ALPHA)
     if ends is None:
         return replace(found, problem=problem or "all seeds gave the same, from which no interval follows")
     at = math.log(_threshold(claim)) if ratio else _threshold(claim)

@@ -41,7 +41,7 @@ from fleetfit.messages import pack
 from fleetfit.method import build
 from fleetfit.planner import budget_problem
 from fleetfit.records import RunFolder
-from fleetfit.report.text import percent, spent
+from fleetfit.report.text import format_percent, format_privacy
 from fleetfit.rounds import Engine
 from fleetfit.secured import Secured
 from fleetfit.state_checks import format_rollback
@@ -266,7 +266,7 @@ def serve(grid: "Grid", config: ServerAppConfig, say: Callable[[str], None] = pr
         run_remaining_rounds(run, fleet_run.print_round, fleet_run.renew)
         for name, level in run.columns[run.experiment.evaluate.norms[0]]["levels"].items():
             if level["clients"]:
-                say(f"Level {name}: {percent(level['local'])}% on the data of {level['clients']} nodes.")
+                say(f"Level {name}: {format_percent(level['local'])}% on the data of {level['clients']} nodes.")
         say(f"Finished. The models: fleetfit.load({str(run.folder)!r}).model(level=1).")
         return run
     finally:
@@ -432,12 +432,12 @@ class _FleetRun:
         train, names = report["train"], [member.told.name for member in self.manager.members]
         title = f"Round {report['round']}/{self.run.experiment.rounds}"
         if "privacy" in report:
-            self.say(f"{title}: {spent(report['privacy']['epsilon'], report['privacy']['delta'])}")
+            self.say(f"{title}: {format_privacy(report['privacy']['epsilon'], report['privacy']['delta'])}")
         else:
             loss = "-" if train["loss"] is None else f"{train['loss']:.3f}"
             levels = ", ".join(f"{count} at level {level}" for level, count in sorted(train["by_level"].items()))
             columns = report.get("evaluate", {}).get(self.run.experiment.evaluate.norms[0])
-            local = f"  local {percent(columns['local'])}%" if columns and columns["local"] is not None else ""
+            local = f"  local {format_percent(columns['local'])}%" if columns and columns["local"] is not None else ""
             self.say(
                 f"{title}: loss {loss}, {train['clients']} updates{f' ({levels})' if levels else ''}{local}, "
                 f"{report['seconds']:.1f} s"

@@ -20,8 +20,8 @@ from fleetfit.layout import Architecture, State, build_module, outputs
 from fleetfit.layout.meta import on_meta
 from fleetfit.levels import split_levels
 from fleetfit.planner import Mode, Targets
-from fleetfit.report.tables import without_early
-from fleetfit.report.text import EXITS, Table, exit_names, short
+from fleetfit.report.tables import describe_early_heads
+from fleetfit.report.text import EXITS, Table, exit_names, format_count
 from fleetfit.seeds import make_torch_rng
 from fleetfit.submodel import extract
 from fleetfit.tasks import task_named
@@ -165,8 +165,8 @@ def _train_levels(problem: Problem, levels: Sequence[Level], data: Data) -> Tabl
                 f"{level.width:.2f}",
                 f"{level.submodel.depth}/{problem.architecture.blocks}",
                 ", ".join(exit_names(level.submodel.exits, problem.exits)),
-                short(cost.parameters),
-                short(cost.multiply_adds),
+                format_count(cost.parameters),
+                format_count(cost.multiply_adds),
                 f"{before:.4f} -> {after:.4f}",
                 f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s",
             )
@@ -180,7 +180,7 @@ def _train_levels(problem: Problem, levels: Sequence[Level], data: Data) -> Tabl
     heads, last = count_early_heads(problem), levels[-1]
     has_uncounted_heads = heads.parameters and find_counted_submodel(problem, last) != last.submodel
     return Table(
-        columns, tuple(rows), notes=(note, *([without_early(last.name, heads)] if has_uncounted_heads else []))
+        columns, tuple(rows), notes=(note, *([describe_early_heads(last.name, heads)] if has_uncounted_heads else []))
     )
 
 

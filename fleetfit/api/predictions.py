@@ -16,7 +16,7 @@ from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, escape_controls, one_line
 from fleetfit.inference import Policy, read_policy, stop_early
 from fleetfit.layout import predictions
-from fleetfit.report.text import Table, exit_names, percent
+from fleetfit.report.text import Table, exit_names, format_percent
 
 
 @dataclass(frozen=True)
@@ -158,14 +158,14 @@ def _make_accuracy_table(
     title = f"level {level} on {samples} {options.split} samples of {data.name}"
     notes = data.notes if options.data is not None else ()
     if options.adaptive:
-        rows = [(exits[i], samples, percent(float(row.mean()))) for i, row in enumerate(correct)]
+        rows = [(exits[i], samples, format_percent(float(row.mean()))) for i, row in enumerate(correct)]
         return Table(("exit (after block)", "samples", "accuracy %"), tuple(rows), title, notes)
     rows = []
     for number in sorted(set(result.exits.tolist())):
         is_here = result.exits == number
-        rows.append((exits[number - 1], str(int(is_here.sum())), percent(float(correct[0][is_here].mean()))))
+        rows.append((exits[number - 1], str(int(is_here.sum())), format_percent(float(correct[0][is_here].mean()))))
     if len(rows) > 1:
-        rows.append(("all", samples, percent(float(correct[0].mean()))))
+        rows.append(("all", samples, format_percent(float(correct[0].mean()))))
     return Table(("left at exit (after block)", "samples", "accuracy %"), tuple(rows), title, notes)
 
 
@@ -200,5 +200,5 @@ def _predict_targets(run: Run, data: Data, indices: Tensor, options: PredictOpti
         )
         return Table(("without labels", "value"), numbers, title, _list_notes(data, options))
     explained = 1 - float(error.square().sum() / (y - y.mean(0)).square().sum().clamp_min(1e-12))
-    scores = (("mean absolute error", f"{error.mean():.4g}"), ("explained variance (R2) %", percent(explained)))
+    scores = (("mean absolute error", f"{error.mean():.4g}"), ("explained variance (R2) %", format_percent(explained)))
     return Table(("what", "value"), scores, title, notes)

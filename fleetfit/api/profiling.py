@@ -33,7 +33,7 @@ from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ConfigError, FleetFitError, PlanError, escape_controls
 from fleetfit.files import write_text
 from fleetfit.planner import Amount, absolute, assign, budgets_by_cost
-from fleetfit.report.text import Table, size
+from fleetfit.report.text import Table, format_bytes
 from fleetfit.tensor_defaults import own_mode
 from fleetfit.training import accelerator_named
 from fleetfit.training.profiling import (
@@ -78,7 +78,7 @@ class Wishes:
         }
         words = [text.format(f"{value:g}") for text, value in limits.items() if value is not None]
         if self.memory_bytes is not None:
-            words.append(f"a step with at most {size(self.memory_bytes)}")
+            words.append(f"a step with at most {format_bytes(self.memory_bytes)}")
         return ", ".join(words) or "no limit"
 
 
@@ -188,7 +188,7 @@ class ProfileResult:
                     f"{level.share:.3f}",
                     _format_timing(measurement.step),
                     _format_timing(measurement.latency),
-                    f"{_format_bytes(measurement.memory_bytes)} ({size(level.predicted_bytes)})",
+                    f"{_format_bytes(measurement.memory_bytes)} ({format_bytes(level.predicted_bytes)})",
                     _format_bytes(measurement.process_bytes),
                     "-" if measurement.energy_j is None else f"{measurement.energy_j:.3g} J",
                     "; ".join(level.reasons) or ("this device's level" if index == self.affords.level else "fits"),
@@ -439,7 +439,7 @@ def _measure_levels(
         if levels and levels[-1].measurement.failed:
             reason = "not tried, since a smaller one failed"
         elif free is not None and predicted > free:
-            reason = f"not tried: a step takes at least {size(predicted)}, and {size(free)} are free"
+            reason = f"not tried: a step takes at least {format_bytes(predicted)}, and {format_bytes(free)} are free"
         elif left_s < _LEAST_S:
             reason = "not tried: the time was over (allow more with --limit-s)"
         if reason:
@@ -480,7 +480,7 @@ def _make_heading(plan: LevelPlan, machine: Machine) -> tuple[str, ...]:
 
 
 def _format_bytes(count: float | None) -> str:
-    return "-" if count is None else size(count)
+    return "-" if count is None else format_bytes(count)
 
 
 def _format_timing(timing: Timing | None) -> str:

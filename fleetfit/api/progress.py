@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 from fleetfit.config import Experiment
 from fleetfit.errors import make_printable, truncate
 from fleetfit.markup import escape_html
-from fleetfit.report.text import duration, percent, size, spent
+from fleetfit.report.text import format_bytes, format_duration, format_percent, format_privacy
 from fleetfit.state_checks import format_rollback
 
 if TYPE_CHECKING:  # `import fleetfit` does without rich
@@ -62,13 +62,13 @@ class RoundFacts:
     def time_left(self) -> str:
         """The wall time left, by the mean of the rounds so far: "6.0 s left"."""
         seconds = (self.rounds - self.done) * self._seconds / self._count if self._count else 0.0
-        return f"{duration(seconds)} left" if seconds else ""
+        return f"{format_duration(seconds)} left" if seconds else ""
 
     @property
     def loss(self) -> str:
         """The loss of the last round; with `[privacy]` the epsilon spent."""
         if "privacy" in self._report:
-            return spent(self._report["privacy"]["epsilon"], self._report["privacy"]["delta"])
+            return format_privacy(self._report["privacy"]["epsilon"], self._report["privacy"]["delta"])
         loss = self._report.get("train", {}).get("loss")
         return f"loss {'-' if loss is None else f'{loss:.3f}'}"
 
@@ -84,7 +84,7 @@ class RoundFacts:
     @property
     def traffic(self) -> str:
         """Bytes of all messages so far, both ways."""
-        return "" if self._bytes is None or "privacy" in self._report else f"{size(self._bytes)} sent"
+        return "" if self._bytes is None or "privacy" in self._report else f"{format_bytes(self._bytes)} sent"
 
     @property
     def rollback(self) -> str:
@@ -102,7 +102,7 @@ class RoundFacts:
         if not self._columns:
             return ""
         names = ("avg", "full") if "privacy" in self._report else ("local", "global")
-        return "  ".join(f"{name} {percent(self._columns.get(name))}%" for name in names)
+        return "  ".join(f"{name} {format_percent(self._columns.get(name))}%" for name in names)
 
     @property
     def accuracies_with_round(self) -> str:
@@ -116,7 +116,7 @@ class RoundFacts:
         measured = [(name, local) for name, local in levels if local is not None]
         if len(levels) < 2 or not measured:
             return ""
-        first = [f"{truncate(name)} {percent(local)}%" for name, local in measured[:_LEVELS]]
+        first = [f"{truncate(name)} {format_percent(local)}%" for name, local in measured[:_LEVELS]]
         return "by level: " + "  ".join(first) + ("  ..." if len(measured) > _LEVELS else "")
 
     @property
@@ -260,7 +260,7 @@ class TaskProgress:
         """The wall time left, by the mean so far: "6.0 s left"; "" before the first update and after the last."""
         if not 0 < self._done < self._total:
             return ""
-        return f"{duration((time.monotonic() - self._start) * (self._total - self._done) / self._done)} left"
+        return f"{format_duration((time.monotonic() - self._start) * (self._total - self._done) / self._done)} left"
 
     def update(self, done: int, format_line: Callable[[], str]) -> None:
         """Show the count so far; `format_line` returns the line where one is due, perhaps with `time_left`."""

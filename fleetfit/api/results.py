@@ -36,7 +36,7 @@ from fleetfit.planner import Plan
 from fleetfit.records import RunFolder
 from fleetfit.records.checkpoints import CheckpointError
 from fleetfit.records.schema import RoundRecord
-from fleetfit.report.tables import level_table, total_table
+from fleetfit.report.tables import make_level_table, make_total_table
 from fleetfit.state_checks import check_base, check_checkpoint
 from fleetfit.tensor_defaults import own_mode
 from fleetfit.values import Server
@@ -76,8 +76,8 @@ class Run:
             if self.finished:
                 summary = self.files.read_summary()
                 return (
-                    level_table(summary).to_html()
-                    + total_table(summary).to_html()
+                    make_level_table(summary).to_html()
+                    + make_total_table(summary).to_html()
                     + f"<p>{escape_html(str(self.folder))}</p>"
                 )
             facts = RoundFacts(self.experiment.rounds, self.experiment.evaluate.norms[0])

@@ -94,7 +94,7 @@ def run_comparison(
         record: Folder where the results are also stored.
     """
     from fleetfit import api
-    from fleetfit.report.tables import levels_of_rows
+    from fleetfit.report.tables import make_row_level_table
 
     values = {"--out": out, "--jobs": jobs if jobs > 1 else None, "--against": against, "--record": record}
     options = [str(word) for option, value in values.items() if value is not None for word in (option, value)]
@@ -108,7 +108,7 @@ def run_comparison(
             on_run=display.show_run, on_progress=display.show_progress,
         )  # fmt: skip
     output.print_table(
-        levels_of_rows({key: [run.files.read_summary() for run in runs] for key, runs in comparison.runs.items()})
+        make_row_level_table({key: [run.files.read_summary() for run in runs] for key, runs in comparison.runs.items()})
     )
     for table in comparison.tables:
         output.print_table(table, None if table is comparison.table else 100)
@@ -154,7 +154,7 @@ class ComparisonDisplay:
     def show_progress(self, progress: "ComparisonProgress") -> None:
         """Print the number of runs, and the estimated duration once it is known; the rounds show it from then on."""
         from fleetfit.api.progress import print_above
-        from fleetfit.report.text import duration
+        from fleetfit.report.text import format_duration
 
         if self._quiet:
             return
@@ -162,7 +162,7 @@ class ComparisonDisplay:
             self._has_started = True
             print_above(self._bars, format_run_count(progress))
         if progress.seconds_left:
-            is_first, about = not self._time_left, duration(progress.seconds_left)
+            is_first, about = not self._time_left, format_duration(progress.seconds_left)
             is_guess = progress.rows_measured < progress.rows
             self._time_left = f"{'perhaps ' * is_guess}{about} left of all"
             if is_first:

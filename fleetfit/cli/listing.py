@@ -21,8 +21,8 @@ from fleetfit import names
 from fleetfit.cli import output
 from fleetfit.errors import did_you_mean, truncate
 from fleetfit.profiles import PROFILES, DeviceProfile
-from fleetfit.report.tables import data_table
-from fleetfit.report.text import Table, size
+from fleetfit.report.tables import make_data_table
+from fleetfit.report.text import Table, format_bytes
 
 _CONTEXT = {"architecture", "classes", "channels", "input_shape", "vocabulary", "padding", "simulation"}
 """Parameters of factories that come from the system, and never from a run file."""
@@ -94,7 +94,7 @@ def make_list_table(kind: str) -> Table:
         return make_profile_table(PROFILES)
     entries = {name: find_entry(kind, name) for name in names.list_names(kind)}
     if kind == "data":
-        return data_table({name: entry.facts for name, entry in entries.items()})
+        return make_data_table({name: entry.facts for name, entry in entries.items()})
     rows = [(name, entry.summary, ", ".join(entry.keys)) for name, entry in entries.items()]
     return Table(("name", "what it is", "keys"), tuple(rows))
 
@@ -129,8 +129,9 @@ def make_profile_table(profiles: Mapping[str, DeviceProfile]) -> Table:
     columns = ("name", "what it is", "multiply-adds/s", "down/s", "up/s", "latency ms", "memory")
     rows = [
         (
-            name, p.what, f"{p.multiply_adds_per_s / 1e9:.1f} G", size(p.down_bytes_per_s), size(p.up_bytes_per_s),
-            f"{1000 * p.latency_s:g}", "-" if p.memory_bytes is None else size(p.memory_bytes),
+            name, p.what, f"{p.multiply_adds_per_s / 1e9:.1f} G",
+            format_bytes(p.down_bytes_per_s), format_bytes(p.up_bytes_per_s),
+            f"{1000 * p.latency_s:g}", "-" if p.memory_bytes is None else format_bytes(p.memory_bytes),
         )
         for name, p in profiles.items()
     ]  # fmt: skip

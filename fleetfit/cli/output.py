@@ -140,11 +140,11 @@ def print_notes(notes: Iterable[str]) -> None:
 def print_summary(summary: Mapping[str, Any]) -> None:
     """Print the tables of a finished run: its levels and its totals."""
     from fleetfit.records.schema import SummaryRecord
-    from fleetfit.report.tables import level_table, total_table
+    from fleetfit.report.tables import make_level_table, make_total_table
 
     record = SummaryRecord.load(summary)
-    print_table(level_table(record))
-    print_table(total_table(record))
+    print_table(make_level_table(record))
+    print_table(make_total_table(record))
     sys.stdout.flush()
 
 

@@ -120,7 +120,7 @@ def plan(
     set with --set model.KEY=VALUE.
     """
     from fleetfit import files
-    from fleetfit.report.tables import plan_table
+    from fleetfit.report.tables import make_plan_table
 
     options = PlanOptions(
         model, budgets, cost, tolerance, mode, levels, exits, widths, classes, input_shape, strict, also, batch_size
@@ -146,7 +146,7 @@ def plan(
         with output.explain_interrupt():
             result = view if meter is None else meter.measure_plan(view)
             output.print_notes(result.notes)
-            output.print_table(plan_table(result.plan, result.title, result.latencies, result.latency_notes))
+            output.print_table(make_plan_table(result.plan, result.title, result.latencies, result.latency_notes))
     if save is not None:
         if len(plans) > 1:
             raise ConfigError(

@@ -10,7 +10,7 @@ import typer
 
 from fleetfit.cli import output
 from fleetfit.cli.arguments import Folder, OtherData, parse_folder, parse_output_file
-from fleetfit.report.text import Table, percent
+from fleetfit.report.text import Table, format_percent
 
 if TYPE_CHECKING:
     from fleetfit.inference import Calibration, Mode
@@ -113,7 +113,7 @@ def make_evaluation_tables(columns: Mapping[str, Any], score: str) -> Iterator[T
         score: The task's name for its accuracy.
     """
     from fleetfit.records.schema import NO_ACCURACIES
-    from fleetfit.report.tables import samples_left_out
+    from fleetfit.report.tables import format_sample_counts
 
     for norm in ("static", "batch"):
         if norm not in columns:
@@ -121,15 +121,20 @@ def make_evaluation_tables(columns: Mapping[str, Any], score: str) -> Iterator[T
         values = columns[norm]
         accuracies = NO_ACCURACIES.model_copy(update=values)
         rows = [
-            (f"{kind.replace('_', ' ')} {score} %", f"{percent(values[kind])}{samples_left_out(accuracies, kind)}")
+            (
+                f"{kind.replace('_', ' ')} {score} %",
+                f"{format_percent(values[kind])}{format_sample_counts(accuracies, kind)}",
+            )
             for kind in _ACCURACIES
             if values.get(kind) is not None
         ]
         for name, level in values["levels"].items():
             if "accuracy" in level:
-                rows.append((f"level {name}, {score} %", percent(level["accuracy"])))
+                rows.append((f"level {name}, {score} %", format_percent(level["accuracy"])))
             else:
-                rows.append((f"level {name}, {level['clients']} clients, local {score} %", percent(level["local"])))
+                rows.append(
+                    (f"level {name}, {level['clients']} clients, local {score} %", format_percent(level["local"]))
+                )
         data = f" of {columns['data']}, {values['samples']} samples" if "data" in columns else ""
         yield Table((f"{columns['split']} data{data}", f"{norm} batch-norm statistics"), tuple(rows))
 
@@ -189,8 +194,8 @@ def make_calibration_tables(calibration: "Calibration") -> Iterator[Table]:
         threshold = "-" if i == count - 1 else "never" if policy.thresholds[i] > 1 else f"{policy.thresholds[i]:.4f}"
         rows.append((
             calibration.exits[i] if calibration.exits else str(i + 1), format_cost(calibration.costs[i]), threshold,
-            percent(test.shares[i]), percent(calibration.accuracies[i]), percent(before),
-            *([] if after is None else [f"{policy.temperatures[i]:.2f}", percent(after)]),
+            format_percent(test.shares[i]), format_percent(calibration.accuracies[i]), format_percent(before),
+            *([] if after is None else [f"{policy.temperatures[i]:.2f}", format_percent(after)]),
         ))  # fmt: skip
     temperatures = ("temperature", "error after it %") if policy.temperatures else ()
     columns = ("exit (after block)", unit, "threshold", "test samples that leave %", "accuracy of all %",
@@ -199,9 +204,9 @@ def make_calibration_tables(calibration: "Calibration") -> Iterator[Table]:
     without = last if calibration.level_cost is None else calibration.level_cost
     saved = 1 - test.cost / without
     notes = [
-        f"Test samples: accuracy {percent(test.accuracy)}% at {format_cost(test.cost)} {unit} on average (budget "
-        f"{format_cost(calibration.budget)}); all at the last exit: {percent(test.full)}% at {format_cost(without)}: "
-        f"{100 * abs(saved):.0f}% {'less' if saved >= 0 else 'more'}.",
+        f"Test samples: accuracy {format_percent(test.accuracy)}% at {format_cost(test.cost)} {unit} on average "
+        f"(budget {format_cost(calibration.budget)}); all at the last exit: {format_percent(test.full)}% at "
+        f"{format_cost(without)}: {100 * abs(saved):.0f}% {'less' if saved >= 0 else 'more'}.",
     ]
     if without != last:
         notes.append(
@@ -214,7 +219,7 @@ def make_calibration_tables(calibration: "Calibration") -> Iterator[Table]:
     yield Table(columns, tuple(rows), title, tuple(notes))
     points = calibration.curve[:: max(1, len(calibration.curve) // 10)]
     curve = tuple(
-        (format_cost(point["budget"]), format_cost(point["cost"]), percent(point["accuracy"]),
+        (format_cost(point["budget"]), format_cost(point["cost"]), format_percent(point["accuracy"]),
          " ".join(f"{100 * share:.0f}" for share in point["shares"])) for point in points
     )  # fmt: skip
     yield Table(("budget", f"average {unit}", "accuracy %", "leave at exits %"), curve, "test samples over budgets")
@@ -283,8 +288,8 @@ def make_export_table(exported: "Export") -> Table:
     numbers = [f"exit {i + 1}: accuracy %" for i in range(exits)]
     rows = []
     for form in exported.variants:
-        scores = [percent(accuracy) for accuracy in form.accuracies] or ["-"] * exits
-        same = percent(min(form.agreement)) if form.agreement else "-"
+        scores = [format_percent(accuracy) for accuracy in form.accuracies] or ["-"] * exits
+        same = format_percent(min(form.agreement)) if form.agreement else "-"
         rows.append((form.name, f"{form.size_bytes / 1000:.0f}", *scores, same, f"{form.difference:.1e}"))
     columns = ("form", "kB", *numbers, "same answer %", "largest difference")
     title = f"level {exported.level} on {exported.variants[0].samples} {exported.samples} samples"

@@ -13,7 +13,7 @@ from fleetfit import stored
 from fleetfit.cli import output
 from fleetfit.cli.arguments import Folder, OtherData, parse_folder, parse_output_file
 from fleetfit.errors import ConfigError, did_you_mean
-from fleetfit.report.text import Table, percent, size
+from fleetfit.report.text import Table, format_bytes, format_percent
 from fleetfit.stored import ClearedRun, StoredRun
 
 _MOST_METHODS = 32
@@ -100,13 +100,15 @@ def make_run_table(listed: Sequence[StoredRun], folder: Path) -> Table:
         rows.append((
             _shorten(run, folder), content if run.kind == "run" else f"{run.kind}: {content}",
             f"{run.rounds}/{run.asked or '?'}{unit}, {state}",
-            f"{percent(run.local)} / {percent(run.global_)}" if has_accuracies else "-", run.begun[:10] or "-",
-            size(run.size_bytes), f"{size(run.checkpoints_bytes)} ({run.checkpoints})" if run.checkpoints else "-",
+            f"{format_percent(run.local)} / {format_percent(run.global_)}" if has_accuracies else "-",
+            run.begun[:10] or "-", format_bytes(run.size_bytes),
+            f"{format_bytes(run.checkpoints_bytes)} ({run.checkpoints})" if run.checkpoints else "-",
         ))  # fmt: skip
     notes = [f"Damaged: {_shorten(run, folder)}: {run.damage}." for run in listed if run.damage]
     total, checkpoints = sum(run.size_bytes for run in listed), sum(run.checkpoints_bytes for run in listed)
     notes.append(
-        f"{size(total)} in all, {size(checkpoints)} of it in checkpoints; --clear-checkpoints removes old ones."
+        f"{format_bytes(total)} in all, {format_bytes(checkpoints)} of it in checkpoints; --clear-checkpoints removes "
+        "old ones."
     )
     return Table(columns, tuple(rows), f"Runs in {folder}", tuple(notes))
 
@@ -128,7 +130,7 @@ def make_cleanup_table(cleanup: Sequence[ClearedRun], folder: Path) -> Table:
     """Return the checkpoints to remove as a table, and notes on what is then impossible."""
     rows = tuple(
         (_shorten(run, folder), "finished" if run.finished else "unfinished", str(len(run.files)),
-         size(run.size_bytes), "none" if run.last else "the newest good one")
+         format_bytes(run.size_bytes), "none" if run.last else "the newest good one")
         for run in cleanup if run.files
     )  # fmt: skip
     notes = [f"Kept: {_shorten(run, folder)}: {run.kept}." for run in cleanup if run.kept]
@@ -159,7 +161,7 @@ def _confirm(cleanup: Sequence[ClearedRun]) -> None:
 
 def _format_amount(cleanup: Sequence[ClearedRun]) -> str:
     count, runs = sum(len(run.files) for run in cleanup), sum(bool(run.files) for run in cleanup)
-    total = size(sum(run.size_bytes for run in cleanup))
+    total = format_bytes(sum(run.size_bytes for run in cleanup))
     return f"{count} checkpoint{'s' * (count != 1)} of {runs} run{'s' * (runs != 1)}, {total}"
 
 

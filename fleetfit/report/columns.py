@@ -1,4 +1,4 @@
-"""What a table of a comparison can show of a run: its final accuracies, rounds to a target, the waste rate.
+"""Numbers of a run that the table of a comparison can show: final accuracies, rounds to a target, the waste rate.
 
 Rounds to a target as in McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data"
 (2017), section 3: the curve of accuracies is made monotone by the best one so far, and crosses the target where the
@@ -10,10 +10,10 @@ evaluation counts as reached in that round.
 
 import statistics
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from fleetfit.report.text import spread
+from fleetfit.report.text import format_mean
 
 if TYPE_CHECKING:  # `list` prints a table without pydantic
     from fleetfit.records.schema import RoundRecord, SummaryRecord
@@ -22,28 +22,28 @@ ROUNDS = "rounds"
 ON_THE_WAY = ("local", "global", "local_worst_tenth", "global_worst_tenth", "ensemble", "mean_over_exits")
 """Accuracies that every evaluation has; the others belong to the last one, unless `evaluate.whole` is set."""
 BATCH = ", batch"
-"""What the name of an accuracy with each batch's own batch-norm statistics ends in: "global, batch"."""
+"""The end of the name of an accuracy with batch statistics: "global, batch"."""
 ATTACKED = ("backdoor", "hostile_excluded", "honest_excluded", *(f"honest_excluded_{n}" for n in range(1, 9)))
 """Of runs with `[attack]`: success of a backdoor, and the shares of sent updates that a defence left out; by level."""
 COLUMNS = (*ON_THE_WAY, "best_exit", "avg", "full", "waste", *ATTACKED, ROUNDS, f"local{BATCH}", f"global{BATCH}")
-"""What `[compare] columns` may name; `docs/experiments.md` explains each."""
-_OF_THE_HEADLINE = tuple(name for name in COLUMNS if name != ROUNDS and not name.endswith(BATCH))
+"""The names that `[compare] columns` may have; `docs/experiments.md` explains each."""
+_HEADLINE_NUMBERS = tuple(name for name in COLUMNS if name != ROUNDS and not name.endswith(BATCH))
 
 FURTHER = ("local", "global", "avg", "full")
-"""Accuracies that `final_numbers` also has with the other batch-norm policy, where a run evaluates both."""
+"""Accuracies that `make_final_numbers` also has with the other batch-norm policy, where a run evaluates both."""
 COSTS = ("parameters", "multiply_adds", "bytes_down", "bytes_up", "simulated_s", "failures")
-"""Further numbers of a run: elements of its largest level, and what all rounds cost together."""
+"""Costs of a run: elements of its largest level, and the sums over all rounds."""
 
 Curve = Sequence[tuple[int, float]]
 """Evaluated rounds, ascending and counted from 1, with their accuracies."""
 
 
-def expanded(names: Sequence[str], targets: Sequence[float]) -> list[str]:
+def expand_columns(names: Sequence[str], targets: Sequence[float]) -> list[str]:
     """Return the table's columns: "rounds" becomes one for each target."""
-    found: list[str] = []
+    columns: list[str] = []
     for name in names:
-        found += [rounds_column(target) for target in targets] if name == ROUNDS else [name]
-    return found
+        columns += [rounds_column(target) for target in targets] if name == ROUNDS else [name]
+    return columns
 
 
 def rounds_column(target: float) -> str:
@@ -52,14 +52,14 @@ def rounds_column(target: float) -> str:
 
 
 def is_rounds(column: str) -> bool:
-    """Tell whether a column counts rounds."""
+    """Return whether a column counts rounds."""
     return column.startswith(f"{ROUNDS} to ")
 
 
 # ---- of one run ------------------------------------------------------------------------------------------------------
 
 
-def numbers_of(
+def find_numbers(
     summary: "SummaryRecord",
     rounds: "Sequence[RoundRecord]",
     columns: Sequence[str],
@@ -71,7 +71,7 @@ def numbers_of(
     Args:
         summary: Its final numbers.
         rounds: The reports of its rounds.
-        columns: What is wanted, `expanded`.
+        columns: The columns, after `expand_columns`.
         targets: The accuracies that rounds are counted to.
         target_on: Which accuracy that is.
     """
@@ -80,22 +80,20 @@ def numbers_of(
         number = summary.headline.number(name)
         numbers[name] = summary.number(name) if number is None else number
     batch = summary.evaluate.batch
-    numbers |= {
-        name: None if batch is None else batch.number(name.removesuffix(BATCH))
-        for name in columns
-        if name.endswith(BATCH)
-    }
-    reached = curve(rounds, summary.norm, target_on)
+    for name in columns:
+        if name.endswith(BATCH):
+            numbers[name] = None if batch is None else batch.number(name.removesuffix(BATCH))
+    reached = make_accuracy_curve(rounds, summary.norm, target_on)
     return numbers | {
-        rounds_column(target): rounds_to(reached, target) for target in targets if rounds_column(target) in columns
+        rounds_column(target): find_rounds_to(reached, target) for target in targets if rounds_column(target) in columns
     }
 
 
-def names_of_numbers(targets: Sequence[float]) -> list[str]:
-    """Return the names of all numbers that `final_numbers` may have, in their order."""
+def list_number_names(targets: Sequence[float]) -> list[str]:
+    """Return the names of all numbers that `make_final_numbers` may have, in their order."""
     other = [f"{name}_{norm}" for norm in ("static", "batch") for name in FURTHER]
     rounds = [number_name(rounds_column(target)) for target in targets]
-    return [*_OF_THE_HEADLINE, *other, *rounds, *COSTS]
+    return [*_HEADLINE_NUMBERS, *other, *rounds, *COSTS]
 
 
 def number_name(column: str) -> str:
@@ -103,10 +101,10 @@ def number_name(column: str) -> str:
     return column.removesuffix("%").replace(" ", "_") if is_rounds(column) else column.replace(BATCH, "_batch")
 
 
-def final_numbers(
+def make_final_numbers(
     summary: "SummaryRecord", rounds: "Sequence[RoundRecord]", targets: Sequence[float], target_on: str
 ) -> dict[str, float]:
-    """Return all numbers of a finished run that any table can show, by their names in files of numbers.
+    """Return all numbers of a finished run that a table can show, by their names in files of numbers.
 
     Args:
         summary: Its final numbers.
@@ -118,35 +116,32 @@ def final_numbers(
         Accuracies and waste in percent, rounded to 4 decimals; rounds; costs. What was not measured is absent. With
         the other batch-norm policy than the headline's, an accuracy is `local_batch` or `local_static`.
     """
-    shares = numbers_of(summary, rounds, _OF_THE_HEADLINE)
+    shares = find_numbers(summary, rounds, _HEADLINE_NUMBERS)
     for norm in ("static", "batch"):
         accuracies = summary.evaluate.accuracies(norm) if norm != summary.norm else None
         shares |= {f"{name}_{norm}": accuracies.number(name) if accuracies else None for name in FURTHER}
-    found = {name: round(100 * share, 4) for name, share in shares.items() if share is not None}
+    numbers = {name: round(100 * share, 4) for name, share in shares.items() if share is not None}
     headings = [rounds_column(target) for target in targets]
-    reached = numbers_of(summary, rounds, headings, targets, target_on)
-    found |= {number_name(name): round(value, 4) for name, value in reached.items() if value is not None}
+    reached = find_numbers(summary, rounds, headings, targets, target_on)
+    numbers |= {number_name(name): round(value, 4) for name, value in reached.items() if value is not None}
     costs = {"parameters": summary.levels[-1].parameters, **{name: summary.number(name) for name in COSTS[1:]}}
-    return found | {name: value for name, value in costs.items() if value is not None}
+    return numbers | {name: value for name, value in costs.items() if value is not None}
 
 
-def curve(rounds: "Sequence[RoundRecord]", norm: str, kind: str) -> list[tuple[int, float]]:
+def make_accuracy_curve(rounds: "Sequence[RoundRecord]", norm: str, kind: str) -> list[tuple[int, float]]:
     """Return the evaluated rounds of a run with one of their accuracies."""
     evaluations = [(one.round, one.evaluate.accuracies(norm)) for one in rounds if one.evaluate is not None]
     points = [(number, accuracies.number(kind)) for number, accuracies in evaluations if accuracies is not None]
     return [(number, accuracy) for number, accuracy in points if accuracy is not None]
 
 
-def best_so_far(points: Curve) -> list[tuple[int, float]]:
+def keep_best(points: Curve) -> list[tuple[int, float]]:
     """Return the curve with each accuracy replaced by the best one until then."""
-    best, found = float("-inf"), []
-    for done, accuracy in points:
-        best = max(best, accuracy)
-        found.append((done, best))
-    return found
+    best = accumulate((accuracy for _, accuracy in points), max)
+    return [(number, accuracy) for (number, _), accuracy in zip(points, best, strict=True)]
 
 
-def rounds_to(points: Curve, target: float) -> float | None:
+def find_rounds_to(points: Curve, target: float) -> float | None:
     """Return after how many rounds a curve first reaches a target; see the module's docstring.
 
     Args:
@@ -158,7 +153,7 @@ def rounds_to(points: Curve, target: float) -> float | None:
         far is below the target and the next one r_1; the first evaluated round if it reaches the target; None if no
         round does.
     """
-    best = best_so_far(points)
+    best = keep_best(points)
     if best and best[0][1] >= target:
         return float(best[0][0])
     for (before, low), (after, high) in pairwise(best):
@@ -170,14 +165,14 @@ def rounds_to(points: Curve, target: float) -> float | None:
 # ---- over seeds ------------------------------------------------------------------------------------------------------
 
 
-def mean_rounds(values: Sequence[float | None]) -> float | None:
+def compute_mean_rounds(values: Sequence[float | None]) -> float | None:
     """Return the mean over the seeds; None unless all of them reached the target."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known and len(known) == len(values) else None
+    rounds = [value for value in values if value is not None]
+    return statistics.fmean(rounds) if rounds and len(rounds) == len(values) else None
 
 
-def cell(column: str, values: Sequence[float | None], first: Sequence[float | None] | None = None) -> str:
-    """Return what stands in the table: "84.49", "84.49 ± 0.31", "87.2 (3.6x)", "2 of 3 seeds", "-".
+def format_cell(column: str, values: Sequence[float | None], first: Sequence[float | None] | None = None) -> str:
+    """Return the cell of a table: "84.49", "84.49 ± 0.31", "87.2 (3.6x)", "2 of 3 seeds", "-".
 
     Args:
         column: The column.
@@ -185,13 +180,13 @@ def cell(column: str, values: Sequence[float | None], first: Sequence[float | No
         first: Those of the first row, over which the speed-up is; None for the first row itself.
     """
     if not is_rounds(column):
-        return spread(values)
-    mean, reached = mean_rounds(values), sum(value is not None for value in values)
+        return format_mean(values)
+    mean, reached = compute_mean_rounds(values), sum(value is not None for value in values)
     if mean is None:
         return f"{reached} of {len(values)} seeds" if reached else "-"
-    start = None if first is None else mean_rounds(first)
-    faster = "" if start is None else f" ({start / mean:.1f}x)"
+    start = None if first is None else compute_mean_rounds(first)
+    speedup = "" if start is None else f" ({start / mean:.1f}x)"
     text = f"{mean:.1f}" if mean < 100 else f"{mean:.0f}"
     if len(values) > 1:
-        return f"{text} ± {statistics.stdev([v for v in values if v is not None]):.1f}{faster}"
-    return text.removesuffix(".0") + faster
+        return f"{text} ± {statistics.stdev([v for v in values if v is not None]):.1f}{speedup}"
+    return text.removesuffix(".0") + speedup

@@ -39,8 +39,8 @@ from fleetfit.report.drawing import (
     style_of,
     wrapped,
 )
-from fleetfit.report.order import out_of_order, rows_out_of_order
-from fleetfit.report.text import exit_names, score_of, spread
+from fleetfit.report.order import explain_order, explain_row_order
+from fleetfit.report.text import exit_names, format_mean, get_score_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -174,7 +174,7 @@ def accuracy_of_run(summary: Summary, metrics: Metrics) -> "Figure":
     for kind, shade, width in zip(kinds_of(summary), (COLORS[1], COLORS[0]), _WIDTHS, strict=True):
         curve_of_seeds(axes[0], [[(done, columns.get(kind)) for done, columns in measured]], shade, kind, width)
     where = "on the server's test set" if "privacy" in summary else "mean over clients"
-    finish(axes[0], "round", f"{score_of(_make_record(summary))} (%)", f"{where}; markers: measured")
+    finish(axes[0], "round", f"{get_score_name(_make_record(summary))} (%)", f"{where}; markers: measured")
     if panels > 1:
         for i, name in enumerate(exit_names(exits, exits)):
             points = [(done, dict(enumerate(columns.get("exits", ()))).get(i)) for done, columns in measured]
@@ -184,7 +184,7 @@ def accuracy_of_run(summary: Summary, metrics: Metrics) -> "Figure":
     axes[0].set_xlim(0, max(1, summary.get("rounds", 1), *(report["round"] for report in metrics)) * 1.03)
     for one in axes:
         legend_below(one)
-    noted(figure, out_of_order([_make_record(summary)]))
+    noted(figure, explain_order([_make_record(summary)]))
     return figure
 
 
@@ -217,7 +217,7 @@ def accuracy_of_rows(
     legend_below(every[0], 3 * len(kinds))
     noted(
         figure,
-        rows_out_of_order({name: [_make_record(summary) for summary, _ in seeds] for name, seeds in rows.items()}),
+        explain_row_order({name: [_make_record(summary) for summary, _ in seeds] for name, seeds in rows.items()}),
     )
     return figure
 
@@ -267,7 +267,7 @@ def _make_record(summary: Summary) -> SummaryRecord:
 
 
 def _score_of_rows(rows: Mapping[str, Seeds]) -> str:
-    return score_of(*(_make_record(summary) for seeds in rows.values() for summary, _ in seeds))
+    return get_score_name(*(_make_record(summary) for seeds in rows.values() for summary, _ in seeds))
 
 
 def _accuracies(seed: tuple[Summary, Metrics], kind: str) -> list[tuple[int, float | None]]:
@@ -385,7 +385,7 @@ def shapes(rows: Mapping[str, Sequence[Summary]], title: str = "") -> "Figure":
                 axes.plot([0, wide], [at, at], color="white" if exit < level["depth"] else DARK, linewidth=1.4)
             axes.text(wide / 2, -0.05, f"{100 * wide:.0f}% wide", ha="center", va="top", fontsize=8, color=DARK)
             axes.text(1.08, 1 - deep / 2, f"{100 * deep:.0f}% deep", rotation=270, va="center", fontsize=8, color=DARK)
-            found = spread([seed["levels"][i]["local"] for seed in seeds if i < len(seed["levels"])])
+            found = format_mean([seed["levels"][i]["local"] for seed in seeds if i < len(seed["levels"])])
             nobody = "not told" if level.get("clients") else "no clients"  # with `[privacy]` clients do not tell
             accuracy = nobody if found == "-" else f"{found}%"
             axes.set_title(f"level {level['level']}\n{accuracy}", fontsize=9, color=DARK)
@@ -396,7 +396,7 @@ def shapes(rows: Mapping[str, Sequence[Summary]], title: str = "") -> "Figure":
                 label = wrapped(name, _LETTERS if size == 10 else 34)
                 axes.text(-0.08, 0.5, label, rotation=90, ha="right", va="center", fontsize=size, fontweight="bold")
     count = max(len(seeds) for seeds in rows.values())
-    score = score_of(*(_make_record(one) for seeds in rows.values() for one in seeds))
+    score = get_score_name(*(_make_record(one) for seeds in rows.values() for one in seeds))
     over = f" (mean ± standard deviation of {count} seeds)" if count > 1 else ""
     noted(
         figure,
@@ -492,7 +492,7 @@ def _accuracy_of_exits(axes: "Axes", summary: Summary, metrics: Metrics) -> None
     finish(
         axes,
         "exit after block",
-        f"{score_of(_make_record(summary))} (%)",
+        f"{get_score_name(_make_record(summary))} (%)",
         f"{summary['method']} on {summary['data']}, {after}",
     )
     axes.set_xticks(places, [str(exit) for exit in summary["levels"][-1]["exits"][: len(values)]])

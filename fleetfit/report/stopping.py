@@ -26,7 +26,7 @@ from fleetfit.report.drawing import (
     noted,
 )
 from fleetfit.report.order import is_behind
-from fleetfit.report.text import percent, short
+from fleetfit.report.text import format_count, format_percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +66,7 @@ def accuracy_over_budget(numbers: Mapping[str, Any], title: str = "") -> "Figure
     axes.plot(
         [chosen["cost"] / scale], [in_percent(chosen["accuracy"])],
         color=COLORS[0], marker="o", markersize=10, markerfacecolor="white", markeredgewidth=2, linestyle="none",
-        label=f"budget {amount(chosen['budget'], numbers['cost'])}: {percent(chosen['accuracy'])}%",
+        label=f"budget {amount(chosen['budget'], numbers['cost'])}: {format_percent(chosen['accuracy'])}%",
     )  # fmt: skip
     finish(axes, f"{_LABELS[numbers['cost']]} ({unit})", "accuracy (%)", title or f"level {numbers['level']}")
     axes.margins(x=0.07, y=0.14)
@@ -91,7 +91,7 @@ def _exits(axes: "Axes", costs: Sequence[float], accuracies: Sequence[float]) ->
 
 def amount(value: float, cost: str) -> str:
     """Return a budget or a cost with its unit: "35 ms", "1.90 M multiply-adds"."""
-    return f"{1e3 * value:.3g} ms" if cost == "latency_s" else f"{short(value)} multiply-adds"
+    return f"{1e3 * value:.3g} ms" if cost == "latency_s" else f"{format_count(value)} multiply-adds"
 
 
 def _unit(cost: str, most: float) -> tuple[float, str]:

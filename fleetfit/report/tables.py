@@ -1,86 +1,105 @@
-"""Tables as they will stand in a paper; their numbers come from run folders."""
+"""Tables as they stand in a paper, from the records of runs and comparisons."""
 
+import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fleetfit.report.columns import cell, is_rounds
-from fleetfit.report.order import out_of_order
-from fleetfit.report.text import EXITS, Table, duration, exit_names, percent, score_of, short, size, spent, spread
+from fleetfit.report.columns import format_cell, is_rounds
+from fleetfit.report.order import explain_order
+from fleetfit.report.text import (
+    EXITS,
+    Table,
+    exit_names,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_mean,
+    format_percent,
+    format_privacy,
+    get_score_name,
+)
 
 if TYPE_CHECKING:  # `list` prints a table without them
     from fleetfit.cost import Cost, Latency
+    from fleetfit.data import Facts
     from fleetfit.planner import Plan
-    from fleetfit.records.schema import AccuracyRecord, SummaryRecord
+    from fleetfit.records.schema import AccuracyRecord, LevelRecord, SummaryRecord, TuningCandidate, TuningResult
+    from fleetfit.report.statistics import Difference
 
 # ---- one run ---------------------------------------------------------------------------------------------------------
 
 
-def level_table(summary: "SummaryRecord") -> Table:
+def make_level_table(summary: "SummaryRecord") -> Table:
     """Return the levels with their sizes, and the accuracy of each level's own clients."""
     columns = ("level", "width", "depth", EXITS, "parameters", "multiply-adds", "clients",
-               f"local {score_of(summary)} %")  # fmt: skip
+               f"local {get_score_name(summary)} %")  # fmt: skip
     every = sorted({exit for level in summary.levels for exit in level.exits})
-    rows = tuple(
-        (
-            level.level,
-            f"{level.width:.2f}",
-            f"{level.depth}/{level.blocks}",
-            ", ".join(exit_names(level.exits, every)),
-            short(level.parameters),
-            short(level.multiply_adds),
-            str(level.clients),
-            percent(level.local),
-        )
-        for level in summary.levels
+    rows = []
+    for level in summary.levels:
+        name, width, depth, *sizes = _format_level(level)
+        exits = ", ".join(exit_names(level.exits, every))
+        rows.append((name, width, depth, exits, *sizes, format_percent(level.local)))
+    title = f"{summary.method} on {summary.data} with {summary.model}, {summary.rounds} rounds"
+    return Table(columns, tuple(rows), title)
+
+
+def _format_level(level: "LevelRecord") -> tuple[str, ...]:
+    return (
+        level.level,
+        f"{level.width:.2f}",
+        f"{level.depth}/{level.blocks}",
+        format_count(level.parameters),
+        format_count(level.multiply_adds),
+        str(level.clients),
     )
-    return Table(columns, rows, f"{summary.method} on {summary.data} with {summary.model}, {summary.rounds} rounds")
 
 
-def total_table(summary: "SummaryRecord") -> Table:
+def make_total_table(summary: "SummaryRecord") -> Table:
     """Return the numbers of the run as a whole."""
-    score, headline = score_of(summary), summary.headline
+    score, headline = get_score_name(summary), summary.headline
     rows = [
-        (f"global {score} %", f"{percent(summary.global_)}{samples_left_out(headline, 'global')}"),
-        (f"local {score} %", f"{percent(summary.local)}{samples_left_out(headline, 'local')}"),
+        (f"global {score} %", f"{format_percent(summary.global_)}{format_sample_counts(headline, 'global')}"),
+        (f"local {score} %", f"{format_percent(summary.local)}{format_sample_counts(headline, 'local')}"),
     ]
     for norm, title in (("static", "static batch-norm statistics"), ("batch", "batch statistics")):
         accuracies = summary.evaluate.accuracies(norm)
         if accuracies is not None and norm != summary.norm:
             has_batches = accuracies.batch_size is not None
             batches = f", batches of {accuracies.batch_size}, {accuracies.order}" if has_batches else ""
-            both = f"{percent(accuracies.global_)} / {percent(accuracies.local)}"
+            both = f"{format_percent(accuracies.global_)} / {format_percent(accuracies.local)}"
             rows.append((f"global / local {score} %, {title}{batches}", both))
     if summary.privacy is not None:
-        rows = [(f"{score} of the full model %, on the server's test set", percent(headline.full)),
-                ("mean of the levels' models %, there", percent(headline.avg)),
-                ("spent of the clients' privacy", spent(summary.privacy.epsilon, summary.privacy.delta))]  # fmt: skip
+        rows = [
+            (f"{score} of the full model %, on the server's test set", format_percent(headline.full)),
+            ("mean of the levels' models %, there", format_percent(headline.avg)),
+            ("spent of the clients' privacy", format_privacy(summary.privacy.epsilon, summary.privacy.delta)),
+        ]
     else:
-        rows.append(("bytes sent down / up", format_traffic(summary)))
+        rows.append(("bytes sent down / up", _format_traffic(summary)))
     if summary.waste:
-        rows.append(("sent and not sent back %, mean of the rounds", percent(summary.waste)))
+        rows.append(("sent and not sent back %, mean of the rounds", format_percent(summary.waste)))
     if summary.failures:
         rows.append(("jobs that brought nothing back", str(summary.failures)))
     if summary.empty_rounds:
         rows.append(("rounds without a usable update", f"{summary.empty_rounds} of {summary.rounds}"))
     if summary.simulated_s is not None:
-        rows.append(("simulated time", duration(summary.simulated_s)))
-    rows.append(("time", duration(summary.seconds)))
-    rows += [(f"  of it {part}", duration(seconds)) for part, seconds in summary.seconds_of.items()]
-    notes = (*summary.notes, *explain_missing(summary), *out_of_order([summary]))
+        rows.append(("simulated time", format_duration(summary.simulated_s)))
+    rows.append(("time", format_duration(summary.seconds)))
+    rows += [(f"  of it {part}", format_duration(seconds)) for part, seconds in summary.seconds_of.items()]
+    notes = (*summary.notes, *explain_missing(summary), *explain_order([summary]))
     return Table(("", summary.method), tuple(rows), notes=notes)
 
 
-def format_traffic(summary: "SummaryRecord") -> str:
-    """Return the bytes to the clients and from them: "1.5 MB / 30 B"; "-" where the run withholds them."""
+def _format_traffic(summary: "SummaryRecord") -> str:
     if summary.bytes_down is None or summary.bytes_up is None:
         return "-"
-    return f"{size(summary.bytes_down)} / {size(summary.bytes_up)}"
+    return f"{format_bytes(summary.bytes_down)} / {format_bytes(summary.bytes_up)}"
 
 
 def explain_missing(summary: "SummaryRecord") -> list[str]:
     """Return a sentence on the accuracies of a run that could not be computed; none where all were."""
-    evaluation, score = summary.evaluate, score_of(summary)
+    evaluation, score = summary.evaluate, get_score_name(summary)
     is_evaluated = bool(evaluation.model_fields_set)
     if summary.privacy is not None:
         is_missing = is_evaluated and summary.headline.full is None
@@ -102,7 +121,7 @@ def explain_missing(summary: "SummaryRecord") -> list[str]:
     return [f"There is no {' and no '.join(kinds)}: {cause}."]
 
 
-def samples_left_out(accuracies: "AccuracyRecord", kind: str) -> str:
+def format_sample_counts(accuracies: "AccuracyRecord", kind: str) -> str:
     """Return on how many of all samples an accuracy is, such as " (30 of 40 samples)"; "" where it is on all.
 
     Args:
@@ -114,16 +133,29 @@ def samples_left_out(accuracies: "AccuracyRecord", kind: str) -> str:
     return f" ({samples:,} of {every:,} samples)" if samples is not None and every and samples < every else ""
 
 
-def plan_table(plan: "Plan", title: str = "", latencies: Sequence["Latency"] = (), how: Sequence[str] = ()) -> Table:
+# ---- a plan ----------------------------------------------------------------------------------------------------------
+
+LATENCIES = ("measured latency ± spread (ms)", "measured / full")
+"""Titles of the columns of `format_latency`."""
+_OTHER_COSTS = {
+    "memory_bytes": "training memory, batch {batch}",
+    "size_bytes": "bytes of a message",
+    "latency_s": "latency ± spread (ms)",
+}
+
+
+def make_plan_table(
+    plan: "Plan", title: str = "", latencies: Sequence["Latency"] = (), notes: Sequence[str] = ()
+) -> Table:
     """Return the levels of a plan with their costs.
 
     Args:
         plan: The plan.
-        title: What stands above.
+        title: Its title.
         latencies: Of each level on this machine, and behind them the full model's; none where nothing was measured.
-        how: What is to be known of these.
+        notes: Sentences about the latencies.
     """
-    further = [cost for cost in plan.levels[-1].further if not cost.endswith("_spread_s")]
+    costs = [cost for cost in plan.levels[-1].further if not cost.endswith("_spread_s")]
     columns = (
         "level",
         "width",
@@ -131,79 +163,71 @@ def plan_table(plan: "Plan", title: str = "", latencies: Sequence["Latency"] = (
         EXITS,
         "parameters",
         "multiply-adds",
-        *(_FURTHER.get(cost, cost).format(batch=plan.batch_size) for cost in further),
+        *(_OTHER_COSTS.get(cost, cost).format(batch=plan.batch_size) for cost in costs),
         *(LATENCIES if latencies else ()),
         "target",
         f"{plan.cost} / full",
         "clients",
     )
-    every = sorted({e for level in plan.levels for e in level.exits})
+    every = sorted({exit for level in plan.levels for exit in level.exits})
     rows = tuple(
         (
             level.name,
             f"{level.width:.2f}",
             f"{level.depth}/{plan.blocks}",
             ", ".join(exit_names(level.exits, every)),
-            short(level.parameters),
-            short(level.multiply_adds),
-            *(_further_cell(level.further, cost) for cost in further),
-            *(latency_cells(latencies[i], latencies[-1]) if latencies else ()),
+            format_count(level.parameters),
+            format_count(level.multiply_adds),
+            *(_format_cost(level.further, cost) for cost in costs),
+            *(format_latency(latencies[i], latencies[-1]) if latencies else ()),
             f"{level.target:.3g} ± {100 * level.tolerance:.3g}%",
             f"{level.share:.3f}",
             str(level.clients),
         )
         for i, level in enumerate(plan.levels)
     )
-    notes = list(how)
+    lines = list(notes)
     if plan.early_heads.parameters:
-        notes.append(without_early(plan.levels[-1].name, plan.early_heads))
+        lines.append(describe_early_heads(plan.levels[-1].name, plan.early_heads))
     if plan.left_out:
-        notes.append(f"{len(plan.left_out)} clients afford no level: {', '.join(plan.left_out)}.")
-    return Table(columns, rows, title, tuple(notes))
+        lines.append(f"{len(plan.left_out)} clients afford no level: {', '.join(plan.left_out)}.")
+    return Table(columns, rows, title, tuple(lines))
 
 
-def without_early(level: str, heads: "Cost") -> str:
+def describe_early_heads(level: str, heads: "Cost") -> str:
     """Return how the full model is counted, and what its early classifiers cost."""
     return (
-        f"Level {level} is counted without its early classifiers: {short(heads.parameters)} parameters, "
-        f"{short(heads.multiply_adds)} multiply-adds."
+        f"Level {level} is counted without its early classifiers: {format_count(heads.parameters)} parameters, "
+        f"{format_count(heads.multiply_adds)} multiply-adds."
     )
 
 
-_FURTHER = {
-    "memory_bytes": "training memory, batch {batch}",
-    "size_bytes": "bytes of a message",
-    "latency_s": "latency ± spread (ms)",
-}
-
-
-LATENCIES = ("measured latency ± spread (ms)", "measured / full")
-"""Titles of the columns of `latency_cells`."""
-
-
-def latency_cells(latency: "Latency", full: "Latency") -> tuple[str, str]:
+def format_latency(latency: "Latency", full: "Latency") -> tuple[str, str]:
     """Return a median with its spread in milliseconds, and the median as a fraction of the full model's."""
-    return _milliseconds(latency.median_s, latency.spread_s), f"{latency.median_s / full.median_s:.3f}"
+    return _format_milliseconds(latency.median_s, latency.spread_s), f"{latency.median_s / full.median_s:.3f}"
 
 
-def _milliseconds(median_s: float, spread_s: float) -> str:
+def _format_milliseconds(median_s: float, spread_s: float) -> str:
     median, spread = float(f"{1e3 * median_s:.3g}"), float(f"{1e3 * spread_s:.2g}")
     return f"{median:g} ± {spread:g}"
 
 
-def _further_cell(costs: Mapping[str, float], cost: str) -> str:
-    """Return one of a level's further costs as text; a latency is a median, and its spread is between quartiles."""
+def _format_cost(costs: Mapping[str, float], cost: str) -> str:
+    """Return one of a level's other costs as text; a latency is a median, and its spread is between quartiles."""
     if cost not in costs:
         return "-"
     if cost == "latency_s":
-        return _milliseconds(costs[cost], costs.get("latency_spread_s", 0.0))
-    return size(costs[cost]) if cost.endswith("_bytes") else short(costs[cost])
+        return _format_milliseconds(costs[cost], costs.get("latency_spread_s", 0.0))
+    return format_bytes(costs[cost]) if cost.endswith("_bytes") else format_count(costs[cost])
 
 
-# ---- many runs -------------------------------------------------------------------------------------------------------
+# ---- a comparison ----------------------------------------------------------------------------------------------------
+
+OF_THE_PAPER = " (paper)"
+"""The end of the label of a line with a paper's numbers."""
 
 
-def compare_table(
+def make_comparison_table(
     rows: Sequence[str],
     settings: Sequence[str],
     results: Mapping[tuple[str, str], Sequence[Mapping[str, float | None]]],
@@ -226,29 +250,27 @@ def compare_table(
     """
     places = [(setting, column) for setting in settings for column in columns]
     paper = printed or {}
-    body = []
+    lines = []
     for row in rows:
         cells = []
         for setting, column in places:
-            found, first = results.get((row, setting), ()), results.get((rows[0], setting), ())
+            own, first = results.get((row, setting), ()), results.get((rows[0], setting), ())
             start = None if row == rows[0] else [numbers.get(column) for numbers in first]
-            cells.append(cell(column, [numbers.get(column) for numbers in found], start))
-        body.append((row, *cells))
+            cells.append(format_cell(column, [numbers.get(column) for numbers in own], start))
+        lines.append((row, *cells))
         if any((row, *place) in paper for place in places):
-            theirs = [_printed(paper, row, None if row == rows[0] else rows[0], *place) for place in places]
-            body.append((f"{row}{OF_THE_PAPER}", *theirs))
+            first_row = None if row == rows[0] else rows[0]
+            lines.append(
+                (f"{row}{OF_THE_PAPER}", *(_format_printed(paper, row, first_row, *place) for place in places))
+            )
     groups = (("", 1), *((setting, len(columns)) for setting in settings))
-    return Table(("method", *(column for _, column in places)), tuple(body), title, tuple(notes), groups)
+    return Table(("method", *(column for _, column in places)), tuple(lines), title, tuple(notes), groups)
 
 
-OF_THE_PAPER = " (paper)"
-"""What the label of a line ends in that holds a paper's numbers."""
-
-
-def _printed(
+def _format_printed(
     paper: Mapping[tuple[str, str, str], float], row: str, first: str | None, setting: str, column: str
 ) -> str:
-    """Return a paper's number as it stands in the table; rounds with the speed-up over the paper's first row."""
+    """Return a paper's number as the cell of a table; rounds with the speed-up over the paper's first row."""
     number = paper.get((row, setting, column))
     if number is None:
         return "-"
@@ -258,39 +280,166 @@ def _printed(
     return f"{number:g}" if start is None else f"{number:g} ({start / number:.1f}x)"
 
 
-def levels_of_rows(results: "Mapping[tuple[str, str], Sequence[SummaryRecord]]") -> Table:
+def make_row_level_table(results: "Mapping[tuple[str, str], Sequence[SummaryRecord]]") -> Table:
     """Return the levels of every row and setting, accuracies over the seeds, and the bytes that the row sent."""
-    score = score_of(*(summary for summaries in results.values() for summary in summaries))
+    score = get_score_name(*(summary for summaries in results.values() for summary in summaries))
     columns = ("run", "level", "width", "depth", "parameters", "multiply-adds", "clients", f"local {score} %",
                f"global {score} %", "bytes down / up")  # fmt: skip
     rows = []
     for key, summaries in results.items():
-        label, *totals = (
-            ", ".join(filter(None, key)),
-            spread([s.global_ for s in summaries]),
-            format_traffic(summaries[0]),
-        )
+        label = ", ".join(filter(None, key))
+        totals = [format_mean([s.global_ for s in summaries]), _format_traffic(summaries[0])]
         for index, level in enumerate(summaries[0].levels):
-            local = spread([s.levels[index].local for s in summaries if index < len(s.levels)])
-            shape = (level.level, f"{level.width:.2f}", f"{level.depth}/{level.blocks}", short(level.parameters),
-                     short(level.multiply_adds), str(level.clients))  # fmt: skip
-            rows.append((label, *shape, local, *totals))
+            local = format_mean([s.levels[index].local for s in summaries if index < len(s.levels)])
+            rows.append((label, *_format_level(level), local, *totals))
             label, totals = "", ["", ""]
     return Table(columns, tuple(rows))
 
 
-def data_table(facts: Mapping[str, Any]) -> Table:
+# ---- differences between rows ----------------------------------------------------------------------------------------
+
+_STAR = " *"
+
+
+def make_difference_table(differences: Sequence["Difference"], against: str) -> Table:
+    """Return the differences as a table, at most 100 columns of text wide with labels of usual length."""
+    has_settings = any(one.setting for one in differences)
+    rows = tuple(
+        (one.row, *([one.setting] if has_settings else []), one.column, str(len(one.seeds)), format_difference(one))
+        for one in differences
+    )
+    columns = ("row", *(["setting"] if has_settings else []), "column", "seeds", "difference [95% interval]")
+    return Table(columns, rows, f"Differences from {against}", tuple(_iter_difference_notes(differences)))
+
+
+def format_difference(difference: "Difference") -> str:
+    """Return a difference as the cell of a table: "+2.60 [+1.21, +3.99] *", "+2.60", "-"."""
+    digits = 1 if is_rounds(difference.column) else 2
+    if difference.mean is None:
+        return "-"
+    if difference.low is None or difference.high is None:
+        return f"{difference.mean:+.{digits}f}"
+    text = f"{difference.mean:+.{digits}f} [{difference.low:+.{digits}f}, {difference.high:+.{digits}f}]"
+    return text + (_STAR if difference.order else "")
+
+
+def _iter_difference_notes(differences: Sequence["Difference"]) -> Iterator[str]:
+    yield (
+        "Row minus reference in percentage points, or in rounds: the mean over the seeds that both have, paired by "
+        "seed, and the interval of Student's t."
+    )
+    if any(one.low is not None for one in differences):
+        yield (
+            f"{_STAR.strip()}: the interval excludes zero. Without it the order is inconclusive; of {len(differences)} "
+            "intervals, some exclude zero by chance."
+        )
+    if any(len(one.seeds) == 1 for one in differences):
+        yield "Fewer than two seeds have no interval, and no order."
+    if any(len(one.seeds) > 1 and one.low is None for one in differences):
+        yield "Where all seeds have the same difference, there is no interval either."
+    if any(not one.seeds for one in differences):
+        yield '"-": no seed has a number in both rows.'
+
+
+# ---- tuning ----------------------------------------------------------------------------------------------------------
+
+
+def make_tuning_table(tuning: Sequence["TuningResult"], on: str) -> Table:
+    """Return every candidate of every row and setting with its score on validation data.
+
+    Args:
+        tuning: What was tried and chosen.
+        on: What chose: "local", "global" or "rounds"; "" where it is not known.
+    """
+    has_settings, counts_rounds = any(one.setting for one in tuning), on == "rounds"
+    columns = ("row", *(["setting"] if has_settings else []), "candidate", *(["rounds"] if counts_rounds else []),
+               "score %", "")  # fmt: skip
+    rows = tuple(
+        (
+            one.row,
+            *([one.setting] if has_settings else []),
+            format_values(group[0].values),
+            *([_format_mean_rounds(group)] if counts_rounds else []),
+            _format_score(group),
+            "chosen" if group[0].values == one.chosen else "",
+        )
+        for one in tuning
+        for group in group_candidates(one)
+    )
+    seeds = dict.fromkeys(tried.seed for one in tuning for tried in one.candidates)
+    note = f"On validation data, with seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+    if counts_rounds:
+        note += ", by fewest rounds to the first target, then the best accuracy"
+    elif on:
+        note += f', by the "{on}" accuracy'
+    return Table(columns, rows, "Tuned", (f"{note}.", *find_grid_edges(tuning)))
+
+
+def group_candidates(tuning: "TuningResult") -> list[list["TuningCandidate"]]:
+    """Return the candidates in groups of equal values, in the order of their first ones."""
+    groups: list[list[TuningCandidate]] = []
+    for candidate in tuning.candidates:
+        for group in groups:
+            if group[0].values == candidate.values:
+                group.append(candidate)
+                break
+        else:
+            groups.append([candidate])
+    return groups
+
+
+def find_grid_edges(tuning: Sequence["TuningResult"]) -> list[str]:
+    """Return a warning for each chosen number that is the smallest or the largest one tried for its row."""
+    warnings = []
+    for one in tuning:
+        label = ", ".join(filter(None, [one.row, one.setting]))
+        for key, value in one.chosen.items():
+            numbers = {tried.values[key] for tried in one.candidates if _is_number(tried.values.get(key))}
+            if _is_number(value) and len(numbers) > 1 and value in (min(numbers), max(numbers)):
+                end = "smallest" if value == min(numbers) else "largest"
+                warnings.append(f"{label}: {key} = {value} is the {end} value tried; a better one may lie beyond it.")
+    return warnings
+
+
+def format_values(values: Mapping[str, Any]) -> str:
+    """Return values as the cell of a table: "local.lr = 0.1, local.weight_decay = 0.0005"."""
+    return ", ".join(f"{key} = {value}" for key, value in values.items())
+
+
+def _format_score(candidates: Sequence["TuningCandidate"]) -> str:
+    scores = [one.score for one in candidates if one.score is not None]
+    if not scores:
+        return "-"
+    deviation = f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
+    return f"{statistics.fmean(scores):.2f}{deviation}"
+
+
+def _format_mean_rounds(candidates: Sequence["TuningCandidate"]) -> str:
+    rounds = [one.rounds for one in candidates if one.rounds is not None]
+    if len(rounds) < len(candidates):
+        return f"{len(rounds)} of {len(candidates)} seeds" if rounds else "-"
+    return f"{statistics.fmean(rounds):.1f}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# ---- data sets -------------------------------------------------------------------------------------------------------
+
+
+def make_data_table(facts: Mapping[str, "Facts | None"]) -> Table:
     """Return sizes, classes and resolution of data sets, as in ScaleFL's Table 2.
 
     Args:
-        facts: Name -> `fleetfit.data.Facts`, or None where a module states none.
+        facts: The facts by name; None where a module states none.
     """
 
-    def cell(value: Any) -> str:
+    def format_fact(value: Any) -> str:
         return "any" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
     rows = tuple(
-        (name, *(("", "", "", "") if f is None else map(cell, (f.train, f.test, f.classes, f.resolution))))
-        for name, f in facts.items()
+        (name, *([""] * 4 if one is None else map(format_fact, (one.train, one.test, one.classes, one.resolution))))
+        for name, one in facts.items()
     )
     return Table(("data set", "train size", "test size", "classes", "resolution"), rows)

@@ -86,7 +86,7 @@ EXITS = "exits (after block)"
 
 
 def exit_names(exits: Sequence[int], every: Sequence[int]) -> list[str]:
-    """Return exits as every table names them: their number among all of the model's, from 1, and the blocks before it.
+    """Return exits as every table names them: number among all exits of the model, from 1, and blocks before it.
 
     Args:
         exits: Block counts of those to name.
@@ -95,8 +95,8 @@ def exit_names(exits: Sequence[int], every: Sequence[int]) -> list[str]:
     return [f"{list(every).index(e) + 1} ({e})" for e in exits]
 
 
-def score_of(*summaries: "SummaryRecord") -> str:
-    """Return what the accuracies of runs are called, "accuracy" or "R2" say; "score" of runs that differ in it.
+def get_score_name(*summaries: "SummaryRecord") -> str:
+    """Return the name of the accuracies of runs, such as "accuracy" or "R2"; "score" for runs that differ in it.
 
     Args:
         *summaries: Their final numbers.
@@ -105,8 +105,8 @@ def score_of(*summaries: "SummaryRecord") -> str:
     return names.pop() if len(names) == 1 else "score" if names else "accuracy"
 
 
-def data_of(*summaries: "SummaryRecord") -> str:
-    """Return on which data the accuracies of runs were measured, "test data" say, by `[evaluate] split`.
+def describe_data(*summaries: "SummaryRecord") -> str:
+    """Return on which data the accuracies of runs were measured, such as "test data", by `[evaluate] split`.
 
     Args:
         *summaries: Their final numbers.
@@ -116,12 +116,12 @@ def data_of(*summaries: "SummaryRecord") -> str:
     return f"{' or '.join(names or ['test'])} data"
 
 
-def percent(value: float | None) -> str:
-    """Return an accuracy as in the papers, "79.61"; "-" where there is none."""
-    return "-" if value is None else f"{100 * value:.2f}"
+def format_percent(share: float | None) -> str:
+    """Return a share in percent as in the papers, "79.61"; "-" for None."""
+    return "-" if share is None else f"{100 * share:.2f}"
 
 
-def short(count: float) -> str:
+def format_count(count: float) -> str:
     """Return a count in short: 950, 57.6 K, 1.73 M, 253.1 M."""
     for unit, name in ((1e9, " G"), (1e6, " M"), (1e3, " K")):
         if count >= unit:
@@ -130,7 +130,7 @@ def short(count: float) -> str:
     return f"{count:g}"
 
 
-def size(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Return a number of bytes in short, in powers of ten: 12.3 MB."""
     for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= unit:
@@ -138,7 +138,7 @@ def size(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return seconds in short: 3.2 s, 4 min 10 s, 2 h 05 min."""
     if seconds < 60:
         return f"{seconds:.1f} s"
@@ -146,16 +146,16 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def spent(epsilon: float, delta: float) -> str:
-    """Return what was spent of the clients' privacy: epsilon 4.96 at delta 0.001."""
+def format_privacy(epsilon: float, delta: float) -> str:
+    """Return the privacy that was spent: epsilon 4.96 at delta 0.001."""
     return f"epsilon {epsilon:.2f} at delta {delta:.3g}"
 
 
-def spread(values: Sequence[float | None]) -> str:
+def format_mean(values: Sequence[float | None]) -> str:
     """Return "mean ± standard deviation" in percent; one value alone; "-" for none."""
-    known = [100 * v for v in values if v is not None]
-    if not known:
+    numbers = [100 * value for value in values if value is not None]
+    if not numbers:
         return "-"
-    if len(known) == 1:
-        return f"{known[0]:.2f}"
-    return f"{statistics.mean(known):.2f} ± {statistics.stdev(known):.2f}"
+    if len(numbers) == 1:
+        return f"{numbers[0]:.2f}"
+    return f"{statistics.mean(numbers):.2f} ± {statistics.stdev(numbers):.2f}"

@@ -27,11 +27,11 @@ CURVE = [(1, 0.5), (2, 0.7), (3, 0.6), (4, 0.8), (6, 0.9)]
     ],
 )
 def test_rounds_to_a_target_by_hand(target: float, rounds: float | None) -> None:
-    assert columns.rounds_to(CURVE, target) == (None if rounds is None else pytest.approx(rounds, abs=1e-9))
+    assert columns.find_rounds_to(CURVE, target) == (None if rounds is None else pytest.approx(rounds, abs=1e-9))
 
 
 def test_no_evaluation_reaches_nothing() -> None:
-    assert columns.rounds_to([], 0.1) is None
+    assert columns.find_rounds_to([], 0.1) is None
 
 
 def brute_force(points: Sequence[tuple[int, float]], target: float, steps: int = 2000) -> float | None:
@@ -49,7 +49,7 @@ def brute_force(points: Sequence[tuple[int, float]], target: float, steps: int =
 @given(st.lists(st.tuples(st.integers(1, 5), st.floats(0, 1)), min_size=1, max_size=6), st.floats(0.05, 0.99))
 def test_the_crossing_is_where_walking_along_the_curve_meets_it(gaps: list[tuple[int, float]], target: float) -> None:
     points = list(zip(itertools.accumulate(gap for gap, _ in gaps), (a for _, a in gaps), strict=True))
-    found, walked = columns.rounds_to(points, target), brute_force(points, target)
+    found, walked = columns.find_rounds_to(points, target), brute_force(points, target)
     if found is None or walked is None:
         assert (found is None) == (walked is None) or max(a for _, a in points) == pytest.approx(target)
     else:
@@ -60,18 +60,18 @@ def test_the_tables_of_the_fedavg_paper() -> None:
     """McMahan et al., Table 1, 2NN, IID, B = 10: 316 rounds with C = 0, 87 with C = 0.1, hence 3.6x."""
     name = columns.rounds_column(0.97)
     assert name == "rounds to 97%"
-    assert columns.cell(name, [316.0]) == "316"
-    assert columns.cell(name, [87.0], [316.0]) == "87 (3.6x)"
-    assert columns.cell(name, [None], [316.0]) == "-"
-    assert columns.cell(name, [87.0], [None]) == "87", "no speed-up over a row that never got there"
+    assert columns.format_cell(name, [316.0]) == "316"
+    assert columns.format_cell(name, [87.0], [316.0]) == "87 (3.6x)"
+    assert columns.format_cell(name, [None], [316.0]) == "-"
+    assert columns.format_cell(name, [87.0], [None]) == "87", "no speed-up over a row that never got there"
 
 
 def test_seeds_count_only_together() -> None:
     """Mean of 10, 12 and 17 is 13, their deviation sqrt((9 + 1 + 16) / 2) = 3.606; 26 / 13 = 2."""
     name = columns.rounds_column(0.5)
-    assert columns.cell(name, [10.0, 12.0, 17.0], [20.0, 26.0, 32.0]) == "13.0 ± 3.6 (2.0x)"
-    assert columns.cell(name, [10.0, None, 17.0], [20.0, 26.0, 32.0]) == "2 of 3 seeds"
-    assert columns.cell(name, [10.0, 12.0, 17.0], [20.0, None, 32.0]) == "13.0 ± 3.6"
+    assert columns.format_cell(name, [10.0, 12.0, 17.0], [20.0, 26.0, 32.0]) == "13.0 ± 3.6 (2.0x)"
+    assert columns.format_cell(name, [10.0, None, 17.0], [20.0, 26.0, 32.0]) == "2 of 3 seeds"
+    assert columns.format_cell(name, [10.0, 12.0, 17.0], [20.0, None, 32.0]) == "13.0 ± 3.6"
 
 
 def evaluation(**policies: dict[str, float]) -> EvaluationRecord:
@@ -89,29 +89,29 @@ def test_numbers_of_a_run() -> None:
     summary = SummaryRecord.model_construct(
         norm="static", local=0.9, global_=0.6, waste=0.2, evaluate=evaluation(static={"avg": 0.55, "global": 0.6})
     )
-    names = columns.expanded(["local", "avg", "full", "waste", "rounds"], [0.4, 0.7])
+    names = columns.expand_columns(["local", "avg", "full", "waste", "rounds"], [0.4, 0.7])
     assert names == ["local", "avg", "full", "waste", "rounds to 40%", "rounds to 70%"]
-    found = columns.numbers_of(summary, rounds, names, [0.4, 0.7])
+    found = columns.find_numbers(summary, rounds, names, [0.4, 0.7])
     assert found == pytest.approx(
         {"local": 0.9, "avg": 0.55, "full": None, "waste": 0.2, "rounds to 40%": 2.0, "rounds to 70%": None}
     )
-    assert columns.numbers_of(summary, rounds, names, [0.4], "local")["rounds to 40%"] == 1.0
+    assert columns.find_numbers(summary, rounds, names, [0.4], "local")["rounds to 40%"] == 1.0
 
 
 def test_batch_statistics_are_a_column_beside_the_static_ones() -> None:
     both = evaluation(static={"global": 0.5}, batch={"global": 0.6})
     summary = SummaryRecord.model_construct(norm="static", evaluate=both)
-    found = columns.numbers_of(summary, [], ["global", "global, batch"])
+    found = columns.find_numbers(summary, [], ["global", "global, batch"])
     assert found == {"global": 0.5, "global, batch": 0.6}
     nothing = summary.model_copy(update={"evaluate": EvaluationRecord()})
-    assert columns.numbers_of(nothing, [], ["local, batch"]) == {"local, batch": None}
+    assert columns.find_numbers(nothing, [], ["local, batch"]) == {"local, batch": None}
 
 
 def test_a_papers_numbers_stand_below_ours() -> None:
     to = "rounds to 97%"
     results = {("a", "x"): [{"local": 0.1, to: 10.0}], ("b", "x"): [{"local": 0.2, to: 5.0}]}
     printed = {("a", "x", to): 1455.0, ("b", "x", to): 87.0, ("b", "x", "local"): 84.5}
-    table = tables.compare_table(["a", "b"], ["x"], results, columns=["local", to], printed=printed)
+    table = tables.make_comparison_table(["a", "b"], ["x"], results, columns=["local", to], printed=printed)
     assert table.headings == ["method", "x local", "x rounds to 97%"]
     assert table.rows == (
         ("a", "10.00", "10"),
@@ -122,5 +122,5 @@ def test_a_papers_numbers_stand_below_ours() -> None:
 
 
 def test_a_row_without_printed_numbers_has_one_line() -> None:
-    table = tables.compare_table(["a"], [""], {("a", ""): [{"local": 0.1}]}, columns=["local"], printed={})
+    table = tables.make_comparison_table(["a"], [""], {("a", ""): [{"local": 0.1}]}, columns=["local"], printed={})
     assert table.rows == (("a", "10.00"),)

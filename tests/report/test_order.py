@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from fleetfit.records.schema import EvaluationRecord, LevelAccuracy, PrivacyRecord, SummaryRecord
-from fleetfit.report.order import BEHIND, is_behind, out_of_order, rows_out_of_order
-from fleetfit.report.tables import total_table
+from fleetfit.report.order import BEHIND, explain_order, explain_row_order, is_behind
+from fleetfit.report.tables import make_total_table
 
 LEVELS = [{"level": "S1", "local": 0.6}, {"level": "M1", "local": 0.5}]
 
@@ -43,30 +43,30 @@ def test_a_larger_piece_is_behind_any_smaller_one(accuracies: list[float], behin
 
 def test_the_same_data_are_taken_where_there_are_some() -> None:
     """The server's test set goes before the clients' data; without it the levels have each their own."""
-    (both,) = out_of_order([summary(test_exits=[0.7, 0.6], exits=[0.1, 0.9], test_levels={"1": 0.4, "2": 0.5})])
+    (both,) = explain_order([summary(test_exits=[0.7, 0.6], exits=[0.1, 0.9], test_levels={"1": 0.4, "2": 0.5})])
     assert both == (
         "After 8 rounds the deeper exits have not caught up: exit 1 70.0%, exit 2 60.0%, on the server's test set. "
         "Few rounds, or few clients that train all of it, are the usual reason."
     )
-    exits, levels = out_of_order([summary(exits=[0.7, 0.6])])
+    exits, levels = explain_order([summary(exits=[0.7, 0.6])])
     assert "exit 1 70.0%, exit 2 60.0%, on all clients' test data." in exits
     assert "level S1 60.0%, level M1 50.0%, each on the data of its own clients, which differ." in levels
     assert [sentence.count("usual reason") for sentence in (exits, levels)] == [0, 1], "said once"
-    assert not out_of_order([summary(exits=[0.6, 0.7], test_levels={"1": 0.4, "2": 0.5})])
+    assert not explain_order([summary(exits=[0.6, 0.7], test_levels={"1": 0.4, "2": 0.5})])
 
 
 @pytest.mark.parametrize(("split", "words"), [("validation", "validation data"), ("train", "training data")])
 def test_exits_are_said_to_be_on_the_data_that_they_were_measured_on(split: str, words: str) -> None:
-    exits, _ = out_of_order([summary(exits=[0.7, 0.6], split=split)])
+    exits, _ = explain_order([summary(exits=[0.7, 0.6], split=split)])
     assert f"on all clients' {words}." in exits
 
 
 def test_of_several_seeds_the_means_count() -> None:
     right, wrong = summary(test_exits=[0.5, 0.9]), summary(test_exits=[0.5, 0.3])
-    assert not any("exit" in sentence for sentence in out_of_order([right, wrong]))
-    assert any("exit 1 50.0%, exit 2 36.7%" in s for s in out_of_order([wrong, wrong, summary(test_exits=[0.5, 0.5])]))
+    assert not any("exit" in sentence for sentence in explain_order([right, wrong]))
+    assert any("exit 1 50.0%, exit 2 36.7%" in s for s in explain_order([wrong, wrong, summary(test_exits=[0.5, 0.5])]))
     apart = [wrong, wrong, summary(test_exits=[0.5, 0.7])]
-    assert not any("exit" in sentence for sentence in out_of_order(apart)), "less than the seeds are apart"
+    assert not any("exit" in sentence for sentence in explain_order(apart)), "less than the seeds are apart"
 
 
 @pytest.mark.parametrize(("samples", "said"), [(36, False), (900, True), (None, True)])
@@ -75,8 +75,8 @@ def test_what_chance_would_do_is_not_said(samples: int | None, said: bool) -> No
     known = {} if samples is None else {"test_samples": samples, "global_samples": samples}
     on_test = summary(test_exits=[0.7, 0.6], test_levels={"1": 0.7, "2": 0.6}, **known)
     of_clients = summary(exits=[0.7, 0.6], test_levels={"1": 0.5, "2": 0.6}, **known)
-    assert len(out_of_order([on_test])) == 2 * said and len(out_of_order([of_clients])) == said
-    assert len(rows_out_of_order({"a": [on_test]})) == 2 * said
+    assert len(explain_order([on_test])) == 2 * said and len(explain_order([of_clients])) == said
+    assert len(explain_row_order({"a": [on_test]})) == 2 * said
     assert is_behind([0.7, 0.6], [samples, samples] if samples else []) == said
 
 
@@ -86,17 +86,17 @@ def test_of_clients_that_differ_the_clients_count(clients: int, said: bool) -> N
     levels = {name: LevelAccuracy(local=None, clients=clients) for name in ("S1", "M1")}
     headline = record.headline.model_copy(update={"levels": levels})
     evaluate = record.evaluate.model_copy(update={"static": headline})
-    assert bool(out_of_order([record.model_copy(update={"evaluate": evaluate})])) == said
+    assert bool(explain_order([record.model_copy(update={"evaluate": evaluate})])) == said
 
 
 def test_no_cause_is_named_where_the_largest_is_best() -> None:
     found = summary(test_exits=[0.5, 0.4, 0.9], test_levels={"1": 0.1, "2": 0.2}, test_samples=10_000)
-    assert out_of_order([found]) == [
+    assert explain_order([found]) == [
         "After 8 rounds a deeper exit does worse than a shallower one: exit 1 50.0%, exit 2 40.0%, exit 3 90.0%, on "
         "the server's test set."
     ]
     behind = summary(test_exits=[0.5, 0.4], test_levels={"1": 0.1, "2": 0.2})
-    assert rows_out_of_order({"a": [found], "b": [behind]}) == [
+    assert explain_row_order({"a": [found], "b": [behind]}) == [
         "The deeper exits have not caught up in b. Few rounds, or few clients that train all of it, are the usual "
         "reason.",
         "A deeper exit does worse than a shallower one in a.",
@@ -107,28 +107,28 @@ def test_noise_may_be_the_cause_with_privacy() -> None:
     privacy = PrivacyRecord(epsilon=1.0, delta=1e-3, noise=1.0, clip=1.0, rate=0.1)
     noisy = summary(test_exits=[0.7, 0.6], test_levels={"1": 0.4, "2": 0.3}, test_samples=9_000)
     private = noisy.model_copy(update={"privacy": privacy})
-    for said in (out_of_order([private]), rows_out_of_order({"a": [private]})):
+    for said in (explain_order([private]), explain_row_order({"a": [private]})):
         assert len(said) == 2 and not any("caught up" in one or "rounds, or" in one for one in said)
 
 
 def test_what_was_not_measured_is_in_no_order() -> None:
     nothing = summary(levels=[{"level": "1", "local": 0.6}, {"level": "2", "local": None}])
-    assert out_of_order([nothing]) == []
-    assert out_of_order([nothing.model_copy(update={"evaluate": EvaluationRecord()})]) == []
+    assert explain_order([nothing]) == []
+    assert explain_order([nothing.model_copy(update={"evaluate": EvaluationRecord()})]) == []
 
 
 def test_rows_are_named_together() -> None:
     wrong, right = summary(test_exits=[0.7, 0.6]), summary(test_exits=[0.6, 0.7], test_levels={"1": 0.1, "2": 0.2})
-    assert rows_out_of_order({"a": [wrong], "b, alpha = 1": [wrong], "c": [right]}) == [
+    assert explain_row_order({"a": [wrong], "b, alpha = 1": [wrong], "c": [right]}) == [
         "The deeper exits have not caught up in a; b, alpha = 1.",
         "The larger levels have not caught up in a; b, alpha = 1. Few rounds, or few clients that train all of it, are "
         "the usual reason.",
     ]
-    assert rows_out_of_order({"c": [right]}) == []
+    assert explain_row_order({"c": [right]}) == []
 
 
 def test_it_is_printed_below_the_result() -> None:
     record = summary(test_exits=[0.7, 0.6], test_levels={"1": 0.4, "2": 0.5})
     whole = record.model_copy(update={"notes": ["Somebody cannot take part."]})
-    first, second = total_table(whole).notes
+    first, second = make_total_table(whole).notes
     assert first == "Somebody cannot take part." and second.startswith("After 8 rounds the deeper exits")

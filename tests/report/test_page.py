@@ -22,7 +22,7 @@ from fleetfit.records.schema import RoundRecord
 from fleetfit.report import page
 from fleetfit.report.page import single, traces, where, writing
 from fleetfit.report.record import RowRecord, read_run
-from fleetfit.report.text import percent, size
+from fleetfit.report.text import format_bytes, format_percent
 
 ASSETS = Path(page.__file__).parent / "assets"
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
@@ -147,7 +147,11 @@ def test_a_run_writes_a_page_that_loads_nothing_and_runs_its_own_scripts_only(fi
 def test_the_numbers_are_those_of_the_run(finished: Path) -> None:
     run, found = ff.load(finished), read(finished / "report.html")
     summary = run.summary
-    for number in (percent(summary["local"]), percent(summary["global"]), size(summary["bytes_down"])):
+    for number in (
+        format_percent(summary["local"]),
+        format_percent(summary["global"]),
+        format_bytes(summary["bytes_down"]),
+    ):
         assert number in found.text
     for level in summary["levels"]:
         row = next(row for row in found.cells if row[0] == level["level"] and str(level["clients"]) in row)
@@ -209,9 +213,9 @@ def secrets_of(folder: Path) -> list[str]:
     return [
         *(f"{m['train']['loss']:.6g}" for m in run.metrics),
         *(one["reason"] for m in run.metrics for one in m["failures"]),
-        percent(run.summary["local"]),
-        percent(run.summary["global"]),
-        size(run.summary["bytes_down"]),
+        format_percent(run.summary["local"]),
+        format_percent(run.summary["global"]),
+        format_bytes(run.summary["bytes_down"]),
     ]
 
 
@@ -399,7 +403,7 @@ def test_a_private_run_hides_its_own_numbers_and_no_others(finished: Path, copie
     config = (copied / "config.toml").read_text().replace('name = "paged"', 'name = "hidden"')
     (copied / "config.toml").write_text(config)
     found = read(ff.write_report(finished, copied, out=tmp_path / "all.html"))
-    local = percent(summary["local"])
+    local = format_percent(summary["local"])
     assert any(local in row for row in found.cells), "the other run's"
     hidden = [row for row in found.cells if "withheld" in row]
     assert hidden and not any(local in row for row in hidden)

@@ -16,7 +16,7 @@ import pytest
 
 import fleetfit as ff
 from fleetfit.report.page import write_report
-from fleetfit.report.text import percent
+from fleetfit.report.text import format_percent
 
 pytestmark = pytest.mark.browser
 BINARIES = ("chromium", "chromium-browser", "google-chrome")
@@ -166,8 +166,8 @@ def test_the_numbers_on_the_page_are_those_of_the_run(browser: Any, finished: Pa
     shown(browser, finished / "report.html")
     run = ff.load(finished)
     text = browser.execute_script("return document.body.innerText")
-    assert f"{percent(run.summary['local'])} %" in text
-    assert f"{percent(run.summary['global'])} %" in text
+    assert f"{format_percent(run.summary['local'])} %" in text
+    assert f"{format_percent(run.summary['global'])} %" in text
     evaluated = {m["round"]: m["evaluate"]["static"] for m in run.metrics if "evaluate" in m}
     (local,) = [one for one in data_of(browser, "accuracy") if one["name"] == "local"]
     assert local["x"] == [2, 4]
@@ -175,8 +175,10 @@ def test_the_numbers_on_the_page_are_those_of_the_run(browser: Any, finished: Pa
     (loss,) = data_of(browser, "loss")
     assert loss["y"] == pytest.approx([m["train"]["loss"] for m in run.metrics], rel=1e-5)
     for name, level in evaluated[4]["levels"].items():
-        exits = [percent(share) for share in level["exits"]]
-        row = next(row for row in cells(browser) if row[:3] == [name, str(level["clients"]), percent(level["local"])])
+        exits = [format_percent(share) for share in level["exits"]]
+        row = next(
+            row for row in cells(browser) if row[:3] == [name, str(level["clients"]), format_percent(level["local"])]
+        )
         assert row[3 : 3 + len(exits)] == exits
 
 

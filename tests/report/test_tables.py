@@ -10,7 +10,7 @@ from fleetfit.planner import Plan, PlannedLevel
 from fleetfit.records.schema import SummaryRecord
 from fleetfit.report import tables
 from fleetfit.report.record import make_summary
-from fleetfit.report.text import Table, duration, short, size, spread
+from fleetfit.report.text import Table, format_bytes, format_count, format_duration, format_mean
 
 PLAN = Plan(
     "parameters",
@@ -59,7 +59,7 @@ def test_a_summary_adds_up_and_leaves_the_clients_out(summary: dict[str, Any]) -
 
 
 def test_the_level_table_has_what_the_issue_asks_for(record: SummaryRecord) -> None:
-    table = tables.level_table(record)
+    table = tables.make_level_table(record)
     assert dict(zip(table.columns, table.rows[0], strict=True)) == {
         "level": "1",
         "width": "0.68",
@@ -74,17 +74,17 @@ def test_the_level_table_has_what_the_issue_asks_for(record: SummaryRecord) -> N
 
 
 def test_the_totals_name_both_batch_norm_policies(record: SummaryRecord) -> None:
-    rows = dict(tables.total_table(record).rows)
+    rows = dict(tables.make_total_table(record).rows)
     assert rows["global accuracy %"] == "90.00"
     assert rows["global / local accuracy %, batch statistics, batches of 128, shuffled"] == "70.00 / 80.00"
     assert rows["bytes sent down / up"] == "1.5 MB / 30 B"
     assert rows["jobs that brought nothing back"] == "1"
-    first, second = tables.total_table(record).notes
+    first, second = tables.make_total_table(record).notes
     assert first == "a note" and "level 2" in second  # nobody of that level was evaluated
 
 
 def test_the_plan_table_says_what_level_l_leaves_out_and_who_is_left_out() -> None:
-    table = tables.plan_table(PLAN, "title")
+    table = tables.make_plan_table(PLAN, "title")
     assert table.rows[0] == ("1", "0.68", "3/6", "1 (3)", "6.98 K", "115.1 K", "0.125 ± 10%", "0.121", "30")
     assert "Level 2 is counted without its early classifiers: 290 parameters" in table.notes[0]
     assert '1 clients afford no level: 7 (group "tiny").' in table.notes[1]
@@ -96,18 +96,18 @@ def test_the_plan_table_says_what_level_l_leaves_out_and_who_is_left_out() -> No
 )
 def test_mean_and_standard_deviation(values: list[float | None], text: str) -> None:
     """50 and 70: mean 60, sample variance (100 + 100) / 1, standard deviation sqrt(200) = 14.142."""
-    assert spread(values) == text
+    assert format_mean(values) == text
 
 
 def test_methods_are_rows_and_settings_have_local_and_global() -> None:
     results = {("a", "x"): [{"local": 0.1, "global": 0.2}], ("b", "y"): [{"local": 0.3, "global": None}]}
-    table = tables.compare_table(["a", "b"], ["x", "y"], results)
+    table = tables.make_comparison_table(["a", "b"], ["x", "y"], results)
     assert table.rows == (("a", "10.00", "20.00", "-", "-"), ("b", "-", "-", "30.00", "-"))
     assert table.headings == ["method", "x local", "x global", "y local", "y global"]
 
 
 def test_levels_of_rows_repeat_no_total(record: SummaryRecord) -> None:
-    table = tables.levels_of_rows({("ScaleFL", "alpha = 1"): [record, record]})
+    table = tables.make_row_level_table({("ScaleFL", "alpha = 1"): [record, record]})
     assert table.rows[0][0] == "ScaleFL, alpha = 1"
     assert table.rows[0][-3:] == ("75.00 ± 0.00", "90.00 ± 0.00", "1.5 MB / 30 B")
     assert table.rows[1][0] == ""
@@ -121,7 +121,7 @@ def test_markdown_and_csv() -> None:
 
 
 def test_data_sets_as_in_table_2() -> None:
-    table = tables.data_table({"cifar": Facts(50_000, 10_000, 10, "32x32", "somebody"), "own": None,
+    table = tables.make_data_table({"cifar": Facts(50_000, 10_000, 10, "32x32", "somebody"), "own": None,
                                "images": Facts(None, None, None, "any", "a folder")})  # fmt: skip
     assert table.rows == (
         ("cifar", "50,000", "10,000", "10", "32x32"),
@@ -134,14 +134,14 @@ def test_data_sets_as_in_table_2() -> None:
     ("count", "text"), [(950, "950"), (6_983, "6.98 K"), (57_550, "57.5 K"), (1_731_000, "1.73 M"), (4e9, "4.00 G")]
 )
 def test_counts_in_short(count: float, text: str) -> None:
-    assert short(count) == text
+    assert format_count(count) == text
 
 
 @pytest.mark.parametrize(("count", "text"), [(12, "12 B"), (1_500, "1.5 kB"), (2_800_000, "2.8 MB"), (3e9, "3.0 GB")])
 def test_bytes_in_short(count: float, text: str) -> None:
-    assert size(count) == text
+    assert format_bytes(count) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(3.21, "3.2 s"), (250, "4 min 10 s"), (7500, "2 h 05 min")])
 def test_durations_in_short(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text

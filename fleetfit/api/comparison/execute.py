@@ -58,7 +58,7 @@ from fleetfit.errors import (
 )
 from fleetfit.names import describe_failure, find_plug_in
 from fleetfit.records.schema import TuningCandidate, TuningResult
-from fleetfit.report.columns import ROUNDS, best_so_far, curve, rounds_to
+from fleetfit.report.columns import ROUNDS, find_rounds_to, keep_best, make_accuracy_curve
 
 _ENGINES_WITH_WORKERS = ("processes", "ray")
 _STOP_S = 20.0  # for a process to end after a signal, before it is killed
@@ -462,14 +462,14 @@ def _score_run(plan: ComparisonPlan, planned: PlannedRun, run: Run | None) -> Tu
         return TuningCandidate(values=values, seed=planned.seed)
     summary = run.files.read_summary()
     if section.tune_on == ROUNDS:
-        points = curve(run._read_rounds(), summary.norm, section.target_on)
+        points = make_accuracy_curve(run._read_rounds(), summary.norm, section.target_on)
     else:
         score = summary.number(section.tune_on)
         points = [] if score is None else [(0, score)]
     if not points:
         raise ConfigError(NO_VALIDATION, key="compare.tune")
-    best = best_so_far(points)[-1][1]
-    rounds = rounds_to(points, plan.targets[0]) if section.tune_on == ROUNDS else None
+    best = keep_best(points)[-1][1]
+    rounds = find_rounds_to(points, plan.targets[0]) if section.tune_on == ROUNDS else None
     return TuningCandidate(values=values, score=round(100 * best, 4), seed=planned.seed, rounds=rounds)
 
 

@@ -41,7 +41,7 @@ from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, 
 from fleetfit.files import make_slug
 from fleetfit.method import build, list_hyperparameters
 from fleetfit.records.schema import PlannedRunsRecord
-from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, ROUNDS, expanded
+from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, ROUNDS, expand_columns
 
 RowSetting = tuple[str, str]
 """The labels of a row and a setting."""
@@ -433,7 +433,7 @@ def _list_columns(experiment: Experiment) -> list[str]:
             f'[compare] target_on: "{section.target_on}" is not an accuracy.{did_you_mean(section.target_on, COLUMNS)}',
             key="compare.target_on",
         )
-    return expanded(list(dict.fromkeys(columns)), section.targets)
+    return expand_columns(list(dict.fromkeys(columns)), section.targets)
 
 
 def _read_printed(base: Mapping[str, Any]) -> PrintedNumbers:

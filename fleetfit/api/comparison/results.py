@@ -44,16 +44,21 @@ from fleetfit.records.schema import (
     TuningResult,
 )
 from fleetfit.report import page, plots
-from fleetfit.report.columns import final_numbers, is_rounds, numbers_of
-from fleetfit.report.differences import LEVEL, Difference, difference_table, differences
-from fleetfit.report.lines import table_csv
-from fleetfit.report.order import rows_out_of_order
+from fleetfit.report.columns import find_numbers, is_rounds, make_final_numbers
+from fleetfit.report.comparison_csv import format_comparison_csv
+from fleetfit.report.order import explain_row_order
 from fleetfit.report.page.many import compared, table_of, table_of_tuning
 from fleetfit.report.record import read_comparison, read_entries, read_results
 from fleetfit.report.results import format_results, make_curves, to_percent
-from fleetfit.report.tables import OF_THE_PAPER, compare_table, samples_left_out
-from fleetfit.report.text import Table, data_of, score_of
-from fleetfit.report.tuning import tuning_table
+from fleetfit.report.statistics import LEVEL, Difference, paired_differences
+from fleetfit.report.tables import (
+    OF_THE_PAPER,
+    format_sample_counts,
+    make_comparison_table,
+    make_difference_table,
+    make_tuning_table,
+)
+from fleetfit.report.text import Table, describe_data, get_score_name
 
 Runs = dict[RowSetting, list[Run]]
 RESULTS_FILE = "results.json"
@@ -198,7 +203,7 @@ def _make_run_result(
         training_seconds=None if training is None else round(training, 2),
         speed=run.experiment.engine.speed,
         digest=sha256((run.folder / "config.toml").read_bytes()).hexdigest(),
-        final=final_numbers(summary, rounds, plan.targets, plan.section.target_on),
+        final=make_final_numbers(summary, rounds, plan.targets, plan.section.target_on),
         per_level={name: accuracy for name, accuracy in levels.items() if accuracy is not None},
         per_exit={str(i): round(100 * share, 4) for i, share in enumerate(summary.headline.exits, 1)},
         curves=make_curves(rounds, summary.norm),
@@ -265,34 +270,38 @@ def write_comparison(
     summaries = {key: [run.files.read_summary() for run in group] for key, group in runs.items()}
     on = plan.section.target_on
     cells = {
-        key: [numbers_of(run.files.read_summary(), run._read_rounds(), plan.columns, plan.targets, on) for run in group]
+        key: [
+            find_numbers(run.files.read_summary(), run._read_rounds(), plan.columns, plan.targets, on) for run in group
+        ]
         for key, group in runs.items()
     }
     every = [summary for group in summaries.values() for summary in group]
     notes = [
-        *_list_notes(plan, tuned, f"{score_of(*every)} in percent on {data_of(*every)}"),
+        *_list_notes(plan, tuned, f"{get_score_name(*every)} in percent on {describe_data(*every)}"),
         *_list_notes_on_samples(summaries),
-        *rows_out_of_order({join(*key): group for key, group in summaries.items()}),
+        *explain_row_order({join(*key): group for key, group in summaries.items()}),
         *notes,
     ]
-    table = compare_table(list(plan.rows), list(plan.settings), cells, plan.name, notes, plan.columns, plan.printed)
-    compared_rows = differences(numbers, plan.columns)
+    table = make_comparison_table(
+        list(plan.rows), list(plan.settings), cells, plan.name, notes, plan.columns, plan.printed
+    )
+    row_differences = paired_differences(numbers, plan.columns)
     comparison = Comparison(
         folder=folder,
         table=table,
         runs=runs,
         tuned=tuned,
         results=record or results.path,
-        differences=tuple(compared_rows),
-        difference_table=difference_table(compared_rows, numbers.against) if compared_rows else None,
+        differences=tuple(row_differences),
+        difference_table=make_difference_table(row_differences, numbers.against) if row_differences else None,
         tuning=tuple(numbers.tuning),
-        tuning_table=tuning_table(numbers.tuning, plan.section.tune_on) if numbers.tuning else None,
+        tuning_table=make_tuning_table(numbers.tuning, plan.section.tune_on) if numbers.tuning else None,
         finished=not failures,
         failures=failures,
     )
     write_text(folder / "table.md", "\n".join(one.to_markdown() for one in comparison.tables))
-    write_text(folder / "table.csv", table_csv(numbers, compared_rows, plan.targets, plan.printed))
-    lines = [{**dataclasses.asdict(one), "order": one.order} for one in compared_rows]
+    write_text(folder / "table.csv", format_comparison_csv(numbers, row_differences, plan.targets, plan.printed))
+    lines = [{**dataclasses.asdict(one), "order": one.order} for one in row_differences]
     text = json.dumps({"format": 1, "against": numbers.against, "level": LEVEL, "differences": lines}, indent=2)
     write_text(folder / "differences.json", text + "\n")
     entries = [
@@ -349,7 +358,7 @@ def _list_notes_on_samples(summaries: Mapping[RowSetting, Sequence[SummaryRecord
     for key, group in summaries.items():
         headlines = [summary.headline for summary in group]
         for kind in ("global", "local"):
-            for some in sorted({samples_left_out(columns, kind) for columns in headlines} - {""}):
+            for some in sorted({format_sample_counts(columns, kind) for columns in headlines} - {""}):
                 rows.setdefault(f"{kind}{some}", []).append(join(*key))
     return [f"Measured on fewer than all samples: {score} of {'; '.join(names)}." for score, names in rows.items()]
 
@@ -393,7 +402,7 @@ def load_comparison(folder: str | Path) -> Comparison:
                 runs.setdefault((group.row, group.setting), []).append(load(run.folder))
             except FleetFitError as error:
                 logger.warning("A run of the comparison is left out: %s", error)
-    compared_rows, tuning = differences(visible.results, visible.columns), tuple(visible.results.tuning)
+    row_differences, tuning = paired_differences(visible.results, visible.columns), tuple(visible.results.tuning)
     return Comparison(
         folder=path,
         table=table,
@@ -402,8 +411,8 @@ def load_comparison(folder: str | Path) -> Comparison:
             (one.row, one.setting): format_label(tuple(one.tuned.items())) for one in record.results.runs if one.tuned
         },
         results=path / RESULTS_FILE,
-        differences=tuple(compared_rows),
-        difference_table=difference_table(compared_rows, visible.results.against) if compared_rows else None,
+        differences=tuple(row_differences),
+        difference_table=make_difference_table(row_differences, visible.results.against) if row_differences else None,
         tuning=tuning,
         tuning_table=table_of_tuning(tuning) if tuning else None,
         finished=finished,

@@ -21,7 +21,7 @@ from fleetfit.errors import ConfigError, DataError, MissingExtra
 from fleetfit.layout import State
 from fleetfit.method import Method, apply_model_hook, build
 from fleetfit.planner import Plan, PlannedLevel, Targets, affords, further_costs
-from fleetfit.report.text import short
+from fleetfit.report.text import format_count
 from fleetfit.submodel import Submodel
 from fleetfit.training import initial_base
 from fleetfit.values import DataDescription, Federation, Level, Local, Problem
@@ -325,6 +325,6 @@ def describe_single_level(experiment: Experiment, federation: Federation, plan: 
         return []
     name = method if isinstance(method, str) else getattr(method, "__name__", type(method).__name__)
     return [
-        f"{name} trains the model that the smallest budget affords, {short(plan.levels[0].parameters)} of "
-        f"{short(whole)} parameters; all_large ignores budgets."
+        f"{name} trains the model that the smallest budget affords, {format_count(plan.levels[0].parameters)} of "
+        f"{format_count(whole)} parameters; all_large ignores budgets."
     ]

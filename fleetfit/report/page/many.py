@@ -9,9 +9,8 @@ from typing import Any
 
 from fleetfit.errors import truncate
 from fleetfit.records.schema import ComparisonResults, CurvesRecord, EntryRecord, RunResult, TuningResult
-from fleetfit.report.columns import final_numbers, is_rounds, number_name, numbers_of
-from fleetfit.report.differences import difference_table, differences
-from fleetfit.report.order import rows_out_of_order
+from fleetfit.report.columns import find_numbers, is_rounds, make_final_numbers, number_name
+from fleetfit.report.order import explain_row_order
 from fleetfit.report.page import participants, plan, where
 from fleetfit.report.page.parts import FactList, Fold, Link, Page, PageSection, Part, Plot, Plots, Sheet, Words
 from fleetfit.report.page.single import (
@@ -38,9 +37,9 @@ from fleetfit.report.page.traces import (
     score_axis,
 )
 from fleetfit.report.record import ComparisonRecord, RowRecord, RunRecord
-from fleetfit.report.tables import compare_table
-from fleetfit.report.text import Table, data_of, percent, score_of, size, spread
-from fleetfit.report.tuning import tuning_table
+from fleetfit.report.statistics import paired_differences
+from fleetfit.report.tables import make_comparison_table, make_difference_table, make_tuning_table
+from fleetfit.report.text import Table, describe_data, format_bytes, format_mean, format_percent, get_score_name
 
 _BEST = ("local", "global")
 _PRIVATE = ("full", "avg")
@@ -91,7 +90,7 @@ class Compared:
     @property
     def score(self) -> str:
         """What the accuracies are called."""
-        return score_of(*(record.summary for one in self.groups for _, record in one.runs))
+        return get_score_name(*(record.summary for one in self.groups for _, record in one.runs))
 
     @property
     def private(self) -> bool:
@@ -160,7 +159,7 @@ def page_of_runs(groups: Sequence[RowRecord], page: Path) -> Page:
     )
     most = max(len(one.runs) for one in groups)
     known = [record.summary for record in records]
-    notes = [f"{_capital(score_of(*known))} in percent on {data_of(*known)}; {_counted(most, 'seed')}"
+    notes = [f"{_capital(get_score_name(*known))} in percent on {describe_data(*known)}; {_counted(most, 'seed')}"
              f"{' at most, mean ± standard deviation' if most > 1 else ''}."]  # fmt: skip
     unlike = [key for key in _ALIKE if len({repr(without_seeds(r.get_setting(key))) for r in records}) > 1]
     if unlike:
@@ -214,7 +213,7 @@ def without_seeds(value: Any) -> Any:
 def _result_of(one: RowRecord, seed: int, record: RunRecord) -> RunResult:
     final: dict[str, float] = {}
     if record.is_finished:
-        final = final_numbers(record.summary, record.rounds, (), "global")
+        final = make_final_numbers(record.summary, record.rounds, (), "global")
     else:
         shares = {kind: record.last.number(kind) for kind in KINDS}
         final = {kind: in_percent(share) for kind, share in shares.items() if share is not None}
@@ -294,9 +293,9 @@ def _counted(count: int, what: str) -> str:
 def _table(found: Compared) -> PageSection:
     """Return the table in the papers' layout, the differences, and what was tuned."""
     parts: list[Part] = [Sheet(table_of(found))]
-    apart = differences(found.results, found.columns) if found.paired else []
+    apart = paired_differences(found.results, found.columns) if found.paired else []
     if apart:
-        parts.append(Sheet(difference_table(apart, found.results.against)))
+        parts.append(Sheet(make_difference_table(apart, found.results.against)))
     if found.results.tuning:
         parts.append(Fold("What was tuned", [Sheet(table_of_tuning(found.results.tuning))]))
     return PageSection("table", "The table", parts)
@@ -313,15 +312,14 @@ def table_of(found: Compared, title: str = "") -> Table:
     if not numbers:
         for run in found.results.runs:
             numbers.setdefault((run.row, run.setting), []).append({c: _share(run.final, c) for c in found.columns})
-    table = compare_table(found.rows, found.settings, numbers, title, found.notes, found.columns, printed)
+    table = make_comparison_table(found.rows, found.settings, numbers, title, found.notes, found.columns, printed)
     return replace(table, rows=tuple(_said_withheld(found, row) for row in table.rows))
 
 
 def table_of_tuning(tuning: Sequence[TuningResult]) -> Table:
     """Return what was tuned, where nobody knows any more by which accuracy."""
     counted = any(one.rounds is not None for each in tuning for one in each.candidates)
-    tuned = tuning_table(tuning, "rounds" if counted else "")
-    return replace(tuned, notes=tuple(note.replace(', by the "" accuracy', "") for note in tuned.notes))
+    return make_tuning_table(tuning, "rounds" if counted else "")
 
 
 def _said_withheld(found: Compared, row: tuple[str, ...]) -> tuple[str, ...]:
@@ -412,7 +410,7 @@ def _ends(found: Compared) -> PageSection | None:
     if kept := same_scale(plots):
         parts.append(Plots(kept))
     rows = {", ".join(filter(None, [one.row, one.setting])): [told_of(r) for _, r in one.runs] for one in found.groups}
-    parts += [Words(sentence, "note") for sentence in rows_out_of_order(rows)]
+    parts += [Words(sentence, "note") for sentence in explain_row_order(rows)]
     parts.append(Sheet(_by_level(found)))
     worst = _worst_tenth(found)
     if worst is not None:
@@ -469,7 +467,7 @@ def _by_level(found: Compared) -> Table:
             ]
             sizes = (f"{level.width:.2f}", f"{level.depth}/{level.blocks}", f"{level.parameters:,}",
                      f"{level.multiply_adds:,}", str(level.clients))  # fmt: skip
-            rows.append((*label, level.level, *sizes, "withheld" if private else spread(each)))
+            rows.append((*label, level.level, *sizes, "withheld" if private else format_mean(each)))
             label = ("",) * len(label)
     columns = ("row", *(["setting"] if len(found.settings) > 1 else []), "level", "width", "depth", "parameters",
                "multiply-adds", "clients", f"local {found.score} %")  # fmt: skip
@@ -485,7 +483,9 @@ def _worst_tenth(found: Compared) -> Table | None:
             for kind in ("local", "local_worst_tenth", "global", "global_worst_tenth")
         }
         if any(share is not None for each in shares.values() for share in each):
-            rows.append((", ".join(filter(None, [one.row, one.setting])), *(spread(each) for each in shares.values())))
+            rows.append(
+                (", ".join(filter(None, [one.row, one.setting])), *(format_mean(each) for each in shares.values()))
+            )
     columns = ("row", "local, mean %", "local, worst tenth %", "global, mean %", "global, worst tenth %")
     return Table(columns, tuple(rows), "All clients, and the worst tenth of them") if rows else None
 
@@ -566,9 +566,11 @@ def _runs(found: Compared, page: Path) -> PageSection | None:
             rows.append((label, where.links(record.folder, page)))
             down, up = record.sum_bytes("bytes_down"), record.sum_bytes("bytes_up")
             columns = [column for column in found.columns if column in KINDS]
-            numbers = numbers_of(record.summary, record.rounds, columns)
-            cells = ["withheld" if record.is_private and c not in _PRIVATE else percent(numbers[c]) for c in columns]
-            sent = "-" if down is None or up is None else f"{size(down)} / {size(up)}"
+            numbers = find_numbers(record.summary, record.rounds, columns)
+            cells = [
+                "withheld" if record.is_private and c not in _PRIVATE else format_percent(numbers[c]) for c in columns
+            ]
+            sent = "-" if down is None or up is None else f"{format_bytes(down)} / {format_bytes(up)}"
             seconds = math.fsum(m.seconds for m in record.rounds)
             table.append((label, str(len(record.rounds)), *cells, sent, f"{seconds:,.1f}"))
     columns = [column for column in found.columns if column in KINDS]

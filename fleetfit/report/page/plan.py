@@ -6,8 +6,8 @@ from fleetfit.records.schema import LevelRecord
 from fleetfit.report.page.parts import PageSection, Part, Piece, Pieces, Sheet, Words
 from fleetfit.report.page.traces import level_color
 from fleetfit.report.record import RunRecord
-from fleetfit.report.tables import level_table, plan_table
-from fleetfit.report.text import percent, score_of, short
+from fleetfit.report.tables import make_level_table, make_plan_table
+from fleetfit.report.text import format_count, format_percent, get_score_name
 
 HOW = (
     "Grey frame: the full model, its width across and its depth down. Coloured: what the level has of it. Lines in it: "
@@ -37,10 +37,10 @@ def pieces_of(
         lines = [
             ("width", f"{100 * level.width:.0f} %"),
             ("depth", f"{level.depth} of {blocks} blocks"),
-            ("parameters", short(level.parameters)),
-            ("multiply-adds", short(level.multiply_adds)),
+            ("parameters", format_count(level.parameters)),
+            ("multiply-adds", format_count(level.multiply_adds)),
             ("clients", str(level.clients)),
-            *([(f"local {score}", f"{percent(level.local)} %")] if told and level.local is not None else []),
+            *([(f"local {score}", f"{format_percent(level.local)} %")] if told and level.local is not None else []),
         ]
         found.append(
             Piece(
@@ -61,9 +61,12 @@ def section_of(record: RunRecord) -> PageSection | None:
     levels = record.summary.levels
     if not levels:
         return None
-    parts: list[Part] = [pieces_of(levels, not record.is_private, score=score_of(record.summary)), Words(HOW, "quiet")]
+    parts: list[Part] = [
+        pieces_of(levels, not record.is_private, score=get_score_name(record.summary)),
+        Words(HOW, "quiet"),
+    ]
     if record.plan is not None:
-        parts.append(Sheet(plan_table(record.plan)))
+        parts.append(Sheet(make_plan_table(record.plan)))
     else:
-        parts.append(Sheet(level_table(record.summary)))
+        parts.append(Sheet(make_level_table(record.summary)))
     return PageSection("plan", "The plan: the model in pieces", parts)

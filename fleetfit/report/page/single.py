@@ -7,7 +7,7 @@ from typing import Any
 
 from fleetfit.errors import truncate
 from fleetfit.records.schema import NO_ACCURACIES, EvaluationRecord, SummaryRecord
-from fleetfit.report.order import out_of_order
+from fleetfit.report.order import explain_order
 from fleetfit.report.page import participants, plan, where
 from fleetfit.report.page.parts import Page, PageSection, Part, Plot, Plots, Sheet, Words
 from fleetfit.report.page.traces import (
@@ -22,8 +22,8 @@ from fleetfit.report.page.traces import (
     score_axis,
 )
 from fleetfit.report.record import RunRecord
-from fleetfit.report.tables import total_table
-from fleetfit.report.text import Table, duration, exit_names, percent, score_of, size
+from fleetfit.report.tables import make_total_table
+from fleetfit.report.text import Table, exit_names, format_bytes, format_duration, format_percent, get_score_name
 
 KINDS = {
     "local": "local",
@@ -103,7 +103,7 @@ def tiles(record: RunRecord) -> list[tuple[str, str, str]]:
 
     def add(kind: str, label: str, hint: str) -> None:
         if last.number(kind) is not None:
-            found.append((label, f"{percent(last.number(kind))} %", hint))
+            found.append((label, f"{format_percent(last.number(kind))} %", hint))
 
     if record.is_private:
         add("full", "full model", "on the server's test set")
@@ -112,19 +112,19 @@ def tiles(record: RunRecord) -> list[tuple[str, str, str]]:
         if told:
             found.append(("epsilon spent", f"{told.epsilon:.2f}", f"at delta {told.delta:.3g}"))
     else:
-        add("local", f"local {score_of(record.summary)}", f"own level, own data; {at}")
-        add("global", f"global {score_of(record.summary)}", f"largest level, all clients; {at}")
+        add("local", f"local {get_score_name(record.summary)}", f"own level, own data; {at}")
+        add("global", f"global {get_score_name(record.summary)}", f"largest level, all clients; {at}")
         add("local_worst_tenth", "worst tenth, local", at)
         down, up = record.sum_bytes("bytes_down"), record.sum_bytes("bytes_up")
         if down is not None and up is not None:
-            found.append(("sent", size(down + up), f"{size(down)} down, {size(up)} up"))
+            found.append(("sent", format_bytes(down + up), f"{format_bytes(down)} down, {format_bytes(up)} up"))
         if record.summary.failures:
             found.append(("failures", f"{record.summary.failures:,}", "jobs that brought nothing back"))
         if record.summary.simulated_s is not None:
-            found.append(("simulated time", duration(record.summary.simulated_s), "on the devices"))
+            found.append(("simulated time", format_duration(record.summary.simulated_s), "on the devices"))
     if record.rounds:
         seconds = sum(one.seconds for one in record.rounds)
-        found.append(("computed in", duration(seconds), f"{len(record.rounds)} rounds"))
+        found.append(("computed in", format_duration(seconds), f"{len(record.rounds)} rounds"))
     return found
 
 
@@ -272,7 +272,7 @@ def levels_and_exits(record: RunRecord) -> PageSection | None:
         plots.append(
             lines(
                 "levels",
-                f"Local {score_of(record.summary)} of each level's clients",
+                f"Local {get_score_name(record.summary)} of each level's clients",
                 of_levels,
                 ROUNDS,
                 axis_of(record),
@@ -298,9 +298,9 @@ def levels_and_exits(record: RunRecord) -> PageSection | None:
         parts.append(Plots(kept))
     parts.append(Sheet(_table_of_levels(record, exits)))
     if record.summary.levels:
-        parts += [Words(sentence, "note") for sentence in out_of_order([told_of(record)])]
+        parts += [Words(sentence, "note") for sentence in explain_order([told_of(record)])]
     if record.is_finished:
-        whole = total_table(record.summary)
+        whole = make_total_table(record.summary)
         rows = tuple(row for row in whole.rows if row[0] != "time" and not row[0].startswith(" "))
         parts.append(Sheet(Table(("what", "value"), rows, "The run as a whole")))
     return PageSection("levels", "Levels and exits", parts)
@@ -314,7 +314,7 @@ def _of_level(record: RunRecord, name: str) -> list[tuple[float, float]]:
 def _table_of_levels(record: RunRecord, exits: Sequence[str]) -> Table:
     """Return the last evaluation by level: its own clients, each of its exits, the whole test set."""
     last, own = record.last, not record.is_private
-    shares, score = last.test_levels, score_of(record.summary)
+    shares, score = last.test_levels, get_score_name(record.summary)
     columns = ("level", *(("clients", f"local {score} %", *(f"{name}, local %" for name in exits)) if own else ()),
                *(("on the whole test set %",) if shares else ()))  # fmt: skip
     every = record.summary.levels[-1].exits if record.summary.levels else []
@@ -322,8 +322,12 @@ def _table_of_levels(record: RunRecord, exits: Sequence[str]) -> Table:
     rows = []
     for name, level in last.levels.items():
         by_exit = dict(zip(at.get(name, ()), level.exits, strict=False))
-        cells = (str(level.clients), percent(level.local), *(percent(by_exit.get(exit)) for exit in every))
-        rows.append((name, *(cells if own else ()), *((percent(shares.get(name)),) if shares else ())))
+        cells = (
+            str(level.clients),
+            format_percent(level.local),
+            *(format_percent(by_exit.get(exit)) for exit in every),
+        )
+        rows.append((name, *(cells if own else ()), *((format_percent(shares.get(name)),) if shares else ())))
     return Table(columns, tuple(rows), f"After round {record.evaluations[-1][0]}")
 
 
@@ -353,23 +357,23 @@ def by_client(record: RunRecord) -> PageSection | None:
     for kind, order in ((kind, order) for kind, order in ranked.items() if order):
         tenth = order[len(order) - max(1, len(order) // 10) :]
         mean = record.last.number(f"{kind}_worst_tenth")
-        title = f"The worst tenth, {kind}" + (f": {percent(mean)} %" if mean is not None else "")
-        rows = tuple((name, percent(share)) for share, name in reversed(tenth[-_WORST:]))
+        title = f"The worst tenth, {kind}" + (f": {format_percent(mean)} %" if mean is not None else "")
+        rows = tuple((name, format_percent(share)) for share, name in reversed(tenth[-_WORST:]))
         more = len(tenth) - len(rows)
         notes = (f"{more} more clients are in the worst tenth.",) if more > 0 else ()
-        parts.append(Sheet(Table(("client", f"{score_of(record.summary)} %"), rows, title, notes)))
+        parts.append(Sheet(Table(("client", f"{get_score_name(record.summary)} %"), rows, title, notes)))
     return PageSection("by-client", "Clients from best to worst", parts)
 
 
 def _score(record: RunRecord) -> str:
     """Return what the run's accuracies are called, at the beginning of a sentence."""
-    name = score_of(record.summary)
+    name = get_score_name(record.summary)
     return name[:1].upper() + name[1:]
 
 
 def axis_of(record: RunRecord) -> PlotAxis:
     """Return the axis of the run's accuracies."""
-    return score_axis(score_of(record.summary))
+    return score_axis(get_score_name(record.summary))
 
 
 def _shade(low: float, high: float) -> Mapping[str, Any]:
@@ -426,7 +430,7 @@ def _where_time_went(record: RunRecord) -> Table | None:
     whole = sum(report.seconds for report in record.rounds)
     if not of or not whole:
         return None
-    rows = [(part, duration(seconds), f"{100 * seconds / whole:.1f}") for part, seconds in of.items()]
+    rows = [(part, format_duration(seconds), f"{100 * seconds / whole:.1f}") for part, seconds in of.items()]
     rest = whole - sum(of.values())
-    rows.append(("everything else", duration(max(0.0, rest)), f"{100 * max(0.0, rest) / whole:.1f}"))
-    return Table(("wall time of all rounds", "time", "%"), (*rows, ("together", duration(whole), "100.0")))
+    rows.append(("everything else", format_duration(max(0.0, rest)), f"{100 * max(0.0, rest) / whole:.1f}"))
+    return Table(("wall time of all rounds", "time", "%"), (*rows, ("together", format_duration(whole), "100.0")))

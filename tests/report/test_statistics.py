@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fleetfit.records.schema import ComparisonResults, CurvesRecord, RunResult
-from fleetfit.report.differences import Difference, difference_table, differences, interval, quantile, within
-from fleetfit.report.lines import table_csv
+from fleetfit.report.comparison_csv import format_comparison_csv
+from fleetfit.report.statistics import Difference, confidence_interval, paired_differences
+from fleetfit.report.tables import make_difference_table
 
 Finals = Mapping[tuple[str, str], Mapping[int, Mapping[str, float]]]
 
@@ -46,23 +47,9 @@ def local(values: Sequence[float], start: int = 0) -> dict[int, dict[str, float]
 
 
 @settings(deadline=None)
-@given(st.floats(0, 500), st.integers(1, 60))
-def test_the_distribution_is_that_of_scipy(t: float, freedom: int) -> None:
-    assert math.isclose(
-        within(t, freedom), 1 - 2 * stats.t.sf(t, freedom), abs_tol=1e-8
-    )  # scipy is right to 1e-9 near zero
-
-
-@settings(deadline=None)
-@given(st.floats(0.01, 0.999), st.integers(1, 60))
-def test_quantiles_are_those_of_scipy(level: float, freedom: int) -> None:
-    assert math.isclose(quantile(level, freedom), stats.t.ppf((1 + level) / 2, freedom), rel_tol=1e-8)
-
-
-@settings(deadline=None)
 @given(st.lists(st.floats(-100, 100).map(lambda x: round(x, 4)), min_size=2, max_size=12))
 def test_intervals_are_those_of_scipy(values: list[float]) -> None:
-    found = interval(values)
+    found = confidence_interval(values)
     if max(values) - min(values) < 1e-9:
         assert found is None
         return
@@ -77,7 +64,7 @@ def test_an_interval_by_hand() -> None:
 
     t(4) = 2.776 in any printed table, so the half width is 1.9632.
     """
-    low, high = interval([1.0, 2.0, 3.0, 4.0, 5.0]) or (0.0, 0.0)
+    low, high = confidence_interval([1.0, 2.0, 3.0, 4.0, 5.0]) or (0.0, 0.0)
     assert (round(low, 3), round(high, 3)) == (1.037, 4.963)
 
 
@@ -87,7 +74,7 @@ def test_an_interval_by_hand() -> None:
 def test_pairs_are_of_one_seed() -> None:
     """Values vary by tens from seed to seed, the differences by a tenth: unpaired, nothing could be told."""
     a, b = [40.0, 60.0, 50.0], [42.1, 62.0, 51.9]
-    (found,) = differences(results({("A", ""): local(a), ("B", ""): local(b)}), ["local"])
+    (found,) = paired_differences(results({("A", ""): local(a), ("B", ""): local(b)}), ["local"])
     assert found.seeds == (0, 1, 2) and found.order == 1
     assert math.isclose(found.mean or 0, 2.0)
     half = stats.t.ppf(0.975, 2) * 0.1 / math.sqrt(3)
@@ -95,22 +82,22 @@ def test_pairs_are_of_one_seed() -> None:
 
 
 def test_only_seeds_that_both_have_count() -> None:
-    found = differences(results({("A", ""): local([1, 2, 3]), ("B", ""): local([9, 9, 9], start=2)}), ["local"])
+    found = paired_differences(results({("A", ""): local([1, 2, 3]), ("B", ""): local([9, 9, 9], start=2)}), ["local"])
     assert [(one.seeds, one.mean) for one in found] == [((2,), 6.0)]
 
 
 def test_the_order_is_told_beyond_the_interval_alone() -> None:
     """[1, 2, 3]: 2 +- 4.303 / sqrt(3) = [-0.48, 4.48]."""
     finals = {("A", ""): local([0, 0, 0]), ("B", ""): local([1, 2, 3]), ("C", ""): local([-1.1, -1.0, -0.9])}
-    near, far = differences(results(finals), ["local"])
+    near, far = paired_differences(results(finals), ["local"])
     assert (near.order, far.order) == (0, -1)
-    cells = [row[-1] for row in difference_table([near, far], "A").rows]
+    cells = [row[-1] for row in make_difference_table([near, far], "A").rows]
     assert cells == ["+2.00 [-0.48, +4.48]", "-1.00 [-1.25, -0.75] *"]
 
 
 def test_another_reference_turns_the_sign() -> None:
     finals = {("A", ""): local([0, 1]), ("B", ""): local([1, 5])}
-    ((one,), (other,)) = (differences(results(finals), ["local"], against) for against in ("A", "B"))
+    ((one,), (other,)) = (paired_differences(results(finals), ["local"], against) for against in ("A", "B"))
     assert (one.row, other.row) == ("B", "A")
     assert (other.mean, other.low, other.high) == tuple(-(x or 0) for x in (one.mean, one.high, one.low))
 
@@ -118,7 +105,7 @@ def test_another_reference_turns_the_sign() -> None:
 def test_settings_stay_apart() -> None:
     finals = {(row, s): local([x, x + d]) for row, s, x, d in
               (("A", "x", 1, 0), ("A", "y", 2, 0), ("B", "x", 4, 1), ("B", "y", 3, 1))}  # fmt: skip
-    found = differences(results(finals), ["local"])
+    found = paired_differences(results(finals), ["local"])
     assert [(one.setting, one.mean) for one in found] == [("x", 3.5), ("y", 1.5)]
 
 
@@ -126,22 +113,22 @@ def test_settings_stay_apart() -> None:
 
 
 def notes(found: Sequence[Difference]) -> str:
-    return " ".join(difference_table(found, "A").notes)
+    return " ".join(make_difference_table(found, "A").notes)
 
 
 def test_one_seed_is_said_in_words() -> None:
-    (found,) = differences(results({("A", ""): local([1]), ("B", ""): local([9])}), ["local"])
+    (found,) = paired_differences(results({("A", ""): local([1]), ("B", ""): local([9])}), ["local"])
     assert (found.mean, found.low, found.high, found.order) == (8.0, None, None, 0)
-    assert difference_table([found], "A").rows[0][-1] == "+8.00"
-    assert "Of fewer than two seeds no interval can be given, and no order told." in notes([found])
+    assert make_difference_table([found], "A").rows[0][-1] == "+8.00"
+    assert "Fewer than two seeds" in notes([found])
     assert "excludes zero" not in notes([found])
 
 
 def test_seeds_that_differ_alike_have_no_interval() -> None:
     """Accuracies on few samples are coarse: an interval without width would claim an order that chance can make."""
-    (found,) = differences(results({("A", ""): local([1, 2]), ("B", ""): local([2, 3])}), ["local"])
+    (found,) = paired_differences(results({("A", ""): local([1, 2]), ("B", ""): local([2, 3])}), ["local"])
     assert (found.mean, found.low, found.order) == (1.0, None, 0)
-    assert "Where all seeds differ alike, no interval can be given either." in notes([found])
+    assert "all seeds have the same difference" in notes([found])
 
 
 def test_a_number_that_is_missing_is_no_pair() -> None:
@@ -151,10 +138,10 @@ def test_a_number_that_is_missing_is_no_pair() -> None:
         ("B", ""): {0: {"rounds_to_97": 10.0}, 1: {}, 2: {"rounds_to_97": 1.0}},
         ("C", ""): {0: {}, 1: {}, 2: {}},
     }
-    one, none = differences(results(finals), ["rounds to 97%"])
+    one, none = paired_differences(results(finals), ["rounds to 97%"])
     assert (one.seeds, one.mean) == ((0,), -10.0)
     assert (none.seeds, none.mean) == ((), None)
-    assert [row[-2:] for row in difference_table([one, none], "A").rows] == [("1", "-10.0"), ("0", "-")]
+    assert [row[-2:] for row in make_difference_table([one, none], "A").rows] == [("1", "-10.0"), ("0", "-")]
     assert '"-": no seed has a number in both rows.' in notes([one, none])
 
 
@@ -163,8 +150,8 @@ def test_a_number_that_is_missing_is_no_pair() -> None:
 
 def test_settings_have_a_column_only_where_there_are_some() -> None:
     one = Difference("B", "", "local", (0, 1), 1.0, 0.5, 1.5)
-    assert difference_table([one], "A").columns == ("row", "column", "seeds", "difference [95% interval]")
-    table = difference_table([one, Difference("B", "IID", "local", (0,), 1.0)], "A")
+    assert make_difference_table([one], "A").columns == ("row", "column", "seeds", "difference [95% interval]")
+    table = make_difference_table([one, Difference("B", "IID", "local", (0,), 1.0)], "A")
     assert table.columns[1] == "setting" and table.title == "Differences from A"
 
 
@@ -182,7 +169,7 @@ HEADER = (
 
 def test_columns_of_attacks_are_there_where_some_run_has_them() -> None:
     made = results({("A", "x"): {0: {"local": 40.0, "honest_excluded_2": 12.5}}, ("B", "x"): {0: {"local": 42.0}}})
-    text = table_csv(made, differences(made, ["backdoor"]), [0.4, 0.975], {})
+    text = format_comparison_csv(made, paired_differences(made, ["backdoor"]), [0.4, 0.975], {})
     assert {*text.splitlines()[0].split(",")} - {*HEADER.split(",")} == {"honest_excluded_2", "backdoor"}
     assert [line["honest_excluded_2"] for line in lines(text)[:2]] == ["12.5", ""]
 
@@ -193,7 +180,9 @@ def test_the_csv_has_numbers_and_a_stable_header() -> None:
         ("B", "x"): {0: {"local": 42.0, "bytes_up": 1}, 1: {"local": 45.0, "bytes_up": 1}},
     }
     made = results(finals)
-    text = table_csv(made, differences(made, ["local"]), [0.4, 0.975], {("A", "x", "rounds to 40%"): 12.0})
+    text = format_comparison_csv(
+        made, paired_differences(made, ["local"]), [0.4, 0.975], {("A", "x", "rounds to 40%"): 12.0}
+    )
     assert text.splitlines()[0] == HEADER
     found = lines(text)
     assert [(line["what"], line["row"], line["seed"]) for line in found] == [

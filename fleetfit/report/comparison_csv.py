@@ -1,0 +1,125 @@
+"""`table.csv` of a comparison: a line for each run, and lines with numbers over seeds.
+
+The column `what` is the kind of a line:
+
+    run                      one run, with its seed
+    mean, deviation          over the seeds of a row in a setting; `seeds` is their number
+    difference, low, high    from the row in `against`, over the seeds that both have, and its 95% interval
+    paper                    a paper's own numbers
+    candidate                values that were tried for a row on validation data: `tuned`, and their score `validation`
+
+Accuracies and waste are in percent, differences of them in percentage points. An empty cell was not measured, or its
+number is not known. Rounds to a target have a mean only where all seeds reached it.
+"""
+
+import csv
+import io
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+
+from fleetfit.errors import escape_controls
+from fleetfit.records.schema import ComparisonResults, RunResult, TuningResult
+from fleetfit.report.columns import ATTACKED, list_number_names, number_name, rounds_column
+from fleetfit.report.statistics import Difference
+from fleetfit.report.tables import format_values
+
+_FIRST = ("what", "row", "setting", "seed", "against", "seeds", "tuned", "rounds", "validation")
+_LABELS = _FIRST[:7]
+_LAST = ("training_seconds", "seconds")
+
+Line = Mapping[str, str | float | None]
+
+
+def format_comparison_csv(
+    results: ComparisonResults,
+    differences: Sequence[Difference],
+    targets: Sequence[float],
+    printed: Mapping[tuple[str, str, str], float],
+) -> str:
+    """Return the text of the file.
+
+    Args:
+        results: The runs.
+        differences: Those of the table.
+        targets: The accuracies that rounds are counted to; each is a column.
+        printed: A paper's numbers by (row, setting, column).
+    """
+    text = io.StringIO()
+    present = {name for run in results.runs for name in run.final}
+    present |= {number_name(column) for column in (*(one.column for one in differences), *(c for _, _, c in printed))}
+    names = [name for name in list_number_names(targets) if name in present or name not in ATTACKED]
+    writer = csv.DictWriter(text, [*_FIRST, *names, *_LAST], restval="", lineterminator="\n")
+    writer.writeheader()
+    groups: dict[tuple[str, str], list[Line]] = {}
+    for run in results.runs:
+        line = _make_run_line(run)
+        writer.writerow(line)
+        groups.setdefault((run.row, run.setting), []).append(line)
+    for key, lines in groups.items():
+        writer.writerows(_iter_seed_lines(*key, lines))
+    writer.writerows(_iter_difference_lines(differences, results.against))
+    writer.writerows(_iter_paper_lines(printed))
+    writer.writerows(_iter_tuning_lines(results.tuning, targets))
+    return escape_controls(text.getvalue())
+
+
+def _make_run_line(run: RunResult) -> Line:
+    return {
+        "what": "run", "row": run.row, "setting": run.setting, "seed": run.seed, "seeds": 1, "rounds": run.rounds,
+        "tuned": format_values(run.tuned),
+        **run.final, "training_seconds": run.training_seconds, "seconds": run.seconds,
+    }  # fmt: skip
+
+
+def _iter_seed_lines(row: str, setting: str, lines: Sequence[Line]) -> Iterator[Line]:
+    """Yield the mean and the standard deviation over the seeds of the numbers that all of them have."""
+    labels: dict[str, str | float] = {"row": row, "setting": setting, "seeds": len(lines)}
+    values: dict[str, list[float]] = {}
+    for line in lines:
+        for name, value in line.items():
+            if name not in _LABELS and isinstance(value, int | float):
+                values.setdefault(name, []).append(value)
+    complete = {name: numbers for name, numbers in values.items() if len(numbers) == len(lines)}
+    yield {"what": "mean", **labels, **{name: _round(statistics.fmean(numbers)) for name, numbers in complete.items()}}
+    if len(lines) > 1:
+        deviations = {name: _round(statistics.stdev(numbers)) for name, numbers in complete.items()}
+        yield {"what": "deviation", **labels, **deviations}
+
+
+def _iter_difference_lines(differences: Sequence[Difference], against: str) -> Iterator[Line]:
+    groups: dict[tuple[str, str], list[Difference]] = {}
+    for one in differences:
+        groups.setdefault((one.row, one.setting), []).append(one)
+    for (row, setting), group in groups.items():
+        seeds = max(len(one.seeds) for one in group)
+        labels: dict[str, str | float] = {"row": row, "setting": setting, "against": against, "seeds": seeds}
+        for what, values in (
+            ("difference", {one.column: one.mean for one in group}),
+            ("low", {one.column: one.low for one in group}),
+            ("high", {one.column: one.high for one in group}),
+        ):
+            numbers = {number_name(column): _round(value) for column, value in values.items() if value is not None}
+            if numbers:
+                yield {"what": what, **labels, **numbers}
+
+
+def _iter_paper_lines(printed: Mapping[tuple[str, str, str], float]) -> Iterator[Line]:
+    groups: dict[tuple[str, str], dict[str, float]] = {}
+    for (row, setting, column), number in printed.items():
+        groups.setdefault((row, setting), {})[number_name(column)] = number
+    for (row, setting), numbers in groups.items():
+        yield {"what": "paper", "row": row, "setting": setting, **numbers}
+
+
+def _iter_tuning_lines(tuning: Sequence[TuningResult], targets: Sequence[float]) -> Iterator[Line]:
+    for one in tuning:
+        for tried in one.candidates:
+            rounds = {} if tried.rounds is None else {number_name(rounds_column(targets[0])): tried.rounds}
+            yield {
+                "what": "candidate", "row": one.row, "setting": one.setting, "seed": tried.seed, "seeds": 1,
+                "tuned": format_values(tried.values), "validation": tried.score, **rounds,
+            }  # fmt: skip
+
+
+def _round(value: float) -> float:
+    return round(value, 6)
