@@ -2,22 +2,15 @@
 
 import importlib.util
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import raises
+from support.runs import make_run_record
 
 from fleetfit.errors import MissingExtra
-from fleetfit.records.schema import (
-    EnvironmentRecord,
-    FleetRecord,
-    LevelRecord,
-    NodesRecord,
-    RoundRecord,
-    SummaryRecord,
-)
+from fleetfit.records.schema import LevelRecord
 from fleetfit.report import drawing, figures
 from fleetfit.report.curves import cost_curve
 from fleetfit.report.record import RowRecord, RunRecord
@@ -45,15 +38,6 @@ def report(round: int, accuracy: float | None, loss: float | None = 0.5) -> dict
     return found | ({} if accuracy is None else {"evaluate": {"static": columns}})
 
 
-def run_of(summary: Any, metrics: Sequence[Any], counts: Sequence[Sequence[int]] = ()) -> RunRecord:
-    fleet = FleetRecord.load({"first": {"class_counts": list(counts) or None}})
-    return RunRecord(
-        folder=Path("run"), config={}, config_text="", environment=EnvironmentRecord(), fleet=fleet,
-        nodes=NodesRecord(), rounds=list(map(RoundRecord.load, metrics)), plan=None,
-        stored_summary=SummaryRecord.load(summary), problems=(),
-    )  # fmt: skip
-
-
 def shapes(*levels: Any) -> list[LevelRecord]:
     return list(map(LevelRecord.load, levels))
 
@@ -64,9 +48,9 @@ def rows_of(rows: dict[str, list[RunRecord]], setting: str = "") -> list[RowReco
 
 METRICS = [report(1, None, 2.0), report(2, 0.4), report(3, 0.8), report(4, None, None)]
 OTHER = [report(1, None, 1.0), report(2, 0.6), report(3, 0.6), report(4, None)]
-RUN = run_of(SUMMARY, METRICS)
+RUN = make_run_record(SUMMARY, METRICS)
 ONE = [RUN]
-TWO = [RUN, run_of(SUMMARY, OTHER)]
+TWO = [RUN, make_run_record(SUMMARY, OTHER)]
 
 
 def draw_accuracy(rows: Any, *more: Any) -> Any:
@@ -106,7 +90,10 @@ def test_accuracy_is_drawn_at_the_rounds_that_were_evaluated() -> None:
 def test_what_was_not_measured_is_no_point_of_a_line() -> None:
     gap = [report(1, 0.4), report(2, 0.5), report(3, 0.6)]
     gap[1]["evaluate"]["static"]["global"] = None
-    assert list(lines_of(figures.draw_run_accuracy(run_of(SUMMARY, gap)).axes[0])["global"].get_xdata()) == [1, 3]
+    assert list(lines_of(figures.draw_run_accuracy(make_run_record(SUMMARY, gap)).axes[0])["global"].get_xdata()) == [
+        1,
+        3,
+    ]
 
 
 def test_panels_side_by_side_have_the_same_axes() -> None:
@@ -119,7 +106,7 @@ def test_panels_side_by_side_have_the_same_axes() -> None:
         assert len({axes.get_ylim() for axes in figure.axes}) == 1
         low, high = figure.axes[0].get_ylim()
         assert all(low < y < high for axes in figure.axes for line in axes.lines for y in line.get_ydata())
-    still = draw_accuracy({"a": [run_of(SUMMARY, [report(1, 0.5), report(2, 0.501)])]})
+    still = draw_accuracy({"a": [make_run_record(SUMMARY, [report(1, 0.5), report(2, 0.501)])]})
     low, high = still.axes[0].get_ylim()
     assert high - low >= 10
 
@@ -161,7 +148,7 @@ def test_no_two_rows_look_the_same() -> None:
 def test_a_mean_stands_only_where_all_seeds_were_measured() -> None:
     lacking = [report(2, 0.6), report(3, 0.6)]
     lacking[1]["evaluate"]["static"]["global"] = None
-    figure = draw_accuracy({"a": [RUN, run_of(SUMMARY, lacking)]}, ["global"])
+    figure = draw_accuracy({"a": [RUN, make_run_record(SUMMARY, lacking)]}, ["global"])
     assert list(lines_of(figure.axes[0])["a"].get_xdata()) == [2]
 
 
@@ -179,16 +166,18 @@ def test_losses_are_drawn_of_every_round_that_has_one() -> None:
     assert figure is not None
     mean = lines_of(figure.axes[0])["a"]
     assert list(mean.get_xdata()) == [1, 2, 3] and list(mean.get_ydata()) == pytest.approx([1.5, 0.5, 0.5])
-    assert figures.draw_loss(rows_of({"a": [run_of(SUMMARY, [report(1, None, None)])]})) is None, "as with [secure]"
+    assert figures.draw_loss(rows_of({"a": [make_run_record(SUMMARY, [report(1, None, None)])]})) is None, (
+        "as with [secure]"
+    )
 
 
 def test_what_is_in_the_wrong_order_is_said_below() -> None:
     final = {"global": 0.4, "local": 0.5, "levels": {}, "exits": [0.7, 0.4], "test_levels": {"1": 0.5, "2": 0.45}}
     behind = {**SUMMARY, "evaluate": {"static": final}}
-    said = words_of(figures.draw_run_accuracy(run_of(behind, METRICS)))
+    said = words_of(figures.draw_run_accuracy(make_run_record(behind, METRICS)))
     assert "After 4 rounds the deeper exits have not caught up: exit 1 70.0%, exit 2 40.0%" in said
     assert "level 1 50.0%, level 2 45.0%" in said
-    both = words_of(draw_accuracy({"a": [run_of(behind, METRICS)], "b": ONE}))
+    both = words_of(draw_accuracy({"a": [make_run_record(behind, METRICS)], "b": ONE}))
     assert "The deeper exits have not caught up in a." in both
     assert "caught up" not in words_of(figures.draw_run_accuracy(RUN))
 
@@ -223,7 +212,7 @@ def test_a_run_has_local_and_global_in_one_panel() -> None:
 
 def test_a_round_without_clients_takes_no_time() -> None:
     some = [METRICS[0], {**METRICS[1], "simulated_s": None}, *METRICS[2:]]
-    curve = cost_curve(run_of(SUMMARY, some), "simulated_s")
+    curve = cost_curve(make_run_record(SUMMARY, some), "simulated_s")
     assert [(point.round, point.y) for point in curve] == [(1, 90.0), (2, 90.0), (3, 180.0), (4, 270.0)]
 
 
@@ -231,25 +220,25 @@ def test_what_no_run_reports_is_not_drawn() -> None:
     """Without profiles there are no seconds; beside a run with them, one without has no line."""
 
     def costs(*seeds: Any) -> list[str]:
-        figure = draw_costs({str(i): [run_of(SUMMARY, one)] for i, one in enumerate(seeds)})
+        figure = draw_costs({str(i): [make_run_record(SUMMARY, one)] for i, one in enumerate(seeds)})
         assert figure is not None
         return [label for axes in figure.axes if (label := axes.get_xlabel())]
 
     timeless = [{**m, "simulated_s": None} for m in METRICS]
     assert costs(timeless) == ["sent, both directions (MB)", "multiply-adds of clients (G)"]
-    (axes, _) = cost_axes({"a": TWO, "b": [run_of(SUMMARY, timeless)]}, "simulated")
+    (axes, _) = cost_axes({"a": TWO, "b": [make_run_record(SUMMARY, timeless)]}, "simulated")
     assert [len(line.get_xdata()) for line in lines_of(axes).values()] == [2, 0]
     old = [{k: v for k, v in m.items() if k not in ("simulated_s", "multiply_adds")} for m in METRICS]
     assert costs(old) == ["sent, both directions (MB)"]
     secret = [{**m, "bytes_down": None, "bytes_up": None} for m in old]
-    assert draw_costs({"a": [run_of(SUMMARY, secret)]}) is None
+    assert draw_costs({"a": [make_run_record(SUMMARY, secret)]}) is None
 
 
 def test_a_private_run_has_what_the_server_measures() -> None:
     """Nothing is said of its clients, and so nothing of them is drawn."""
     columns = {"avg": 0.4, "full": 0.5, "local": None, "global": None, "levels": {}}
     private = [{**report(1, 0.1), "evaluate": {"static": columns}}]
-    (axes,) = figures.draw_run_accuracy(run_of({**SUMMARY, "privacy": PRIVACY}, private)).axes
+    (axes,) = figures.draw_run_accuracy(make_run_record({**SUMMARY, "privacy": PRIVACY}, private)).axes
     assert {name: list(line.get_ydata()) for name, line in lines_of(axes).items()} == {
         "avg": [pytest.approx(40)], "full": [pytest.approx(50)]
     }  # fmt: skip
@@ -258,7 +247,7 @@ def test_a_private_run_has_what_the_server_measures() -> None:
 
 
 def test_a_comparison_of_private_runs_has_what_the_server_measures() -> None:
-    drawn = figures.draw_comparison(rows_of({"a": [run_of({**SUMMARY, "privacy": PRIVACY}, METRICS)]}))
+    drawn = figures.draw_comparison(rows_of({"a": [make_run_record({**SUMMARY, "privacy": PRIVACY}, METRICS)]}))
     assert [axes.get_title("left") for axes in drawn["accuracy"].axes] == ["avg accuracy", "full accuracy"]
 
 
@@ -282,7 +271,7 @@ def test_a_dots_area_follows_the_count_and_no_samples_have_no_dot() -> None:
 
 
 def test_a_runs_figures_are_files(tmp_path: Path) -> None:
-    drawn = figures.draw_run(run_of(SUMMARY, METRICS, [[1, 2], [3, 0]]))
+    drawn = figures.draw_run(make_run_record(SUMMARY, METRICS, [[1, 2], [3, 0]]))
     files = drawing.save_figures(drawn, tmp_path / "plots")
     assert sorted(f.name for f in files) == [
         "accuracy.png", "cost.png", "levels.png", "loss.png", "partition.png",
@@ -321,12 +310,12 @@ def _labels(figure: Any) -> str:
 def test_the_score_of_a_regression_is_called_r2_and_may_be_below_zero() -> None:
     """A run that says so, and one that does not; axes show numbers below zero."""
     summary = {**SUMMARY, "score": "R2"}
-    alone = _labels(figures.draw_run_accuracy(run_of(summary, METRICS)))
+    alone = _labels(figures.draw_run_accuracy(make_run_record(summary, METRICS)))
     assert "R2 (%)" in alone and "accuracy" not in alone
-    rows = draw_accuracy({"a": [run_of(summary, METRICS)]})
+    rows = draw_accuracy({"a": [make_run_record(summary, METRICS)]})
     assert "local R2" in _labels(rows) and "accuracy" not in _labels(rows)
     assert "local R2" in _labels(figures.draw_levels({"a": [shapes(*LEVELS)]}, score="R2"))
-    both = _labels(draw_accuracy({"a": [run_of(summary, METRICS)], "b": ONE}))
+    both = _labels(draw_accuracy({"a": [make_run_record(summary, METRICS)], "b": ONE}))
     assert "score (%)" in both, "runs of both kinds"
     axes = drawing.make_figure(4, 3).add_subplot()
     axes.plot([1, 2], [-30.0, 40.0])

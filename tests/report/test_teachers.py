@@ -1,14 +1,11 @@
 """How often each exit was the teacher: bars add up what the rounds counted."""
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support.runs import make_run_record
 
-from fleetfit.records.schema import EnvironmentRecord, NodesRecord, RoundRecord, SummaryRecord
 from fleetfit.report.figures import draw_run, draw_teachers
-from fleetfit.report.record import RunRecord
 
 pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
 
@@ -39,14 +36,6 @@ METRICS = [
 ]
 
 
-def run_of(metrics: Sequence[Any]) -> RunRecord:
-    return RunRecord(
-        folder=Path("run"), config={}, config_text="", environment=EnvironmentRecord(), fleet=None,
-        nodes=NodesRecord(), rounds=list(map(RoundRecord.load, metrics)), plan=None,
-        stored_summary=SummaryRecord.load(SUMMARY), problems=(),
-    )  # fmt: skip
-
-
 def bars(axes: Any) -> list[list[tuple[float, float]]]:
     """Foot and height of each bar, level by level."""
     return [[(bar.get_y(), bar.get_height()) for bar in group] for group in axes.containers]
@@ -54,7 +43,7 @@ def bars(axes: Any) -> list[list[tuple[float, float]]]:
 
 def test_the_largest_level_in_its_last_round_and_all_rounds_together() -> None:
     """18 steps at level 1 below, then 3 + 1 and 1 + 4 at level 2; the largest level did not train in round 3."""
-    figure = draw_teachers(run_of(METRICS))
+    figure = draw_teachers(make_run_record(SUMMARY, METRICS))
     assert figure is not None
     left, middle, right = figure.axes
     assert bars(middle) == [[(0, 1), (0, 4)]]
@@ -67,7 +56,7 @@ def test_the_largest_level_in_its_last_round_and_all_rounds_together() -> None:
 
 def test_levels_and_exits_are_ordered_by_number() -> None:
     metrics = [report(1, {level: {"12": 1, "9": 2} for level in ("10", "9")}, [0.1, 0.2])]
-    figure = draw_teachers(run_of(metrics))
+    figure = draw_teachers(make_run_record(SUMMARY, metrics))
     assert figure is not None
     middle = figure.axes[1]
     assert middle.get_title(loc="left") == "level 10 in round 1"
@@ -75,6 +64,6 @@ def test_levels_and_exits_are_ordered_by_number() -> None:
 
 
 def test_it_is_drawn_for_runs_that_count_only() -> None:
-    assert "teachers" in draw_run(run_of(METRICS))
+    assert "teachers" in draw_run(make_run_record(SUMMARY, METRICS))
     others = [{key: value for key, value in m.items() if key != "counts"} for m in METRICS]
-    assert "teachers" not in draw_run(run_of(others))
+    assert "teachers" not in draw_run(make_run_record(SUMMARY, others))
