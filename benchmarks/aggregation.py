@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks.measuring import Figure, Options, amount, ratio
 from benchmarks.random_fleet import CNN, Kind, fleet
-from fleetfit.aggregate import Mean, applied
+from fleetfit.aggregate import Mean, apply_mean
 from fleetfit.submodel import concat_state, cut
 from fleetfit.training import initial_state
 from fleetfit.values import Problem
@@ -41,7 +41,7 @@ def figures(options: Options) -> Iterator[Figure]:
             mean = Mean(problem.layout)
             for piece, update in zip(pieces, states, strict=True):
                 mean.add(piece, update, weight)
-            applied(state, mean.result())
+            apply_mean(state, mean.result())
 
         def copies(buffers=buffers, states=states) -> None:
             for buffer, update in zip(buffers, states, strict=True):

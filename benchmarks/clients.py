@@ -11,8 +11,8 @@ from benchmarks.averaging import resident_bytes
 from benchmarks.measuring import Figure, Options, amount, of_many
 from benchmarks.random_fleet import CNN, LOCAL, fleet, given_slots
 from fleetfit.engines.local import local
-from fleetfit.links import Links
-from fleetfit.rounds import Settings, one_round, start
+from fleetfit.network import LinkFaults
+from fleetfit.rounds import Settings, run_round, start
 from fleetfit.values import Availability, Local
 
 REGISTERED = (100, 10_000, 1_000_000)
@@ -40,7 +40,7 @@ def few_of_many(options: Options) -> Iterator[Figure]:
         for clients, (federation, fixed, engine, server) in runs.items():
             began = time.process_time()
             federation.method.assign(federation, server, np.random.default_rng(0))  # the cost of choosing
-            one_round(fixed, engine, Settings(1, LOCAL), server)
+            run_round(fixed, engine, Settings(1, LOCAL), server)
             if turn:
                 seconds[clients].append(time.process_time() - began)
     first = seconds[REGISTERED[0]]
@@ -59,13 +59,13 @@ def many_of_many(options: Options) -> Iterator[Figure]:
         there = Availability(registered, share=0.5, spread=0.5, rounds=4.0)
         simulation = replace(simulation, resources=replace(simulation.resources, availability=there))
         federation = replace(federation, connected=there.online)
-        settings = Settings(rounds, ONE_STEP, links=Links(0.05, 0.05, 0.05))
+        settings = Settings(rounds, ONE_STEP, links=LinkFaults(0.05, 0.05, 0.05))
         engine, server, seconds, held = local(simulation), start(federation), list[float](), list[int]()
-        server, _ = one_round(federation, engine, settings, server)
+        server, _ = run_round(federation, engine, settings, server)
         before = resident_bytes(reset=True)
         for _ in range(rounds - 1):
             began = time.process_time()
-            server, _ = one_round(federation, engine, settings, server)
+            server, _ = run_round(federation, engine, settings, server)
             seconds.append((time.process_time() - began) / cohort)
             held.append(resident_bytes())
         peak = resident_bytes(peak=True)

@@ -18,7 +18,7 @@ from benchmarks.random_fleet import CNN, LOCAL, RESNET20, Kind, fleet, given_slo
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.engines.ray import ray
-from fleetfit.rounds import Settings, one_round, start
+from fleetfit.rounds import Settings, run_round, start
 
 KINDS = {"cnn": (CNN, None), "resnet20": (RESNET20, 1.85)}
 """With how many times as fast as `local` two workers should be, where a step takes 5 ms or more."""
@@ -42,7 +42,7 @@ def of_model(model: str, kind: Kind, wanted: float | None, options: Options) -> 
         for name, make in makers.items():
             others, began, before = _children(), time.perf_counter(), _cpu_s([])
             started[name] = make(simulation, workers=2)
-            one_round(federation, started[name], settings, server)
+            run_round(federation, started[name], settings, server)
             took = time.perf_counter() - began
             own[name] = sorted(_children() - others, key=lambda process: process.pid)
             cpu = _cpu_s(own[name]) - before
@@ -51,7 +51,7 @@ def of_model(model: str, kind: Kind, wanted: float | None, options: Options) -> 
         fixed = replace(federation, method=replace(federation.method, assign=given_slots(federation, slots)))
         rounds: dict[str, Callable[[], Seconds]] = {}
         for name, engine in started.items():
-            rounds[name] = partial(_timed, partial(one_round, fixed, engine, settings, server), own.get(name, []))
+            rounds[name] = partial(_timed, partial(run_round, fixed, engine, settings, server), own.get(name, []))
         rounds["a bare loop"] = partial(_timed, partial(bare.round, slots), [])
         for name in makers:
             for other in ("local", "a bare loop", *(m for m in makers if m < name)):

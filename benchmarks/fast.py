@@ -17,7 +17,7 @@ from benchmarks.random_fleet import KINDS, LOCAL, fleet
 from fleetfit.config.build.engine import choose_computing
 from fleetfit.config.schema import EngineSection
 from fleetfit.engines.local import local
-from fleetfit.rounds import Settings, one_round, start
+from fleetfit.rounds import Settings, run_round, start
 from fleetfit.training.speed import has_bf16
 
 CLIENTS = 8
@@ -39,7 +39,7 @@ def figures(options: Options) -> Iterator[Figure]:
                 continue
             before = how.computed
             problem = federation.problem.with_computed(how.computed)
-            ours = partial(one_round, replace(federation, problem=problem), local(replace(simulation, problem=problem)),
+            ours = partial(run_round, replace(federation, problem=problem), local(replace(simulation, problem=problem)),
                            Settings(1, LOCAL), server)  # fmt: skip
             wanted = (WANTED if words == "fast" and has_bf16(HOST) else WANTED_FP32).get(name)
             yield ratio(f"{name}, {words}, against a bare loop", ours, partial(bare.round, slots), options.repetitions,

@@ -25,7 +25,7 @@ from fleetfit.layout import Architecture, build_module, outputs
 from fleetfit.losses import self_distillation
 from fleetfit.method import build
 from fleetfit.models.vit import deit_s
-from fleetfit.rounds import Settings, one_round, start
+from fleetfit.rounds import Settings, run_round, start
 from fleetfit.tasks import classification
 from fleetfit.training import initial_base
 from fleetfit.values import Clients, Federation, Level, Local, Problem, Simulation, tuned
@@ -59,7 +59,7 @@ def kept_features(options: Options) -> Iterator[Figure]:
     ready = ReadyHeads(simulation)
 
     def round_of(of: Federation, engine: Any) -> None:
-        one_round(of, engine, Settings(1, LOCAL), server)
+        run_round(of, engine, Settings(1, LOCAL), server)
 
     what = "a round of DeiT-S of 6 blocks, frozen, two classifiers, features kept"
     yield ratio(f"{what}, against its classifiers on ready features", lambda: round_of(federation, kept), ready.round,

@@ -33,8 +33,10 @@ def figures(options: Options) -> Iterator[Figure]:
             updates.append(Update(0, i, i, 0, piece, piece, compiled.views(moved), 16, {"loss": 1.0}))
 
         def averaged(method: Method, updates: Any = updates, of: Any = federation, server: Any = server) -> None:
-            received = method.receive(of, server, iter(updates))
-            method.merge(of, server, iter(received), method.weight)
+            aggregator = method.aggregate(of, server)
+            for update in method.receive(of, server, updates):
+                aggregator.add(update, method.weight(update))
+            aggregator.result()
 
         plain = build({"name": "scalefl"})
         size = f"{name} ({full.numel() / 1e6:.2f}M parameters), {clients} clients of four levels"

@@ -8,7 +8,7 @@ from benchmarks.measuring import Figure, Options, ratio
 from benchmarks.naive import NaiveProcess
 from benchmarks.random_fleet import COHORT, KINDS, LOCAL, fleet
 from fleetfit.engines.local import local
-from fleetfit.rounds import Settings, one_round, start
+from fleetfit.rounds import Settings, run_round, start
 
 WANTED = {"cnn": 1.04, "resnet20": 1.02}
 
@@ -18,7 +18,7 @@ def figures(options: Options) -> Iterator[Figure]:
     for name, kind in KINDS.items():
         federation, simulation = fleet(kind, COHORT, COHORT)
         slots = [(client, int(federation.level_of[client])) for client in range(COHORT)]
-        ours = partial(one_round, federation, local(simulation), Settings(1, LOCAL), start(federation))
+        ours = partial(run_round, federation, local(simulation), Settings(1, LOCAL), start(federation))
         bare = partial(Bare(federation, simulation).round, slots)
         yield ratio(f"{name}, exact, against a bare loop", ours, bare, options.repetitions, wanted=WANTED.get(name))
         with NaiveProcess(name) as naive:

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.measuring import Figure, Options, amount, ratio
 from benchmarks.random_fleet import KINDS, fleet
-from fleetfit.aggregate import Mean, from_sums
+from fleetfit.aggregate import Mean, average_sums
 from fleetfit.messages import job_size, reply_size
 from fleetfit.rounds import start
 from fleetfit.secure import Quantiser, SecureRules, SecureRun
@@ -48,7 +48,7 @@ def figures(options: Options) -> Iterator[Figure]:
         def masked(updates: Any = updates, jobs: Any = jobs, found: list[Any] = found) -> None:
             engine = Secured(_Trained(updates), layout, SecureRun(SecureRules(3, 0.67), Quantiser(1.0, 20)))
             summed = engine.sums(iter(jobs), server.state)
-            from_sums(layout, server.state, summed.blocks, summed.step)
+            average_sums(layout, server.state, summed.blocks, summed.step)
             found[:] = [summed]
 
         def plain(updates: Any = updates) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.measuring import Figure, Options, of_many
 from benchmarks.random_fleet import CNN, RESNET20, VIT, Kind, random_data
 from fleetfit.config import assemble, load_experiment
-from fleetfit.rounds import one_round, start
+from fleetfit.rounds import run_round, start
 from fleetfit.training import run_job
 from fleetfit.values import Failure, Job, Update
 
@@ -141,7 +141,7 @@ def client(kind: Kind, method: Tables, local: Tables) -> Callable[[], tuple[list
         "fleet": {"groups": [{"budget": budget} for budget in budgets], "tolerance": 0.3},
     }, data={"name": replace(data, splits=splits), "partition": {"kind": "iid", "clients": CLIENTS}}))  # fmt: skip
     kept = Jobs()
-    one_round(assembly.federation, kept, assembly.settings, start(assembly.federation))
+    run_round(assembly.federation, kept, assembly.settings, start(assembly.federation))
     job = max(kept.jobs, key=lambda job: job.level)
     assert assembly.simulation is not None
     simulation = assembly.simulation

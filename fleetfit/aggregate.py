@@ -33,7 +33,7 @@ class Aggregate:
     Attributes:
         mean: The weighted mean of each element; where coverage is 0 it means nothing.
         coverage: Sum of the aggregation weights of those who trained the element.
-        extra: Whatever a method's own merge adds.
+        extra: What a method's own aggregator adds.
         before: What the mean replaces, where that is not the server's whole state (Decoupled: some levels' models).
         metrics: What the server reports of its own work, plain values; the round's report has them under "server".
         everywhere: The coverage's buffer and how often it had been written to when it was above 0 in all places; None
@@ -65,7 +65,7 @@ class SummedBlock:
     clients: int
 
 
-def from_sums(layout: Layout, state: State, blocks: Iterable[SummedBlock], step: float) -> Aggregate:
+def average_sums(layout: Layout, state: State, blocks: Iterable[SummedBlock], step: float) -> Aggregate:
     """Return the mean of clients that count alike, of sums of what they moved.
 
     Args:
@@ -207,7 +207,7 @@ def _added(coverage: Tensor | None, weight: float, like: Tensor) -> Tensor:
     return empty_like(like).fill_(weight) if coverage is None else coverage.add_(weight)
 
 
-def applied(state: State, aggregate: Aggregate) -> State:
+def apply_mean(state: State, aggregate: Aggregate) -> State:
     """Return the state with the mean where somebody trained, bit for bit as it was elsewhere."""
     old, mean, coverage = concat_state(state), concat_state(aggregate.mean), concat_state(aggregate.coverage)
     if _everywhere(aggregate, coverage):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fleetfit.data import Data
-from fleetfit.data.encoded import Encoded
+from fleetfit.data.image_reader import EncodedImages
 from fleetfit.errors import ConfigError
 from fleetfit.layout import Layout
 from fleetfit.seeds import make_numpy_rng, make_torch_rng
@@ -286,7 +286,7 @@ class Attackers:
         """
         if self.attack.poison is None:
             return data, parts
-        if isinstance(data.x, Encoded):
+        if isinstance(data.x, EncodedImages):
             raise ConfigError(
                 f"[attack] kind: this attack changes samples, and {data.name} leaves its images encoded on disk; use a "
                 "data set that fits into memory, or an attack on updates.",

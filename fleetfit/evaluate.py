@@ -30,7 +30,7 @@ from fleetfit.layout import State, batch_norms, build_module, named_tensors
 from fleetfit.layout.meta import on_meta
 from fleetfit.seeds import derive_seed, make_numpy_rng
 from fleetfit.training import one_thread, run_job, with_statistics
-from fleetfit.validation import examined, paired
+from fleetfit.validation import pair_jobs_with_replies, validate_reply
 from fleetfit.values import Device, Evaluation, Failure, Federation, Job, Server, Update
 
 __all__ = [
@@ -136,8 +136,8 @@ def statistics(
 
     sums: dict[int, dict[str, Tensor]] = {}
     failures: list[dict[str, Any]] = []
-    for job, reply in paired(engine.run, jobs()):
-        reply = examined(reply, job, federation)
+    for job, reply in pair_jobs_with_replies(engine.run, jobs()):
+        reply = validate_reply(reply, job, federation)
         if isinstance(reply, Failure):
             failures.append(failed("batch-norm statistics", reply))
             continue
@@ -412,8 +412,10 @@ def evaluate(
     own = known_levels(federation, server, wanted)
     tags = list(_tags(federation, wanted, norms, own))
     replies: dict[Tag, tuple[int, Mapping[str, Any]]] = {}
-    for tag, (job, reply) in zip(tags, paired(engine.run, _jobs(federation, server, wanted, tags, found)), strict=True):
-        reply = examined(reply, job, federation)
+    for tag, (job, reply) in zip(
+        tags, pair_jobs_with_replies(engine.run, _jobs(federation, server, wanted, tags, found)), strict=True
+    ):
+        reply = validate_reply(reply, job, federation)
         if isinstance(reply, Failure):
             failures.append(failed("evaluation", reply))
         elif reply.metrics["n"]:

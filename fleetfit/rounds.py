@@ -1,174 +1,59 @@
-"""The only round loop: assign, run the jobs, check, merge, step, evaluate; engines' protocol; a round's report.
+"""The round loop: select, dispatch, train, validate, aggregate, step, report.
 
-ScaleFL Algorithm 1 lines 6-19. Jobs are dispatched, and updates folded, in one canonical order: predicted cost,
-largest first, then client id. A round without a usable update leaves the state as it was, and so does one that would
-spoil it (`fleetfit.soundness`). After `patience` such rounds in a row the run stops, and at its end if all were. Rounds
-in which nobody was connected, or all who were chosen went away, do not count. Nor do they under a known attack once
-anything has come in: they are what the attack did, and the run is to show it.
+ScaleFL, Algorithm 1, lines 6-19. `run_round` is the only round; `run` repeats it, evaluates, and stops a run that
+learns nothing. Jobs are dispatched, and updates aggregated, in one order: predicted cost, largest first, then client
+id. So all engines compute the same bits.
 
-The loop counts the rounds, whatever a method makes of `server.round`. Nothing that a reply makes anybody raise ends the
-run: it is that reply's failure, and says what was raised.
+A round without a usable update leaves the state as it was. So does a round that is rolled back, because a reply made a
+hook raise or because the new state would not be finite (`fleetfit.state_checks`). After `patience` such rounds in a
+row, or if all rounds are like that, the run stops with an error. Rounds in which no client was connected do not count.
+Under a simulated attack, such rounds do not stop a run that has received an update before.
 """
 
 import contextlib
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import numpy as np
-
 from fleetfit import messages
+from fleetfit.aggregate import Aggregate, average_sums
 from fleetfit.errors import ConfigError, FleetFitError, ModelError, NoUsableUpdates, RunError, format_exception
 from fleetfit.evaluate import EvaluationScope, Statistics, evaluate, trained_levels
-from fleetfit.layout import Layout, State
-from fleetfit.links import Links, Way
+from fleetfit.layout import State
 from fleetfit.method import FEDAVG
+from fleetfit.network import LinkFaults, LossyNetwork
 from fleetfit.privacy import Privacy
+from fleetfit.round_report import (
+    LEFT_OUT,
+    ElementCounter,
+    count_by_honesty,
+    make_rollback_report,
+    make_round_report,
+)
 from fleetfit.secure import SKIPPED, TOO_FEW, SecureRun
 from fleetfit.seeds import derive_seed, make_numpy_rng
-from fleetfit.soundness import explain_empty_rounds, spoilt, undone
-from fleetfit.submodel import Submodel
-from fleetfit.sums import stepped_by
+from fleetfit.state_checks import explain_empty_rounds, find_invalid_state, make_rollback_record
+from fleetfit.submodel import Submodel, concat_state
 from fleetfit.timekeeper import Timekeeper
 from fleetfit.training import initial_state
-from fleetfit.validation import examined, refused
-from fleetfit.values import Failure, Federation, Job, Local, Server, Summed, Update
-
-# ---- what a round's report says: plain values, as they stand in `metrics.jsonl` ------------------------------------
-
-
-class Elements:
-    """How many elements sub-models have, each shape counted once."""
-
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-        self._known: dict[Any, int] = {}
-
-    def of(self, piece: Submodel) -> int:
-        """Return the elements of a sub-model."""
-        key = (tuple(piece.sizes.items()), piece.exits)
-        if key not in self._known:
-            shapes = self._layout.shapes(piece.sizes, piece.exits).values()
-            self._known[key] = sum(int(np.prod(shape)) for shape in shapes)
-        return self._known[key]
-
-
-def waste(layout: Layout, reports: Sequence[Update | Failure]) -> float:
-    """Return a round's communication waste rate: 1 - elements that came back / elements sent (AdaptiveFL 4.4)."""
-    elements = Elements(layout)
-    sent = sum(elements.of(r.dispatched) for r in reports)
-    back = sum(elements.of(r.submodel) for r in reports if isinstance(r, Update))
-    return 1 - back / sent if sent else 0.0
-
-
-def report_of(
-    federation: Federation, server: Server, local: Local, reports: Sequence[Update | Failure]
-) -> dict[str, Any]:
-    """Return the report of a round."""
-    good = [r for r in reports if isinstance(r, Update)]
-    samples = sum(u.num_examples for u in good)
-    by_level: dict[str, int] = {}
-    for update in good:
-        by_level[str(update.level + 1)] = by_level.get(str(update.level + 1), 0) + 1
-    told = bool(samples) and all("loss" in u.metrics for u in good)  # of a secure round nobody tells
-    loss = sum(u.metrics["loss"] * u.num_examples for u in good) / samples if told else None
-    failures = [r for r in reports if isinstance(r, Failure)]
-    return {
-        "round": server.round,
-        "lr": local.lr,
-        "train": {"loss": loss, "clients": len(good), "samples": samples, "by_level": by_level},
-        "failures": [{"client": r.client, "level": r.level + 1, "reason": r.reason, "absent": r.absent}
-                     for r in failures],
-        "bytes_down": sum(r.bytes_down for r in reports),
-        "bytes_up": sum(r.bytes_up for r in reports),
-        "waste": waste(federation.problem.layout, reports),
-        "multiply_adds": sum(r.multiply_adds for r in reports),
-        **counted(good),
-        "simulated_s": simulated_seconds(reports, local.deadline_s),
-        **({} if local.deadline_s is None else {"deadline": met(reports)}),
-        **({} if federation.connected is None else {"online": len(federation.reachable(server.round - 1))}),
-    }  # fmt: skip
-
-
-def counted(updates: Sequence[Update]) -> dict[str, Any]:
-    """Return the sums of what clients count, by what is counted and by level: metrics that are tables of numbers."""
-    found: dict[str, dict[str, Counter[str]]] = {}
-    for update in updates:
-        for name, value in update.metrics.items():
-            if isinstance(value, Mapping) and all(type(n) in (int, float) for n in value.values()):
-                texts = {str(key): n for key, n in value.items()}
-                found.setdefault(name, {}).setdefault(str(update.level + 1), Counter()).update(texts)
-    return {"counts": {n: {lv: dict(c) for lv, c in levels.items()} for n, levels in found.items()}} if found else {}
-
-
-LEFT_OUT = "its update was left out by the method (receive)"
-"""The reason of a failure that stands for an update which `receive` did not give on."""
-
-
-def told_apart(hostile: Set[int], reports: Sequence[Update | Failure], trained: Mapping[int, int]) -> dict[str, Any]:
-    """Return how many hostile and honest clients sent an update in a round, and how many of these were left out.
-
-    Args:
-        hostile: Their ids.
-        reports: What came of the round's jobs.
-        trained: The level, 0-based, of the sub-model that came back, by index of the job.
-
-    Returns:
-        Under "sent" and "left_out" each: "hostile", and "honest" by the level that was trained.
-    """
-    found: dict[str, Any] = {key: {"hostile": 0, "honest": Counter()} for key in ("sent", "left_out")}
-    for report in reports:
-        left_out = isinstance(report, Failure) and report.reason == LEFT_OUT
-        for key in ("sent", "left_out") if left_out else ("sent",) if isinstance(report, Update) else ():
-            if report.client in hostile:
-                found[key]["hostile"] += 1
-            else:
-                found[key]["honest"][str(trained.get(report.index, report.level) + 1)] += 1
-    return {key: {**counts, "honest": dict(sorted(counts["honest"].items()))} for key, counts in found.items()}
-
-
-def simulated_seconds(reports: Sequence[Update | Failure], deadline_s: float | None) -> float | None:
-    """Return the simulated seconds of a synchronous round: those of its slowest client; None where no clock is.
-
-    The server waits for everybody, until the deadline where there is one; whoever was lost on the way is waited for
-    until then too.
-    """
-    known = [r.simulated_s for r in reports if r.simulated_s is not None]
-    if not known:
-        return None
-    if deadline_s is None:
-        return max(known)
-    return deadline_s if len(known) < len(reports) else min(max(known), deadline_s)
-
-
-def met(reports: Sequence[Update | Failure]) -> dict[str, int]:
-    """Return how many clients trained a shallower exit, stopped before the end of their training, or came too late."""
-    good = [r for r in reports if isinstance(r, Update)]
-    return {
-        "shallower": sum(len(u.submodel.exits) < len(u.dispatched.exits) for u in good),
-        "stopped": sum(bool(u.metrics.get("stopped")) for u in good),
-        "late": sum(r.late for r in reports if isinstance(r, Failure)),
-    }
-
-
-# ---- the loop ------------------------------------------------------------------------------------------------------
+from fleetfit.validation import find_sums_error, reject, validate_reply
+from fleetfit.values import Aggregator, Failure, Federation, Job, Local, Server, Summed, Update
 
 
 class Engine(Protocol):
     """Where jobs run; it knows nothing of methods."""
 
     def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
-        """Run jobs, drawn as they are needed, and yield the replies in the jobs' order."""
+        """Run jobs, drawn as they are needed, and yield the replies in job order."""
         ...
 
     def accept(self, update: Update) -> None:
-        """Keep what the client remembers of this update: the server accepted it."""
+        """Keep the client's memory of an update that the server accepted."""
         ...
 
     def save(self) -> dict[str, Any]:
-        """Return the clients' memories as a nest of plain values and tensors."""
+        """Return the clients' memories as plain values and tensors."""
         ...
 
     def load(self, memories: Mapping[str, Any]) -> None:
@@ -180,55 +65,437 @@ class Engine(Protocol):
         ...
 
 
-def constant(round: int) -> float:
+def constant_schedule(round: int) -> float:
     """Keep the learning rate."""
     return 1.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run does each round.
+    """The settings of a run's rounds.
 
     Attributes:
-        rounds: Rounds in all.
+        rounds: Number of rounds.
         local: Local training; its `lr` is multiplied by `schedule(round)`.
         schedule: Factor on the learning rate of each round, 0-based.
-        evaluate_every: Evaluate after every so many rounds, and after the last; 0 for the last only.
-        wanted: What the last evaluation covers; those on the way cover clients, with the first norm only, and the
-            whole test set if `wanted.always`.
-        patience: Rounds in a row without a usable update, or undone, after which the run stops.
-        hostile: Clients that are known to attack, in a simulation: the report counts them apart, and once anything
-            has come in, no number of such rounds stops the run.
-        secure: Where the server is to see sums only; the engine then has `sums` (`fleetfit.secured`).
-        links: How messages are lost and repeated, in a simulation; None: they are not.
-        quorum: Updates that end a round, in a simulation with a clock; None: everybody is waited for.
-        privacy: What each round pays for, and leaves out of its report; its hooks are the method's.
+        evaluate_every: Rounds between two evaluations; the last round is always evaluated. 0 for the last only.
+        wanted: Scope of the last evaluation. Earlier ones cover clients, with the first norm only, and the whole test
+            set if `wanted.always`.
+        patience: Rounds in a row without a usable update, or rolled back, after which the run stops.
+        hostile: Clients that attack, in a simulation. The report counts them apart, and once an update has come in, no
+            number of empty rounds stops the run.
+        secure: Secure aggregation; the engine then has `sums` (`fleetfit.secured`). None without.
+        links: Simulated faults of links; None for reliable links.
+        quorum: Number of updates that ends a round, in a simulation with a clock; None to wait for every client.
+        privacy: Differential privacy; its hooks are the method's. None without.
     """
 
     rounds: int
     local: Local = field(default_factory=Local)
-    schedule: Callable[[int], float] = constant
+    schedule: Callable[[int], float] = constant_schedule
     evaluate_every: int = 0
     wanted: EvaluationScope = field(default_factory=EvaluationScope)
     patience: int = 5
     hostile: frozenset[int] = frozenset()
     secure: SecureRun | None = None
-    links: Links | None = None
+    links: LinkFaults | None = None
     quorum: int | None = None
     privacy: Privacy | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """What a round left: the server after it, a report of plain values, and the statistics that its evaluation used."""
+    """The outcome of a round: the server after it, its report, and the statistics that its evaluation used."""
 
     server: Server
     report: dict[str, Any]
     statistics: Statistics | None = None
 
 
+# ---- one round -----------------------------------------------------------------------------------------------------
+
+
+def run_round(
+    federation: Federation, engine: Engine, settings: Settings, server: Server, timer: Timekeeper | None = None
+) -> tuple[Server, dict[str, Any]]:
+    """Run one round of training (ScaleFL, Algorithm 1, lines 6-19).
+
+    Updates stream: the tensors of one update are held at a time, unless the method sets `receive`, its aggregator keeps
+    them, or a quorum ends the round.
+
+    Args:
+        federation: The server's view.
+        engine: Runs the jobs.
+        settings: The settings of the rounds.
+        server: The server before the round.
+        timer: Counts the seconds of the round's parts.
+
+    Returns:
+        The server after the round, with its round counted in any case, and the report. A round that is rolled back
+        leaves the state and all memories as they were; its report has the reason under "undone".
+    """
+    method, timer = federation.method, timer or Timekeeper()
+    local = replace(settings.local, lr=settings.local.lr * settings.schedule(server.round))
+    unchanged = replace(server, round=server.round + 1)
+
+    # 1. Select clients, and assign a sub-model to each.
+    rng = make_numpy_rng(federation.seed, server.round, "choose")
+    slots = sort_by_cost(federation, method.assign(federation, server, rng))
+    if not slots and settings.privacy is None:  # a private round adds its noise without a client, too
+        return unchanged, make_round_report(federation, unchanged, local, [])
+
+    # 2. Dispatch: make the jobs, each when the engine asks for it.
+    jobs = iter_jobs(federation, server, slots, local, settings.rounds)
+    if settings.secure is not None:
+        return run_secure_round(federation, engine, settings, server, local, jobs, len(slots), timer)
+
+    # 3. Train, validate and aggregate, one reply at a time.
+    network = LossyNetwork(settings.links, settings.quorum, federation.seed, federation.problem.layout)
+    results = RoundResults(federation, server)
+    aggregation = Aggregation(federation, server, results)
+    for job, reply in timer.iterate("training", network.exchange(engine.run, jobs)):
+        with timer.on("validation"):
+            update = results.add(job, reply)
+        if update is not None:
+            with timer.on("averaging"):
+                aggregation.add(update)
+
+    # 4. Step: average the updates that the method admits, and move the server.
+    with timer.on("averaging"):
+        after, metrics, reason = step_server(federation, server, aggregation, results)
+    if not reason:
+        with timer.on("validation"):
+            reason = find_invalid_state(server, after) or ""
+
+    # 5. Report; roll the round back, or commit the clients' memories.
+    report = network.add_to_report(make_round_report(federation, unchanged, local, results.replies))
+    if settings.hostile or method.receive is not FEDAVG.receive:
+        report["received"] = count_by_honesty(settings.hostile, results.replies, results.levels)
+    if reason:
+        record = make_rollback_record(reason, results.replies, results.norms)
+        return unchanged, make_rollback_report(federation, report, unchanged, local, record)
+    report["failures"] += commit_memories(engine, results.replies)
+    return after, report | ({"server": dict(metrics)} if metrics else {})
+
+
+Slot = tuple[int, int, Submodel]
+"""A client, its level (0-based) and its sub-model in a round."""
+
+
+def sort_by_cost(federation: Federation, slots: list[Slot]) -> list[Slot]:
+    """Sort slots by predicted cost (elements of the sub-model), largest first, then by client."""
+    counter = ElementCounter(federation.problem.layout)
+    return sorted(slots, key=lambda slot: (-counter.count(slot[2]), slot[2].exits, slot[0], slot[1]))
+
+
+def iter_jobs(federation: Federation, server: Server, slots: list[Slot], local: Local, rounds: int) -> Iterator[Job]:
+    """Yield a training job for each slot; neighbours with the same sub-model share its tensors."""
+    method = federation.method
+    is_shared = method.dispatch is FEDAVG.dispatch
+    last: Submodel | None = None
+    state: State = {}
+    for index, (client, level, submodel) in enumerate(slots):
+        if not is_shared or submodel != last:
+            last, state = submodel, method.dispatch(federation, server, client, submodel)
+        seed = derive_seed(federation.seed, server.round, "train", index, client)
+        yield Job(
+            "train", server.round, rounds, index, client, submodel, state, federation.method_spec, seed, level, local
+        )
+
+
+class RoundResults:
+    """The outcome of each job of a round, in job order.
+
+    Attributes:
+        norms: Euclidean norm of each update's state, by job index; of some rejected updates, too.
+        levels: Level, 0-based, of the sub-model that came back, by job index, where a client shrank it.
+    """
+
+    def __init__(self, federation: Federation, server: Server) -> None:
+        self.norms: dict[int, float] = {}
+        self.levels: dict[int, int] = {}
+        self._federation, self._server = federation, server
+        self._replies: dict[int, Update | Failure] = {}
+        self._valid: dict[int, Job] = {}  # jobs whose update is valid, and which the method has not admitted yet
+
+    @property
+    def replies(self) -> list[Update | Failure]:
+        """Updates without their states, and failures."""
+        return list(self._replies.values())
+
+    def add(self, job: Job, reply: Update | Failure) -> Update | None:
+        """Validate and record a reply, and return it if it is a usable update."""
+        reply = validate_and_measure(reply, job, self._federation, self.norms)
+        if isinstance(reply, Failure):
+            self._replies[job.index] = reply
+            return None
+        self._replies[job.index] = replace(reply, state={})
+        if reply.submodel != reply.dispatched:
+            with contextlib.suppress(ModelError):  # not the sub-model of a level: it counts for the one that was sent
+                self.levels[job.index] = self._federation.level_index(reply.submodel)
+        self._valid[job.index] = replace(job, state={})
+        return reply
+
+    def admit(self, update: Any) -> tuple[Update, float] | None:
+        """Return an update that the method admits, with its notes, and its weight.
+
+        An error of the method's `note` or `weight` makes the update a failure; then this returns None.
+
+        Raises:
+            ConfigError: It is not an update of this round, or was admitted before.
+        """
+        if not isinstance(update, Update):
+            raise ConfigError(f"receive must return updates, got {type(update).__name__}.", key="receive")
+        job = self._valid.pop(update.index, None)
+        if job is None or (update.round, update.client) != (job.round, job.client):
+            raise ConfigError(
+                f"receive returned an update of client {update.client} (index {update.index}) that it did not get, or "
+                "twice. It may leave updates out and change their values, but not their round, index or client.",
+                key="receive",
+            )
+        method, hook = self._federation.method, "note"
+        try:
+            metrics = {**update.metrics, **method.note(self._federation, self._server, update)}
+            hook = "weight"
+            weight = method.weight(update)
+            if not 0 <= weight < float("inf"):
+                raise ValueError(f"an aggregation weight must be finite and at least 0, got {weight}")
+        except Exception as error:
+            self._replies[job.index] = reject(
+                job, f"the method's {hook} raised an error: {format_exception(error)}", bytes_down=update.bytes_down,
+                bytes_up=update.bytes_up, multiply_adds=update.multiply_adds, simulated_s=update.simulated_s,
+            )  # fmt: skip
+            return None
+        update = replace(update, metrics=metrics)
+        self._replies[job.index] = replace(update, state={})
+        return update, weight
+
+    def leave_out_rest(self) -> None:
+        """Make a failure of each valid update that the method has not admitted."""
+        for index in self._valid:
+            reply = self._replies[index]
+            self._replies[index] = Failure(
+                reply.round, reply.index, reply.client, reply.level, reply.dispatched, LEFT_OUT,
+                bytes_down=reply.bytes_down, bytes_up=reply.bytes_up, multiply_adds=reply.multiply_adds,
+                simulated_s=reply.simulated_s,
+            )  # fmt: skip
+        self._valid.clear()
+
+
+def validate_and_measure(
+    reply: Update | Failure, job: Job, federation: Federation, norms: dict[int, float] | None = None
+) -> Update | Failure:
+    """Return a reply as validation passes it, with its bytes counted; never raises.
+
+    Args:
+        reply: The reply, whatever it holds.
+        job: The job that it answers.
+        federation: The server's view.
+        norms: Gets the norm of a training update's state, by job index.
+    """
+    result = validate_reply(reply, job, federation, norms)
+    bytes_up = 0
+    if not (isinstance(result, Failure) and result.absent):
+        try:
+            bytes_up = messages.reply_size(reply, federation.problem.layout)
+        except Exception as error:  # no client can have sent it
+            if isinstance(result, Update):
+                result = reject(job, f"it has no bytes: {format_exception(error)}")
+    return replace(result, bytes_down=messages.job_size(job, federation.problem.layout), bytes_up=bytes_up)
+
+
+class Aggregation:
+    """Aggregates the updates of a round: each as it comes, or together where the method sets `receive`.
+
+    Attributes:
+        error: The reason for which the round has to be rolled back, or empty. Later updates are not used then.
+    """
+
+    def __init__(self, federation: Federation, server: Server, results: RoundResults) -> None:
+        self.error = ""
+        self._federation, self._server, self._results = federation, server, results
+        self._is_streaming = federation.method.receive is FEDAVG.receive
+        self._updates: list[Update] = []
+        self._aggregator: Aggregator | None = None
+
+    def add(self, update: Update) -> None:
+        """Take a valid update."""
+        if not self._is_streaming:
+            self._updates.append(update)
+        elif not self.error and (admitted := self._results.admit(update)):
+            self._aggregate(*admitted)
+
+    def finish(self) -> Aggregate | None:
+        """Return the average of the updates that the method admits; None after an error."""
+        if not self._is_streaming:
+            try:
+                for update in self._federation.method.receive(self._federation, self._server, self._updates):
+                    if not self.error and (admitted := self._results.admit(update)):
+                        self._aggregate(*admitted)
+            except Exception as error:
+                self.error = self.error or explain_hook_error("receiving the updates (receive)", error)
+            self._updates = []
+        if self.error:
+            return None
+        self._results.leave_out_rest()
+        try:
+            return self._get_aggregator().result()
+        except Exception as error:
+            self.error = explain_hook_error(_AVERAGING, error)
+            return None
+
+    def _aggregate(self, update: Update, weight: float) -> None:
+        try:
+            self._get_aggregator().add(update, weight)
+        except Exception as error:
+            self.error = explain_hook_error(_AVERAGING, error)
+
+    def _get_aggregator(self) -> Aggregator:
+        if self._aggregator is None:
+            self._aggregator = self._federation.method.aggregate(self._federation, self._server)
+        return self._aggregator
+
+
+_AVERAGING = "averaging the updates (aggregate)"
+
+
+def explain_hook_error(step: str, error: Exception) -> str:
+    """Return the reason for which a round is rolled back.
+
+    Args:
+        step: The step of the round in which a hook raised the error.
+        error: The error.
+
+    Raises:
+        FleetFitError: The error itself, if it is not the fault of a reply but of the hook's user.
+    """
+    if isinstance(error, FleetFitError) and not isinstance(error, RunError):
+        raise error
+    return f"{step} raised an error: {format_exception(error)}"
+
+
+def step_server(
+    federation: Federation, server: Server, aggregation: Aggregation, results: RoundResults
+) -> tuple[Server, Mapping[str, Any], str]:
+    """Average the updates and move the server.
+
+    Returns:
+        The server after the step, the aggregate's metrics, and the reason for a rollback, or empty.
+    """
+    aggregate = aggregation.finish()
+    if aggregate is None:
+        return server, {}, aggregation.error
+    after, replies = server, tuple(results.replies)
+    hooks = {"the server's step": federation.method.step, "what the method observes": federation.method.observe}
+    for step, hook in hooks.items():
+        try:
+            after = _call_step(hook, step, federation, after, aggregate, replies)
+        except Exception as error:
+            return server, {}, explain_hook_error(step, error)
+        after = replace(after, round=server.round + 1)
+    return replace(after, trained=trained_levels(federation, server, replies)), aggregate.metrics, ""
+
+
+def _call_step(hook: Callable[..., Any], step: str, *arguments: Any) -> Server:
+    after = hook(*arguments)
+    if not isinstance(after, Server):
+        raise ConfigError(f"{step} must return the server after the round, got {type(after).__name__}.", key="step")
+    return after
+
+
+def commit_memories(engine: Engine, replies: Sequence[Update | Failure]) -> list[dict[str, Any]]:
+    """Let the clients keep their memories of a round that is not rolled back; return the failures of that."""
+    failures = []
+    for update in replies:
+        if isinstance(update, Update):
+            try:
+                engine.accept(update)
+            except Exception as error:
+                reason = f"its update counts, but its memory could not be kept: {format_exception(error)}"
+                failures.append({"client": update.client, "level": update.level + 1, "reason": reason, "absent": False})
+    return failures
+
+
+# ---- a secure round: the server sees sums only ---------------------------------------------------------------------
+
+
+def run_secure_round(
+    federation: Federation, engine: Engine, settings: Settings, server: Server, local: Local, jobs: Iterator[Job],
+    clients: int, timer: Timekeeper,
+) -> tuple[Server, dict[str, Any]]:  # fmt: skip
+    """Run steps 3 to 5 of a round with secure aggregation; see `run_round` for what it returns.
+
+    Args:
+        federation: The server's view.
+        engine: Runs the jobs, and returns the sums of their updates.
+        settings: The settings of the rounds.
+        server: The server before the round.
+        local: Local training in this round.
+        jobs: The jobs.
+        clients: The number of jobs.
+        timer: Counts the seconds of the round's parts.
+    """
+    assert settings.secure is not None
+    unchanged = replace(server, round=server.round + 1)
+    if settings.privacy is not None and clients < settings.secure.rules.minimum:
+        record = make_rollback_record(TOO_FEW, [], {})
+        return unchanged, make_round_report(federation, unchanged, local, []) | {"undone": record}
+    sum_updates = getattr(engine, "sums", None)
+    if sum_updates is None:
+        raise ConfigError(
+            f"[secure]: the engine {type(engine).__name__} returns updates, and not their sums.", key="secure"
+        )
+    settings.secure.begin(server.round)
+    with timer.on("training"):
+        summed: Summed = sum_updates(jobs, server.state)
+    after, reason = step_with_sums(federation, server, summed, settings, timer)
+    report = make_round_report(federation, unchanged, local, summed.reports)
+    report["secure"] = {"hidden": summed.hidden, "clipped": summed.clipped}
+    if settings.hostile:
+        report["received"] = count_by_honesty(settings.hostile, summed.reports, {})
+    if reason:
+        record = make_rollback_record(reason, summed.reports, {})
+        return unchanged, make_rollback_report(federation, report, unchanged, local, record)
+    report["failures"] += commit_memories(engine, summed.reports)
+    return after, report
+
+
+def step_with_sums(
+    federation: Federation, server: Server, summed: Summed, settings: Settings, timer: Timekeeper
+) -> tuple[Server, str]:
+    """Move the server by the sums of a round; return it, and the reason for a rollback, or empty."""
+    assert settings.secure is not None
+    grid, privacy = settings.secure.grid, settings.privacy
+    with timer.on("validation"):
+        if privacy is not None:
+            summed = privacy.clamp_sums(summed, grid.most_clipped)
+        reason = summed.lost or find_sums_error(summed, concat_state(server.state).numel(), grid.most)
+    if reason:
+        return server, reason
+    step = "the server's step"
+    with timer.on("averaging"):
+        try:
+            if privacy is None:
+                aggregate = average_sums(federation.problem.layout, server.state, summed.blocks, summed.step)
+            else:
+                aggregate = privacy.release_sums(federation, server, summed)
+            after = _call_step(federation.method.step, step, federation, server, aggregate, summed.reports)
+        except Exception as error:
+            return server, explain_hook_error(step, error)
+    after = replace(after, round=server.round + 1, trained=trained_levels(federation, server, summed.reports))
+    with timer.on("validation"):
+        return after, find_invalid_state(server, after) or ""
+
+
+# ---- the loop over rounds --------------------------------------------------------------------------------------------
+
+
 def start(federation: Federation) -> Server:
-    """Return the server before the first round."""
+    """Return the server before the first round.
+
+    Raises:
+        RunError: No client can take part.
+    """
     if not len(federation.able):
         raise RunError(
             "no client can take part: none affords the smallest level, or none has training data.", key="fleet"
@@ -237,24 +504,24 @@ def start(federation: Federation) -> Server:
 
 
 Renew = Callable[[Federation], Federation]
-"""Returns the federation as it is now: on a real fleet, clients come, change and go."""
+"""Returns the federation as it is now: on a real fleet, clients come, change and leave."""
 
 
-def unchanged(federation: Federation) -> Federation:
-    """Return the federation: nobody comes or goes."""
+def keep_federation(federation: Federation) -> Federation:
+    """Return the federation: its clients stay the same."""
     return federation
 
 
 def run(
-    federation: Federation, engine: Engine, settings: Settings, server: Server, renew: Renew = unchanged,
+    federation: Federation, engine: Engine, settings: Settings, server: Server, renew: Renew = keep_federation,
     before: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[Round]:  # fmt: skip
-    """Run the rounds that are left, and yield after each.
+    """Run the remaining rounds, and yield after each.
 
     Args:
-        federation: What is trained, and by whom.
+        federation: The server's view.
         engine: Runs the jobs.
-        settings: What a run does each round.
+        settings: The settings of the rounds.
         server: The server after the rounds that are done.
         renew: Called before each round.
         before: The reports of the rounds that are done.
@@ -262,346 +529,70 @@ def run(
     Raises:
         NoUsableUpdates: `settings.patience` rounds in a row had no usable update, or all rounds of the run.
     """
-    empty: list[Mapping[str, Any]] = []
-    useless = [report for report in before if _is_empty(report, settings)]
-    usable = any(report["train"]["clients"] != 0 for report in before)  # None: withheld
-    came_in = any(report["train"]["clients"] or "undone" in report for report in before) if before else server.round > 0
-    ruinable = bool(settings.hostile) and came_in
-    watch = Timekeeper()
+    empty_in_a_row: list[Mapping[str, Any]] = []
+    empty = [report for report in before if _is_empty(report, settings)]
+    is_usable = any(report["train"]["clients"] != 0 for report in before)  # None where a run withholds it
+    has_update = any(map(_has_update, before)) if before else server.round > 0
+    is_under_attack = bool(settings.hostile) and has_update
+    timer = Timekeeper()
     while server.round < settings.rounds:
         federation = renew(federation)
         began = time.perf_counter()
         if settings.secure is not None and settings.secure.begun(server.round):
-            server, report = _skipped(federation, settings, server)
+            server, report = _skip_round(federation, settings, server)
         else:
             if settings.privacy is not None:
                 settings.privacy.begin(server.round)
-            server, report = one_round(federation, engine, settings, server, watch)
-        told = report if settings.privacy is None else settings.privacy.withheld(report)
+            server, report = run_round(federation, engine, settings, server, timer)
+        public = report if settings.privacy is None else settings.privacy.redact_report(report)
         if report["train"]["clients"]:
-            usable, empty = True, []
+            is_usable, empty_in_a_row = True, []
         elif _is_empty(report, settings):
-            empty, useless = [*empty, told], [*useless, told]
-        ruinable = ruinable or bool(settings.hostile and (report["train"]["clients"] or "undone" in report))
-        if not ruinable and len(empty) >= settings.patience:
-            raise NoUsableUpdates(explain_empty_rounds(empty, in_a_row=True))
-        last, in_vain = server.round == settings.rounds, useless and not usable and not ruinable
-        report, found = told, None
-        if _due(server.round, settings) and not (last and in_vain):
-            wanted = settings.wanted if last else on_the_way(settings.wanted)
-            with watch.on("evaluation"):
-                report["evaluate"], found = evaluate(federation, engine, server, wanted)
-        report |= {"seconds": time.perf_counter() - began, "seconds_of": watch.read()}
-        yield Round(server, report, found)
-    if useless and not usable and not ruinable:
-        raise NoUsableUpdates(explain_empty_rounds(useless, in_a_row=False))
+            empty_in_a_row, empty = [*empty_in_a_row, public], [*empty, public]
+        is_under_attack = is_under_attack or (bool(settings.hostile) and _has_update(report))
+        if not is_under_attack and len(empty_in_a_row) >= settings.patience:
+            raise NoUsableUpdates(explain_empty_rounds(empty_in_a_row, in_a_row=True))
+        is_last = server.round == settings.rounds
+        has_failed = bool(empty) and not is_usable and not is_under_attack
+        statistics = None
+        if _is_evaluated(server.round, settings) and not (is_last and has_failed):
+            scope = settings.wanted if is_last else reduce_scope(settings.wanted)
+            with timer.on("evaluation"):
+                public["evaluate"], statistics = evaluate(federation, engine, server, scope)
+        public |= {"seconds": time.perf_counter() - began, "seconds_of": timer.read()}
+        yield Round(server, public, statistics)
+    if empty and not is_usable and not is_under_attack:
+        raise NoUsableUpdates(explain_empty_rounds(empty, in_a_row=False))
 
 
-def on_the_way(wanted: EvaluationScope) -> EvaluationScope:
-    """Return what an evaluation before the last one covers."""
-    return replace(wanted, whole=wanted.whole and wanted.always, norms=wanted.norms[:1])
+def reduce_scope(scope: EvaluationScope) -> EvaluationScope:
+    """Return the scope of an evaluation before the last one."""
+    return replace(scope, whole=scope.whole and scope.always, norms=scope.norms[:1])
 
 
-def _due(done: int, settings: Settings) -> bool:
-    return done == settings.rounds or bool(settings.evaluate_every and done % settings.evaluate_every == 0)
+def _is_evaluated(rounds: int, settings: Settings) -> bool:
+    return rounds == settings.rounds or bool(settings.evaluate_every and rounds % settings.evaluate_every == 0)
+
+
+def _has_update(report: Mapping[str, Any]) -> bool:
+    """Return whether an update came in, perhaps in a round that was rolled back."""
+    return bool(report["train"]["clients"]) or "undone" in report
 
 
 def _is_empty(report: Mapping[str, Any], settings: Settings) -> bool:
-    """Return whether a round had no usable update although clients were drawn and connected to its end."""
-    failures, why = report["failures"], report.get("undone", {}).get("reason")
-    if report["train"]["clients"] != 0 or why == SKIPPED:
+    """Return whether a round had no usable update although selected clients stayed connected."""
+    failures, reason = report["failures"], report.get("undone", {}).get("reason")
+    if report["train"]["clients"] != 0 or reason == SKIPPED:
         return False
-    if settings.privacy is not None and not failures and why in (None, TOO_FEW):
+    if settings.privacy is not None and not failures and reason in (None, TOO_FEW):
         return False
-    gone = bool(failures) and all(f["absent"] for f in failures)
-    return why is not None or not (gone or report.get("online") == 0)
+    are_absent = bool(failures) and all(failure["absent"] for failure in failures)
+    return reason is not None or not (are_absent or report.get("online") == 0)
 
 
-def one_round(
-    federation: Federation, engine: Engine, settings: Settings, server: Server, watch: Timekeeper | None = None
-) -> tuple[Server, dict[str, Any]]:
-    """Run one round of training; `watch` counts the seconds of its parts.
-
-    Returns:
-        The server after it, whose round is one more in any case, and the report. A round that is undone leaves state
-        and memory as they were, and its report says so under "undone".
-    """
-    method = federation.method
+def _skip_round(federation: Federation, settings: Settings, server: Server) -> tuple[Server, dict[str, Any]]:
+    """Skip a secure round that was begun before."""
+    unchanged = replace(server, round=server.round + 1)
     local = replace(settings.local, lr=settings.local.lr * settings.schedule(server.round))
-    rng = make_numpy_rng(federation.seed, server.round, "choose")
-    slots = canonical(federation, method.assign(federation, server, rng))
-    before = replace(server, round=server.round + 1)
-    if not slots and settings.privacy is None:  # nothing to merge, and no step may move what nobody trained
-        return before, report_of(federation, before, local, [])
-    if settings.privacy is not None and settings.secure is not None and len(slots) < settings.secure.rules.minimum:
-        return before, report_of(federation, before, local, []) | {"undone": undone(TOO_FEW, [], {})}
-    watch = watch or Timekeeper()
-    jobs = _jobs(federation, server, slots, local, settings.rounds)
-    if settings.secure is not None:
-        return _round_of_sums(federation, engine, settings, server, local, jobs, watch)
-    way = Way(settings.links, settings.quorum, federation.seed, federation.problem.layout)
-    replies = _Replies(federation, server, way.pairs(engine.run, jobs), watch)
-    with watch.on("averaging"):
-        after, why, further = _stepped(federation, server, replies)
-    report = way.told(report_of(federation, before, local, replies.reports))
-    if settings.hostile or federation.method.receive is not FEDAVG.receive:
-        report["received"] = told_apart(settings.hostile, replies.reports, replies.trained)
-    if after is None:
-        return before, _taken_back(federation, report, before, local, undone(why, replies.reports, replies.norms))
-    report["failures"] += _accepted(engine, replies.reports)
-    return after, report | further
-
-
-def _taken_back(
-    federation: Federation, report: Mapping[str, Any], before: Server, local: Local, taken: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the report of a round that was undone."""
-    nothing = report_of(federation, before, local, [])["train"]
-    return {k: v for k, v in report.items() if k != "counts"} | {"train": nothing, "undone": taken}
-
-
-def _stepped(federation: Federation, server: Server, replies: "_Replies") -> tuple[Server | None, str, dict[str, Any]]:
-    """Merge a round's replies and step.
-
-    Returns:
-        The server after the round, or None where the round cannot stand; why not; what else the report says.
-    """
-    method = federation.method
-    updates = iter(replies)
-    doing = "averaging the updates (merge)"
-    try:
-        aggregate = method.merge(federation, server, updates, replies.weight)
-        for _ in updates:  # a merge that stopped early still owes the reports of the rest
-            pass
-        after, reports = server, tuple(replies.reports)
-        for doing, hook in (("the server's step", method.step), ("what the method observes", method.observe)):
-            found = hook(federation, after, aggregate, reports)
-            if not isinstance(found, Server):
-                raise ConfigError(
-                    f"{doing} must return the server after the round, got {type(found).__name__}.", key="step"
-                )
-            after = replace(found, round=server.round + 1)
-    except Exception as error:
-        if replies.broken or (isinstance(error, FleetFitError) and not isinstance(error, RunError)):
-            raise  # the engine's own error, or one that its user made: no reply's
-        doing = "receiving the updates (receive)" if replies.receiving else doing
-        replies.finish()
-        return None, f"{doing} raised an error: {format_exception(error)}", {}
-    after = replace(after, trained=trained_levels(federation, server, reports))
-    with replies.watch.on("validation"):
-        why = spoilt(server, after)
-    return (after if why is None else None), why or "", {"server": dict(aggregate.metrics)} if aggregate.metrics else {}
-
-
-# ---- rounds of which the server sees sums only -----------------------------------------------------------------------
-
-
-def _skipped(federation: Federation, settings: Settings, server: Server) -> tuple[Server, dict[str, Any]]:
-    """Leave out a round that was begun before."""
-    before = replace(server, round=server.round + 1)
-    local = replace(settings.local, lr=settings.local.lr * settings.schedule(server.round))
-    return before, report_of(federation, before, local, []) | {"undone": undone(SKIPPED, [], {})}
-
-
-def _round_of_sums(
-    federation: Federation, engine: Engine, settings: Settings, server: Server, local: Local, jobs: Iterator[Job],
-    watch: Timekeeper,
-) -> tuple[Server, dict[str, Any]]:  # fmt: skip
-    """Do the rest of a round by sums; the same as `one_round` returns."""
-    assert settings.secure is not None
-    before, sums = replace(server, round=server.round + 1), getattr(engine, "sums", None)
-    if sums is None:
-        raise ConfigError(
-            f"[secure]: the engine {type(engine).__name__} gives updates, and no sums of them.", key="secure"
-        )
-    settings.secure.begin(server.round)
-    with watch.on("training"):
-        summed: Summed = sums(jobs, server.state)
-    after, why = stepped_by(federation, server, summed, settings.secure.grid, watch, settings.privacy)
-    report = report_of(federation, before, local, summed.reports)
-    report["secure"] = {"hidden": summed.hidden, "clipped": summed.clipped}
-    if settings.hostile:
-        report["received"] = told_apart(settings.hostile, summed.reports, {})
-    if after is None:
-        return before, _taken_back(federation, report, before, local, undone(why, summed.reports, {}))
-    report["failures"] += _accepted(engine, list(summed.reports))
-    return after, report
-
-
-class _Replies:
-    """The replies to a round's jobs: each is checked, then `receive` says which count, and those are noted and weighed.
-
-    Iterating, which is possible once, yields the updates to merge. As long as `receive` yields one by one, the tensors
-    of one update are held.
-
-    Attributes:
-        norms: Euclidean norm of each update's state as it came, by index; of some that were refused, too.
-        receiving: Whether `receive` is at work.
-        broken: Whether the engine itself raised an error.
-        watch: Counts the seconds until replies come, and of looking at them.
-    """
-
-    def __init__(
-        self, federation: Federation, server: Server, replies: Iterator[tuple[Job, Update | Failure]], watch: Timekeeper
-    ) -> None:
-        self.watch = watch
-        self.norms: dict[int, float] = {}
-        self.trained: dict[int, int] = {}
-        self.receiving = self.broken = False
-        self._federation, self._server = federation, server
-        self._reports: dict[int, Update | Failure] = {}
-        self._waiting: dict[int, Job] = {}  # of checked updates that `receive` has not given on
-        self._weights: dict[int, float] = {}
-        self._checked = self._check(replies)
-
-    @property
-    def reports(self) -> list[Update | Failure]:
-        """Updates without their states, and failures, in the jobs' order."""
-        return list(self._reports.values())  # each has its place since it was checked
-
-    def __iter__(self) -> Iterator[Update]:
-        self.receiving = True
-        received = iter(self._federation.method.receive(self._federation, self._server, self._checked))
-        while True:
-            self.receiving = True
-            try:
-                job = self._given_on(update := next(received))
-            except StopIteration:
-                break
-            self.receiving = False
-            found = self._noted(update, job)
-            self._reports[job.index] = found if isinstance(found, Failure) else replace(found, state={})
-            if isinstance(found, Update):
-                yield update
-        self.receiving = False
-        self.finish()
-        for index in self._waiting:
-            self._reports[index] = _left_out(self._reports[index])
-        self._waiting.clear()
-
-    def finish(self) -> None:
-        """Look at the replies that are left: each job's has its report, whoever stopped early."""
-        for _ in self._checked:
-            pass
-
-    def weight(self, update: Update) -> float:
-        """Return the aggregation weight of an update that was yielded, and what a method makes of any other."""
-        known = self._weights.get(update.index)
-        return self._federation.method.weight(update) if known is None else known
-
-    def _check(self, replies: Iterator[tuple[Job, Update | Failure]]) -> Iterator[Update]:
-        while True:
-            try:
-                with self.watch.on("training"):
-                    job, reply = next(replies)
-            except StopIteration:
-                return
-            except Exception:
-                self.broken = True
-                raise
-            with self.watch.on("validation"):
-                reply = checked(reply, job, self._federation, self.norms)
-            if isinstance(reply, Failure):
-                self._reports[job.index] = reply
-                continue
-            self._reports[job.index] = replace(reply, state={})
-            if reply.submodel != reply.dispatched:  # a client may have shrunk what it was sent
-                with contextlib.suppress(ModelError):  # no level's sub-model stays with the level that it was sent
-                    self.trained[job.index] = self._federation.level_index(reply.submodel)
-            self._waiting[job.index] = replace(job, state={})
-            yield reply
-
-    def _given_on(self, update: Any) -> Job:
-        """Return the job of an update that `receive` gave on.
-
-        Raises:
-            ConfigError: It is none of this round's, or was given on before.
-        """
-        if not isinstance(update, Update):
-            raise ConfigError(f"receive must return updates, got {type(update).__name__}.", key="receive")
-        job = self._waiting.pop(update.index, None)
-        if job is None or (update.round, update.client) != (job.round, job.client):
-            raise ConfigError(
-                f"receive returned an update of client {update.client} (index {update.index}) that it did not get, or "
-                "twice. It may leave updates out and change what they say, not whose they are.",
-                key="receive",
-            )
-        return job
-
-    def _noted(self, update: Update, job: Job) -> Update | Failure:
-        """Return an update with what is noted of it; what that raises is this update's failure."""
-        method, doing = self._federation.method, "note"
-        try:
-            metrics = {**update.metrics, **method.note(self._federation, self._server, update)}
-            doing = "weight"
-            weight = method.weight(update)
-            if not 0 <= weight < float("inf"):
-                raise ValueError(f"an aggregation weight must be finite and at least 0, got {weight}")
-        except Exception as error:
-            more = {"bytes_down": update.bytes_down, "bytes_up": update.bytes_up, "simulated_s": update.simulated_s}
-            why = f"the method's {doing} raised an error: {format_exception(error)}"
-            return refused(job, why, multiply_adds=update.multiply_adds, **more)
-        self._weights[update.index] = weight
-        return replace(update, metrics=metrics)
-
-
-def _left_out(report: Update | Failure) -> Failure:
-    """Return the failure that stands for an update which `receive` did not give on."""
-    return Failure(
-        report.round, report.index, report.client, report.level, report.dispatched,
-        LEFT_OUT, bytes_down=report.bytes_down, bytes_up=report.bytes_up,
-        multiply_adds=report.multiply_adds, simulated_s=report.simulated_s,
-    )  # fmt: skip
-
-
-def _accepted(engine: Engine, reports: list[Update | Failure]) -> list[dict[str, Any]]:
-    """Have the clients remember a round that stands; return the failures among that."""
-    failures = []
-    for report in reports:
-        if isinstance(report, Update):
-            try:
-                engine.accept(report)
-            except Exception as error:
-                why = f"its update counts, but what it remembers of it could not be kept: {format_exception(error)}"
-                failures.append({"client": report.client, "level": report.level + 1, "reason": why, "absent": False})
-    return failures
-
-
-Slot = tuple[int, int, Submodel]  # client, level, sub-model
-
-
-def canonical(federation: Federation, slots: list[Slot]) -> list[Slot]:
-    """Order a round's slots: predicted cost (elements of the sub-model), largest first, then client id."""
-    elements = Elements(federation.problem.layout)
-    return sorted(slots, key=lambda s: (-elements.of(s[2]), s[2].exits, s[0], s[1]))
-
-
-def _jobs(federation: Federation, server: Server, slots: list[Slot], local: Local, rounds: int) -> Iterator[Job]:
-    method = federation.method
-    shared = method.dispatch is FEDAVG.dispatch  # then clients of one sub-model get the same tensors
-    last: Submodel | None = None
-    state: State = {}
-    for index, (client, level, piece) in enumerate(slots):
-        if not shared or piece != last:
-            last, state = piece, method.dispatch(federation, server, client, piece)
-        seed = derive_seed(federation.seed, server.round, "train", index, client)
-        yield Job(
-            "train", server.round, rounds, index, client, piece, state, federation.method_spec, seed, level, local
-        )
-
-
-def checked(
-    reply: Update | Failure, job: Job, federation: Federation, norms: dict[int, float] | None = None
-) -> Update | Failure:
-    """Return the reply as validation lets it through, with its bytes counted; nothing is raised, whatever it holds.
-
-    `norms` is given the norm of a training update's state, by the job's index.
-    """
-    found = examined(reply, job, federation, norms)
-    up = 0
-    if not (isinstance(found, Failure) and found.absent):
-        try:
-            up = messages.reply_size(reply, federation.problem.layout)
-        except Exception as error:  # nobody could have sent it
-            found = found if isinstance(found, Failure) else refused(job, f"it has no bytes: {format_exception(error)}")
-    return replace(found, bytes_down=messages.job_size(job, federation.problem.layout), bytes_up=up)
+    record = make_rollback_record(SKIPPED, [], {})
+    return unchanged, make_round_report(federation, unchanged, local, []) | {"undone": record}

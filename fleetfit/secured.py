@@ -42,7 +42,7 @@ from fleetfit.secure import (
     size,
 )
 from fleetfit.submodel import Cut, Submodel, concat_state, cut, get_shapes, plain, submodel_of, whole
-from fleetfit.validation import paired
+from fleetfit.validation import pair_jobs_with_replies
 from fleetfit.values import Failure, Job, Summed, Update
 
 Away = Callable[[str, int, int], bool]
@@ -265,7 +265,7 @@ class Simulated:
         return self._away(phase, job.round, job.client)
 
     def _train(self, asked: Asked) -> Iterator[tuple[int, Answer | Failure]]:
-        for job, reply in paired(self._engine.run, [job for job, _ in asked.values()]):
+        for job, reply in pair_jobs_with_replies(self._engine.run, [job for job, _ in asked.values()]):
             if not isinstance(reply, Failure) and self._goes("update", job):
                 yield job.index, Failure.of(job, "it went away before it sent its update.")
                 continue

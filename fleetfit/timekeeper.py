@@ -1,22 +1,25 @@
-"""Where the time of a round goes: wall seconds by part, each moment counted once."""
+"""Measure where the time of a round goes: wall seconds by part, each moment counted once."""
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 PARTS = ("training", "evaluation", "averaging", "validation", "checkpoints")
-"""What a round's seconds are told apart by.
+"""The parts of a round.
 
-Training is what the server waits for updates, cutting out what is sent included; averaging is `merge`, `step` and what
-a method does between them; validation is the look at each update, and at the state that they gave.
+Training is the time in which the server waits for updates, and makes the jobs. Averaging is what the method does with
+updates (`receive`, `note`, `weight`, `aggregate`) and the server's step. Validation checks each update, and the state
+after the round.
 """
+
+T = TypeVar("T")
 
 
 class Timekeeper:
-    """Adds up the seconds of parts; while one is inside of another, the outer one stands still."""
+    """Adds up the seconds of parts. A part within another one interrupts it."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        """Begin with nothing; `now` gives the time in seconds."""
         self._now = now
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._open: list[str] = []
@@ -24,7 +27,7 @@ class Timekeeper:
 
     @contextlib.contextmanager
     def on(self, part: str) -> Iterator[None]:
-        """Count the seconds of a block as this part's."""
+        """Count the seconds of a block as those of a part."""
         self._turn()
         self._open.append(part)
         try:
@@ -33,6 +36,17 @@ class Timekeeper:
             self._turn()
             self._open.pop()
 
+    def iterate(self, part: str, items: Iterable[T]) -> Iterator[T]:
+        """Yield items, and count the seconds until each comes as those of a part."""
+        iterator = iter(items)
+        while True:
+            with self.on(part):
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    return
+            yield item
+
     def _turn(self) -> None:
         now = self._now()
         if self._open:
@@ -40,6 +54,6 @@ class Timekeeper:
         self._since = now
 
     def read(self) -> dict[str, float]:
-        """Return the seconds of each part so far, and begin anew."""
-        found, self._seconds = self._seconds, dict.fromkeys(PARTS, 0.0)
-        return found
+        """Return the seconds of each part so far, and start again at 0."""
+        seconds, self._seconds = self._seconds, dict.fromkeys(PARTS, 0.0)
+        return seconds

@@ -1,9 +1,8 @@
-"""The one check of what comes from elsewhere, before it touches a state, a table or a column.
+"""Validate replies, sums of updates, and jobs that a node gets.
 
-A reply may come from a device that is broken, old or hostile, and a job from such a server. Each field is looked at for
-its type before anything is done with it; sizes are compared before anything is made of them; shapes are compared by
-equality, never by broadcasting; numbers that a client adds up are held against what so many samples can give. Whatever
-is raised on the way is that reply's failure, and its reason says what and where.
+A reply may come from a device that is broken, old or hostile, and a job from such a server. The type of a field is
+checked before its value, a size before anything of that size is made, and shapes must be equal. Sums of a client must
+be possible for its number of samples. An error makes the reply a failure with a reason; nothing is raised.
 """
 
 import math
@@ -35,22 +34,22 @@ _MOST_UNITS = 2**53  # above it, floats do not count
 _LARGEST = torch.finfo(torch.float32).max
 
 
-def paired(
+def pair_jobs_with_replies(
     run: Callable[[Iterator[Job]], Iterator[Update | Failure]], jobs: Iterable[Job]
 ) -> Iterator[tuple[Job, Update | Failure]]:
-    """Yield each job with its reply, and hold an engine to its promise: one reply each, in the jobs' order.
+    """Yield each job with its reply, and check that the engine yields exactly one reply per job, in job order.
 
     Raises:
-        RunError: The engine gives more or fewer.
+        RunError: The engine yields more or fewer.
     """
     waiting: deque[Job] = deque()
 
-    def noted() -> Iterator[Job]:
+    def iter_jobs() -> Iterator[Job]:
         for job in jobs:
             waiting.append(job)
             yield job
 
-    for reply in run(noted()):
+    for reply in run(iter_jobs()):
         if not waiting:
             raise RunError(
                 "the engine gave more replies than it was given jobs: one each, in the jobs' order.", key="engine"
@@ -62,57 +61,68 @@ def paired(
         )
 
 
-def examined(
+def validate_reply(
     reply: Update | Failure, job: Job, federation: Federation, norms: dict[int, float] | None = None
 ) -> Update | Failure:
-    """Return a reply that may be used: an update as it is, or a failure that says why it was refused.
+    """Return a valid update as it is, or a failure with the reason of its rejection; never raises.
 
-    A failure comes back with the job's own numbers, whatever it says it answers, and its reason in one line. Nothing is
-    raised, whatever the reply holds.
+    A failure gets the job's own numbers, and its reason in one line.
 
     Args:
-        reply: What came back.
-        job: What was asked.
-        federation: Of both.
-        norms: Is given the Euclidean norm of a training update's state, which the check computes, by the job's index.
+        reply: The reply, whatever it holds.
+        job: The job that it answers.
+        federation: The server's view.
+        norms: Gets the Euclidean norm of a training update's state, by job index.
     """
     try:
-        return _looked_at(reply, job, federation, {} if norms is None else norms)
+        return _validate(reply, job, federation, {} if norms is None else norms)
     except Exception as error:
-        return refused(job, f"it could not be looked at: {format_exception(error)}")
+        return reject(job, f"it could not be validated: {format_exception(error)}")
 
 
-def refused(job: Job, why: str, **more: Any) -> Failure:
-    """Return the failure that stands for a reply which is not used."""
-    what = "update" if job.kind == "train" else "answer"
-    reason = one_line(f"its {what} was refused: {why}", _REASON)
-    return Failure.of(job, reason, **more)
+def reject(job: Job, reason: str, **numbers: Any) -> Failure:
+    """Return the failure for a reply that is not used."""
+    kind = "update" if job.kind == "train" else "answer"
+    return Failure.of(job, one_line(f"its {kind} was refused: {reason}", _REASON), **numbers)
 
 
-def _looked_at(reply: Update | Failure, job: Job, federation: Federation, norms: dict[int, float]) -> Update | Failure:
-    spent = reply.multiply_adds if _count(reply.multiply_adds) else 0
-    seconds = reply.simulated_s if _seconds(reply.simulated_s) else None
+def _validate(reply: Update | Failure, job: Job, federation: Federation, norms: dict[int, float]) -> Update | Failure:
+    numbers = {
+        "multiply_adds": reply.multiply_adds if _is_count(reply.multiply_adds) else 0,
+        "simulated_s": reply.simulated_s if _are_seconds(reply.simulated_s) else None,
+    }
     if isinstance(reply, Failure):
-        reason = one_line(reply.reason, _REASON) if isinstance(reply.reason, str) else ""
+        text = one_line(reply.reason, _REASON) if isinstance(reply.reason, str) else ""
         flags = {name: getattr(reply, name) is True for name in ("declined", "late", "absent")}
-        return Failure.of(job, reason or "none given",
-                       multiply_adds=spent, simulated_s=seconds, **flags)  # fmt: skip
-    wrong = problem_with(reply, job, federation, norms)
-    if wrong is None and reply.compressed:
+        return Failure.of(job, text or "none given", **numbers, **flags)
+    reason = find_update_error(reply, job, federation, norms)
+    if reason is None and reply.compressed:
         reply = decompress(reply, job, federation.problem.layout)
-        wrong = problem_with(reply, job, federation, norms)
-    return reply if wrong is None else refused(job, wrong, multiply_adds=spent, simulated_s=seconds)
+        reason = find_update_error(reply, job, federation, norms)
+    return reply if reason is None else reject(job, reason, **numbers)
 
 
-def problem_with(update: Update, job: Job, federation: Federation, norms: dict[int, float] | None = None) -> str | None:
-    """Return what is wrong with an update, as a sentence, or None.
+def find_update_error(
+    update: Update, job: Job, federation: Federation, norms: dict[int, float] | None = None
+) -> str | None:
+    """Return the error of an update, as a sentence, or None.
 
-    It must answer this job; hold what its kind of job asks for, in the right types, shapes and numbers; be a piece of
-    what was sent; and count no more training samples than the client has registered. `norms` is as in `examined`.
+    An update must answer its job; hold what this kind of job asks for, in valid types, shapes and numbers; be a part of
+    the sub-model that was sent; and count no more training samples than the client has registered.
+
+    Args:
+        update: The update.
+        job: The job that it answers.
+        federation: The server's view.
+        norms: As of `validate_reply`.
     """
     try:
-        wrong = _fields(update) or _answers(update, job, federation) or _KINDS[job.kind](update, job, federation)
-        return wrong or _diverged(update, job, {} if norms is None else norms)
+        reason = (
+            _find_type_error(update)
+            or _find_job_mismatch(update, job, federation)
+            or _KINDS[job.kind](update, job, federation)
+        )
+        return reason or _find_divergence(update, job, {} if norms is None else norms)
     except FleetFitError as error:
         return one_line(str(error))
     except RecursionError:
@@ -121,26 +131,26 @@ def problem_with(update: Update, job: Job, federation: Federation, norms: dict[i
         return f"it is malformed: {format_exception(error)}"
 
 
-def wrong_sums(summed: Summed, size: int, most: int) -> str | None:
-    """Return what is wrong with the sums of a round, as a sentence, or None.
+def find_sums_error(summed: Summed, size: int, most: int) -> str | None:
+    """Return the error of a round's sums, as a sentence, or None.
 
     Args:
-        summed: What came of the round.
+        summed: The sums of the round.
         size: Elements of the full model.
         most: The largest number that an element's movement may be.
     """
     seen = torch.zeros(size, dtype=torch.bool)
     for number, block in enumerate(summed.blocks, 1):
-        wrong = _wrong_block(block, size, most)
-        if wrong is None and bool(seen[block.places].any()):
-            wrong = "has elements of another."
-        if wrong is not None:
-            return f"block {number} of its sums {wrong}"
+        reason = _find_block_error(block, size, most)
+        if reason is None and bool(seen[block.places].any()):
+            reason = "has elements of another."
+        if reason is not None:
+            return f"block {number} of its sums {reason}"
         seen[block.places] = True
     return None
 
 
-def _wrong_block(block: SummedBlock, size: int, most: int) -> str | None:
+def _find_block_error(block: SummedBlock, size: int, most: int) -> str | None:
     parts = (block.places, block.sums, block.counts)
     if any(part.dtype != torch.int64 or part.shape != (len(block.places),) for part in parts):
         return "is not as many whole numbers as it has elements."
@@ -156,19 +166,19 @@ def _wrong_block(block: SummedBlock, size: int, most: int) -> str | None:
     return None
 
 
-def _count(value: Any) -> TypeGuard[int]:
+def _is_count(value: Any) -> TypeGuard[int]:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _number(value: Any) -> TypeGuard[float]:
+def _is_number(value: Any) -> TypeGuard[float]:
     return type(value) in (int, float) and abs(value) < 1e300  # neither infinite nor NaN
 
 
-def _seconds(value: Any) -> bool:
-    return value is None or (_number(value) and value >= 0)
+def _are_seconds(value: Any) -> bool:
+    return value is None or (_is_number(value) and value >= 0)
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Return a stranger's value in a few words; a number of thousands of digits has no text."""
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         return "a number of more than 64 bits"
@@ -178,31 +188,35 @@ def _shown(value: Any) -> str:
 # ---- what all kinds have in common -------------------------------------------------------------------------------
 
 
-def _fields(update: Update) -> str | None:
-    """Look at the types, so that everything after it may compare and count."""
+def _find_type_error(update: Update) -> str | None:
+    """Check the types, so that later checks can compare and count."""
     for name in ("round", "index", "num_examples", "multiply_adds"):
-        if not _count(getattr(update, name)):
-            return f"its {name} is {_shown(getattr(update, name))}, expected a whole number."
+        if not _is_count(getattr(update, name)):
+            return f"its {name} is {_format_value(getattr(update, name))}, expected a whole number."
     if type(update.level) is not int:
-        return f"its level is {_shown(update.level)}, expected a whole number."
+        return f"its level is {_format_value(update.level)}, expected a whole number."
     if not isinstance(update.client, int | None) or isinstance(update.client, bool):
-        return f"its client is {_shown(update.client)}."
-    if not _seconds(update.simulated_s):
-        return f"its simulated_s is {_shown(update.simulated_s)}."
+        return f"its client is {_format_value(update.client)}."
+    if not _are_seconds(update.simulated_s):
+        return f"its simulated_s is {_format_value(update.simulated_s)}."
     if not all(isinstance(piece, Submodel) for piece in (update.submodel, update.dispatched)):
         return "it does not say what it contains."
     if not isinstance(update.metrics, Mapping) or not all(isinstance(key, str) for key in update.metrics):
         return "its metrics are no table."
-    wrong = _Metrics().wrong(update.metrics)
-    if wrong is not None:
-        return wrong
+    reason = _MetricsChecker().find_error(update.metrics)
+    if reason is not None:
+        return reason
     if not isinstance(update.compressed, str) or update.compressed not in ("", *LIGHTER):
-        return f"its state is compressed by {_shown(update.compressed)}, which is unknown here."
-    return _tensors("state", update.state) or _tensors("scales", update.scales) or _names(update)
+        return f"its state is compressed by {_format_value(update.compressed)}, which is unknown here."
+    return (
+        _find_tensor_error("state", update.state)
+        or _find_tensor_error("scales", update.scales)
+        or _find_untrained_error(update)
+    )
 
 
-def _names(update: Update) -> str | None:
-    """Look at the names of what no gradient reached: some of the state's, each once."""
+def _find_untrained_error(update: Update) -> str | None:
+    """Check the names of tensors that no gradient reached: tensors of the state, each once."""
     names = update.untrained
     if not isinstance(names, tuple) or len(names) > len(update.state) or not all(isinstance(n, str) for n in names):
         return "what it has not trained is no list of its tensors."
@@ -211,81 +225,76 @@ def _names(update: Update) -> str | None:
     return None
 
 
-def _tensors(what: str, found: Any) -> str | None:
-    if not isinstance(found, Mapping):
+def _find_tensor_error(what: str, tensors: Any) -> str | None:
+    if not isinstance(tensors, Mapping):
         return f"its {what} is no table of tensors."
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
-            return f"{_shown(name)} of its {what} is {_shown(tensor)}, expected a tensor."
+            return f"{_format_value(name)} of its {what} is {_format_value(tensor)}, expected a tensor."
     return None
 
 
-class _Metrics:
-    """Looks through the metrics of one update."""
+class _MetricsChecker:
+    """Checks the metrics of one update."""
 
     def __init__(self) -> None:
-        """Nothing was seen yet."""
         self._seen = 0
 
-    def wrong(self, nest: Any, depth: int = 0) -> str | None:
-        """Return what is wrong with a part of the metrics, or None."""
+    def find_error(self, value: Any, depth: int = 0) -> str | None:
         self._seen += 1
         if self._seen > _METRICS or depth > _DEEP:
-            return f"its metrics are more than {_METRICS} values, or nest more than {_DEEP} deep."
-        if isinstance(nest, Mapping):
-            if not all(_named(key) for key in nest):
+            return f"its metrics are more than {_METRICS} values, or nested more than {_DEEP} deep."
+        if isinstance(value, Mapping):
+            if not all(_is_metric_name(key) for key in value):
                 return f"its metrics have names that are no printable text of at most {_NAME} characters, or number."
-            if any(type(n) in (int, float) and not abs(n) <= _MOST_COUNTED for n in nest.values()) and depth:
+            if any(type(n) in (int, float) and not abs(n) <= _MOST_COUNTED for n in value.values()) and depth:
                 return "its metrics have a table with numbers that cannot be added up."
-        elif isinstance(nest, str):
-            return None if len(nest) <= _REASON else "its metrics have a text that is too long."
-        elif isinstance(nest, int) and not -(2**63) <= nest < 2**63:
+        elif isinstance(value, str):
+            return None if len(value) <= _REASON else "its metrics have a text that is too long."
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
             return "its metrics have a number of more than 64 bits."
-        for value in nest.values() if isinstance(nest, Mapping) else nest if isinstance(nest, list | tuple) else ():
-            found = self.wrong(value, depth + 1)
-            if found is not None:
-                return found
-        return None
+        inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        return next((reason for one in inner if (reason := self.find_error(one, depth + 1)) is not None), None)
 
 
-def _named(key: Any) -> bool:
+def _is_metric_name(key: Any) -> bool:
     if isinstance(key, str):
         return 0 < len(key) <= _NAME and key.isprintable()
     return type(key) is int and abs(key) < 2**53
 
 
-def _answers(update: Update, job: Job, federation: Federation) -> str | None:
+def _find_job_mismatch(update: Update, job: Job, federation: Federation) -> str | None:
     if (update.round, update.index) != (job.round, job.index):
         return f"it answers round {update.round}, job {update.index}, not round {job.round}, job {job.index}."
     if update.client != job.client or update.dispatched != job.submodel:
         return "it answers for another client, or another sub-model than it was sent."
     if update.level != job.level:
-        return f"its level is {_shown(update.level)}, of a job at level {job.level}."
+        return f"its level is {_format_value(update.level)}, of a job at level {job.level}."
     return misfit(federation.problem.layout, update.submodel)
 
 
 # ---- kinds of jobs -----------------------------------------------------------------------------------------------
 
 
-def _trained(update: Update, job: Job, federation: Federation) -> str | None:
+def _find_training_error(update: Update, job: Job, federation: Federation) -> str | None:
     most = None if job.client is None else int(federation.clients.num_examples[job.client])
     if update.num_examples < 1 or (most is not None and update.num_examples > most):
         return f"it counts {update.num_examples} training samples; the client has {most}."
     if not update.submodel.inside(job.submodel):
         return "its sub-model is no piece of the one that it was sent."
     loss = update.metrics.get("loss")
-    if not _number(loss) or abs(loss) > _LARGEST:
+    if not _is_number(loss) or abs(loss) > _LARGEST:
         return "it does not say its training loss, or a loss that is not finite."
     check_shapes(update.state, cut(federation.problem.layout, update.submodel).shapes)  # whole granules, too
     expected = LIGHTER.get(update.compressed, torch.float32)
     for name, tensor in update.state.items():
         if tensor.dtype != expected:
             return f'"{name}" is {tensor.dtype}, expected {expected}.'
-    return _scaled(update) if update.compressed else None
+    return _find_scale_error(update) if update.compressed else None
 
 
-def _diverged(update: Update, job: Job, norms: dict[int, float]) -> str | None:
-    """Look at the numbers of a trained state once: they are finite where its norm is, which is noted."""
+def _find_divergence(update: Update, job: Job, norms: dict[int, float]) -> str | None:
+    """Check that a trained state is finite, by its norm, which is kept."""
     if job.kind != "train" or update.compressed:
         return None
     norms[job.index] = norm_of(update.state)
@@ -296,44 +305,44 @@ def _diverged(update: Update, job: Job, norms: dict[int, float]) -> str | None:
     )
 
 
-def _scaled(update: Update) -> str | None:
-    """Look at the scales of a compressed state, whose own values are looked at once they are numbers again."""
+def _find_scale_error(update: Update) -> str | None:
+    """Check the scales of a compressed state; its values are checked after decompression."""
     check_shapes(update.scales, scale_shapes(update.state) if update.compressed == "int8" else {})
     good = all(s.dtype == torch.float32 and bool((s >= 0).all()) and bool(s.isfinite().all())
                for s in update.scales.values())  # fmt: skip
     return None if good else "its scales are not finite numbers from 0 on."
 
 
-def _evaluated(update: Update, job: Job, federation: Federation) -> str | None:
+def _find_evaluation_error(update: Update, job: Job, federation: Federation) -> str | None:
     metrics, piece = update.metrics, update.submodel
     if job.evaluation.own:
         federation.level_index(piece)  # raises where it is none
     elif piece != job.submodel:
         return "it has evaluated another sub-model than it was sent."
     n, correct, ensemble = metrics.get("n"), metrics.get("correct"), metrics.get("ensemble")
-    if not _count(n) or n > _MOST_UNITS or not _number(ensemble):
+    if not _is_count(n) or n > _MOST_UNITS or not _is_number(ensemble):
         return "it does not say how many samples it has evaluated, and how well."
-    if not isinstance(correct, list) or len(correct) != len(piece.exits) or not all(_number(c) for c in correct):
+    if not isinstance(correct, list) or len(correct) != len(piece.exits) or not all(_is_number(c) for c in correct):
         return f"it has no score for each of {len(piece.exits)} exits."
     # of a regression a hit is at most 1 and may be far below 0; of all other tasks it is between 0 and 1
     least = -math.inf if federation.problem.task.name == "regression" else 0.0
     if not all(least <= hits <= n for hits in (*correct, ensemble)):
-        return f"it scores {_shown(max(correct, key=abs))} of {n}: more than there are, or below 0."
-    return _own_metrics(metrics.get("own", {}), job.evaluation.metrics, len(piece.exits))
+        return f"it scores {_format_value(max(correct, key=abs))} of {n}: more than there are, or below 0."
+    return _find_metric_error(metrics.get("own", {}), job.evaluation.metrics, len(piece.exits))
 
 
-def _own_metrics(found: Any, wanted: Sequence[str], exits: int) -> str | None:
-    """Look at the values of metrics of one's own: a number or none for each exit of each."""
-    if not isinstance(found, Mapping) or set(found) != set(wanted):
-        return "it does not say what the metrics are that it was asked for."
-    for name, values in found.items():
-        good = isinstance(values, list) and len(values) == exits and all(v is None or _number(v) for v in values)
-        if not good:
-            return f'it has no number for each of {exits} exits of the metric "{_shown(name)}".'
+def _find_metric_error(values: Any, names: Sequence[str], exits: int) -> str | None:
+    """Check the values of the user's own metrics: a number or None for each exit of each metric."""
+    if not isinstance(values, Mapping) or set(values) != set(names):
+        return "it does not have the metrics that it was asked for."
+    for name, by_exit in values.items():
+        is_valid = isinstance(by_exit, list) and len(by_exit) == exits
+        if not is_valid or not all(value is None or _is_number(value) for value in by_exit):
+            return f'it has no number for each of {exits} exits of the metric "{_format_value(name)}".'
     return None
 
 
-def _summed(update: Update, job: Job, federation: Federation) -> str | None:
+def _find_statistics_error(update: Update, job: Job, federation: Federation) -> str | None:
     if update.submodel != job.submodel:
         return "it has measured another sub-model than it was sent."
     n, most = update.num_examples, job.evaluation.samples
@@ -344,21 +353,21 @@ def _summed(update: Update, job: Job, federation: Federation) -> str | None:
         return f"it has measured {n} samples; it was asked for at most {most}."
     if not n and not update.state:
         return None  # a client without samples
-    positions = _positions(federation.problem, update.submodel)
+    positions = _count_norm_inputs(federation.problem, update.submodel)
     check_shapes(update.state, {f"{name}.{key}": (size,) for name, (width, _) in positions.items()
                                 for key, size in (("sum", width), ("squares", width), ("count", 1))})  # fmt: skip
     if not all(tensor.dtype == torch.float64 for tensor in update.state.values()):
         return "its sums are not in torch.float64."
     if not bool(torch.isfinite(torch.cat([tensor.flatten() for tensor in update.state.values()])).all()):
         return "it has sums that are not finite."
-    if _possible(update.state, positions, n):
+    if _are_plausible(update.state, positions, n):
         return None
-    wrongs = (_impossible(update.state, name, n, each) for name, (_, each) in positions.items())
-    return next((wrong for wrong in wrongs if wrong is not None), None)
+    reasons = (_find_implausible_sum(update.state, name, n, each) for name, (_, each) in positions.items())
+    return next((reason for reason in reasons if reason is not None), None)
 
 
-def _possible(sums: Mapping[str, Tensor], positions: Mapping[str, tuple[int, int | None]], n: int) -> bool:
-    """Tell whether `_impossible` would object to no layer, all of them looked at at once; False where it may."""
+def _are_plausible(sums: Mapping[str, Tensor], positions: Mapping[str, tuple[int, int | None]], n: int) -> bool:
+    """Return True if all layers, checked at once, are plausible; False where `_find_implausible_sum` has to decide."""
     if any(each is None for _, each in positions.values()):
         return False
     total, squares = (torch.cat([sums[f"{name}.{key}"] for name in positions]) for key in ("sum", "squares"))
@@ -372,14 +381,11 @@ def _possible(sums: Mapping[str, Tensor], positions: Mapping[str, tuple[int, int
 
 
 def _has_variance(total: Tensor, squares: Tensor, count: Tensor | float) -> Tensor:
-    """Tell of each channel whether (sum x)^2 <= n sum x^2, but for what float32 loses in a square.
-
-    That is a part of it, and all of one below float32's range.
-    """
+    """Return for each channel whether (sum x)^2 <= n sum x^2, up to the precision and range of float32."""
     return total * total <= count * (squares * (1 + 1e-5) + count * 1e-37)
 
 
-def _impossible(sums: Mapping[str, Tensor], name: str, n: int, positions: int | None) -> str | None:
+def _find_implausible_sum(sums: Mapping[str, Tensor], name: str, n: int, positions: int | None) -> str | None:
     """Return why so many samples cannot give these sums over the inputs of a batch-norm layer, or None.
 
     Args:
@@ -402,15 +408,15 @@ def _impossible(sums: Mapping[str, Tensor], name: str, n: int, positions: int | 
     return None
 
 
-_KINDS = {"train": _trained, "evaluate": _evaluated, "statistics": _summed}
+_KINDS = {"train": _find_training_error, "evaluate": _find_evaluation_error, "statistics": _find_statistics_error}
 
 
-def _unchanged(x: Tensor) -> Tensor:
+def _identity(x: Tensor) -> Tensor:
     return x
 
 
 @lru_cache(maxsize=64)
-def _positions(problem: Problem, piece: Submodel) -> dict[str, tuple[int, int | None]]:
+def _count_norm_inputs(problem: Problem, piece: Submodel) -> dict[str, tuple[int, int | None]]:
     """Return each batch-norm layer's channels, and how many inputs of each channel a sample gives it.
 
     The latter is read off a pass on the meta device; None for a layer, or a model, that does not tell.
@@ -429,13 +435,13 @@ def _positions(problem: Problem, piece: Submodel) -> dict[str, tuple[int, int | 
 
     for name, norm in norms.items():
         norm.register_forward_pre_hook(counting(name))
-        norm.forward = _unchanged  # type: ignore[assignment, method-assign]  # PyTorch takes long over a norm's shape
+        norm.forward = _identity  # type: ignore[assignment, method-assign]  # PyTorch takes long over a norm's shape
     try:
         with torch.no_grad(), on_meta():
             outputs(module.eval(), x)
     except Exception:  # a module that cannot be run without numbers
         seen = {}
-    each = {name: divmod(found, batch) for name, found in seen.items()}
+    each = {name: divmod(count, batch) for name, count in seen.items()}
     return {name: (norm.num_features, each[name][0] if name in each and not each[name][1] else None)
             for name, norm in norms.items()}  # fmt: skip
 
@@ -443,33 +449,37 @@ def _positions(problem: Problem, piece: Submodel) -> dict[str, tuple[int, int | 
 # ---- what a node is asked ----------------------------------------------------------------------------------------
 
 
-def problem_with_job(job: Job, problem: Problem) -> str | None:
-    """Return what is wrong with a job that a server sent, as a sentence, or None.
+def find_job_error(job: Job, problem: Problem) -> str | None:
+    """Return the error of a job that a node got, as a sentence, or None.
 
-    It must be of a known kind, with a sub-model of this problem and a state that fits it, and settings in range.
+    A job must be of a known kind, with a sub-model of this problem and a state that fits it, and settings in range.
     """
     try:
-        return _job_fields(job) or _settings(job.local, job.evaluation) or _sent(job, problem)
+        return (
+            _find_field_error(job)
+            or _find_settings_error(job.local, job.evaluation)
+            or _find_content_error(job, problem)
+        )
     except FleetFitError as error:
         return one_line(str(error))
     except Exception as error:
         return f"it is malformed: {format_exception(error)}"
 
 
-def _job_fields(job: Job) -> str | None:
+def _find_field_error(job: Job) -> str | None:
     if job.kind not in _KINDS:
-        return f"it asks for {_shown(job.kind)}, which is unknown here."
+        return f"it asks for {_format_value(job.kind)}, which is unknown here."
     for name in ("round", "rounds", "index", "client", "seed", "level"):
-        if not _count(getattr(job, name)):
-            return f"its {name} is {_shown(getattr(job, name))}, expected a whole number."
+        if not _is_count(getattr(job, name)):
+            return f"its {name} is {_format_value(getattr(job, name))}, expected a whole number."
     if type(job.memory_version) is not int or not -1 <= job.memory_version < 2**63:
-        return f"its memory_version is {_shown(job.memory_version)}."
+        return f"its memory_version is {_format_value(job.memory_version)}."
     if not isinstance(job.method, Mapping):
         return "it names no method."
-    return _tensors("state", job.state) or _tensors("statistics", job.statistics)
+    return _find_tensor_error("state", job.state) or _find_tensor_error("statistics", job.statistics)
 
 
-def _settings(local: Local, evaluation: Evaluation) -> str | None:
+def _find_settings_error(local: Local, evaluation: Evaluation) -> str | None:
     words: tuple[tuple[Any, tuple[Any, ...]], ...] = (
         (local.late, ("shallower", "stop", "drop")),
         (local.optimiser, tuple(OPTIMISERS)),
@@ -478,9 +488,9 @@ def _settings(local: Local, evaluation: Evaluation) -> str | None:
         (evaluation.norm, ("static", "batch")),
         (evaluation.split, ("test", "validation", "train")),
     )
-    for value, known in words:
-        if not isinstance(value, str | None) or value not in known:
-            return f"it says {_shown(value)}, expected one of {', '.join(map(str, known))}."
+    for value, choices in words:
+        if not isinstance(value, str | None) or value not in choices:
+            return f"it has {_format_value(value)}, expected one of {', '.join(map(str, choices))}."
     whole: dict[str, Any] = {
         "epochs": local.epochs, "batch_size": local.batch_size, "max_steps": local.max_steps,
         "patience": local.patience, "check_every": local.check_every, "samples": evaluation.samples,
@@ -488,35 +498,35 @@ def _settings(local: Local, evaluation: Evaluation) -> str | None:
     }  # fmt: skip
     for name, value in whole.items():
         needed = name in ("epochs", "evaluation's batch_size")
-        if not (_count(value) and (value > 0 or name == "samples")) and (value is not None or needed):
-            return f"its {name} is {_shown(value)}, expected a whole number above 0."
+        if not (_is_count(value) and (value > 0 or name == "samples")) and (value is not None or needed):
+            return f"its {name} is {_format_value(value)}, expected a whole number above 0."
     for name in ("lr", "momentum", "weight_decay", "eps", "clip_norm", "clip_value", "deadline_s"):
         value = getattr(local, name)
-        if not _from_0_on(value) and (value is not None or name in local.own):
-            return f"its {name} is {_shown(value)}, expected a number from 0 on."
+        if not _is_non_negative(value) and (value is not None or name in local.own):
+            return f"its {name} is {_format_value(value)}, expected a number from 0 on."
     betas: Any = local.betas if "betas" in local.own else (0, 0)
-    if not isinstance(betas, tuple) or len(betas) != 2 or not all(_from_0_on(b) and b < 1 for b in betas):
-        return f"its betas are {_shown(betas)}, expected two numbers from 0 to 1."
+    if not isinstance(betas, tuple) or len(betas) != 2 or not all(_is_non_negative(b) and b < 1 for b in betas):
+        return f"its betas are {_format_value(betas)}, expected two numbers from 0 to 1."
     if not all(isinstance(name, str) for name in evaluation.metrics):
         return "the names of metrics are no text."
     flags = (False if local.nesterov is None else local.nesterov, evaluation.shuffle, evaluation.own)
     return None if all(isinstance(flag, bool) for flag in flags) else "its flags are not true or false."
 
 
-def _from_0_on(value: Any) -> bool:
-    return _count(value) if type(value) is int else _number(value) and bool(0 <= value <= _LARGEST)
+def _is_non_negative(value: Any) -> bool:
+    return _is_count(value) if type(value) is int else _is_number(value) and bool(0 <= value <= _LARGEST)
 
 
-def _sent(job: Job, problem: Problem) -> str | None:
-    wrong = misfit(problem.layout, job.submodel)
-    if wrong is not None:
-        return wrong
+def _find_content_error(job: Job, problem: Problem) -> str | None:
+    reason = misfit(problem.layout, job.submodel)
+    if reason is not None:
+        return reason
     check_shapes(job.state, cut(problem.layout, job.submodel).shapes)
     for name, tensor in (*job.state.items(), *job.statistics.items()):
         if tensor.dtype != torch.float32 or not bool(torch.isfinite(tensor).all()):
             return f'"{one_line(name)}" has numbers that are no finite torch.float32.'
     if job.statistics and not job.evaluation.own:  # otherwise those of all levels, for the device to choose from
-        norms = _positions(problem, job.submodel)
+        norms = _count_norm_inputs(problem, job.submodel)
         check_shapes(job.statistics, {f"{name}.{key}": (width,) for name, (width, _) in norms.items()
                                       for key in ("mean", "var")})  # fmt: skip
         if any(bool((t < 0).any()) for name, t in job.statistics.items() if name.endswith(".var")):

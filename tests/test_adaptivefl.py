@@ -38,7 +38,7 @@ from fleetfit.methods._reinforcement import (
 )
 from fleetfit.models.vgg16 import vgg16
 from fleetfit.planner import Targets
-from fleetfit.rounds import Settings, one_round, run, start
+from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.seeds import make_numpy_rng
 from fleetfit.submodel import extract
 from fleetfit.tasks import classification
@@ -304,7 +304,7 @@ def test_a_device_may_take_the_server_s_largest_model_that_fits() -> None:
             assert reply.submodel == best
             expected = extract(layout, server.state, best)
             assert all(torch.equal(reply.state[name], tensor) for name, tensor in expected.items())
-    _, report = one_round(federation, local_engine(simulation), SETTINGS, server)
+    _, report = run_round(federation, local_engine(simulation), SETTINGS, server)
     assert report["train"]["clients"] == 20 and not report["failures"]
 
 
@@ -329,7 +329,7 @@ def test_a_round_moves_the_tables_by_what_came_back() -> None:
     federation, simulation = fleet(budgets=(0.2, 0.5, 1.0, 0.01), cohort=4)
     first = start(federation)
     slots = federation.method.assign(federation, first, make_numpy_rng(0, 0, "choose"))
-    server, report = one_round(federation, local_engine(simulation), SETTINGS, first)
+    server, report = run_round(federation, local_engine(simulation), SETTINGS, first)
     chosen, scores = (server.memory["adaptivefl"][key].numpy() for key in ("curiosity", "resources"))
     sizes, back = needs(federation), 0.0
     for client, model, piece in slots:

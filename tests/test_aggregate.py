@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support import raises
 from tiny import Tiny
 
-from fleetfit.aggregate import Mean, applied
+from fleetfit.aggregate import Mean, apply_mean
 from fleetfit.errors import RunError
 from fleetfit.layout import State, infer_layout
 from fleetfit.submodel import Submodel, concat_state, extract, put_back, random, whole
@@ -65,7 +65,7 @@ def test_mean_is_the_formula(drawn: list[tuple[int, float]]) -> None:
     for update in updates:
         mean.add(*update)
     aggregate = mean.result()
-    found = applied(old, aggregate)
+    found = apply_mean(old, aggregate)
     expected, coverage = by_loops(old, updates)
     for name in old:
         assert torch.allclose(found[name].double(), expected[name], rtol=1e-5, atol=1e-6), name
@@ -81,7 +81,7 @@ def test_mean_lies_between_its_inputs(seeds: list[int], weight: float) -> None:
     states = [full_state(s) for s in seeds]
     for state in states:
         mean.add(whole(LAYOUT), state, weight)
-    found = applied(full_state(1), mean.result())
+    found = apply_mean(full_state(1), mean.result())
     for name, tensor in found.items():
         stacked = torch.stack([s[name] for s in states])
         slack = stacked.abs().amax(0) * len(seeds) * 6e-7 + 1e-12
@@ -91,7 +91,7 @@ def test_mean_lies_between_its_inputs(seeds: list[int], weight: float) -> None:
 def test_nobody_leaves_every_bit() -> None:
     old = full_state(3)
     old["stem.bias"][0] = -0.0
-    found = applied(old, Mean(LAYOUT).result())
+    found = apply_mean(old, Mean(LAYOUT).result())
     assert all(torch.equal(found[n].view(torch.int32), old[n].view(torch.int32)) for n in old)
 
 
@@ -106,7 +106,7 @@ def test_equation_2_by_hand() -> None:
     full = {n: torch.full(s, 3.0) for n, s in LAYOUT.shapes({}, LAYOUT.exits).items()}
     mean.add(whole(LAYOUT), full, 1.0)
     mean.add(small, {n: torch.ones(s) for n, s in LAYOUT.shapes(small.sizes, small.exits).items()}, 1.0)
-    assert applied(full_state(0), mean.result())["stem.bias"].tolist() == [2.0] * 4 + [3.0] * 4
+    assert apply_mean(full_state(0), mean.result())["stem.bias"].tolist() == [2.0] * 4 + [3.0] * 4
 
 
 @pytest.mark.parametrize("weight", [0.5, 1.0, 2.0, 3.0])
@@ -114,7 +114,7 @@ def test_equal_weights_of_any_size_give_the_plain_mean(weight: float) -> None:
     mean = Mean(LAYOUT)
     for seed in (1, 2):
         mean.add(whole(LAYOUT), full_state(seed), weight)
-    found = applied(full_state(0), mean.result())
+    found = apply_mean(full_state(0), mean.result())
     for name, tensor in full_state(1).items():
         torch.testing.assert_close(found[name], (tensor + full_state(2)[name]) / 2)
 
@@ -125,8 +125,8 @@ def test_a_weight_of_0_counts_for_nothing() -> None:
     for mean, seeds in ((alone, (1,)), (beside, (1, 2)), (without, (2,))):
         for seed in seeds:
             mean.add(whole(LAYOUT), full_state(seed), 0.0 if seed == 1 else 3.0)
-    for mean, expected in ((alone, full_state(0)), (beside, applied(full_state(0), without.result()))):
-        found = applied(full_state(0), mean.result())
+    for mean, expected in ((alone, full_state(0)), (beside, apply_mean(full_state(0), without.result()))):
+        found = apply_mean(full_state(0), mean.result())
         assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
@@ -159,7 +159,7 @@ def test_what_an_update_has_not_trained_does_not_count(
                 total[name] += weight * values[name].double()
                 counts[name] += weight * ones[name].double()
     found = mean.result()
-    after = applied(old, found)
+    after = apply_mean(old, found)
     for name, tensor in old.items():
         torch.testing.assert_close(found.coverage[name].double(), counts[name], rtol=1e-5, atol=1e-6)
         expected = torch.where(counts[name] > 0, total[name] / counts[name], tensor.double())
@@ -215,7 +215,7 @@ def test_updates_are_read_only(seeds: list[int], weight: float, idle: bool) -> N
     mean = Mean(LAYOUT)
     for piece, update in zip(pieces, updates, strict=True):
         mean.add(piece, update, weight, tuple(n for n in IDLE if idle and n in update))
-    applied(full_state(0), mean.result())
+    apply_mean(full_state(0), mean.result())
     for update, kept in zip(updates, before, strict=True):
         assert all(torch.equal(update[n], t) for n, t in kept.items())
 
@@ -232,7 +232,7 @@ def test_a_coverage_that_a_method_changes_is_looked_at() -> None:
             found.coverage["stem.bias"].zero_()
         else:
             found = replace(found, coverage={**found.coverage, "stem.bias": torch.zeros(8)})
-        after = applied(old, found)
+        after = apply_mean(old, found)
         assert torch.equal(after["stem.bias"], old["stem.bias"])
         assert torch.equal(after["stem.weight"], found.mean["stem.weight"])
 

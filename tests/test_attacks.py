@@ -435,7 +435,7 @@ SLOW = pytest.mark.slow
 )
 def test_every_attack_gives_updates_that_pass_or_are_refused_as_such(method: str) -> None:
     """Beside methods with channels that move, pieces that devices cut, and models of their own for each level."""
-    from fleetfit.rounds import one_round, start
+    from fleetfit.rounds import run_round, start
 
     for kind in KINDS:
         if (kind, method) == ("false_budget", "adaptivefl"):
@@ -444,7 +444,7 @@ def test_every_attack_gives_updates_that_pass_or_are_refused_as_such(method: str
         table = {**TINY, "method": {"name": method}, "local": {"epochs": 1}, "attack": {"kind": kind, **keys}}
         assembly = assemble(load_experiment(table))
         settings = replace(assembly.settings, rounds=1)
-        _, report = one_round(assembly.federation, assembly.engine(), settings, start(assembly.federation))
+        _, report = run_round(assembly.federation, assembly.engine(), settings, start(assembly.federation))
         reasons = {f["reason"] for f in report["failures"]}
         assert not any("refused" in reason for reason in reasons), (kind, reasons)
         assert report["received"]["sent"]["hostile"] >= 1, kind

@@ -21,7 +21,7 @@ from fleetfit.errors import ConfigError, NoUsableUpdates
 from fleetfit.evaluate import EvaluationScope
 from fleetfit.messages import pack, unpack
 from fleetfit.method import Method
-from fleetfit.rounds import Round, Settings, one_round, run, start
+from fleetfit.rounds import Round, Settings, run, run_round, start
 from fleetfit.values import Availability, DeviceResources, Evaluation, Federation, Job, Server, Simulation
 
 SETTINGS = Settings(
@@ -129,7 +129,7 @@ def test_who_goes_away_brings_nothing_and_remembers_nothing() -> None:
     there = Availability(6, leave=0.5, seed=0)
     federation, simulation = coming({"name": "scalefl", "plus": {"feddyn": {}}}, there, cohort=6)
     engine = local(simulation)
-    server, report = one_round(federation, engine, SETTINGS, start(federation))
+    server, report = run_round(federation, engine, SETTINGS, start(federation))
     left = [c for c in range(6) if there.leaves(c, 0)]
     assert 0 < len(left) < 6
     assert sorted(f["client"] for f in report["failures"]) == left
@@ -138,14 +138,14 @@ def test_who_goes_away_brings_nothing_and_remembers_nothing() -> None:
     kept = engine.save()
     assert sorted(map(int, kept)) == [c for c in range(6) if c not in left]
     alone, alone_simulation = tiny_federation({"name": "scalefl", "plus": {"feddyn": {}}}, 6, 6)
-    _, whole = one_round(alone, local(alone_simulation), SETTINGS, start(alone))
+    _, whole = run_round(alone, local(alone_simulation), SETTINGS, start(alone))
     assert report["bytes_down"] == whole["bytes_down"] and report["bytes_up"] < whole["bytes_up"]
     before = pack(kept)
     always = Availability(6, leave=0.999999)
     simulation = replace(simulation, resources=replace(simulation.resources, availability=always))
     engine = local(simulation)
     engine.load(unpack(before))
-    after, report = one_round(federation, engine, SETTINGS, server)
+    after, report = run_round(federation, engine, SETTINGS, server)
     assert pack(engine.save()) == before and report["bytes_up"] == 0
     assert pack(dict(after.state)) == pack(dict(server.state))
 
@@ -194,7 +194,7 @@ def stubborn() -> Method:
 def test_whoever_is_chosen_without_being_there_is_a_failure() -> None:
     trace = np.array([[True, False, True]])
     federation, simulation = coming({"name": stubborn}, Availability(3, trace=trace), cohort=2)
-    _, report = one_round(federation, local(simulation), SETTINGS, start(federation))
+    _, report = run_round(federation, local(simulation), SETTINGS, start(federation))
     assert [(f["client"], f["reason"]) for f in report["failures"]] == [(1, "the client is not connected")]
 
 

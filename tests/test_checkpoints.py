@@ -209,7 +209,7 @@ STATES = {
     "not a number": ("scalefl, directions", replaced(WEIGHT, nan), "not finite"),
     "infinite": ("scalefl, directions", replaced(WEIGHT, lambda t: t / 0), "not finite"),
     "missing": ("scalefl, directions", missing(WEIGHT), "is missing"),
-    "surplus": ("scalefl, directions", surplus("stem.more", "server", "state"), "no tensor of this model"),
+    "surplus": ("scalefl, directions", surplus("stem.more", "server", "state"), "not a tensor of this model"),
     "under a prefix": ("scalefl, directions", surplus("a/stem.bias", "server", "state"), "is missing"),
     "of a level": ("decoupled", transposed("server/state/level1/blocks.0.0.weight"), "has shape"),
     "of no level": ("decoupled", surplus("level9/stem.bias", "server", "state"), "none of the 3 levels"),
@@ -261,7 +261,7 @@ def test_running_losses_belong_to_exits(
 
 BASES = {
     "transposed": (transposed, "has shape"), "not a number": (lambda name: replaced(name, nan), "not finite"),
-    "missing": (missing, "is missing"), "surplus": (lambda name: surplus("more"), "no tensor of this model"),
+    "missing": (missing, "is missing"), "surplus": (lambda name: surplus("more"), "not a tensor of this model"),
     "gone": (None, "is missing"),
 }  # fmt: skip
 

@@ -16,7 +16,8 @@ from fleetfit.cost import submodel_cost
 from fleetfit.engines.local import local
 from fleetfit.errors import ConfigError
 from fleetfit.profiles import PROFILES
-from fleetfit.rounds import Settings, one_round, run, simulated_seconds, start
+from fleetfit.round_report import simulated_seconds
+from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.seeds import make_numpy_rng
 from fleetfit.submodel import Submodel
 from fleetfit.training import run_job
@@ -62,7 +63,7 @@ def replies(federation: Federation, simulation: Simulation, training: Local) -> 
                 found.append(replace(reply, **sizes))
                 yield reply
 
-    one_round(federation, Watched(), Settings(1, training), start(federation))  # type: ignore[arg-type]
+    run_round(federation, Watched(), Settings(1, training), start(federation))  # type: ignore[arg-type]
     return found
 
 
@@ -70,7 +71,7 @@ def test_seconds_are_latency_bytes_down_computing_and_bytes_up() -> None:
     """0.25 s + down / 20 kB/s + 3 x forward x samples x epochs / 1e6 per s + up / 10 kB/s, from the reported bytes."""
     federation, simulation = clocked()
     training = plain(epochs=2, batch_size=8)
-    _, report = one_round(federation, local(simulation), Settings(1, training), start(federation))
+    _, report = run_round(federation, local(simulation), Settings(1, training), start(federation))
     found = replies(federation, simulation, training)
     for update in found:
         assert isinstance(update, Update)
@@ -109,7 +110,7 @@ def test_looks_at_validation_data_count_as_forward_passes() -> None:
 
 def test_without_profiles_work_is_reported_and_time_is_not() -> None:
     federation, simulation = tiny_federation({"name": "scalefl"})
-    _, report = one_round(federation, local(simulation), Settings(1, plain()), start(federation))
+    _, report = run_round(federation, local(simulation), Settings(1, plain()), start(federation))
     assert report["multiply_adds"] > 0
     assert report["simulated_s"] is None
     assert "deadline" not in report
@@ -129,8 +130,8 @@ def test_evaluation_does_not_advance_the_clock() -> None:
 def test_what_a_clock_says_is_not_sent() -> None:
     """Bytes are the same with and without figures; else seconds would depend on the digits of seconds."""
     federation, simulation = tiny_federation({"name": "scalefl"})
-    bare = one_round(federation, local(simulation), Settings(1, plain()), start(federation))[1]
-    timed = one_round(federation, local(fast(simulation, 1e6, 1e4, 1e4, 0.1)), Settings(1, plain()), start(federation))[
+    bare = run_round(federation, local(simulation), Settings(1, plain()), start(federation))[1]
+    timed = run_round(federation, local(fast(simulation, 1e6, 1e4, 1e4, 0.1)), Settings(1, plain()), start(federation))[
         1
     ]
     assert timed["simulated_s"] is not None

@@ -261,7 +261,7 @@ def test_curves_of_different_lengths_are_refused(tmp_path: Path, sound: Path) ->
 @pytest.mark.parametrize("text", ["", "[" * 100_000, "not json"])
 def test_what_is_no_json_is_a_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "bad.json").write_text(text)
-    with raises(RunError, tmp_path / "bad.json", "JSON"):
+    with raises(RunError, path=tmp_path / "bad.json"):
         read_results(tmp_path / "bad.json")
     with raises(RunError, path=tmp_path / "none.json"):
         read_results(tmp_path / "none.json")

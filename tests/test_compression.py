@@ -19,10 +19,10 @@ from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
 from fleetfit.layout import State
 from fleetfit.messages import compress, decompress, reply_size, update_size
-from fleetfit.rounds import one_round, start
+from fleetfit.rounds import run_round, start
 from fleetfit.submodel import Submodel, extract
 from fleetfit.training import run_job
-from fleetfit.validation import examined, problem_with
+from fleetfit.validation import find_update_error, validate_reply
 from fleetfit.values import Failure, Job, Update
 
 FEDERATION, _ = tiny_federation({"name": "fedavg"})
@@ -131,7 +131,7 @@ def test_compressed_updates_pass_validation_or_are_named() -> None:
     half, _ = compress(update, job, LAYOUT, "float16", None)
     small, _ = compress(update, job, LAYOUT, "int8", None)
     for good in (half, small):
-        found = examined(good, job, FEDERATION)
+        found = validate_reply(good, job, FEDERATION)
         assert isinstance(found, Update) and not found.compressed
         assert all(t.dtype == torch.float32 for t in found.state.values())
     name = "blocks.0.4.weight"
@@ -155,8 +155,10 @@ def test_compressed_updates_pass_validation_or_are_named() -> None:
     }
     for message, updates in wrong.items():
         for odd in updates:
-            assert isinstance(examined(odd, job, FEDERATION), Failure)
-            assert message in str(problem_with(odd, job, FEDERATION) or examined(odd, job, FEDERATION)), message
+            assert isinstance(validate_reply(odd, job, FEDERATION), Failure)
+            assert message in str(find_update_error(odd, job, FEDERATION) or validate_reply(odd, job, FEDERATION)), (
+                message
+            )
 
 
 # ---- in a run -------------------------------------------------
@@ -195,7 +197,7 @@ def test_the_method_s_memory_is_its_own_and_survives_a_change_of_the_setting() -
     engine, server = local(simulation), start(federation)
     for kind in (None, "int8", "float16", None):
         settings = replace(SETTINGS, local=replace(SETTINGS.local, compress=kind))
-        server, report = one_round(federation, engine, settings, server)
+        server, report = run_round(federation, engine, settings, server)
         assert not report["failures"]
     memories = engine.save()
     assert {kept["memory"]["rounds"] for kept in memories.values()} == {4}
@@ -244,7 +246,7 @@ def test_a_piece_that_is_smaller_than_what_was_sent() -> None:
     update = replace(update, dispatched=job.submodel, level=2)
     assert isinstance(update.submodel, Submodel) and update.submodel.inside(job.submodel)
     small, _ = compress(update, job, LAYOUT, "float16", None)
-    found = examined(small, job, FEDERATION)
+    found = validate_reply(small, job, FEDERATION)
     assert isinstance(found, Update)
     for name, tensor in update.state.items():
         torch.testing.assert_close(found.state[name], tensor, atol=2e-5, rtol=0)

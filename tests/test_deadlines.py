@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import aggregate_updates
 from test_clock import fast
 from tiny import plain, spec_of, tiny_federation
 
@@ -17,10 +18,10 @@ from fleetfit.config import assemble, load_experiment
 from fleetfit.cost import submodel_cost
 from fleetfit.engines.local import local
 from fleetfit.options import in_time
-from fleetfit.rounds import Settings, one_round, start
+from fleetfit.rounds import Settings, run_round, start
 from fleetfit.submodel import Submodel
 from fleetfit.training import clock, run_job
-from fleetfit.validation import problem_with
+from fleetfit.validation import find_update_error
 from fleetfit.values import Clock, Device, Failure, Federation, Job, Local, Simulation, Speed, Update
 
 SHALLOWER = {"name": "scalefl", "plus": {"in_time": {}}}
@@ -81,7 +82,7 @@ def test_an_update_of_a_shallower_exit_says_so_and_is_in_time() -> None:
     update, _ = run_job(job, device_of(simulation, 2, 5e5))
     assert isinstance(update, Update)
     assert update.submodel.exits == (1, 2) and update.dispatched.exits == (1, 2, 3)
-    assert problem_with(update, job, federation) is None
+    assert find_update_error(update, job, federation) is None
     assert update.simulated_s is not None and update.simulated_s <= limit
     assert "stopped" not in update.metrics
     alone = replace(job, submodel=update.submodel, local=whole.local, state={n: job.state[n] for n in update.state})
@@ -160,14 +161,14 @@ def test_drop_loses_whoever_is_late_and_the_round_lasts_until_the_deadline() -> 
     figures = {**simulation.resources.speeds, "multiply_adds_per_s": slow}
     simulation = replace(simulation, resources=replace(simulation.resources, speeds=figures))
     training = plain(epochs=2, batch_size=8, deadline_s=5.0, late="drop")
-    _, report = one_round(federation, local(simulation), Settings(1, training), start(federation))
+    _, report = run_round(federation, local(simulation), Settings(1, training), start(federation))
     assert sorted(f["client"] for f in report["failures"]) == [3, 4, 5]
     assert report["train"]["clients"] == 3
     assert report["deadline"] == {"shallower": 0, "stopped": 0, "late": 3}
     assert report["simulated_s"] == 5.0
     alone = {name: np.array([v[0]] * 6) for name, v in figures.items()}
     quick = replace(simulation, resources=replace(simulation.resources, speeds=alone))
-    _, full = one_round(federation, local(quick), Settings(1, training), start(federation))
+    _, full = run_round(federation, local(quick), Settings(1, training), start(federation))
     assert full["simulated_s"] < 5.0 and not full["failures"]
     fast_ones = full["multiply_adds"] / 2  # clients 3 to 5 have the levels and as many samples as 0 to 2, or one less
     assert fast_ones * 0.9 < report["multiply_adds"] < fast_ones * 1.1 + 3 * 1e3 * 5
@@ -176,12 +177,12 @@ def test_drop_loses_whoever_is_late_and_the_round_lasts_until_the_deadline() -> 
 def test_deadlines_that_nobody_misses_change_no_bit() -> None:
     spec = {"name": "scalefl"}
     federation, simulation = tiny_federation(spec)
-    expected, _ = one_round(federation, local(simulation), Settings(1, plain()), start(federation))
+    expected, _ = run_round(federation, local(simulation), Settings(1, plain()), start(federation))
     for late in ("shallower", "stop", "drop"):
         timed, _ = tiny_federation({**spec, "plus": {"in_time": {}}})
         training = plain(deadline_s=1e6, late=late)  # type: ignore[arg-type]
         engine = local(fast(simulation, 1e9, 1e6, 1e6, 0.1))
-        found, report = one_round(timed, engine, Settings(1, training), start(timed))
+        found, report = run_round(timed, engine, Settings(1, training), start(timed))
         assert all(torch.equal(found.state[name], tensor) for name, tensor in expected.state.items())
         assert report["deadline"] == {"shallower": 0, "stopped": 0, "late": 0}
 
@@ -225,7 +226,7 @@ def test_methods_take_shallower_and_stopped_updates(name: str, plus: Mapping[str
     settings = Settings(2, plain(lr=0.05, epochs=3, batch_size=8, deadline_s=0.4))
     server = start(federation)
     for _ in range(2):
-        server, report = one_round(federation, engine, settings, server)
+        server, report = run_round(federation, engine, settings, server)
         assert not report["failures"]
         assert report["deadline"]["shallower"] + report["deadline"]["stopped"] > 0
     assert all(torch.isfinite(tensor).all() for tensor in server.state.values())
@@ -246,7 +247,7 @@ def test_decoupled_counts_a_part_for_the_part() -> None:
         for i, (p, s) in enumerate(zip((level.submodel, part), states, strict=True))
     ]
     server = start(federation)
-    aggregate = federation.method.merge(federation, server, iter(updates), federation.method.weight)
+    aggregate = aggregate_updates(federation, server, updates)
     after = federation.method.step(federation, server, aggregate, updates)
     stem = after.state["level3/stem.weight"]
     assert torch.equal(stem[:4], torch.full_like(stem[:4], 2.5)) and torch.equal(stem[4:], torch.ones_like(stem[4:]))

@@ -17,7 +17,7 @@ from fleetfit import names
 from fleetfit.engines.local import local as local_engine
 from fleetfit.layout import State
 from fleetfit.method import by_count
-from fleetfit.rounds import Settings, one_round, start
+from fleetfit.rounds import Settings, run_round, start
 from fleetfit.values import Local
 
 LOCAL = Local(lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=2, batch_size=None)
@@ -72,7 +72,7 @@ def test_rounds_are_the_exits_losses_with_the_ramp_and_feddyn(share: float, temp
     h, g = dict(zero), {client: dict(zero) for client in range(6)}
     for weight in (math.exp(-5), math.exp(-1.25), 1.0):
         chosen, trained = CHOSEN[server.round], []
-        server, report = one_round(federation, engine, Settings(3, LOCAL), server)
+        server, report = run_round(federation, engine, Settings(3, LOCAL), server)
         assert not report["failures"]
         for client in chosen:
 

@@ -20,7 +20,7 @@ from fleetfit.engines.local import local as local_engine
 from fleetfit.evaluate import EvaluationScope, evaluate, has_batch_norm, level_module, moments, on_data, statistics
 from fleetfit.layout import State
 from fleetfit.models.cnn import cnn
-from fleetfit.rounds import Settings, one_round, start
+from fleetfit.rounds import Settings, run_round, start
 from fleetfit.submodel import extract
 from fleetfit.tasks import classification
 from fleetfit.values import Device, Evaluation, Failure, Federation, Job, Problem, Server, Simulation, Update
@@ -49,7 +49,7 @@ def fleet(request: pytest.FixtureRequest) -> Trained:
     settings = Settings(9, plain(lr=0.1, epochs=2, batch_size=4))
     server = start(federation)
     for _ in range(5):
-        server, _ = one_round(federation, local_engine(simulation), settings, server)
+        server, _ = run_round(federation, local_engine(simulation), settings, server)
     return Trained(federation, simulation, server)
 
 
@@ -404,7 +404,7 @@ def test_at_most_so_many_clients_the_same_ones_each_time() -> None:
 def test_evaluation_changes_no_server_and_no_memory() -> None:
     federation, simulation = tiny_federation({"name": "plugin_method:counting"})
     engine = local_engine(simulation)
-    server, _ = one_round(federation, engine, Settings(2, plain(lr=0.1)), start(federation))
+    server, _ = run_round(federation, engine, Settings(2, plain(lr=0.1)), start(federation))
     before, state = engine.save(), {n: t.clone() for n, t in server.state.items()}
     evaluate(federation, engine, server, WANTED)
     assert str(engine.save()) == str(before) and before

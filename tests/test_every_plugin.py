@@ -26,7 +26,8 @@ from fleetfit.factories import call_factory
 from fleetfit.layout import State, outputs
 from fleetfit.method import FEDAVG, apply_model_hook, build, is_portable
 from fleetfit.planner import Targets
-from fleetfit.rounds import LEFT_OUT, Round, Settings, run, start
+from fleetfit.round_report import LEFT_OUT
+from fleetfit.rounds import Round, Settings, run, start
 from fleetfit.values import Clients, DeviceResources, Evaluation, Federation, Job, Simulation
 
 METHODS, OPTIONS, MODELS = (names.list_names(kind) for kind in ("methods", "options", "models"))
@@ -181,8 +182,8 @@ def test_a_method_goes_with_every_option(name: str) -> None:
     for option in OPTIONS:
         alone = {"alpha": 0.0} if name == "depthfl" else {}  # else it brings FedDyn, and one server optimiser is enough
         spec = {**spec_of(name), **alone, "plus": {option: {}}}
-        if option in ("lora_product", "trimmed_mean") and build(spec_of(name)).merge is not FEDAVG.merge:
-            with raises(ConfigError, f'"{option}"', key="method.hooks.merge"):
+        if option in ("lora_product", "trimmed_mean") and build(spec_of(name)).aggregate is not FEDAVG.aggregate:
+            with raises(ConfigError, f'"{option}"', key="method.hooks.aggregate"):
                 build(spec)
             continue
         federation, simulation = planned(spec)

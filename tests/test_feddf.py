@@ -12,23 +12,23 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from support import Expected, raises
+from support import Expected, aggregate_plainly, aggregate_updates, raises
 from test_train import close, plain_outputs
 from tiny import plain, spec_of, tiny, tiny_data, tiny_federation, tiny_server_data
 from torch import Tensor, nn
 
 import fleetfit
-from fleetfit.aggregate import Aggregate, applied
+from fleetfit.aggregate import Aggregate, apply_mean
 from fleetfit.config import assemble, load_experiment, to_toml
-from fleetfit.data import Data, unlabelled
+from fleetfit.data import Data, drop_labels
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.work import setup_nest, simulation_of
 from fleetfit.errors import ConfigError, DataError, RunError
 from fleetfit.layout import State, build_module, outputs
 from fleetfit.messages import pack, unpack
-from fleetfit.method import Method, build, coverage_mean
+from fleetfit.method import Method, build
 from fleetfit.methods._distillation import Distillation
-from fleetfit.rounds import Settings, one_round, run, start
+from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.submodel import Submodel, extract, whole
 from fleetfit.tasks import classification, next_token
 from fleetfit.training import initial_state, run_on_server
@@ -186,9 +186,8 @@ def whole_batches(**values: Any) -> dict[str, Any]:
 
 def merged(federation: Federation, updates: list[Update], server: Server) -> tuple[Aggregate, State]:
     """The aggregate, and the plain mean that it starts from."""
-    method = federation.method
-    mean = applied(server.state, coverage_mean(federation, server, iter(updates), method.weight))
-    return method.merge(federation, server, iter(updates), method.weight), mean
+    mean = apply_mean(server.state, aggregate_plainly(federation, server, updates))
+    return aggregate_updates(federation, server, updates), mean
 
 
 @pytest.mark.parametrize(("temperature", "every"), [(1.0, 4), (3.0, 3)])
@@ -212,9 +211,9 @@ def test_the_server_trains_as_a_plain_loop_does(temperature: float, every: int) 
 
 def test_the_settings_are_the_paper_s() -> None:
     """Adam at 1e-3 along a cosine of 10,000 steps, gradients cut at norm 5, a look every 100, patience 1,000."""
-    merge: Any = build({"name": "feddf"}).merge
-    assert merge.keywords["temperature"] == 1.0
-    assert merge.keywords["local"] == Local(
+    aggregate: Any = build({"name": "feddf"}).aggregate
+    assert aggregate.keywords["temperature"] == 1.0
+    assert aggregate.keywords["local"] == Local(
         lr=1e-3, epochs=10_000, batch_size=64, clip_norm=5.0, max_steps=10_000, patience=1000, check_every=100,
         optimiser="adam", schedule_in_round="cosine",
     )  # fmt: skip
@@ -290,7 +289,7 @@ def test_it_starts_from_heterofl_s_mean() -> None:
     assert same(heterofl, no_steps) and not same(heterofl, feddf)
     federation, _ = by_width(spec_of("feddf"))
     updates = received(federation)
-    plain = coverage_mean(federation, start(federation), iter(updates), federation.method.weight)
+    plain = aggregate_plainly(federation, start(federation), updates)
     found, mean = merged(federation, updates, start(federation))
     assert same(plain.mean, mean) and not same(found.mean, mean)  # the whole model is covered
 
@@ -300,7 +299,7 @@ def test_what_nobody_sent_is_distilled_too() -> None:
     server = start(federation)
     small = [u for u in received(federation) if u.submodel == federation.levels[0].submodel]
     found, mean = merged(federation, small, server)
-    plain = coverage_mean(federation, server, iter(small), federation.method.weight)
+    plain = aggregate_plainly(federation, server, small)
     outside = plain.coverage["stem.weight"] == 0
     assert bool(outside.any()) and not torch.equal(found.mean["stem.weight"][outside], mean["stem.weight"][outside])
     assert all(bool((t > 0).all()) for t in found.coverage.values())
@@ -310,14 +309,14 @@ def test_what_nobody_sent_is_distilled_too() -> None:
 def test_a_round_without_updates_distils_nothing() -> None:
     federation, _ = by_width(spec_of("feddf"))
     server = start(federation)
-    found = federation.method.merge(federation, server, iter(()), federation.method.weight)
-    assert same(applied(server.state, found), server.state)
+    found = aggregate_updates(federation, server, [])
+    assert same(apply_mean(server.state, found), server.state)
 
 
 def test_interrupted_and_taken_up_again() -> None:
     federation, simulation = by_width(spec_of("feddf"), dropout=0.2)
     unbroken = rounds_of(federation, simulation)
-    first, _ = one_round(federation, local_engine(simulation), SETTINGS, start(federation))
+    first, _ = run_round(federation, local_engine(simulation), SETTINGS, start(federation))
     assert same(rounds_of(federation, simulation, first).state, unbroken.state)
 
 
@@ -385,7 +384,7 @@ def test_a_federation_without_data_on_the_server_is_refused() -> None:
 
 def test_unlabelled_data_have_no_labels_and_keep_their_splits() -> None:
     data = tiny_data()
-    found = unlabelled(data)
+    found = drop_labels(data)
     assert set(found.y.tolist()) == {0} and found.classes == 1 and found.groups is None
     for name in ("train", "validation"):
         assert torch.equal(found.split(name), data.split(name))
@@ -397,12 +396,12 @@ def test_unlabelled_data_have_no_labels_and_keep_their_splits() -> None:
 def test_a_tenth_is_held_out_where_nothing_is() -> None:
     data = tiny_data()
     whole_set = data.share({"train": torch.cat([data.split("train"), data.split("validation")])})
-    found = [unlabelled(whole_set, seed) for seed in (0, 0, 1)]
+    found = [drop_labels(whole_set, seed) for seed in (0, 0, 1)]
     held = [set(d.split("validation").tolist()) for d in found]
     assert len(held[0]) == len(whole_set.split("train")) // 10 and held[0] == held[1] != held[2]
     assert not held[0] & set(found[0].split("train").tolist())
     with raises(DataError, key="data.server"):
-        unlabelled(data.share({"test": data.split("test")}))
+        drop_labels(data.share({"test": data.split("test")}))
 
 
 @pytest.mark.parametrize("task", ["classification", "regression", "multi_label"])
@@ -416,7 +415,7 @@ def test_labels_are_never_used(task: str) -> None:
     states = []
     for data in (right, poisoned):
         federation, simulation = by_width(spec_of("feddf"))
-        device = replace(federation.device or pytest.fail("no device"), unlabelled=unlabelled(data))
+        device = replace(federation.device or pytest.fail("no device"), unlabelled=drop_labels(data))
         states.append(rounds_of(replace(federation, device=device), simulation).state)
     assert same(*states)
 

@@ -13,7 +13,7 @@ from fleetfit.layout import Axis
 from fleetfit.method import build, round_submodel
 from fleetfit.methods.feddropout import some_channels
 from fleetfit.planner import Targets
-from fleetfit.rounds import Settings, one_round, start
+from fleetfit.rounds import Settings, run_round, start
 from fleetfit.values import Update
 
 
@@ -57,7 +57,7 @@ def test_each_element_is_the_mean_of_those_who_drew_it_and_else_stays() -> None:
     """The stem's bias has one element per channel: sum n_k x_kj / sum n_k over the clients k that kept channel j."""
     federation, simulation = tiny_federation({"name": "feddropout", "drop": 0.5}, norm=False)
     server, engine = start(federation), Recorded(simulation)
-    after, _ = one_round(federation, engine, Settings(1, plain(lr=0.3)), server)
+    after, _ = run_round(federation, engine, Settings(1, plain(lr=0.3)), server)
     updates = [reply for reply in engine.replies if isinstance(reply, Update)]
     assert len({u.submodel.channels["a"] for u in updates}) > 1, "clients keep different channels"
     before = server.state["stem.bias"]

@@ -345,7 +345,7 @@ def trained():
     return replace(scalefl(), loss=fails)
 
 def merged():
-    return replace(scalefl(), merge=fails)
+    return replace(scalefl(), aggregate=fails)
 
 def told(report):
     fails()

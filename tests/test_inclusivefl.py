@@ -21,7 +21,7 @@ from fleetfit.layout import infer_layout
 from fleetfit.method import build
 from fleetfit.methods._own_blocks import own_blocks
 from fleetfit.models.resnet import resnet
-from fleetfit.rounds import Settings, one_round, start
+from fleetfit.rounds import Settings, run_round, start
 from fleetfit.values import Federation, Level, Local, Server, Simulation
 
 LOCAL = Local(lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=2, batch_size=None)
@@ -44,7 +44,7 @@ def by_depth(depths: tuple[int, ...], rounds: list[list[int]] = ROUNDS, **spec: 
 def after(federation: Federation, simulation: Simulation, rounds: int) -> list[Server]:
     engine, servers = local_engine(simulation), [start(federation)]
     for _ in range(rounds):
-        server, report = one_round(federation, engine, Settings(9, LOCAL), servers[-1])
+        server, report = run_round(federation, engine, Settings(9, LOCAL), servers[-1])
         assert not report["failures"]
         servers.append(server)
     return servers

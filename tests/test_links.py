@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import astuple, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
 from fleetfit.evaluate import EvaluationScope
-from fleetfit.links import ENOUGH, Links
 from fleetfit.messages import pack, reply_size
-from fleetfit.rounds import Round, Settings, one_round, run, start
+from fleetfit.network import AFTER_QUORUM, LinkFaults
+from fleetfit.rounds import Round, Settings, run, run_round, start
 from fleetfit.values import Availability, Evaluation, Failure, Federation, Job, Simulation, Update
 from fleetfit.values.resources import Speed
 
@@ -76,30 +76,30 @@ def size_of(federation: Federation, reply: Update | Failure) -> int:
     return reply_size(reply, federation.problem.layout)
 
 
-def drawn(links: Links, clients: int, round: int = 0) -> list[list[int]]:
-    """Return whose messages are lost on the way down, on the way up, and come twice."""
-    found = [links.drawn(round, c) for c in range(clients)]
-    down = [c for c in range(clients) if found[c][0]]
-    up = [c for c in range(clients) if not found[c][0] and found[c][1]]
-    return [down, up, [c for c in range(clients) if c not in (*down, *up) and found[c][2]]]
+def draw_clients(links: LinkFaults, clients: int, round: int = 0) -> list[list[int]]:
+    """Return the clients whose messages are lost on the way down, lost on the way up, and come twice."""
+    fates = [links.draw(round, client) for client in range(clients)]
+    down = [c for c in range(clients) if fates[c].lost_down]
+    up = [c for c in range(clients) if not fates[c].lost_down and fates[c].lost_up]
+    return [down, up, [c for c in range(clients) if c not in (*down, *up) and fates[c].repeated]]
 
 
 # ---- what is lost, and what comes twice
 
 
 def test_messages_are_lost_with_their_probabilities() -> None:
-    links = Links(0.2, 0.5, 0.7, seed=3)
-    found = np.array([links.drawn(r, c) for r in range(20) for c in range(200)])
+    links = LinkFaults(0.2, 0.5, 0.7, seed=3)
+    found = np.array([astuple(links.draw(r, c)) for r in range(20) for c in range(200)])
     assert found.mean(0) == pytest.approx([0.2, 0.5, 0.7], abs=4 * (0.25 / 4000) ** 0.5)
     assert abs(np.corrcoef(found.T.astype(float)) - np.eye(3)).max() < 0.06  # each by itself
-    assert links.drawn(7, 5) == Links(0.2, 0.5, 0.7, seed=3).drawn(7, 5)
+    assert links.draw(7, 5) == LinkFaults(0.2, 0.5, 0.7, seed=3).draw(7, 5)
 
 
 def test_what_is_lost_counts_nowhere_and_costs_what_was_sent() -> None:
     """State and memories are those of a round in which these clients' updates are left out, to the bit."""
     federation, simulation = tiny_federation(REMEMBERING, 30, 30)
-    links = Links(0.3, 0.4, 0.0)
-    down, up, _ = drawn(links, 30)
+    links = LinkFaults(0.3, 0.4, 0.0)
+    down, up, _ = draw_clients(links, 30)
     assert len(down) > 3 and len(up) > 3
     [lossy], engine = rounds_of(federation, simulation, replace(SETTINGS, links=links))
     without = {(0, c) for c in (*down, *up)}
@@ -119,8 +119,8 @@ def test_what_is_lost_counts_nowhere_and_costs_what_was_sent() -> None:
 
 def test_what_comes_twice_counts_once_and_costs_twice() -> None:
     federation, simulation = tiny_federation(REMEMBERING, 20, 20)
-    links = Links(repeated=0.5)
-    _, _, again = drawn(links, 20)
+    links = LinkFaults(repeated=0.5)
+    _, _, again = draw_clients(links, 20)
     assert 3 < len(again) < 17
     [twice], engine = rounds_of(federation, simulation, replace(SETTINGS, links=links))
     [once], _ = rounds_of(federation, simulation, SETTINGS)
@@ -135,13 +135,13 @@ def test_a_client_that_went_away_has_sent_nothing_that_could_be_lost() -> None:
     federation, simulation = tiny_federation({"name": "fedavg"}, 6, 6)
     gone = replace(simulation.resources, availability=Availability(6, leave=0.999999))
     simulation = replace(simulation, resources=gone)
-    [done], _ = rounds_of(federation, simulation, replace(SETTINGS, links=Links(lost_up=1.0, repeated=1.0)))
+    [done], _ = rounds_of(federation, simulation, replace(SETTINGS, links=LinkFaults(lost_up=1.0, repeated=1.0)))
     assert done.report["links"] == {"lost_down": 0, "lost_up": 0, "repeated": 0} and done.report["bytes_up"] == 0
     assert {f["reason"] for f in done.report["failures"]} == {"the client went away during the round"}
 
 
-@pytest.mark.parametrize("links", [Links(lost_down=1.0), Links(lost_up=1.0)])
-def test_a_run_of_which_everything_is_lost_ends(links: Links) -> None:
+@pytest.mark.parametrize("links", [LinkFaults(lost_down=1.0), LinkFaults(lost_up=1.0)])
+def test_a_run_of_which_everything_is_lost_ends(links: LinkFaults) -> None:
     """More rounds in a row than patience allows for clients that fail."""
     federation, simulation = tiny_federation({"name": "fedavg"}, 6, 3)
     done, engine = rounds_of(federation, simulation, replace(SETTINGS, rounds=8, links=links))
@@ -152,7 +152,7 @@ def test_a_run_of_which_everything_is_lost_ends(links: Links) -> None:
 
 def test_the_same_is_lost_on_every_engine() -> None:
     federation, simulation = tiny_federation(REMEMBERING, 12, 10, dropout=0.2)
-    settings = replace(SETTINGS, rounds=3, links=Links(0.2, 0.3, 0.4))
+    settings = replace(SETTINGS, rounds=3, links=LinkFaults(0.2, 0.3, 0.4))
     here, engine = rounds_of(federation, simulation, settings)
     workers = processes(simulation, workers=2)
     try:
@@ -182,7 +182,7 @@ def test_the_first_of_a_quorum_count_and_the_round_ends_with_the_last_of_them() 
     slow = [c for c in range(10) if latencies[c] > 4]
     [honest], whole = rounds_of(federation, simulation, SETTINGS, {(0, c) for c in slow})
     assert bits(done) == bits(honest) and pack(engine.save()) == pack(whole.save())
-    assert {f["client"]: f["reason"] for f in done.report["failures"]} == dict.fromkeys(slow, ENOUGH)
+    assert {f["client"]: f["reason"] for f in done.report["failures"]} == dict.fromkeys(slow, AFTER_QUORUM)
     assert done.report["simulated_s"] == pytest.approx(4.0, abs=1e-3)
     assert done.report["multiply_adds"] == sum(r.multiply_adds for r in engine.replies.values())  # they did work
 
@@ -190,8 +190,8 @@ def test_the_first_of_a_quorum_count_and_the_round_ends_with_the_last_of_them() 
 def test_nobody_is_waited_for_once_the_quorum_is_there_and_everybody_until_then() -> None:
     """With a deadline of 20 s: what is lost is waited for until then, unless enough others were there before."""
     federation, simulation = timed([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
-    links = Links(lost_up=0.4, clocked=True, seed=5)
-    _, lost, _ = drawn(links, 6)
+    links = LinkFaults(lost_up=0.4, clocked=True, seed=5)
+    _, lost, _ = draw_clients(links, 6)
     there = [c for c in range(6) if c not in lost]
     assert lost and len(there) >= 2, "another seed"
     settings = replace(SETTINGS, links=links, local=replace(SETTINGS.local, deadline_s=20.0, late="drop"))
@@ -242,7 +242,7 @@ def test_ten_thousand_clients_half_of_whose_messages_are_lost() -> None:
     """Lost, repeated, late, beyond the quorum, away and back: the bits are those of the updates that came in."""
     federation, simulation = unreliable(10_000)
     settings = replace(
-        SETTINGS, rounds=5, quorum=30, links=Links(0.25, 1 / 3, 0.3, clocked=True),
+        SETTINGS, rounds=5, quorum=30, links=LinkFaults(0.25, 1 / 3, 0.3, clocked=True),
         local=plain(lr=0.05, batch_size=2, deadline_s=2.0, late="drop"),
         wanted=replace(SCOPE, whole=False, clients=20),
     )  # fmt: skip
@@ -274,7 +274,7 @@ TABLE: dict[str, Any] = {
 
 def test_a_run_file_says_it(tmp_path: Path) -> None:
     found = assemble(load_experiment(TABLE))
-    assert found.settings.links == Links(lost_up=0.3, clocked=True) and found.settings.quorum == 3
+    assert found.settings.links == LinkFaults(lost_up=0.3, clocked=True) and found.settings.quorum == 3
     assert found.federation.cohort == 9 and not found.unused  # ceil(6 * 1.34)
     done = ff.run(TABLE, out=tmp_path / "run")
     assert all(m["train"]["clients"] <= 3 and set(m["links"]) == {"lost_down", "lost_up", "repeated"}
@@ -286,7 +286,7 @@ def test_without_a_clock_nobody_is_faster_and_it_is_said() -> None:
     found = assemble(load_experiment(table))
     assert {one.key for one in found.unused} == {"cohort.quorum", "cohort.over_selection"}
     assert "no group has a profile" in str(found.unused[0]) and found.settings.quorum is None
-    assert found.federation.cohort == 6 and found.settings.links == Links(lost_up=0.3)
+    assert found.federation.cohort == 6 and found.settings.links == LinkFaults(lost_up=0.3)
     with raises(ConfigError, "[cohort] quorum", key="cohort.quorum"):
         ff.run({**table, "cohort": {"count": 6}}, overrides=["cohort.quorum=0.5"])
 
@@ -323,4 +323,4 @@ def test_secure_rounds_which_have_phases_of_their_own_refuse_it(more: dict[str, 
 
 def test_one_round_without_any_of_it_says_nothing_of_links() -> None:
     federation, simulation = tiny_federation({"name": "fedavg"}, 4, 2)
-    assert "links" not in one_round(federation, local(simulation), SETTINGS, start(federation))[1]
+    assert "links" not in run_round(federation, local(simulation), SETTINGS, start(federation))[1]

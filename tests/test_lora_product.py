@@ -8,14 +8,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from support import raises
+from support import aggregate_plainly, aggregate_updates, raises
 
 import fleetfit as ff
-from fleetfit.aggregate import Aggregate, applied
+from fleetfit.aggregate import Aggregate, apply_mean
 from fleetfit.config import assemble, load_experiment
 from fleetfit.errors import ConfigError
 from fleetfit.layout import State, infer_layout
-from fleetfit.method import build, by_samples, coverage_mean
+from fleetfit.method import build, by_samples
 from fleetfit.models.vit import vit
 from fleetfit.options._factors import nearest
 from fleetfit.peft.lora import A, B, lora
@@ -63,8 +63,8 @@ def updates(kind: str) -> list[Update]:
 
 
 def merged(found: Sequence[Update], old: State, factors: str = "nearest") -> Aggregate:
-    merge = build({"name": "fedavg", "plus": {"lora_product": {"factors": factors}}}).merge
-    return merge(FEDERATION, Server(old), iter(found), by_samples)
+    method = build({"name": "fedavg", "plus": {"lora_product": {"factors": factors}}})
+    return aggregate_updates(FEDERATION, Server(old), found, method.aggregate, by_samples)
 
 
 def by_loops(found: Sequence[Update], old: State, layer: str) -> tuple[np.ndarray, np.ndarray]:
@@ -104,8 +104,8 @@ def product(state: State, layer: str) -> np.ndarray:
 def test_the_product_is_the_best_approximation_of_the_mean_product(kind: str, factors: str) -> None:
     """Everything else is the plain mean; what nobody trained stays, a layer that nobody had bit for bit."""
     old, found = drawn(0), updates(kind)
-    new = applied(old, merged(found, old, factors))
-    plain = applied(old, coverage_mean(FEDERATION, Server(old), iter(found), by_samples))
+    new = apply_mean(old, merged(found, old, factors))
+    plain = apply_mean(old, aggregate_plainly(FEDERATION, Server(old), found, by_samples))
     trained = 0
     for layer in LAYERS:
         mean, covered = by_loops(found, old, layer)
@@ -125,12 +125,12 @@ def test_it_is_never_further_from_the_mean_product_than_the_plain_means(kind: st
     """And the round says how far both are, over all layers that were trained."""
     old, found = drawn(0), updates(kind)
     aggregate = merged(found, old)
-    plain = applied(old, coverage_mean(FEDERATION, Server(old), iter(found), by_samples))
+    plain = apply_mean(old, aggregate_plainly(FEDERATION, Server(old), found, by_samples))
     lost, apart, size = 0.0, 0.0, 0.0
     for layer in LAYERS:
         mean, covered = by_loops(found, old, layer)
         if covered.any():
-            off = np.square(product(applied(old, aggregate), layer) - mean).sum()
+            off = np.square(product(apply_mean(old, aggregate), layer) - mean).sum()
             off_apart = np.square(product(plain, layer) - mean).sum()
             assert off < off_apart
             lost, apart, size = lost + off, apart + off_apart, size + np.square(mean).sum()
@@ -143,7 +143,7 @@ def test_equal_updates_keep_their_product(factors: str) -> None:
     """With the nearest factors A and B themselves; balanced ones have equal squares: B^T B = A A^T, diagonal."""
     old, same = drawn(0), drawn(1)
     full = piece(1.0, (1, 2, 3), prefix, 0)
-    new = applied(old, merged([update(k, full, same, 3 + k) for k in range(3)], old, factors))
+    new = apply_mean(old, merged([update(k, full, same, 3 + k) for k in range(3)], old, factors))
     for layer in LAYERS:
         np.testing.assert_allclose(product(new, layer), product(same, layer), atol=2e-5)
         if factors == "nearest":
@@ -189,7 +189,7 @@ def test_a_layer_without_product_can_still_learn() -> None:
     for one in updates("full"):
         state = {n: torch.zeros_like(t) if n.endswith(B) else t for n, t in one.state.items()}
         found.append(update(one.index, one.submodel, state, one.num_examples))
-    new, plain = merged(found, old).mean, coverage_mean(FEDERATION, Server(old), iter(found), by_samples).mean
+    new, plain = merged(found, old).mean, aggregate_plainly(FEDERATION, Server(old), found, by_samples).mean
     for layer in LAYERS:
         assert torch.allclose(new[layer + A], plain[layer + A], atol=1e-5)
         assert not new[layer + B].any()
@@ -201,7 +201,7 @@ def test_what_no_narrow_client_had_keeps_its_product() -> None:
     for k, one in enumerate(updates("width")):
         full = {n: t + drawn(k + 30, 0.3)[n] if n.endswith(B) else t for n, t in old.items()}
         found.append(update(k, one.submodel, full, one.num_examples))
-    new = applied(old, merged(found, old))
+    new = apply_mean(old, merged(found, old))
     for layer in LAYERS:
         mean, covered = by_loops(found, old, layer)
         assert covered.any() and not covered.all()
@@ -236,7 +236,7 @@ def test_server_optimisers_move_a_matrix_as_a_whole(option: str) -> None:
     aggregate = merged(found, old)
     after = build(spec).step(federation, Server(old), aggregate, ())
     assert all(bool(torch.isfinite(t).all()) for t in after.state.values())
-    plain = coverage_mean(FEDERATION, Server(old), iter(found), by_samples)
+    plain = aggregate_plainly(FEDERATION, Server(old), found, by_samples)
     for name in (layer + end for layer in LAYERS for end in (A, B)):
         alone = plain.coverage[name] == 0
         assert alone.any() and bool((after.state[name] != old[name]).all())
@@ -249,7 +249,7 @@ def test_server_optimisers_move_a_matrix_as_a_whole(option: str) -> None:
 def test_a_round_without_updates_is_the_plain_mean() -> None:
     old = drawn(0)
     aggregate = merged([], old)
-    assert all(torch.equal(t, old[n]) for n, t in applied(old, aggregate).items()) and not aggregate.metrics
+    assert all(torch.equal(t, old[n]) for n, t in apply_mean(old, aggregate).items()) and not aggregate.metrics
 
 
 @pytest.mark.parametrize("tuning", ["full", "serial_adapter"])

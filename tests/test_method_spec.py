@@ -31,7 +31,7 @@ from fleetfit.method import (
 )
 from fleetfit.method.building import _add_option
 from fleetfit.methods.scalefl import scalefl
-from fleetfit.rounds import Settings, one_round, run, start
+from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.values import Device, Job, Server, Update
 
 # ---- parts, named as `test_method_spec:...` -------------------------------------------------
@@ -239,7 +239,7 @@ def test_the_list_of_hooks_is_the_design_s() -> None:
         "receive",
         "note",
         "weight",
-        "merge",
+        "aggregate",
         "step",
         "observe",
     )
@@ -434,7 +434,7 @@ def test_they_are_refused_where_they_cannot_be_rebuilt() -> None:
     engine = processes(simulation, workers=1)
     try:
         with raises(ConfigError, 'engine.name = "local"'):
-            one_round(federation, engine, Settings(1, plain()), start(federation))
+            run_round(federation, engine, Settings(1, plain()), start(federation))
     finally:
         engine.close()
 

@@ -27,7 +27,7 @@ from fleetfit.methods.decoupled import shared
 from fleetfit.methods.heterofl import class_axis, kept_fractions, width_loss
 from fleetfit.methods.scalefl import exits_loss
 from fleetfit.planner import LevelShape, Targets
-from fleetfit.rounds import Settings, one_round, start
+from fleetfit.rounds import Settings, run_round, start
 from fleetfit.seeds import make_numpy_rng
 from fleetfit.submodel import extract, put_back
 from fleetfit.training import local_model_of, run_job
@@ -66,7 +66,7 @@ class Recorded(LocalEngine):
 def a_round(
     federation: Federation, simulation: Simulation, server: Server, local: Local, rounds: int = 10
 ) -> tuple[Server, dict[str, Any]]:
-    return one_round(federation, local_engine(simulation), Settings(rounds, local), server)
+    return run_round(federation, local_engine(simulation), Settings(rounds, local), server)
 
 
 def width_levels(federation: Federation) -> Federation:
@@ -338,7 +338,7 @@ def test_label_masked_averaging_of_the_output_rows() -> None:
     federation = width_levels(federation)
     simulation = missing_classes(simulation, {0: {0, 3}, 1: {3}, 2: {1, 3}})
     server, engine = start(federation), Recorded(simulation)
-    after, report = one_round(federation, engine, Settings(1, AT_ONCE), server)
+    after, report = run_round(federation, engine, Settings(1, AT_ONCE), server)
     assert not report["failures"]
     updates = {u.client: u for u in engine.replies if isinstance(u, Update)}
     kept = {0: (1, 2), 1: (0, 1, 2), 2: (0, 2)}
@@ -460,7 +460,7 @@ def test_decoupled_averages_each_level_among_its_own() -> None:
     """level2/ is the mean of clients 1 and 4, by samples; the initial model itself never changes."""
     federation, simulation = decoupled_fleet()
     server, engine = start(federation), Recorded(simulation)
-    after, _ = one_round(federation, engine, Settings(1, AT_ONCE), server)
+    after, _ = run_round(federation, engine, Settings(1, AT_ONCE), server)
     updates = {u.client: u for u in engine.replies if isinstance(u, Update)}
     for level in range(3):
         a, b = updates[level], updates[level + 3]
@@ -481,14 +481,14 @@ def test_a_level_that_nobody_trained_stays() -> None:
     assert {n.partition("/")[0] for n in one.state if "/" in n} == {"level1"}
     federation, _ = decoupled_fleet(only(1, 4))
     engine = Recorded(simulation)
-    two, _ = one_round(federation, engine, Settings(3, AT_ONCE), one)
+    two, _ = run_round(federation, engine, Settings(3, AT_ONCE), one)
     piece = federation.levels[1].submodel
     sent = extract(federation.problem.layout, first.state, piece)
     assert all(torch.equal(engine.jobs[0].state[n], t) for n, t in sent.items())
     assert all(torch.equal(two.state[n], one.state[n]) for n in one.state)
     federation, _ = decoupled_fleet(only(0, 3))
     engine = Recorded(simulation)
-    three, _ = one_round(federation, engine, Settings(3, AT_ONCE), two)
+    three, _ = run_round(federation, engine, Settings(3, AT_ONCE), two)
     assert all(torch.equal(engine.jobs[0].state[n], one.state[f"level1/{n}"]) for n in engine.jobs[0].state)
     assert all(torch.equal(three.state[n], t) for n, t in two.state.items() if n.startswith("level2/"))
     assert not torch.equal(three.state["level1/stem.weight"], two.state["level1/stem.weight"])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fleetfit.engines.local import local as local_engine
 from fleetfit.evaluate import EvaluationScope, evaluate
-from fleetfit.rounds import Settings, one_round, start
+from fleetfit.rounds import Settings, run_round, start
 from fleetfit.training import run_job
 from fleetfit.values import Evaluation, Failure, Federation, Job, Server, Simulation, Update
 
@@ -40,7 +40,7 @@ def fleet(rounds: int = 6, **model: Any) -> tuple[Federation, Simulation, Server
     federation = replace(federation, clients=clients, device=simulation.device(None))
     server = start(federation)
     for _ in range(rounds):
-        server, _ = one_round(
+        server, _ = run_round(
             federation, local_engine(simulation), Settings(9, plain(lr=0.2, epochs=3, batch_size=4)), server
         )
     return federation, simulation, server

@@ -23,7 +23,7 @@ from fleetfit.api.inference import load_other_data, prepare_export
 from fleetfit.cli import main
 from fleetfit.cli.listing import make_key_table
 from fleetfit.config import load_experiment
-from fleetfit.data.files.found import found_at
+from fleetfit.data.files.detect import detect_format
 from fleetfit.data.files.table import table
 from fleetfit.engines.flower.settings import own_data, read_settings
 from fleetfit.errors import ConfigError, DataError
@@ -376,11 +376,11 @@ def test_both_places_of_a_path_that_is_nowhere_are_named(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     (tmp_path / "iris.csv").write_text("a,label\n")
     with pytest.raises(DataError) as error:
-        found_at("irris.csv")
+        detect_format("irris.csv")
     assert f"no file or folder irris.csv nor {tmp_path}/sets/irris.csv (FLEETFIT_DATA)" in str(error.value)
     assert 'Did you mean "iris.csv"?' in str(error.value)
     with pytest.raises(DataError) as error:
-        found_at("~/irris.csv")
+        detect_format("~/irris.csv")
     assert "nor" not in str(error.value)
 
 
@@ -393,22 +393,18 @@ def test_a_folder_of_splits_is_called_by_its_own_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("a.docx", "x", "a.docx"),
-        ("a.npy", "x", "is one array, and two are needed"),
-        ("empty/notes.rst", "x", "says what it is. It may be"),
-    ],
+    ("name", "mention"),
+    [("a.docx", ".docx"), ("a.npy", "a.npy"), ("empty/notes.rst", "train/CLASS/*.jpg")],
 )
-def test_what_is_none_of_them_is_a_sentence(name: str, content: str, says: str, tmp_path: Path) -> None:
+def test_unknown_formats(name: str, mention: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
-    path.write_text(content)
-    with pytest.raises(DataError) as error:
-        found_at(str(path.parent if "/" in name else path))
-    assert says in str(error.value)
+    path.write_text("x")
+    place = path.parent if "/" in name else path
+    with raises(DataError, mention, path=tmp_path if name == "a.npy" else place):
+        detect_format(str(place))
     with raises(DataError, path.with_suffix(""), f'"{path.name}"'):
-        found_at(str(path.with_suffix("")))
+        detect_format(str(path.with_suffix("")))
     with raises(ConfigError, "digits"):
         load_experiment({"data": {"name": "digits", "path": str(path)}})
 

@@ -14,7 +14,7 @@ from fleetfit.errors import ConfigError
 from fleetfit.evaluate import job_of
 from fleetfit.messages import dump_job
 from fleetfit.messages import load_job as job_again
-from fleetfit.validation import examined
+from fleetfit.validation import validate_reply
 from fleetfit.values import Evaluation, Failure, Update
 
 METRICS = """
@@ -155,7 +155,7 @@ def test_a_job_says_its_metrics_only_where_it_has_some_and_a_reply_must_have_the
     def reply(**own: Any) -> Any:
         metrics: Mapping[str, Any] = {"n": 2, "correct": [1.0], "loss": [1.0], "ensemble": 1.0, **own}
         piece = told.submodel
-        return examined(Update(told.round, 0, 0, 0, piece, piece, {}, 2, dict(metrics)), told, federation)
+        return validate_reply(Update(told.round, 0, 0, 0, piece, piece, {}, 2, dict(metrics)), told, federation)
 
     assert isinstance(reply(own={name: [0.5]}), Update) and isinstance(reply(own={name: [None]}), Update)
     wrong: list[Any] = [{}, {name: []}, {name: [float("nan")]}, {name: ["x"]}, {name: [0.5], "more": [0.5]}, 3]

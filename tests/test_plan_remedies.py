@@ -14,8 +14,7 @@ from fleetfit.layout import Architecture
 from fleetfit.models.cnn import cnn
 from fleetfit.models.fedavg_images import fedavg_cifar_cnn, fedavg_cnn, mlp_2nn
 from fleetfit.models.mlp import mlp
-from fleetfit.models.resnet import resnet
-from fleetfit.models.resnet_four_stages import resnet18
+from fleetfit.models.resnet import resnet, resnet18
 from fleetfit.names import list_names
 from fleetfit.planner import Targets, grids_of, one_level, search
 

@@ -16,7 +16,7 @@ import pytest
 import tomli_w
 import torch
 from scipy import optimize, stats
-from support import Expected, raises
+from support import Expected, aggregate_updates, raises
 from test_attacks import FULL, TINY, elements, job_of, update_of
 
 import fleetfit as ff
@@ -25,7 +25,8 @@ from fleetfit.cli import main
 from fleetfit.config import assemble, load_experiment
 from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, NoUsableUpdates, RunError
 from fleetfit.privacy import Ledger, Privacy, Randomness, affordable, made_key, noise_for, registered, spent
-from fleetfit.rounds import one_round, start
+from fleetfit.privacy.mechanism import PrivateMean
+from fleetfit.rounds import run_round, start
 from fleetfit.submodel import concat_state
 from fleetfit.values import Server
 
@@ -169,7 +170,7 @@ def test_a_round_adds_clipped_movements_over_fixed_denominators(assembly: Any, c
         length = math.sqrt(sum(m * m for m in moved.values()))
         for place, m in moved.items():
             added[place] = added.get(place, 0.0) + m * min(1.0, clip / length)
-    found = elements(private(clip).merge(federation, server, iter(updates), lambda update: 1.0).mean)
+    found = elements(aggregate_updates(federation, server, updates, private(clip).aggregate).mean)
     members = coverage(assembly)
     for place, number in found.items():
         assert number == pytest.approx(sent[place] + added.get(place, 0.0) / (0.5 * members[place]), abs=1e-4)
@@ -184,7 +185,7 @@ def as_flat(federation: Any, piece: Any, state: Mapping[str, torch.Tensor]) -> A
 def noise_in(assembly: Any, privacy: Privacy, round: int = 0) -> torch.Tensor:
     federation = assembly.federation
     server = replace(start(federation), round=round)
-    after = privacy.merge(federation, server, iter(()), lambda update: 1.0)
+    after = privacy.aggregate(federation, server).result()
     return concat_state(after.mean) - concat_state(server.state)
 
 
@@ -387,17 +388,19 @@ def test_a_round_that_is_undone_is_paid_for_all_the_same(tmp_path: Path) -> None
     assert privacy is not None
     privacy.randomness = Randomness(KEY, b"s" * 16)
 
-    def broken(federation: Any, server: Any, updates: Any, weight: Any) -> Any:
-        found = privacy.merge(federation, server, updates, weight)
-        return replace(found, mean={n: t * float("nan") for n, t in found.mean.items()})
+    class Broken(PrivateMean):
+        def result(self) -> Any:
+            aggregate = super().result()
+            return replace(aggregate, mean={n: t * float("nan") for n, t in aggregate.mean.items()})
 
-    federation = replace(assembly.federation, method=replace(assembly.federation.method, merge=broken))
+    hooks = {"aggregate": lambda federation, server: Broken(privacy, federation, server)}
+    federation = replace(assembly.federation, method=replace(assembly.federation.method, **hooks))
     server, engine = start(federation), assembly.engine()
     privacy.begin(0)
-    after, report = one_round(federation, engine, assembly.settings, server)
+    after, report = run_round(federation, engine, assembly.settings, server)
     engine.close()
     assert "undone" in report and torch.equal(concat_state(after.state), concat_state(server.state))
-    told = privacy.withheld(report)
+    told = privacy.redact_report(report)
     assert told["privacy"]["epsilon"] == spent(1.0, 0.5, 1, 0.01) > 0
     assert told["undone"]["reported"] == []
 
@@ -438,7 +441,7 @@ def test_hostile_clients_move_a_private_round_by_no_more_than_the_clip(
         assert assembly.settings.privacy is not None
         assembly.settings.privacy.randomness = Randomness(KEY, b"s" * 16)
         engine = assembly.engine()
-        after, _ = one_round(assembly.federation, engine, assembly.settings, start(assembly.federation))
+        after, _ = run_round(assembly.federation, engine, assembly.settings, start(assembly.federation))
         engine.close()
         found.append(concat_state(after.state))
     moved = (found[1] - found[0]) * registered(assembly.federation, 0)

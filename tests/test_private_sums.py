@@ -22,7 +22,7 @@ from fleetfit.config import assemble, load_experiment
 from fleetfit.errors import ConfigError, NoUsableUpdates, RunError
 from fleetfit.privacy import Randomness, noise_for, registered, spent
 from fleetfit.privacy.mechanism import Privacy
-from fleetfit.rounds import one_round, start
+from fleetfit.rounds import run_round, start
 from fleetfit.secure import Quantiser
 from fleetfit.secured import Secured
 from fleetfit.submodel import concat_state, cut, whole
@@ -55,7 +55,7 @@ def round_of(
     layout, secure = assembly.federation.problem.layout, assembly.settings.secure
     engine = Secured(watched, layout, secure, secured.Simulated(watched, secured.Segments(layout), secure, away))
     server = replace(start(assembly.federation), round=round)
-    after, report = one_round(assembly.federation, engine, assembly.settings, server)
+    after, report = run_round(assembly.federation, engine, assembly.settings, server)
     return server, after, report, watched
 
 
@@ -151,7 +151,7 @@ def test_a_round_is_the_plain_private_one_up_to_a_step_with_the_same_noise(fract
     both, plain = assembly_of(change), assembly_of(change)
     plain = replace(plain, settings=replace(plain.settings, secure=None))
     server, after, _, watched = round_of(both, round=full_round(both))
-    there, _ = one_round(plain.federation, plain.engine(), plain.settings, server)
+    there, _ = run_round(plain.federation, plain.engine(), plain.settings, server)
     members = registered(both.federation, 0)
     most = len(watched.replies) * both.settings.secure.grid.step / (members * both.settings.privacy.rate) + 1e-6
     away = (concat_state(after.state) - concat_state(there.state)).abs()
@@ -169,7 +169,7 @@ def test_noise_comes_on_every_element_of_every_sum_as_loud_as_promised() -> None
     server = start(assembly.federation)
     for round in range(300):
         summed = Summed((), assembly.settings.secure.grid.step, ())
-        found = privacy.from_sums(assembly.federation, replace(server, round=round), summed)
+        found = privacy.release_sums(assembly.federation, replace(server, round=round), summed)
         seen.append(concat_state(found.mean) - concat_state(server.state))
     members = registered(assembly.federation, 0)
     told = torch.stack(seen) / (privacy.noise * privacy.clip / (privacy.rate * members))
@@ -232,15 +232,15 @@ def summed_of(sums: list[int], counts: list[int]) -> Summed:
 def test_a_client_that_sends_any_number_moves_a_sum_by_what_all_of_its_block_could() -> None:
     """It is cut off, and not refused: whether a sum is too large may be what somebody else has sent."""
     privacy = Privacy(1.0, 1.0, 0.5, 1e-3, None, "none")
-    held = privacy.held(summed_of([10**9, -(10**9)], [4, 4]), 7)
+    held = privacy.clamp_sums(summed_of([10**9, -(10**9)], [4, 4]), 7)
     assert held.blocks[0].sums.tolist() == [28, -28] and not held.lost
-    assert privacy.held(summed_of([28, -3], [4, 4]), 7).blocks[0].sums.tolist() == [28, -3]
+    assert privacy.clamp_sums(summed_of([28, -3], [4, 4]), 7).blocks[0].sums.tolist() == [28, -3]
 
 
 @pytest.mark.parametrize("counts", [[4, 3], [5, 4], [4, -1]])
 def test_sums_with_other_counts_than_clients_are_refused_whatever_they_are(counts: list[int]) -> None:
     privacy = Privacy(1.0, 1.0, 0.5, 1e-3, None, "none")
-    held = privacy.held(summed_of([1, 1], counts), 7)
+    held = privacy.clamp_sums(summed_of([1, 1], counts), 7)
     assert "count other clients" in held.lost and held.blocks == ()
 
 
@@ -272,11 +272,11 @@ def test_a_server_that_shrinks_the_cohort_gets_no_sum(monkeypatch: pytest.Monkey
     engine = Secured(watched, layout, greedy, parties)
     server = start(federation)
     settings = replace(assembly.settings, secure=greedy)
-    after, report = one_round(assembly.federation, engine, settings, server)
+    after, report = run_round(assembly.federation, engine, settings, server)
     assert not watched.replies and torch.equal(concat_state(after.state), concat_state(server.state))
     reasons = [failure["reason"] for failure in report["failures"]]
     assert len(reasons) == 2 and all("the cohort has 2 members, and at least 3" in reason for reason in reasons)
-    after, report = one_round(
+    after, report = run_round(
         assembly.federation, engine, assembly.settings, server
     )  # and one that is honest asks nobody
     assert not watched.replies and "none was asked" in report["undone"]["reason"]
@@ -416,7 +416,7 @@ def test_no_file_and_no_line_has_a_single_update_or_a_sum_without_its_noise(
 ) -> None:
     """Without noise and masks the same search finds them: sums as the mean that they make, updates as they are sent."""
     wanted: dict[str, list[bytes]] = {"sums": [], "means": [], "updates": []}
-    released, words = Privacy._released, secured.Segments.words
+    released, words = Privacy.release, secured.Segments.words
 
     def noted(self: Privacy, federation: Any, server: Any, total: torch.Tensor) -> Any:
         divided = total / (registered(federation, server.round) * self.rate)
@@ -430,7 +430,7 @@ def test_no_file_and_no_line_has_a_single_update_or_a_sum_without_its_noise(
         wanted["updates"].append(concat_state(update.state).numpy().tobytes()[:64])
         return found
 
-    monkeypatch.setattr(Privacy, "_released", noted)
+    monkeypatch.setattr(Privacy, "release", noted)
     monkeypatch.setattr(secured.Segments, "words", sent)
     if not noise:
         monkeypatch.setattr(Privacy, "_noise_on", lambda self, total, round: None)

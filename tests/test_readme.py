@@ -39,7 +39,7 @@ from fleetfit.engines.local import local as local_engine
 from fleetfit.method import HOOKS, build
 from fleetfit.planner import Targets
 from fleetfit.report import drawing
-from fleetfit.rounds import Round, Settings, one_round, run, start
+from fleetfit.rounds import Round, Settings, run, run_round, start
 from fleetfit.values import Federation, Simulation
 from fleetfit.values.local import OPTIMISERS
 
@@ -331,7 +331,7 @@ def trained_with(hooks: dict[str, str]) -> Round:
 def recorded(federation: Federation, simulation: Simulation) -> list[typing.Any]:
     """Return the replies of a round."""
     engine = Recorded(simulation)
-    one_round(federation, engine, Settings(1, plain()), start(federation))
+    run_round(federation, engine, Settings(1, plain()), start(federation))
     return engine.replies
 
 
@@ -347,7 +347,7 @@ def test_the_smallest_example_of_each_hook_does_what_it_says(tmp_path):
         ):
             same.add(hook)
     # no loss is beyond 10, all have samples, what these remember and note changes no weights; a run asks for levels
-    assert same == {"merge", "receive", "remember", "note", "observe", "levels"}
+    assert same == {"aggregate", "receive", "remember", "note", "observe", "levels"}
     assert trained_with({"observe": named["observe"]}).server.memory == {"updates": 12}
     assert "classifier.fc.weight" in trained_with({"model": named["model"]}).server.state
     method = build({"name": "fedavg", "hooks": named})

@@ -1,13 +1,13 @@
 """The hook `receive`: who counts in a round is judged on all its updates, before anybody is told to remember it."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from support import Expected, raises
+from support import Expected, Watched, raises
 from test_attacks import TINY
 from test_rounds import LOCAL, fleet, same
 from tiny import plain, tiny_federation
@@ -17,12 +17,12 @@ from fleetfit.engines.local import InProcess as LocalEngine
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
-from fleetfit.method import FEDAVG, Method, build
-from fleetfit.rounds import Settings, one_round, run, start
+from fleetfit.method import CoverageMean, Method, build
+from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.submodel import concat_state
 from fleetfit.values import Federation, Server, Update
 
-Updates = Iterator[Update]
+Updates = Sequence[Update]
 Receive = Callable[[Federation, Server, Updates], Iterable[Update]]
 HERE = "test_receive"
 
@@ -81,13 +81,13 @@ def test_who_is_left_out_is_reported_counts_nowhere_and_does_not_remember() -> N
     """Clients 2 and 4, of levels 3 and 2; what was sent to them and what they computed is counted all the same."""
     everybody, simulation = fleet("plugin_method:counting")
     federation, engine = receiving(everybody, without(2, 4)), local_engine(simulation)
-    server, report = one_round(federation, engine, Settings(1, LOCAL), start(federation))
+    server, report = run_round(federation, engine, Settings(1, LOCAL), start(federation))
     assert [(f["client"], f["level"]) for f in report["failures"]] == [(2, 3), (4, 2)]
     assert {f["reason"] for f in report["failures"]} == {"its update was left out by the method (receive)"}
     assert report["train"]["clients"] == 4 and not any(f["absent"] for f in report["failures"])
     assert set(engine.save()) == {"0", "1", "3", "5"}
     assert server.memory["updates"] == 4
-    _, full = one_round(everybody, local_engine(simulation), Settings(1, LOCAL), start(everybody))
+    _, full = run_round(everybody, local_engine(simulation), Settings(1, LOCAL), start(everybody))
     for key in ("bytes_down", "bytes_up", "multiply_adds"):
         assert report[key] == full[key]
 
@@ -100,7 +100,7 @@ def test_a_failure_of_who_is_left_out_is_of_its_job() -> None:
 
     hooks = {"receive": without(2, 4), "observe": observe}
     federation, simulation = fleet("fedavg", hooks=hooks)
-    server, _ = one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    server, _ = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert [index for index, _, _ in server.memory] == list(range(6))
     assert {(client, counts) for _, client, counts in server.memory} == {(c, c not in (2, 4)) for c in range(6)}
 
@@ -109,7 +109,7 @@ def test_hostile_and_honest_clients_that_are_left_out_are_told_apart() -> None:
     """Clients 0 and 3 are of level 1, 1 and 4 of level 2, 2 and 5 of level 3; 2 and 4 are hostile, 2 and 3 left out."""
     federation, simulation = fleet("fedavg", hooks={"receive": without(2, 3)})
     settings = Settings(1, LOCAL, hostile=frozenset({2, 4}))
-    _, report = one_round(federation, local_engine(simulation), settings, start(federation))
+    _, report = run_round(federation, local_engine(simulation), settings, start(federation))
     assert report["received"] == {
         "sent": {"hostile": 2, "honest": {"1": 2, "2": 1, "3": 1}},
         "left_out": {"hostile": 1, "honest": {"1": 1}},
@@ -132,7 +132,7 @@ def test_honest_clients_are_told_by_the_level_that_they_trained() -> None:
     federation = receiving(found.federation, receive)
     server, engine = start(federation), found.engine()
     for _ in range(3):
-        server, report = one_round(federation, engine, found.settings, server)
+        server, report = run_round(federation, engine, found.settings, server)
         assert report["received"]["sent"]["honest"] == sent[-1]
         assert sum(report["received"]["left_out"]["honest"].values()) == 1
     assert shrunk
@@ -149,7 +149,7 @@ def test_the_mean_is_that_of_the_others() -> None:
                 yield update
 
     federation, simulation = fleet("scalefl", choose=chosen(2, 5), hooks={"receive": receive})
-    server, _ = one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    server, _ = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert torch.equal(concat_state(server.state), concat_state(sent[2].state))
     assert not torch.equal(concat_state(sent[5].state), concat_state(sent[2].state))
 
@@ -160,7 +160,7 @@ def test_changed_updates_are_merged_as_they_are_now() -> None:
     for hooks in ({}, {"receive": halved}):
         federation, simulation = fleet("scalefl", hooks=hooks)
         before = start(federation)
-        after, _ = one_round(federation, local_engine(simulation), Settings(1, LOCAL), before)
+        after, _ = run_round(federation, local_engine(simulation), Settings(1, LOCAL), before)
         moved.append(concat_state(after.state) - concat_state(before.state))
     assert float(moved[0].abs().max()) > 1e-3
     torch.testing.assert_close(moved[1], moved[0] / 2, atol=1e-6, rtol=1e-4)
@@ -182,50 +182,35 @@ def test_notes_and_weights_are_of_what_was_received() -> None:
         return 1.0
 
     federation, simulation = fleet("fedavg", hooks={"receive": receive, "note": note, "weight": weight})
-    _, report = one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    _, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert sorted(noted) == sorted(weighed) == [(0, 1), (1, 1), (2, 1)]
     assert report["train"]["samples"] == 3
 
 
 def test_another_order_is_merged_in_that_order_and_reported_in_the_jobs_order() -> None:
-    merged = []
-
-    def merge(federation: Federation, server: Server, updates: Updates, weight: Any) -> Any:
-        kept = list(updates)
-        merged.extend(update.client for update in kept)
-        return FEDAVG.merge(federation, server, iter(kept), weight)
+    merged: list[int | None] = []
+    watched = Watched(lambda update: merged.append(update.client))
 
     def observe(federation: Federation, server: Server, aggregate: Any, reports: Any) -> Server:
         return replace(server, memory=[report.index for report in reports])
 
-    hooks = {"receive": lambda f, s, updates: reversed(list(updates)), "merge": merge, "observe": observe}
+    hooks = {"receive": lambda f, s, updates: reversed(updates), "aggregate": watched, "observe": observe}
     federation, simulation = fleet("fedavg", hooks=hooks)
-    server, _ = one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    server, _ = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert merged == [3, 0, 4, 1, 5, 2] and server.memory == list(range(6))
 
 
-@pytest.mark.parametrize("stops", ["receive", "merge"])
-def test_who_stops_early_still_owes_every_report(stops: str) -> None:
-    """What `receive` did not draw is left out; what `merge` did not draw was received."""
-
-    def receive(federation: Federation, server: Server, updates: Updates) -> Iterable[Update]:
-        yield next(updates)
-        yield next(updates)
-
-    def merge(federation: Federation, server: Server, updates: Updates, weight: Any) -> Any:
-        return FEDAVG.merge(federation, server, iter([next(updates), next(updates)]), weight)
-
-    federation, simulation = fleet("fedavg", hooks={stops: {"receive": receive, "merge": merge}[stops]})
-    engine = local_engine(simulation)
-    _, report = one_round(federation, engine, Settings(1, LOCAL), start(federation))
-    assert report["train"]["clients"] == {"receive": 2, "merge": 6}[stops]
-    assert [f["client"] for f in report["failures"]] == {"receive": [1, 4, 0, 3], "merge": []}[stops]
+def test_updates_that_receive_does_not_return_are_left_out() -> None:
+    federation, simulation = fleet("fedavg", hooks={"receive": lambda f, s, updates: updates[:2]})
+    _, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    assert report["train"]["clients"] == 2
+    assert [failure["client"] for failure in report["failures"]] == [1, 4, 0, 3]
 
 
 def test_nobody_left_is_a_round_without_updates() -> None:
     federation, simulation = fleet("fedavg", hooks={"receive": lambda f, s, updates: []})
     before = start(federation)
-    after, report = one_round(federation, local_engine(simulation), Settings(1, LOCAL), before)
+    after, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), before)
     assert same(before.state, after.state) and after.round == 1
     assert report["train"]["clients"] == 0 and len(report["failures"]) == 6
 
@@ -237,13 +222,13 @@ def test_what_receive_raises_undoes_the_round() -> None:
         raise ZeroDivisionError("no median")
 
     def midway(federation: Federation, server: Server, updates: Updates) -> Iterable[Update]:
-        yield next(updates)
+        yield updates[0]
         raise ZeroDivisionError("no median")
 
     for receive in (at_once, midway):
         federation, simulation = fleet("plugin_method:counting", hooks={"receive": receive})
         engine, before = local_engine(simulation), start(federation)
-        after, report = one_round(federation, engine, Settings(1, LOCAL), before)
+        after, report = run_round(federation, engine, Settings(1, LOCAL), before)
         assert (
             "receiving the updates (receive) raised an error: ZeroDivisionError: no median"
             in (report["undone"]["reason"])
@@ -252,15 +237,39 @@ def test_what_receive_raises_undoes_the_round() -> None:
         assert same(before.state, after.state) and not engine.save() and not report["failures"]
 
 
-def test_an_error_of_the_merge_is_not_laid_to_receive() -> None:
-    def merge(federation: Federation, server: Server, updates: Updates, weight: Any) -> Any:
-        next(updates)
-        raise ZeroDivisionError("no mean")
+@pytest.mark.parametrize("receive", [None, one_by_one], ids=["streaming", "with receive"])
+def test_an_error_of_the_aggregator_is_not_attributed_to_receive(receive: Receive | None) -> None:
+    """The second update fails; the rest of the round is validated and reported all the same."""
+    added: list[int | None] = []
 
-    federation, simulation = fleet("fedavg", hooks={"merge": merge})
-    _, report = one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
-    assert report["undone"]["reason"].startswith("averaging the updates (merge) raised")
-    assert len(report["undone"]["reported"]) == 6
+    def fail(update: Update) -> None:
+        added.append(update.client)
+        if len(added) == 2:
+            raise ZeroDivisionError("no mean")
+
+    hooks = {"aggregate": Watched(fail), **({} if receive is None else {"receive": receive})}
+    federation, simulation = fleet("fedavg", hooks=hooks)
+    _, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    assert report["undone"]["reason"].startswith("averaging the updates (aggregate) raised")
+    assert len(report["undone"]["reported"]) == 6 and len(added) == 2
+
+
+@pytest.mark.parametrize("step", ["made", "asked for its result"])
+def test_an_error_of_an_aggregator_without_an_update_rolls_the_round_back(step: str) -> None:
+    def make(federation: Federation, server: Server) -> Any:
+        if step == "made":
+            raise ZeroDivisionError("no mean")
+        return Unfinished(federation, server)
+
+    class Unfinished(CoverageMean):
+        def result(self) -> Any:
+            raise ZeroDivisionError("no mean")
+
+    federation, simulation = fleet("fedavg", hooks={"aggregate": make})
+    before = start(federation)
+    after, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), before)
+    assert report["undone"]["reason"].startswith("averaging the updates (aggregate) raised")
+    assert len(report["undone"]["reported"]) == 6 and same(before.state, after.state)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +286,7 @@ def test_an_error_of_the_merge_is_not_laid_to_receive() -> None:
 def test_what_is_no_update_of_this_round_is_named(give: Callable[[Any], Any], expected: Expected) -> None:
     federation, simulation = fleet("fedavg", hooks={"receive": lambda f, s, updates: give(updates)})
     with raises(ConfigError, expected):
-        one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+        run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
 
 
 def test_two_parts_receive_one_after_the_other() -> None:
@@ -287,10 +296,10 @@ def test_two_parts_receive_one_after_the_other() -> None:
     seen = []
     federation, simulation = fleet("fedavg")
     federation = replace(federation, method=replace(method, choose=federation.method.choose, note=noting(seen)))
-    _, report = one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    _, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert [f["client"] for f in report["failures"]] == [4]
     once, simulation = fleet("fedavg", hooks={"receive": without_four, "note": (first := noting([]))})
-    one_round(once, local_engine(simulation), Settings(1, LOCAL), start(once))
+    run_round(once, local_engine(simulation), Settings(1, LOCAL), start(once))
     assert [c for c, _ in seen] == [c for c, _ in first.seen]
     assert all(half < whole for (_, half), (_, whole) in zip(seen, first.seen, strict=True))
 
@@ -305,8 +314,8 @@ class noting:  # a hook that keeps what it was given
         return {}
 
 
-def test_it_streams_where_it_yields_one_by_one() -> None:
-    """The second update is computed when the first has been merged."""
+def test_updates_stream_unless_the_method_receives_them_together() -> None:
+    """Without `receive`, the second update is computed when the first has been aggregated."""
     order: list[str] = []
 
     class Slow(LocalEngine):
@@ -315,19 +324,15 @@ def test_it_streams_where_it_yields_one_by_one() -> None:
                 order.append("computed")
                 yield reply
 
-    def merge(federation: Federation, server: Server, updates: Updates, weight: Any) -> Any:
-        def noted() -> Updates:
-            for update in updates:
-                order.append("merged")
-                yield update
-
-        return FEDAVG.merge(federation, server, noted(), weight)
-
-    for hooks in ({"merge": merge}, {"merge": merge, "receive": one_by_one}):
+    watched = Watched(lambda update: order.append("aggregated"))
+    for hooks, expected in (
+        ({"aggregate": watched}, ["computed", "aggregated"] * 6),
+        ({"aggregate": watched, "receive": one_by_one}, ["computed"] * 6 + ["aggregated"] * 6),
+    ):
         order.clear()
         federation, simulation = fleet("fedavg", hooks=hooks)
-        one_round(federation, Slow(simulation, torch.device("cpu"), 1), Settings(1, LOCAL), start(federation))
-        assert order == ["computed", "merged"] * 6
+        run_round(federation, Slow(simulation, torch.device("cpu"), 1), Settings(1, LOCAL), start(federation))
+        assert order == expected
 
 
 def test_workers_leave_out_with_the_same_bits() -> None:

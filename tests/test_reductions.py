@@ -24,7 +24,7 @@ from fleetfit.engines.local import local as local_engine
 from fleetfit.layout import State
 from fleetfit.method import FEDAVG, HOOKS, build
 from fleetfit.planner import Targets
-from fleetfit.rounds import Settings, one_round, run, start
+from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.submodel import extract
 from fleetfit.values import Clients, Federation, Local, Simulation
 
@@ -188,7 +188,7 @@ def test_one_batch_and_one_epoch_is_one_step_on_the_pooled_data(name: str) -> No
     state = start(federation).state
     pooled = torch.cat([part["train"] for part in simulation.parts])
     x, y = simulation.data.batch(pooled)
-    server, report = one_round(federation, local_engine(simulation), Settings(1, local), start(federation))
+    server, report = run_round(federation, local_engine(simulation), Settings(1, local), start(federation))
     assert report["train"] == {"loss": report["train"]["loss"], "clients": 6, "samples": 79, "by_level": {"1": 6}}
     close(server.state, plain_sgd(state, (3,), [(x, y)], last_exit, local))
 

@@ -20,11 +20,12 @@ from fleetfit.losses import best_exit_distillation
 from fleetfit.method import FEDAVG, build
 from fleetfit.methods.depthfl import ramped
 from fleetfit.models.bert import bert
-from fleetfit.models.ree import PLACES, Ree, recurrent
+from fleetfit.models.ree import POSITION_AXIS, Ree, recurrent
 from fleetfit.models.resnet import resnet20
 from fleetfit.models.vim import vim
 from fleetfit.models.vit import deit_s, vit
-from fleetfit.rounds import Settings, counted, one_round, run, start
+from fleetfit.round_report import sum_client_counters
+from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.submodel import Submodel
 from fleetfit.tasks import NOT_SCORED, classification, next_token
 from fleetfit.training import run_job
@@ -265,7 +266,7 @@ def test_the_class_token_of_other_backbones() -> None:
         assert all(torch.equal(a, b) for a, b in pairs)
     middle: Any = build_module(mamba(), mamba().sizes(1.0), (3,))
     tokens = torch.arange(5.0)[None, :, None].expand(1, 5, 8)
-    assert middle.class_place == 2 and torch.equal(middle.token(tokens), torch.full((1, 8), 2.0))
+    assert middle.class_position == 2 and torch.equal(middle.token(tokens), torch.full((1, 8), 2.0))
 
 
 @pytest.mark.parametrize(
@@ -436,7 +437,7 @@ def job_and_device(spec: Mapping[str, Any], client: int = 2) -> Any:
         def accept(self, update: Any) -> None:
             pass
 
-    one_round(federation, Engine(), Settings(1, plain(lr=0.1, batch_size=8)), server)  # type: ignore[arg-type]
+    run_round(federation, Engine(), Settings(1, plain(lr=0.1, batch_size=8)), server)  # type: ignore[arg-type]
     job = next(j for j in seen if len(j.submodel.exits) == 3)
     return job, simulation.device(job.client), build(spec)
 
@@ -563,7 +564,7 @@ def test_only_tables_of_numbers_are_added_up() -> None:
         Update(0, i, i, 0, piece, piece, {}, 1, metrics)
         for i, metrics in enumerate(({"seen": {"a": 1, "b": 2}}, {"seen": {"a": 3}, "said": {"a": "text"}}))
     ]
-    assert counted(updates) == {"counts": {"seen": {"1": {"a": 4, "b": 2}}}}
+    assert sum_client_counters(updates) == {"seen": {"1": {"a": 4, "b": 2}}}
 
 
 # ---- whose part Ree is -------------------------------------------------
@@ -575,7 +576,7 @@ def test_ree_belongs_to_every_sub_model_and_unused_rows_to_nobody() -> None:
     problem = federation.problem
     by_depth = [replace(level, submodel=problem.submodel(1.0, level.submodel.exits)) for level in federation.levels]
     federation = replace(federation, levels=tuple(by_depth))
-    assert PLACES in federation.levels[0].submodel.channels
+    assert POSITION_AXIS in federation.levels[0].submodel.channels
     engine, seen = local_engine(simulation), []
 
     class Watching:
@@ -588,7 +589,7 @@ def test_ree_belongs_to_every_sub_model_and_unused_rows_to_nobody() -> None:
             engine.accept(update)
 
     server = start(federation)
-    after, _ = one_round(federation, Watching(), Settings(1, plain(lr=0.1, batch_size=8)), server)  # type: ignore[arg-type]
+    after, _ = run_round(federation, Watching(), Settings(1, plain(lr=0.1, batch_size=8)), server)  # type: ignore[arg-type]
     mean = Mean(problem.layout, torch.device("cpu"))
     for update in seen:
         mean.add(update.submodel, update.state, update.num_examples)

@@ -12,7 +12,7 @@ from tiny import plain, tiny_federation
 from fleetfit.aggregate import Aggregate
 from fleetfit.engines.local import local
 from fleetfit.method import Method, build
-from fleetfit.rounds import Settings, one_round, start
+from fleetfit.rounds import Settings, run_round, start
 from fleetfit.seeds import make_numpy_rng
 from fleetfit.values import DeviceResources, Drift, Failure, Federation, Server, Update
 
@@ -87,21 +87,21 @@ def test_notes_and_observations_chain_beside_a_server_optimiser() -> None:
 
     both = _add_option(_add_option(federation.method, noting("a"), "a", set()), noting("b"), "b", set())
     federation = replace(federation, method=both)
-    server, report = one_round(federation, local(simulation), Settings(2, plain()), start(federation))
+    server, report = run_round(federation, local(simulation), Settings(2, plain()), start(federation))
     assert server.memory["a"] == server.memory["b"] and len(server.memory["a"]) == report["train"]["clients"]
     assert server.memory.keys() > {"a", "b"}
-    server, _ = one_round(federation, local(simulation), Settings(2, plain()), server)
+    server, _ = run_round(federation, local(simulation), Settings(2, plain()), server)
     assert server.memory.keys() > {"a", "b"}  # FedAdam keeps what others remember
 
 
 def test_waste_is_what_was_sent_and_did_not_come_back() -> None:
     """Levels of the tiny model by hand: elements that came back over elements that were sent."""
     federation, simulation = tiny_federation({"name": "scalefl"}, clients=3, cohort=3)
-    _, report = one_round(federation, local(simulation), Settings(1, plain()), start(federation))
+    _, report = run_round(federation, local(simulation), Settings(1, plain()), start(federation))
     assert report["waste"] == 0.0
     nothing = {**simulation.parts[2], "train": simulation.parts[2]["train"][:0]}
     simulation = replace(simulation, parts=[*simulation.parts[:2], nothing])  # the one client of the full model
-    _, report = one_round(federation, local(simulation), Settings(1, plain()), start(federation))
+    _, report = run_round(federation, local(simulation), Settings(1, plain()), start(federation))
     layout = federation.problem.layout
     sizes = [
         sum(math.prod(s) for s in layout.shapes(level.submodel.sizes, level.submodel.exits).values())

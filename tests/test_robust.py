@@ -2,14 +2,13 @@
 
 import itertools
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support import Expected, raises
+from support import Expected, aggregate_updates, raises
 from test_attacks import CORE, FULL, LAYOUT, MIDDLE, PROBLEM, SENT, elements, job_of, update_of
 from test_attacks import TINY as ATTACKED
 from tiny import tiny_federation
@@ -113,7 +112,7 @@ def test_norms_are_those_of_the_movements() -> None:
 
 def given_on(option: dict[str, Any], updates: list[Update]) -> dict[int | None, Update]:
     method = build({"name": "scalefl", "plus": option})
-    return {u.client: u for u in method.receive(FEDERATION, SERVER, iter(updates))}
+    return {u.client: u for u in method.receive(FEDERATION, SERVER, updates)}
 
 
 def median(values: list[float]) -> float:
@@ -264,7 +263,7 @@ def test_where_most_send_back_what_they_got_nobody_is_left_out_for_having_moved(
 
 def merged(share: float, updates: list[Update]) -> Aggregate:
     method = build({"name": "scalefl", "plus": {"trimmed_mean": {"share": share}}})
-    return method.merge(FEDERATION, SERVER, iter(updates), method.weight)
+    return aggregate_updates(FEDERATION, SERVER, updates, method.aggregate, method.weight)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.34, 0.5])
@@ -359,7 +358,10 @@ REFUSED: list[tuple[dict[str, Any], Expected]] = [
         Expected("method.plus.krum"),
     ),
     ({"method": {"name": "decoupled", "plus": {"outliers": {}}}}, Expected("method.plus.outliers")),
-    ({"method": {"name": "decoupled", "plus": {"trimmed_mean": {}}}}, Expected('"merge"', key="method.hooks.merge")),
+    (
+        {"method": {"name": "decoupled", "plus": {"trimmed_mean": {}}}},
+        Expected('"aggregate"', key="method.hooks.aggregate"),
+    ),
     ({"cohort": {"count": 3}, "method": {"plus": {"outliers": {}}}}, Expected("method.plus.outliers", 3)),
     ({"cohort": {"count": 3}, "method": {"plus": {"krum": {}}}}, Expected("method.plus.krum", 3)),
     (
@@ -399,17 +401,14 @@ def test_untold_levels_of_adaptivefl_are_compared_too(tmp_path: Path) -> None:
     assert run.summary["hostile_excluded"] == 1.0 and run.summary["honest_excluded"] < 0.2
 
 
-def test_updates_are_drawn_once_and_the_start_is_not_written_to() -> None:
+def test_the_start_is_not_written_to() -> None:
     federation, server = FEDERATION, start(FEDERATION)
     before = concat_state(server.state).clone()
-
-    def once() -> Iterator[Update]:
-        yield from mixed()
 
     for option in ("outliers", "krum", "trimmed_mean"):
         method = build({"name": "scalefl", "plus": {option: {}}})
         if option == "trimmed_mean":
-            method.merge(federation, server, once(), method.weight)
+            aggregate_updates(federation, server, mixed(), method.aggregate, method.weight)
         else:
-            list(method.receive(federation, server, once()))
+            list(method.receive(federation, server, mixed()))
         assert torch.equal(concat_state(server.state), before)

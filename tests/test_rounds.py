@@ -19,7 +19,7 @@ from fleetfit.evaluate import EvaluationScope
 from fleetfit.layout import State, outputs
 from fleetfit.messages import dump_job, dump_reply, pack
 from fleetfit.method import Loss
-from fleetfit.rounds import Round, Settings, canonical, one_round, run, start
+from fleetfit.rounds import Round, Settings, run, run_round, sort_by_cost, start
 from fleetfit.submodel import Submodel, extract
 from fleetfit.training.job import DIVERGED
 from fleetfit.values import Device, Evaluation, Failure, Federation, Job, Server, Simulation, Update
@@ -75,7 +75,7 @@ def test_the_order_is_largest_first_then_client() -> None:
     for chosen in ((0, 1, 2, 3, 4, 5), (5, 0, 3, 2, 1, 4)):
         federation, simulation = fleet(choose=choosing(*chosen))
         engine = Meddling(simulation)
-        one_round(federation, engine, Settings(1, LOCAL), start(federation))
+        run_round(federation, engine, Settings(1, LOCAL), start(federation))
         assert [j.client for j in engine.jobs] == [2, 5, 1, 4, 0, 3]
         assert [j.index for j in engine.jobs] == list(range(6))
         assert [j.level for j in engine.jobs] == [2, 2, 1, 1, 0, 0]
@@ -85,7 +85,7 @@ def test_the_result_does_not_depend_on_the_order_of_choice() -> None:
     states = []
     for chosen in ((0, 1, 2, 3, 4, 5), (5, 0, 3, 2, 1, 4)):
         federation, simulation = fleet(choose=choosing(*chosen))
-        states.append(one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))[0].state)
+        states.append(run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))[0].state)
     assert same(*states)
 
 
@@ -94,7 +94,7 @@ def test_canonical_counts_elements_not_exits() -> None:
     federation, _ = fleet()
     deep = Submodel({"a": range(1), "b": range(2), "classes": range(4)}, (1, 2, 3))
     wide = Submodel({"a": range(8), "b": range(12), "classes": range(4)}, (1,))
-    assert [s[0] for s in canonical(federation, [(0, 0, deep), (1, 1, wide), (2, 2, wide)])] == [1, 2, 0]
+    assert [s[0] for s in sort_by_cost(federation, [(0, 0, deep), (1, 1, wide), (2, 2, wide)])] == [1, 2, 0]
 
 
 def test_seeds_differ_between_rounds_and_clients_and_not_between_runs() -> None:
@@ -108,7 +108,7 @@ def test_seeds_differ_between_rounds_and_clients_and_not_between_runs() -> None:
     assert len(set(seeds[0])) == 12
     other, simulation = tiny_federation({"name": "scalefl", "hooks": {"choose": EVERYBODY}}, seed=1)
     engine = Meddling(simulation)
-    one_round(other, engine, Settings(1, LOCAL), start(other))
+    run_round(other, engine, Settings(1, LOCAL), start(other))
     assert not {j.seed for j in engine.jobs} & set(seeds[0])
 
 
@@ -123,7 +123,7 @@ def test_a_cohort_larger_than_the_able_clients_takes_all_of_them() -> None:
     reported[1] = 0.01
     federation = replace(federation, clients=replace(federation.clients, num_examples=counts, reported=reported))
     assert federation.able.tolist() == [0, 2, 4, 5]
-    _, report = one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    _, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert report["train"]["clients"] == 4 and report["train"]["by_level"] == {"3": 2, "2": 1, "1": 1}
 
 
@@ -132,7 +132,7 @@ def test_uniform_choice_is_without_replacement_and_new_each_round() -> None:
     engine = Meddling(simulation)
     server = start(federation)
     for _ in range(8):
-        server, _ = one_round(federation, engine, Settings(9, LOCAL), server)
+        server, _ = run_round(federation, engine, Settings(9, LOCAL), server)
     cohorts = [tuple(sorted(j.client for j in engine.jobs if j.round == r)) for r in range(8)]  # type: ignore[type-var]
     assert all(len(set(c)) == 4 for c in cohorts)
     assert len(set(cohorts)) > 4
@@ -158,14 +158,14 @@ def shortened(simulation: Simulation, client: int, n: int) -> Simulation:
 def test_a_client_that_cannot_train_is_reported_and_the_others_count(n: int, reason: str) -> None:
     """None of its own data, or one sample under batch norm: a failure with a reason; the round goes on."""
     federation, simulation = fleet()
-    after, report = one_round(
+    after, report = run_round(
         federation, local_engine(shortened(simulation, 5, n)), Settings(1, LOCAL), start(federation)
     )
     (failure,) = report["failures"]
     assert (failure["client"], failure["level"]) == (5, 3) and reason in failure["reason"]
     assert report["train"]["clients"] == 5 and report["train"]["by_level"] == {"3": 1, "2": 2, "1": 2}
     engine = Meddling(simulation)
-    one_round(federation, engine, Settings(1, LOCAL), start(federation))
+    run_round(federation, engine, Settings(1, LOCAL), start(federation))
     alone = next(r for r in engine.replies if r.client == 2)  # the only one left that trains block 3
     assert isinstance(alone, Update)
     assert torch.equal(after.state["blocks.2.0.weight"], alone.state["blocks.2.0.weight"])
@@ -173,7 +173,7 @@ def test_a_client_that_cannot_train_is_reported_and_the_others_count(n: int, rea
 
 def test_one_sample_without_batch_norm_trains() -> None:
     federation, simulation = fleet(norm=False)
-    _, report = one_round(federation, local_engine(shortened(simulation, 5, 1)), Settings(1, LOCAL), start(federation))
+    _, report = run_round(federation, local_engine(shortened(simulation, 5, 1)), Settings(1, LOCAL), start(federation))
     assert not report["failures"] and report["train"]["samples"] == 5 * 28 + 1
 
 
@@ -189,7 +189,7 @@ def exploding(job: Job, device: Device) -> Loss:
 
 def test_a_diverging_client_is_refused_and_the_others_count() -> None:
     federation, simulation = fleet("fedavg", hooks={"loss": exploding})
-    after, report = one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    after, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert [f["client"] for f in report["failures"]] == [5]
     assert "diverged" in report["failures"][0]["reason"]
     assert report["train"]["clients"] == 5 and report["train"]["loss"] == report["train"]["loss"]
@@ -240,7 +240,7 @@ def refused(meddle: Callable[[int, Reply], Reply], place: int = 1) -> str:
     """Meddle with the reply at a place; it must be refused, and the round must end as if that client had failed."""
     federation, simulation = fleet()
     engine = Meddling(simulation, lambda i, reply: meddle(i, reply) if i == place else reply)
-    after, report = one_round(federation, engine, Settings(1, LOCAL), start(federation))
+    after, report = run_round(federation, engine, Settings(1, LOCAL), start(federation))
     job = engine.jobs[place]
 
     def lost(i: int, reply: Reply) -> Reply:
@@ -248,7 +248,7 @@ def refused(meddle: Callable[[int, Reply], Reply], place: int = 1) -> str:
             Failure(reply.round, reply.index, reply.client, reply.level, job.submodel, "lost") if i == place else reply
         )
 
-    expected, _ = one_round(federation, Meddling(simulation, lost), Settings(1, LOCAL), start(federation))
+    expected, _ = run_round(federation, Meddling(simulation, lost), Settings(1, LOCAL), start(federation))
     assert same(after.state, expected.state)
     assert [f["client"] for f in report["failures"]] == [job.client]
     assert report["train"]["clients"] == 5
@@ -268,7 +268,7 @@ def test_a_duplicate_in_the_place_of_a_reply_is_refused() -> None:
         before.append(reply)
         return before[0] if i == 1 else reply
 
-    _, report = one_round(federation, Meddling(simulation, meddle), Settings(1, LOCAL), start(federation))
+    _, report = run_round(federation, Meddling(simulation, meddle), Settings(1, LOCAL), start(federation))
     assert [f["client"] for f in report["failures"]] == [5]
     assert "answers round 0, job 0, not round 0, job 1" in refused(duplicate)
 
@@ -297,10 +297,10 @@ def test_a_reply_that_comes_twice_is_refused_with_a_sentence() -> None:
     IndexError.
     """
     federation, simulation = fleet()
-    expected, _ = one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    expected, _ = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     engine = Twice(simulation, torch.device("cpu"), 1)
     try:
-        after, _ = one_round(federation, engine, Settings(1, LOCAL), start(federation))
+        after, _ = run_round(federation, engine, Settings(1, LOCAL), start(federation))
     except RunError:
         return
     assert same(after.state, expected.state)
@@ -311,7 +311,7 @@ def test_a_reply_that_never_comes_is_no_silent_drop() -> None:
     federation, simulation = fleet()
     engine = Short(simulation, torch.device("cpu"), 1)
     try:
-        _, report = one_round(federation, engine, Settings(1, LOCAL), start(federation))
+        _, report = run_round(federation, engine, Settings(1, LOCAL), start(federation))
     except RunError:
         return
     assert report["train"]["clients"] + len(report["failures"]) == 6
@@ -359,7 +359,7 @@ def test_what_an_update_says_it_contains_is_what_is_averaged() -> None:
         return replace(reply, submodel=small, state=extract(federation.problem.layout, reply.state, small))
 
     engine = Meddling(simulation, shrink)
-    after, report = one_round(federation, engine, Settings(1, LOCAL), start(federation))
+    after, report = run_round(federation, engine, Settings(1, LOCAL), start(federation))
     assert not report["failures"]
     mine = {r.client: r for r in engine.replies if isinstance(r, Update)}
     assert torch.equal(after.state["stem.bias"][6:], mine[2].state["stem.bias"][6:])
@@ -380,7 +380,7 @@ def test_a_reply_that_cannot_be_packed_is_refused_and_says_why(monkeypatch: pyte
 
     monkeypatch.setattr("fleetfit.messages.reply_size", unpackable)
     federation, simulation = fleet()
-    _, report = one_round(federation, local_engine(shortened(simulation, 5, 0)), Settings(1, LOCAL), start(federation))
+    _, report = run_round(federation, local_engine(shortened(simulation, 5, 0)), Settings(1, LOCAL), start(federation))
     reasons = {f["client"]: f["reason"] for f in report["failures"]}
     assert set(reasons) == {4, 5} and "no training data" in reasons[5]
     assert "it has no bytes: " in reasons[4] and "no such kind of number" in reasons[4]
@@ -394,12 +394,12 @@ def test_the_memory_of_a_refused_update_is_not_kept() -> None:
     federation, simulation = fleet("plugin_method:counting")
     broken = changed("stem.bias", lambda t: t[:1])
     engine = Meddling(simulation, lambda i, r: broken(i, r) if r.client == 5 and r.round == 0 else r)
-    server, report = one_round(federation, engine, Settings(3, LOCAL), start(federation))
+    server, report = run_round(federation, engine, Settings(3, LOCAL), start(federation))
     assert [f["client"] for f in report["failures"]] == [5]
     kept = engine.save()
     assert set(kept) == {"0", "1", "2", "3", "4"}
     assert all(k["version"] == 0 and k["memory"]["rounds"] == 1 for k in kept.values())
-    server, report = one_round(federation, engine, Settings(3, LOCAL), server)
+    server, report = run_round(federation, engine, Settings(3, LOCAL), server)
     assert not report["failures"]
     kept = engine.save()
     assert {c: (k["version"], k["memory"]["rounds"]) for c, k in kept.items()} == {
@@ -412,11 +412,11 @@ def test_the_memory_of_a_refused_update_is_not_kept() -> None:
 def test_memories_that_are_saved_and_loaded_go_on_as_if_nothing_had_happened() -> None:
     federation, simulation = fleet("plugin_method:counting")
     engine = local_engine(simulation)
-    server, _ = one_round(federation, engine, Settings(3, LOCAL), start(federation))
+    server, _ = run_round(federation, engine, Settings(3, LOCAL), start(federation))
     other = local_engine(simulation)
     other.load(engine.save())
-    a, b = (one_round(federation, e, Settings(3, LOCAL), server)[0] for e in (engine, other))
-    fresh, _ = one_round(federation, local_engine(simulation), Settings(3, LOCAL), server)
+    a, b = (run_round(federation, e, Settings(3, LOCAL), server)[0] for e in (engine, other))
+    fresh, _ = run_round(federation, local_engine(simulation), Settings(3, LOCAL), server)
     assert same(a.state, b.state) and not same(a.state, fresh.state)
 
 
@@ -427,7 +427,7 @@ def test_bytes_are_those_of_the_messages() -> None:
     federation, simulation = fleet("plugin_method:counting", choose=choosing(0, 1, 2))
     federation = replace(federation, method_spec={"name": "plugin_method:counting"})
     engine = Meddling(shortened(simulation, 1, 0))
-    _, report = one_round(federation, engine, Settings(1, LOCAL), start(federation))
+    _, report = run_round(federation, engine, Settings(1, LOCAL), start(federation))
     assert len(report["failures"]) == 1
     assert report["bytes_down"] == sum(len(pack(dump_job(job, federation.problem.layout))) for job in engine.jobs)
     sent = [
@@ -443,7 +443,7 @@ def test_the_report_says_what_the_round_was() -> None:
     """Clients have 12 to 52 samples, so that a mean over clients is another loss than one over samples."""
     federation, simulation = fleet(shares=(3, 5, 7, 11, 13, 3))
     engine = Meddling(simulation)
-    _, report = one_round(federation, engine, Settings(1, LOCAL), start(federation))
+    _, report = run_round(federation, engine, Settings(1, LOCAL), start(federation))
     updates = [r for r in engine.replies if isinstance(r, Update)]
     samples = sum(u.num_examples for u in updates)
     assert report["round"] == 1 and report["lr"] == 0.1
@@ -458,20 +458,20 @@ def test_an_update_of_weight_0_is_no_failure_and_moves_nothing() -> None:
     """Client 5 counts for nothing: the state is that of a round without it, bit for bit."""
     weigh = lambda update: 0.0 if update.client == 5 else float(update.num_examples)  # noqa: E731
     federation, simulation = fleet(hooks={"weight": weigh}, shares=(3, 5, 7, 11, 13, 3))
-    after, report = one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    after, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert report["train"]["clients"] == 6 and not report["failures"]
 
     def lost(index: int, reply: Reply) -> Reply:
         gone = Failure(reply.round, reply.index, reply.client, reply.level, reply.dispatched, "lost")
         return gone if reply.client == 5 else reply
 
-    without, _ = one_round(federation, Meddling(simulation, lost), Settings(1, LOCAL), start(federation))
+    without, _ = run_round(federation, Meddling(simulation, lost), Settings(1, LOCAL), start(federation))
     assert same(after.state, without.state)
 
 
 def test_where_all_weights_are_0_nothing_moves() -> None:
     federation, simulation = fleet(hooks={"weight": lambda update: 0.0})
-    after, report = one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    after, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert report["train"]["clients"] == 6 and not report["failures"] and "undone" not in report
     assert same(after.state, start(federation).state)
 
@@ -523,7 +523,7 @@ def test_the_server_before_a_round_is_left_alone() -> None:
     federation, simulation = fleet()
     server = start(federation)
     before = {n: t.clone() for n, t in server.state.items()}
-    one_round(federation, local_engine(simulation), Settings(1, LOCAL), server)
+    run_round(federation, local_engine(simulation), Settings(1, LOCAL), server)
     assert same(server.state, before) and server.round == 0
     assert same(start(federation).state, before)
     assert job_for(federation, 0, 0).memory_version == -1

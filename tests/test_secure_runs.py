@@ -12,14 +12,14 @@ from support import Expected, raises
 
 import fleetfit as ff
 from fleetfit import secured
-from fleetfit.aggregate import Mean, SummedBlock, applied, from_sums
+from fleetfit.aggregate import Mean, SummedBlock, apply_mean, average_sums
 from fleetfit.config import assemble, load_experiment
 from fleetfit.errors import ConfigError, RunError
-from fleetfit.rounds import one_round, start
+from fleetfit.rounds import run_round, start
 from fleetfit.secure import SecureClient
 from fleetfit.secured import Secured
 from fleetfit.submodel import concat_state, cut, whole
-from fleetfit.validation import wrong_sums
+from fleetfit.validation import find_sums_error
 from fleetfit.values import Failure, Job, Summed, Update
 
 HERE = Path(__file__).parent
@@ -77,7 +77,7 @@ def round_of(
     parties = secured.Simulated(watched, secured.Segments(layout), secure, away)
     engine = Secured(watched, layout, secure, parties)
     server = start(assembly.federation)
-    after, report = one_round(assembly.federation, engine, assembly.settings, server)
+    after, report = run_round(assembly.federation, engine, assembly.settings, server)
     return assembly, server, after, report, watched
 
 
@@ -116,7 +116,7 @@ def test_a_round_is_the_mean_of_the_quantised_movements(method: str) -> None:
 def test_a_round_is_the_plain_one_up_to_half_a_step() -> None:
     assembly, server, after, _, _ = round_of({})
     plain = replace(assembly, settings=replace(assembly.settings, secure=None))
-    there, _ = one_round(assembly.federation, plain.engine(), plain.settings, server)
+    there, _ = run_round(assembly.federation, plain.engine(), plain.settings, server)
     away = (concat_state(after.state) - concat_state(there.state)).abs().max()
     step = assembly.settings.secure.grid.step
     assert 0 < away <= step / 2 + 1e-6, "half a step, and the rounding of fp32"
@@ -377,9 +377,9 @@ WRONG: dict[str, tuple[Callable[[], SummedBlock], str]] = {
 @pytest.mark.parametrize("what", WRONG)
 def test_sums_that_no_clients_can_have_are_refused(what: str) -> None:
     make, sentence = WRONG[what]
-    assert wrong_sums(Summed((GOOD,), 0.1, ()), 9, 5) is None
-    assert wrong_sums(Summed((block([1], [-20], [4]),), 0.1, ()), 9, 5) is None
-    assert sentence in str(wrong_sums(Summed((GOOD, make()), 0.1, ()), 9, 5))
+    assert find_sums_error(Summed((GOOD,), 0.1, ()), 9, 5) is None
+    assert find_sums_error(Summed((block([1], [-20], [4]),), 0.1, ()), 9, 5) is None
+    assert sentence in str(find_sums_error(Summed((GOOD, make()), 0.1, ()), 9, 5))
 
 
 def test_from_sums_is_the_mean_of_what_was_trained_and_leaves_the_rest() -> None:
@@ -395,9 +395,9 @@ def test_from_sums_is_the_mean_of_what_was_trained_and_leaves_the_rest() -> None
     sent = compiled.gather(concat_state(server.state))
     for row in numbers:
         mean.add(piece, compiled.views(sent + 0.01 * row), 1.0)
-    found, expected = from_sums(layout, server.state, [sums], 0.01), mean.result()
+    found, expected = average_sums(layout, server.state, [sums], 0.01), mean.result()
     assert torch.equal(concat_state(found.coverage), concat_state(expected.coverage))
-    one, other = concat_state(applied(server.state, found)), concat_state(applied(server.state, expected))
+    one, other = concat_state(apply_mean(server.state, found)), concat_state(apply_mean(server.state, expected))
     assert torch.allclose(one, other, atol=1e-6)
     outside = torch.ones(full, dtype=torch.bool)
     outside[places] = False

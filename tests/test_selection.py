@@ -20,7 +20,7 @@ from fleetfit.errors import ConfigError
 from fleetfit.messages import pack
 from fleetfit.method import FEDAVG, Method, build
 from fleetfit.records.checkpoints import read_checkpoint, write_checkpoint
-from fleetfit.rounds import Settings, one_round, run, start
+from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.seeds import make_numpy_rng
 from fleetfit.selection import _directions, diversity, rl
 from fleetfit.selection._drawing import best, by_weight
@@ -116,7 +116,7 @@ def test_everybody_has_had_a_turn_before_anybody_has_a_second() -> None:
     server, seen = start(federation), []
     for _ in range(3):
         before = server
-        server, _ = one_round(federation, local(simulation), Settings(9, LOCAL), server)
+        server, _ = run_round(federation, local(simulation), Settings(9, LOCAL), server)
         seen.append(server.memory["choice"]["times"].tolist())
         assert before.memory is None or before.memory["choice"]["times"].tolist() == seen[-2]  # values, not services
     assert [sum(times) for times in seen] == [2, 4, 6] and seen[-1] == [1] * 6
@@ -125,7 +125,7 @@ def test_everybody_has_had_a_turn_before_anybody_has_a_second() -> None:
 def test_a_client_that_fails_has_had_its_turn() -> None:
     federation, simulation = fleet("availability", 6, 6)
     simulation.parts[2]["train"] = simulation.parts[2]["train"][:0]
-    server, report = one_round(federation, local(simulation), Settings(9, LOCAL), start(federation))
+    server, report = run_round(federation, local(simulation), Settings(9, LOCAL), start(federation))
     assert report["failures"] and server.memory["choice"]["times"].tolist() == [1] * 6
 
 
@@ -157,7 +157,7 @@ def test_losses_are_those_of_the_last_report() -> None:
             return {}
 
         with_note = replace(federation, method=replace(federation.method, note=noting))
-        server, _ = one_round(with_note, local(simulation), Settings(9, LOCAL), server)
+        server, _ = run_round(with_note, local(simulation), Settings(9, LOCAL), server)
         assert sorted(c for c, _ in noted) == sorted(cohort)
         known |= dict(noted)
         found = server.memory["choice"]["losses"].numpy()
@@ -178,7 +178,7 @@ def test_rl_draws_by_reward_and_learns_from_what_came_back() -> None:
     simulation.parts[4]["train"] = simulation.parts[4]["train"][:0]
     server = start(federation)
     for _ in range(3):
-        server, _ = one_round(federation, local(simulation), Settings(9, LOCAL), server)
+        server, _ = run_round(federation, local(simulation), Settings(9, LOCAL), server)
     memory = server.memory["choice"]
     assert memory["jobs"].tolist() == [3] * 6 and memory["successes"].tolist() == [3, 3, 3, 3, 0, 3]
     federation = replace(federation, cohort=1)
@@ -221,7 +221,7 @@ def test_diversity_by_classes_is_greedy(target: Any) -> None:
 def test_where_classes_are_told_nothing_is_sketched() -> None:
     federation, simulation = fleet("diversity")
     federation = registered(federation, labels=np.ones((6, 4), dtype=int))
-    server, _ = one_round(federation, local(simulation), Settings(1, LOCAL), start(federation))
+    server, _ = run_round(federation, local(simulation), Settings(1, LOCAL), start(federation))
     assert server.memory is None
 
 
@@ -321,9 +321,9 @@ def test_directions_that_stand_for_the_others_are_chosen() -> None:
 def test_the_newest_directions_are_kept() -> None:
     federation, simulation = fleet("diversity", 6, 3, kept=4, buckets=8)
     engine, server = local(simulation), start(federation)
-    server, _ = one_round(federation, engine, Settings(9, LOCAL), server)
+    server, _ = run_round(federation, engine, Settings(9, LOCAL), server)
     first = server.memory["choice"]["clients"].tolist()
-    server, _ = one_round(federation, engine, Settings(9, LOCAL), server)
+    server, _ = run_round(federation, engine, Settings(9, LOCAL), server)
     memory = server.memory["choice"]
     assert len(first) == 3 and len(memory["clients"]) == 4 and memory["directions"].shape == (4, 3, 8)
     assert set(memory["clients"].tolist()) - set(first) == set(range(6)) - set(first)  # never seen come first
@@ -350,7 +350,7 @@ def test_only_connected_clients_are_chosen_and_nobody_twice(choice: str) -> None
         cohort = federation.method.choose(federation, server, make_numpy_rng(round, "any"))
         assert set(cohort) <= here and len(set(cohort)) == len(cohort) == min(4, len(here))
         assert all(type(c) is int for c in cohort)
-        server, report = one_round(federation, engine, Settings(12, LOCAL), server)
+        server, report = run_round(federation, engine, Settings(12, LOCAL), server)
         assert report["online"] == len(here) and not [f for f in report["failures"] if not f["absent"]]
     nobody = replace(federation, connected=lambda r: np.zeros(12, dtype=bool))
     assert federation.method.choose(nobody, server, make_numpy_rng(0)) == []
@@ -375,7 +375,7 @@ def test_memory_survives_a_checkpoint(choice: str, tmp_path: Path) -> None:
     *_, unbroken = run(federation, local(simulation), settings, start(federation))
     server = start(federation)
     for _ in range(3):
-        server, _ = one_round(federation, local(simulation), settings, server)
+        server, _ = run_round(federation, local(simulation), settings, server)
     write_checkpoint(tmp_path / "server", {"state": dict(server.state), "round": 3, "memory": server.memory})
     *_, resumed = run(federation, local(simulation), settings, Server(**read_checkpoint(tmp_path / "server")))
     assert pack(dict(resumed.server.state)) == pack(dict(unbroken.server.state))
@@ -450,7 +450,7 @@ def test_directions_are_seen_with_every_method(method: str) -> None:
     """
     spec = {**spec_of(method), "cohort": {"name": "diversity"}}
     federation, simulation = tiny_federation(spec, 6, 6)
-    server, report = one_round(federation, local(simulation), Settings(1, LOCAL), start(federation))
+    server, report = run_round(federation, local(simulation), Settings(1, LOCAL), start(federation))
     memory, moved = server.memory["choice"], federation.method.channels is FEDAVG.channels
     assert len(memory["clients"]) == report["train"]["clients"]
     for client, rows in zip(memory["clients"].tolist(), memory["directions"], strict=True):

@@ -17,7 +17,7 @@ from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
 from fleetfit.layout import State
 from fleetfit.method import build, by_count
-from fleetfit.rounds import Settings, one_round, start
+from fleetfit.rounds import Settings, run_round, start
 from fleetfit.values import Federation, Server, Simulation
 
 # the means of two rounds; None: nobody trained the element
@@ -167,7 +167,7 @@ def test_feddyn_is_algorithm_1() -> None:
     federation, simulation = alike({"name": "fedavg", "plus": {"feddyn": {"alpha": 0.2}}})
     engine, server = local_engine(simulation), start(federation)
     for _ in CHOSEN:
-        server, report = one_round(federation, engine, Settings(3, LOCAL), server)
+        server, report = run_round(federation, engine, Settings(3, LOCAL), server)
         assert not report["failures"]
     close(server.state, plain_feddyn(federation, simulation, 0.2), atol=2e-5)
 
@@ -181,7 +181,7 @@ def test_feddyn_with_weights_by_samples_keeps_the_size_of_h() -> None:
         federation = replace(federation, method=build(spec), method_spec=spec)
         engine, server = local_engine(simulation), start(federation)
         for _ in CHOSEN:
-            server, _ = one_round(federation, engine, Settings(3, LOCAL), server)
+            server, _ = run_round(federation, engine, Settings(3, LOCAL), server)
         states.append(server)
     first, second = ({**s.state, **{f"h of {name}": h for name, h in s.memory["h"].items()}} for s in states)
     close(second, {name: tensor.double() for name, tensor in first.items()}, atol=2e-5)
@@ -194,7 +194,7 @@ def test_feddyn_goes_with_levels_and_with_channels_that_move() -> None:
     assert federation.method.weight is by_count
     engine, server = local_engine(simulation), start(federation)
     for _ in range(4):
-        server, report = one_round(federation, engine, Settings(4, plain(lr=0.05, batch_size=8)), server)
+        server, report = run_round(federation, engine, Settings(4, plain(lr=0.05, batch_size=8)), server)
         assert not report["failures"]
     assert all(bool(torch.isfinite(t).all()) for t in server.state.values())
 
@@ -209,7 +209,7 @@ def test_each_level_of_decoupled_has_its_own_moments(option: str) -> None:
         federation, simulation = tiny_federation({**spec, "hooks": hooks}, norm=False)
         engine, server = local_engine(simulation), start(federation)
         for _ in chosen:
-            server, report = one_round(federation, engine, Settings(3, plain(lr=0.1, batch_size=None)), server)
+            server, report = run_round(federation, engine, Settings(3, plain(lr=0.1, batch_size=None)), server)
             assert not report["failures"]
         return server
 

@@ -1,25 +1,25 @@
 """Who counts the rounds, what spoils one, and that nothing which one reply holds ends or spoils a run."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support import raises
+from support import Watched, raises
 from test_rounds import LOCAL, Meddling, fleet, same, shortened
 from tiny import plain, tiny_federation
 
-from fleetfit.aggregate import Aggregate, Mean, applied
+from fleetfit.aggregate import Aggregate, Mean, apply_mean
 from fleetfit.api.progress import RoundProgress
 from fleetfit.config import load_experiment
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError, NoUsableUpdates
 from fleetfit.evaluate import moments
-from fleetfit.method import coverage_mean, take_mean
-from fleetfit.rounds import Settings, one_round, run, start
+from fleetfit.method import take_mean
+from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.submodel import FlatState, concat_state
 from fleetfit.values import Failure, Federation, Server, Update
 
@@ -30,7 +30,7 @@ Reports = Sequence[Update | Failure]
 
 
 def keeps_the_round(federation: Federation, server: Server, aggregate: Aggregate, reports: Reports) -> Server:
-    return Server(applied(server.state, aggregate), server.round, server.memory)
+    return Server(apply_mean(server.state, aggregate), server.round, server.memory)
 
 
 def goes_back(federation: Federation, server: Server, aggregate: Aggregate, reports: Reports) -> Server:
@@ -57,7 +57,7 @@ def test_the_core_advances_the_round(step: Callable[..., Server], hook: str) -> 
 def test_a_step_that_returns_no_server_is_named() -> None:
     federation, simulation = fleet("fedavg", hooks={"step": lambda *given: None})
     with raises(ConfigError, key="step"):
-        one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+        run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
 
 
 # ---- a round that would spoil the state -------------------------------------------------
@@ -111,17 +111,19 @@ def test_tables_may_say_that_nothing_is_known() -> None:
     assert not any("undone" in report for report in reports)
 
 
-@pytest.mark.parametrize("hook", ["merge", "step", "observe"])
+@pytest.mark.parametrize("hook", ["aggregate", "step", "observe"])
 def test_what_a_hook_raises_undoes_its_round(hook: str) -> None:
-    def broken(federation: Federation, server: Server, given: Any, *more: Any) -> Any:
+    def broken(federation: Federation, server: Server, *arguments: Any) -> Any:
         if server.round == (0 if hook != "observe" else 1):
-            if hook == "merge":
-                next(given)
             raise KeyError("teachers\x1b[2J")
-        return {"merge": coverage_mean, "step": take_mean, "observe": lambda *g: g[1]}[hook](
-            federation, server, given, *more
-        )
+        return {"step": take_mean, "observe": lambda *given: given[1]}[hook](federation, server, *arguments)
 
+    def fail_in_the_first_round(update: Update) -> None:
+        if update.round == 0:
+            raise KeyError("teachers\x1b[2J")
+
+    if hook == "aggregate":
+        broken = Watched(fail_in_the_first_round)
     federation, simulation = fleet("plugin_method:counting", hooks={hook: broken})
     engine = local_engine(simulation)
     first, second = run(federation, engine, Settings(2, LOCAL), start(federation))
@@ -160,7 +162,7 @@ def test_a_line_in_the_terminal_says_so(capsys: pytest.CaptureFixture[str]) -> N
     for done in run(federation, local_engine(simulation), Settings(2, LOCAL), start(federation)):
         rounds(done.report)
     said = capsys.readouterr().out
-    assert 'Round 2 was undone: "stem.bias" would not be finite' in said and "client" in said
+    assert 'Round 2 was rolled back: "stem.bias" would not be finite' in said and "client" in said
 
 
 def test_processes_undo_with_the_same_bits() -> None:
@@ -215,7 +217,7 @@ def test_what_note_and_weight_raise_is_that_updates_failure(hook: str) -> None:
 
     federation, simulation = fleet("plugin_method:counting", hooks={hook: broken})
     engine = local_engine(simulation)
-    _, report = one_round(federation, engine, Settings(1, LOCAL), start(federation))
+    _, report = run_round(federation, engine, Settings(1, LOCAL), start(federation))
     [failure] = report["failures"]
     assert failure["client"] == 5 and f"{hook} raised an error: ZeroDivisionError: of its metrics" in failure["reason"]
     assert "test_standing.py" in failure["reason"] and report["train"]["clients"] == 5
@@ -225,7 +227,7 @@ def test_what_note_and_weight_raise_is_that_updates_failure(hook: str) -> None:
 @pytest.mark.parametrize("weight", [float("nan"), -1.0, float("inf")])
 def test_a_weight_that_is_none_is_that_updates_failure(weight: float) -> None:
     federation, simulation = fleet("fedavg", hooks={"weight": lambda u: weight if u.client == 0 else 1.0})
-    _, report = one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    _, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert [f["client"] for f in report["failures"]] == [0] and "at least 0" in report["failures"][0]["reason"]
 
 
@@ -238,7 +240,7 @@ def test_a_memory_that_cannot_be_kept_ends_nothing() -> None:
 
     federation, simulation = fleet("plugin_method:counting")
     engine = Forgetful(simulation)
-    _, report = one_round(federation, engine, Settings(1, LOCAL), start(federation))
+    _, report = run_round(federation, engine, Settings(1, LOCAL), start(federation))
     assert report["train"]["clients"] == 6
     assert [f["client"] for f in report["failures"]] == [2] and "no space left" in report["failures"][0]["reason"]
     assert "2" not in engine.save() and len(engine.save()) == 5
@@ -265,29 +267,12 @@ def test_the_reported_loss_is_weighted_by_samples() -> None:
     """Client 1 has 3 samples, the others 28: sum n_k l_k / sum n_k, which is not the mean of the losses."""
     federation, simulation = fleet("fedavg", norm=False)
     engine = Meddling(shortened(simulation, 1, 3))
-    _, report = one_round(federation, engine, Settings(1, LOCAL), start(federation))
+    _, report = run_round(federation, engine, Settings(1, LOCAL), start(federation))
     updates = [r for r in engine.replies if isinstance(r, Update)]
     assert sorted(u.num_examples for u in updates) == [3, 28, 28, 28, 28, 28]
     weighted = sum(u.num_examples * u.metrics["loss"] for u in updates) / 143
     assert report["train"]["loss"] == pytest.approx(weighted, rel=1e-9)
     assert report["train"]["loss"] != pytest.approx(np.mean([u.metrics["loss"] for u in updates]), rel=1e-4)
-
-
-def test_a_merge_that_stops_early_still_owes_the_reports_of_the_rest() -> None:
-    def first_only(federation: Federation, server: Server, updates: Iterator[Update], weight: Any) -> Aggregate:
-        return coverage_mean(federation, server, iter([next(updates)]), weight)
-
-    seen: list[int | None] = []
-
-    def observe(federation: Federation, server: Server, aggregate: Aggregate, reports: Reports) -> Server:
-        seen.extend(report.client for report in reports)
-        return server
-
-    federation, simulation = fleet("scalefl", hooks={"merge": first_only, "observe": observe})
-    engine = Meddling(simulation)
-    _, report = one_round(federation, engine, Settings(1, LOCAL), start(federation))
-    assert sorted(c for c in seen if c is not None) == [0, 1, 2, 3, 4, 5]
-    assert report["train"]["clients"] == 6 and len(engine.jobs) == 6
 
 
 @pytest.mark.parametrize("zero", [(5,), (0, 1, 2, 3, 4, 5)])
@@ -296,7 +281,7 @@ def test_an_update_of_weight_zero_moves_nothing(zero: tuple[int, ...]) -> None:
     weights = {"weight": lambda update: 0.0 if update.client in zero else 28.0}
     federation, simulation = fleet("fedavg", hooks=weights)
     before, engine = start(federation), Meddling(simulation)
-    after, report = one_round(federation, engine, Settings(1, LOCAL), before)
+    after, report = run_round(federation, engine, Settings(1, LOCAL), before)
     assert not report["failures"] and report["train"]["clients"] == 6 and "undone" not in report
     if len(zero) == 6:
         assert same(after.state, before.state)
@@ -306,7 +291,7 @@ def test_an_update_of_weight_zero_moves_nothing(zero: tuple[int, ...]) -> None:
         assert isinstance(reply, Update)
         if reply.client != 5:
             mean.add(reply.submodel, reply.state, 28.0, reply.untrained)
-    expected = applied(before.state, mean.result())
+    expected = apply_mean(before.state, mean.result())
     assert all(torch.allclose(after.state[name], expected[name], rtol=0, atol=1e-7) for name in expected)
 
 
@@ -331,11 +316,11 @@ def test_a_state_is_flat_or_not() -> None:
     """The check sees a number that is not finite wherever it stands, in one buffer or in many."""
     flat = torch.ones(12)
     state = FlatState(flat, {"a": (4,), "b": (2, 4)})
-    from fleetfit.soundness import spoilt
+    from fleetfit.state_checks import find_invalid_state
 
     server = Server(state)
     for parts in (state, dict(state), {n: t.clone() for n, t in state.items()}):
-        assert spoilt(server, Server(parts)) is None
+        assert find_invalid_state(server, Server(parts)) is None
     flat[7] = float("nan")
     for parts in (state, dict(state), {n: t.clone() for n, t in state.items()}):
-        assert '"b"' in str(spoilt(server, Server(parts)))
+        assert '"b"' in str(find_invalid_state(server, Server(parts)))

@@ -13,7 +13,7 @@ from tiny import plain, spec_of, tiny, tiny_data, tiny_parts
 from torch import Tensor, nn
 
 from fleetfit import names
-from fleetfit.data import Data, unlabelled
+from fleetfit.data import Data, drop_labels
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
 from fleetfit.evaluate import EvaluationScope
@@ -165,7 +165,7 @@ def made(task: str, spec: Mapping[str, Any]) -> tuple[Federation, Simulation]:
     if not method.needs_budgets:
         levels = tuple(method.levels(problem, Targets((1.0,), (0.1,))))
     simulation = Simulation(
-        problem, data, parts, DeviceResources({"parameters": reported}), unlabelled=unlabelled(data)
+        problem, data, parts, DeviceResources({"parameters": reported}), unlabelled=drop_labels(data)
     )
     clients = Clients(np.array([len(p["train"]) for p in parts]), reported if method.needs_budgets else None)
     return Federation(problem, clients, levels, 4, method, spec, 0, simulation.device(None)), simulation

@@ -19,7 +19,7 @@ from fleetfit.errors import ConfigError
 from fleetfit.evaluate import EvaluationScope, level_module, statistics
 from fleetfit.layout import State, outputs
 from fleetfit.method import Method
-from fleetfit.rounds import Settings, one_round, start
+from fleetfit.rounds import Settings, run_round, start
 from fleetfit.submodel import extract
 from fleetfit.training import joined, run_job
 from fleetfit.training.devices import accelerator_named
@@ -249,7 +249,7 @@ def test_the_average_counts_those_only_whom_a_gradient_reached() -> None:
         def accept(self, update: Update) -> None:
             engine.accept(update)
 
-    after, _ = one_round(federation, Watching(), settings, server)  # type: ignore[arg-type]
+    after, _ = run_round(federation, Watching(), settings, server)  # type: ignore[arg-type]
     layout, small = federation.problem.layout, federation.levels[0].submodel
     found = extract(layout, after.state, small)
     torch.testing.assert_close(found["heads.1.weight"], seen[0].state["heads.1.weight"])

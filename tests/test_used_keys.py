@@ -27,7 +27,7 @@ from fleetfit.config.dump import dump_section
 from fleetfit.config.schema import Cosine, Exponential, LevelSection, ProfileSection, Step
 from fleetfit.engines.flower.settings import read_settings
 from fleetfit.errors import ConfigError, FleetFitError
-from fleetfit.method import FEDAVG, HOOKS, Method, find_unused_parts
+from fleetfit.method import FEDAVG, HOOKS, CoverageMean, Method, find_unused_parts
 from fleetfit.methods.scalefl import scalefl
 from fleetfit.planner import Plan
 
@@ -532,19 +532,20 @@ def test_a_part_without_effect_is_named_with_its_reason() -> None:
 
 
 def test_weights_that_no_average_asks_for_are_named() -> None:
-    """A method that declares to average without weights; with another merge than its own they count again."""
+    """A method that declares to average without weights; with another aggregator than its own they count again."""
 
-    def merge_unweighted(federation: Any, server: Any, updates: Any, weight: Any) -> Any:
-        return FEDAVG.merge(federation, server, updates, lambda update: 1.0)
+    class Unweighted(CoverageMean):
+        def add(self, update: Any, weight: float) -> None:
+            super().add(update, 1.0)
 
     def unweighted() -> Method:
-        return Method(merge=merge_unweighted, replaces=("weight",))
+        return Method(aggregate=Unweighted, replaces=("weight",))
 
     def find(name: Any, **hooks: Any) -> dict[str, str]:
         return find_unused_parts({"name": name, "hooks": {"weight": lambda update: 3.0, **hooks}})
 
     assert find(unweighted) == {"method.hooks.weight": "unweighted never calls it: it averages without weights"}
-    assert not find("fedavg") and not find(unweighted, merge=FEDAVG.merge)
+    assert not find("fedavg") and not find(unweighted, aggregate=FEDAVG.aggregate)
 
 
 def test_a_method_replaces_only_what_another_hook_calls() -> None:

@@ -22,16 +22,16 @@ from fleetfit.engines.local import local
 from fleetfit.errors import RunError
 from fleetfit.evaluate import evaluate
 from fleetfit.method import build
-from fleetfit.rounds import one_round, run, start
+from fleetfit.rounds import run, run_round, start
 from fleetfit.submodel import Submodel, extract
 from fleetfit.tasks import task_named
 from fleetfit.training import run_job
 from fleetfit.validation import (
-    _impossible,
-    examined,
-    paired,
-    problem_with,
-    problem_with_job,
+    _find_implausible_sum,
+    find_job_error,
+    find_update_error,
+    pair_jobs_with_replies,
+    validate_reply,
 )
 from fleetfit.values import (
     Clients,
@@ -71,7 +71,7 @@ NAME = "blocks.0.4.bias"
 @pytest.mark.parametrize("kind", ANSWERED)
 def test_a_right_reply_comes_through_as_it_is(kind: str) -> None:
     job, update = ANSWERED[kind]
-    assert examined(update, job, FEDERATION) is update
+    assert validate_reply(update, job, FEDERATION) is update
 
 
 def with_state(change: Callable[[Tensor], Any]) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def poisoned(value: float) -> Callable[[Tensor], Tensor]:
         ({"metrics": {"loss": 1.0, "teachers": {(1, 2): 1}}}, "names that are no printable text"),
         ({"metrics": {"loss": 1.0, "\ud800": 1}}, "names that are no printable text"),
         ({"metrics": {"loss": 1.0, "x": {str(i): i for i in range(10_001)}}}, "more than 10000 values"),
-        ({"metrics": {"loss": 1.0, "x": [[[[[[[[[[1]]]]]]]]]]}}, "nest more than 8 deep"),
+        ({"metrics": {"loss": 1.0, "x": [[[[[[[[[[1]]]]]]]]]]}}, "nested more than 8 deep"),
         ({"metrics": {"loss": 1.0, "x": "y" * 501}}, "text that is too long"),
         (with_state(poisoned(1e38)), "square of their norm"),
         (with_state(poisoned(-2e19)), "square of their norm"),
@@ -164,8 +164,8 @@ def poisoned(value: float) -> Callable[[Tensor], Tensor]:
 )
 def test_what_is_wrong_is_named(changes: dict[str, Any], message: str) -> None:
     wrong = replace(UPDATE, **changes)
-    assert message in str(problem_with(wrong, JOB, FEDERATION))
-    found = examined(wrong, JOB, FEDERATION)
+    assert message in str(find_update_error(wrong, JOB, FEDERATION))
+    found = validate_reply(wrong, JOB, FEDERATION)
     assert isinstance(found, Failure) and found.reason.startswith("its update was refused: ")
     assert (found.round, found.index, found.client, found.dispatched) == (3, 2, 4, JOB.submodel)
 
@@ -174,7 +174,9 @@ def test_a_larger_sub_model_with_a_fitting_state_is_refused() -> None:
     """It would be averaged without complaint."""
     piece = FEDERATION.levels[2].submodel
     state = extract(FEDERATION.problem.layout, start(FEDERATION).state, piece)
-    assert "no piece of the one" in str(problem_with(replace(UPDATE, submodel=piece, state=state), JOB, FEDERATION))
+    assert "no piece of the one" in str(
+        find_update_error(replace(UPDATE, submodel=piece, state=state), JOB, FEDERATION)
+    )
 
 
 def test_exits_that_were_never_sent_are_refused() -> None:
@@ -184,15 +186,15 @@ def test_exits_that_were_never_sent_are_refused() -> None:
     job = replace(JOB, submodel=one, state=extract(layout, start(FEDERATION).state, one))
     state = extract(layout, start(FEDERATION).state, two)
     right = replace(UPDATE, dispatched=one, submodel=one, state=job.state, untrained=())
-    assert problem_with(right, job, FEDERATION) is None
-    assert "no piece of the one" in str(problem_with(replace(right, submodel=two, state=state), job, FEDERATION))
+    assert find_update_error(right, job, FEDERATION) is None
+    assert "no piece of the one" in str(find_update_error(replace(right, submodel=two, state=state), job, FEDERATION))
     assert not two.inside(one) and one.inside(two)
 
 
 def test_half_a_granule_is_refused() -> None:
     """Axis b comes and goes in granules of 2; a mean over half of one raises an error."""
     piece = Submodel({**UPDATE.submodel.channels, "b": (0, 3)}, (1, 2))
-    assert "whole granules" in str(problem_with(replace(UPDATE, submodel=piece), JOB, FEDERATION))
+    assert "whole granules" in str(find_update_error(replace(UPDATE, submodel=piece), JOB, FEDERATION))
 
 
 SCORES = {"n": 5, "correct": [1.0, 2.0], "ensemble": 2.0}
@@ -206,7 +208,7 @@ SCORES = {"n": 5, "correct": [1.0, 2.0], "ensemble": 2.0}
 )  # fmt: skip
 def test_no_more_is_right_than_was_asked(changes: dict[str, Any], right: bool) -> None:
     job, update = ANSWERED["evaluate"]
-    found = examined(replace(update, metrics={**SCORES, **changes}), job, FEDERATION)
+    found = validate_reply(replace(update, metrics={**SCORES, **changes}), job, FEDERATION)
     assert isinstance(found, Update) == right, found
 
 
@@ -215,9 +217,9 @@ def test_a_regression_may_score_below_zero() -> None:
     job, update = ANSWERED["evaluate"]
     federation = replace(FEDERATION, problem=replace(FEDERATION.problem, task=task_named("regression")))
     below = replace(update, metrics={**SCORES, "correct": [-700.0, -3.0], "ensemble": -9.0})
-    assert examined(below, job, federation) is below
+    assert validate_reply(below, job, federation) is below
     above = replace(below, metrics={**SCORES, "correct": [-700.0, 5.5]})
-    assert isinstance(examined(above, job, federation), Failure)
+    assert isinstance(validate_reply(above, job, federation), Failure)
 
 
 @pytest.mark.parametrize(
@@ -237,22 +239,22 @@ def test_sums_that_so_many_samples_cannot_give(key: str, change: Callable[[Tenso
     job, update = ANSWERED["statistics"]
     name = next(n for n in update.state if n.endswith(f".{key}"))
     wrong = replace(update, state={**update.state, name: change(update.state[name])})
-    assert message in str(problem_with(wrong, job, FEDERATION))
+    assert message in str(find_update_error(wrong, job, FEDERATION))
 
 
 @pytest.mark.parametrize(("counted", "right"), [(20, True), (60, True), (19, False), (20.5, False), (0, False)])
 def test_inputs_are_counted_in_whole_ones_where_a_sample_s_are_not_known(counted: float, right: bool) -> None:
     """A layer whose shapes do not tell has at least one input of each sample."""
     moments = {"norm.sum": torch.zeros(3), "norm.squares": torch.ones(3), "norm.count": torch.tensor([counted])}
-    assert (_impossible(moments, "norm", 20, None) is None) == right
+    assert (_find_implausible_sum(moments, "norm", 20, None) is None) == right
 
 
 def test_no_more_samples_are_measured_than_asked_for() -> None:
     job, update = ANSWERED["statistics"]
     more = {name: tensor * 2 for name, tensor in update.state.items()}
-    assert "at most 20" in str(problem_with(replace(update, num_examples=40, state=more), job, FEDERATION))
-    assert "missing" in str(problem_with(replace(update, state={}), job, FEDERATION))
-    assert problem_with(replace(update, num_examples=0, state={}), job, FEDERATION) is None
+    assert "at most 20" in str(find_update_error(replace(update, num_examples=40, state=more), job, FEDERATION))
+    assert "missing" in str(find_update_error(replace(update, state={}), job, FEDERATION))
+    assert find_update_error(replace(update, num_examples=0, state={}), job, FEDERATION) is None
 
 
 @pytest.mark.parametrize("name", some_quick(["resnet20", "cnn", "msdnet24", "mobilenetv2"], ["cnn"]))
@@ -267,17 +269,17 @@ def test_honest_sums_of_pictures_pass(name: str) -> None:
     job = Job("statistics", 0, 1, 0, 0, level.submodel, start(federation).state, {"name": "fedavg"}, 1, 0,
               evaluation=Evaluation(split="train", samples=5, batch_size=2))  # fmt: skip
     reply, _ = run_job(job, Simulation(problem, data, [data.splits]).device(0))
-    assert isinstance(reply, Update) and reply.state and examined(reply, job, federation) is reply
+    assert isinstance(reply, Update) and reply.state and validate_reply(reply, job, federation) is reply
     count = next(n for n in reply.state if n.endswith(".count"))
     off = replace(reply, state={**reply.state, count: reply.state[count] + 5})
-    assert "inputs of" in str(problem_with(off, job, federation))
+    assert "inputs of" in str(find_update_error(off, job, federation))
 
 
 def test_a_reason_is_one_line() -> None:
     odd = Failure(3, 2, 4, 1, JOB.submodel, "first\n\x1b[31msecond\x07" + "z" * 900)
-    reason = examined(odd, JOB, FEDERATION).reason  # type: ignore[union-attr]
+    reason = validate_reply(odd, JOB, FEDERATION).reason  # type: ignore[union-attr]
     assert reason.startswith("first [31msecond z") and len(reason) <= 500 and reason.isprintable()
-    refused = examined(replace(UPDATE, state={**UPDATE.state, "\x1b]0;t\x07": torch.ones(1)}), JOB, FEDERATION)
+    refused = validate_reply(replace(UPDATE, state={**UPDATE.state, "\x1b]0;t\x07": torch.ones(1)}), JOB, FEDERATION)
     assert isinstance(refused, Failure) and refused.reason.isprintable()
 
 
@@ -291,9 +293,9 @@ STATISTICS = {
 
 def test_statistics_of_an_evaluation_are_right() -> None:
     asked = replace(JOB, kind="evaluate", statistics=STATISTICS)
-    assert problem_with_job(asked, FEDERATION.problem) is None
+    assert find_job_error(asked, FEDERATION.problem) is None
     none_moves = {name: tensor * 0 for name, tensor in STATISTICS.items()}  # of an input that is always the same
-    assert problem_with_job(replace(asked, statistics=none_moves), FEDERATION.problem) is None
+    assert find_job_error(replace(asked, statistics=none_moves), FEDERATION.problem) is None
 
 
 @pytest.mark.parametrize(
@@ -325,8 +327,8 @@ def test_statistics_of_an_evaluation_are_right() -> None:
     ],
 )  # fmt: skip
 def test_what_a_server_asks_is_looked_at(changes: dict[str, Any], message: str) -> None:
-    assert problem_with_job(JOB, FEDERATION.problem) is None
-    assert message in str(problem_with_job(replace(JOB, **changes), FEDERATION.problem))
+    assert find_job_error(JOB, FEDERATION.problem) is None
+    assert message in str(find_job_error(replace(JOB, **changes), FEDERATION.problem))
 
 
 @pytest.mark.parametrize(
@@ -343,7 +345,7 @@ def test_what_a_server_asks_is_looked_at(changes: dict[str, Any], message: str) 
 )
 def test_answers_of_other_kinds(kind: str, changes: dict[str, Any], message: str) -> None:
     job, update = ANSWERED[kind]
-    found = examined(replace(update, **changes), job, FEDERATION)
+    found = validate_reply(replace(update, **changes), job, FEDERATION)
     assert isinstance(found, Failure) and found.reason.startswith("its answer was refused: ")
     assert message in found.reason
 
@@ -360,9 +362,9 @@ def test_sums_that_are_none(change: Callable[[Tensor], Tensor], message: str) ->
     job, update = ANSWERED["statistics"]
     name = next(n for n in update.state if n.endswith(".squares"))
     wrong = replace(update, state={**update.state, name: change(update.state[name])})
-    assert message in str(problem_with(wrong, job, FEDERATION))
+    assert message in str(find_update_error(wrong, job, FEDERATION))
     below = replace(update, state={**update.state, name: -update.state[name] - 1})
-    assert "below 0" in str(problem_with(below, job, FEDERATION))
+    assert "below 0" in str(find_update_error(below, job, FEDERATION))
 
 
 @given(st.sampled_from(sorted(ANSWERED)), st.dictionaries(st.sampled_from(sorted(vars(UPDATE))), nests, max_size=3))
@@ -370,7 +372,7 @@ def test_sums_that_are_none(change: Callable[[Tensor], Tensor], message: str) ->
 def test_whatever_the_fields_hold_it_is_a_sentence(kind: str, odd: dict[str, Any]) -> None:
     """Nothing is raised, and what comes through has the state of a right one."""
     job, update = ANSWERED[kind]
-    found = examined(replace(update, **odd), job, FEDERATION)
+    found = validate_reply(replace(update, **odd), job, FEDERATION)
     if isinstance(found, Failure):
         assert (found.round, found.index, found.client) == (job.round, job.index, job.client)
         assert isinstance(found.reason, str) and len(found.reason) < 400
@@ -385,7 +387,7 @@ def test_a_failure_has_the_numbers_of_its_job(reason: Any, number: Any, flag: An
     odd = Failure(
         number, number, number, number, number, reason, declined=flag, multiply_adds=number, simulated_s=number
     )
-    found = examined(odd, JOB, FEDERATION)
+    found = validate_reply(odd, JOB, FEDERATION)
     assert isinstance(found, Failure)
     assert (found.round, found.index, found.client, found.level) == (JOB.round, JOB.index, JOB.client, JOB.level)
     assert isinstance(found.reason, str) and isinstance(found.declined, bool) and isinstance(found.multiply_adds, int)
@@ -417,7 +419,7 @@ def test_a_liar_changes_nothing_and_the_round_goes_on() -> None:
     federation = replace(federation, cohort=7)
     server = start(federation)
     honest = local(simulation)
-    after, report = one_round(federation, Lying(federation, honest, 3), SETTINGS, server)  # type: ignore[arg-type]
+    after, report = run_round(federation, Lying(federation, honest, 3), SETTINGS, server)  # type: ignore[arg-type]
     assert [f["client"] for f in report["failures"]] == [3] and "refused" in report["failures"][0]["reason"]
     assert report["train"]["clients"] == 6
     assert all(float(t.abs().max()) < 1e6 for t in after.state.values())
@@ -430,13 +432,12 @@ def test_a_liar_changes_nothing_and_the_round_goes_on() -> None:
 
 def test_an_engine_owes_one_reply_to_each_job() -> None:
     jobs = [JOB, replace(JOB, index=3)]
-    assert [(j.index, r.index) for j, r in paired(lambda js: (replace(UPDATE, index=j.index) for j in js), jobs)] == [
-        (2, 2), (3, 3)
-    ]  # fmt: skip
+    pairs = pair_jobs_with_replies(lambda jobs: (replace(UPDATE, index=job.index) for job in jobs), jobs)
+    assert [(job.index, reply.index) for job, reply in pairs] == [(2, 2), (3, 3)]
     with raises(RunError, 2, key="engine"):
-        list(paired(lambda js: iter([] if list(js) else [UPDATE]), jobs))
+        list(pair_jobs_with_replies(lambda js: iter([] if list(js) else [UPDATE]), jobs))
     with raises(RunError, key="engine"):
-        list(paired(lambda js: iter([UPDATE]), []))
+        list(pair_jobs_with_replies(lambda js: iter([UPDATE]), []))
 
 
 def test_every_method_s_replies_come_through() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fleetfit.data import Data, unlabelled
+from fleetfit.data import Data, drop_labels
 from fleetfit.layout import Architecture, Axis, ExitModel
 from fleetfit.method import apply_model_hook, build
 from fleetfit.planner import Targets
@@ -82,7 +82,7 @@ def tiny_data(n: int = 240, classes: int = 4, seed: int = 0) -> Data:
 
 def tiny_server_data() -> Data:
     """The server's own data: other images of the same shape, without labels."""
-    return unlabelled(tiny_data(100, seed=9))
+    return drop_labels(tiny_data(100, seed=9))
 
 
 QUICK: dict[str, dict[str, Any]] = {"feddf": {"steps": 6, "batch_size": 16, "check_every": 2, "patience": 4}}

@@ -14,7 +14,7 @@ import numpy as np
 
 from fleetfit.config import assemble, load_experiment
 from fleetfit.privacy import Randomness
-from fleetfit.rounds import one_round, start
+from fleetfit.rounds import run_round, start
 from fleetfit.secure import Quantiser
 from fleetfit.secured import Segments, worded
 from fleetfit.submodel import concat_state
@@ -56,7 +56,7 @@ def needles(table: Mapping[str, Any]) -> dict[int, list[bytes]]:
     asked, settings = assembly.settings.secure, replace(assembly.settings, secure=None)
     grid = Quantiser(1.0, 20) if asked is None else asked.grid
     engine = _Watched(replace(assembly, settings=settings).engine())
-    one_round(assembly.federation, engine, settings, start(assembly.federation))
+    run_round(assembly.federation, engine, settings, start(assembly.federation))
     segments = Segments(assembly.federation.problem.layout)
     pieces = sorted({worded(job.submodel) for job, _ in engine.replies})
     found: dict[int, list[bytes]] = {}

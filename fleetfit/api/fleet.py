@@ -44,7 +44,7 @@ from fleetfit.records import RunFolder
 from fleetfit.report.text import format_percent, format_privacy
 from fleetfit.rounds import Engine
 from fleetfit.secured import Secured
-from fleetfit.soundness import in_words
+from fleetfit.state_checks import format_rollback
 from fleetfit.values import DataDescription, Federation, NodeDescription
 
 if TYPE_CHECKING:
@@ -443,7 +443,7 @@ class _FleetRun:
                 f"{report['seconds']:.1f} s"
             )
         if "undone" in report:
-            self.say(f"  Round {report['round']} was {in_words(report['undone'], names)}")
+            self.say(f"  Round {report['round']} was {format_rollback(report['undone'], names)}")
         if "privacy" not in report:
             for failure in (*report["failures"], *report.get("evaluate", {}).get("failures", ())):
                 self.say(f"  Node {names[failure['client']]}: {failure['reason']}")

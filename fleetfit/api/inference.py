@@ -23,7 +23,7 @@ from fleetfit.config.dump import dump_with_defaults
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.data.files.alike import arrays_alike, frame_alike, like
-from fleetfit.data.files.places import set_folder
+from fleetfit.data.files.folders import resolve_folder
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_you_mean
 from fleetfit.factories import call_factory
@@ -217,7 +217,7 @@ def load_other_data(run: TrainedRun, name: str, halves: bool = False) -> Data:
         if not isinstance(data, Data):
             raise ConfigError(f"{name} must return a fleetfit.Data, got {type(data).__name__}.", key="data")
         return data
-    place = set_folder(name)
+    place = resolve_folder(name)
     if run.files.has(COLUMNS):
         return like(place, run.files.text(COLUMNS), halves)
     return _read_prepared(run, section, place, halves)

@@ -15,7 +15,7 @@ from fleetfit.config import Experiment
 from fleetfit.errors import make_printable, truncate
 from fleetfit.markup import escape_html
 from fleetfit.report.text import format_bytes, format_duration, format_percent, format_privacy
-from fleetfit.soundness import in_words
+from fleetfit.state_checks import format_rollback
 
 if TYPE_CHECKING:  # `import fleetfit` does without rich
     from rich.progress import Progress
@@ -89,7 +89,7 @@ class RoundFacts:
     @property
     def rollback(self) -> str:
         """The reason why the last round was rolled back."""
-        return f"Round {self.done} was {in_words(self._report['undone'])}" if "undone" in self._report else ""
+        return f"Round {self.done} was {format_rollback(self._report['undone'])}" if "undone" in self._report else ""
 
     @property
     def is_evaluated(self) -> bool:

@@ -37,7 +37,7 @@ from fleetfit.records import RunFolder
 from fleetfit.records.checkpoints import CheckpointError
 from fleetfit.records.schema import RoundRecord
 from fleetfit.report.tables import make_level_table, make_total_table
-from fleetfit.soundness import check_base, fitting
+from fleetfit.state_checks import check_base, check_checkpoint
 from fleetfit.tensor_defaults import own_mode
 from fleetfit.values import Server
 
@@ -432,7 +432,7 @@ def load_usable_checkpoint(run: Run, most: int | None = None, due: int = 0) -> d
     """
 
     def check(checkpoint: Any, round: int) -> None:
-        fitting(run.assembly.federation, checkpoint, round)
+        check_checkpoint(run.assembly.federation, checkpoint, round)
         if most is not None and round > most:
             raise CheckpointError(f"metrics.jsonl has whole reports of {most} rounds only; put the whole file back")
 

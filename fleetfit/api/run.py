@@ -358,7 +358,7 @@ def _run_with_display(target: Run, display: Display, on_round: OnRound | None, n
 def run_remaining_rounds(
     target: Run,
     on_round: OnRound | None = None,
-    renew: rounds.Renew = rounds.unchanged,
+    renew: rounds.Renew = rounds.keep_federation,
     on_result: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> None:
     """Run the rounds that are left, draw the plots, write the page and the summary.

@@ -14,7 +14,7 @@ from torch import Tensor
 from fleetfit.attack import Attack, Scene
 from fleetfit.attacks.label_flip import check_target
 from fleetfit.data import Data
-from fleetfit.data.encoded import Encoded
+from fleetfit.data.image_reader import EncodedImages
 from fleetfit.errors import ConfigError, check_range
 from fleetfit.values import Update
 
@@ -76,7 +76,7 @@ def with_square(data: Data, x: Tensor, side: int) -> Tensor:
             f"[attack] trigger: the images of {data.name} are {size}, got a square of {side} pixels.",
             key="attack.trigger",
         )
-    largest = 255 if x.dtype == torch.uint8 else float(x.max() if isinstance(data.x, Encoded) else data.x.max())
+    largest = 255 if x.dtype == torch.uint8 else float(x.max() if isinstance(data.x, EncodedImages) else data.x.max())
     marked = x.clone()
     marked[..., -side:, -side:] = largest
     return marked

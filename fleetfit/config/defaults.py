@@ -55,9 +55,9 @@ def detect_data_source(section: Mapping[str, Any], folder: Path, where: str = "[
         if place_key is None:
             raise ConfigError(f"{where} path: {name} reads no files. Leave path out, or leave the name out.", key=key)
         return {place_key: place, **table}
-    from fleetfit.data.files.found import found_at
+    from fleetfit.data.files.detect import detect_format
 
-    detected = found_at(place, table)
+    detected = detect_format(place, table)
     partition = table.get("partition")
     if isinstance(partition, Mapping):  # the detected kind stays unless the section has one
         table["partition"] = {**detected.get("partition", {}), **partition}

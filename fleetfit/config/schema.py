@@ -278,7 +278,7 @@ class SlowSection(Section):
 
 
 class LinksSection(Section):
-    """`[fleet] links`: faults of simulated links, drawn for each message of training (see `fleetfit.links`).
+    """`[fleet] links`: faults of simulated links, drawn for each message of training (see `fleetfit.network`).
 
     Attributes:
         lost_down: Probability that a client's job does not arrive, so that it trains nothing.

@@ -1,31 +1,31 @@
-"""Data sets: the public ones by name, every kind of file, and how they are divided among clients.
+"""Data sets: the public ones by name, every format of files, and partitions among clients.
 
-    sets/         the public data sets, each by its name or a family of them in one file: mnist, cifar, femnist, ...
-    files/        the kinds of files that anybody has: images, text, plain_text, arrays (each a `data.name` too), and
-                  what reads them: parquet, leaf, sounds, tokens; places says where the files of a set lie
-    dataset.py    Data, which all of them return: what it must be, one client's share, the way to worker processes
-    splits.py     train, validation, test: what is held out
-    partition.py  how the splits are divided among clients
-    augment.py    what training batches go through
-    encoded.py    images as files: decoded once, or batch by batch where memory is too small
-    cache.py      what is kept on disk, so that a set is decoded once
+    sets/         public data sets, one or a family of them in a file: mnist, cifar, femnist, ...
+    files/        formats of files. images, text, plain_text, arrays and table are names of data as well; detect chooses
+                  one for a path; folders finds the files of a set; parquet, leaf, sounds and tokens read them
+    dataset.py    Data, the type of every data set, and its transfer to worker processes
+    splits.py     train, validation and test; holding samples out
+    partition.py  partitions among clients
+    augment.py    augmentation of training batches
+    image_reader.py  images as files, decoded at once, or batch by batch where memory is too small
+    cache.py      decoded samples on disk, so that a set is decoded once
 
-Imports point one way: sets, files, then dataset and what it is made of. A new public set is a file in `sets` (or a row
-in one), a new kind of file one in `files`.
+Sets import files, and files import dataset and the modules below it. A new public set is a file in `sets` (or a row of
+a file's table), a new format one in `files`.
 """
 
-from fleetfit.data.dataset import Data, Facts, unlabelled
-from fleetfit.data.encoded import Encoded
-from fleetfit.data.partition import Parts, class_counts, find_unassigned, partition, sizes_of
+from fleetfit.data.dataset import Data, Facts, drop_labels
+from fleetfit.data.image_reader import EncodedImages
+from fleetfit.data.partition import Parts, class_counts, count_samples, find_unassigned, partition
 
 __all__ = [
     "Data",
-    "Encoded",
+    "EncodedImages",
     "Facts",
     "Parts",
     "class_counts",
+    "count_samples",
+    "drop_labels",
     "find_unassigned",
     "partition",
-    "sizes_of",
-    "unlabelled",
 ]

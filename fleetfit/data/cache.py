@@ -1,8 +1,7 @@
-"""What is made once from a data set's files and kept on disk: decoded images, encoded texts, an index.
+"""The cache on disk of samples that are slow to make: decoded images, encoded texts, indices.
 
-The folder is the environment variable FLEETFIT_CACHE, else ~/.cache/fleetfit. It may be deleted at any time; one that
-cannot be written to only means that arrays are decoded again. What has to be a folder of files is then made anew for
-each process, in a temporary folder that the process removes at its end.
+The folder is the environment variable FLEETFIT_CACHE, else ~/.cache/fleetfit. It may be deleted at any time. Where it
+cannot be written to, arrays are built in memory, and folders in a temporary folder that the process removes at its end.
 """
 
 import atexit
@@ -25,75 +24,85 @@ FORMAT = 1  # raise it when the same files and parameters would decode to other 
 
 Array = NDArray[Any]
 Allocate = Callable[[tuple[int, ...]], Array]
+"""Makes an uninitialised array of a shape."""
 
 
-def key(name: str, files: Sequence[Path], parameters: Sequence[object], suffix: str = ".npy") -> str:
-    """Return a file name that changes whenever the decoded samples could.
+def make_key(name: str, files: Sequence[Path], parameters: Sequence[object], suffix: str = ".npy") -> str:
+    """Return the name of a file or folder in the cache, different for different samples.
 
     Args:
-        name: The data set, for people who look into the folder.
-        files: Where the samples are read from; path, size and modification time count.
-        parameters: Whatever else decides about the decoded bytes; must survive JSON.
-        suffix: How the file's name ends; a folder's has none.
+        name: The data set, for people who look into the cache.
+        files: The sources of the samples; path, size and modification time count.
+        parameters: Everything else that the samples depend on, as JSON values.
+        suffix: Suffix of the name; empty for a folder.
     """
     stamps = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     digest = hashlib.sha256(json.dumps([FORMAT, stamps, list(parameters)]).encode()).hexdigest()
     return f"{name}-{digest[:24]}{suffix}"
 
 
-def cached(
+def find_cache_folder() -> Path | None:
+    """Return the cache folder, made if necessary; None if that is impossible."""
+    try:
+        chosen = os.environ.get("FLEETFIT_CACHE")
+        folder = Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "fleetfit"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # RuntimeError: no home folder
+        return None
+    return folder
+
+
+# ---- arrays ----------------------------------------------------------------------------------------------------------
+
+
+def load_array(
     file_name: str, rows: int, build: Callable[[Allocate], Array], dtype: DTypeLike = np.uint8, ndim: int = 4
 ) -> Array:
-    """Return samples from the cache, or build them and keep them there.
+    """Return samples from the cache; where they are missing or damaged, build and store them.
 
     Args:
-        file_name: What `key` returned.
+        file_name: From `make_key`.
         rows: Number of samples.
-        build: Gets a function that makes an uninitialised array of a shape, and returns that array filled.
-        dtype: Of the array: uint8 for images.
+        build: Fills and returns an array that it allocates with the given function.
+        dtype: Type of the array: uint8 for images.
         ndim: Its number of dimensions: 4 for images [rows, C, H, W].
 
     Returns:
-        The array, memory-mapped copy-on-write where the cache could be used: it can be written to, and the file never
-        changes.
+        The array, memory-mapped copy-on-write where the cache can be used: the array is writable, the file stays.
     """
     kind = np.dtype(dtype)
-    place = cache_folder()
-    if place is None:
+    folder = find_cache_folder()
+    if folder is None:
         return build(lambda shape: np.empty(shape, kind))
-    path = place / file_name
-    found = _opened(path, rows, kind, ndim)
-    if found is not None:
-        return found
+    path = folder / file_name
+    cached = _open_array(path, rows, kind, ndim)
+    if cached is not None:
+        return cached
     try:
-        handle, temporary = tempfile.mkstemp(suffix=".tmp", prefix=file_name, dir=place)
+        handle, name = tempfile.mkstemp(suffix=".tmp", prefix=file_name, dir=folder)
         os.close(handle)
     except OSError:
         return build(lambda shape: np.empty(shape, kind))
+    temporary = Path(name)
     try:
-        array = build(lambda shape: _on_disk(Path(temporary), shape, kind))
+        array = build(lambda shape: _allocate_file(temporary, shape, kind))
         if not isinstance(array, np.memmap):
             return array
-        _publish(array, Path(temporary), path)
-        found = _opened(path, rows, kind, ndim)
-        return array if found is None else found
+        try:
+            array.flush()
+            with temporary.open("r+b") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            return array
+        cached = _open_array(path, rows, kind, ndim)
+        return array if cached is None else cached
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
-def cache_folder() -> Path | None:
-    """Return the cache folder, made if need be; None if there can be none."""
-    try:
-        chosen = os.environ.get("FLEETFIT_CACHE")
-        place = Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "fleetfit"
-        place.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # RuntimeError: no home folder
-        return None
-    return place
-
-
-def _on_disk(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return a new array in a file whose space is reserved: a full disk must be an error now, not a crash later."""
+def _allocate_file(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return a new array in a file; in memory where the disk is full, which would otherwise crash a later write."""
     try:
         array: Array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
         if hasattr(os, "posix_fallocate"):
@@ -104,74 +113,62 @@ def _on_disk(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return array
 
 
-def _publish(array: "np.memmap[Any, Any]", temporary: Path, path: Path) -> None:
-    """Put a finished file in its place at once, so that nobody ever sees half of one; failing to is no error."""
-    try:
-        array.flush()
-        with temporary.open("r+b") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        return
-
-
-def _opened(path: Path, rows: int, dtype: np.dtype[Any], ndim: int) -> Array | None:
-    """Return the cached samples, or None if they are missing or damaged."""
+def _open_array(path: Path, rows: int, dtype: np.dtype[Any], ndim: int) -> Array | None:
+    """Return cached samples; None where they are missing or damaged."""
     if not path.is_file():
         return None
     try:
         array = np.lib.format.open_memmap(path, mode="c")
-    except Exception:  # whatever is wrong with the file, it is built again
+    except Exception:  # any damage: the array is built again
         return None
-    whole = array.dtype == dtype and array.ndim == ndim and len(array) == rows and array.flags.c_contiguous
-    return array if whole else None
+    is_intact = array.dtype == dtype and array.ndim == ndim and len(array) == rows and array.flags.c_contiguous
+    return array if is_intact else None
 
 
-# ---- a folder of files -----------------------------------------------------------------------------------------------
+# ---- folders of files ------------------------------------------------------------------------------------------------
 
 
-def kept(folder_name: str, build: Callable[[Path], None], load: Callable[[Path], T]) -> T:
-    """Return what is kept in a folder of the cache, made first if it is missing or damaged.
+def load_folder(folder_name: str, build: Callable[[Path], None], load: Callable[[Path], T]) -> T:
+    """Load a folder of the cache; where it is missing or damaged, build it first.
 
     Args:
-        folder_name: What `key` returned, without a suffix.
+        folder_name: From `make_key`, without a suffix.
         build: Writes the files into an empty folder.
-        load: Reads them; whatever it raises about a folder that was there already means that it is damaged.
+        load: Reads them; any exception means that an existing folder is damaged.
 
     Raises:
-        DataError: There is no room for it.
+        DataError: The files cannot be written.
     """
-    cache = cache_folder()
-    if cache is not None:
-        place = cache / folder_name
-        if place.is_dir():
-            try:
-                return load(place)
-            except Exception:  # whatever is wrong with it, it is made again
-                shutil.rmtree(place, ignore_errors=True)
-    temporary = _empty_folder(cache, folder_name)
+    cache = find_cache_folder()
+    folder = None if cache is None else cache / folder_name
+    if folder is not None and folder.is_dir():
+        try:
+            return load(folder)
+        except Exception:  # any damage: the folder is built again
+            shutil.rmtree(folder, ignore_errors=True)
+    temporary = _make_temporary_folder(cache, folder_name)
     try:
         build(temporary)
-        if cache is None:
+        if folder is None:
             return load(temporary)
         try:
-            temporary.rename(place)
-        except OSError:  # another process was faster, or something cannot be removed
-            if not place.is_dir():
+            temporary.rename(folder)
+        except OSError:  # another process was faster, or the damaged folder cannot be removed
+            if not folder.is_dir():
                 raise
-        return load(place)
+        return load(folder)
     except OSError as error:
         raise DataError(
-            f"{folder_name} cannot be kept in {temporary.parent}: {error}. Make room there, or set the environment "
-            "variable FLEETFIT_CACHE to a folder that has room.",
+            f"{folder_name} cannot be written to {temporary.parent}: {error}. Make room there, or set the environment "
+            "variable FLEETFIT_CACHE to a folder with room.",
             path=temporary.parent,
         ) from error
     finally:
-        if cache is not None:
+        if folder is not None:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _empty_folder(cache: Path | None, name: str) -> Path:
+def _make_temporary_folder(cache: Path | None, name: str) -> Path:
     if cache is not None:
         try:
             return Path(tempfile.mkdtemp(suffix=".tmp", prefix=name, dir=cache))

@@ -1,4 +1,4 @@
-"""A labelled data set that lies in memory or on disk, one client's share of it, and what either must be."""
+"""A labelled data set, in memory or on disk, and a client's share of it."""
 
 import copy
 import dataclasses
@@ -12,31 +12,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fleetfit.data.augment import check_augmentation, picked
-from fleetfit.data.encoded import Encoded
+from fleetfit.data.augment import check_augmentation, select_samples
+from fleetfit.data.image_reader import EncodedImages
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import DataError, did_you_mean
 from fleetfit.seeds import make_torch_rng
 
 NOT_SCORED = -100
-"""A next token that is none: padding."""
-MOST_CLASSES = 1 << 20
-"""That are inferred from the largest label of a file; a model has so many outputs."""
-_KINDS_OF_X = (torch.uint8, torch.int64, torch.float32, torch.float16, torch.bfloat16, torch.float64)
+"""Label of a position that is not scored, such as padding."""
+MAX_CLASSES = 1 << 20
+"""Limit for the number of classes inferred from the largest label of a file; a model has one output for each."""
+_SAMPLE_TYPES = (torch.uint8, torch.int64, torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _HELD_OUT = 0.1
-_APART = ("x", "y", "splits")
+_PACKED_APART = ("x", "y", "splits")
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a data set is, as in the data table of a paper; None means that it depends on the folder.
+    """Key figures of a data set, as in the data table of a paper; None: they depend on the folder.
 
     Attributes:
         train: Number of training samples, those held out for validation included.
         test: Number of test samples.
         classes: Number of classes.
         resolution: Height and width, "32x32".
-        source: Who made it and where it comes from.
+        source: Authors and origin.
     """
 
     train: int | None
@@ -51,9 +51,9 @@ class Data:
     """One labelled data set, or one client's share of it.
 
     Attributes:
-        name: What it is called in messages and reports.
+        name: Its name in messages and reports.
         x: All samples: uint8 images [N, C, H, W], or your own floats or int64 tokens [N, ...]; may be memory-mapped.
-            Images that do not fit may stay encoded on disk (`fleetfit.data.Encoded`).
+            Images that do not fit into memory may stay encoded on disk (`fleetfit.data.Encoded`).
         y: Labels. Classification: int64 [N] in 0..classes-1. Next token: int64 [N, L], -100 where nothing is scored.
             Regression: floats [N, classes]. Multi-label: 0 or 1, [N, classes]. A task of your own: any tensor [N, ...].
         splits: "train", "validation", "test" -> int64 indices into x, on the host; a missing split is empty.
@@ -62,21 +62,21 @@ class Data:
         class_names: One name per class, or ().
         mean: Per channel, or one for all, subtracted after uint8 is scaled to [0, 1]; () leaves it there.
         std: Per channel, or one for all, divided by after that.
-        augment: What training batches go through, a name in `augment.AUGMENTATIONS` or "resized-crop", or None.
-        task: What is learned: "classification", "next_token", "regression" or "multi_label".
+        augment: Augmentation of training batches, a name in `augment.AUGMENTATIONS` or "resized-crop", or None.
+        task: "classification", "next_token", "regression" or "multi_label".
         vocabulary: Above 0: x holds tokens in 0..vocabulary-1.
-        padding: The token that fills short samples; each batch is cut to its longest sample. -1: there is none.
-        resize: Height and width that images are brought to, batch by batch, after augmentation.
-        tokenizer: The file that says what the tokens of texts are, `tokenizer.json`; "" where there is none.
-        columns: How the columns of a table became numbers, the text of `columns.json`; "" where it is no table.
+        padding: The token that fills short samples; each batch is cut to its longest sample. -1: none.
+        resize: Height and width to which images are resized, batch by batch, after augmentation.
+        tokenizer: The tokeniser's file, `tokenizer.json`; "" where there is none.
+        columns: The encoding of a table's columns, the text of `columns.json`; "" for other data.
         targets: Mean and standard deviation of the targets of a regression, [classes] each; (): those of the training
             samples.
-        labelled: Whether y says anything; without labels there are predictions, but nothing to measure.
-        notes: What was found and done when the files were read, in sentences that a run says.
+        labelled: Whether y holds labels; without them there are predictions but no scores.
+        notes: Sentences on how the files were read, which a run prints.
     """
 
     name: str
-    x: Tensor | Encoded
+    x: Tensor | EncodedImages
     y: Tensor
     splits: Mapping[str, Tensor]
     classes: int
@@ -102,7 +102,7 @@ class Data:
         """Check everything once, so that `batch` need not.
 
         Raises:
-            DataError: A shape, a dtype, a label or an index does not fit.
+            DataError: A shape, a dtype, a label or an index is wrong.
         """
         _check_samples(self)
         _check_labels(self)
@@ -111,12 +111,12 @@ class Data:
         scale, shift = _scale_and_shift(self)
         object.__setattr__(self, "_scale", scale)
         object.__setattr__(self, "_shift", shift)
-        object.__setattr__(self, "splits", _checked_splits(self, self.splits))
+        object.__setattr__(self, "splits", _check_splits(self, self.splits))
         if self.task == "regression":
             object.__setattr__(self, "_targets", self._standard_targets())
 
     def _standard_targets(self) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation of the targets, each [classes]: as given, or of the training samples."""
+        """Return mean and standard deviation of the targets, each [classes]: `targets`, or of the training samples."""
         if self.targets:
             mean, std = (torch.tensor(values, device=self.y.device) for values in self.targets)
             return mean, std
@@ -128,16 +128,16 @@ class Data:
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """The shape of one sample as a model gets it, without the batch."""
+        """The shape of a model's input, without the batch."""
         shape = tuple(self.x.shape[1:])
         return shape if self.resize is None else (*shape[:-2], *self.resize)
 
     @property
     def target_scale(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of the training targets of a regression: prediction * std + mean has their unit.
+        """Mean and standard deviation of a regression's training targets: prediction * std + mean has their unit.
 
         Raises:
-            DataError: The task is another one.
+            DataError: The task is not a regression.
         """
         if self._targets is None:
             raise DataError(f"{self.name}: only a regression has scaled targets; the task is {self.task}.", key="task")
@@ -152,12 +152,12 @@ class Data:
         """Return the indices of a split, int64 on the host.
 
         Raises:
-            DataError: There is no split of that name.
+            DataError: The name is unknown.
         """
         if name not in self.splits:
-            known = ", ".join(SPLITS)
             raise DataError(
-                f'{self.name} has no split "{name}"; it has {known}.{did_you_mean(name, SPLITS)}', key="split"
+                f'{self.name} has no split "{name}"; it has {", ".join(SPLITS)}.{did_you_mean(name, SPLITS)}',
+                key="split",
             )
         return self.splits[name]
 
@@ -169,7 +169,7 @@ class Data:
 
         Args:
             indices: int64 [B] into x.
-            rng: Given for a training batch: the host generator that augmentation draws from. None: no augmentation.
+            rng: For a training batch, the host generator of the augmentation. None: no augmentation.
 
         Returns:
             x, float32 [B, ...] (int64 stays int64), and y [B, ...], both on the device of the data. Targets of a
@@ -178,7 +178,7 @@ class Data:
         y = self.labels(indices.to(self.x.device, non_blocking=True))
         x = self.stored(indices, rng)
         if x.dtype == torch.int64:
-            return (x, y) if self.padding < 0 else _without_tail(x, y, self.padding)
+            return (x, y) if self.padding < 0 else _trim_padding(x, y, self.padding)
         x = x.to(torch.float32)
         if self._scale is not None:
             x.mul_(self._scale)
@@ -189,13 +189,14 @@ class Data:
         return x, y
 
     def stored(self, indices: Tensor, rng: torch.Generator | None = None) -> Tensor:
-        """Return samples as they are stored, [B, ...]: uint8 images, floats or tokens; with `rng`, augmented."""
-        placed = indices if isinstance(self.x, Encoded) else indices.to(self.x.device, non_blocking=True)
-        return picked(self.x, placed, self.augment, rng)
+        """Return samples as stored, [B, ...]: uint8 images, floats or tokens; with `rng`, augmented."""
+        if not isinstance(self.x, EncodedImages):
+            indices = indices.to(self.x.device, non_blocking=True)
+        return select_samples(self.x, indices, self.augment, rng)
 
     @property
     def normalisation(self) -> tuple[Tensor | None, Tensor | None]:
-        """What stored samples are multiplied by, and what is added then, to broadcast over [B, C, ...]; or None."""
+        """Scale and shift of stored samples, x * scale + shift, to broadcast over [B, C, ...]; None: there is none."""
         return self._scale, self._shift
 
     def labels(self, indices: Tensor) -> Tensor:
@@ -211,10 +212,10 @@ class Data:
         """Return a client's view: the same tensors, other splits. Nothing is copied.
 
         Raises:
-            DataError: An index does not fit.
+            DataError: An index is wrong.
         """
         view = copy.copy(self)
-        object.__setattr__(view, "splits", _checked_splits(self, splits))
+        object.__setattr__(view, "splits", _check_splits(self, splits))
         return view
 
     def to(self, device: torch.device | str) -> "Data":
@@ -228,37 +229,36 @@ class Data:
         return moved
 
 
-def _without_tail(x: Tensor, y: Tensor, padding: int) -> tuple[Tensor, Tensor]:
-    """Cut off the columns in which every sample of a batch is padded; at least one column stays."""
+def _trim_padding(x: Tensor, y: Tensor, padding: int) -> tuple[Tensor, Tensor]:
+    """Cut off the columns in which every sample of a batch is padded, except the first."""
     used = (x != padding).any(0).nonzero()
     length = int(used[-1]) + 1 if len(used) else 1
     return x[:, :length], y[:, :length] if y.ndim == 2 and y.shape[1] == x.shape[1] else y
 
 
-def unlabelled(data: Data, seed: int = 0) -> Data:
-    """Return the training and validation samples of a data set without their labels.
+def drop_labels(data: Data, seed: int = 0) -> Data:
+    """Return the training and validation samples of a data set with 0 in place of every label.
 
-    Where it has no validation samples, a tenth of the training samples is held out at random. Each label is 0, the same
-    one for all: nothing can be learned from it.
+    Without validation samples, a tenth of the training samples is held out at random.
 
     Args:
         data: A data set of any task.
-        seed: Of what is held out.
+        seed: Seed of the draw.
 
     Raises:
-        DataError: There is nothing to train on.
+        DataError: There are no training samples.
     """
-    train, held = data.split("train"), data.split("validation")
+    train, validation = data.split("train"), data.split("validation")
     if not len(train):
         raise DataError(f"{data.name} has no training samples, so the server cannot train on it.", key="data.server")
-    if not len(held):
+    if not len(validation):
         order = train[torch.randperm(len(train), generator=make_torch_rng(seed, "held out"))]
         count = int(len(train) * _HELD_OUT)
-        train, held = order[count:].sort().values, order[:count].sort().values
+        train, validation = order[count:].sort().values, order[:count].sort().values
     return dataclasses.replace(
         data,
         y=torch.zeros((), dtype=torch.int64).expand(len(data.x)),
-        splits={"train": train, "validation": held},
+        splits={"train": train, "validation": validation},
         classes=1,
         class_names=(),
         groups=None,
@@ -266,16 +266,16 @@ def unlabelled(data: Data, seed: int = 0) -> Data:
     )
 
 
-# ---- checked once, when a data set is made ---------------------------------------------------------------------------
+# ---- checks of a new data set ----------------------------------------------------------------------------------------
 
 
 def _check_samples(data: Data) -> None:
     x, y = data.x, data.y
-    given: tuple[tuple[str, object], ...] = (("x", x), ("y", y))
-    for name, value in given:
-        if not isinstance(value, Tensor | Encoded if name == "x" else Tensor):
+    fields: tuple[tuple[str, object], ...] = (("x", x), ("y", y))
+    for name, value in fields:
+        if not isinstance(value, Tensor | EncodedImages if name == "x" else Tensor):
             raise DataError(f"{data.name}: {name} must be a tensor, got {type(value).__name__}.", key=name)
-    if x.dtype not in _KINDS_OF_X:
+    if x.dtype not in _SAMPLE_TYPES:
         raise DataError(f"{data.name}: x must be uint8 (images), float or int64 (tokens), got {x.dtype}.", key="x")
     if x.ndim < 1 or y.ndim < 1 or len(x) != len(y):
         raise DataError(
@@ -312,10 +312,14 @@ def _check_labels(data: Data) -> None:
         raise DataError(
             f"{data.name} has {data.classes} classes but {len(data.class_names)} class names.", key="class_names"
         )
-    check = {"classification": _check_classes, "next_token": _check_next, "regression": _check_targets,
-             "multi_label": _check_many}.get(data.task)  # fmt: skip
-    if check is not None:
-        check(data)
+    checks = {
+        "classification": _check_classes,
+        "next_token": _check_next_tokens,
+        "regression": _check_targets,
+        "multi_label": _check_multi_labels,
+    }
+    if data.task in checks:
+        checks[data.task](data)
 
 
 def _check_classes(data: Data) -> None:
@@ -330,7 +334,7 @@ def _check_classes(data: Data) -> None:
         )
 
 
-def _check_next(data: Data) -> None:
+def _check_next_tokens(data: Data) -> None:
     x, y = data.x, data.y
     if y.dtype != torch.int64 or x.dtype != torch.int64 or x.ndim != 2 or y.shape != x.shape:
         raise DataError(
@@ -365,7 +369,7 @@ def _check_targets(data: Data) -> None:
         )
 
 
-def _check_many(data: Data) -> None:
+def _check_multi_labels(data: Data) -> None:
     y = data.y
     if y.ndim != 2 or y.shape[1] != data.classes or not bool(((y == 0) | (y == 1)).all()):
         raise DataError(
@@ -376,7 +380,7 @@ def _check_many(data: Data) -> None:
 
 
 def _scale_and_shift(data: Data) -> tuple[Tensor | None, Tensor | None]:
-    """Return scale and shift, shaped to broadcast over [B, C, ...]: x * scale + shift = (x / 255 - mean) / std."""
+    """Return scale and shift, to broadcast over [B, C, ...]: x * scale + shift = (x / 255 - mean) / std."""
     x, mean, std = data.x, tuple(data.mean), tuple(data.std)
     if len(mean) != len(std):
         raise DataError(
@@ -400,17 +404,17 @@ def _scale_and_shift(data: Data) -> tuple[Tensor | None, Tensor | None]:
     return scale.to(x.device), shift.to(x.device)
 
 
-def _checked_splits(data: Data, splits: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return all three splits on the host, or say which index is wrong."""
+def _check_splits(data: Data, splits: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Check splits against the samples; return all three on the host."""
     for name in splits:
         if name not in SPLITS:
             raise DataError(
-                f'{data.name}: "{name}" is no split; the splits are {", ".join(SPLITS)}.{did_you_mean(name, SPLITS)}',
+                f'{data.name}: unknown split "{name}"; the splits are {", ".join(SPLITS)}.{did_you_mean(name, SPLITS)}',
                 key="splits",
             )
     total = len(data.x)
-    taken = torch.zeros(total, dtype=torch.bool)
-    checked = {}
+    is_used = torch.zeros(total, dtype=torch.bool)
+    all_splits = {}
     for name in SPLITS:
         indices = splits.get(name, torch.empty(0, dtype=torch.int64)).cpu()
         if indices.dtype != torch.int64 or indices.ndim != 1:
@@ -420,49 +424,49 @@ def _checked_splits(data: Data, splits: Mapping[str, Tensor]) -> dict[str, Tenso
             )
         if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= total):
             raise DataError(
-                f'{data.name}: split "{name}" holds indices {int(indices.min())}..{int(indices.max())}, '
+                f'{data.name}: split "{name}" has indices {int(indices.min())}..{int(indices.max())}, '
                 f"but there are {total} samples.",
                 key="splits",
             )
-        seen = taken[indices]
-        if bool(seen.any()):
-            index = int(indices[seen][0])
+        repeated = is_used[indices]
+        if bool(repeated.any()):
+            index = int(indices[repeated][0])
             raise DataError(
-                f'{data.name}: sample {index} of split "{name}" is in an earlier split too; none may be.', key="splits"
+                f'{data.name}: sample {index} of split "{name}" is in an earlier split as well.', key="splits"
             )
-        taken[indices] = True
-        checked[name] = indices
-    return checked
+        is_used[indices] = True
+        all_splits[name] = indices
+    return all_splits
 
 
-# ---- on its way to worker processes, which share the samples instead of copying them ---------------------------------
+# ---- transfer to worker processes, which share the samples -----------------------------------------------------------
 
 
-def taken_apart(data: Data) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return a data set as a nest of plain values and small tensors, and its large arrays: samples and labels.
+def pack_data(data: Data) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return a data set as a payload of plain values and small tensors, and its large arrays: samples and labels.
 
-    Of encoded images there are only the places.
+    The samples of encoded images are the index of their files.
     """
-    rest = {f.name: getattr(data, f.name) for f in dataclasses.fields(data) if f.init and f.name not in _APART}
-    encoded, x = data.x.taken_apart() if isinstance(data.x, Encoded) else (None, data.x.cpu().numpy())
-    return {"fields": rest, "splits": dict(data.splits), "encoded": encoded}, {"x": x, "y": data.y.cpu().numpy()}
+    fields = {f.name: getattr(data, f.name) for f in dataclasses.fields(data) if f.init and f.name not in _PACKED_APART}
+    encoded, x = data.x.to_payload() if isinstance(data.x, EncodedImages) else (None, data.x.cpu().numpy())
+    return {"fields": fields, "splits": dict(data.splits), "encoded": encoded}, {"x": x, "y": data.y.cpu().numpy()}
 
 
-def put_together(nest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Data:
-    """Return what `taken_apart` took apart; it shares the arrays' memory."""
-    encoded = nest["encoded"]
-    x = Encoded.put_together(encoded, arrays["x"]) if encoded else torch.from_numpy(arrays["x"])
-    return Data(x=x, y=torch.from_numpy(arrays["y"]), splits=nest["splits"], **nest["fields"])
+def unpack_data(payload: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Data:
+    """Return the data set of `pack_data`; it shares the arrays' memory."""
+    encoded = payload["encoded"]
+    x = EncodedImages.from_payload(encoded, arrays["x"]) if encoded else torch.from_numpy(arrays["x"])
+    return Data(x=x, y=torch.from_numpy(arrays["y"]), splits=payload["splits"], **payload["fields"])
 
 
-def store(data: Data, folder: Path) -> dict[str, Any]:
-    """Write the arrays of a data set as files in a folder; return the rest."""
-    nest, arrays = taken_apart(data)
+def save_data(data: Data, folder: Path) -> dict[str, Any]:
+    """Write the arrays of a data set to files in a folder; return the rest as a payload."""
+    payload, arrays = pack_data(data)
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
-    return nest
+    return payload
 
 
-def restored(nest: Mapping[str, Any], folder: Path) -> Data:
-    """Return what `store` wrote, its arrays memory-mapped."""
-    return put_together(nest, {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in ("x", "y")})
+def load_data(payload: Mapping[str, Any], folder: Path) -> Data:
+    """Return the data set of `save_data`, its arrays memory-mapped."""
+    return unpack_data(payload, {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in ("x", "y")})

@@ -1,11 +1,10 @@
-"""How a data set is divided among clients.
+"""Divide a data set among clients.
 
 `iid`, `dirichlet` (Lin et al., "Ensemble Distillation for Robust Model Fusion in Federated Learning", 2020, and after
 it ScaleFL, section 4.2), `shards` (McMahan et al., "Communication-Efficient Learning of Deep Networks from
 Decentralized Data", 2017, section 3) and `natural` (by writer, speaker or role). Each kind first divides the training
-data. A client's validation and test data then follow: each class is divided among the clients in proportion to how
-many training samples of that class they have, so that a client's label distribution is the same in all of its splits,
-and everything is used.
+data. Each class of the validation and test data is then divided in proportion to the clients' training samples of that
+class, so that a client's label distribution is the same in all of its splits, and every sample is used.
 
 Differs from the papers: the code published with ScaleFL draws in groups of ten clients and redraws until the smallest
 client has half the mean; here all clients are drawn at once, and the smallest has ten samples by default (as in the
@@ -25,28 +24,27 @@ from torch import Tensor
 
 from fleetfit import names
 from fleetfit.data.dataset import Data
-from fleetfit.data.splits import SPLITS, generator
+from fleetfit.data.splits import SPLITS, make_data_rng
 from fleetfit.errors import DataError, did_you_mean, import_optional
 from fleetfit.factories import call_factory
 
 Ints = NDArray[np.int64]
 Part = dict[str, Tensor]
-_TENTHS = 10  # parts of a regression's targets that stand for labels
+_TENTHS = 10  # bins of a regression's targets that serve as labels
 _PARTITION = 0x9A27  # keeps this use of a seed apart from every other
 
 
 class Parts(Sequence[Part]):
-    """Each client's indices of each split, held as one tensor for each: clients cost no more than their samples.
+    """Each client's indices of each split, as one tensor per split, so that many clients need little memory.
 
     Attributes:
-        indices: By split those of all clients, one client's after the other's, int64.
-        ends: By split where each client's end among them, int64 [clients].
+        indices: Split -> the indices of all clients, client by client, int64.
+        ends: Split -> the end of each client's indices, int64 [clients].
     """
 
     def __init__(self, indices: Mapping[str, Tensor], ends: Mapping[str, Tensor]) -> None:
-        """Take the tensors."""
         self.indices, self.ends = dict(indices), dict(ends)
-        self._ends = {split: found.numpy() for split, found in ends.items()}
+        self._ends = {split: tensor.numpy() for split, tensor in ends.items()}
 
     def __len__(self) -> int:
         return len(self._ends["train"])
@@ -54,73 +52,74 @@ class Parts(Sequence[Part]):
     def __getitem__(self, client: Any) -> Any:
         if isinstance(client, slice):
             return [self[i] for i in range(*client.indices(len(self)))]
-        place = range(len(self))[client]  # which refuses what is beyond
-        return {split: found[self._start(split, place) : self._ends[split][place]]
-                for split, found in self.indices.items()}  # fmt: skip
-
-    def _start(self, split: str, client: int) -> int:
-        return int(self._ends[split][client - 1]) if client else 0
+        number = range(len(self))[client]  # raises IndexError
+        part = {}
+        for split, indices in self.indices.items():
+            ends = self._ends[split]
+            part[split] = indices[ends[number - 1] if number else 0 : ends[number]]
+        return part
 
     def sizes(self, split: str) -> Ints:
-        """Return how many samples each client has in a split."""
+        """Return each client's number of samples in a split, [clients]."""
         return np.diff(self._ends[split], prepend=0)
 
 
-def sizes_of(parts: Sequence[Mapping[str, Tensor]], split: str = "train") -> Ints:
-    """Return how many samples each client has in a split, [clients]."""
+def count_samples(parts: Sequence[Mapping[str, Tensor]], split: str = "train") -> Ints:
+    """Return each client's number of samples in a split, [clients]."""
     return parts.sizes(split) if isinstance(parts, Parts) else np.array([len(part[split]) for part in parts])
 
 
 def find_unassigned(data: Data, parts: Sequence[Mapping[str, Tensor]], split: str) -> Tensor:
     """Return the samples of a split that no client has, int64, ascending."""
-    shares = [parts.indices[split]] if isinstance(parts, Parts) else [part[split] for part in parts]
-    rest = torch.zeros(len(data.x), dtype=torch.bool)
-    rest[data.split(split)] = True
-    rest[torch.cat(shares)] = False
-    return rest.nonzero()[:, 0]
+    assigned = [parts.indices[split]] if isinstance(parts, Parts) else [part[split] for part in parts]
+    is_unassigned = torch.zeros(len(data.x), dtype=torch.bool)
+    is_unassigned[data.split(split)] = True
+    is_unassigned[torch.cat(assigned)] = False
+    return is_unassigned.nonzero()[:, 0]
 
 
 def partition(data: Data, kind: str, clients: int | None, seed: int, **parameters: object) -> Parts:
     """Divide each split of a data set among clients.
 
     Args:
-        data: What is divided.
+        data: The data set.
         kind: "iid", "dirichlet", "shards" or "natural"; or "package.module:name" or "file.py:name" of a function
             `(data, clients, rng, **parameters)` that returns the client of each training sample, or of a partitioner
             class of flwr-datasets, such as "flwr_datasets.partitioner:PathologicalPartitioner".
-        clients: How many; None is for "natural" and kinds of others: one for each group, or as these have it.
+        clients: Number of clients. None, for "natural" and plug-ins: one for each group, or as the plug-in decides.
         seed: Not negative; the same seed gives the same division.
         **parameters: Those of the kind's function, such as alpha for "dirichlet".
 
     Returns:
-        For each client, split -> its indices into `data.x`, int64, ascending. No index is given twice.
+        For each client, split -> its indices into `data.x`, int64, ascending. Each index occurs at most once.
 
     Raises:
-        DataError: An unknown kind or parameter, or a division that is not possible.
+        DataError: The kind or a parameter is unknown, or the division is impossible.
     """
     if ":" in kind:
-        return _by_others(data, kind, clients, seed, parameters)
+        return _partition_by_plugin(data, kind, clients, seed, parameters)
     if kind not in KINDS:
         raise DataError(
             f'"{kind}" is not a kind of partition; choose one of {", ".join(KINDS)}.{did_you_mean(kind, KINDS)}',
             key="kind",
         )
-    known = list(inspect.signature(KINDS[kind]).parameters)[3:]
+    accepted = list(inspect.signature(KINDS[kind]).parameters)[3:]
     for name in parameters:
-        if name not in known:
-            takes = ", ".join(known) or "nothing"
+        if name not in accepted:
+            listed = ", ".join(accepted) or "no parameters"
             raise DataError(
-                f'partition "{kind}" has no "{name}"; it takes {takes}.{did_you_mean(name, known)}', key=name
+                f'partition "{kind}" has no parameter "{name}"; it takes {listed}.{did_you_mean(name, accepted)}',
+                key=name,
             )
-    return KINDS[kind](data, clients, generator(seed, _PARTITION), **parameters)
+    return KINDS[kind](data, clients, make_data_rng(seed, _PARTITION), **parameters)
 
 
 def iid(data: Data, clients: int, rng: np.random.Generator) -> Parts:
     """Give each client an equal share, drawn at random.
 
     Args:
-        data: What is divided; a task without class labels is divided evenly in every split.
-        clients: How many, at most one for each training sample.
+        data: The data set; a task without class labels is divided evenly in every split.
+        clients: Number of clients, at most one for each training sample.
         rng: The source of randomness.
 
     Raises:
@@ -130,11 +129,11 @@ def iid(data: Data, clients: int, rng: np.random.Generator) -> Parts:
     _check_clients(data, clients)
     owner = rng.permutation(len(train)) % clients
     if data.task == "classification":
-        return with_followers(data, owner, clients, rng)
+        return divide_held_out(data, owner, clients, rng)
     owners = {"train": owner}
     for split in SPLITS[1:]:
         owners[split] = rng.permutation(len(data.split(split))) % clients
-    return collected(data, owners, clients)
+    return group_by_client(data, owners, clients)
 
 
 def dirichlet(
@@ -151,21 +150,21 @@ def dirichlet(
     For each class, in random order, shares p ~ Dirichlet(alpha, ..., alpha) over the K clients are drawn, and the n
     samples of the class, in random order, are cut at floor(n * (p_1 + ... + p_k) + u) with u uniform in [0, 1). With
     `balance`, a client that already has the mean number of samples gets p_k = 0 before p is scaled to sum to one, which
-    brings sizes nearer to each other. All is drawn again until every client has `minimum` training samples.
+    brings sizes nearer to each other. The draw is repeated until every client has `minimum` training samples.
 
     Args:
-        data: What is divided.
-        clients: How many.
+        data: The data set.
+        clients: Number of clients.
         rng: The source of randomness.
-        alpha: Above 0; small: few classes per client, large: all alike.
+        alpha: Above 0; small: few classes per client, large: the same distribution for all.
         minimum: Least number of training samples of a client; None: 10, or half the mean if that is less.
         balance: Whether clients that have the mean already get no more.
-        max_redraws: How often all is drawn again before giving up.
+        max_redraws: Maximal number of further draws.
 
     Raises:
-        DataError: A parameter is out of range, or no draw gave every client enough.
+        DataError: A parameter is out of range, or no draw gave every client enough samples.
     """
-    labels = labels_of(data, "train", "dirichlet")
+    labels = get_labels(data, "train", "dirichlet")
     _check_clients(data, clients)
     mean = len(labels) / clients
     least = min(10, max(1, int(mean / 2))) if minimum is None else minimum
@@ -173,15 +172,15 @@ def dirichlet(
         raise DataError(f"alpha must be a number above 0, got {alpha}.", key="alpha")
     if not 0 <= least <= mean:
         raise DataError(
-            f"minimum must lie between 0 and the mean number of samples, {mean:.1f} ({len(labels)} over {clients} "
+            f"minimum must be between 0 and the mean number of samples, {mean:.1f} ({len(labels)} over {clients} "
             f"clients), got {least}.",
             key="minimum",
         )
-    sizes = np.bincount(labels, minlength=_kinds_of_labels(data))
+    sizes = np.bincount(labels, minlength=_count_labels(data))
     for _ in range(1 + max_redraws):
-        counts = dirichlet_counts(sizes, clients, alpha, balance, rng)
+        counts = draw_dirichlet_counts(sizes, clients, alpha, balance, rng)
         if counts.sum(1).min() >= least:
-            return with_followers(data, dealt(labels, counts, rng), clients, rng)
+            return divide_held_out(data, assign_samples(labels, counts, rng), clients, rng)
     raise DataError(
         f"{1 + max_redraws} draws gave no division in which each of {clients} clients has {least} training samples "
         f"(the smallest of the last draw has {counts.sum(1).min()}): raise alpha (now {alpha}), lower minimum or have "
@@ -194,15 +193,15 @@ def shards(data: Data, clients: int, rng: np.random.Generator, per_client: int =
     """Sort the training samples by label, cut them into equal shards and give each client some at random.
 
     Args:
-        data: What is divided.
-        clients: How many.
+        data: The data set.
+        clients: Number of clients.
         rng: The source of randomness.
-        per_client: Shards for each client, at least 1; few mean few labels.
+        per_client: Shards for each client, at least 1; few shards give few labels.
 
     Raises:
         DataError: There are fewer samples than shards.
     """
-    labels = labels_of(data, "train", "shards")
+    labels = get_labels(data, "train", "shards")
     _check_clients(data, clients)
     total = clients * per_client
     if per_client < 1 or total > len(labels):
@@ -216,7 +215,7 @@ def shards(data: Data, clients: int, rng: np.random.Generator, per_client: int =
     client_of_shard = rng.permutation(total) % clients
     owner = np.empty(len(labels), dtype=np.int64)
     owner[order] = client_of_shard[np.arange(len(labels)) * total // len(labels)]
-    return with_followers(data, owner, clients, rng)
+    return divide_held_out(data, owner, clients, rng)
 
 
 def natural(
@@ -231,11 +230,11 @@ def natural(
     A group's validation and test samples go to its client; those of a group without a client are not used.
 
     Args:
-        data: What is divided; it must have groups.
-        clients: How many; None: one for each group.
+        data: The data set; it must have groups.
+        clients: Number of clients; None: one for each group.
         rng: The source of randomness.
-        fewer: With fewer clients than groups: "choose" that many groups at random and leave the rest out, or "merge"
-            groups, dealt at random, so that each client has as many, give or take one.
+        fewer: With fewer clients than groups: "choose" groups at random and leave the rest out, or "merge" groups at
+            random, so that the numbers of groups differ by at most one.
         minimum: Groups with fewer training samples are left out.
 
     Raises:
@@ -248,25 +247,27 @@ def natural(
     if fewer not in ("choose", "merge"):
         raise DataError(f'fewer must be "choose" or "merge", got {fewer!r}.', key="fewer")
     groups = data.groups.cpu().numpy()
-    found, sizes = np.unique(groups[data.split("train").numpy()], return_counts=True)
-    found = found[sizes >= minimum]
-    count = len(found) if clients is None else clients
-    if not 1 <= count <= len(found):
+    candidates, sizes = np.unique(groups[data.split("train").numpy()], return_counts=True)
+    candidates = candidates[sizes >= minimum]
+    count = len(candidates) if clients is None else clients
+    if not 1 <= count <= len(candidates):
         raise DataError(
-            f"{data.name} has {len(found)} natural groups with at least {minimum} training samples, so clients must "
-            f"be in 1..{len(found)}; got {count}.",
+            f"{data.name} has {len(candidates)} natural groups with at least {minimum} training samples, so clients "
+            f"must be in 1..{len(candidates)}; got {count}.",
             key="clients",
         )
-    client_of = np.full(int(groups.max(initial=0)) + 1, -1)
+    group_owner = np.full(int(groups.max(initial=0)) + 1, -1)
     if fewer == "choose":
-        client_of[np.sort(rng.choice(found, count, replace=False))] = np.arange(count)
+        group_owner[np.sort(rng.choice(candidates, count, replace=False))] = np.arange(count)
+    elif count == len(candidates):
+        group_owner[candidates] = np.arange(count)
     else:
-        client_of[found] = np.arange(count) if count == len(found) else rng.permutation(len(found)) % count
-    return collected(data, {split: client_of[groups[data.split(split).numpy()]] for split in SPLITS}, count)
+        group_owner[candidates] = rng.permutation(len(candidates)) % count
+    return group_by_client(data, {split: group_owner[groups[data.split(split).numpy()]] for split in SPLITS}, count)
 
 
 def class_counts(data: Data, parts: Sequence[Part], split: str = "train") -> Tensor:
-    """Return how many samples of each class each client has in a split, int64 [clients, classes]."""
+    """Return each client's number of samples of each class in a split, int64 [clients, classes]."""
     y = data.y.cpu()
     return torch.stack([torch.bincount(y[part[split]], minlength=data.classes) for part in parts])
 
@@ -289,22 +290,24 @@ def _check_clients(data: Data, clients: object) -> None:
         )
 
 
-# ---- divisions of others ---------------------------------------------------------------------------------------------
+# ---- partition plug-ins ----------------------------------------------------------------------------------------------
 
 _FLOWER = "flwr_datasets"
 
 
-def _by_others(data: Data, kind: str, clients: int | None, seed: int, parameters: Mapping[str, object]) -> Parts:
-    """Divide as a function of anybody's says, or a partitioner of flwr-datasets."""
+def _partition_by_plugin(
+    data: Data, kind: str, clients: int | None, seed: int, parameters: Mapping[str, object]
+) -> Parts:
+    """Partition with a user's function or a partitioner class of flwr-datasets."""
     if kind.partition(":")[0].partition(".")[0] == _FLOWER:
         import_optional(_FLOWER, "partitioners", "Dividing data as flwr-datasets does")
-    found = names.resolve("data", kind)
-    if inspect.isclass(found):
-        owner, count = _by_flower(found, data, kind, clients, seed, dict(parameters))
+    plugin = names.resolve("data", kind)
+    if inspect.isclass(plugin):
+        owner, count = _run_flower_partitioner(plugin, data, kind, clients, seed, dict(parameters))
     else:
-        where, rng = "[data] partition", generator(seed, _PARTITION)
-        given = call_factory(found, kind, where, parameters, data=data, clients=clients, rng=rng)
-        owner = np.asarray(given)
+        rng = make_data_rng(seed, _PARTITION)
+        result = call_factory(plugin, kind, "[data] partition", parameters, data=data, clients=clients, rng=rng)
+        owner = np.asarray(result)
         if owner.shape != data.split("train").shape or owner.dtype.kind not in "iu":
             raise DataError(
                 f'partition "{kind}" must return the client of each training sample, whole numbers '
@@ -315,79 +318,78 @@ def _by_others(data: Data, kind: str, clients: int | None, seed: int, parameters
         count = max(int(owner.max(initial=-1)) + 1, clients or 1)
     empty = np.flatnonzero(np.bincount(owner[owner >= 0], minlength=count) == 0)
     if len(empty) or int(owner.min(initial=0)) < -1:
-        raise DataError(
-            f'partition "{kind}" leaves client {empty[0] if len(empty) else int(owner.min())} no samples.', key="kind"
-        )
+        client = empty[0] if len(empty) else int(owner.min())
+        raise DataError(f'partition "{kind}" leaves client {client} no samples.', key="kind")
+    rng = make_data_rng(seed, _PARTITION)
     if data.task in ("classification", "regression"):
-        return with_followers(data, owner, count, generator(seed, _PARTITION))
-    rng = generator(seed, _PARTITION)
-    others = {split: rng.permutation(len(data.split(split))) % count for split in SPLITS[1:]}
-    return collected(data, {"train": owner, **others}, count)
+        return divide_held_out(data, owner, count, rng)
+    owners = {split: rng.permutation(len(data.split(split))) % count for split in SPLITS[1:]}
+    return group_by_client(data, {"train": owner, **owners}, count)
 
 
-def _by_flower(
-    kind: type, data: Data, name: str, clients: int | None, seed: int, settings: dict[str, Any]
+def _run_flower_partitioner(
+    partitioner_class: type, data: Data, kind: str, clients: int | None, seed: int, settings: dict[str, Any]
 ) -> tuple[Ints, int]:
-    """Return the client of each training sample, -1 for nobody's, and how many clients there are.
+    """Return the client of each training sample, -1 for none, and the number of clients.
 
     The partitioner sees a data set with the columns `label` and, where there are groups, `group`.
     """
-    takes = inspect.signature(kind).parameters
-    usual = {
+    accepted = inspect.signature(partitioner_class).parameters
+    unknown = [key for key in settings if key not in accepted]
+    if unknown:
+        raise DataError(f'partition "{kind}" has no parameter "{unknown[0]}"; it takes {", ".join(accepted)}.'
+                        f"{did_you_mean(unknown[0], accepted)}", key=unknown[0])  # fmt: skip
+    defaults = {
         "num_partitions": clients,
-        "partition_by": "group" if "Natural" in kind.__name__ else "label",
+        "partition_by": "group" if "Natural" in partitioner_class.__name__ else "label",
         "seed": seed,
     }
-    unknown = [key for key in settings if key not in takes]
-    if unknown:
-        raise DataError(f'partition "{name}" has no "{unknown[0]}"; it takes {", ".join(takes)}.'
-                        f"{did_you_mean(unknown[0], takes)}", key=unknown[0])  # fmt: skip
-    settings = {key: value for key, value in usual.items() if key in takes and value is not None} | settings
+    settings = {key: value for key, value in defaults.items() if key in accepted and value is not None} | settings
     train = data.split("train").numpy()
-    rows: dict[str, Any] = {"place": np.arange(len(train))}
+    columns: dict[str, Any] = {"row": np.arange(len(train))}
     if data.task in ("classification", "regression"):
-        rows["label"] = data.y[:, 0].numpy()[train] if data.task == "regression" else labels_of(data, "train", name)
+        columns["label"] = data.y[:, 0].numpy()[train] if data.task == "regression" else get_labels(data, "train", kind)
     if data.groups is not None:
-        rows["group"] = data.groups.cpu().numpy()[train]
-    library = import_optional("datasets", "partitioners", "Dividing data as flwr-datasets does")
+        columns["group"] = data.groups.cpu().numpy()[train]
+    datasets = import_optional("datasets", "partitioners", "Dividing data as flwr-datasets does")
     try:
-        partitioner = kind(**settings)
-        partitioner.dataset = library.Dataset.from_dict(rows)
+        partitioner = partitioner_class(**settings)
+        partitioner.dataset = datasets.Dataset.from_dict(columns)
         count = int(partitioner.num_partitions)
         owner = np.full(len(train), -1, dtype=np.int64)
         for client in range(count):
-            owner[np.asarray(partitioner.load_partition(client)["place"], dtype=np.int64)] = client
-    except Exception as error:  # whatever a class of others comes across
-        raise DataError(f'partition "{name}" {names.describe_failure(error)}.', key="kind") from error
+            owner[np.asarray(partitioner.load_partition(client)["row"], dtype=np.int64)] = client
+    except Exception as error:  # a foreign class may raise anything
+        raise DataError(f'partition "{kind}" {names.describe_failure(error)}.', key="kind") from error
     return owner, count
 
 
-# ---- counts per class and client, and samples dealt out by them ------------------------------------------------------
+# ---- counts per class and client -------------------------------------------------------------------------------------
 
 
-def dirichlet_counts(sizes: Ints, clients: int, alpha: float, balance: bool, rng: np.random.Generator) -> Ints:
-    """Draw once how many samples of each class each client gets, [K, C]."""
+def draw_dirichlet_counts(sizes: Ints, clients: int, alpha: float, balance: bool, rng: np.random.Generator) -> Ints:
+    """Draw each client's number of samples of each class once, [K, C]."""
     counts = np.zeros((clients, len(sizes)), dtype=np.int64)
     mean = sizes.sum() / clients
-    have = np.zeros(clients, dtype=np.int64)
+    totals = np.zeros(clients, dtype=np.int64)
     for c in rng.permutation(np.flatnonzero(sizes)):
         p = rng.dirichlet(np.full(clients, alpha))
         if balance:
-            p = np.where(have < mean, p, 0.0)
-            if p.sum() == 0:  # with a tiny alpha all of it may have fallen to full clients
-                p = (have < mean).astype(np.float64)
+            p = np.where(totals < mean, p, 0.0)
+            if p.sum() == 0:  # with a tiny alpha, full clients may have had all of it
+                p = (totals < mean).astype(np.float64)
         ends = np.cumsum(p)
         cuts = np.floor(ends / ends[-1] * sizes[c] + rng.random()).astype(np.int64)
         counts[:, c] = np.diff(cuts, prepend=0)
-        have += counts[:, c]
+        totals += counts[:, c]
     return counts
 
 
-def dealt(labels: Ints, counts: Ints, rng: np.random.Generator) -> Ints:
-    """Return a client for each sample, at random but with `counts` [K, C]; -1 where a class has more samples."""
+def assign_samples(labels: Ints, counts: Ints, rng: np.random.Generator) -> Ints:
+    """Assign samples to clients at random with `counts` [K, C]; return the client of each, -1 for those left over."""
     clients, classes = counts.shape
-    over = np.bincount(labels, minlength=classes) - counts.sum(0)
-    table = np.vstack([counts, over])
+    surplus = np.bincount(labels, minlength=classes) - counts.sum(0)
+    table = np.vstack([counts, surplus])
     owners = np.append(np.arange(clients), -1)
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
@@ -396,65 +398,76 @@ def dealt(labels: Ints, counts: Ints, rng: np.random.Generator) -> Ints:
     return owner
 
 
-def apportioned(counts: Ints, sizes: Ints, rng: np.random.Generator) -> Ints:
+def apportion(counts: Ints, sizes: Ints, rng: np.random.Generator) -> Ints:
     """Divide sizes[c] samples of each class in proportion to counts[:, c], in whole samples, [K, C].
 
-    Rounding each class on its own would leave small clients with nothing in every class. So what a client has lost or
-    gained by rounding is carried over to the next class, and its total stays right too.
+    Rounding each class on its own could leave a small client without any sample. A client's rounding error is carried
+    over to the next class, so that its total is right as well.
     """
     result = np.zeros_like(counts)
     carry = rng.random(len(counts)) - 0.5
     for c in rng.permutation(np.flatnonzero((counts.sum(0) > 0) & (sizes > 0))):
-        able = np.flatnonzero(counts[:, c])
-        wish = counts[able, c] * (sizes[c] / counts[:, c].sum()) + carry[able]
-        result[able, c] = whole(wish, int(sizes[c]))
-        carry[able] = wish - result[able, c]
+        clients = np.flatnonzero(counts[:, c])
+        exact = counts[clients, c] * (sizes[c] / counts[:, c].sum()) + carry[clients]
+        result[clients, c] = round_to_sum(exact, int(sizes[c]))
+        carry[clients] = exact - result[clients, c]
     return result
 
 
-def whole(wish: NDArray[np.float64], total: int) -> Ints:
-    """Return whole numbers, not negative, that sum to a total and are near what is wished for."""
-    given = np.maximum(np.floor(wish), 0).astype(np.int64)
-    while (left := total - int(given.sum())) != 0:
-        if left > 0:
-            given[np.argsort(given - wish, kind="stable")[:left]] += 1
+def round_to_sum(values: NDArray[np.float64], total: int) -> Ints:
+    """Round values to whole numbers of at least 0 that add up to a total."""
+    rounded = np.maximum(np.floor(values), 0).astype(np.int64)
+    while (missing := total - int(rounded.sum())) != 0:
+        if missing > 0:
+            rounded[np.argsort(rounded - values, kind="stable")[:missing]] += 1
         else:
-            some = np.flatnonzero(given)
-            given[some[np.argsort((wish - given)[some], kind="stable")[:-left]]] -= 1
-    return given
+            positive = np.flatnonzero(rounded)
+            rounded[positive[np.argsort((values - rounded)[positive], kind="stable")[:-missing]]] -= 1
+    return rounded
 
 
-def with_followers(data: Data, owner: Ints, clients: int, rng: np.random.Generator) -> Parts:
-    """Divide validation and test data so that they follow the labels of each client's training data."""
-    train = labels_of(data, "train", "")
-    classes, mine = _kinds_of_labels(data), owner >= 0
-    counts = np.bincount(owner[mine] * classes + train[mine], minlength=clients * classes).reshape(clients, classes)
+def divide_held_out(data: Data, owner: Ints, clients: int, rng: np.random.Generator) -> Parts:
+    """Divide validation and test data in proportion to the labels of each client's training data.
+
+    Args:
+        data: The data set.
+        owner: The client of each training sample, -1 for none.
+        clients: Number of clients.
+        rng: The source of randomness.
+    """
+    labels, classes, is_owned = get_labels(data, "train", ""), _count_labels(data), owner >= 0
+    cells = owner[is_owned] * classes + labels[is_owned]
+    counts = np.bincount(cells, minlength=clients * classes).reshape(clients, classes)
     owners = {"train": owner}
     for split in SPLITS[1:]:
-        labels = labels_of(data, split, "")
+        labels = get_labels(data, split, "")
         sizes = np.bincount(labels, minlength=classes)
-        owners[split] = dealt(labels, apportioned(counts, sizes, rng), rng)
-    return collected(data, owners, clients)
+        owners[split] = assign_samples(labels, apportion(counts, sizes, rng), rng)
+    return group_by_client(data, owners, clients)
 
 
-def collected(data: Data, owners: dict[str, Ints], clients: int) -> Parts:
-    """Return each client's indices of each split from the client of each sample (-1: no client)."""
-    found, ends = dict[str, Tensor](), dict[str, Tensor]()
+def group_by_client(data: Data, owners: dict[str, Ints], clients: int) -> Parts:
+    """Return each client's indices of each split, given the client of each sample (-1: no client)."""
+    sorted_indices, ends = dict[str, Tensor](), dict[str, Tensor]()
     for split, owner in owners.items():
         indices = data.split(split).numpy()
         order = np.lexsort((indices, owner))
         order = order[owner[order] >= 0]
-        found[split] = torch.from_numpy(indices[order])
+        sorted_indices[split] = torch.from_numpy(indices[order])
         ends[split] = torch.from_numpy(np.cumsum(np.bincount(owner[order], minlength=clients)))
-    return Parts(found, ends)
+    return Parts(sorted_indices, ends)
 
 
-def _kinds_of_labels(data: Data) -> int:
+def _count_labels(data: Data) -> int:
     return _TENTHS if data.task == "regression" else data.classes
 
 
-def labels_of(data: Data, split: str, kind: str) -> Ints:
-    """Return the labels of a split, of a regression tenths of the target; others cannot be divided by them."""
+def get_labels(data: Data, split: str, kind: str) -> Ints:
+    """Return the labels of a split; for a regression the bin of each target among tenths of the training targets.
+
+    Raises:
+        DataError: The task has no such labels.
+    """
     if data.task == "regression":
         target = data.y[:, 0].cpu().numpy()
         edges = np.quantile(target[data.split("train").numpy()], np.arange(1, _TENTHS) / _TENTHS)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from fleetfit import files
-from fleetfit.data.dataset import restored, store
+from fleetfit.data.dataset import load_data, save_data
 from fleetfit.engines.pool import Placed, Pool
 from fleetfit.engines.work import answer, check_rebuildable, said, setup_nest, simulation_of
 from fleetfit.errors import ConfigError, RunError, refuse_on_windows
@@ -112,7 +112,7 @@ class Processes(Pool):
             raise RunError(_no_start("the folder for temporary files", error)) from None
         self._devices = devices
         try:
-            nest = {"data": store(simulation.data, self._folder), **setup_nest(simulation, threads)}
+            nest = {"data": save_data(simulation.data, self._folder), **setup_nest(simulation, threads)}
             (self._folder / "setup").write_bytes(pack(nest))
             self._workers = [self._start(place) for place in range(len(devices))]
         except OSError as error:
@@ -150,7 +150,7 @@ def _work(connection: Connection, setup: Path, device: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     try:
         nest = unpack(setup.read_bytes())
-        simulation = simulation_of(nest, restored(nest["data"], setup.parent), device)
+        simulation = simulation_of(nest, load_data(nest["data"], setup.parent), device)
     except BaseException as error:
         with contextlib.suppress(EOFError, OSError):
             connection.recv_bytes()

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fleetfit.data.dataset import put_together, taken_apart
+from fleetfit.data.dataset import pack_data, unpack_data
 from fleetfit.engines.batches import Batches
 from fleetfit.engines.pool import Placed, Pool
 from fleetfit.engines.work import answer, check_rebuildable, said, setup_nest, simulation_of
@@ -127,7 +127,7 @@ class Actors(Pool):
                     key="engine.workers",
                 )
             self._size = workers or room
-            nest, arrays = taken_apart(simulation.data)
+            nest, arrays = pack_data(simulation.data)
             setup = pack({"data": nest, "device": device, **setup_nest(simulation, threads)})
             self._setup = [self._put(setup), *(library.put(arrays[name]) for name in ("x", "y"))]
             self._actor = self._remote(threads)
@@ -304,7 +304,7 @@ class Actor:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # the store's memory is read-only, and samples are read
-                data = put_together(nest["data"], {"x": x, "y": y})
+                data = unpack_data(nest["data"], {"x": x, "y": y})
             self.simulation = simulation_of(nest, data, nest["device"])
         except BaseException as error:
             return [_array(pack(said(error)))], [0.0]

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from fleetfit.factories import call_factory, is_default
 from fleetfit.method import hooks
 from fleetfit.values import Device, Federation, Job, Problem, Server, Update
 
-CALLED_BY: Mapping[str, str] = {"choose": "assign", "channels": "assign", "weight": "merge"}
+CALLED_BY: Mapping[str, str] = {"choose": "assign", "channels": "assign", "weight": "aggregate"}
 """Hooks that another hook calls, and which one; rounds call all others."""
 
 
@@ -29,7 +29,7 @@ class Method:
         settles: Keys of the run file that the method sets itself, whatever the file says: of `[local]`, such as
             "epochs", which its `adapt` sets, or dotted, such as "fleet.levels", which its `levels` does not look at.
         replaces: Hooks that the method never calls: "choose" and "channels" where its `assign` takes clients or
-            channels in another way, "weight" where its `merge` does not weigh.
+            channels in another way, "weight" where its `aggregate` does not weigh.
         defaults: The method's own defaults of keys of the run file, dotted: `{"local.optimiser": "adam"}`. A key of the
             file, an override or a keyword wins over them.
     """
@@ -45,10 +45,10 @@ class Method:
     penalty: hooks.PenaltyHook = hooks.no_penalty
     remember: hooks.RememberHook = hooks.nothing_new
     reply: hooks.ReplyHook = hooks.all_of_it
-    receive: hooks.ReceiveHook = hooks.all_received
+    receive: hooks.ReceiveHook = hooks.receive_all
     note: hooks.NoteHook = hooks.nothing_noted
     weight: hooks.WeightHook = hooks.by_samples
-    merge: hooks.MergeHook = hooks.coverage_mean
+    aggregate: hooks.AggregateHook = hooks.CoverageMean
     step: hooks.StepHook = hooks.take_mean
     observe: hooks.ObserveHook = hooks.nothing_observed
     needs_budgets: bool = True
@@ -227,9 +227,9 @@ def _observed(
 
 def _received(
     first: Callable[..., Iterable[Update]], second: Callable[..., Iterable[Update]], federation: Federation,
-    server: Server, updates: Iterable[Update],
+    server: Server, updates: Sequence[Update],
 ) -> Iterable[Update]:  # fmt: skip
-    return second(federation, server, iter(first(federation, server, updates)))
+    return second(federation, server, list(first(federation, server, updates)))
 
 
 def _remembered(first: Callable[..., Any], second: Callable[..., Any], job: Job, device: Device, *given: Any) -> Any:
@@ -318,7 +318,7 @@ def _find_changed_hooks(spec: Mapping[str, Any]) -> Iterator[tuple[str, set[str]
 
 
 def _find_differences(one: Method, other: Method) -> set[str]:
-    fields = {*HOOKS, *DECLARED} - {"replaces"}  # which goes with `assign` and `merge`
+    fields = {*HOOKS, *DECLARED} - {"replaces"}  # which goes with `assign` and `aggregate`
     return {name for name in fields if not _is_same(getattr(one, name), getattr(other, name))}
 
 

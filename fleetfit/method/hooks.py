@@ -9,7 +9,7 @@ in the server's memory or the client's.
 Keeps, and the arguments and what is returned of `__call__`. Arguments are given by place, so their names are free.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -17,12 +17,12 @@ import numpy as np
 from torch import Tensor, nn
 
 from fleetfit import submodel
-from fleetfit.aggregate import Aggregate, Mean, applied
+from fleetfit.aggregate import Aggregate, Mean, apply_mean
 from fleetfit.layout import Architecture, Axis, State, outputs
 from fleetfit.planner import Targets
 from fleetfit.seeds import make_numpy_rng
 from fleetfit.submodel import Channels, Submodel, extract
-from fleetfit.values import Device, Failure, Federation, Job, Level, Problem, Server, Update
+from fleetfit.values import Aggregator, Device, Failure, Federation, Job, Level, Problem, Server, Update
 
 # ---- once, before the first round --------------------------------------------------------------------------------
 
@@ -328,7 +328,7 @@ class RememberHook(Protocol):
 
     Where: the device, after training, for an update that is finite.
     Before: the sub-model is trained; `device.memory` is what the client kept so far.
-    After: the memory is the client's once the server has accepted the update; of a round that is undone, and of an
+    After: the memory is the client's once the server has accepted the update; of a round that is rolled back, and of an
         update that `receive` leaves out, it is not. It never travels to the server of a real fleet. Of several parts
         the later one sees what the earlier one kept.
     Keeps: what it returns, at the client.
@@ -387,25 +387,25 @@ def all_of_it(job: Job, device: Device, state: State) -> tuple[Submodel, State]:
 
 
 class ReceiveHook(Protocol):
-    """Judge the round's updates together: leave some out, or change what they say.
+    """Judge the round's updates together: leave some out, or change them.
 
     Where: the server, once in each round with slots.
-    Before: each update was validated: its sub-model, shapes, types and numbers are possible; compression is undone.
-        Failures are not among them.
-    After: an update that is not given on counts as a failure, "its update was left out by the method": it joins neither
-        mean nor report, and its client does not remember it. Those given on are noted, weighed and merged as they are
-        now, in the order in which they are given on.
-    Keeps: nothing; what the server shall remember of it, `observe` reads off the reports.
+    Before: all jobs have their outcome, and each update was validated: its sub-model, shapes, types and numbers are
+        possible; compression is undone. Failures are not among them.
+    After: an update that is not returned counts as a failure, "its update was left out by the method": it joins neither
+        mean nor report, and its client does not remember it. The others are noted, weighed and aggregated as they are
+        now, in the order in which they are returned.
+    Keeps: nothing; what the server is to remember, `observe` reads from the reports.
     """
 
-    def __call__(self, federation: Federation, server: Server, updates: Iterator[Update], /) -> Iterable[Update]:
+    def __call__(self, federation: Federation, server: Server, updates: Sequence[Update], /) -> Iterable[Update]:
         """Return the updates that count.
 
         Args:
             federation: The server's view.
             server: As the last round left it: what the clients were sent is cut out of its state.
-            updates: In the jobs' order, each as it comes in. A hook that needs all of them (`list(updates)`) holds all
-                of their tensors; one that yields them one by one holds one.
+            updates: All valid updates of the round, in job order. Without this hook updates are aggregated one by one
+                as they come; with it the tensors of all of them are held.
 
         Returns:
             Some or all of them, each at most once; changed ones by `dataclasses.replace(update, state=...)`, with the
@@ -414,15 +414,15 @@ class ReceiveHook(Protocol):
         ...
 
 
-def all_received(federation: Federation, server: Server, updates: Iterator[Update]) -> Iterable[Update]:
-    """Take every update as it came."""
+def receive_all(federation: Federation, server: Server, updates: Sequence[Update]) -> Iterable[Update]:
+    """Take every update as it is."""
     return updates
 
 
 class NoteHook(Protocol):
     """Say what of an update outlasts its tensors.
 
-    Where: the server, for each update that `receive` gave on.
+    Where: the server, for each update that `receive` returned.
     Before: the update's tensors are still there.
     After: it joins the update's `metrics`, which `step` and `observe` see. Tables of numbers are added up by level in
         the round's report, under `counts`. An error here is this update's failure.
@@ -453,7 +453,8 @@ class WeightHook(Protocol):
 
     Where: the server, for each update that was noted.
     Before: `num_examples` was held against what the client has registered.
-    After: `merge` gets it as a function. An error, or a weight that is not finite or below 0, is this update's failure.
+    After: the aggregator gets it with the update. An error, or a weight that is not finite or below 0, is this update's
+        failure.
     Keeps: nothing.
     """
 
@@ -469,10 +470,6 @@ class WeightHook(Protocol):
         ...
 
 
-Weight = WeightHook
-"""What `merge` gets: the weight of each update."""
-
-
 def by_samples(update: Update) -> float:
     """Weigh by training samples."""
     return float(update.num_examples)
@@ -483,54 +480,60 @@ def by_count(update: Update) -> float:
     return 1.0
 
 
-class MergeHook(Protocol):
+class AggregateHook(Protocol):
     """Put the updates together.
 
     Where: the server, once in each round with slots.
-    Before: every update was validated, received, noted and weighed.
-    After: `step` gets the aggregate. What is left of the updates is drawn to its end for the reports.
+    Before: nothing of the round has come in, unless `receive` is set.
+    After: the aggregator gets each update by `add`, one by one, once it is validated, received, noted and weighed; then
+        `result` is asked for, and `step` gets it. An aggregator that needs all updates of a round keeps them.
     Keeps: nothing; `Aggregate.extra` goes to this round's `step` and `observe`.
 
-    Sums that hide single updates enter here, and only here: docs/adr/0012 says which value takes the place of `updates`
-    then, and which hooks cannot be set beside it. `coverage_mean` needs sums of w_k x_kj and of w_k only; a merge of
-    one's own that looks at single updates rules such sums out.
+    Sums that hide single updates take the place of this hook: docs/adr/0012 says which hooks cannot be set then. The
+    coverage mean needs sums of w_k x_kj and of w_k only; an aggregator that looks at single updates rules such sums
+    out.
     """
 
-    def __call__(
-        self, federation: Federation, server: Server, updates: Iterator[Update], weight: Weight, /
-    ) -> Aggregate:
-        """Return what the updates add up to.
+    def __call__(self, federation: Federation, server: Server, /) -> Aggregator:
+        """Return an aggregator for one round.
 
         Args:
             federation: The server's view.
             server: As the last round left it.
-            updates: One by one, in the jobs' order unless `receive` changed it; each once. Names that `untrained`
-                lists must not count.
-            weight: The weight of each.
 
         Returns:
-            The mean and the coverage of every element (`aggregate.Mean` makes both), and what else `step` needs.
+            An object with two methods. `add(update, weight)` takes an update, in job order unless `receive` changed
+            it; names that `update.untrained` lists must not count.
+            `result()` returns the mean and the coverage of every element (`aggregate.Mean` makes both), and what else
+            `step` needs.
         """
         ...
 
 
-def coverage_mean(federation: Federation, server: Server, updates: Iterator[Update], weight: Weight) -> Aggregate:
+class CoverageMean:
     """Average each element over those who trained it."""
-    first = next(iter(server.state.values()))
-    mean = Mean(federation.problem.layout, first.device)
-    for update in updates:
-        mean.add(update.submodel, update.state, weight(update), update.untrained)
-    return mean.result()
+
+    def __init__(self, federation: Federation, server: Server) -> None:
+        device = next(iter(server.state.values())).device
+        self._mean = Mean(federation.problem.layout, device)
+
+    def add(self, update: Update, weight: float) -> None:
+        """Add an update."""
+        self._mean.add(update.submodel, update.state, weight, update.untrained)
+
+    def result(self) -> Aggregate:
+        """Return the average."""
+        return self._mean.result()
 
 
 class StepHook(Protocol):
     """Move the server: take the mean, or a server optimiser's step towards it.
 
     Where: the server, once in each round with slots, also where no update was left.
-    Before: the round's updates are merged.
-    After: the core counts the round, whatever `round` says. A round that would leave numbers that are not finite, or in
-        which `merge`, `step` or `observe` raises, is undone as a whole: state, memory and the clients' memories are
-        those from before.
+    Before: the round's updates are aggregated.
+    After: the core counts the round, whatever `round` says. A round that would leave numbers that are not finite, or
+        in which `aggregate`, `step` or `observe` raises, is rolled back as a whole: state, memory and the clients'
+        memories are those from before.
     Keeps: what it puts into the server's `memory`, which the checkpoint has.
     """
 
@@ -556,8 +559,8 @@ def take_mean(
 ) -> Server:
     """Replace what was trained by its mean."""
     if aggregate.before is None:
-        return replace(server, state=applied(server.state, aggregate))
-    moved = applied(aggregate.before, aggregate) if aggregate.before else {}
+        return replace(server, state=apply_mean(server.state, aggregate))
+    moved = apply_mean(aggregate.before, aggregate) if aggregate.before else {}
     return replace(server, state={**server.state, **moved})
 
 
@@ -578,7 +581,7 @@ class ObserveHook(Protocol):
         Args:
             federation: The server's view.
             server: As `step` left it, with this round counted.
-            aggregate: What `merge` returned.
+            aggregate: The result of the aggregator.
             reports: Updates without their tensors but with their notes, and failures, in the jobs' order.
 
         Returns:

@@ -9,7 +9,6 @@ The server keeps the state of level l under `level{l}/`, from the round on in wh
 then it is a piece of the initial model.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -19,7 +18,7 @@ import numpy as np
 from fleetfit.aggregate import Aggregate, Mean
 from fleetfit.layout import Layout, State
 from fleetfit.levels import split_levels
-from fleetfit.method import Method, Weight
+from fleetfit.method import Method
 from fleetfit.methods._pool import pool, pool_levels
 from fleetfit.planner import Targets
 from fleetfit.submodel import Submodel, extract
@@ -37,7 +36,7 @@ def decoupled(
         trained_by: A level is trained by its "own" clients, or by a cohort of all those that are "able" to.
     """
     levels = of_the_pool if split == "pool" else partial(split_levels, mode=split, exits="last")
-    method = Method(levels=levels, dispatch=own, merge=apart)
+    method = Method(levels=levels, dispatch=own, aggregate=SeparateMeans)
     if trained_by == "own":
         return method
     return replace(
@@ -72,23 +71,35 @@ def own(federation: Federation, server: Server, client: int | None, piece: Submo
     return found or extract(federation.problem.layout, shared(server.state), piece)
 
 
-def apart(federation: Federation, server: Server, updates: Iterator[Update], weight: Weight) -> Aggregate:
-    """Average each level's updates among themselves; who sent back a part of its level counts for that part."""
-    means: dict[int, Mean] = {}
-    pieces: dict[int, Submodel] = {}
-    for update in updates:
-        mean = means.setdefault(update.level, Mean(_cut_layout(federation.problem.layout, update.dispatched)))
-        pieces[update.level] = update.dispatched
-        mean.add(_within(update.submodel, update.dispatched), update.state, weight(update), update.untrained)
-    found = {level: mean.result() for level, mean in means.items()}
-    mean_state = {_prefix(level) + name: t for level, a in found.items() for name, t in a.mean.items()}
-    coverage = {_prefix(level) + name: t for level, a in found.items() for name, t in a.coverage.items()}
-    before = {
-        _prefix(level) + name: tensor
-        for level, piece in pieces.items()
-        for name, tensor in own(federation, server, None, piece).items()
-    }
-    return Aggregate(mean_state, coverage, before=before)
+class SeparateMeans:
+    """The mean of each level's updates; one of a part of its level counts for that part."""
+
+    def __init__(self, federation: Federation, server: Server) -> None:
+        self._federation, self._server = federation, server
+        self._means: dict[int, Mean] = {}
+        self._submodels: dict[int, Submodel] = {}
+
+    def add(self, update: Update, weight: float) -> None:
+        """Add an update to the mean of its level."""
+        if update.level not in self._means:
+            self._means[update.level] = Mean(_cut_layout(self._federation.problem.layout, update.dispatched))
+        self._submodels[update.level] = update.dispatched
+        part = _within(update.submodel, update.dispatched)
+        self._means[update.level].add(part, update.state, weight, update.untrained)
+
+    def result(self) -> Aggregate:
+        """Return the means of all levels, their tensors under the level's prefix."""
+        results = {_prefix(level): mean.result() for level, mean in self._means.items()}
+        before = {
+            _prefix(level) + name: tensor
+            for level, submodel in self._submodels.items()
+            for name, tensor in own(self._federation, self._server, None, submodel).items()
+        }
+        return Aggregate(
+            {prefix + name: tensor for prefix, result in results.items() for name, tensor in result.mean.items()},
+            {prefix + name: tensor for prefix, result in results.items() for name, tensor in result.coverage.items()},
+            before=before,
+        )
 
 
 def shared(state: State) -> State:

@@ -15,18 +15,18 @@ labelled data: there are no labels. Batch norm uses each batch's own statistics,
 running statistics are kept.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 
-from fleetfit.aggregate import Aggregate, applied
+from fleetfit.aggregate import Aggregate, apply_mean
 from fleetfit.errors import ConfigError, check_range
 from fleetfit.factories import declare_unused
 from fleetfit.levels import split_levels
 from fleetfit.losses import check_temperature
-from fleetfit.method import Method, Weight, by_count, coverage_mean
+from fleetfit.method import CoverageMean, Method, by_count
 from fleetfit.methods._distillation import Distillation
 from fleetfit.seeds import derive_seed
 from fleetfit.submodel import FlatState, Submodel, concat_state, get_shapes, whole
@@ -69,33 +69,39 @@ def feddf(
         return base
     local = Local(lr, steps, batch_size, clip_norm=CLIP_NORM, max_steps=steps, patience=patience,
                   check_every=check_every, optimiser="adam", schedule_in_round="cosine")  # fmt: skip
-    return replace(base, merge=partial(distilled, local=local, temperature=temperature), own_data=True)
+    return replace(base, aggregate=partial(DistilledMean, local=local, temperature=temperature), own_data=True)
 
 
-def distilled(
-    federation: Federation, server: Server, updates: Iterator[Update], weight: Weight, local: Local, temperature: float
-) -> Aggregate:
-    """Average the updates, and distil them into their mean; every element counts as trained then."""
-    teachers: list[Update] = []
+class DistilledMean:
+    """The mean of a round's updates, into which they are distilled; keeps all of them."""
 
-    def noted() -> Iterator[Update]:
-        for update in updates:
-            teachers.append(update)
-            yield update
+    def __init__(self, federation: Federation, server: Server, local: Local, temperature: float) -> None:
+        self._federation, self._server = federation, server
+        self._local, self._temperature = local, temperature
+        self._mean = CoverageMean(federation, server)
+        self._teachers: list[Update] = []
 
-    aggregate = coverage_mean(federation, server, noted(), weight)
-    if not teachers:
-        return aggregate
-    layout = federation.problem.layout
-    students = [level.submodel for level in federation.levels if level.submodel != whole(layout)]
-    job = Job(
-        "train", server.round, server.round + 1, 0, None, whole(layout), applied(server.state, aggregate),
-        teaching(teachers, students, temperature), derive_seed(federation.seed, server.round, "distil"), local=local,
-    )  # fmt: skip
-    found = run_on_server(job, device_with_data(federation))
-    coverage = concat_state(aggregate.coverage)
-    covered = FlatState(torch.where(coverage > 0, coverage, 1.0), get_shapes(aggregate.coverage))
-    return Aggregate(found.state, covered, metrics=found.metrics)
+    def add(self, update: Update, weight: float) -> None:
+        """Add an update, and keep it as a teacher."""
+        self._mean.add(update, weight)
+        self._teachers.append(update)
+
+    def result(self) -> Aggregate:
+        """Return the distilled mean; every element counts as trained."""
+        aggregate, federation, server = self._mean.result(), self._federation, self._server
+        if not self._teachers:
+            return aggregate
+        layout = federation.problem.layout
+        students = [level.submodel for level in federation.levels if level.submodel != whole(layout)]
+        job = Job(
+            "train", server.round, server.round + 1, 0, None, whole(layout), apply_mean(server.state, aggregate),
+            teaching(self._teachers, students, self._temperature),
+            derive_seed(federation.seed, server.round, "distil"), local=self._local,
+        )  # fmt: skip
+        update = run_on_server(job, device_with_data(federation))
+        coverage = concat_state(aggregate.coverage)
+        covered = FlatState(torch.where(coverage > 0, coverage, 1.0), get_shapes(aggregate.coverage))
+        return Aggregate(update.state, covered, metrics=update.metrics)
 
 
 def teaching(teachers: Sequence[Update], students: Sequence[Submodel], temperature: float) -> Mapping[str, Method]:

@@ -21,7 +21,7 @@ blocks to itself, which comes to the same, as nobody else has them. m is over th
 the names and shapes of the block that learns; where none has, as behind a CNN's change of channels, beta does nothing.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -33,7 +33,7 @@ from fleetfit.errors import ConfigError
 from fleetfit.factories import declare_unused
 from fleetfit.layout import State
 from fleetfit.levels import split_levels
-from fleetfit.method import Method, Weight
+from fleetfit.method import Method
 from fleetfit.methods._own_blocks import OwnBlocks, own_blocks
 from fleetfit.submodel import Submodel, cut, extract
 from fleetfit.values import Failure, Federation, Server, Update
@@ -57,7 +57,7 @@ def inclusivefl(beta: float = 0.2, damped: bool = False) -> Method:
     return Method(
         levels=partial(split_levels, mode="depth", exits="last"),
         dispatch=with_own_top,
-        merge=partial(merge, beta=beta, damped=damped),
+        aggregate=partial(LevelMeans, beta=beta, damped=damped),
         observe=keep_movements,
     )
 
@@ -69,36 +69,44 @@ def with_own_top(federation: Federation, server: Server, client: int | None, pie
     return extract(layout, state, piece)
 
 
-def merge(
-    federation: Federation, server: Server, updates: Iterator[Update], weight: Weight, beta: float, damped: bool
-) -> Aggregate:
-    """Average what levels share among all, and what they do not within each; then mix the movements."""
-    depths = tuple(sorted({level.submodel.depth for level in federation.levels}))
-    blocks = own_blocks(federation.problem.layout, depths)
-    mean = Mean(blocks.layout, next(iter(server.state.values())).device)
-    seen: set[int] = set()
-    for update in updates:
-        piece = Submodel(update.submodel.channels, update.submodel.exits[-1:])
-        names = cut(blocks.layout, piece).names
-        untrained = tuple(name for name in names if blocks.source[name] in update.untrained)
-        mean.add(piece, {name: update.state[blocks.source[name]] for name in names}, weight(update), untrained)
-        seen.add(piece.depth)
-    if not seen:
-        return Aggregate({}, {}, {}, before={})
-    found = mean.result()
-    before = {name: server.state.get(name, server.state[source]) for name, source in blocks.source.items()}
-    memory = server.memory or {}
-    kept_for = memory.get("movement_round", server.round)  # of an older round, where nobody took part in the last one
-    received = memory.get("movement", {}) if kept_for == server.round else {}
-    mixed, movements = distilled(blocks, replace(found, before=before), seen, received, beta, damped)
-    trained = frozenset[str]().union(*(blocks.kept[depth] for depth in seen))
-    names = [name for name, source in blocks.source.items() if name == source or name in trained]
-    return Aggregate(
-        {name: mixed.get(name, found.mean[name]) for name in names},
-        {name: found.coverage[name] for name in names},
-        movements,
-        before={name: before[name] for name in names},
-    )
+class LevelMeans:
+    """The mean of what levels share, and of each level's own last block; then the movements are mixed."""
+
+    def __init__(self, federation: Federation, server: Server, beta: float, damped: bool) -> None:
+        depths = tuple(sorted({level.submodel.depth for level in federation.levels}))
+        self._server, self._beta, self._damped = server, beta, damped
+        self._blocks = own_blocks(federation.problem.layout, depths)
+        self._mean = Mean(self._blocks.layout, next(iter(server.state.values())).device)
+        self._depths: set[int] = set()  # of levels that trained
+
+    def add(self, update: Update, weight: float) -> None:
+        """Add an update to the means of its level."""
+        submodel, source = Submodel(update.submodel.channels, update.submodel.exits[-1:]), self._blocks.source
+        names = cut(self._blocks.layout, submodel).names
+        untrained = tuple(name for name in names if source[name] in update.untrained)
+        self._mean.add(submodel, {name: update.state[source[name]] for name in names}, weight, untrained)
+        self._depths.add(submodel.depth)
+
+    def result(self) -> Aggregate:
+        """Return the means after the distillation of movements, and the movements for the next round."""
+        if not self._depths:
+            return Aggregate({}, {}, {}, before={})
+        server, blocks, mean = self._server, self._blocks, self._mean.result()
+        before = {name: server.state.get(name, server.state[source]) for name, source in blocks.source.items()}
+        memory = server.memory or {}
+        round = memory.get("movement_round", server.round)  # an older one where the last round had no client
+        received = memory.get("movement", {}) if round == server.round else {}
+        mixed, movements = distilled(
+            blocks, replace(mean, before=before), self._depths, received, self._beta, self._damped
+        )
+        trained = frozenset[str]().union(*(blocks.kept[depth] for depth in self._depths))
+        names = [name for name, source in blocks.source.items() if name == source or name in trained]
+        return Aggregate(
+            {name: mixed.get(name, mean.mean[name]) for name in names},
+            {name: mean.coverage[name] for name in names},
+            movements,
+            before={name: before[name] for name in names},
+        )
 
 
 def keep_movements(

@@ -25,7 +25,7 @@ from fleetfit.levels import split_levels
 from fleetfit.losses import best_exit_distillation, check_temperature
 from fleetfit.method import Loss, Method
 from fleetfit.methods.depthfl import ramped
-from fleetfit.models.ree import PLACES, recurrent
+from fleetfit.models.ree import POSITION_AXIS, recurrent
 from fleetfit.submodel import Submodel
 from fleetfit.values import Device, Job
 
@@ -147,8 +147,8 @@ def remember(job: Job, device: Device, state: State, loss: Any) -> Any:
 def without_unused_rows(job: Job, device: Device, state: State) -> tuple[Submodel, State]:
     """Leave out the rows of Ree's position table that this depth has no use for."""
     piece = job.submodel
-    if PLACES not in piece.channels:
+    if POSITION_AXIS not in piece.channels:
         return piece, state
     used = range(piece.depth + 1)
     short = {name: t[: len(used)] if name == "ree.positions" else t for name, t in state.items()}
-    return replace(piece, channels={**piece.channels, PLACES: used}), short
+    return replace(piece, channels={**piece.channels, POSITION_AXIS: used}), short

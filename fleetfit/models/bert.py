@@ -14,104 +14,93 @@ first exit at other channels than before it; here one set of channels serves all
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor, nn
 
 from fleetfit.errors import ModelError
 from fleetfit.factories import Preset, make_presets
-from fleetfit.layout import Architecture, Axis, ExitModel, State
-from fleetfit.models.pretrained import Checkpoint, read_config, read_tensors, renamed
+from fleetfit.layout import Axis, State
+from fleetfit.models.pretrained import Checkpoint, TensorNames, read_config
 from fleetfit.models.transformer import (
     Encoder,
+    EncoderFamily,
     HeadKind,
     Heads,
     TokenHead,
-    check_head,
-    encoder_of,
-    initialise,
-    table,
+    TokenModule,
+    build_encoder,
+    make_embedding,
 )
 
 _TYPES = 2
-_PREFIX = "bert."
-_USUAL = {"dropout": 0.1, "attention_dropout": 0.1, "eps": 1e-12, "norm_first": False}
-_STEM = {
-    "embeddings.tokens": ("embeddings.word_embeddings",),
-    "embeddings.positions": ("embeddings.position_embeddings",),
-    "embeddings.types": ("embeddings.token_type_embeddings",),
-    "embeddings.norm": ("embeddings.LayerNorm",),
-}
-_BLOCK = {
-    "attention.query": "attention.self.query",
-    "attention.key": "attention.self.key",
-    "attention.value": "attention.self.value",
-    "attention.out": "attention.output.dense",
-    "norm1": "attention.output.LayerNorm",
-    "mlp.fc1": "intermediate.dense",
-    "mlp.fc2": "output.dense",
-    "norm2": "output.LayerNorm",
-}
-_HEAD = {"pooler": ("pooler.dense",), "fc": ("classifier",)}
+_DEFAULTS = {"dropout": 0.1, "attention_dropout": 0.1, "eps": 1e-12, "norm_first": False}
+_NAMES = TensorNames(
+    stem={
+        "embeddings.tokens": ("embeddings.word_embeddings",),
+        "embeddings.positions": ("embeddings.position_embeddings",),
+        "embeddings.types": ("embeddings.token_type_embeddings",),
+        "embeddings.norm": ("embeddings.LayerNorm",),
+    },
+    block={
+        "attention.query": ("encoder.layer.{}.attention.self.query",),
+        "attention.key": ("encoder.layer.{}.attention.self.key",),
+        "attention.value": ("encoder.layer.{}.attention.self.value",),
+        "attention.out": ("encoder.layer.{}.attention.output.dense",),
+        "norm1": ("encoder.layer.{}.attention.output.LayerNorm",),
+        "mlp.fc1": ("encoder.layer.{}.intermediate.dense",),
+        "mlp.fc2": ("encoder.layer.{}.output.dense",),
+        "norm2": ("encoder.layer.{}.output.LayerNorm",),
+    },
+    head={"pooler": ("pooler.dense",), "fc": ("classifier",)},
+)
 
 
 class Embeddings(nn.Module):
     """Token, position and type embeddings, norm, dropout."""
 
-    def __init__(self, architecture: "Bert", hidden: int) -> None:
+    def __init__(self, family: "Bert", hidden: int) -> None:
         super().__init__()
-        self.tokens = table(architecture.vocabulary, hidden)
-        self.positions = table(architecture.max_positions, hidden)
-        self.types = table(architecture.types, hidden)
-        self.norm = nn.LayerNorm(hidden, eps=architecture.encoder.eps)
-        self.drop = nn.Dropout(architecture.encoder.dropout)
+        self.padding = family.padding
+        self.tokens = make_embedding(family.vocabulary, hidden)
+        self.positions = make_embedding(family.max_positions, hidden)
+        self.types = make_embedding(family.types, hidden)
+        self.norm = nn.LayerNorm(hidden, eps=family.encoder.eps)
+        self.drop = nn.Dropout(family.encoder.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, L, hidden] of token ids [B, L]."""
-        found: Tensor = self.tokens(x) + (self.positions.weight[: x.shape[1]] + self.types.weight[0])
-        return self.drop(self.norm(found))
+        embedded = self.tokens(x) + (self.positions.weight[: x.shape[1]] + self.types.weight[0])
+        return self.drop(self.norm(embedded))
 
 
-class BertModule(ExitModel):
-    """The module of one sub-model, with the full model's names. The carry: tokens, and which are no padding."""
+class BertModule(TokenModule):
+    """A module whose carry is the tokens, and which of them are not padding."""
 
-    def __init__(self, architecture: "Bert", axes: Mapping[str, int], exits: tuple[int, ...]) -> None:
-        super().__init__()
-        encoder, hidden = architecture.encoder, axes["hidden"]
-        self.exits, self.padding = exits, architecture.padding
-        self.embeddings = Embeddings(architecture, hidden)
-        self.blocks = nn.ModuleList(encoder.block(axes) for _ in range(exits[-1]))
-        norm = partial(nn.LayerNorm, eps=encoder.eps)
-        self.heads = nn.ModuleDict({
-            str(e): TokenHead(architecture.head, hidden, axes["classes"], norm, architecture.head_dropout)
-            for e in exits
-        })  # fmt: skip
-        initialise(self)
+    embeddings: Embeddings
 
     def start(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return embedded tokens [B, L, hidden] and bool [B, L], true where there is no padding, of ids [B, L]."""
-        return self.embeddings(x), x != self.padding
+        """Return embedded tokens [B, L, hidden] and bool [B, L], false for padding, of ids [B, L]."""
+        return self.embeddings(x), x != self.embeddings.padding
 
     def segment(self, i: int, carry: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Run the blocks after exit i-1 up to exit i."""
         x, real = carry
-        seen = real[:, None, None] if self.padding >= 0 else None
+        seen = real[:, None, None] if self.embeddings.padding >= 0 else None
         for b in range(self.exits[i - 1] if i else 0, self.exits[i]):
             x = self.blocks[b](x, seen)
         return x, real
 
-    def head(self, i: int, carry: tuple[Tensor, Tensor]) -> Tensor:
-        """Return the logits [B, classes] of exit i, which looks at the first token."""
-        logits: Tensor = self.heads[str(self.exits[i])](self.token(carry))
-        return logits
-
 
 @dataclass(frozen=True)
-class Bert(Architecture):
-    """The family of one set of sizes; made by `bert`, which says what the fields mean."""
+class Bert(EncoderFamily):
+    """The family of one set of sizes; made by `bert`, which explains the fields."""
 
+    module_class = BertModule
+    tensor_names = _NAMES
+    prefixes = ("bert.",)
+    checkpoint_head = "pooler"
     encoder: Encoder
     classes: int
     vocabulary: int
@@ -122,38 +111,23 @@ class Bert(Architecture):
     head_dropout: float
     checkpoint: str | None
     whole_depth: bool
-    tokens: int = field(init=False, repr=False, compare=False)
-    axes: Mapping[str, Axis] = field(init=False, repr=False, compare=False)
-    blocks: int = field(init=False, repr=False, compare=False)
-    size_dependent: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_head(self.head)
-        granule = self.encoder.attention_heads if self.encoder.heads == "fixed" else 1
-        axes = {**self.encoder.axes(granule), "classes": Axis(self.classes, scaled=False)}
-        object.__setattr__(self, "axes", axes)
         object.__setattr__(self, "tokens", self.vocabulary)
-        object.__setattr__(self, "blocks", self.encoder.layers)
-        object.__setattr__(self, "size_dependent", self.encoder.size_dependent)
+        super().__post_init__()
 
-    @cached_property
-    def declared(self) -> Mapping[str, Any]:
-        """Declarations by parameter name pattern."""
-        return self.encoder.declared()
+    def _make_axes(self) -> dict[str, Axis]:
+        return self.encoder.axes(self.encoder.attention_heads if self.encoder.heads == "fixed" else 1)
 
-    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
-        """Return the module with these sizes and a classifier after each block count in `exits`."""
-        return BertModule(self, axes, exits)
+    def _build_stem(self, axes: Mapping[str, int]) -> nn.Module:
+        return Embeddings(self, axes["hidden"])
 
-    def pretrained(self, exits: tuple[int, ...]) -> State:
-        """Return the checkpoint's tensors by our names; the pooler and the classifier only at full depth."""
-        if self.checkpoint is None:
-            return {}
-        heads = _head(self.blocks) if self.whole_depth and self.head == "pooler" else {}
-        return read_tensors(self.checkpoint, _trunk(self.blocks) | heads, (_PREFIX,), may_lack=heads)
+    def _build_head(self, axes: Mapping[str, int], e: int) -> nn.Module:
+        norm = partial(nn.LayerNorm, eps=self.encoder.eps)
+        return TokenHead(self.head, axes["hidden"], axes["classes"], norm, self.head_dropout)
 
     def to_checkpoint(self, sizes: Mapping[str, int], last: int, state: State) -> Checkpoint:
-        """Return a sub-model with its last exit only, as a `BertForSequenceClassification` keeps it.
+        """Return a sub-model with its last exit only, in the form of `BertForSequenceClassification`.
 
         Args:
             sizes: Size of each axis.
@@ -161,7 +135,7 @@ class Bert(Architecture):
             state: The tensors of a module with these sizes and that exit.
 
         Raises:
-            ModelError: BERT's config cannot say these sizes.
+            ModelError: BERT's config cannot express these sizes.
         """
         hidden, (heads, size) = sizes["hidden"], self.encoder.heads_at(sizes)
         if heads * size != hidden:
@@ -189,19 +163,7 @@ class Bert(Architecture):
             "type_vocab_size": self.types,
             "pad_token_id": self.padding if self.padding >= 0 else None,
         }
-        return Checkpoint(config, renamed(state, _trunk(last) | _head(last), _PREFIX))
-
-
-def _trunk(blocks: int) -> dict[str, tuple[str, ...]]:
-    """Return our names of everything but classifiers, and those in a checkpoint."""
-    found: dict[str, tuple[str, ...]] = dict(_STEM)
-    for i in range(blocks):
-        found |= {f"blocks.{i}.{ours}": (f"encoder.layer.{i}.{theirs}",) for ours, theirs in _BLOCK.items()}
-    return found
-
-
-def _head(last: int) -> dict[str, tuple[str, ...]]:
-    return {f"heads.{last}.{ours}": theirs for ours, theirs in _HEAD.items()}
+        return Checkpoint(config, self.tensor_names.rename(state, last, self.prefixes[0]))
 
 
 def bert(
@@ -228,7 +190,7 @@ def bert(
         padding: The token id that pads, which attention does not see; -1 for none.
         checkpoint: A Hugging Face folder (config.json, model.safetensors) that gives sizes and initial weights.
         hidden: Width of the stream; 768 by default. With a checkpoint, its sizes hold, and others are refused.
-        layers: Blocks; 12 by default. With a checkpoint, its first so many.
+        layers: Blocks; 12 by default. With a checkpoint, at most its number of blocks, the first ones.
         attention_heads: Heads; one per 64 channels by default.
         intermediate: Width inside the MLP; four times `hidden` by default.
         max_positions: Rows of the position table; 512 by default.
@@ -239,10 +201,16 @@ def bert(
     Raises:
         ModelError: Sizes do not fit each other, the inputs or the checkpoint.
     """
-    config = None if checkpoint is None else _config(checkpoint)
-    given = {"hidden": hidden, "layers": layers, "attention_heads": attention_heads, "intermediate": intermediate}
-    encoder = encoder_of(config, given, heads, dropout, _USUAL)
+    config = None if checkpoint is None else read_config(checkpoint, ("bert",))
+    sizes = {"hidden": hidden, "layers": layers, "attention_heads": attention_heads, "intermediate": intermediate}
     config = config or {}
+    position_type = config.get("position_embedding_type") or "absolute"
+    if position_type != "absolute" or config.get("is_decoder"):
+        raise ModelError(
+            f"{checkpoint}: only encoders with absolute positions are read, not decoders or {position_type} ones.",
+            path=checkpoint,
+        )
+    encoder = build_encoder(config or None, sizes, heads, dropout, _DEFAULTS)
     rows, positions = int(config.get("vocab_size", vocabulary)), int(config.get("max_position_embeddings", 512))
     if max_positions is not None and config and max_positions != positions:
         raise ModelError(
@@ -250,34 +218,6 @@ def bert(
             key="max_positions",
         )
     positions = max_positions or positions
-    _check_inputs(input_shape, vocabulary, rows, positions)
-    own = config.get("classifier_dropout") if dropout is None else None
-    return Bert(
-        encoder,
-        classes,
-        rows,
-        positions,
-        types=int(config.get("type_vocab_size", _TYPES)),
-        padding=padding,
-        head=head,
-        head_dropout=encoder.dropout if own is None else float(own),
-        checkpoint=checkpoint,
-        whole_depth=encoder.layers == int(config.get("num_hidden_layers", encoder.layers)),
-    )
-
-
-def _config(checkpoint: str) -> dict[str, Any]:
-    config = read_config(checkpoint, ("bert",))
-    kind = config.get("position_embedding_type") or "absolute"
-    if kind != "absolute" or config.get("is_decoder"):
-        raise ModelError(
-            f"{checkpoint}: only encoders with absolute positions are read, not decoders or {kind} ones.",
-            path=checkpoint,
-        )
-    return config
-
-
-def _check_inputs(input_shape: tuple[int, ...], vocabulary: int, rows: int, positions: int) -> None:
     if len(input_shape) != 1 or input_shape[0] > positions:
         raise ModelError(
             f"BERT takes at most {positions} token ids per sample, of shape (L,), got samples of shape {input_shape}. "
@@ -290,10 +230,23 @@ def _check_inputs(input_shape: tuple[int, ...], vocabulary: int, rows: int, posi
             + ("; real-valued inputs have none." if vocabulary < 1 else ": use the checkpoint's own tokeniser."),
             key="data.vocabulary",
         )
+    head_dropout = config.get("classifier_dropout") if dropout is None else None
+    return Bert(
+        encoder,
+        classes,
+        rows,
+        positions,
+        types=int(config.get("type_vocab_size", _TYPES)),
+        padding=padding,
+        head=head,
+        head_dropout=encoder.dropout if head_dropout is None else float(head_dropout),
+        checkpoint=checkpoint,
+        whole_depth=encoder.layers == int(config.get("num_hidden_layers", encoder.layers)),
+    )
 
 
 def _size(hidden: int, layers: int, attention_heads: int) -> dict[str, int | None]:
-    """Return what a size says; positions are 512, or the checkpoint's."""
+    """Return the keys of a size; positions are 512, or the checkpoint's."""
     return {
         "hidden": hidden,
         "layers": layers,

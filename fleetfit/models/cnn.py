@@ -6,69 +6,37 @@ have room for balanced splits. It works for images of 8x8 and more.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fleetfit.layout import Architecture, Axis, ExitModel
-from fleetfit.models.blocks import Head, Norm, granule_of, halved, kaiming, needs_group_norm, norm_layer
+from fleetfit.layout import Axis
+from fleetfit.models.family import ConvFamily, Head, MakeNorm, Norm, halve, needs_group_norm
 
 _STAGES = {"stage1": 28, "stage2": 42}
-_PER_STAGE = 3
-_HALVED = (1, 3)  # blocks that start with 2x2 max pooling
+_STREAM = [stage for stage in _STAGES for _ in range(3)]  # the stage of each block
+_HALVING = (1, 3)  # blocks that start with 2x2 max pooling
 
 
 class ConvBlock(nn.Module):
     """Optional 2x2 max pooling, a 3x3 convolution, norm, ReLU."""
 
-    def __init__(self, before: int, after: int, halve: bool, norm: Norm, group: int) -> None:
+    def __init__(self, before: int, after: int, halves: bool, norm: MakeNorm) -> None:
         super().__init__()
-        self.halve = halve
+        self.halves = halves
         self.conv = nn.Conv2d(before, after, 3, padding=1, bias=False)
-        self.norm = norm_layer(norm, after, group)
+        self.norm = norm(after)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, after, height, width], each side halved where the block pools."""
-        x = halved(x) if self.halve else x
+        x = halve(x) if self.halves else x
         return F.relu(self.norm(self.conv(x)), inplace=True)
 
 
-class CnnModule(ExitModel):
-    """The module of one sub-model; its names are those of the full model."""
-
-    def __init__(self, architecture: "Cnn", axes: Mapping[str, int], exits: tuple[int, ...]) -> None:
-        super().__init__()
-        norm, group = architecture.norm, architecture.group
-        stream = [axes[stage] for stage in _STAGES for _ in range(_PER_STAGE)]
-        inputs = [architecture.channels, *stream]
-        self.exits = exits
-        self.blocks = nn.ModuleList(
-            ConvBlock(inputs[i], stream[i], i in _HALVED, norm, group) for i in range(exits[-1])
-        )
-        self.heads = nn.ModuleDict(
-            {
-                str(e): Head(
-                    stream[e - 1],
-                    axes["classes"],
-                    layers=0 if e == architecture.blocks else architecture.head_layers,
-                    norm=norm,
-                    group=group,
-                    dropout=architecture.dropout,
-                )
-                for e in exits
-            }
-        )
-        kaiming(self)
-
-    def start(self, x: Tensor) -> Tensor:
-        """Return the images [B, channels, height, width] as they are."""
-        return x
-
-
 @dataclass(frozen=True)
-class Cnn(Architecture):
-    """The family; made by `cnn`, which says what the fields mean."""
+class Cnn(ConvFamily):
+    """The family; made by `cnn`, which explains the fields."""
 
     classes: int
     channels: int
@@ -76,18 +44,18 @@ class Cnn(Architecture):
     group: int
     dropout: float
     head_layers: int
-    axes: Mapping[str, Axis] = field(init=False, repr=False, compare=False)
-    blocks: int = field(init=False, repr=False, compare=False)
+    blocks = len(_STREAM)
 
-    def __post_init__(self) -> None:
-        granule = granule_of(self.norm, self.group)
-        axes = {stage: Axis(size, granule, block=i * _PER_STAGE) for i, (stage, size) in enumerate(_STAGES.items())}
-        object.__setattr__(self, "axes", {**axes, "classes": Axis(self.classes, scaled=False)})
-        object.__setattr__(self, "blocks", _PER_STAGE * len(_STAGES))
+    def _make_axes(self) -> dict[str, Axis]:
+        return {stage: Axis(size, self.granule, block=_STREAM.index(stage)) for stage, size in _STAGES.items()}
 
-    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
-        """Return the module with these sizes and a classifier after each block count in `exits`."""
-        return CnnModule(self, axes, exits)
+    def _build_block(self, axes: Mapping[str, int], i: int) -> nn.Module:
+        before = axes[_STREAM[i - 1]] if i else self.channels
+        return ConvBlock(before, axes[_STREAM[i]], i in _HALVING, self.make_norm)
+
+    def _build_head(self, axes: Mapping[str, int], e: int) -> nn.Module:
+        layers = self.head_layers if e < self.blocks else 0
+        return Head(axes[_STREAM[e - 1]], axes["classes"], layers, self.make_norm, self.dropout)
 
 
 @needs_group_norm

@@ -15,7 +15,8 @@ neighbours, so a model without some of them would not be a part of the whole mod
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,8 +24,8 @@ from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
 from fleetfit.factories import Preset, make_presets
-from fleetfit.layout import Architecture, Axis, ExitModel, interleaved
-from fleetfit.models.blocks import Head, halved, kaiming
+from fleetfit.layout import Axis, interleaved
+from fleetfit.models.family import Family, Head, halve, initialise_kaiming
 
 
 class PooledConv(nn.Module):
@@ -38,7 +39,7 @@ class PooledConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, after, height / 2, width / 2]."""
         x = F.relu(self.conv(x))
-        return halved(x) if self.pool == 2 else F.max_pool2d(x, self.pool, stride=2, ceil_mode=True)
+        return halve(x) if self.pool == 2 else F.max_pool2d(x, self.pool, stride=2, ceil_mode=True)
 
 
 class FullBlock(nn.Module):
@@ -53,81 +54,55 @@ class FullBlock(nn.Module):
         return F.relu(self.fc(x.flatten(1)))
 
 
-class StackModule(ExitModel):
-    """The module of one sub-model; its names are those of the full model."""
-
-    def __init__(self, architecture: "Stack", axes: Mapping[str, int], exits: tuple[int, ...]) -> None:
-        super().__init__()
-        convolutions, channels = len(architecture.convolutions), architecture.input_shape[0]
-        stream = [axes[name] for name in architecture.layers]
-        self.exits = exits
-        self.blocks = nn.ModuleList()
-        for i in range(exits[-1]):
-            before = stream[i - 1] if i else channels
-            if i < convolutions:
-                self.blocks.append(PooledConv(before, stream[i], architecture.pool))
-            else:
-                places = architecture.places if i == convolutions else 1
-                self.blocks.append(FullBlock(before * places, stream[i]))
-        self.heads = nn.ModuleDict()
-        for e in exits:
-            head = Head if e <= convolutions else nn.Linear
-            self.heads[str(e)] = head(stream[e - 1], axes["classes"])
-        kaiming(self)
-
-    def start(self, x: Tensor) -> Tensor:
-        """Return the images as they are."""
-        return x
-
-
 @dataclass(frozen=True)
-class Stack(Architecture):
-    """A family of plain stacks of layers.
-
-    Attributes:
-        classes: Classes; never cut.
-        input_shape: Shape of one sample; (channels, height, width) where there are convolutions.
-        convolutions: Channels of each convolution.
-        full: Channels of each fully connected layer.
-        pool: Side of the pooling window, 2 or 3.
-    """
+class Stack(Family):
+    """The family; made by `stack`, which explains the fields."""
 
     classes: int
     input_shape: tuple[int, ...]
     convolutions: tuple[int, ...]
-    full: tuple[int, ...]
+    hidden: tuple[int, ...]
     pool: int = 2
-    axes: Mapping[str, Axis] = field(init=False, repr=False, compare=False)
-    blocks: int = field(init=False, repr=False, compare=False)
-    places: int = field(init=False, repr=False, compare=False)
-    layers: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    declared: Mapping[str, Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        halvings = 2 ** len(self.convolutions)
-        sides = self.input_shape[1:]
-        places = math.prod(side // halvings for side in sides)
-        if not (self.convolutions or self.full):
-            raise ModelError("a stack of layers needs at least one hidden layer.", key="hidden")
-        if self.convolutions and (len(sides) != 2 or places < 1):
-            raise ModelError(
-                f"a model with {len(self.convolutions)} convolutions that halve needs images (channels, height, width) "
-                f"of {halvings}x{halvings} and more, got inputs of shape {self.input_shape}.",
-                key="input_shape",
-            )
-        named = [f"conv{i + 1}" for i in range(len(self.convolutions))] + [f"fc{i + 1}" for i in range(len(self.full))]
-        sizes = (*self.convolutions, *self.full)
-        axes = {name: Axis(size, block=i) for i, (name, size) in enumerate(zip(named, sizes, strict=True))}
-        flat = {f"blocks.{len(self.convolutions)}.fc.weight": interleaved(places, dim=1)} if self.convolutions else {}
-        object.__setattr__(self, "axes", {**axes, "classes": Axis(self.classes, scaled=False)})
-        object.__setattr__(self, "blocks", len(sizes))
-        object.__setattr__(self, "places", places)
-        object.__setattr__(self, "layers", tuple(named))
-        object.__setattr__(self, "declared", flat)
+        object.__setattr__(self, "blocks", len(self.layers))
+        super().__post_init__()
 
-    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
-        """Return the module with these sizes and a classifier after each block count in `exits`."""
-        return StackModule(self, axes, exits)
+    @cached_property
+    def layers(self) -> tuple[str, ...]:
+        """The axis of each layer."""
+        return (
+            *(f"conv{i}" for i in range(1, len(self.convolutions) + 1)),
+            *(f"fc{i}" for i in range(1, len(self.hidden) + 1)),
+        )
+
+    @cached_property
+    def pixels(self) -> int:
+        """Pixels per channel of the map that is flattened; of inputs without convolutions, elements per channel."""
+        return math.prod(side // 2 ** len(self.convolutions) for side in self.input_shape[1:])
+
+    @cached_property
+    def declared(self) -> Mapping[str, Any]:
+        """Each channel owns its pixels in what the first fully connected layer reads."""
+        convolutions = len(self.convolutions)
+        return {f"blocks.{convolutions}.fc.weight": interleaved(self.pixels, dim=1)} if convolutions else {}
+
+    def _make_axes(self) -> dict[str, Axis]:
+        sizes = zip(self.layers, (*self.convolutions, *self.hidden), strict=True)
+        return {name: Axis(size, block=i) for i, (name, size) in enumerate(sizes)}
+
+    def _build_block(self, axes: Mapping[str, int], i: int) -> nn.Module:
+        before, after = axes[self.layers[i - 1]] if i else self.input_shape[0], axes[self.layers[i]]
+        if i < len(self.convolutions):
+            return PooledConv(before, after, self.pool)
+        return FullBlock(before * (self.pixels if i == len(self.convolutions) else 1), after)
+
+    def _build_head(self, axes: Mapping[str, int], e: int) -> nn.Module:
+        head = Head if e <= len(self.convolutions) else nn.Linear
+        return head(axes[self.layers[e - 1]], axes["classes"])
+
+    def _initialise(self, module: nn.Module) -> None:
+        initialise_kaiming(module)
 
 
 def stack(
@@ -144,12 +119,21 @@ def stack(
         input_shape: Shape of one sample; with convolutions channels, height and width of images, 4x4 and more.
         convolutions: Channels of each convolution.
         hidden: Units of each hidden layer, shallow to deep.
-        pool: Side of the pooling window.
+        pool: Side of the pooling window, 2 or 3.
 
     Raises:
         ModelError: There is no hidden layer or one without units, or the inputs are no images or too small for the
             convolutions.
     """
+    if not (convolutions or hidden):
+        raise ModelError("a stack of layers needs at least one hidden layer.", key="hidden")
+    side = 2 ** len(convolutions)
+    if convolutions and (len(input_shape) != 3 or min(input_shape[1:]) < side):
+        raise ModelError(
+            f"a model with {len(convolutions)} convolutions that halve needs images (channels, height, width) of "
+            f"{side}x{side} and more, got inputs of shape {tuple(input_shape)}.",
+            key="input_shape",
+        )
     return Stack(classes, tuple(input_shape), tuple(convolutions), tuple(hidden), pool)
 
 

@@ -29,7 +29,7 @@ the classifier. It differs from ScaleFL's released code: dropout and drop-connec
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -38,12 +38,12 @@ from torch import Tensor, nn
 
 from fleetfit.errors import ModelError
 from fleetfit.factories import Preset, make_presets
-from fleetfit.layout import Architecture, Axis, ExitModel, default_sizes
-from fleetfit.models.blocks import Head, Norm, granule_of, kaiming, needs_group_norm, norm_layer
+from fleetfit.layout import Axis, default_sizes
+from fleetfit.models.family import ConvFamily, Head, Norm, needs_group_norm
 
 Activation = Literal["swish", "relu6"]
 _ACTIVATIONS: Mapping[str, type[nn.Module]] = {"swish": nn.SiLU, "relu6": nn.ReLU6}
-_EXIT = 6  # ScaleFL's early exits have a sixth of the stream's channels
+_EXIT_SHARE = 6  # ScaleFL's early exits have a sixth of the stream's channels
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Place:
-    """What a block is like, sizes aside.
+class BlockSpec:
+    """A block, sizes aside.
 
     Attributes:
         before: Axis of its input.
@@ -88,18 +88,7 @@ class Place:
     adds: bool
 
 
-# ---- the module ----------------------------------------------------------------------------------------------------
-
-
-def convolution(
-    before: int, after: int, kernel: int, stride: int, family: "Inverted", groups: int = 1, active: bool = True
-) -> nn.Sequential:
-    """Return a convolution, norm and, if active, the family's activation."""
-    steps: list[nn.Module] = [
-        nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=False),
-        norm_layer(family.norm, after, family.group),
-    ]
-    return nn.Sequential(*steps, *([_ACTIVATIONS[family.activation]()] if active else []))
+# ---- the layers ------------------------------------------------------------------------------------------------------
 
 
 class SqueezeExcite(nn.Module):
@@ -119,21 +108,22 @@ class SqueezeExcite(nn.Module):
 
 def drop_connect(x: Tensor, share: float) -> Tensor:
     """Zero whole samples with a probability, and divide the others by 1 - share (Huang et al., ECCV 2016)."""
-    kept = torch.rand(len(x), 1, 1, 1, dtype=x.dtype, device=x.device) >= share
-    return x * kept / (1 - share)
+    mask = torch.rand(len(x), 1, 1, 1, dtype=x.dtype, device=x.device) >= share
+    return x * mask / (1 - share)
 
 
 class InvertedBlock(nn.Module):
-    """Expand, filter, squeeze and excite, project; `sizes` are those before, inside, squeezed to (0: not) and after."""
+    """Expand, filter, squeeze and excite, project; the last block of a network drops `dropped` of its samples."""
 
-    def __init__(self, family: "Inverted", place: Place, sizes: tuple[int, int, int, int], dropped: float) -> None:
+    def __init__(self, family: "Inverted", spec: BlockSpec, axes: Mapping[str, int], dropped: float) -> None:
         super().__init__()
-        before, inside, squeezed, after = sizes
-        self.adds, self.dropped = place.adds, dropped
-        self.expand = convolution(before, inside, 1, 1, family) if place.expand else nn.Identity()
-        self.filter = convolution(inside, inside, place.kernel, place.stride, family, groups=inside)
-        self.squeeze = SqueezeExcite(inside, squeezed, family.activation) if squeezed else nn.Identity()
-        self.project = convolution(inside, after, 1, 1, family, active=False)
+        before, after = axes[spec.before], axes[spec.after]
+        inner = axes[spec.expand] if spec.expand else before
+        self.adds, self.dropped = spec.adds, dropped
+        self.expand = family.make_convolution(before, inner, 1) if spec.expand else nn.Identity()
+        self.filter = family.make_convolution(inner, inner, spec.kernel, spec.stride, groups=inner)
+        self.squeeze = SqueezeExcite(inner, axes[spec.squeeze], family.activation) if spec.squeeze else nn.Identity()
+        self.project = family.make_convolution(inner, after, 1, active=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, after, height / stride, width / stride]."""
@@ -145,65 +135,12 @@ class InvertedBlock(nn.Module):
         return x + branch
 
 
-class InvertedModule(ExitModel):
-    """The module of one sub-model; its names are those of the full model."""
-
-    def __init__(self, family: "Inverted", axes: Mapping[str, int], exits: tuple[int, ...]) -> None:
-        super().__init__()
-        self.exits = exits
-        self.stem = convolution(family.channels, axes["stem"], 3, family.stem_stride, family)
-        self.blocks = nn.ModuleList()
-        for i, place in enumerate(family.places[: exits[-1]]):
-            before, after = axes[place.before], axes[place.after]
-            inside = axes[place.expand] if place.expand else before
-            sizes = (before, inside, axes[place.squeeze] if place.squeeze else 0, after)
-            self.blocks.append(InvertedBlock(family, place, sizes, family.drop_connect * i / family.blocks))
-        self.heads = nn.ModuleDict({str(e): _head(family, axes, e) for e in exits})
-        kaiming(self)
-
-    def start(self, x: Tensor) -> Tensor:
-        """Return the stem's feature maps [B, stem, height, width], halved if its stride is 2."""
-        return self.stem(x)
-
-
-def _head(family: "Inverted", axes: Mapping[str, int], e: int) -> nn.Module:
-    """Return the classifier after e blocks: with convolutions if it is early; the last may have a 1x1 convolution."""
-    stage = family.places[e - 1].after
-    channels, classes = axes[stage], axes["classes"]
-    if e < family.blocks:
-        inner = axes.get(stage.replace("stage", "exit"))  # absent without convolutions
-        return Head(channels, classes, family.head_layers, family.norm, family.group, inner=inner)
-    if not family.top:
-        return Head(channels, classes, dropout=family.dropout)
-    top = convolution(channels, axes["top"], 1, 1, family)
-    return nn.Sequential(top, Head(axes["top"], classes, dropout=family.dropout))
-
-
-# ---- the family ----------------------------------------------------------------------------------------------------
+# ---- the family ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Inverted(Architecture):
-    """A family of inverted residual blocks.
-
-    Attributes:
-        classes: Classes; never cut.
-        channels: Channels of the images; never cut.
-        stem: Channels of the first convolution, before they are multiplied.
-        stages: The table.
-        multiplier: Times the table's channels, to multiples of 8.
-        top: Channels of a 1x1 convolution before the last classifier; 0: there is none.
-        squeeze: Share of a block's input channels to which squeeze and excite squeezes, as 1 / squeeze; 0: none.
-        activation: "swish" or "relu6".
-        norm: "batch" or "group".
-        group: Channels per group of the group norm, which are kept or cut together.
-        stride: How many times smaller the last map is than the image; halvings are left out from the first on.
-        dropout: Share of features dropped before the last classifier.
-        drop_connect: Share of samples whose branch is dropped in the last block; it grows from 0 with the block.
-        head_layers: Convolutions in an early exit.
-        tied: Whether all blocks that read the same stream keep the same channels inside; saves time where blocks are
-            many, because a layout is found axis by axis.
-    """
+class Inverted(ConvFamily):
+    """The family; made by `network`, which explains the fields; `stem` is the channels of the first convolution."""
 
     classes: int
     channels: int
@@ -220,102 +157,130 @@ class Inverted(Architecture):
     drop_connect: float
     head_layers: int
     tied: bool
-    axes: Mapping[str, Axis] = field(init=False, repr=False, compare=False)
-    blocks: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        count = sum(stage.blocks for stage in self.stages)
-        object.__setattr__(self, "blocks", count)
-        granule = granule_of(self.norm, self.group)
-        axes = {"stem": Axis(multiplied(self.stem, self.multiplier), granule)}
-        first = 0
-        for s, stage in enumerate(self.stages, 1):
-            axes[f"stage{s}"] = Axis(multiplied(stage.channels, self.multiplier), granule, block=first)
-            first += stage.blocks
-        for name, (parent, times, divided, block) in self._derived.items():
-            unit = 1 if name.startswith("squeeze") else granule  # squeeze and excite has no norm
-            axes[name] = Axis(_rounded(axes[parent].size * times // divided, unit), unit, block=block)
-        if self.top:
-            axes["top"] = Axis(self.top, granule, block=count)
-        object.__setattr__(self, "axes", {**axes, "classes": Axis(self.classes, scaled=False)})
+        object.__setattr__(self, "blocks", sum(stage.blocks for stage in self.stages))
+        super().__post_init__()
 
     @cached_property
-    def places(self) -> tuple[Place, ...]:
-        """What each block is like."""
-        strides = thinned((2, *(stage.stride for stage in self.stages)), self.stride)
-        found: list[Place] = []
+    def strides(self) -> tuple[int, ...]:
+        """The strides of the stem and of each stage."""
+        return reduce_strides((2, *(stage.stride for stage in self.stages)), self.stride)
+
+    @cached_property
+    def block_specs(self) -> tuple[BlockSpec, ...]:
+        """Each block, sizes aside."""
+        specs: list[BlockSpec] = []
         for s, stage in enumerate(self.stages, 1):
             for i in range(stage.blocks):
-                before = f"stage{s - (i == 0)}" if s - (i == 0) else "stem"
-                stride = strides[s] if i == 0 else 1
-                inside = f"_{before}" if self.tied else str(len(found))
-                expand, squeeze = f"expand{inside}" if stage.expansion > 1 else "", f"squeeze{inside}"
-                found.append(
-                    Place(before, f"stage{s}", expand, squeeze if self.squeeze else "", stage.kernel, stride, i > 0)
+                stream = s if i else s - 1
+                before = f"stage{stream}" if stream else "stem"
+                suffix = f"_{before}" if self.tied else str(len(specs))
+                specs.append(
+                    BlockSpec(
+                        before,
+                        after=f"stage{s}",
+                        expand=f"expand{suffix}" if stage.expansion > 1 else "",
+                        squeeze=f"squeeze{suffix}" if self.squeeze else "",
+                        kernel=stage.kernel,
+                        stride=1 if i else self.strides[s],
+                        adds=i > 0,
+                    )
                 )
-        return tuple(found)
-
-    @cached_property
-    def stem_stride(self) -> int:
-        """The first convolution's stride."""
-        return thinned((2, *(stage.stride for stage in self.stages)), self.stride)[0]
+        return tuple(specs)
 
     @cached_property
     def _derived(self) -> Mapping[str, tuple[str, int, int, int]]:
-        """Of each axis that follows another one: that one, how many times and which share of it, its block."""
+        """Of each axis that follows another one: that axis, its factor and divisor, and the block of the first."""
         expansions = [stage.expansion for stage in self.stages for _ in range(stage.blocks)]
-        found: dict[str, tuple[str, int, int, int]] = {}
-        for i, (place, expansion) in enumerate(zip(self.places, expansions, strict=True)):
-            if place.expand:
-                found.setdefault(place.expand, (place.before, expansion, 1, i))
-            if place.squeeze:
-                found.setdefault(place.squeeze, (place.before, 1, self.squeeze, i))
-        for place in self.places[:-1] if self.head_layers else ():
-            found.setdefault(place.after.replace("stage", "exit"), (place.after, 1, _EXIT, self.blocks))
-        return found
+        derived: dict[str, tuple[str, int, int, int]] = {}
+        for i, (spec, expansion) in enumerate(zip(self.block_specs, expansions, strict=True)):
+            if spec.expand:
+                derived.setdefault(spec.expand, (spec.before, expansion, 1, i))
+            if spec.squeeze:
+                derived.setdefault(spec.squeeze, (spec.before, 1, self.squeeze, i))
+        for spec in self.block_specs[:-1] if self.head_layers else ():
+            derived.setdefault(spec.after.replace("stage", "exit"), (spec.after, 1, _EXIT_SHARE, self.blocks))
+        return derived
 
     def sizes(self, width: float) -> dict[str, int]:
         """Return the size of each axis: streams floor(width * size), the others from the narrowed stream."""
-        kept = default_sizes(self.axes, width)
-        for name, (parent, times, divided, _) in self._derived.items():
-            kept[name] = _rounded(kept[parent] * times // divided, self.axes[name].granule)
-        return kept
+        sizes = default_sizes(self.axes, width)
+        for name, (parent, factor, divisor, _) in self._derived.items():
+            sizes[name] = _round_down(sizes[parent] * factor // divisor, self.axes[name].granule)
+        return sizes
 
-    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
-        """Return the module with these sizes and a classifier after each block count in `exits`."""
-        return InvertedModule(self, axes, exits)
+    def make_convolution(
+        self, before: int, after: int, kernel: int, stride: int = 1, groups: int = 1, active: bool = True
+    ) -> nn.Sequential:
+        """Return a convolution, norm and, if active, the activation."""
+        layers: list[nn.Module] = [
+            nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=False),
+            self.make_norm(after),
+        ]
+        return nn.Sequential(*layers, *([_ACTIVATIONS[self.activation]()] if active else []))
+
+    def _make_axes(self) -> dict[str, Axis]:
+        granule = self.granule
+        axes = {"stem": Axis(multiply_channels(self.stem, self.multiplier), granule)}
+        first = 0
+        for s, stage in enumerate(self.stages, 1):
+            axes[f"stage{s}"] = Axis(multiply_channels(stage.channels, self.multiplier), granule, block=first)
+            first += stage.blocks
+        for name, (parent, factor, divisor, block) in self._derived.items():
+            unit = 1 if name.startswith("squeeze") else granule  # squeeze and excite has no norm
+            axes[name] = Axis(_round_down(axes[parent].size * factor // divisor, unit), unit, block=block)
+        if self.top:
+            axes["top"] = Axis(self.top, granule, block=self.blocks)
+        return axes
+
+    def _build_stem(self, axes: Mapping[str, int]) -> nn.Module:
+        return self.make_convolution(self.channels, axes["stem"], 3, self.strides[0])
+
+    def _build_block(self, axes: Mapping[str, int], i: int) -> nn.Module:
+        return InvertedBlock(self, self.block_specs[i], axes, self.drop_connect * i / self.blocks)
+
+    def _build_head(self, axes: Mapping[str, int], e: int) -> nn.Module:
+        stage = self.block_specs[e - 1].after
+        channels, classes = axes[stage], axes["classes"]
+        if e < self.blocks:
+            inner = axes.get(stage.replace("stage", "exit"))  # absent without convolutions
+            return Head(channels, classes, self.head_layers, self.make_norm, inner=inner)
+        if not self.top:
+            return Head(channels, classes, dropout=self.dropout)
+        top = self.make_convolution(channels, axes["top"], 1)
+        return nn.Sequential(top, Head(axes["top"], classes, dropout=self.dropout))
 
 
-def _rounded(channels: int, granule: int) -> int:
+def _round_down(channels: int, granule: int) -> int:
     return max(1, channels // granule) * granule
 
 
-def multiplied(channels: int, multiplier: float) -> int:
-    """Return so many times the channels, to the nearest multiple of 8, but no less than 0.9 of them (both papers)."""
+def multiply_channels(channels: int, multiplier: float) -> int:
+    """Return a product rounded to the nearest multiple of 8, but to no less than 0.9 of it (both papers)."""
     if multiplier == 1:
         return channels
-    wanted = channels * multiplier
-    nearest = max(8, int(wanted + 4) // 8 * 8)
-    return nearest if nearest >= 0.9 * wanted else nearest + 8
+    exact = channels * multiplier
+    nearest = max(8, int(exact + 4) // 8 * 8)
+    return nearest if nearest >= 0.9 * exact else nearest + 8
 
 
-def thinned(strides: Sequence[int], total: int) -> tuple[int, ...]:
-    """Leave out halvings, from the first on, until what is left multiplies to a total.
+def reduce_strides(strides: Sequence[int], total: int) -> tuple[int, ...]:
+    """Leave out halvings, from the first on, until the product of the strides is the total.
 
     Raises:
-        ModelError: It never does.
+        ModelError: No product is.
     """
-    kept = list(strides)
-    for i in range(len(kept)):
-        if math.prod(kept) > total:
-            kept[i] = 1
-    if math.prod(kept) != total:
-        most = math.prod(strides)
-        raise ModelError(f"stride must be a power of two from 1 to {most}, got {total}.", key="stride")
-    return tuple(kept)
+    reduced = list(strides)
+    for i in range(len(reduced)):
+        if math.prod(reduced) > total:
+            reduced[i] = 1
+    if math.prod(reduced) != total:
+        raise ModelError(f"stride must be a power of two from 1 to {math.prod(strides)}, got {total}.", key="stride")
+    return tuple(reduced)
 
 
-# ---- the networks --------------------------------------------------------------------------------------------------
+# ---- the networks ----------------------------------------------------------------------------------------------------
 
 
 @needs_group_norm
@@ -353,7 +318,8 @@ def network(
         stages: The paper's table.
         squeeze: Share of a block's input channels to which squeeze and excite squeezes, as 1 / squeeze; 0: none.
         activation: "swish" or "relu6".
-        tied: Whether all blocks that read the same stream keep the same channels inside.
+        tied: Whether all blocks that read the same stream keep the same channels inside; saves time where blocks are
+            many, because a layout is found axis by axis.
 
     Raises:
         ModelError: The stride is no power of two up to what it may be, the norm is unknown, or the group divides no

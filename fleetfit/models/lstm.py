@@ -17,7 +17,8 @@ usual vocabulary of 90; the word LSTM has 4,950,800.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -26,7 +27,8 @@ from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
 from fleetfit.factories import Preset, make_presets
-from fleetfit.layout import Architecture, Axis, ExitModel, blocked
+from fleetfit.layout import Axis, blocked
+from fleetfit.models.family import Family, FamilyModule
 
 Cell = Literal["plain", "peephole"]
 
@@ -43,8 +45,7 @@ class PlainLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, L, after] of x [B, L, before]."""
-        states: Tensor = self.lstm(x)[0]
-        return states
+        return self.lstm(x)[0]
 
 
 class PeepholeLayer(nn.Module):
@@ -61,8 +62,8 @@ class PeepholeLayer(nn.Module):
         self.bias = nn.Parameter(torch.empty(4 * after))
         self.to_i, self.to_f, self.to_o = (nn.Parameter(torch.empty(after)) for _ in range(3))  # peepholes
         if not self.bias.is_meta:
-            for part in self.parameters():
-                nn.init.uniform_(part, -(after**-0.5), after**-0.5)
+            for parameter in self.parameters():
+                nn.init.uniform_(parameter, -(after**-0.5), after**-0.5)
             self.bias.data[after : 2 * after] += 1.0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -80,67 +81,46 @@ class PeepholeLayer(nn.Module):
 _LAYERS: Mapping[str, type[PlainLayer | PeepholeLayer]] = {"plain": PlainLayer, "peephole": PeepholeLayer}
 
 
-class LanguageModule(ExitModel):
-    """The module of one sub-model; its names are those of the full model."""
+class LanguageModule(FamilyModule):
+    """A module whose stem is the embedding [B, L, embedding] of token ids [B, L]."""
 
-    def __init__(self, architecture: "LanguageModel", axes: Mapping[str, int], exits: tuple[int, ...]) -> None:
-        super().__init__()
-        layer = _LAYERS[architecture.cell]
-        stream = [axes["embedding"], *(axes[f"layer{i + 1}"] for i in range(exits[-1]))]
-        self.exits = exits
-        self.embedding = nn.Embedding(architecture.tokens, stream[0])
-        self.blocks = nn.ModuleList(layer(stream[i], stream[i + 1]) for i in range(exits[-1]))
-        self.heads = nn.ModuleDict({str(e): nn.Linear(stream[e], axes["classes"]) for e in exits})
-
-    def start(self, x: Tensor) -> Tensor:
-        """Return the embedded tokens [B, L, embedding] of x [B, L], token ids."""
-        embedded: Tensor = self.embedding(x)
-        return embedded
+    stem_name = "embedding"
 
 
 @dataclass(frozen=True)
-class LanguageModel(Architecture):
-    """A family of LSTM language models: logits [B, L, classes], at each position those of the next token.
+class LanguageModel(Family):
+    """The family; made by `language_model`, which explains the fields."""
 
-    Attributes:
-        classes: Tokens that can be predicted; never cut.
-        vocabulary: Tokens that can be read; never cut. Padding is read like any other token; its labels do not count.
-        size: Channels of the embedding.
-        hidden: Channels of an LSTM layer.
-        layers: LSTM layers, each a block.
-        cell: "plain" or "peephole".
-    """
-
+    module_class = LanguageModule
     classes: int
     vocabulary: int
-    size: int
+    embedding: int
     hidden: int
-    layers: int
+    blocks: int
     cell: Cell
-    axes: Mapping[str, Axis] = field(init=False, repr=False, compare=False)
-    blocks: int = field(init=False, repr=False, compare=False)
-    declared: Mapping[str, Any] = field(init=False, repr=False, compare=False)
-    tokens: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.vocabulary < 1:
-            raise ModelError("a language model reads token ids, but the data's inputs are numbers: choose a text data "
-                             "set, or another model.", key="vocabulary")  # fmt: skip
-        if self.layers < 1:
-            raise ModelError(f"a language model needs at least one LSTM layer, got {self.layers}.", key="layers")
-        if self.cell not in _LAYERS:
-            raise ModelError(f'cell must be "plain" or "peephole", got {self.cell!r}.', key="cell")
-        axes = {"embedding": Axis(self.size)}
-        axes |= {f"layer{i + 1}": Axis(self.hidden, block=i) for i in range(self.layers)}
-        object.__setattr__(self, "axes", {**axes, "classes": Axis(self.classes, scaled=False)})
-        object.__setattr__(self, "blocks", self.layers)
-        gates = {"blocks.*.weight_*": blocked(4, dim=0), "blocks.*.bias*": blocked(4)}
-        object.__setattr__(self, "declared", gates)
         object.__setattr__(self, "tokens", self.vocabulary)
+        super().__post_init__()
 
-    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
-        """Return the module with these sizes and a linear layer after each block count in `exits`."""
-        return LanguageModule(self, axes, exits)
+    @cached_property
+    def declared(self) -> Mapping[str, Any]:
+        """The four gates of a layer are stacked."""
+        return {"blocks.*.weight_*": blocked(4, dim=0), "blocks.*.bias*": blocked(4)}
+
+    def _make_axes(self) -> dict[str, Axis]:
+        layers = {f"layer{i + 1}": Axis(self.hidden, block=i) for i in range(self.blocks)}
+        return {"embedding": Axis(self.embedding)} | layers
+
+    def _build_stem(self, axes: Mapping[str, int]) -> nn.Module:
+        return nn.Embedding(self.vocabulary, axes["embedding"])
+
+    def _build_block(self, axes: Mapping[str, int], i: int) -> nn.Module:
+        before = axes[f"layer{i}"] if i else axes["embedding"]
+        return _LAYERS[self.cell](before, axes[f"layer{i + 1}"])
+
+    def _build_head(self, axes: Mapping[str, int], e: int) -> nn.Module:
+        return nn.Linear(axes[f"layer{e}"], axes["classes"])
 
 
 def language_model(
@@ -151,11 +131,11 @@ def language_model(
     layers: int = 1,
     cell: Cell = "plain",
 ) -> LanguageModel:
-    """Return the family of an LSTM language model.
+    """Return the family of an LSTM language model: logits [B, L, classes] of the next token at each position.
 
     Args:
         classes: Tokens that can be predicted; never cut.
-        vocabulary: Tokens that can be read; never cut.
+        vocabulary: Tokens that can be read; never cut. Padding is read like any other token; its labels do not count.
         embedding: Channels of the input embedding.
         hidden: Channels of each LSTM layer.
         layers: LSTM layers; a linear layer may sit after each.
@@ -164,6 +144,16 @@ def language_model(
     Raises:
         ModelError: The inputs are not tokens, or there is no layer.
     """
+    if vocabulary < 1:
+        raise ModelError(
+            "a language model reads token ids, but the data's inputs are numbers: choose a text data set, or another "
+            "model.",
+            key="vocabulary",
+        )
+    if layers < 1:
+        raise ModelError(f"a language model needs at least one LSTM layer, got {layers}.", key="layers")
+    if cell not in _LAYERS:
+        raise ModelError(f'cell must be "plain" or "peephole", got {cell!r}.', key="cell")
     return LanguageModel(classes, vocabulary, embedding, hidden, layers, cell)
 
 

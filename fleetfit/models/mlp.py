@@ -4,19 +4,20 @@ After the residual network for tables of Gorishniy et al. ("Revisiting Deep Lear
 2021): a linear layer, then blocks x + W2 relu(W1 norm(x)), and before the classifier a norm and ReLU. Inputs of any
 shape are flattened. A classifier may sit after any block, so four levels have room for balanced splits.
 
-Differs from the paper: the norm is a layer norm, which needs no statistics of a client's few rows; there is no dropout
-unless asked for.
+Differs from the paper: the norm is a layer norm, which needs no statistics of a client's few rows; dropout is 0 by
+default.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
-from fleetfit.layout import Architecture, Axis, ExitModel
+from fleetfit.layout import Axis
+from fleetfit.models.family import Family, FamilyModule
 
 
 class ResidualBlock(nn.Module):
@@ -31,9 +32,8 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, hidden] of x [B, hidden]."""
-        within = F.dropout(F.relu(self.inner(self.norm(x))), self.dropout, self.training)
-        out: Tensor = x + self.outer(within)
-        return out
+        inner = F.dropout(F.relu(self.inner(self.norm(x))), self.dropout, self.training)
+        return x + self.outer(inner)
 
 
 class PerceptronHead(nn.Module):
@@ -49,16 +49,10 @@ class PerceptronHead(nn.Module):
         return self.fc(F.relu(self.norm(x)))
 
 
-class PerceptronModule(ExitModel):
-    """The module of one sub-model; its names are those of the full model."""
+class PerceptronModule(FamilyModule):
+    """A module whose stem takes flat samples."""
 
-    def __init__(self, architecture: "Perceptron", axes: Mapping[str, int], exits: tuple[int, ...]) -> None:
-        super().__init__()
-        hidden, inner = axes["hidden"], axes["inner"]
-        self.exits = exits
-        self.stem = nn.Linear(math.prod(architecture.input_shape), hidden)
-        self.blocks = nn.ModuleList(ResidualBlock(hidden, inner, architecture.dropout) for _ in range(exits[-1]))
-        self.heads = nn.ModuleDict({str(e): PerceptronHead(hidden, axes["classes"]) for e in exits})
+    stem: nn.Linear
 
     def start(self, x: Tensor) -> Tensor:
         """Return [B, hidden] of samples of any shape."""
@@ -66,25 +60,27 @@ class PerceptronModule(ExitModel):
 
 
 @dataclass(frozen=True)
-class Perceptron(Architecture):
-    """The family; made by `mlp`, which says what the fields mean."""
+class Perceptron(Family):
+    """The family; made by `mlp`, which explains the fields."""
 
+    module_class = PerceptronModule
     classes: int
     input_shape: tuple[int, ...]
     hidden: int
-    layers: int
+    blocks: int
     dropout: float
-    axes: Mapping[str, Axis] = field(init=False, repr=False, compare=False)
-    blocks: int = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        axes = {"hidden": Axis(self.hidden), "inner": Axis(2 * self.hidden)}
-        object.__setattr__(self, "axes", {**axes, "classes": Axis(self.classes, scaled=False)})
-        object.__setattr__(self, "blocks", self.layers)
+    def _make_axes(self) -> dict[str, Axis]:
+        return {"hidden": Axis(self.hidden), "inner": Axis(2 * self.hidden)}
 
-    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
-        """Return the module with these sizes and a classifier after each block count in `exits`."""
-        return PerceptronModule(self, axes, exits)
+    def _build_stem(self, axes: Mapping[str, int]) -> nn.Module:
+        return nn.Linear(math.prod(self.input_shape), axes["hidden"])
+
+    def _build_block(self, axes: Mapping[str, int], i: int) -> nn.Module:
+        return ResidualBlock(axes["hidden"], axes["inner"], self.dropout)
+
+    def _build_head(self, axes: Mapping[str, int], e: int) -> nn.Module:
+        return PerceptronHead(axes["hidden"], axes["classes"])
 
 
 def mlp(

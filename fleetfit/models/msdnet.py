@@ -22,7 +22,7 @@ them, so they are neither moved by weight decay nor counted in the average (see 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -31,9 +31,8 @@ from torch import Tensor, nn
 
 from fleetfit.errors import ModelError
 from fleetfit.factories import Preset, make_presets
-from fleetfit.layout import Architecture, Axis, ExitModel, default_sizes, segments
-from fleetfit.layout.axes import Declaration
-from fleetfit.models.blocks import Head, Norm, conv_norm_relu, granule_of, kaiming, needs_group_norm
+from fleetfit.layout import Axis, Declaration, default_sizes, segments
+from fleetfit.models.family import ConvFamily, FamilyModule, Head, MakeNorm, Norm, conv_norm_relu, needs_group_norm
 
 Features = tuple[Tensor, ...]
 """Feature maps of the scales that are alive, fine to coarse."""
@@ -41,7 +40,7 @@ Features = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class ScaleStep:
-    """What one layer does at one scale; names are those of axes.
+    """One layer at one scale; names are those of axes.
 
     Attributes:
         scale: The scale, from 0, the finest.
@@ -60,21 +59,24 @@ class ScaleStep:
     reduced: str
 
     @property
-    def joined(self) -> tuple[str, ...]:
+    def concatenated(self) -> tuple[str, ...]:
         """The parts of the features before they are reduced, in order."""
         return (*self.own, self.down, self.normal) if self.down else (*self.own, self.normal)
 
     @property
     def result(self) -> tuple[str, ...]:
         """The parts of the features afterwards."""
-        return (self.reduced,) if self.reduced else self.joined
+        return (self.reduced,) if self.reduced else self.concatenated
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """The axes that begin with this step."""
+        axes = (self.normal, f"{self.normal}_inner", self.reduced)
+        return (*axes, self.down, f"{self.down}_inner") if self.down else axes
 
 
-def _bottleneck(before: int, inner: int, after: int, stride: int, family: "Msdnet") -> nn.Sequential:
-    return nn.Sequential(
-        *conv_norm_relu(before, inner, 1, 1, family.norm, family.group),
-        *conv_norm_relu(inner, after, 3, stride, family.norm, family.group),
-    )
+def _bottleneck(before: int, inner: int, after: int, stride: int, norm: MakeNorm) -> nn.Sequential:
+    return nn.Sequential(*conv_norm_relu(before, inner, 1, 1, norm), *conv_norm_relu(inner, after, 3, stride, norm))
 
 
 class StepModule(nn.Module):
@@ -82,13 +84,14 @@ class StepModule(nn.Module):
 
     def __init__(self, family: "Msdnet", step: ScaleStep, axes: Mapping[str, int]) -> None:
         super().__init__()
+        norm = family.make_norm
         own, finer = (sum(axes[part] for part in parts) for parts in (step.own, step.finer))
-        self.normal = _bottleneck(own, axes[f"{step.normal}_inner"], axes[step.normal], 1, family)
-        self.down = _bottleneck(finer, axes[f"{step.down}_inner"], axes[step.down], 2, family) if step.down else None
+        self.normal = _bottleneck(own, axes[f"{step.normal}_inner"], axes[step.normal], 1, norm)
+        self.down = _bottleneck(finer, axes[f"{step.down}_inner"], axes[step.down], 2, norm) if step.down else None
         self.reduce: nn.Module = nn.Identity()
         if step.reduced:
-            joined = sum(axes[part] for part in step.joined)
-            self.reduce = nn.Sequential(*conv_norm_relu(joined, axes[step.reduced], 1, 1, family.norm, family.group))
+            before = sum(axes[part] for part in step.concatenated)
+            self.reduce = nn.Sequential(*conv_norm_relu(before, axes[step.reduced], 1, 1, norm))
 
     def forward(self, own: Tensor, finer: Tensor | None) -> Tensor:
         """Return [B, more channels, height, width] of a scale's features and of the next finer scale's."""
@@ -110,48 +113,32 @@ class Layer(nn.Module):
         return tuple(step(old[int(s)], old.get(int(s) - 1)) for s, step in self.scale.items())
 
 
-class MsdnetModule(ExitModel):
-    """The module of one sub-model; its names are those of the full model."""
+class MsdnetModule(FamilyModule):
+    """A module with a stem for each scale, whose classifiers read the coarsest one."""
 
-    def __init__(self, family: "Msdnet", axes: Mapping[str, int], exits: tuple[int, ...]) -> None:
-        super().__init__()
-        norm, group = family.norm, family.group
-        sides = [family.channels, *(axes[f"stem{s}"] for s in range(family.scales))]
-        self.exits = exits
-        self.stem = nn.ModuleList(
-            nn.Sequential(*conv_norm_relu(sides[s], sides[s + 1], 3, 2 if s else 1, norm, group))
-            for s in range(family.scales)
-        )
-        self.blocks = nn.ModuleList(Layer(family, steps, axes) for steps in family.steps[: exits[-1]])
-        self.heads = nn.ModuleDict()
-        for e in exits:
-            channels = sum(axes[part] for part in family.steps[e - 1][-1].result)
-            self.heads[str(e)] = Head(
-                channels, axes["classes"], family.head_layers, norm, group, inner=axes["head"], stride=2
-            )
-        kaiming(self)
+    stem: nn.ModuleList
 
     def start(self, x: Tensor) -> Features:
         """Return feature maps of each scale, fine to coarse: [B, stem{s}, height / 2^s, width / 2^s]."""
-        found = []
+        features = []
         for layer in self.stem:
             x = layer(x)
-            found.append(x)
-        return tuple(found)
+            features.append(x)
+        return tuple(features)
 
     def head(self, i: int, carry: Features) -> Tensor:
         """Return the logits [B, classes] of exit i, which reads the coarsest scale."""
-        logits: Tensor = self.heads[str(self.exits[i])](carry[-1])
-        return logits
+        return super().head(i, carry[-1])
 
 
 @dataclass(frozen=True)
-class Msdnet(Architecture):
-    """The family; made by `msdnet`, which says what the fields mean."""
+class Msdnet(ConvFamily):
+    """The family; made by `msdnet`, which explains the fields."""
 
+    module_class = MsdnetModule
     classes: int
     channels: int
-    layers: int
+    blocks: int
     scales: int
     base: int
     growth: int
@@ -159,93 +146,91 @@ class Msdnet(Architecture):
     head_layers: int
     norm: Norm
     group: int
-    axes: Mapping[str, Axis] = field(init=False, repr=False, compare=False)
-    blocks: int = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if min(self.layers, self.scales, self.base, self.growth, self.head_channels) < 1:
-            raise ModelError(
-                "layers, scales, base, growth and head_channels of an MSDNet must be at least 1.", key="layers"
-            )
-        granule = granule_of(self.norm, self.group)
-        first = {
-            axis: i for i, steps in reversed(list(enumerate(self.steps))) for step in steps for axis in _made(step)
-        }
-        sizes = self._all(self.base, self.growth, self.head_channels)
-        axes = {name: Axis(size, granule, block=first.get(name, 0)) for name, size in sizes.items()}
-        axes["head"] = Axis(self.head_channels, granule, block=self.layers)
-        object.__setattr__(self, "axes", {**axes, "classes": Axis(self.classes, scaled=False)})
-        object.__setattr__(self, "blocks", self.layers)
-
-    def ended(self, layer: int) -> int:
-        """Return how many scales have ended after a layer: one ends in the first layer of each share but the first."""
-        return max(0, layer - 1) // -(-self.layers // self.scales)
 
     @cached_property
     def steps(self) -> tuple[tuple[ScaleStep, ...], ...]:
         """Of each block its steps, fine to coarse."""
         parts: dict[int, tuple[str, ...]] = {s: (f"stem{s}",) for s in range(self.scales)}
-        found = []
-        for n in range(1, self.layers + 1):
-            before, after, steps = self.ended(n - 1), self.ended(n), []
+        layers = []
+        for layer in range(1, self.blocks + 1):
+            before, after, steps = self._count_ended(layer - 1), self._count_ended(layer), []
             for s in range(after, self.scales):
                 down = f"down{before}_{s}" if s > before else ""
                 reduced = f"reduced{after}_{s}" if after > before else ""
                 steps.append(ScaleStep(s, parts[s], parts[s - 1] if down else (), f"normal{before}_{s}", down, reduced))
             parts |= {step.scale: step.result for step in steps}
-            found.append(tuple(steps))
-        return tuple(found)
+            layers.append(tuple(steps))
+        return tuple(layers)
 
-    def _all(self, base: int, growth: int, head: int) -> dict[str, int]:
-        """Return the size of each axis but the classes, from the three numbers that width cuts."""
-        found = {f"stem{s}": base << s for s in range(self.scales)}
-        channels = base
-        for n in range(1, self.layers + 1):
-            before, after = self.ended(n - 1), self.ended(n)
-            for s in range(after, self.scales):
-                both = s > before  # two halves then
-                added = (growth << s) >> both
-                found |= {f"normal{before}_{s}": added, f"normal{before}_{s}_inner": added << s}
-                if both:
-                    found |= {f"down{before}_{s}": added, f"down{before}_{s}_inner": added << (s - 1)}
-            channels += growth
-            if after > before:
-                channels = max(1, channels // 2)
-                found |= {f"reduced{after}_{s}": channels << s for s in range(after, self.scales)}
-        return {**found, "head": head}
+    @cached_property
+    def declared(self) -> Mapping[str, Any]:
+        """The order of the parts of concatenated features, for the layers that read them."""
+        declared: dict[str, Declaration] = {}
+        for i, steps in enumerate(self.steps):
+            for step in steps:
+                prefix = f"blocks.{i}.scale.{step.scale}"
+                declared[f"{prefix}.normal.0.weight"] = segments(*step.own, dim=1)
+                if step.down:
+                    declared[f"{prefix}.down.0.weight"] = segments(*step.finer, dim=1)
+                if step.reduced:
+                    declared[f"{prefix}.reduce.0.weight"] = segments(*step.concatenated, dim=1)
+            first = "body.0" if self.head_layers else "fc"
+            declared[f"heads.{i + 1}.{first}.weight"] = segments(*steps[-1].result, dim=1)
+        return declared
 
     def sizes(self, width: float) -> dict[str, int]:
         """Return the size of each axis: base, growth and head to the floor, the others as they follow from them."""
         three = {"base": Axis(self.base), "growth": Axis(self.growth), "head": Axis(self.head_channels)}
-        kept = self._all(**default_sizes(three, width))
-        units = {name: axis.granule for name, axis in self.axes.items()}
-        return {n: max(1, size // units[n]) * units[n] for n, size in kept.items()} | {"classes": self.classes}
+        sizes = self._derive_sizes(**default_sizes(three, width))
+        granules = {name: axis.granule for name, axis in self.axes.items()}
+        return {name: max(1, size // granules[name]) * granules[name] for name, size in sizes.items()} | {
+            "classes": self.classes
+        }
 
-    @cached_property
-    def declared(self) -> Mapping[str, Any]:
-        """What reads concatenated features, and in which order they lie."""
-        found: dict[str, Declaration] = {}
+    def _count_ended(self, layer: int) -> int:
+        """Return how many scales have ended after a layer: one ends in the first layer of each share but the first."""
+        return max(0, layer - 1) // -(-self.blocks // self.scales)
+
+    def _derive_sizes(self, base: int, growth: int, head: int) -> dict[str, int]:
+        """Return the size of each axis but the classes, from the three numbers that width cuts."""
+        sizes = {f"stem{s}": base << s for s in range(self.scales)}
+        channels = base
+        for layer in range(1, self.blocks + 1):
+            before, after = self._count_ended(layer - 1), self._count_ended(layer)
+            for s in range(after, self.scales):
+                both = s > before  # two halves then
+                added = (growth << s) >> both
+                sizes |= {f"normal{before}_{s}": added, f"normal{before}_{s}_inner": added << s}
+                if both:
+                    sizes |= {f"down{before}_{s}": added, f"down{before}_{s}_inner": added << (s - 1)}
+            channels += growth
+            if after > before:
+                channels = max(1, channels // 2)
+                sizes |= {f"reduced{after}_{s}": channels << s for s in range(after, self.scales)}
+        return {**sizes, "head": head}
+
+    def _make_axes(self) -> dict[str, Axis]:
+        granule = self.granule
+        first = {"head": self.blocks}  # the first block with an axis
         for i, steps in enumerate(self.steps):
-            for step in steps:
-                where = f"blocks.{i}.scale.{step.scale}"
-                found[f"{where}.normal.0.weight"] = segments(*step.own, dim=1)
-                if step.down:
-                    found[f"{where}.down.0.weight"] = segments(*step.finer, dim=1)
-                if step.reduced:
-                    found[f"{where}.reduce.0.weight"] = segments(*step.joined, dim=1)
-            read = "body.0" if self.head_layers else "fc"
-            found[f"heads.{i + 1}.{read}.weight"] = segments(*steps[-1].result, dim=1)
-        return found
+            for axis in (axis for step in steps for axis in step.added):
+                first.setdefault(axis, i)
+        sizes = self._derive_sizes(self.base, self.growth, self.head_channels)
+        return {name: Axis(size, granule, block=first.get(name, 0)) for name, size in sizes.items()}
 
-    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
-        """Return the module with these sizes and a classifier after each block count in `exits`."""
-        return MsdnetModule(self, axes, exits)
+    def _build_stem(self, axes: Mapping[str, int]) -> nn.Module:
+        channels = [self.channels, *(axes[f"stem{s}"] for s in range(self.scales))]
+        return nn.ModuleList(
+            nn.Sequential(*conv_norm_relu(channels[s], channels[s + 1], 3, 2 if s else 1, self.make_norm))
+            for s in range(self.scales)
+        )
 
+    def _build_block(self, axes: Mapping[str, int], i: int) -> nn.Module:
+        return Layer(self, self.steps[i], axes)
 
-def _made(step: ScaleStep) -> tuple[str, ...]:
-    """Return the axes that a step makes."""
-    made = (step.normal, f"{step.normal}_inner", step.reduced)
-    return (*made, step.down, f"{step.down}_inner") if step.down else made
+    def _build_head(self, axes: Mapping[str, int], e: int) -> nn.Module:
+        channels = sum(axes[part] for part in self.steps[e - 1][-1].result)
+        return Head(channels, axes["classes"], self.head_layers, self.make_norm, inner=axes["head"], stride=2)
 
 
 @needs_group_norm
@@ -278,6 +263,10 @@ def msdnet(
     Raises:
         ModelError: A number is below 1, the norm unknown, or the group does not divide what is made of base and growth.
     """
+    if min(layers, scales, base, growth, head_channels) < 1:
+        raise ModelError(
+            "layers, scales, base, growth and head_channels of an MSDNet must be at least 1.", key="layers"
+        )
     return Msdnet(classes, channels, layers, scales, base, growth, head_channels, head_layers, norm, group)
 
 

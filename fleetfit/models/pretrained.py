@@ -1,10 +1,11 @@
 """Hugging Face checkpoint folders: config.json and safetensors, whole or in shards; no pickle, no `transformers`.
 
-Read, and the other way: a model by the names and the config that `transformers` has for it.
+They are read, and models are written by the names and the config that `transformers` has for them.
 """
 
+import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,17 @@ from torch import Tensor
 from fleetfit.errors import ModelError
 
 CLASSIFIER = "classifier."
-"""What the names of a classifier's tensors begin with in a checkpoint."""
+"""The prefix of a classifier's tensors in a checkpoint."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}  # layer norms in the oldest BERT checkpoints
+_OLD_SUFFIXES = {".gamma": ".weight", ".beta": ".bias"}  # layer norms in the oldest BERT checkpoints
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model as `transformers` keeps it.
+    """A model in the form of `transformers`.
 
     Attributes:
-        config: What config.json says of it.
+        config: The contents of config.json.
         tensors: Its tensors by their names there.
     """
 
@@ -33,28 +34,55 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
 
 
-def renamed(state: Mapping[str, Tensor], names: Mapping[str, Sequence[str]], prefix: str) -> dict[str, Tensor]:
-    """Return tensors by the names of a checkpoint, the reverse of `read_tensors`.
+@dataclass(frozen=True)
+class TensorNames:
+    """Our names of modules and parameters, and their names in a checkpoint; {} there is the number of a block.
 
-    Args:
-        state: Tensors by our names.
-        names: Our modules and parameters, and what each may be called there; the first one is taken.
-        prefix: What the names there begin with, but that of the classifier.
-
-    Raises:
-        ModelError: A tensor is not among the names.
+    Attributes:
+        stem: Names before the blocks.
+        block: Names in a block.
+        head: Names in a classifier.
     """
-    found = {}
-    for ours, tensor in state.items():
-        part, _, kind = ours.rpartition(".")
-        if ours in names:
-            theirs = names[ours][0]
-        elif part in names:
-            theirs = f"{names[part][0]}.{kind}"
-        else:
-            raise ModelError(f'a model of that type does not have "{ours}".')
-        found[theirs if theirs.startswith(CLASSIFIER) else prefix + theirs] = tensor
-    return found
+
+    stem: Mapping[str, tuple[str, ...]]
+    block: Mapping[str, tuple[str, ...]]
+    head: Mapping[str, tuple[str, ...]]
+
+    def map_trunk(self, blocks: int) -> dict[str, tuple[str, ...]]:
+        """Return the names of everything but classifiers."""
+        numbered = {
+            f"blocks.{i}.{ours}": tuple(name.format(i) for name in theirs)
+            for i in range(blocks)
+            for ours, theirs in self.block.items()
+        }
+        return {**self.stem, **numbered}
+
+    def map_head(self, last: int) -> dict[str, tuple[str, ...]]:
+        """Return the names of the classifier after the last block."""
+        return {f"heads.{last}.{ours}": theirs for ours, theirs in self.head.items()}
+
+    def rename(self, state: Mapping[str, Tensor], last: int, prefix: str) -> dict[str, Tensor]:
+        """Return tensors by the names of a checkpoint, the reverse of `read_tensors`.
+
+        Args:
+            state: Tensors by our names, with the classifier after the last block only.
+            last: The number of blocks.
+            prefix: The prefix of all names there but those of the classifier.
+
+        Raises:
+            ModelError: A tensor is not among the names.
+        """
+        names, renamed = self.map_trunk(last) | self.map_head(last), {}
+        for ours, tensor in state.items():
+            module, _, parameter = ours.rpartition(".")
+            if ours in names:
+                theirs = names[ours][0]
+            elif module in names:
+                theirs = f"{names[module][0]}.{parameter}"
+            else:
+                raise ModelError(f'a model of that type does not have "{ours}".')
+            renamed[theirs if theirs.startswith(CLASSIFIER) else prefix + theirs] = tensor
+        return renamed
 
 
 def read_config(folder: str, kinds: Sequence[str]) -> dict[str, Any]:
@@ -72,7 +100,7 @@ def read_config(folder: str, kinds: Sequence[str]) -> dict[str, Any]:
         raise ModelError(
             f"there is no checkpoint folder {path}. Give a folder with config.json and model.safetensors.", path=path
         )
-    config = _json(path / "config.json")
+    config = _read_json(path / "config.json")
     kind = config.get("model_type")
     if kind not in kinds:
         raise ModelError(
@@ -82,99 +110,98 @@ def read_config(folder: str, kinds: Sequence[str]) -> dict[str, Any]:
 
 
 def read_tensors(
-    folder: str, names: Mapping[str, Sequence[str]], prefixes: Sequence[str], may_lack: Iterable[str] = ()
+    folder: str, names: Mapping[str, Sequence[str]], prefixes: Sequence[str], optional: Collection[str] = ()
 ) -> dict[str, Tensor]:
     """Return a checkpoint's tensors under our names, in fp32.
 
     Args:
         folder: The checkpoint folder.
-        names: Our modules and parameters, and what each may be called in the folder (transformers 4, 5).
-        prefixes: What a name in the folder may begin with ("bert.").
-        may_lack: Those of our names that the checkpoint may be without.
+        names: Our modules and parameters, and their alternative names in the folder (transformers 4, 5).
+        prefixes: Prefixes that a name in the folder may have ("bert.").
+        optional: Those of our names that the checkpoint may lack.
 
     Raises:
         ModelError: A tensor is missing, or the files cannot be read.
     """
-    there = {_plain(name, prefixes): (name, file) for name, file in _files(Path(folder).expanduser()).items()}
-    wanted: dict[Path, dict[str, str]] = {}  # file -> our name -> its name there
+    files = _map_files(Path(folder).expanduser())
+    stored = {_simplify(name, prefixes): name for name in files}
+    by_file: dict[Path, dict[str, str]] = {}  # our names, and those in the file
     for ours, alternatives in names.items():
-        taken = _taken(ours, alternatives, there)
-        if not taken and ours not in set(may_lack):
+        matches = _match(ours, alternatives, stored)
+        if not matches and ours not in optional:
             raise ModelError(
                 f'the checkpoint {folder} has no "{alternatives[0]}", so it is no whole model.', path=folder
             )
-        for name, (stored, file) in taken.items():
-            wanted.setdefault(file, {})[name] = stored
-    found: dict[str, Tensor] = {}
-    for file, stored_names in wanted.items():
-        found |= _read(file, stored_names)
-    return found
+        for name, theirs in matches.items():
+            by_file.setdefault(files[theirs], {})[name] = theirs
+    tensors: dict[str, Tensor] = {}
+    for path, file_names in by_file.items():
+        with _open_tensors(path) as file:
+            tensors |= {ours: file.get_tensor(theirs).float() for ours, theirs in file_names.items()}
+    return tensors
 
 
-Place = tuple[str, Path]  # a tensor's name in its file, and the file
-
-
-def _taken(ours: str, alternatives: Sequence[str], there: Mapping[str, Place]) -> dict[str, Place]:
+def _match(ours: str, alternatives: Sequence[str], stored: Mapping[str, str]) -> dict[str, str]:
+    """Return the tensors of one of our modules or parameters, with their names in the folder."""
     for theirs in alternatives:
-        if theirs in there:
-            return {ours: there[theirs]}
-        parts = {f"{ours}.{p}": there[f"{theirs}.{p}"] for p in ("weight", "bias") if f"{theirs}.{p}" in there}
-        if parts:
-            return parts
+        if theirs in stored:
+            return {ours: stored[theirs]}
+        parameters = [kind for kind in ("weight", "bias") if f"{theirs}.{kind}" in stored]
+        if parameters:
+            return {f"{ours}.{kind}": stored[f"{theirs}.{kind}"] for kind in parameters}
     return {}
 
 
-def _plain(name: str, prefixes: Sequence[str]) -> str:
+def _simplify(name: str, prefixes: Sequence[str]) -> str:
+    """Return a tensor's name without prefixes, and with today's suffix."""
     for prefix in prefixes:
         name = name.removeprefix(prefix)
-    for old, new in _OLD_NAMES.items():
+    for old, new in _OLD_SUFFIXES.items():
         name = name.removesuffix(old) + new if name.endswith(old) else name
     return name
 
 
-def _read(file: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
+@contextlib.contextmanager
+def _open_tensors(path: Path) -> Iterator[Any]:
     try:
-        with safe_open(file, framework="pt") as opened:
-            return {ours: opened.get_tensor(stored).float() for ours, stored in names.items()}
+        with safe_open(path, framework="pt") as file:
+            yield file
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{file} cannot be read: {error}.", path=file) from None
+        raise ModelError(f"{path} cannot be read: {error}.", path=path) from None
 
 
-def _files(folder: Path) -> dict[str, Path]:
+def _map_files(folder: Path) -> dict[str, Path]:
     """Return the file of each tensor."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.is_file():
-        listed = _json(index).get("weight_map")
-        if not isinstance(listed, dict) or not all(Path(str(f)).name == f for f in listed.values()):
+        files = _read_json(index).get("weight_map")
+        if not isinstance(files, dict) or not all(Path(str(file)).name == file for file in files.values()):
             raise ModelError(
                 f"{index} is damaged: it has no weight_map of tensors to files of its own folder.", path=index
             )
-        return {name: folder / file for name, file in listed.items()}
-    if not single.is_file():
-        old = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
-        if old:
-            raise ModelError(
-                f"{folder} holds {old[0]}, a pickle, which could run any code and is not read. Save it as "
-                "safetensors: AutoModel.from_pretrained(...).save_pretrained(...) of `transformers` does.",
-                path=folder,
-            )
-        raise ModelError(f"{folder} has no model.safetensors.", path=folder)
-    try:
-        with safe_open(single, framework="pt") as opened:
-            return dict.fromkeys(opened.keys(), single)
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{single} cannot be read: {error}.", path=single) from None
+        return {name: folder / file for name, file in files.items()}
+    if single.is_file():
+        with _open_tensors(single) as file:
+            return dict.fromkeys(file.keys(), single)
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise ModelError(
+            f"{folder} holds {pickles[0]}, a pickle, which could run any code and is not read. Save it as safetensors: "
+            "AutoModel.from_pretrained(...).save_pretrained(...) of `transformers` does.",
+            path=folder,
+        )
+    raise ModelError(f"{folder} has no model.safetensors.", path=folder)
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(
             f"there is no {path}; a checkpoint folder has config.json and model.safetensors.", path=path
         ) from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ModelError(f"{path} cannot be read: {error}.", path=path) from None
-    if not isinstance(found, dict):
-        raise ModelError(f"{path} must hold a JSON object, got {type(found).__name__}.", path=path)
-    return found
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} must hold a JSON object, got {type(content).__name__}.", path=path)
+    return content

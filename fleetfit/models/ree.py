@@ -1,20 +1,20 @@
 """Ree: one recurrent exit for all depths of a backbone (ReeFL, Lee et al., ICML 2024, section 3.2).
 
 After every block the backbone's class token joins a queue behind a meta token, and one small transformer block, the
-same at all depths, reads the queue (Eq. 2). What it makes of the meta token is added to the class token for the
-classifier, which all exits share (Eq. 3); what it makes of the newest token takes that token's place in the backbone
-(Eq. 4). `recurrent` puts it onto any model family whose module has `start`, `segment` and `head`, and one state size in
-all layers: ViT, BERT, Vision Mamba, or one's own (`ExitModel.token` says what the class token is).
+same at all depths, reads the queue (Eq. 2). Its output for the meta token is added to the class token for the
+classifier, which all exits share (Eq. 3); its output for the newest token replaces that token in the backbone (Eq. 4).
+`recurrent` puts it onto any model family whose module has `start`, `segment` and `head`, and one state size in all
+layers: ViT, BERT, Vision Mamba, or one's own (`ExitModel.token` returns the class token).
 
 Ree's block has its norms before attention and MLP; attention works on `bottleneck` features in `heads` heads. Only the
-two tokens that are used are asked for, which is exact, since nothing else of the block's output is looked at.
+two output tokens that are used are computed, which is exact.
 
 The shared classifier is of the kind that the backbone's are (`[model] head` of BERT, ViT and Vision Mamba), so that all
 methods of a comparison have the same; a backbone of one's own gets layer norm and a linear layer.
 
 All of it begins as in the authors' code: weights, positions and meta token from a normal of deviation 0.02 cut off at
-two deviations, biases at zero. Eq. 4 overwrites the class token after every block, so what Ree adds has to begin small:
-with PyTorch's own initialisation a pretrained token is lost on its way.
+two deviations, biases at zero. Eq. 4 overwrites the class token after every block, so Ree's output has to begin small:
+with PyTorch's own initialisation a pretrained token is lost.
 
 Differs from the paper's authors: attention is divided by the root of a head's size; their code divides by that of all
 heads together. Which token the queue keeps, Eqs. 2 and 4 leave open: the modulated one, as in their code, or
@@ -49,9 +49,9 @@ from fleetfit.layout.meta import on_meta
 from fleetfit.models.transformer import TokenHead, initialise
 
 BACKBONE = "backbone."
-"""What the names of the backbone's tensors begin with."""
-PLACES, INNER = "ree_places", "ree_mlp"
-"""The axes of Ree's own: rows of its position table, and features inside its MLP."""
+"""The prefix of the backbone's tensors."""
+POSITION_AXIS, MLP_AXIS = "ree_places", "ree_mlp"
+"""The axes of Ree: rows of its position table, and features inside its MLP."""
 _HEAD = re.compile(r"heads\.(\d+)\.")
 _STD = 0.02
 
@@ -59,10 +59,10 @@ _STD = 0.02
 class Ree(nn.Module):
     """The shared block, with its meta token and positions."""
 
-    def __init__(self, width: int, inner: int, places: int, heads: int, bottleneck: int) -> None:
+    def __init__(self, width: int, inner: int, rows: int, heads: int, bottleneck: int) -> None:
         super().__init__()
         self.meta = nn.Parameter(torch.empty(width))
-        self.positions = nn.Parameter(torch.empty(places, width))
+        self.positions = nn.Parameter(torch.empty(rows, width))
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.query, self.key, self.value = (nn.Linear(width, bottleneck) for _ in range(3))
         self.out = nn.Linear(bottleneck, width)
@@ -72,46 +72,40 @@ class Ree(nn.Module):
             initialise(self, _STD)
             nn.init.trunc_normal_(self.meta, std=_STD, a=-2 * _STD, b=2 * _STD)  # above it counts as a bias
 
-    def forward(self, queue: list[Tensor], places: list[int]) -> tuple[Tensor, Tensor]:
-        """Return what becomes of the meta token and of the newest token, m_0 and m_l, each [B, width] (Eq. 2).
+    def forward(self, queue: list[Tensor], blocks: list[int]) -> tuple[Tensor, Tensor]:
+        """Return the outputs for the meta token and the newest token, m_0 and m_l, each [B, width] (Eq. 2).
 
         Args:
             queue: Tokens [B, width], oldest first.
-            places: The block after which each was taken, which says its row of the position table.
+            blocks: The block behind which each was read: its row of the position table.
         """
         meta = self.meta.expand(len(queue[0]), -1)
-        rows = torch.stack([self.positions[place] for place in (0, *places)])  # a GPU would wait for a list's copy
-        tokens = torch.stack([meta, *queue], dim=1) + rows
+        positions = torch.stack([self.positions[row] for row in (0, *blocks)])  # a GPU would wait for a list's copy
+        tokens = torch.stack([meta, *queue], dim=1) + positions
         normed = self.norm1(tokens)
-        ends = len(queue)  # every `ends`-th token: the first and the last
-        query, key, value = map(self._by_head, (self.query(normed[:, ::ends]), self.key(normed), self.value(normed)))
+        step = len(queue)  # every `step`-th token: the first and the last
+        query, key, value = map(
+            self._split_heads, (self.query(normed[:, ::step]), self.key(normed), self.value(normed))
+        )
         mixed = F.scaled_dot_product_attention(query, key, value)
-        two = tokens[:, ::ends] + self.out(mixed.transpose(1, 2).flatten(2))
-        two = two + self.fc2(F.gelu(self.fc1(self.norm2(two))))
-        return two[:, 0], two[:, 1]
+        ends = tokens[:, ::step] + self.out(mixed.transpose(1, 2).flatten(2))
+        ends = ends + self.fc2(F.gelu(self.fc1(self.norm2(ends))))
+        return ends[:, 0], ends[:, 1]
 
-    def _by_head(self, x: Tensor) -> Tensor:
+    def _split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-
-
-def shared_head(heads: nn.ModuleDict, width: int, classes: int) -> nn.Module:
-    """Return the classifier of all exits: one of the backbone's kind, where that looks at the class token alone."""
-    kinds = [part for part in heads.values() if isinstance(part, TokenHead)]
-    head = kinds[-1] if kinds else TokenHead("norm", width, classes, nn.LayerNorm)
-    initialise(head, _STD)
-    return head
 
 
 class RecurrentModule(ExitModel):
     """A backbone without its classifiers, Ree, and the shared classifier.
 
-    The carry: that of the backbone, the queue, and what the classifier looks at, m_0 + z [B, width].
+    The carry: that of the backbone, the queue, and the classifier's input, m_0 + z [B, width].
     """
 
     def __init__(self, family: "Recurrent", axes: Mapping[str, int], exits: tuple[int, ...]) -> None:
         super().__init__()
         self.exits, self.modulate, self.original = exits, family.modulate, family.queue == "original"
-        self.stops = family.stops(exits)
+        self.stops = family.list_stops(exits)
         module = family.inner.build({name: axes[name] for name in family.inner.axes}, self.stops)
         heads = getattr(module, "heads", None)
         if not isinstance(module, HasSegments) or not isinstance(heads, nn.ModuleDict):
@@ -119,47 +113,50 @@ class RecurrentModule(ExitModel):
                 "ReeFL goes onto a backbone that runs block by block: its module needs start, segment and head, and "
                 "its classifiers in an nn.ModuleDict called heads. Inherit from fleetfit.ExitModel."
             )
-        width = family.width_of(axes)
-        head = shared_head(heads, width, axes["classes"])
+        width = family.get_token_width(axes)
+        token_heads = [head for head in heads.values() if isinstance(head, TokenHead)]
+        head = token_heads[-1] if token_heads else TokenHead("norm", width, axes["classes"], nn.LayerNorm)
+        initialise(head, _STD)
         del module.heads
         self.backbone = module
-        self.ree = Ree(width, axes[INNER], axes[PLACES], family.heads, family.bottleneck) if family.ree else None
+        self.ree = (
+            Ree(width, axes[MLP_AXIS], axes[POSITION_AXIS], family.heads, family.bottleneck) if family.ree else None
+        )
         self.classifier = head
 
     def start(self, x: Tensor) -> Carry:
         """Return the backbone's state, an empty queue, and the class token."""
-        inner: Any = self.backbone
-        carry = inner.start(x)
-        return carry, (), inner.token(carry)
+        backbone: Any = self.backbone
+        carry = backbone.start(x)
+        return carry, (), backbone.token(carry)
 
     def segment(self, i: int, carry: Carry) -> Carry:
         """Run the blocks after exit i-1 up to exit i, and Ree after each of them (Eqs. 2 and 4)."""
-        inner: Any = self.backbone
+        backbone: Any = self.backbone
         state, queue, fused = carry
         before = self.exits[i - 1] if i else 0
         for step, stop in enumerate(self.stops):
             if not before < stop <= self.exits[i]:
                 continue
-            state = inner.segment(step, state)
-            token = fused = inner.token(state)
+            state = backbone.segment(step, state)
+            token = fused = backbone.token(state)
             if self.ree is None:
                 continue
             first, last = self.ree([*queue, token], list(self.stops[: step + 1]))
             fused = first + token
             if self.modulate:
-                state = inner.with_token(state, last)
+                state = backbone.with_token(state, last)
             queue = (*queue, last if self.modulate and not self.original else token)
         return state, queue, fused
 
     def head(self, i: int, carry: Carry) -> Tensor:
         """Return the logits [B, classes] of exit i (Eq. 3)."""
-        logits: Tensor = self.classifier(carry[2])
-        return logits
+        return self.classifier(carry[2])
 
 
 @dataclass(frozen=True)
 class Recurrent(Wrapped):
-    """A model family with one recurrent exit; made by `recurrent`, which says what the fields mean."""
+    """A model family with one recurrent exit; made by `recurrent`, which explains the fields."""
 
     input_shape: tuple[int, ...]
     ree: bool
@@ -176,14 +173,14 @@ class Recurrent(Wrapped):
         own = {}
         if self.ree:
             inner = max(1, int(self.mlp * self._width[0]))
-            own = {INNER: Axis(inner), PLACES: Axis(self.blocks + 1, scaled=False, ordered=True)}
+            own = {MLP_AXIS: Axis(inner), POSITION_AXIS: Axis(self.blocks + 1, scaled=False, ordered=True)}
         object.__setattr__(self, "axes", {**self.inner.axes, **own})
 
-    def stops(self, exits: tuple[int, ...]) -> tuple[int, ...]:
+    def list_stops(self, exits: tuple[int, ...]) -> tuple[int, ...]:
         """Return the block counts after which Ree reads, for a module with these exits."""
         return exits if self.at == "exits" else tuple(p for p in self.positions if p <= exits[-1])
 
-    def width_of(self, axes: Mapping[str, int]) -> int:
+    def get_token_width(self, axes: Mapping[str, int]) -> int:
         """Return the width of the class token when the axes have these sizes."""
         width, axis = self._width
         return width if axis is None else axes[axis]
@@ -197,26 +194,26 @@ class Recurrent(Wrapped):
     def _width(self) -> tuple[int, str | None]:
         """The width of the class token in the full model, and the axis that it follows, if any."""
         full = {name: axis.size for name, axis in self.inner.axes.items()}
-        widths = self._token_widths(full)
-        odd = next((i for i, width in enumerate(widths) if width != widths[0]), None)
-        if odd is not None:
+        width, *later = self._measure_widths(full)
+        changed = next((i for i, other in enumerate(later) if other != width), None)
+        if changed is not None:
             raise ModelError(
-                f"ReeFL needs a backbone with one state size in all layers: this one's is {widths[0]} at its start and "
-                f"{widths[odd]} after block {self.positions[odd - 1]}. A transformer, BERT or Vision Mamba has one.",
+                f"ReeFL needs a backbone with one state size in all layers: this one's is {width} at its start and "
+                f"{later[changed]} after block {self.positions[changed]}. A transformer, BERT or Vision Mamba has one.",
                 key="model",
             )
         for name, axis in self.inner.axes.items():
-            if axis.scaled and self._token_widths({**full, name: axis.size + axis.granule}, 1)[0] != widths[0]:
-                if widths[0] != axis.size:
+            if axis.scaled and self._measure_widths({**full, name: axis.size + axis.granule}, 0)[0] != width:
+                if width != axis.size:
                     raise ModelError(
-                        f'ReeFL needs an axis for its class token; "{name}" has {axis.size} channels, the token '
-                        f"{widths[0]}."
+                        f'ReeFL needs an axis for its class token; "{name}" has {axis.size} channels, the token has '
+                        f"{width}."
                     )
-                return widths[0], name
-        return widths[0], None
+                return width, name
+        return width, None
 
-    def _token_widths(self, sizes: Mapping[str, int], count: int | None = None) -> list[int]:
-        """Return the width of the class token at the start and after each position, on the meta device."""
+    def _measure_widths(self, sizes: Mapping[str, int], segments: int | None = None) -> list[int]:
+        """Return the width of the class token at the start and after each segment, on the meta device."""
         with on_meta(), torch.no_grad():
             module = build_module(self.inner, sizes, tuple(self.positions))
             if not isinstance(module, HasSegments) or not hasattr(module, "token"):
@@ -224,52 +221,49 @@ class Recurrent(Wrapped):
                     "ReeFL goes onto a backbone that runs block by block: its module needs start, segment, head, token "
                     "and with_token. Inherit from fleetfit.ExitModel, which has the last two."
                 )
-            looking: Any = module
-            x = some_input(self.inner, self.input_shape, 2)
-            carry = module.start(x)
-            found = [looking.token(carry).shape[-1]]
-            for i in range(len(self.positions)):
-                if count is not None and len(found) >= count:
-                    break
-                carry = module.segment(i, carry)
-                found.append(looking.token(carry).shape[-1])
-        return found
+            backbone: Any = module
+            carry = backbone.start(some_input(self.inner, self.input_shape, 2))
+            widths = [backbone.token(carry).shape[-1]]
+            for i in range(len(self.positions) if segments is None else segments):
+                carry = backbone.segment(i, carry)
+                widths.append(backbone.token(carry).shape[-1])
+        return widths
 
     @cached_property
     def declared(self) -> Mapping[str, Any]:
         """The backbone's declarations, by the names that it has here."""
-        found: dict[str, Any] = {}
+        declared: dict[str, Any] = {}
         for pattern, value in super().declared.items():
-            kinds = value if isinstance(value, tuple) else (value,)
-            found[pattern if pattern.startswith("*") else BACKBONE + pattern] = tuple(
-                alias(BACKBONE + str(d.parts[0])) if d.kind == "alias" else d for d in kinds
+            declarations = value if isinstance(value, tuple) else (value,)
+            declared[pattern if pattern.startswith("*") else BACKBONE + pattern] = tuple(
+                alias(BACKBONE + str(d.parts[0])) if d.kind == "alias" else d for d in declarations
             )
-        return found
+        return declared
 
     def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
         """Return the module with these sizes and exits."""
         return RecurrentModule(self, axes, exits)
 
     def trains(self, name: str) -> bool:
-        """Tell whether a tensor is trained: all of Ree, and of the backbone what `[peft]` says."""
+        """Return whether a tensor is trained: all of Ree, and those of the backbone that `[peft]` trains."""
         return super().trains(name.removeprefix(BACKBONE)) if name.startswith(BACKBONE) else True
 
     def added(self, name: str) -> bool:
-        """Tell whether a checkpoint may lack a tensor."""
+        """Return whether a checkpoint may lack a tensor."""
         return super().added(name.removeprefix(BACKBONE)) if name.startswith(BACKBONE) else True
 
     def adopted(self, state: State) -> State:
         """Return another model's tensors by the names that they have here, its last classifier's too."""
-        found: dict[str, Tensor] = {}
+        adopted: dict[str, Tensor] = {}
         for name, tensor in super().adopted(state).items():
             head = _HEAD.match(name)
             if name.startswith((BACKBONE, "ree.", "classifier.")):
-                found[name] = tensor
+                adopted[name] = tensor
             elif head is None:
-                found[BACKBONE + name] = tensor
+                adopted[BACKBONE + name] = tensor
             elif int(head[1]) == self.blocks:
-                found[f"classifier.{name.removeprefix(head[0])}"] = tensor
-        return found
+                adopted[f"classifier.{name.removeprefix(head[0])}"] = tensor
+        return adopted
 
 
 def recurrent(
@@ -289,7 +283,7 @@ def recurrent(
         architecture: The backbone.
         input_shape: Shape of one sample.
         ree: Whether there is a Ree; without it, the class token goes to the shared classifier as it is (appendix G).
-        modulate: Whether the backbone goes on with Ree's token (Eq. 4).
+        modulate: Whether Ree's token replaces the backbone's (Eq. 4).
         at: Run Ree after every block, or at exits only (Table 5).
         queue: Which tokens the queue keeps.
         heads: Heads of Ree's attention.

@@ -1,39 +1,49 @@
 """ResNet for small images (He et al., CVPR 2016) of any depth 6n+2, with the early exits of ScaleFL (CVPR 2023, 4.1).
 
-A stem, then three stages of n basic blocks with 16, 32 and 64 channels. A block whose shape changes has a 1x1
-convolution with norm as its shortcut (option B). An early exit is three 3x3 convolutions with norm and ReLU, global
-average pooling and a linear layer; the last exit is pooling and the linear layer alone. With exits after blocks 36, 42
-and 48 and widths 0.70, 0.70 and 0.75, depth 110 has the parameters and multiply-adds of ScaleFL's Table 1.
+A stem, then stages of basic blocks. A block whose shape changes has a 1x1 convolution with norm as its shortcut (option
+B). An early exit is `head_layers` 3x3 convolutions with norm and ReLU, global average pooling and a linear layer; the
+last exit is pooling and the linear layer alone.
 
-Differs from the paper: He et al. use parameter-free shortcuts (option A) on CIFAR; ScaleFL's printed sizes need option
-B. The channels inside a block belong to the axis of its stage, so they are cut like the stream around them.
+Small images (`resnet`): three stages of n blocks with 16, 32 and 64 channels. The channels inside a block belong to the
+axis of its stage, so they are cut like the stream around them. With exits after blocks 36, 42 and 48 and widths 0.70,
+0.70 and 0.75, depth 110 has the parameters and multiply-adds of ScaleFL's Table 1. Differs from the paper: He et al.
+use parameter-free shortcuts (option A) on CIFAR; ScaleFL's printed sizes need option B.
+
+Four stages (`four_stages`, He et al., Table 1: depths 18 and 34) of 64, 128, 256 and 512 channels. The residual stream
+of a stage is one axis, whose block is the stage's first, and the channels inside a block are an axis of that block. So
+"blocks before I whole, later ones narrowed" (AdaptiveFL, DAC 2024, 3.2) is: an axis keeps its size if `axis.block < I`.
+A stage that begins before I keeps its whole stream; inside its later blocks channels are cut. Differs from the paper:
+the stem for small images (3x3 convolution, no pooling) is the default.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
 from fleetfit.factories import Preset, make_presets
-from fleetfit.layout import Architecture, Axis, ExitModel
-from fleetfit.models.blocks import Head, Norm, granule_of, kaiming, needs_group_norm, norm_layer
+from fleetfit.layout import Axis
+from fleetfit.models.family import ConvFamily, Head, MakeNorm, Norm, conv_norm_relu, needs_group_norm
 
-_STAGES = {"stage1": 16, "stage2": 32, "stage3": 64}
+Stem = Literal["small", "large"]
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around a shortcut; between them are `inner` channels, by default as many as after them."""
+    """Two 3x3 convolutions around a shortcut, with `inner` channels between them; stride 2 begins a stage."""
 
-    def __init__(self, before: int, after: int, stride: int, norm: Norm, group: int, inner: int | None = None) -> None:
+    def __init__(self, before: int, inner: int, after: int, stride: int, norm: MakeNorm) -> None:
         super().__init__()
-        inner = inner or after
         self.conv1 = nn.Conv2d(before, inner, 3, stride=stride, padding=1, bias=False)
-        self.norm1 = norm_layer(norm, inner, group)
+        self.norm1 = norm(inner)
         self.conv2 = nn.Conv2d(inner, after, 3, padding=1, bias=False)
-        self.norm2 = norm_layer(norm, after, group)
+        self.norm2 = norm(after)
         self.shortcut: nn.Module = nn.Identity()
+        if stride > 1:  # by position, not by shape: narrow stages may happen to be equally wide
+            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride=stride, bias=False), norm(after))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, after, height / stride, width / stride]."""
@@ -41,80 +51,56 @@ class BasicBlock(nn.Module):
         return F.relu(self.norm2(self.conv2(inner)) + self.shortcut(x), inplace=True)
 
 
-class ResNetModule(ExitModel):
-    """The module of one sub-model; its names are those of the full model."""
-
-    def __init__(self, architecture: "ResNet", axes: Mapping[str, int], exits: tuple[int, ...]) -> None:
-        super().__init__()
-        norm, group = architecture.norm, architecture.group
-        stream = [axes[stage] for stage in _STAGES]
-        per_stage = architecture.blocks // len(stream)
-        self.exits = exits
-        self.stem = nn.Sequential(
-            nn.Conv2d(architecture.channels, stream[0], 3, padding=1, bias=False),
-            norm_layer(norm, stream[0], group),
-            nn.ReLU(inplace=True),
-        )
-        self.blocks = nn.ModuleList()
-        for i in range(exits[-1]):
-            stage = i // per_stage
-            first = stage > 0 and i % per_stage == 0
-            before, after = stream[stage - 1 if first else stage], stream[stage]
-            block = BasicBlock(before, after, 2 if first else 1, norm, group)
-            if first:  # by place, not by shape: narrow stages may happen to be equally wide
-                block.shortcut = nn.Sequential(
-                    nn.Conv2d(before, after, 1, stride=2, bias=False), norm_layer(norm, after, group)
-                )
-            self.blocks.append(block)
-        self.heads = nn.ModuleDict(
-            {
-                str(e): Head(
-                    stream[(e - 1) // per_stage],
-                    axes["classes"],
-                    layers=0 if e == architecture.blocks else architecture.head_layers,
-                    norm=norm,
-                    group=group,
-                    dropout=architecture.dropout,
-                )
-                for e in exits
-            }
-        )
-        kaiming(self)
-
-    def start(self, x: Tensor) -> Tensor:
-        """Return the stem's feature maps [B, stage1, height, width] of images [B, channels, height, width]."""
-        carry: Tensor = self.stem(x)
-        return carry
-
-
 @dataclass(frozen=True)
-class ResNet(Architecture):
-    """The family of one depth; made by `resnet`, which says what the fields mean."""
+class ResNet(ConvFamily):
+    """The family of one depth; made by `resnet` and `four_stages`, which explain the other fields.
+
+    Attributes:
+        inner_axes: Whether the channels inside each block are an axis, or are cut with the stream around them.
+    """
 
     classes: int
     channels: int
-    depth: int
+    per_stage: tuple[int, ...]
+    base: int
+    stem: Stem
+    inner_axes: bool
     norm: Norm
     group: int
     dropout: float
     head_layers: int
-    axes: Mapping[str, Axis] = field(init=False, repr=False, compare=False)
-    blocks: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.depth < 8 or (self.depth - 2) % 6:
-            raise ModelError(
-                f"a ResNet for small images has depth 6n+2 (8, 14, 20, 32, 56, 110, ...), got {self.depth}.",
-                key="depth",
-            )
-        n, granule = (self.depth - 2) // 6, granule_of(self.norm, self.group)
-        axes = {stage: Axis(size, granule, block=i * n) for i, (stage, size) in enumerate(_STAGES.items())}
-        object.__setattr__(self, "axes", {**axes, "classes": Axis(self.classes, scaled=False)})
-        object.__setattr__(self, "blocks", 3 * n)
+        object.__setattr__(self, "blocks", len(self.stages))
+        super().__post_init__()
 
-    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
-        """Return the module with these sizes and a classifier after each block count in `exits`."""
-        return ResNetModule(self, axes, exits)
+    @cached_property
+    def stages(self) -> tuple[int, ...]:
+        """The stage of each block, from 1."""
+        return tuple(stage for stage, count in enumerate(self.per_stage, 1) for _ in range(count))
+
+    def _make_axes(self) -> dict[str, Axis]:
+        granule, sizes = self.granule, {stage: self.base << (stage - 1) for stage in self.stages}
+        axes = {f"stage{s}": Axis(size, granule, block=self.stages.index(s)) for s, size in sizes.items()}
+        if self.inner_axes:
+            axes |= {f"inner{i}": Axis(sizes[s], granule, block=i) for i, s in enumerate(self.stages)}
+        return axes
+
+    def _build_stem(self, axes: Mapping[str, int]) -> nn.Module:
+        if self.stem == "small":
+            return nn.Sequential(*conv_norm_relu(self.channels, axes["stage1"], 3, 1, self.make_norm))
+        layers = conv_norm_relu(self.channels, axes["stage1"], 7, 2, self.make_norm)
+        return nn.Sequential(*layers, nn.MaxPool2d(3, stride=2, padding=1))
+
+    def _build_block(self, axes: Mapping[str, int], i: int) -> nn.Module:
+        before, stage = self.stages[max(0, i - 1)], self.stages[i]
+        after = axes[f"stage{stage}"]
+        inner = axes[f"inner{i}"] if self.inner_axes else after
+        return BasicBlock(axes[f"stage{before}"], inner, after, 2 if stage > before else 1, self.make_norm)
+
+    def _build_head(self, axes: Mapping[str, int], e: int) -> nn.Module:
+        layers = self.head_layers if e < self.blocks else 0
+        return Head(axes[f"stage{self.stages[e - 1]}"], axes["classes"], layers, self.make_norm, self.dropout)
 
 
 @needs_group_norm
@@ -141,7 +127,47 @@ def resnet(
     Raises:
         ModelError: The depth is not 6n+2, or the group does not divide the stages.
     """
-    return ResNet(classes, channels, depth, norm, group, dropout, head_layers)
+    if depth < 8 or (depth - 2) % 6:
+        raise ModelError(
+            f"a ResNet for small images has depth 6n+2 (8, 14, 20, 32, 56, 110, ...), got {depth}.", key="depth"
+        )
+    per_stage = ((depth - 2) // 6,) * 3
+    return ResNet(classes, channels, per_stage, 16, "small", False, norm, group, dropout, head_layers)
+
+
+@needs_group_norm
+def four_stages(
+    classes: int = 10,
+    channels: int = 3,
+    base: int = 64,
+    stem: Stem = "small",
+    norm: Norm = "batch",
+    group: int = 2,
+    dropout: float = 0.0,
+    head_layers: int = 3,
+    *,
+    per_stage: tuple[int, int, int, int],
+) -> ResNet:
+    """Return the family of a number of blocks in each of four stages.
+
+    Args:
+        classes: Classes; never cut.
+        channels: Channels of the images; never cut.
+        base: Channels of the first stage; the later ones have 2, 4 and 8 times as many.
+        stem: "small" for images of about 32x32: a 3x3 convolution. "large" for 224x224: a 7x7 convolution with stride 2
+            and 3x3 max pooling with stride 2.
+        norm: "batch" or "group".
+        group: Channels per group of the group norm, which are kept or cut together.
+        dropout: Share of features dropped before each linear layer.
+        head_layers: Convolutions in an early exit.
+        per_stage: Blocks of each stage.
+
+    Raises:
+        ModelError: The stem or norm is unknown, or the group does not divide the stages.
+    """
+    if stem not in ("small", "large"):
+        raise ModelError(f'stem must be "small" (3x3) or "large" (7x7 and pooling), got {stem!r}.', key="stem")
+    return ResNet(classes, channels, per_stage, base, stem, True, norm, group, dropout, head_layers)
 
 
 SIZES = {
@@ -159,3 +185,17 @@ SIZES = {
     ),
 }
 resnet20, resnet32, resnet56, resnet110 = make_presets(resnet, SIZES)
+
+FOUR_STAGES = {
+    "resnet18": Preset(
+        "ResNet-18 (He et al., CVPR 2016): 8 basic blocks in four stages of 64 to 512 channels, for small or large "
+        "images.",
+        {"per_stage": (2, 2, 2, 2)},
+    ),
+    "resnet34": Preset(
+        "ResNet-34 (He et al., CVPR 2016): 16 basic blocks in four stages of 64 to 512 channels, for small or large "
+        "images.",
+        {"per_stage": (3, 4, 6, 3)},
+    ),
+}
+resnet18, resnet34 = make_presets(four_stages, FOUR_STAGES)

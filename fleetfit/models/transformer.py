@@ -1,29 +1,31 @@
-"""What models of tokens share: attention, the encoder block, its axes, the classifiers, how parameters begin."""
+"""The parts that models of tokens share: families of encoders, attention, blocks, classifiers, initial parameters."""
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, get_args
+from functools import cached_property, partial
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
-from fleetfit.layout import Axis, Declaration, blocked
+from fleetfit.layout import Axis, Declaration, State, blocked
+from fleetfit.models.family import Family, FamilyModule, MakeNorm
+from fleetfit.models.pretrained import TensorNames, read_tensors
 
 Heads = Literal["whole", "fixed"]
 """What width cuts: whole heads, or the channels of each, with their number fixed."""
 HeadKind = Literal["linear", "pooler", "norm"]
-"""What stands before a classifier's linear layer: nothing, a layer with tanh (BERT's pooler), or a norm (ViT's)."""
+"""The layer before a classifier's linear one: none, a linear one with tanh (BERT's pooler), or a norm (ViT's)."""
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_new": partial(F.gelu, approximate="tanh"),
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
 }
-_HEAD_SIZE = 64  # channels per head of every BERT and DeiT, where the number of heads is not said
+_HEAD_SIZE = 64  # channels per head of every BERT and DeiT: the default
 _PROJECTIONS = ("query", "key", "value")
 
 
@@ -83,7 +85,7 @@ class Encoder:
         return {"hidden": Axis(self.hidden, granule), **attention, "mlp": Axis(self.intermediate, granule)}
 
     def declared(self) -> Mapping[str, Declaration]:
-        """Return what growth cannot tell: with fixed heads, a channel of the axis is one channel of each head."""
+        """Return declarations: with fixed heads, a channel of the axis is one channel of each head."""
         if self.heads == "whole":
             return {}
         stacked = blocked(self.attention_heads, dim=0)
@@ -104,7 +106,7 @@ class Encoder:
         return self.attention_heads, axes["head"]
 
     def config(self, axes: Mapping[str, int], layers: int) -> dict[str, Any]:
-        """Return what the config.json of a checkpoint says of a model of these sizes and so many blocks."""
+        """Return the entries of a checkpoint's config.json for a model of these sizes and number of blocks."""
         return {
             "hidden_size": axes["hidden"],
             "num_hidden_layers": layers,
@@ -115,10 +117,6 @@ class Encoder:
             "attention_probs_dropout_prob": self.attention_dropout,
             "layer_norm_eps": self.eps,
         }
-
-    def block(self, axes: Mapping[str, int]) -> "Block":
-        """Return one block of these sizes."""
-        return Block(self, axes)
 
 
 class Attention(nn.Module):
@@ -141,41 +139,39 @@ class Attention(nn.Module):
             x: Tokens [B, tokens, hidden].
             seen: Which tokens may be looked at, bool [B, 1, 1, tokens]; all by default.
         """
-        query, key, value = self._projected(x)
-        dropped = self.dropout if self.training else 0.0
-        mixed = attend(query, key, value, seen, dropped)
-        found: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return found
+        query, key, value = self._project(x)
+        mixed = attend(query, key, value, seen, self.dropout if self.training else 0.0)
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
-    def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
+    def _project(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return query, key and value [B, heads, tokens, head_size]: one product where training computes in bf16."""
         layers = (self.query, self.key, self.value)
-        if _halved(x) and all(type(layer) is nn.Linear for layer in layers):  # LoRA's are others
+        if _trains_in_bf16(x) and all(type(layer) is nn.Linear for layer in layers):  # LoRA's are others
             weight = torch.cat([layer.weight for layer in layers])
             bias = None if self.query.bias is None else torch.cat([layer.bias for layer in layers])
-            joined = F.linear(x, weight, bias).unflatten(-1, (3, -1, self.head_size))
-            return joined.permute(2, 0, 3, 1, 4).unbind(0)
+            stacked = F.linear(x, weight, bias).unflatten(-1, (3, -1, self.head_size))
+            return stacked.permute(2, 0, 3, 1, 4).unbind(0)
         return tuple(layer(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2) for layer in layers)
 
 
-def _halved(x: Tensor) -> bool:
-    """Tell whether training computes products of matrices in bf16 on a CPU, where each conversion weighs."""
+def _trains_in_bf16(x: Tensor) -> bool:
+    """Return whether training computes products of matrices in bf16 on a CPU, where conversions take time."""
     return x.device.type == "cpu" and torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, dropped: float) -> Tensor:
-    """Return scaled dot-product attention [B, heads, tokens, head_size].
+def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, share: float) -> Tensor:
+    """Return scaled dot-product attention [B, heads, tokens, head_size], a share of its weights dropped.
 
     Training in bf16 on a CPU has its own steps: products in bf16, the softmax in fp32. The backward pass of torch's
     kernel there is five times slower in bf16 than in fp32.
     """
-    if not _halved(query):
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, dropout_p=dropped)
+    if not _trains_in_bf16(query):
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, dropout_p=share)
     scores = torch.matmul(query, key.transpose(-1, -2)).float() * query.shape[-1] ** -0.5
     if seen is not None:  # a sample that shows nothing attends to zeros
         scores, value = scores.masked_fill(~seen, _UNSEEN), value.masked_fill(~seen.transpose(-1, -2), 0.0)
-    shares = scores.softmax(-1)
-    return torch.matmul(dropout(shares, dropped) if dropped else shares, value)
+    weights = scores.softmax(-1)
+    return torch.matmul(dropout(weights, share) if share else weights, value)
 
 
 _UNSEEN = -1e30
@@ -191,9 +187,9 @@ def dropout(x: Tensor, share: float) -> Tensor:
     below, count = round(share * _STEPS), x.numel()
     if not 0 < below < _STEPS or abs(below / _STEPS - share) > 0.01 * share or not x.is_contiguous():
         return F.dropout(x, share)
-    drawn = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
-    kept = (drawn[:count] >= below - _STEPS // 2).view(x.shape)
-    return x * (kept * torch.tensor(_STEPS / (_STEPS - below), dtype=x.dtype))
+    numbers = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
+    mask = (numbers[:count] >= below - _STEPS // 2).view(x.shape)
+    return x * (mask * torch.tensor(_STEPS / (_STEPS - below), dtype=x.dtype))
 
 
 class Mlp(nn.Module):
@@ -206,8 +202,7 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [..., hidden] of [..., hidden]."""
-        found: Tensor = self.fc2(self.activation(self.fc1(x)))
-        return found
+        return self.fc2(self.activation(self.fc1(x)))
 
 
 class Block(nn.Module):
@@ -229,20 +224,17 @@ class Block(nn.Module):
             x = x + self.drop(self.attention(self.norm1(x), seen))
             return x + self.drop(self.mlp(self.norm2(x)))
         x = self.norm1(x + self.drop(self.attention(x, seen)))
-        found: Tensor = self.norm2(x + self.drop(self.mlp(x)))
-        return found
+        return self.norm2(x + self.drop(self.mlp(x)))
 
 
 class TokenHead(nn.Module):
     """A classifier on the class token.
 
     Attributes:
-        kind: What stands before its linear layer.
+        kind: The layer before its linear one.
     """
 
-    def __init__(
-        self, kind: HeadKind, hidden: int, classes: int, norm: Callable[[int], nn.Module], dropout: float = 0.0
-    ) -> None:
+    def __init__(self, kind: HeadKind, hidden: int, classes: int, norm: MakeNorm, dropout: float = 0.0) -> None:
         super().__init__()
         self.kind = kind
         if kind == "norm":
@@ -257,15 +249,14 @@ class TokenHead(nn.Module):
             token = self.norm(token)
         elif self.kind == "pooler":
             token = self.pooler(token).tanh()
-        logits: Tensor = self.fc(self.drop(token))
-        return logits
+        return self.fc(self.drop(token))
 
 
 def check_head(kind: str) -> None:
-    """Refuse a kind that there is not.
+    """Check the kind of the classifiers.
 
     Raises:
-        ModelError: There is no such kind.
+        ModelError: The kind is unknown.
     """
     if kind not in get_args(HeadKind):
         raise ModelError(f'head must be "linear", "pooler" or "norm", got {kind!r}.', key="head")
@@ -281,21 +272,85 @@ def initialise(module: nn.Module, std: float = 0.02) -> None:
         std: Standard deviation.
     """
     norms = {
-        id(p) for part in module.modules() if isinstance(part, (nn.LayerNorm, nn.RMSNorm)) for p in part.parameters()
+        id(p) for layer in module.modules() if isinstance(layer, nn.LayerNorm | nn.RMSNorm) for p in layer.parameters()
     }
     for parameter in module.parameters():
         if parameter.is_meta or id(parameter) in norms:
             continue
         if parameter.dim() > 1:
-            drawn = parameter.data.uniform_(-math.erf(2**0.5), math.erf(2**0.5))  # the mass within two deviations
-            drawn.erfinv_().mul_(std * 2**0.5)
+            quantiles = parameter.data.uniform_(-math.erf(2**0.5), math.erf(2**0.5))  # the mass within two deviations
+            quantiles.erfinv_().mul_(std * 2**0.5)
         else:
             nn.init.zeros_(parameter)
 
 
-def table(rows: int, columns: int) -> nn.Embedding:
-    """Return an embedding whose values are not drawn yet: drawing them twice takes its time at full size."""
+def make_embedding(rows: int, columns: int) -> nn.Embedding:
+    """Return an embedding whose values are not drawn yet: drawing them twice takes time at full size."""
     return nn.Embedding.from_pretrained(torch.empty(rows, columns), freeze=False)
+
+
+# ---- families of encoders --------------------------------------------------------------------------------------------
+
+
+class TokenModule(FamilyModule):
+    """A module whose classifiers look at the class token."""
+
+    stem_name = "embeddings"
+
+    def head(self, i: int, carry: Any) -> Tensor:
+        """Return the logits [B, classes] of exit i."""
+        return super().head(i, self.token(carry))
+
+
+class EncoderFamily(Family):
+    """A family of equal blocks of attention and MLP, new or from a checkpoint.
+
+    Attributes:
+        tensor_names: Our names, and those of a checkpoint.
+        prefixes: Prefixes of names in a checkpoint.
+        checkpoint_head: The kind of classifier that a checkpoint has.
+    """
+
+    tensor_names: TensorNames
+    prefixes: ClassVar[tuple[str, ...]]
+    checkpoint_head: ClassVar[HeadKind]
+    encoder: Encoder
+    head: HeadKind
+    checkpoint: str | None
+    whole_depth: bool
+
+    def __post_init__(self) -> None:
+        check_head(self.head)
+        object.__setattr__(self, "blocks", self.encoder.layers)
+        object.__setattr__(self, "size_dependent", self.encoder.size_dependent)
+        super().__post_init__()
+
+    @cached_property
+    def declared(self) -> Mapping[str, Any]:
+        """Declarations by parameter name pattern."""
+        return self.encoder.declared()
+
+    def pretrained(self, exits: tuple[int, ...]) -> State:
+        """Return the checkpoint's tensors by our names; those of its classifier only at full depth."""
+        if self.checkpoint is None:
+            return {}
+        has_head = self.whole_depth and self.head == self.checkpoint_head
+        heads = self.tensor_names.map_head(self.blocks) if has_head else {}
+        return read_tensors(
+            self.checkpoint, self.tensor_names.map_trunk(self.blocks) | heads, self.prefixes, optional=heads
+        )
+
+    def _make_axes(self) -> dict[str, Axis]:
+        return self.encoder.axes()
+
+    def _build_block(self, axes: Mapping[str, int], i: int) -> nn.Module:
+        return Block(self.encoder, axes)
+
+    def _build_head(self, axes: Mapping[str, int], e: int) -> nn.Module:
+        return TokenHead(self.head, axes["hidden"], axes["classes"], partial(nn.LayerNorm, eps=self.encoder.eps))
+
+    def _initialise(self, module: nn.Module) -> None:
+        initialise(module)
 
 
 # ---- sizes, from a checkpoint or from keys -------------------------------------------------------------------------
@@ -307,29 +362,29 @@ _CONFIG = {
     "depth": "num_hidden_layers",
     "attention_heads": "num_attention_heads",
     "intermediate": "intermediate_size",
-}  # keys of a model section, and what a Hugging Face config.json calls them
+}  # keys of a model section, and their names in a Hugging Face config.json
 
 
-def encoder_of(
+def build_encoder(
     config: Mapping[str, Any] | None,
-    given: Mapping[str, int | None],
+    keys: Mapping[str, int | None],
     heads: Heads,
     dropout: float | None,
-    usual: Mapping[str, Any],
+    defaults: Mapping[str, Any],
 ) -> Encoder:
     """Return the encoder of a checkpoint's config, or of keys.
 
     Args:
         config: The config.json of a checkpoint, if there is one.
-        given: hidden, layers or depth, attention_heads and intermediate; None where the user did not say.
+        keys: hidden, layers or depth, attention_heads and intermediate; None for the default.
         heads: Which heads a narrower model keeps.
-        dropout: All dropouts, or None for the checkpoint's or the usual ones.
-        usual: The family's `dropout`, `attention_dropout`, `eps` and `norm_first`.
+        dropout: All dropouts, or None for the checkpoint's or the default ones.
+        defaults: The family's `dropout`, `attention_dropout`, `eps` and `norm_first`.
 
     Raises:
         ModelError: Keys contradict the checkpoint, or the heads do not divide the width.
     """
-    sizes = _from_keys(given) if config is None else _from_config(config, given)
+    sizes = _read_sizes(keys) if config is None else _read_config_sizes(config, keys)
     config = config or {}
     head_size = config.get("head_dim") or sizes["hidden"] // sizes["attention_heads"]
     if "head_dim" not in config and sizes["hidden"] % sizes["attention_heads"]:
@@ -337,46 +392,47 @@ def encoder_of(
             f"hidden must be a multiple of attention_heads, got {sizes['hidden']} and {sizes['attention_heads']}.",
             key="hidden",
         )
-    drops = (
-        (config.get("hidden_dropout_prob", usual["dropout"]),
-         config.get("attention_probs_dropout_prob", usual["attention_dropout"]))
-        if dropout is None else (dropout, dropout)
-    )  # fmt: skip
+    dropouts = (
+        config.get("hidden_dropout_prob", defaults["dropout"]),
+        config.get("attention_probs_dropout_prob", defaults["attention_dropout"]),
+    )
+    if dropout is not None:
+        dropouts = (dropout, dropout)
     return Encoder(
         **sizes,
         head_size=int(head_size),
         heads=heads,
-        dropout=float(drops[0]),
-        attention_dropout=float(drops[1]),
-        eps=float(config.get("layer_norm_eps", usual["eps"])),
+        dropout=float(dropouts[0]),
+        attention_dropout=float(dropouts[1]),
+        eps=float(config.get("layer_norm_eps", defaults["eps"])),
         activation=str(config.get("hidden_act", "gelu")),
         bias=bool(config.get("qkv_bias", True)),
-        norm_first=usual["norm_first"],
+        norm_first=defaults["norm_first"],
     )
 
 
-def _from_keys(given: Mapping[str, int | None]) -> dict[str, int]:
-    hidden = given["hidden"] or _SIZES["hidden_size"]
+def _read_sizes(keys: Mapping[str, int | None]) -> dict[str, int]:
+    hidden = keys["hidden"] or _SIZES["hidden_size"]
     return {
         "hidden": hidden,
-        "layers": given.get("layers") or given.get("depth") or _SIZES["num_hidden_layers"],
-        "attention_heads": given["attention_heads"] or max(1, hidden // _HEAD_SIZE),
-        "intermediate": given["intermediate"] or 4 * hidden,
+        "layers": keys.get("layers") or keys.get("depth") or _SIZES["num_hidden_layers"],
+        "attention_heads": keys["attention_heads"] or max(1, hidden // _HEAD_SIZE),
+        "intermediate": keys["intermediate"] or 4 * hidden,
     }
 
 
-def _from_config(config: Mapping[str, Any], given: Mapping[str, int | None]) -> dict[str, int]:
-    found = {theirs: int(config.get(theirs, usual)) for theirs, usual in _SIZES.items()}
-    for key, value in given.items():
-        theirs = _CONFIG[key]
-        if value is None or value == found[theirs]:
+def _read_config_sizes(config: Mapping[str, Any], keys: Mapping[str, int | None]) -> dict[str, int]:
+    sizes = {entry: int(config.get(entry, default)) for entry, default in _SIZES.items()}
+    for key, value in keys.items():
+        entry = _CONFIG[key]
+        if value is None or value == sizes[entry]:
             continue
-        fewer = theirs == "num_hidden_layers"
-        if not fewer or value > found[theirs]:
+        may_be_less = entry == "num_hidden_layers"
+        if not may_be_less or value > sizes[entry]:
             raise ModelError(
-                f"{key} = {value} contradicts the checkpoint, whose {theirs} is {found[theirs]}; leave {key} out"
-                + (", or take fewer." if fewer else "."),
+                f"{key} = {value} contradicts the checkpoint, whose {entry} is {sizes[entry]}; leave {key} out"
+                + (", or take fewer." if may_be_less else "."),
                 key=key,
             )
-        found[theirs] = value
-    return dict(zip(("hidden", "layers", "attention_heads", "intermediate"), found.values(), strict=True))
+        sizes[entry] = value
+    return dict(zip(("hidden", "layers", "attention_heads", "intermediate"), sizes.values(), strict=True))

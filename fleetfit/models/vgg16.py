@@ -15,7 +15,7 @@ Where a map is one pixel high or wide, it is not halved again, so images of 16x1
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -23,26 +23,27 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
-from fleetfit.layout import Architecture, Axis, ExitModel, interleaved
-from fleetfit.models.blocks import Head, Norm, granule_of, halved, kaiming, needs_group_norm, norm_layer
+from fleetfit.layout import Axis, interleaved
+from fleetfit.models.family import ConvFamily, Head, MakeNorm, Norm, halve, needs_group_norm
 
-_TIMES = (1, 1, 2, 2, 4, 4, 4, 8, 8, 8, 8, 8, 8)  # channels of the convolutions, in those of the first
-_HALVED = (1, 3, 6, 9, 12)  # blocks after whose convolution the map is halved
+_FACTORS = (1, 1, 2, 2, 4, 4, 4, 8, 8, 8, 8, 8, 8)  # channels of the convolutions, as multiples of the first's
+_DEEP = len(_FACTORS)
+_HALVING = (1, 3, 6, 9, 12)  # blocks after whose convolution the map is halved
 
 
 class VggBlock(nn.Module):
     """A 3x3 convolution with bias, norm, ReLU, optional 2x2 max pooling."""
 
-    def __init__(self, before: int, after: int, halve: bool, norm: Norm, group: int) -> None:
+    def __init__(self, before: int, after: int, halves: bool, norm: MakeNorm) -> None:
         super().__init__()
         self.conv = nn.Conv2d(before, after, 3, padding=1)
-        self.norm = norm_layer(norm, after, group)
-        self.halve = halve
+        self.norm = norm(after)
+        self.halves = halves
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, after, height, width], each side halved where the block pools."""
         x = F.relu(self.norm(self.conv(x)), inplace=True)
-        return halved(x) if self.halve else x
+        return halve(x) if self.halves else x
 
 
 class WideBlock(nn.Module):
@@ -58,40 +59,9 @@ class WideBlock(nn.Module):
         return self.drop(F.relu(self.linear(x.flatten(1))))
 
 
-class VggModule(ExitModel):
-    """The module of one sub-model; its names are those of the full model."""
-
-    def __init__(self, architecture: "Vgg", axes: Mapping[str, int], exits: tuple[int, ...]) -> None:
-        super().__init__()
-        norm, group, deep = architecture.norm, architecture.group, len(_TIMES)
-        widths = [axes[f"layer{i}"] for i in range(architecture.blocks)]
-        inputs = [architecture.input_shape[0], *widths]
-        inputs[deep] *= architecture.pixels
-        self.exits = exits
-        self.blocks = nn.ModuleList(
-            VggBlock(inputs[i], widths[i], i in architecture.halved, norm, group)
-            if i < deep
-            else WideBlock(inputs[i], widths[i], architecture.dropout)
-            for i in range(exits[-1])
-        )
-        self.heads = nn.ModuleDict(
-            {
-                str(e): Head(widths[e - 1], axes["classes"], architecture.head_layers, norm, group)
-                if e <= deep
-                else nn.Linear(widths[e - 1], axes["classes"])
-                for e in exits
-            }
-        )
-        kaiming(self)
-
-    def start(self, x: Tensor) -> Tensor:
-        """Return the images [B, channels, height, width] as they are."""
-        return x
-
-
 @dataclass(frozen=True)
-class Vgg(Architecture):
-    """The family; made by `vgg16`, which says what the fields mean."""
+class Vgg(ConvFamily):
+    """The family; made by `vgg16`, which explains the fields."""
 
     classes: int
     input_shape: tuple[int, ...]
@@ -101,40 +71,39 @@ class Vgg(Architecture):
     group: int
     dropout: float
     head_layers: int
-    axes: Mapping[str, Axis] = field(init=False, repr=False, compare=False)
-    blocks: int = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if len(self.input_shape) != 3:
-            raise ModelError(
-                f"VGG-16 takes images, whose shape is (channels, height, width), got {self.input_shape}.",
-                key="input_shape",
-            )
-        granule = granule_of(self.norm, self.group)
-        axes = {f"layer{i}": Axis(times * self.base, granule, block=i) for i, times in enumerate(_TIMES)}
-        axes |= {f"layer{i}": Axis(self.wide, block=i) for i in (len(_TIMES), len(_TIMES) + 1)}
-        object.__setattr__(self, "axes", {**axes, "classes": Axis(self.classes, scaled=False)})
-        object.__setattr__(self, "blocks", len(axes))
+    blocks = _DEEP + 2
 
     @cached_property
-    def halved(self) -> tuple[int, ...]:
+    def halvings(self) -> tuple[int, ...]:
         """Blocks after whose convolution the map is halved: not where it is one pixel high or wide."""
         side = min(self.input_shape[1:])
-        return tuple(i for n, i in enumerate(_HALVED) if side >> n > 1)
+        return tuple(i for n, i in enumerate(_HALVING) if side >> n > 1)
 
     @cached_property
     def pixels(self) -> int:
         """Pixels of the map that is flattened, per channel."""
-        return (self.input_shape[1] >> len(self.halved)) * (self.input_shape[2] >> len(self.halved))
+        return (self.input_shape[1] >> len(self.halvings)) * (self.input_shape[2] >> len(self.halvings))
 
     @cached_property
     def declared(self) -> Mapping[str, Any]:
         """Each channel owns its pixels in what the first wide layer reads."""
-        return {f"blocks.{len(_TIMES)}.linear.weight": interleaved(self.pixels, dim=1)}
+        return {f"blocks.{_DEEP}.linear.weight": interleaved(self.pixels, dim=1)}
 
-    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
-        """Return the module with these sizes and a classifier after each block count in `exits`."""
-        return VggModule(self, axes, exits)
+    def _make_axes(self) -> dict[str, Axis]:
+        granule = self.granule
+        axes = {f"layer{i}": Axis(factor * self.base, granule, block=i) for i, factor in enumerate(_FACTORS)}
+        return axes | {f"layer{i}": Axis(self.wide, block=i) for i in range(_DEEP, self.blocks)}
+
+    def _build_block(self, axes: Mapping[str, int], i: int) -> nn.Module:
+        before, after = axes[f"layer{i - 1}"] if i else self.input_shape[0], axes[f"layer{i}"]
+        if i < _DEEP:
+            return VggBlock(before, after, i in self.halvings, self.make_norm)
+        return WideBlock(before * (self.pixels if i == _DEEP else 1), after, self.dropout)
+
+    def _build_head(self, axes: Mapping[str, int], e: int) -> nn.Module:
+        if e <= _DEEP:
+            return Head(axes[f"layer{e - 1}"], axes["classes"], self.head_layers, self.make_norm)
+        return nn.Linear(axes[f"layer{e - 1}"], axes["classes"])
 
 
 @needs_group_norm
@@ -163,4 +132,9 @@ def vgg16(
     Raises:
         ModelError: The input is no image, the norm unknown, or the group does not divide the layers.
     """
+    if len(input_shape) != 3:
+        raise ModelError(
+            f"VGG-16 takes images, whose shape is (channels, height, width), got {tuple(input_shape)}.",
+            key="input_shape",
+        )
     return Vgg(classes, tuple(input_shape), base, wide, norm, group, dropout, head_layers)

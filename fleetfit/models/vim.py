@@ -13,8 +13,8 @@ the states.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -23,9 +23,10 @@ from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
 from fleetfit.factories import Preset, make_presets
-from fleetfit.layout import Architecture, Axis, ExitModel, blocked, segments
+from fleetfit.layout import Axis, blocked, segments
+from fleetfit.models.family import Family
 from fleetfit.models.selective_scan import SelectiveScan
-from fleetfit.models.transformer import HeadKind, TokenHead, check_head
+from fleetfit.models.transformer import HeadKind, TokenHead, TokenModule, check_head
 
 _EPSILON = 1e-5
 
@@ -33,10 +34,10 @@ _EPSILON = 1e-5
 class Mixer(nn.Module):
     """The bidirectional mixer of a block."""
 
-    def __init__(self, architecture: "Vim", axes: Mapping[str, int]) -> None:
+    def __init__(self, family: "Vim", axes: Mapping[str, int]) -> None:
         super().__init__()
         hidden, inner = axes["hidden"], axes["inner"]
-        sizes = (inner, axes["rank"], architecture.state, architecture.kernel)
+        sizes = (inner, axes["rank"], family.state, family.kernel)
         self.in_proj = nn.Linear(hidden, 2 * inner, bias=False)
         self.forwards, self.backwards = SelectiveScan(*sizes), SelectiveScan(*sizes)
         self.out_proj = nn.Linear(inner, hidden, bias=False)
@@ -46,88 +47,80 @@ class Mixer(nn.Module):
         x, gate = self.in_proj(tokens).chunk(2, dim=-1)
         x = x.transpose(1, 2)
         both = self.forwards(x) + self.backwards(x.flip(-1)).flip(0)
-        mixed: Tensor = self.out_proj(both.transpose(0, 1) * F.silu(gate) / 2)
-        return mixed
+        return self.out_proj(both.transpose(0, 1) * F.silu(gate) / 2)
 
 
 class VimBlock(nn.Module):
     """A residual block."""
 
-    def __init__(self, architecture: "Vim", axes: Mapping[str, int]) -> None:
+    def __init__(self, family: "Vim", axes: Mapping[str, int]) -> None:
         super().__init__()
         self.norm = nn.RMSNorm(axes["hidden"], eps=_EPSILON)
-        self.mixer = Mixer(architecture, axes)
+        self.mixer = Mixer(family, axes)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return [B, L, hidden] of tokens [B, L, hidden]."""
-        mixed: Tensor = self.mixer(self.norm(tokens))
-        return tokens + mixed
+        return tokens + self.mixer(self.norm(tokens))
 
 
-class VimModule(ExitModel):
-    """The module of one sub-model; its names are those of the full model.
+class VimModule(TokenModule):
+    """A module of patches with the class token in the middle.
 
     Attributes:
-        class_place: Where the class token stands among the tokens.
+        class_position: The position of the class token among the tokens.
     """
 
-    def __init__(self, architecture: "Vim", axes: Mapping[str, int], exits: tuple[int, ...]) -> None:
-        super().__init__()
-        hidden, patch, count = axes["hidden"], architecture.patch, architecture.patches
-        self.exits, self.class_place = exits, count // 2
-        self.patch_embedding = nn.Conv2d(architecture.input_shape[0], hidden, patch, stride=patch)
-        self.class_token = nn.Parameter(torch.zeros(1, 1, hidden))
-        self.position_embedding = nn.Parameter(torch.zeros(1, count + 1, hidden))
-        self.blocks = nn.ModuleList(VimBlock(architecture, axes) for _ in range(exits[-1]))
-        norm = partial(nn.RMSNorm, eps=_EPSILON)
-        self.heads = nn.ModuleDict({str(e): TokenHead(architecture.head, hidden, axes["classes"], norm) for e in exits})
+    stem_name = "patch_embedding"
+    patch_embedding: nn.Conv2d
+
+    def __init__(self, family: "Vim", axes: Mapping[str, int], exits: tuple[int, ...]) -> None:
+        super().__init__(family, axes, exits)
+        self.class_position = family.patches // 2
+        self.class_token = nn.Parameter(torch.zeros(1, 1, axes["hidden"]))
+        self.position_embedding = nn.Parameter(torch.zeros(1, family.patches + 1, axes["hidden"]))
         if not self.class_token.is_meta:
-            self._draw(architecture.blocks)
+            self._initialise(family.blocks)
 
     @torch.no_grad()
-    def _draw(self, depth: int) -> None:
-        """Draw initial weights as the authors do; what is not named here has PyTorch's own or the scan's."""
+    def _initialise(self, depth: int) -> None:
+        """Draw initial weights as the authors do; other tensors have PyTorch's own or the scan's."""
         nn.init.trunc_normal_(self.class_token, std=0.02)
         nn.init.trunc_normal_(self.position_embedding, std=0.02)
         kernel = self.patch_embedding.weight
         nn.init.trunc_normal_(kernel, std=kernel[0].numel() ** -0.5)
         nn.init.zeros_(self.patch_embedding.bias)  # type: ignore[arg-type]
-        for part in self.modules():
-            if isinstance(part, TokenHead):
-                for layer in (x for x in part.children() if isinstance(x, nn.Linear)):
+        for module in self.modules():
+            if isinstance(module, TokenHead):
+                for layer in (x for x in module.children() if isinstance(x, nn.Linear)):
                     nn.init.trunc_normal_(layer.weight, std=0.02)
                     nn.init.zeros_(layer.bias)
-            elif isinstance(part, Mixer):
-                part.out_proj.weight /= depth**0.5
-
-    def head(self, i: int, carry: Tensor) -> Tensor:
-        """Return the logits [B, classes] of exit i, which looks at the class token."""
-        logits: Tensor = self.heads[str(self.exits[i])](self.token(carry))
-        return logits
+            elif isinstance(module, Mixer):
+                module.out_proj.weight /= depth**0.5
 
     def token(self, carry: Tensor) -> Tensor:
         """Return the class token [B, hidden]."""
-        return carry[:, self.class_place]
+        return carry[:, self.class_position]
 
     def with_token(self, carry: Tensor, token: Tensor) -> Tensor:
         """Return the tokens with another class token."""
-        return torch.cat([carry[:, : self.class_place], token[:, None], carry[:, self.class_place + 1 :]], dim=1)
+        return torch.cat([carry[:, : self.class_position], token[:, None], carry[:, self.class_position + 1 :]], dim=1)
 
     def start(self, x: Tensor) -> Tensor:
         """Return the tokens [B, L, hidden] of images [B, channels, height, width], the class token in the middle."""
         patches = self.patch_embedding(x).flatten(2).transpose(1, 2)
-        before, after = patches[:, : self.class_place], patches[:, self.class_place :]
+        before, after = patches[:, : self.class_position], patches[:, self.class_position :]
         token = self.class_token.expand(x.shape[0], -1, -1)
         return torch.cat([before, token, after], dim=1) + self.position_embedding
 
 
 @dataclass(frozen=True)
-class Vim(Architecture):
-    """The family; made by `vim`, which says what the fields mean."""
+class Vim(Family):
+    """The family; made by `vim`, which explains the fields."""
 
+    module_class = VimModule
     classes: int
     input_shape: tuple[int, ...]
-    depth: int
+    blocks: int
     hidden: int
     patch: int
     expand: int
@@ -135,39 +128,28 @@ class Vim(Architecture):
     state: int
     kernel: int
     head: HeadKind
-    axes: Mapping[str, Axis] = field(init=False, repr=False, compare=False)
-    blocks: int = field(init=False, repr=False, compare=False)
-    patches: int = field(init=False, repr=False, compare=False)
-    declared: Mapping[str, Any] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        check_head(self.head)
-        sides, least = self.input_shape[1:], min(self.depth, self.expand, self.rank, self.state, self.kernel)
-        if len(sides) != 2 or self.patch < 1 or any(side < 1 or side % self.patch for side in sides):
-            raise ModelError(
-                f"Vision Mamba cuts images (channels, height, width) into patches of {self.patch} x {self.patch}, got "
-                f"inputs of shape {self.input_shape}: set patch to a divisor of both sides, or resize the images.",
-                key="patch",
-            )
-        if least < 1:
-            raise ModelError(
-                "depth, expand, rank, state and kernel of Vision Mamba must all be at least 1.", key="depth"
-            )
-        axes = {
-            "hidden": Axis(self.hidden),
-            "inner": Axis(self.expand * self.hidden),
-            "rank": Axis(self.rank),
-            "classes": Axis(self.classes, scaled=False),
-        }
-        declared = {"*.in_proj.weight": blocked(2, dim=0), "*.x_proj.weight": segments("rank", 2 * self.state, dim=0)}
-        object.__setattr__(self, "axes", axes)
-        object.__setattr__(self, "blocks", self.depth)
-        object.__setattr__(self, "patches", math.prod(side // self.patch for side in sides))
-        object.__setattr__(self, "declared", declared)
+    @cached_property
+    def patches(self) -> int:
+        """Number of patches."""
+        return math.prod(side // self.patch for side in self.input_shape[1:])
 
-    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
-        """Return the module with these sizes and a classifier after each block count in `exits`."""
-        return VimModule(self, axes, exits)
+    @cached_property
+    def declared(self) -> Mapping[str, Any]:
+        """The order of the parts of projections."""
+        return {"*.in_proj.weight": blocked(2, dim=0), "*.x_proj.weight": segments("rank", 2 * self.state, dim=0)}
+
+    def _make_axes(self) -> dict[str, Axis]:
+        return {"hidden": Axis(self.hidden), "inner": Axis(self.expand * self.hidden), "rank": Axis(self.rank)}
+
+    def _build_stem(self, axes: Mapping[str, int]) -> nn.Module:
+        return nn.Conv2d(self.input_shape[0], axes["hidden"], self.patch, stride=self.patch)
+
+    def _build_block(self, axes: Mapping[str, int], i: int) -> nn.Module:
+        return VimBlock(self, axes)
+
+    def _build_head(self, axes: Mapping[str, int], e: int) -> nn.Module:
+        return TokenHead(self.head, axes["hidden"], axes["classes"], partial(nn.RMSNorm, eps=_EPSILON))
 
 
 def vim(
@@ -200,6 +182,15 @@ def vim(
         ModelError: The patches do not tile the images, or a size is below 1.
     """
     rank = rank or -(-hidden // 16)
+    check_head(head)
+    if len(input_shape) != 3 or patch < 1 or any(side < 1 or side % patch for side in input_shape[1:]):
+        raise ModelError(
+            f"Vision Mamba cuts images (channels, height, width) into patches of {patch} x {patch}, got inputs of "
+            f"shape {tuple(input_shape)}: set patch to a divisor of both sides, or resize the images.",
+            key="patch",
+        )
+    if min(depth, expand, rank, state, kernel) < 1:
+        raise ModelError("depth, expand, rank, state and kernel of Vision Mamba must all be at least 1.", key="depth")
     return Vim(classes, tuple(input_shape), depth, hidden, patch, expand, rank, state, kernel, head)
 
 

@@ -15,8 +15,7 @@ classifier: where it has two, all classifiers begin anew.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,26 +24,26 @@ from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
 from fleetfit.factories import Preset, make_presets
-from fleetfit.layout import Architecture, Axis, ExitModel, State
-from fleetfit.layout.axes import default_sizes
-from fleetfit.models.pretrained import Checkpoint, read_config, read_tensors, renamed
-from fleetfit.models.transformer import Encoder, HeadKind, Heads, TokenHead, check_head, encoder_of, initialise
+from fleetfit.layout import State, default_sizes
+from fleetfit.models.pretrained import Checkpoint, TensorNames, read_config
+from fleetfit.models.transformer import Encoder, EncoderFamily, HeadKind, Heads, TokenModule, build_encoder
 
-_USUAL = {"dropout": 0.0, "attention_dropout": 0.0, "eps": 1e-12, "norm_first": True}
+_DEFAULTS = {"dropout": 0.0, "attention_dropout": 0.0, "eps": 1e-12, "norm_first": True}
 _STEM = {
     "embeddings.patches": ("embeddings.patch_embeddings.projection",),
     "embeddings.class_token": ("embeddings.cls_token",),
     "embeddings.positions": ("embeddings.position_embeddings",),
 }
-_BLOCK = {  # as transformers 4 and 5 call them
-    "attention.query": ("attention.attention.query", "attention.q_proj"),
-    "attention.key": ("attention.attention.key", "attention.k_proj"),
-    "attention.value": ("attention.attention.value", "attention.v_proj"),
-    "attention.out": ("attention.output.dense", "attention.o_proj"),
-    "norm1": ("layernorm_before", "layernorm_before"),
-    "norm2": ("layernorm_after", "layernorm_after"),
-    "mlp.fc1": ("intermediate.dense", "mlp.fc1"),
-    "mlp.fc2": ("output.dense", "mlp.fc2"),
+_DISTILLATION_TOKEN = {"embeddings.distillation_token": ("embeddings.distillation_token",)}
+_BLOCK = {  # in transformers 4 and 5
+    "attention.query": ("encoder.layer.{}.attention.attention.query", "layers.{}.attention.q_proj"),
+    "attention.key": ("encoder.layer.{}.attention.attention.key", "layers.{}.attention.k_proj"),
+    "attention.value": ("encoder.layer.{}.attention.attention.value", "layers.{}.attention.v_proj"),
+    "attention.out": ("encoder.layer.{}.attention.output.dense", "layers.{}.attention.o_proj"),
+    "norm1": ("encoder.layer.{}.layernorm_before", "layers.{}.layernorm_before"),
+    "norm2": ("encoder.layer.{}.layernorm_after", "layers.{}.layernorm_after"),
+    "mlp.fc1": ("encoder.layer.{}.intermediate.dense", "layers.{}.mlp.fc1"),
+    "mlp.fc2": ("encoder.layer.{}.output.dense", "layers.{}.mlp.fc2"),
 }
 _HEAD = {"norm": ("layernorm",), "fc": ("classifier",)}
 
@@ -52,52 +51,35 @@ _HEAD = {"norm": ("layernorm",), "fc": ("classifier",)}
 class PatchEmbeddings(nn.Module):
     """Patches as tokens behind a class token (and a distillation token), positions, dropout."""
 
-    def __init__(self, architecture: "Vit", hidden: int) -> None:
+    def __init__(self, family: "Vit", hidden: int) -> None:
         super().__init__()
-        channels, patch = architecture.image[0], architecture.patch
-        self.patches = nn.Conv2d(channels, hidden, patch, stride=patch)
+        self.patches = nn.Conv2d(family.image[0], hidden, family.patch, stride=family.patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, hidden))
-        self.distillation_token = nn.Parameter(torch.zeros(1, 1, hidden)) if architecture.distilled else None
-        self.positions = nn.Parameter(torch.zeros(1, architecture.places, hidden))
-        self.drop = nn.Dropout(architecture.encoder.dropout)
+        self.distillation_token = nn.Parameter(torch.zeros(1, 1, hidden)) if family.distilled else None
+        self.positions = nn.Parameter(torch.zeros(1, family.token_count, hidden))
+        self.drop = nn.Dropout(family.encoder.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, tokens, hidden] of images [B, channels, height, width]."""
         patches = self.patches(x).flatten(2).transpose(1, 2)
         first = [self.class_token] if self.distillation_token is None else [self.class_token, self.distillation_token]
         tokens = torch.cat([*(token.expand(x.shape[0], -1, -1) for token in first), patches], dim=1)
-        embedded: Tensor = self.drop(tokens + self.positions)
-        return embedded
+        return self.drop(tokens + self.positions)
 
 
-class VitModule(ExitModel):
-    """The module of one sub-model; its names are those of the full model."""
+class VitModule(TokenModule):
+    """A module of patches."""
 
-    def __init__(self, architecture: "Vit", axes: Mapping[str, int], exits: tuple[int, ...]) -> None:
-        super().__init__()
-        encoder, hidden = architecture.encoder, axes["hidden"]
-        self.exits = exits
-        self.embeddings = PatchEmbeddings(architecture, hidden)
-        self.blocks = nn.ModuleList(encoder.block(axes) for _ in range(exits[-1]))
-        norm = partial(nn.LayerNorm, eps=encoder.eps)
-        self.heads = nn.ModuleDict({str(e): TokenHead(architecture.head, hidden, axes["classes"], norm) for e in exits})
-        initialise(self)
-
-    def start(self, x: Tensor) -> Tensor:
-        """Return tokens [B, tokens, hidden] of images [B, channels, height, width]."""
-        carry: Tensor = self.embeddings(x)
-        return carry
-
-    def head(self, i: int, carry: Tensor) -> Tensor:
-        """Return the logits [B, classes] of exit i, which looks at the class token."""
-        logits: Tensor = self.heads[str(self.exits[i])](self.token(carry))
-        return logits
+    embeddings: PatchEmbeddings
 
 
 @dataclass(frozen=True)
-class Vit(Architecture):
-    """The family of one set of sizes; made by `vit`, which says what the fields mean."""
+class Vit(EncoderFamily):
+    """The family of one set of sizes; made by `vit`, which explains the fields."""
 
+    module_class = VitModule
+    prefixes = ("vit.", "deit.")
+    checkpoint_head = "norm"
     encoder: Encoder
     classes: int
     image: tuple[int, int, int]
@@ -106,48 +88,43 @@ class Vit(Architecture):
     head: HeadKind
     checkpoint: str | None
     whole_depth: bool
-    axes: Mapping[str, Axis] = field(init=False, repr=False, compare=False)
-    blocks: int = field(init=False, repr=False, compare=False)
-    size_dependent: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_head(self.head)
-        object.__setattr__(self, "axes", {**self.encoder.axes(), "classes": Axis(self.classes, scaled=False)})
-        object.__setattr__(self, "blocks", self.encoder.layers)
-        object.__setattr__(self, "size_dependent", self.encoder.size_dependent)
+        stem = _STEM | (_DISTILLATION_TOKEN if self.distilled else {})
+        object.__setattr__(self, "tensor_names", TensorNames(stem, _BLOCK, _HEAD))
+        super().__post_init__()
 
     @property
-    def places(self) -> int:
-        """Rows of the position table."""
-        _, height, width = self.image
-        return (height // self.patch) * (width // self.patch) + 1 + self.distilled
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        return self.image[1] // self.patch, self.image[2] // self.patch
 
-    @cached_property
-    def declared(self) -> Mapping[str, Any]:
-        """Declarations by parameter name pattern."""
-        return self.encoder.declared()
+    @property
+    def token_count(self) -> int:
+        """Number of tokens: patches, the class token and the distillation token."""
+        return self.grid[0] * self.grid[1] + 1 + self.distilled
 
     def sizes(self, width: float) -> dict[str, int]:
         """Return the size of each axis; fixed heads have ceil(hidden / heads) channels each, at most all."""
-        found = default_sizes(self.axes, width)
+        sizes = default_sizes(self.axes, width)
         if self.encoder.heads == "fixed":
-            found["head"] = min(self.encoder.head_size, -(-found["hidden"] // self.encoder.attention_heads))
-        return found
-
-    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
-        """Return the module with these sizes and a classifier after each block count in `exits`."""
-        return VitModule(self, axes, exits)
+            sizes["head"] = min(self.encoder.head_size, -(-sizes["hidden"] // self.encoder.attention_heads))
+        return sizes
 
     def pretrained(self, exits: tuple[int, ...]) -> State:
-        """Return the checkpoint's tensors by our names; final norm and classifier only at full depth."""
-        if self.checkpoint is None:
-            return {}
-        heads = _head(self.blocks) if self.whole_depth and self.head == "norm" else {}
-        found = read_tensors(self.checkpoint, self._trunk(self.blocks) | heads, ("vit.", "deit."), may_lack=heads)
-        return found | self._fitted(found)
+        """Return the checkpoint's tensors by our names, with kernels and positions that fit our images."""
+        state = dict(super().pretrained(exits))
+        if not state:
+            return state
+        kernel, positions = state["embeddings.patches.weight"], state["embeddings.positions"]
+        if self.image[0] == 1 != kernel.shape[1]:
+            state["embeddings.patches.weight"] = kernel.sum(1, keepdim=True)  # as if grey were repeated in each colour
+        if positions.shape[1] != self.token_count:
+            state["embeddings.positions"] = _resize_positions(positions, 1 + self.distilled, self.grid)
+        return state
 
     def to_checkpoint(self, sizes: Mapping[str, int], last: int, state: State) -> Checkpoint:
-        """Return a sub-model with its last exit only, as `ViTForImageClassification` or DeiT's keeps it.
+        """Return a sub-model with its last exit only, in the form of `ViTForImageClassification` or DeiT's.
 
         Args:
             sizes: Size of each axis.
@@ -175,34 +152,13 @@ class Vit(Architecture):
         }
         if heads * size != sizes["hidden"]:
             config["head_dim"] = size  # transformers 5; 4 has none, and opens only what does without
-        prefix = f"{config['model_type']}."
-        return Checkpoint(config, renamed(state, self._trunk(last) | _head(last), prefix))
+        return Checkpoint(config, self.tensor_names.rename(state, last, f"{config['model_type']}."))
 
-    def _trunk(self, blocks: int) -> dict[str, tuple[str, ...]]:
-        """Return our names of everything but classifiers, and those in a checkpoint."""
-        found: dict[str, tuple[str, ...]] = dict(_STEM)
-        if self.distilled:
-            found["embeddings.distillation_token"] = ("embeddings.distillation_token",)
-        for i in range(blocks):
-            for ours, (four, five) in _BLOCK.items():
-                found[f"blocks.{i}.{ours}"] = (f"encoder.layer.{i}.{four}", f"layers.{i}.{five}")
-        return found
-
-    def _fitted(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Fit kernels and positions of a checkpoint to our images."""
-        kernel, positions = found["embeddings.patches.weight"], found["embeddings.positions"]
-        if self.image[0] == 1 != kernel.shape[1]:
-            kernel = kernel.sum(1, keepdim=True)  # as if the grey image were repeated in each colour
-        if positions.shape[1] != self.places:
-            positions = _resized(positions, 1 + self.distilled, [side // self.patch for side in self.image[1:]])
-        return {"embeddings.patches.weight": kernel, "embeddings.positions": positions}
+    def _build_stem(self, axes: Mapping[str, int]) -> nn.Module:
+        return PatchEmbeddings(self, axes["hidden"])
 
 
-def _head(last: int) -> dict[str, tuple[str, ...]]:
-    return {f"heads.{last}.{ours}": theirs for ours, theirs in _HEAD.items()}
-
-
-def _resized(positions: Tensor, first: int, grid: list[int]) -> Tensor:
+def _resize_positions(positions: Tensor, first: int, grid: tuple[int, int]) -> Tensor:
     """Resize a square grid of positions [1, first + side^2, hidden], but not the first tokens', to another grid."""
     side = round((positions.shape[1] - first) ** 0.5)
     if side * side != positions.shape[1] - first:
@@ -232,7 +188,7 @@ def vit(
         input_shape: (channels, height, width) of the images.
         checkpoint: A Hugging Face folder (config.json, model.safetensors) that gives sizes and initial weights.
         hidden: Width of the stream; 768 by default. With a checkpoint, its sizes hold, and others are refused.
-        depth: Blocks; 12 by default. With a checkpoint, its first so many.
+        depth: Blocks; 12 by default. With a checkpoint, at most its number of blocks, the first ones.
         attention_heads: Heads; one per 64 channels by default.
         intermediate: Width inside the MLP; four times `hidden` by default.
         patch: Side of a patch, which must divide height and width; 16 by default.
@@ -244,15 +200,15 @@ def vit(
         ModelError: Sizes do not fit each other, the images or the checkpoint.
     """
     config = None if checkpoint is None else read_config(checkpoint, ("vit", "deit"))
-    given = {"hidden": hidden, "depth": depth, "attention_heads": attention_heads, "intermediate": intermediate}
-    encoder = encoder_of(config, given, heads, dropout, _USUAL)
+    sizes = {"hidden": hidden, "depth": depth, "attention_heads": attention_heads, "intermediate": intermediate}
+    encoder = build_encoder(config, sizes, heads, dropout, _DEFAULTS)
     config = config or {}
-    side = _side(config, patch)
+    patch = _choose_patch(config, patch)
     return Vit(
         encoder,
         classes,
-        _image(input_shape, side, config.get("num_channels")),
-        side,
+        _check_image(input_shape, patch, config.get("num_channels")),
+        patch,
         distilled=config.get("model_type") == "deit",
         head=head,
         checkpoint=checkpoint,
@@ -260,11 +216,12 @@ def vit(
     )
 
 
-def _side(config: Mapping[str, Any], patch: int | None) -> int:
-    said = config.get("patch_size", 16)
-    sides = set(said) if isinstance(said, list) else {said}
+def _choose_patch(config: Mapping[str, Any], patch: int | None) -> int:
+    """Return the side of a patch, of the checkpoint or of the key."""
+    size = config.get("patch_size", 16)
+    sides = set(size) if isinstance(size, list) else {size}
     if len(sides) != 1:
-        raise ModelError(f"the checkpoint's patches are {said}; only square ones are read.")
+        raise ModelError(f"the checkpoint's patches are {size}; only square ones are read.")
     side = int(sides.pop())
     if patch is not None and config and patch != side:
         raise ModelError(
@@ -273,7 +230,7 @@ def _side(config: Mapping[str, Any], patch: int | None) -> int:
     return side if patch is None else patch
 
 
-def _image(shape: tuple[int, ...], patch: int, channels: int | None) -> tuple[int, int, int]:
+def _check_image(shape: tuple[int, ...], patch: int, channels: int | None) -> tuple[int, int, int]:
     if len(shape) != 3:
         raise ModelError(
             f"a ViT takes images (channels, height, width), got samples of shape {shape}.", key="input_shape"
@@ -294,16 +251,10 @@ def _deit(hidden: int) -> dict[str, int]:
     return {"hidden": hidden, "attention_heads": hidden // 64, "intermediate": 4 * hidden}
 
 
-_USUAL_OF_DEIT = {"depth": 12, "patch": 16}
+_DEIT = {"depth": 12, "patch": 16}
 SIZES = {
-    "deit_ti": Preset(
-        "DeiT-Ti for images of 224x224: 12 blocks of width 192 with 3 heads, 5.7 M.", _deit(192), _USUAL_OF_DEIT
-    ),
-    "deit_s": Preset(
-        "DeiT-S for images of 224x224: 12 blocks of width 384 with 6 heads, 22.1 M.", _deit(384), _USUAL_OF_DEIT
-    ),
-    "deit_b": Preset(
-        "DeiT-B for images of 224x224: 12 blocks of width 768 with 12 heads, 86.6 M.", _deit(768), _USUAL_OF_DEIT
-    ),
+    "deit_ti": Preset("DeiT-Ti for images of 224x224: 12 blocks of width 192 with 3 heads, 5.7 M.", _deit(192), _DEIT),
+    "deit_s": Preset("DeiT-S for images of 224x224: 12 blocks of width 384 with 6 heads, 22.1 M.", _deit(384), _DEIT),
+    "deit_b": Preset("DeiT-B for images of 224x224: 12 blocks of width 768 with 12 heads, 86.6 M.", _deit(768), _DEIT),
 }
 deit_ti, deit_s, deit_b = make_presets(vit, SIZES)

@@ -8,7 +8,7 @@ the core smaller by saying so. The proof asks for n > 2f + 2: a round to which f
 updates of a round are kept until the last has come.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
@@ -32,22 +32,19 @@ def krum(share: float = 0.2) -> Method:
     return Method(receive=partial(received, share=share), weight=by_count)
 
 
-def received(federation: Federation, server: Server, updates: Iterator[Update], share: float) -> Iterable[Update]:
-    """Give on those with the least scores."""
-    found = list(updates)
-    if not judges(len(found), share):
-        yield from found
-        return
-    hostile = at_least(share, len(found))
+def received(federation: Federation, server: Server, updates: Sequence[Update], share: float) -> Iterable[Update]:
+    """Return the updates with the least scores."""
+    if not judges(len(updates), share):
+        return updates
+    hostile = at_least(share, len(updates))
     with one_thread():
-        moves = Movements(federation.problem.layout, server, found, whole_pieces=True)
-        apart = squared_distances(moves, len(found))
-    if not bool(apart.any()):  # all say the same
-        yield from found
-        return
-    order = scores(apart, len(found) - hostile - 2).argsort(stable=True).tolist()
-    kept = set(order[: len(found) - hostile])
-    yield from (update for place, update in enumerate(found) if place in kept)
+        moves = Movements(federation.problem.layout, server, updates, whole_pieces=True)
+        distances = squared_distances(moves, len(updates))
+    if not bool(distances.any()):  # all updates are equal
+        return updates
+    order = scores(distances, len(updates) - hostile - 2).argsort(stable=True).tolist()
+    admitted = set(order[: len(updates) - hostile])
+    return [update for place, update in enumerate(updates) if place in admitted]
 
 
 def judges(count: int, share: float = 0.2) -> bool:

@@ -26,7 +26,6 @@ hold (`lost`) and how far off the product of the plain means would be (`lost_apa
 weights the server needs one product per update and layer at a time, and one singular value decomposition per layer.
 """
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Literal
 
@@ -34,7 +33,7 @@ import torch
 
 from fleetfit.aggregate import Aggregate, Mean
 from fleetfit.layout import Layout, State, TensorLayout
-from fleetfit.method import Method, Weight, coverage_mean
+from fleetfit.method import CoverageMean, Method
 from fleetfit.options._factors import balanced, nearest
 from fleetfit.peft.lora import A, B
 from fleetfit.training import one_thread
@@ -50,7 +49,7 @@ def lora_product(factors: Literal["nearest", "balanced"] = "nearest") -> Method:
     Args:
         factors: Which B and A of the mean product: near the plain means, or of equal size.
     """
-    return Method(merge=partial(merged, factors=factors))
+    return Method(aggregate=partial(ProductMean, factors=factors))
 
 
 def layers_of(layout: Layout) -> dict[str, Layout]:
@@ -65,35 +64,43 @@ def layers_of(layout: Layout) -> dict[str, Layout]:
     return found
 
 
-def merged(
-    federation: Federation, server: Server, updates: Iterator[Update], weight: Weight, factors: str
-) -> Aggregate:
-    """Average the updates, and the products of their thin matrices; then factor these."""
-    layers, device = layers_of(federation.problem.layout), next(iter(server.state.values())).device
-    products = {layer: Mean(layout, device) for layer, layout in layers.items()}
+class ProductMean:
+    """The mean of a round, with the thin matrices of each layer factored from the mean of their products."""
 
-    def noted() -> Iterator[Update]:
-        for update in updates:
-            for layer, product in products.items():
-                if layer + B in update.state:
-                    with one_thread():
-                        theirs = update.state[layer + B] @ update.state[layer + A]
-                    product.add(update.submodel, {layer: theirs}, weight(update))
-            yield update
+    def __init__(self, federation: Federation, server: Server, factors: str) -> None:
+        self._server, self._factors = server, factors
+        self._mean = CoverageMean(federation, server)
+        device = next(iter(server.state.values())).device
+        layers = layers_of(federation.problem.layout)
+        self._products = {layer: Mean(layout, device) for layer, layout in layers.items()}
 
-    aggregate = coverage_mean(federation, server, noted(), weight)
-    found = [factored(layer, server.state, aggregate, p.result(), factors) for layer, p in products.items()]
-    found = [one for one in found if one[1]]
-    if not found:
-        return aggregate
-    new = {name: tensor for one, _ in found for name, tensor in one.items()}
-    lost, apart, size = (sum(norms) for norms in zip(*(norms for _, norms in found), strict=True))
-    counts = aggregate.coverage
-    return Aggregate(
-        {name: new.get(name, tensor) for name, tensor in aggregate.mean.items()},
-        {name: torch.where(c > 0, c, BARELY) if name in new else c for name, c in counts.items()},
-        metrics={"lost": (lost / size) ** 0.5, "lost_apart": (apart / size) ** 0.5} if size else {},
-    )
+    def add(self, update: Update, weight: float) -> None:
+        """Add an update, and the products of its thin matrices."""
+        for layer, mean in self._products.items():
+            if layer + B in update.state:
+                with one_thread():
+                    product = update.state[layer + B] @ update.state[layer + A]
+                mean.add(update.submodel, {layer: product}, weight)
+        self._mean.add(update, weight)
+
+    def result(self) -> Aggregate:
+        """Return the mean, with factored products."""
+        aggregate = self._mean.result()
+        layers = [
+            factored(layer, self._server.state, aggregate, mean.result(), self._factors)
+            for layer, mean in self._products.items()
+        ]
+        layers = [(matrices, norms) for matrices, norms in layers if norms]
+        if not layers:
+            return aggregate
+        new = {name: tensor for matrices, _ in layers for name, tensor in matrices.items()}
+        lost, apart, size = (sum(norms) for norms in zip(*(norms for _, norms in layers), strict=True))
+        counts = aggregate.coverage
+        return Aggregate(
+            {name: new.get(name, tensor) for name, tensor in aggregate.mean.items()},
+            {name: torch.where(c > 0, c, BARELY) if name in new else c for name, c in counts.items()},
+            metrics={"lost": (lost / size) ** 0.5, "lost_apart": (apart / size) ** 0.5} if size else {},
+        )
 
 
 def factored(

@@ -17,7 +17,7 @@ which most clients move nothing, get the clip only.
 All updates of a round are kept until the last has come.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
@@ -47,17 +47,16 @@ def outliers(threshold: float = 2.0, least: int = 4) -> Method:
 
 
 def received(
-    federation: Federation, server: Server, updates: Iterator[Update], threshold: float, least: int
+    federation: Federation, server: Server, updates: Sequence[Update], threshold: float, least: int
 ) -> Iterable[Update]:
-    """Give on those that are no outliers, clipped."""
-    found = list(updates)
-    if not found:
+    """Yield the updates that are not outliers, clipped."""
+    if not updates:
         return
     with one_thread():
-        moves = Movements(federation.problem.layout, server, found)
-        farthest, norms = measured(moves, len(found), least)
+        moves = Movements(federation.problem.layout, server, updates)
+        farthest, norms = measured(moves, len(updates), least)
     limit = float(median(norms))
-    for place, update in enumerate(found):
+    for place, update in enumerate(updates):
         if float(farthest[place]) <= threshold:
             share = min(1.0, limit / float(norms[place])) if norms[place] > 0 else 1.0
             yield update if share == 1 else moves.shortened(update, share)

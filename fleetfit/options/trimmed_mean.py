@@ -5,14 +5,13 @@ at each end, so that where few cover it none may be; a share of 0.5 is the coord
 alike. All updates of a round are kept until the last has come.
 """
 
-from collections.abc import Iterator
 from functools import partial
 
 import torch
 
 from fleetfit.aggregate import Aggregate
 from fleetfit.errors import check_range
-from fleetfit.method import Method, Weight
+from fleetfit.method import Method
 from fleetfit.movements import Movements
 from fleetfit.options._ordered import at_most, ordered
 from fleetfit.submodel import concat_state, cut, whole
@@ -27,7 +26,7 @@ def trimmed_mean(share: float = 0.2) -> Method:
         share: Of an element's movements that is left out at each end, above 0 and at most 0.5; 0.5: the median.
     """
     check_range("method.plus.trimmed_mean.share", share, 0, 0.5 + 1e-9)
-    return Method(merge=partial(trimmed, share=share), replaces=("weight",))
+    return Method(aggregate=partial(TrimmedMean, share=share), replaces=("weight",))
 
 
 def judges(count: int, share: float = 0.2) -> bool:
@@ -35,21 +34,30 @@ def judges(count: int, share: float = 0.2) -> bool:
     return count >= 3 and at_most(share, count) > 0
 
 
-def trimmed(
-    federation: Federation, server: Server, updates: Iterator[Update], weight: Weight, share: float
-) -> Aggregate:
-    """Return the trimmed means."""
-    found, layout = list(updates), federation.problem.layout
-    compiled, state = cut(layout, whole(layout)), concat_state(server.state).cpu()
-    mean, coverage = torch.zeros(compiled.size), torch.zeros(compiled.size)
-    with one_thread():
-        for part in Movements(layout, server, found).chunks() if found else ():
-            count = len(part.members)
-            ends = min(at_most(share, count), (count - 1) // 2)
-            kept = ordered(part.rows, ends, count - ends)
-            total = kept[0].clone()
-            for row in kept[1:]:
-                total += row
-            part.write(mean, total.div_(len(kept)).add_(part.read(state)))
-            part.write(coverage, float(count))
-    return Aggregate(compiled.views(mean), compiled.views(coverage))
+class TrimmedMean:
+    """The trimmed means of a round; keeps all of its updates."""
+
+    def __init__(self, federation: Federation, server: Server, share: float) -> None:
+        self._layout, self._server, self._share = federation.problem.layout, server, share
+        self._updates: list[Update] = []
+
+    def add(self, update: Update, weight: float) -> None:
+        """Keep an update; the weight does not count."""
+        self._updates.append(update)
+
+    def result(self) -> Aggregate:
+        """Return the trimmed means."""
+        layout = self._layout
+        full, state = cut(layout, whole(layout)), concat_state(self._server.state).cpu()
+        mean, coverage = torch.zeros(full.size), torch.zeros(full.size)
+        with one_thread():
+            for part in Movements(layout, self._server, self._updates).chunks() if self._updates else ():
+                count = len(part.members)
+                ends = min(at_most(self._share, count), (count - 1) // 2)
+                middle = ordered(part.rows, ends, count - ends)
+                total = middle[0].clone()
+                for row in middle[1:]:
+                    total += row
+                part.write(mean, total.div_(len(middle)).add_(part.read(state)))
+                part.write(coverage, float(count))
+        return Aggregate(full.views(mean), full.views(coverage))

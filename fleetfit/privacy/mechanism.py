@@ -11,7 +11,7 @@ covers keeps its bits.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fleetfit.aggregate import Aggregate
 from fleetfit.errors import RunError
-from fleetfit.method.hooks import Weight, round_submodel
+from fleetfit.method.hooks import round_submodel
 from fleetfit.privacy.accountant import affordable, spent
 from fleetfit.privacy.ledger import Ledger
 from fleetfit.privacy.randomness import Randomness
@@ -134,23 +134,11 @@ class Privacy:
         here = federation.reachable(server.round)
         return [int(client) for client in here[numbers[here] < self.rate]]
 
-    def merge(self, federation: Federation, server: Server, updates: Iterator[Update], weight: Weight) -> Aggregate:
-        """Return the state after the round, with the registered clients of each element as its coverage."""
-        layout, state = federation.problem.layout, concat_state(server.state)
-        total = torch.zeros_like(state)
-        with one_thread():
-            for update in updates:
-                piece = cut(layout, update.submodel)
-                moved = concat_state(update.state).to(state.device) - piece.gather(state)
-                length = float(torch.linalg.vector_norm(moved, dtype=torch.float64))
-                if not math.isfinite(length):  # the difference of two numbers that are finite
-                    continue
-                if length > self.clip:
-                    moved.mul_(self.clip / length * _BELOW)
-                piece.scatter(total, moved, add=True)
-            return self._released(federation, server, total)
+    def aggregate(self, federation: Federation, server: Server) -> "PrivateMean":
+        """Return the aggregator of a round."""
+        return PrivateMean(self, federation, server)
 
-    def from_sums(self, federation: Federation, server: Server, summed: Summed) -> Aggregate:
+    def release_sums(self, federation: Federation, server: Server, summed: Summed) -> Aggregate:
         """Return the same of sums of what clients have clipped themselves.
 
         Of what no sum was opened the sum is zero, and noise comes there too.
@@ -159,9 +147,9 @@ class Privacy:
         with one_thread():
             for block in summed.blocks:
                 total[block.places.to(total.device)] = (block.sums.double() * summed.step).float().to(total.device)
-            return self._released(federation, server, total)
+            return self.release(federation, server, total)
 
-    def _released(self, federation: Federation, server: Server, total: Tensor) -> Aggregate:
+    def release(self, federation: Federation, server: Server, total: Tensor) -> Aggregate:
         """Return the state after the round, of the sum of clipped movements, which is written over."""
         layout, state = federation.problem.layout, concat_state(server.state)
         full, members = cut(layout, whole(layout)), registered(federation, server.round).to(state.device)
@@ -169,7 +157,7 @@ class Privacy:
         mean = total.div_((members * self.rate).clamp_min_(self.rate)).add_(state)
         return Aggregate(full.views(mean), full.views(members))
 
-    def held(self, summed: Summed, most: int) -> Summed:
+    def clamp_sums(self, summed: Summed, most: int) -> Summed:
         """Return sums as clients that clip themselves can add up to; what is beyond is cut off, element by element.
 
         It is not refused: a refusal that goes by the sum would tell of it. What each client counts is known before,
@@ -200,7 +188,7 @@ class Privacy:
 
     # -- what stands in files
 
-    def withheld(self, report: Mapping[str, Any]) -> dict[str, Any]:
+    def redact_report(self, report: Mapping[str, Any]) -> dict[str, Any]:
         """Return what of a round's report does not show who took part and what they have."""
         undone: dict[str, Any] = {}
         if "undone" in report:
@@ -216,6 +204,35 @@ class Privacy:
             "privacy": self.told(report["round"]),
             **undone,
         }
+
+
+class PrivateMean:
+    """Adds up the clipped movements of a round; the result is the state after it, with noise.
+
+    Its coverage is the number of registered clients of each element.
+    """
+
+    def __init__(self, privacy: Privacy, federation: Federation, server: Server) -> None:
+        self._privacy, self._federation, self._server = privacy, federation, server
+        self._state = concat_state(server.state)
+        self._total = torch.zeros_like(self._state)
+
+    def add(self, update: Update, weight: float) -> None:
+        """Add the movement of an update, clipped; the weight does not count."""
+        submodel = cut(self._federation.problem.layout, update.submodel)
+        with one_thread():
+            movement = concat_state(update.state).to(self._state.device) - submodel.gather(self._state)
+            length = float(torch.linalg.vector_norm(movement, dtype=torch.float64))
+            if not math.isfinite(length):  # the difference of two numbers that are finite
+                return
+            if length > self._privacy.clip:
+                movement.mul_(self._privacy.clip / length * _BELOW)
+            submodel.scatter(self._total, movement, add=True)
+
+    def result(self) -> Aggregate:
+        """Return the state after the round."""
+        with one_thread():
+            return self._privacy.release(self._federation, self._server, self._total)
 
 
 UNDONE = "it would have left numbers that are not finite; what it cost is not given back"

@@ -17,7 +17,7 @@ name, flushed to disk and renamed, so a killed process leaves the old file or th
 written before its checkpoint; a resumed run removes the lines after its checkpoint. Files of tensors have a checksum.
 
 A folder may come from a stranger. Only regular files are read, and links in the folder are not followed when writing.
-`schema` validates types and ranges of what is read; `fleetfit.soundness` compares tensors with the model.
+`schema` validates types and ranges of what is read; `fleetfit.state_checks` compares tensors with the model.
 """
 
 from fleetfit.records.checkpoints import FORMAT

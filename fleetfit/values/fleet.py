@@ -1,6 +1,6 @@
 """Who takes part: what the server knows of its clients, what nodes tell; devices, which exist where jobs run."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -232,6 +232,18 @@ class Simulation:
         return self._shares[client]
 
 
+class Aggregator(Protocol):
+    """Puts the updates of one round together; a method's hook `aggregate` makes it."""
+
+    def add(self, update: Update, weight: float) -> None:
+        """Take an update with its aggregation weight, finite and at least 0."""
+        ...
+
+    def result(self) -> Aggregate:
+        """Return what the updates add up to."""
+        ...
+
+
 class ServerHooks(Protocol):
     """The server's half of a method: what may be asked of `Federation.method`. `fleetfit.method.Method` has it.
 
@@ -262,7 +274,7 @@ class ServerHooks(Protocol):
         """Which tensors go out."""
 
     @property
-    def receive(self) -> Callable[["Federation", Server, Iterator[Update]], Iterable[Update]]:
+    def receive(self) -> Callable[["Federation", Server, Sequence[Update]], Iterable[Update]]:
         """Which updates count."""
 
     @property
@@ -274,10 +286,8 @@ class ServerHooks(Protocol):
         """The aggregation weight of an update."""
 
     @property
-    def merge(
-        self,
-    ) -> Callable[["Federation", Server, Iterator[Update], Callable[[Update], float]], Aggregate]:
-        """What the updates add up to."""
+    def aggregate(self) -> Callable[["Federation", Server], Aggregator]:
+        """What puts the updates together."""
 
     @property
     def step(self) -> Callable[["Federation", Server, Aggregate, Sequence[Update | Failure]], Server]:

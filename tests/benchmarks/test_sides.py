@@ -5,13 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import averaging, techniques
-from benchmarks.averaging import Spent
+from benchmarks import techniques
 from benchmarks.measuring import Figure
 from benchmarks.naive import Naive
 from benchmarks.random_fleet import CNN, KINDS, fleet
 from benchmarks.techniques import TECHNIQUES, TimedData, client
-from fleetfit.aggregate import Mean, applied
+from fleetfit.aggregate import Mean, apply_mean
 from fleetfit.submodel import extract
 
 
@@ -42,7 +41,7 @@ def test_the_naive_average_is_ours():
         }
         updates.append(update)
         mean.add(piece, update, 1.0)
-    ours = applied(extract(layout, naive.state, federation.levels[3].submodel), mean.result())
+    ours = apply_mean(extract(layout, naive.state, federation.levels[3].submodel), mean.result())
     theirs = naive.average(updates)
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
@@ -88,16 +87,3 @@ def test_the_table_of_techniques_has_a_row_for_each_that_was_measured():
         "| FedDyn | +15% | -2% |",
         "| compression to int8 | | +2% |",
     ]
-
-
-def test_waiting_for_updates_is_no_averaging(monkeypatch):
-    """Merge runs from 0 to 10 and waits from 2 to 5 and from 6 to 7; the step takes 3: 10 - 4 + 3 = 9."""
-    method = SimpleNamespace(merge=lambda f, s, updates, w: list(updates), step=lambda *given: "after")
-    federation = SimpleNamespace(method=method)
-    monkeypatch.setattr(averaging, "replace", lambda thing, **new: SimpleNamespace(**{**vars(thing), **new}))
-    monkeypatch.setattr(averaging, "time", clock(0, 2, 5, 6, 7, 10, 20, 23))
-    spent = Spent()
-    watched = spent.watching(federation).method
-    assert watched.merge(federation, None, iter(["one"]), None) == ["one"]
-    assert watched.step() == "after"
-    assert spent.seconds == 9

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import raises
 
-from fleetfit.data.augment import AUGMENTATIONS, augmented, check_augmentation
+from fleetfit.data.augment import AUGMENTATIONS, augment_batch, check_augmentation
 from fleetfit.errors import DataError
 
 
@@ -45,7 +45,7 @@ def test_equals_loops(name: str, shape: tuple[int, int, int, int], seed: int) ->
     many = (2 * tall + 1) * (2 * wide + 1) * (2 if flip else 1)
     draws = torch.randint(many, (shape[0],), generator=torch.Generator().manual_seed(seed + 1)).tolist()
 
-    got = augmented(x, name, torch.Generator().manual_seed(seed + 1))
+    got = augment_batch(x, name, torch.Generator().manual_seed(seed + 1))
 
     assert got.dtype == x.dtype
     assert torch.equal(got, by_loops(x, draws, (tall, wide), flip))
@@ -54,7 +54,7 @@ def test_equals_loops(name: str, shape: tuple[int, int, int, int], seed: int) ->
 def test_cifar_pads_four_pixels_and_mirrors_half() -> None:
     # column j of the picture holds j + 1, so the first column of the centre row tells shift and mirroring apart
     x = torch.arange(1, 33, dtype=torch.uint8).expand(4000, 1, 32, 32)
-    out = augmented(x, "crop-flip", torch.Generator().manual_seed(0))[:, 0, 16]
+    out = augment_batch(x, "crop-flip", torch.Generator().manual_seed(0))[:, 0, 16]
     rising = out[:, 15] > out[:, 14]
     assert 0.45 < rising.float().mean() < 0.55
     shifts = (out[rising, 15].long() - 16).unique().tolist()
@@ -64,7 +64,7 @@ def test_cifar_pads_four_pixels_and_mirrors_half() -> None:
 def test_every_shift_is_as_likely_as_any_other() -> None:
     x = torch.zeros(9000, 1, 8, 8, dtype=torch.uint8)
     x[:, 0, 4, 4] = 1
-    out = augmented(x, "shift", torch.Generator().manual_seed(0))
+    out = augment_batch(x, "shift", torch.Generator().manual_seed(0))
     counts = out.sum(0, dtype=torch.int64)[0, 3:6, 3:6]
     assert counts.sum() == 9000
     assert counts.min() > 850
@@ -75,9 +75,9 @@ def test_generator_alone_decides() -> None:
     x = torch.randint(256, (16, 3, 32, 32), dtype=torch.uint8)
     rng = torch.Generator().manual_seed(5)
     before = torch.random.get_rng_state()
-    first, second = augmented(x, "crop-flip", rng), augmented(x, "crop-flip", rng)
+    first, second = augment_batch(x, "crop-flip", rng), augment_batch(x, "crop-flip", rng)
     assert not torch.equal(first, second)
-    assert torch.equal(augmented(x, "crop-flip", torch.Generator().manual_seed(5)), first)
+    assert torch.equal(augment_batch(x, "crop-flip", torch.Generator().manual_seed(5)), first)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -85,8 +85,8 @@ def test_generator_alone_decides() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_same_bits_on_a_gpu() -> None:
     x = torch.randint(256, (16, 3, 32, 32), dtype=torch.uint8)
-    host = augmented(x, "crop-flip", torch.Generator().manual_seed(5))
-    assert torch.equal(augmented(x.cuda(), "crop-flip", torch.Generator().manual_seed(5)).cpu(), host)
+    host = augment_batch(x, "crop-flip", torch.Generator().manual_seed(5))
+    assert torch.equal(augment_batch(x.cuda(), "crop-flip", torch.Generator().manual_seed(5)).cpu(), host)
 
 
 def test_unknown_name_suggests() -> None:
@@ -94,6 +94,6 @@ def test_unknown_name_suggests() -> None:
         check_augmentation("crop-flop", torch.zeros(1, 1, 8, 8))
 
 
-def test_refuses_what_is_no_image() -> None:
+def test_samples_that_are_not_images() -> None:
     with raises(DataError, "[N, C, H, W]", "[3, 8]", key="augment"):
         check_augmentation("flip", torch.zeros(3, 8))

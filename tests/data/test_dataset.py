@@ -157,7 +157,7 @@ def test_repr_is_one_line() -> None:
         ),
     ],
 )
-def test_says_what_is_wrong(changes: dict[str, Any], expected: Expected) -> None:
+def test_wrong_fields(changes: dict[str, Any], expected: Expected) -> None:
     with raises(DataError, expected):
         small(**changes)
 

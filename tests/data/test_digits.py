@@ -29,7 +29,7 @@ def test_pixels_are_scikit_learns() -> None:
     assert abs(float(x.mean())) < 0.01 and abs(float(x.std()) - 1) < 0.01
 
 
-def test_divided_class_by_class() -> None:
+def test_splits_are_in_proportion() -> None:
     data = digits(validation=0.25, test=0.1)
     total = torch.bincount(data.y)
     test = torch.bincount(data.y[data.split("test")])

@@ -12,7 +12,7 @@ import torch
 from support import Expected, raises
 
 from fleetfit.data import Data, partition
-from fleetfit.data.files import places
+from fleetfit.data.files import folders
 from fleetfit.data.sets import femnist
 from fleetfit.errors import DataError
 
@@ -82,9 +82,9 @@ def test_leaf_s_own_division(tmp_path: Path) -> None:
     assert data.y.tolist() == [1, 61, 0, 5, 9, 2, 1, 61, 0]
 
 
-def test_json_is_read_once(whole: tuple[Path, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaf_is_cached(whole: tuple[Path, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
     first = femnist.femnist(str(whole[0]))
-    monkeypatch.setattr(femnist, "leaf_users", None)
+    monkeypatch.setattr(femnist, "read_leaf_users", None)
     again = femnist.femnist(str(whole[0]))
     assert torch.equal(first.x, again.x) and torch.equal(first.y, again.y)
     assert again.groups is not None and first.groups is not None and torch.equal(first.groups, again.groups)
@@ -142,7 +142,7 @@ def bad(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
         (lambda path: path.write_text('{"users": ['), Expected(1, 12, path="all_data_1.json")),
     ],
 )
-def test_says_what_is_wrong(
+def test_malformed_leaf_files(
     whole: tuple[Path, np.ndarray], change: Callable[[Path], object], expected: Expected
 ) -> None:
     change(whole[0] / "data" / "all_data" / "all_data_1.json")
@@ -164,7 +164,7 @@ def test_from_the_hub_where_it_is_nowhere_else(monkeypatch: pytest.MonkeyPatch, 
         asked.append((name, *more))
         return whole[0]
 
-    monkeypatch.setattr(places, "from_hub", downloaded)
+    monkeypatch.setattr(folders, "download", downloaded)
     with raises(DataError, "hub = true", key="hub"):
         femnist.femnist()
     assert len(femnist.femnist(hub=True).x) == 40

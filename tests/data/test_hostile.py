@@ -16,7 +16,7 @@ import pytest
 import torch
 from support import Expected, raises
 
-from fleetfit.data import Data, encoded
+from fleetfit.data import Data, image_reader
 from fleetfit.data.files import tokens
 from fleetfit.data.files.arrays import arrays
 from fleetfit.data.files.images import images
@@ -85,8 +85,8 @@ def test_an_image_never_starts_a_program(
 
 def test_every_format_that_is_read_is_decoded_by_pillow_itself(started: Path) -> None:
     with raises(DataError, path="here"):
-        encoded.opened(b"not an image", encoded.Origin(Path("here")))
-    modules = {name: image.OPEN[name][0].__module__ for name in encoded.FORMATS}
+        image_reader.open_image(b"not an image", image_reader.Origin(Path("here")))
+    modules = {name: image.OPEN[name][0].__module__ for name in image_reader.FORMATS}
     for name, module in modules.items():
         source = Path(str(__import__(module, fromlist=["x"]).__file__)).read_text()
         reading = source.partition("def _save")[0]
@@ -95,8 +95,8 @@ def test_every_format_that_is_read_is_decoded_by_pillow_itself(started: Path) ->
         content = io.BytesIO()
         image.fromarray(GREY).convert("RGB").save(content, name)
         target = np.empty((3, 8, 8), dtype=np.uint8)
-        with encoded.opened(content.getvalue(), "here") as found:
-            encoded.fill(target, found, "here", None)
+        with image_reader.open_image(content.getvalue(), "here") as found:
+            image_reader.decode_into(target, found, "here", None)
     assert not any(started.iterdir())
 
 
@@ -264,7 +264,7 @@ def test_a_tokeniser_that_is_damaged_or_runs_code(tmp_path: Path) -> None:
     with raises(DataError, path="own"):
         text(str(tmp_path / "a.csv"), tokenizer=str(tmp_path / "own"))
     assert not (tmp_path / "mark").exists()
-    huge = tokens.learned(["a b", "c"], 50)
+    huge = tokens.learn_tokenizer(["a b", "c"], 50)
     nest = json.loads(huge.to_str())
     nest["model"]["vocab"]["a"] = 2**31
     (tmp_path / "tokenizer.json").write_text(json.dumps(nest))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support import raises
 
-from fleetfit.data.files import places
+from fleetfit.data.files import folders
 from fleetfit.data.files.images import images
 from fleetfit.errors import DataError, MissingExtra
 
@@ -56,7 +56,7 @@ def test_files_of_images_are_written_with_their_bytes(
     whole = datasets.Dataset.from_dict(content, features=features)
     asked = served(datasets.DatasetDict({"train": whole, "test": whole.select([3, 0])}))
 
-    folder = places.from_hub("pets", "somebody/pets", "small", "refs/convert/parquet")
+    folder = folders.download("pets", "somebody/pets", "small", "refs/convert/parquet")
     for i in range(4):
         (tmp_path / f"{i}.png").unlink()
 
@@ -72,12 +72,12 @@ def test_files_of_images_are_written_with_their_bytes(
 
 def test_downloaded_once_and_apart_by_configuration(served: Callable[[Any], list[Any]]) -> None:
     asked = served({"train": rows(text=["a"], label=[0])})
-    first = places.from_hub("t", "o/t")
-    assert places.from_hub("t", "o/t") == first and len(asked) == 1
+    first = folders.download("t", "o/t")
+    assert folders.download("t", "o/t") == first and len(asked) == 1
     others = {
-        places.from_hub("t", "o/t", "en"),
-        places.from_hub("t", "o/t", revision="v2"),
-        places.from_hub("t", "p/t"),
+        folders.download("t", "o/t", "en"),
+        folders.download("t", "o/t", revision="v2"),
+        folders.download("t", "p/t"),
     }
     assert len({first, *others}) == 4 and len(asked) == 4
     assert [p.name for p in sorted(first.parent.iterdir()) if "." in p.name.removesuffix(".parquet")] == []
@@ -87,7 +87,7 @@ def test_downloaded_once_and_apart_by_configuration(served: Callable[[Any], list
 def test_splits_get_our_names(split: str, served: Callable[[Any], list[Any]]) -> None:
     one = rows(text=["a"], label=[0])
     served({"train": one, split: one, "test": one, "unsupervised": one})
-    folder = places.from_hub("t", "o/t")
+    folder = folders.download("t", "o/t")
     assert sorted(p.name for p in folder.glob("*.parquet")) == ["test.parquet", "train.parquet", "validation.parquet"]
 
 
@@ -101,30 +101,30 @@ def test_local_files_come_first(
             raise DataError("nothing there.")
 
     (tmp_path / "here").touch()
-    assert places.folder_of("t", str(tmp_path), True, "o/t", found=there) == str(tmp_path)
+    assert folders.find_or_download("t", str(tmp_path), True, "o/t", find=there) == str(tmp_path)
     with raises(DataError, key=None):  # a folder that is given must be right, the hub is not named
-        places.folder_of("t", str(tmp_path / "other"), True, "o/t", found=there)
+        folders.find_or_download("t", str(tmp_path / "other"), True, "o/t", find=there)
     with raises(DataError, "o/t", "hub = true", key="hub"):
-        places.folder_of("t", None, False, "o/t", found=there)
+        folders.find_or_download("t", None, False, "o/t", find=there)
     assert asked == []
-    found = places.folder_of("t", None, True, "o/t", found=there)
-    assert found == str(places.from_hub("t", "o/t")) and len(asked) == 1
+    found = folders.find_or_download("t", None, True, "o/t", find=there)
+    assert found == str(folders.download("t", "o/t")) and len(asked) == 1
     monkeypatch.setenv("FLEETFIT_DATA", str(Path(found).parent))
     (Path(found).parent / "u").mkdir()
     (Path(found) / "train.parquet").rename(Path(found).parent / "u" / "train.parquet")
-    assert places.folder_of("u", None, True, "o/t") is None and len(asked) == 1
+    assert folders.find_or_download("u", None, True, "o/t") is None and len(asked) == 1
 
 
-def test_what_goes_wrong_is_said(monkeypatch: pytest.MonkeyPatch, served: Callable[[Any], list[Any]]) -> None:
+def test_failed_downloads(monkeypatch: pytest.MonkeyPatch, served: Callable[[Any], list[Any]]) -> None:
     served(ConnectionError("no route"))
     with raises(DataError, "o/t", key="hub"):
-        places.from_hub("t", "o/t")
+        folders.download("t", "o/t")
     served({"everything": rows(text=["a"])})
     with raises(DataError, "o/t", '"train"'):
-        places.from_hub("t", "o/t")
-    monkeypatch.setattr(places, "cache_folder", lambda: None)
+        folders.download("t", "o/t")
+    monkeypatch.setattr(folders, "find_cache_folder", lambda: None)
     with raises(DataError, "FLEETFIT_CACHE", key="hub"):
-        places.from_hub("t", "o/t")
+        folders.download("t", "o/t")
 
 
 def test_a_failed_download_leaves_nothing(
@@ -136,23 +136,23 @@ def test_a_failed_download_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(places, "_write", full)
+        patch.setattr(folders, "_write_parquet", full)
         with raises(DataError, "No space left", path="t-o--t"):
-            places.from_hub("t", "o/t")
+            folders.download("t", "o/t")
     assert list((tmp_path / "cache" / "hub").iterdir()) == []
-    assert places.from_hub("t", "o/t").is_dir()
+    assert folders.download("t", "o/t").is_dir()
 
 
 def test_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with raises(MissingExtra, extra="hub"):
-        places.from_hub("t", "o/t")
+        folders.download("t", "o/t")
 
 
 @pytest.mark.network
 def test_the_real_hub() -> None:
     """The smallest of the named sets, 600 kB."""
-    folder = places.from_hub("sst2", "stanfordnlp/sst2")
+    folder = folders.download("sst2", "stanfordnlp/sst2")
     from fleetfit.data.files.parquet import File
 
     assert File(folder / "train.parquet").rows == 67_349

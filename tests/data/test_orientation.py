@@ -12,7 +12,7 @@ import torch
 
 import fleetfit as ff
 from fleetfit.cli import main
-from fleetfit.data.files.found import found_at
+from fleetfit.data.files.detect import detect_format
 from fleetfit.data.files.images import images
 from fleetfit.data.sets import imagenet as imagenet_module
 from fleetfit.data.sets.imagenet import imagenet
@@ -137,16 +137,14 @@ def test_predictions_are_of_upright_images(
         assert [row["prediction"] for row in csv.DictReader(file)] == ["above"] * 4 + ["below"] * 4
 
 
-def test_the_size_that_is_chosen_is_that_of_the_images_as_they_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_detected_size_is_that_of_upright_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half are stored on their side: upright they differ in size, as stored not. Nothing is decoded."""
-    monkeypatch.setattr("fleetfit.data.encoded._turn_upright", lambda *given: pytest.fail("decoded"))
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda *_: pytest.fail("decoded"))
     for form in ("JPEG", "WEBP", "PNG"):
         files = {f"{c}/{i}.{form.lower()}": photograph(i, 6 if i % 2 else None, form, (10, 14))
                  for c in "ab" for i in range(6)}  # fmt: skip
         folder = in_folders(tmp_path / form, files)
-        assert found_at(folder).get("size") == 32
-        assert "size" not in found_at(folder, {"exif_orientation": False})
+        assert detect_format(folder).get("size") == 32
+        assert "size" not in detect_format(folder, {"exif_orientation": False})
         upright = in_folders(tmp_path / f"{form}2", {n: c for n, c in files.items() if int(n[2]) % 2})
-        assert "size" not in found_at(upright)
+        assert "size" not in detect_format(upright)

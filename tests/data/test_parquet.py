@@ -10,9 +10,9 @@ import pytest
 import torch
 from support import Expected, raises
 
-from fleetfit.data import encoded
+from fleetfit.data import image_reader
+from fleetfit.data.files import folders, parquet
 from fleetfit.data.files import images as images_module
-from fleetfit.data.files import parquet, places
 from fleetfit.data.files.images import images
 from fleetfit.data.sets.cifar import cifar10, cifar100
 from fleetfit.data.sets.mnist import FACTS, fashion_mnist, mnist
@@ -137,7 +137,7 @@ def test_size_cuts_the_centre_square(tmp_path: Path, write: Write, picture: Pict
 
 def test_threads_decode_the_same(colour: tuple[Path, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, pixels = colour
-    monkeypatch.setattr(encoded, "_LARGE_BYTES", 0)
+    monkeypatch.setattr(image_reader, "_LARGE_BYTES", 0)
     monkeypatch.setattr(parquet, "_ROWS", 3)  # several rounds over each file
     assert np.array_equal(images(str(folder)).x.numpy(), pixels.transpose(0, 3, 1, 2))
 
@@ -146,7 +146,7 @@ def test_threads_decode_the_same(colour: tuple[Path, np.ndarray], monkeypatch: p
 def test_undecodable_image_names_its_row(
     tmp_path: Path, write: Write, picture: Picture, monkeypatch: pytest.MonkeyPatch, threads: bool
 ) -> None:
-    monkeypatch.setattr(encoded, "_LARGE_BYTES", 0 if threads else 10**9)
+    monkeypatch.setattr(image_reader, "_LARGE_BYTES", 0 if threads else 10**9)
     monkeypatch.setattr(parquet, "_ROWS", 4)
     good = picture(noise(1, 32, 32, 3)[0])
     for bad in (b"no image", good[: len(good) // 2]):
@@ -175,7 +175,7 @@ def test_sixteen_bits_are_refused(tmp_path: Path, write: Write, picture: Picture
         ({"augment": "turn"}, Expected('augment = "turn"', key="augment")),
     ],
 )
-def test_says_what_is_wrong(colour: tuple[Path, np.ndarray], changes: dict[str, Any], expected: Expected) -> None:
+def test_wrong_parameters(colour: tuple[Path, np.ndarray], changes: dict[str, Any], expected: Expected) -> None:
     with raises(DataError, expected):
         images(str(colour[0]), **changes)
 
@@ -287,8 +287,8 @@ def test_from_the_hub(tmp_path: Path, write: Write, picture: Picture, monkeypatc
         asked.append(name)
         return tmp_path / "copy"
 
-    monkeypatch.setattr(places, "from_hub", downloaded)
-    monkeypatch.setattr(images_module, "from_hub", downloaded)
+    monkeypatch.setattr(folders, "download", downloaded)
+    monkeypatch.setattr(images_module, "download", downloaded)
     assert len(cifar10(hub=True).x) == 20
     assert asked.pop() == ("cifar10", "uoft-cs/cifar10", None, None)
     assert len(cifar10(str(tmp_path / "copy"), hub=True).x) == 20 and not asked

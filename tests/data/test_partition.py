@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import Expected, raises
 
-from fleetfit.data import Data, class_counts, partition, sizes_of
-from fleetfit.data.partition import apportioned, whole
+from fleetfit.data import Data, class_counts, count_samples, partition
+from fleetfit.data.partition import apportion, round_to_sum
 from fleetfit.errors import DataError
 
 SPLITS = ("train", "validation", "test")
@@ -217,7 +217,7 @@ def test_test_data_have_the_clients_own_proportions() -> None:
 )
 def test_apportioned_is_near_the_exact_share(counts: list[list[int]], sizes: list[int], seed: int) -> None:
     have, total = np.array(counts), np.array(sizes)
-    got = apportioned(have, total, np.random.default_rng(seed))
+    got = apportion(have, total, np.random.default_rng(seed))
     assert (got >= 0).all() and (got[have == 0] == 0).all()
     present = have.sum(0) > 0
     assert (got.sum(0) == np.where(present, total, 0)).all()
@@ -232,13 +232,13 @@ def test_rounding_leaves_no_small_client_without_data() -> None:
     Client k's exact total is 100 (k + 1) / 210: 0.5 to 9.5. Rounded class by class, the two largest would get all.
     """
     have = np.repeat(np.arange(1, 21)[:, None], 50, axis=1)
-    got = apportioned(have, np.full(50, 2), np.random.default_rng(0))
+    got = apportion(have, np.full(50, 2), np.random.default_rng(0))
     assert np.abs(got.sum(1) - 100 * np.arange(1, 21) / 210).max() < 1.5
 
 
 @given(wish=st.lists(st.floats(-3, 20), min_size=1, max_size=10), total=st.integers(0, 60))
 def test_whole_numbers_add_up(wish: list[float], total: int) -> None:
-    given_out = whole(np.array(wish), total)
+    given_out = round_to_sum(np.array(wish), total)
     assert given_out.sum() == total and (given_out >= 0).all()
 
 
@@ -361,7 +361,11 @@ def test_what_clients_have_is_one_tensor_and_reads_as_a_list() -> None:
     listed = [dict(part) for part in parts]
     assert len(parts) == len(listed) == 7
     for split in ("train", "validation", "test"):
-        assert sizes_of(parts, split).tolist() == sizes_of(listed, split).tolist() == [len(p[split]) for p in listed]
+        assert (
+            count_samples(parts, split).tolist()
+            == count_samples(listed, split).tolist()
+            == [len(p[split]) for p in listed]
+        )
         assert {part[split].untyped_storage().data_ptr() for part in listed} == {
             parts.indices[split].untyped_storage().data_ptr()
         }

@@ -9,7 +9,7 @@ import torch
 from support import raises
 
 from fleetfit.data import Data, partition
-from fleetfit.data.partition import labels_of
+from fleetfit.data.partition import get_labels
 from fleetfit.errors import ConfigError, DataError, MissingExtra
 
 
@@ -89,7 +89,7 @@ def test_a_function_of_ones_own(tmp_path: Path) -> None:
 
 def test_a_regression_is_divided_by_tenths_of_its_target() -> None:
     data = made("regression")
-    tenths = labels_of(data, "train", "dirichlet")
+    tenths = get_labels(data, "train", "dirichlet")
     assert np.bincount(tenths).tolist() == [20] * 10
     y = data.y[data.split("train"), 0].numpy()
     assert all(y[tenths == i].max() <= y[tenths == i + 1].min() for i in range(9))

@@ -24,9 +24,9 @@ def test_a_name_is_a_function_of_that_name(name: str) -> None:
     assert names.resolve("data", name).__name__ == name
 
 
-@pytest.mark.parametrize("name", ["cache", "cifar", "dataset", "encoded", "files", "parquet", "partition", "places",
-                                  "sets", "short_texts", "sounds", "tokens"])  # fmt: skip
-def test_what_sets_are_read_with_is_no_set(name: str) -> None:
+@pytest.mark.parametrize("name", ["cache", "cifar", "dataset", "detect", "files", "folders", "image_reader", "parquet",
+                                  "partition", "sets", "short_texts", "sounds", "tokens"])  # fmt: skip
+def test_modules_of_readers_are_not_sets(name: str) -> None:
     with raises(ConfigError, f'"{name}"', "ag_news, arrays, cifar10"):
         names.resolve("data", name)
 

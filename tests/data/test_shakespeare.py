@@ -14,9 +14,9 @@ from support import Expected, raises
 from fleetfit.config import load_experiment
 from fleetfit.config.build.data import build_partition
 from fleetfit.data import Data, partition
-from fleetfit.data.files.leaf import leaf_files, leaf_users
-from fleetfit.data.files.plain_text import PRINTABLE, Vocabulary, most_frequent, plain_text, windows, words_of
-from fleetfit.data.sets.shakespeare import FACTS, divided, joined, shakespeare
+from fleetfit.data.files.leaf import find_leaf_files, read_leaf_users
+from fleetfit.data.files.plain_text import PRINTABLE, Vocabulary, build_vocabulary, cut_windows, plain_text, split_words
+from fleetfit.data.sets.shakespeare import FACTS, join_windows, shakespeare, split_role
 from fleetfit.errors import DataError, MissingExtra
 
 SPLITS = ("train", "validation", "test")
@@ -42,7 +42,7 @@ def write_roles(path: Path, **columns: list[Any]) -> None:
 @given(tokens=st.lists(st.integers(1, 5), max_size=30), length=st.integers(1, 9))
 def test_every_token_is_predicted_once(tokens: list[int], length: int) -> None:
     """By a loop over positions: pair p lies in window p // L at place p % L."""
-    x, y = windows(torch.tensor(tokens, dtype=torch.int64).numpy(), length)
+    x, y = cut_windows(torch.tensor(tokens, dtype=torch.int64).numpy(), length)
     pairs = max(0, len(tokens) - 1)
     assert x.shape == y.shape == (-(-pairs // length), length)
     for place in range(x.size):
@@ -57,7 +57,7 @@ def test_every_token_is_predicted_once(tokens: list[int], length: int) -> None:
 @settings(deadline=None)
 @given(tokens=st.lists(st.integers(1, 5), min_size=2, max_size=30), length=st.integers(1, 9))
 def test_leaf_s_way_scores_one_token_a_window(tokens: list[int], length: int) -> None:
-    x, y = windows(torch.tensor(tokens, dtype=torch.int64).numpy(), length, "last")
+    x, y = cut_windows(torch.tensor(tokens, dtype=torch.int64).numpy(), length, "last")
     if len(tokens) <= length:
         assert x.tolist() == [tokens[:-1] + [0] * (length - len(tokens) + 1)]
         scored = {len(tokens) - 2: tokens[-1]}
@@ -72,22 +72,22 @@ def test_leaf_s_way_scores_one_token_a_window(tokens: list[int], length: int) ->
 
 @given(text=st.text(alphabet=st.characters(codec="utf-8"), max_size=40))
 def test_characters_have_fixed_tokens(text: str) -> None:
-    (found,) = Vocabulary("characters", PRINTABLE).encoded([text])
+    (found,) = Vocabulary("characters", PRINTABLE).encode([text])
     assert found.tolist() == [TOKEN.get(character, 1) for character in text]
     assert len(Vocabulary("characters", PRINTABLE)) == 99 == FACTS.classes
 
 
 def test_most_frequent_first_then_by_code_point() -> None:
-    words = most_frequent("words", ["To be, or not to be:", "be not"], 6)
+    words = build_vocabulary("words", ["To be, or not to be:", "be not"], 6)
     assert words.known == ("be", "not", "to", ",")
-    assert [t.tolist() for t in words.encoded(["Be not what", ""])] == [[2, 3, 1], []]
-    assert most_frequent("characters", ["abba", "ca"], None).known == ("a", "b", "c")
+    assert [t.tolist() for t in words.encode(["Be not what", ""])] == [[2, 3, 1], []]
+    assert build_vocabulary("characters", ["abba", "ca"], None).known == ("a", "b", "c")
     with raises(DataError, 3, key="vocabulary"):
-        most_frequent("words", ["a"], 2)
+        build_vocabulary("words", ["a"], 2)
 
 
-def test_what_a_word_is() -> None:
-    assert words_of("'Tis the king's,\nO Romeo!") == ["'", "tis", "the", "king's", ",", "\n", "o", "romeo", "!"]
+def test_split_words() -> None:
+    assert split_words("'Tis the king's,\nO Romeo!") == ["'", "tis", "the", "king's", ",", "\n", "o", "romeo", "!"]
 
 
 # ---- roles -------------------------------------------------------------------------------------------------------
@@ -149,13 +149,13 @@ def test_validation_is_a_role_s_last_windows(folder: Path) -> None:
 def test_divided_by_lines(lines: int, test: float, expected: int) -> None:
     """The last ceil(0.2 n) lines, but never all."""
     said = [str(i) for i in range(lines)]
-    passages = divided(["\n".join(said)], test, lines=True)
+    passages = split_role(["\n".join(said)], test, has_lines=True)
     assert "".join(passages.train).split("\n") == said[:expected]
     assert "".join(passages.test) == "\n".join(said[expected:])
 
 
 def test_divided_by_characters() -> None:
-    passages = divided(["abcd", "efg", "hij"], 0.45, lines=False)  # 10 characters, the last 5
+    passages = split_role(["abcd", "efg", "hij"], 0.45, has_lines=False)  # 10 characters, the last 5
     assert ([t for t in passages.train if t], [t for t in passages.test if t]) == (["abcd", "e"], ["fg", "hij"])
 
 
@@ -180,7 +180,7 @@ def leaf(folder: Path, width: int = 6, split: bool = True) -> dict[str, str]:
     return texts
 
 
-def test_leaf_s_windows_are_put_together_again(tmp_path: Path) -> None:
+def test_leaf_windows_are_joined(tmp_path: Path) -> None:
     texts = leaf(tmp_path)
     data = shakespeare(str(tmp_path), length=5, validation=0.0)
     assert data.groups is not None
@@ -194,7 +194,7 @@ def test_leaf_s_windows_are_put_together_again(tmp_path: Path) -> None:
 def test_leaf_s_own_windows_come_back(tmp_path: Path) -> None:
     """With its length and its way of scoring, the samples are LEAF's, one for one."""
     leaf(tmp_path, width=6)
-    written = leaf_users(leaf_files(tmp_path)["train"])
+    written = read_leaf_users(find_leaf_files(tmp_path)["train"])
     data = shakespeare(str(tmp_path), length=6, score="last", validation=0.0)
     assert data.groups is not None
     for group, user in enumerate(sorted(written)):
@@ -210,15 +210,17 @@ def test_leaf_s_undivided_file_and_shuffled_samples(tmp_path: Path) -> None:
     for split, count in (("train", sum(len(t) - -(-len(t) // 5) - 1 for t in texts.values())),
                          ("test", sum(-(-len(t) // 5) - 1 for t in texts.values()))):  # fmt: skip
         assert int((data.y[data.split(split)] != -100).sum()) == count
-    assert joined(["abc", "xyz", "yzq"], ["d", "q", "r"], Path("f")) == ["abcd", "xyzqr"]
+    assert join_windows(["abc", "xyz", "yzq"], ["d", "q", "r"], Path("f")) == ["abcd", "xyzqr"]
     with raises(DataError, 1, '"x"', '"y"', path="f"):
-        joined(["abc", 3], ["d", "e"], Path("f"))
+        join_windows(["abc", 3], ["d", "e"], Path("f"))
 
 
-def test_leaf_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaf_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leaf(tmp_path)
     first = shakespeare(str(tmp_path), length=5)
-    monkeypatch.setattr("fleetfit.data.sets.shakespeare.leaf_users", lambda _: pytest.fail("the file is read again"))
+    monkeypatch.setattr(
+        "fleetfit.data.sets.shakespeare.read_leaf_users", lambda _: pytest.fail("the file is read again")
+    )
     assert torch.equal(shakespeare(str(tmp_path), length=5).x, first.x)
 
 
@@ -231,19 +233,19 @@ def test_leaf_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ('{"users": ["a"], "user_data": {"a": {"x": ["b"], "y": []}}}', Expected('"a"', path="a.json")),
     ],
 )
-def test_leaf_files_that_are_wrong(tmp_path: Path, content: str, expected: Expected) -> None:
+def test_malformed_leaf_files(tmp_path: Path, content: str, expected: Expected) -> None:
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "a.json").write_text(content)
     with raises(DataError, expected):
         shakespeare(str(tmp_path))
 
 
-def test_where_leaf_s_files_are(tmp_path: Path) -> None:
-    assert leaf_files(tmp_path) == {}
+def test_folders_of_leaf(tmp_path: Path) -> None:
+    assert find_leaf_files(tmp_path) == {}
     (tmp_path / "settings.json").write_text('{"theme": "dark"}')
-    assert leaf_files(tmp_path) == {} and leaf_files(tmp_path / "settings.json")["train"]
+    assert find_leaf_files(tmp_path) == {} and find_leaf_files(tmp_path / "settings.json")["train"]
     (tmp_path / "all_data.json").write_text('{"users": [], "num_samples": [], "user_data": {}}')
-    assert leaf_files(tmp_path) == {"train": [tmp_path / "all_data.json"]}
+    assert find_leaf_files(tmp_path) == {"train": [tmp_path / "all_data.json"]}
 
 
 def test_rows_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +280,7 @@ def test_rows_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ({"folder": "/nowhere"}, Expected(path="nowhere")),
     ],
 )
-def test_says_what_is_wrong(folder: Path, parameters: Any, expected: Expected) -> None:
+def test_wrong_parameters(folder: Path, parameters: Any, expected: Expected) -> None:
     with raises(DataError, expected):
         shakespeare(**{"folder": str(folder)} | parameters)
 
@@ -358,7 +360,7 @@ def test_text_of_the_server_is_not_divided(tmp_path: Path) -> None:
     assert server is not None and list(server.settings) == ["folder"]
 
 
-def test_plain_text_says_what_is_wrong(tmp_path: Path) -> None:
+def test_wrong_parameters_of_plain_text(tmp_path: Path) -> None:
     with raises(DataError, path=tmp_path):
         plain_text(str(tmp_path))
     (tmp_path / "a.txt").write_bytes(b"caf\xe9")

@@ -40,11 +40,11 @@ def encoded(wave: np.ndarray, form: str = "WAV", rate: int = RATE) -> bytes:
 
 def test_mel_scale_at_known_places() -> None:
     """2595 log10(1 + f / 700): 0 at 0 Hz, 2595 log10(2) = 781.17 at 700 Hz, and 1000 Hz has 999.99 by design."""
-    assert sounds.mel(0) == 0
-    assert sounds.mel(700) == pytest.approx(781.1728, abs=1e-3)
-    assert sounds.mel(1000) == pytest.approx(999.9856, abs=1e-3)
+    assert sounds.hertz_to_mel(0) == 0
+    assert sounds.hertz_to_mel(700) == pytest.approx(781.1728, abs=1e-3)
+    assert sounds.hertz_to_mel(1000) == pytest.approx(999.9856, abs=1e-3)
     for frequency in (3.0, 440.0, 8000.0):
-        assert sounds.hertz(sounds.mel(frequency)) == pytest.approx(frequency)
+        assert sounds.mel_to_hertz(sounds.hertz_to_mel(frequency)) == pytest.approx(frequency)
 
 
 @pytest.mark.parametrize("mels", [10, 40, 64, 80])
@@ -69,12 +69,12 @@ def test_bands_by_hand(mels: int) -> None:
     assert (got > 0).any(1).all()  # no band without a bin
 
 
-def test_a_picture_by_sums() -> None:
+def test_spectrogram_by_sums() -> None:
     """One frame from the definition: window, discrete Fourier transform, bands, decibels, 255 steps of 120 dB."""
     form = Spectrogram(RATE, RATE, 8, 400, 160)
     rng = np.random.default_rng(0)
     wave = (0.3 * rng.standard_normal(RATE)).astype(np.float32)
-    picture = form.pictures(torch.from_numpy(wave)[None])[0, 0]
+    picture = form.transform(torch.from_numpy(wave)[None])[0, 0]
     assert picture.shape == (8, 101) and picture.dtype == torch.uint8
     window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(400) / 400)
     padded = np.concatenate([np.zeros(200), wave, np.zeros(200)])
@@ -89,13 +89,13 @@ def test_a_picture_by_sums() -> None:
 
 def test_a_tone_is_where_and_as_loud_as_it_should_be() -> None:
     """A sine of amplitude a at the middle of a band: 20 log10(a) dB there, but for what leaks into its neighbours."""
-    middle = sounds.hertz(sounds.mel(RATE / 2) * 41 / 65)  # band 40
+    middle = sounds.mel_to_hertz(sounds.hertz_to_mel(RATE / 2) * 41 / 65)  # band 40
     for amplitude in (1.0, 0.1):
-        column = FORM.pictures(torch.from_numpy(tone(middle, amplitude))[None])[0, 0, :, 50].float()
+        column = FORM.transform(torch.from_numpy(tone(middle, amplitude))[None])[0, 0, :, 50].float()
         assert int(column.argmax()) == 40
         decibel = float(column[40]) / 255 * 120 - 120
         assert 20 * math.log10(amplitude) - 1.5 < decibel < 20 * math.log10(amplitude) + 0.3
-    assert FORM.pictures(torch.zeros(1, RATE)).unique().tolist() == [0]
+    assert FORM.transform(torch.zeros(1, RATE)).unique().tolist() == [0]
 
 
 def test_short_sounds_are_padded_long_ones_cut_and_channels_joined() -> None:
@@ -103,7 +103,7 @@ def test_short_sounds_are_padded_long_ones_cut_and_channels_joined() -> None:
     stereo = np.stack([tone(500, 0.5), tone(500, 0.5)], 1)
     target = np.full((4, 1, 64, 101), 9, dtype=np.uint8)
     sounds = [*map(encoded, (short, long, stereo)), encoded(long, "FLAC")]
-    FORM.fill(target, [((lambda content=content: content), "there") for content in sounds])
+    FORM.read_into(target, [((lambda content=content: content), "there") for content in sounds])
     assert (target[0, 0, :, 53:] == 0).all() and (target[0, 0, :, :40] == target[1, 0, :, :40]).all()
     assert (target[1] == target[2]).all() and (target[1] == target[3]).all() and (target[1, 0, :, 60] > 0).any()
 
@@ -152,7 +152,7 @@ def test_the_archive_s_layout(folder: Path) -> None:
     assert torch.bincount(data.y[data.split("train")]).tolist() == [4, 4, 4]
     expected = np.zeros((1, 1, 64, 101), dtype=np.uint8)
     content = (folder / "yes" / "a0_nohash_1.wav").read_bytes()
-    FORM.fill(expected, [(lambda: content, "there")])
+    FORM.read_into(expected, [(lambda: content, "there")])
     assert (data.x.numpy() == expected).all((1, 2, 3)).sum() == 1
     row = int((data.x.numpy() == expected).all((1, 2, 3)).argmax())
     assert data.y[row] == 2 and data.groups[row] == 0
@@ -167,16 +167,16 @@ def test_every_speaker_can_be_tested_on_its_own(folder: Path) -> None:
     assert [len(part["test"]) for part in partition(data, "natural", None, 0)] == [2] * 4
 
 
-def test_sizes_of_pictures(folder: Path) -> None:
+def test_sizes_of_spectrograms(folder: Path) -> None:
     data = speech_commands(str(folder), mels=20, window_ms=30.0, hop_ms=20.0, resize=32, augment="crop")
     assert data.x.shape == (24, 1, 20, 51) and data.sample_shape == (1, 32, 32)
     assert data.batch(torch.arange(3), torch.Generator().manual_seed(0))[0].shape == (3, 1, 32, 32)
 
 
-def test_pictures_are_made_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spectrograms_are_cached(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = speech_commands(str(folder)).x
     with monkeypatch.context() as patch:
-        patch.setattr(Spectrogram, "fill", None)
+        patch.setattr(Spectrogram, "read_into", None)
         assert torch.equal(speech_commands(str(folder)).x, first)
     (folder / "bed" / "a0_nohash_0.wav").write_bytes(encoded(tone(3000)))
     assert not torch.equal(speech_commands(str(folder)).x, first)
@@ -229,7 +229,7 @@ def test_a_bad_sound_is_named(folder: Path, content: bytes, expected: Expected) 
         ({"mels": 0}, Expected(key="mels")),
     ],
 )
-def test_keys_that_do_not_fit(folder: Path, options: dict[str, Any], expected: Expected) -> None:
+def test_wrong_parameters(folder: Path, options: dict[str, Any], expected: Expected) -> None:
     with raises(DataError, expected):
         speech_commands(str(folder), **options)
 
@@ -240,7 +240,7 @@ def test_missing_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         speech_commands(str(folder))
 
 
-def test_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def test_missing_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     with raises(DataError, "speech_commands", "hub = true", key="hub"):
         speech_commands()
     monkeypatch.setenv("FLEETFIT_DATA", str(tmp_path))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fleetfit.data.files.arrays import Arrays
-from fleetfit.data.files.found import found_at
+from fleetfit.data.files.detect import detect_format
 from fleetfit.data.files.images import images
 from fleetfit.data.files.plain_text import plain_text
 from fleetfit.data.files.text import text
@@ -49,7 +49,7 @@ def test_image_classes(place: Path, system: str, below: str) -> None:
     (place / below / system).mkdir()
     (place / below / system / "._0.png").write_bytes(b"\0\5\x16\7")
     (place / below / system / "0.png").write_bytes(picture())  # a thumbnail
-    assert found_at(str(place))["name"] == "images"
+    assert detect_format(str(place))["name"] == "images"
     data = images(str(place))
     assert data.class_names == ("green", "red") and len(data.x) == 20 and not data.notes
 
@@ -59,7 +59,7 @@ def test_text_classes(place: Path, system: str) -> None:
     fill(place, ".txt", b"a b c")
     (place / system).mkdir()
     (place / system / "0.txt").write_bytes(b"\0\5\x16\7\xff")
-    assert found_at(str(place))["name"] == "text"
+    assert detect_format(str(place))["name"] == "text"
     data = text(str(place))
     assert data.class_names == ("green", "red") and len(data.x) == 20
 
@@ -71,8 +71,8 @@ def test_files_of_other_kinds(place: Path) -> None:
         for file in (name, f"._{name}", f"__MACOSX/{name}"):
             (place / kind / file).write_bytes(content if file == name else b"\0\5\xff")
     assert plain_text(str(place / "t"), length=8).groups.unique().tolist() == [0]  # type: ignore[union-attr]
-    assert found_at(str(place / "t"))["partition"] == {"kind": "iid"}
-    assert found_at(str(place / "c"))["name"] == "table"
+    assert detect_format(str(place / "t"))["partition"] == {"kind": "iid"}
+    assert detect_format(str(place / "c"))["name"] == "table"
     (place / "n").mkdir()
     for name in ("x", "y"):
         np.save(place / "n" / f"{name}.npy", np.arange(4))

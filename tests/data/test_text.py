@@ -25,9 +25,9 @@ from fleetfit.config import load_experiment
 from fleetfit.data import Data, partition
 from fleetfit.data.files import text as text_module
 from fleetfit.data.files import tokens
-from fleetfit.data.files.found import found_at
+from fleetfit.data.files.detect import detect_format
 from fleetfit.data.files.text import read_corpus, text
-from fleetfit.data.files.tokens import word_pieces
+from fleetfit.data.files.tokens import learn_word_pieces
 from fleetfit.data.sets.short_texts import ag_news, sst2
 from fleetfit.errors import DataError, MissingExtra
 from fleetfit.factories import call_factory
@@ -74,7 +74,7 @@ def tokenizer_of(cache: Path) -> Any:
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
-def test_a_header_that_no_file_has_is_a_note(folder: Path, suffix: str) -> None:
+def test_header_without_csv_file_is_a_note(folder: Path, suffix: str) -> None:
     write_csv(folder.parent / "plain" / "train.csv", [list(row) for row in zip(TEXTS, LABELS, strict=True)])
     place, names_of = (folder, ("text", "label")) if suffix == "parquet" else (folder.parent / "plain", ("1", "2"))
     keys = {"folder": str(place), "header": False, "text": names_of[0], "label": names_of[1], "vocabulary": 60}
@@ -82,7 +82,7 @@ def test_a_header_that_no_file_has_is_a_note(folder: Path, suffix: str) -> None:
     assert len(notes) == (suffix == "parquet") and all("train.parquet" in note for note in notes)
 
 
-def test_the_label_that_somebody_gives_says_what_the_texts_are(tmp_path: Path) -> None:
+def test_given_label_decides_the_format(tmp_path: Path) -> None:
     texts = [f"{t} and so on, number {i}" for i, t in enumerate(TEXTS)]
     columns = {"sentiment": LABELS, "stars": [str(i % 5) for i in range(12)], "text": texts}
     write_csv(tmp_path / "reviews.csv", [list(columns), *map(list, zip(*columns.values(), strict=True))])
@@ -93,7 +93,7 @@ def test_the_label_that_somebody_gives_says_what_the_texts_are(tmp_path: Path) -
         assert load(Path(place), text="text", label="sentiment").class_names == ("bad", "good")
         dropped = load_experiment({"data": {"path": place, "label": "sentiment", "drop": ["text"]}}).data
         assert (dropped.name, dropped.settings["drop"]) == ("table", ["text"])
-        assert found_at(place)["name"] == found_at(place, {"label": "nobody's"})["name"] == "table"
+        assert detect_format(place)["name"] == detect_format(place, {"label": "nobody's"})["name"] == "table"
     section = {"path": str(tmp_path / "reviews.csv"), "label": "sentiment", "partition": {"kind": "iid", "clients": 2}}
     keys: dict[str, Any] = {"method": "fedavg", "fleet": {"groups": [{"budget": 1.0}]}, "evaluate": {"every": 0}}
     model = {"name": "bert", "hidden": 8, "layers": 2, "attention_heads": 2, "intermediate": 8}
@@ -101,12 +101,16 @@ def test_the_label_that_somebody_gives_says_what_the_texts_are(tmp_path: Path) -
     assert load_other_data(run, str(tmp_path / "reviews.parquet")).class_names == ("bad", "good")
 
 
-def test_the_label_of_what_datasets_saved_is_the_given_one(tmp_path: Path) -> None:
+def test_given_label_of_a_saved_dataset(tmp_path: Path) -> None:
     columns = {"label": TEXTS, "sentiment": LABELS}
     pytest.importorskip("datasets").Dataset.from_dict(columns).save_to_disk(str(tmp_path / "saved"))
     given = {"label": "sentiment"}
-    assert found_at(str(tmp_path / "saved"), given) == {**found_at(str(tmp_path / "saved")), **given, "text": "label"}
-    assert found_at(str(tmp_path / "saved"), {**given, "drop": ["label"]})["name"] == "table"
+    assert detect_format(str(tmp_path / "saved"), given) == {
+        **detect_format(str(tmp_path / "saved")),
+        **given,
+        "text": "label",
+    }
+    assert detect_format(str(tmp_path / "saved"), {**given, "drop": ["label"]})["name"] == "table"
 
 
 # ---- layouts -----------------------------------------------------------------------------------------------------
@@ -165,8 +169,8 @@ def test_tsv_has_no_quotes_and_csv_has(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "train.tsv").write_text('text\tlabel\n"no\tx\nyes\ty\n')
     quoted = read_corpus("a", tmp_path / "a")
-    assert quoted.texts() == ['he said "no",\nthen left', "yes"]
-    assert read_corpus("b", tmp_path / "b").texts() == ['"no', "yes"]
+    assert quoted.read_texts() == ['he said "no",\nthen left', "yes"]
+    assert read_corpus("b", tmp_path / "b").read_texts() == ['"no', "yes"]
 
 
 def test_columns_may_be_named_numbered_and_joined(tmp_path: Path) -> None:
@@ -174,7 +178,7 @@ def test_columns_may_be_named_numbered_and_joined(tmp_path: Path) -> None:
     rows = [["3", "Oil up", "It rose."], ["4", "Mars", "A rover."], ["1", "Vote", "They did."], ["2", "Goal", "One."]]
     write_csv(tmp_path / "train.csv", rows)
     found = read_corpus("n", tmp_path, ("2", "3"), "1", None, header=False)
-    assert found.texts() == ["Oil up It rose.", "Mars A rover.", "Vote They did.", "Goal One."]
+    assert found.read_texts() == ["Oil up It rose.", "Mars A rover.", "Vote They did.", "Goal One."]
     assert found.y.tolist() == [2, 3, 0, 1] and found.class_names == ("1", "2", "3", "4")
     write_csv(tmp_path / "other.csv", [["kind", "says"], ["b", "x"], ["a", "y"]])
     data = text(str(tmp_path / "other.csv"), "says", "kind", vocabulary=10, length=4, test=0.0, validation=0.0)
@@ -186,7 +190,7 @@ def test_numbers_are_classes_in_numeric_order(tmp_path: Path) -> None:
     assert read_corpus("n", tmp_path).class_names == ("2", "9", "10")
 
 
-def test_what_has_no_file_is_held_out_in_proportion(tmp_path: Path) -> None:
+def test_missing_splits_are_held_out_in_proportion(tmp_path: Path) -> None:
     labels = ["a"] * 40 + ["b"] * 20
     path = write_parquet(tmp_path / "train.parquet", text=[f"w{i}" for i in range(60)], label=labels)
     data = load(path, test=0.2, validation=0.25)
@@ -234,7 +238,7 @@ def test_groups_are_a_natural_partition(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_says_what_is_wrong(folder: Path, make: Callable[[Path], object], parameters: Any, expected: Expected) -> None:
+def test_wrong_parameters(folder: Path, make: Callable[[Path], object], parameters: Any, expected: Expected) -> None:
     make(folder)
     with raises(DataError, expected):
         load(folder, **parameters)
@@ -258,13 +262,13 @@ def test_says_what_is_wrong(folder: Path, make: Callable[[Path], object], parame
         ("train.json", b"[1", Expected(row=1, path="train.json")),
     ],
 )
-def test_files_that_are_wrong(tmp_path: Path, name: str, content: bytes, expected: Expected) -> None:
+def test_malformed_files(tmp_path: Path, name: str, content: bytes, expected: Expected) -> None:
     (tmp_path / name).write_bytes(content)
     with raises(DataError, expected):
         load(tmp_path)
 
 
-def test_class_folders_that_are_wrong(tmp_path: Path) -> None:
+def test_wrong_class_folders(tmp_path: Path) -> None:
     as_folders(tmp_path)
     with raises(DataError, key="groups"):
         load(tmp_path, groups="who")
@@ -378,7 +382,7 @@ def merged_by_loops(words: dict[str, int], size: int) -> list[str]:
     size=st.integers(2, 40),
 )
 def test_word_pieces_by_loops(words: dict[str, int], size: int) -> None:
-    assert word_pieces(words, size) == merged_by_loops(words, size)
+    assert learn_word_pieces(words, size) == merged_by_loops(words, size)
 
 
 def test_the_same_in_every_process(tmp_path: Path) -> None:
@@ -419,7 +423,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def test_second_time_is_mapped(folder: Path, encoded: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_tokens_are_mapped(folder: Path, encoded: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     first = load(folder)
     monkeypatch.setattr(text_module, "_cells", lambda *_: pytest.fail("the texts are read again"))
     second = load(folder)

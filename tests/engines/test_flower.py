@@ -213,7 +213,7 @@ def test_an_undone_round_is_undone_on_the_nodes_too(tmp_path: Path) -> None:
     assert same_state(base, run) and pack(base.server.memory) == pack(run.server.memory)
     jobs = [unpack(transport.parts_of(m)["header"])["job"] for m in lab.grid.sent if m.metadata.message_type == "train"]
     assert {(job["round"], job["memory_version"]) for job in jobs} == {(0, -1), (1, 0), (2, 0), (3, 2)}
-    assert 'Round 2 was undone: "stem.bias" would not be finite' in lab.heard and "norm: node-" in lab.heard
+    assert 'Round 2 was rolled back: "stem.bias" would not be finite' in lab.heard and "norm: node-" in lab.heard
 
 
 def test_what_goes_on_must_be_a_run_of_a_fleet(tmp_path: Path) -> None:
@@ -738,7 +738,7 @@ def test_a_private_fleet_tells_no_more_than_what_was_spent_and_pays_again_when_i
     accountant = pytest.importorskip("fleetfit.privacy.accountant")
     pytest.importorskip("opacus", reason="the accountant is an extra: fleetfit[privacy]")
     lab, _ = lab_of(tmp_path, private_table(tmp_path, rounds=3))
-    real, calls = Privacy.merge, []
+    real, calls = Privacy.aggregate, []
 
     def cut_off(*given: Any) -> Any:
         calls.append(1)
@@ -746,7 +746,7 @@ def test_a_private_fleet_tells_no_more_than_what_was_spent_and_pays_again_when_i
             raise KeyboardInterrupt
         return real(*given)
 
-    monkeypatch.setattr(Privacy, "merge", cut_off)
+    monkeypatch.setattr(Privacy, "aggregate", cut_off)
     with pytest.raises((KeyboardInterrupt, FleetFitError)):
         lab.serve()
     run = lab.serve(resume=True)

@@ -240,7 +240,7 @@ def test_a_private_server_gets_no_single_update_and_keeps_no_sum_without_noise(
 ) -> None:
     """Not in any reply, nor in what it says and writes; without masks and noise the same search finds both."""
     wanted: dict[str, list[bytes]] = {"updates": [], "means": []}
-    words, released, came = Segments.words, Privacy._released, []
+    words, released, came = Segments.words, Privacy.release, []
 
     def sent(*given: Any) -> Any:
         found = words(*given)
@@ -257,7 +257,7 @@ def test_a_private_server_gets_no_single_update_and_keeps_no_sum_without_noise(
         return reply
 
     monkeypatch.setattr(Segments, "words", sent)
-    monkeypatch.setattr(Privacy, "_released", noted)
+    monkeypatch.setattr(Privacy, "release", noted)
     if not masks:
         monkeypatch.setattr(keys, "masked", lambda words, key, sign: None)
         monkeypatch.setattr(Privacy, "_noise_on", lambda self, total, round: None)
@@ -313,13 +313,13 @@ def test_a_node_that_could_not_train_sends_zeros_and_does_not_go_away(
 
     monkeypatch.setattr(nodes_side, "run_job", broken)
     reported: list[Any] = []
-    real_released = Privacy.from_sums
+    real_released = Privacy.release_sums
 
     def noted(self: Privacy, federation: Any, server: Any, summed: Any) -> Any:
         reported.append(summed)
         return real_released(self, federation, server, summed)
 
-    monkeypatch.setattr(Privacy, "from_sums", noted)
+    monkeypatch.setattr(Privacy, "release_sums", noted)
     lab_of(tmp_path, private_table(tmp_path, rounds=1)).serve()
     assert trained.count(1) == 1 and max(block.clients for block in reported[0].blocks) == CLIENTS
     assert not any(isinstance(report, Failure) for report in reported[0].reports)

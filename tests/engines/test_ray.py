@@ -24,7 +24,7 @@ from fleetfit.engines.processes import processes
 from fleetfit.engines.ray import Actors, _ray, ray
 from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.method import FEDAVG, build
-from fleetfit.rounds import one_round, run, start
+from fleetfit.rounds import run, run_round, start
 
 pytestmark = [
     pytest.mark.slow,
@@ -103,7 +103,7 @@ def test_the_tensors_of_a_level_are_put_into_the_store_once(
     put = two_actors._put
     monkeypatch.setattr(two_actors, "_put", lambda message: puts.append(len(message)) or put(message))
     two_actors.load({})
-    _, report = one_round(federation, two_actors, SETTINGS, start(federation))
+    _, report = run_round(federation, two_actors, SETTINGS, start(federation))
     assert report["train"]["clients"] == 7
     assert len(puts) == len(set(puts)) == len({federation.level_of[c] for c in range(7)}) == 3
 

@@ -20,15 +20,15 @@ import tomli_w
 import torch
 from fuzz.mutations import KINDS, SETTINGS, WANTED, Draw, Reply, answer_to, asked, failed, mutated, real
 
-from fleetfit.aggregate import Mean, applied
+from fleetfit.aggregate import Mean, apply_mean
 from fleetfit.engines.flower.node import answer
 from fleetfit.engines.flower.protocol import answer_of, hello_of
 from fleetfit.errors import FleetFitError
 from fleetfit.evaluate import evaluate
 from fleetfit.layout import Layout, State
 from fleetfit.messages import load_job, load_reply, unpack
-from fleetfit.rounds import checked, one_round
-from fleetfit.validation import problem_with_job
+from fleetfit.rounds import run_round, validate_and_measure
+from fleetfit.validation import find_job_error
 from fleetfit.values import Failure, Job, Server, Update
 
 ASKED = ("hello", "setup", "train", "train", "evaluate", "statistics")
@@ -61,7 +61,7 @@ def after_round(place: int, reply: Reply) -> tuple[Server, dict[str, Any]]:
     given = {(job.kind, job.index): honest for job, honest in real().round}
     job = real().round[place][0]
     engine: Any = Given({**given, (job.kind, job.index): reply})
-    return one_round(real().federation, engine, SETTINGS, real().server)
+    return run_round(real().federation, engine, SETTINGS, real().server)
 
 
 def after_evaluation(job: Job, reply: Reply) -> tuple[dict[str, Any], dict[int, State]]:
@@ -89,7 +89,7 @@ def taken(kind: str, place: int, content: bytes) -> str:
         reply = load_reply(nest if isinstance(nest, Mapping) else {}, layout())
     except FleetFitError as error:
         return said(error, UNPARSED)
-    found = checked(reply, job, real().federation)
+    found = validate_and_measure(reply, job, real().federation)
     assert (found.round, found.index, found.client, found.level) == (job.round, job.index, job.client, job.level)
     if isinstance(found, Failure):
         assert readable(found.reason) and "could not be looked at" not in found.reason, found.reason
@@ -123,7 +123,7 @@ def harmless_round(kind: str, place: int, reply: Reply, found: Reply) -> None:
         update = found if at == place else honest
         assert isinstance(update, Update)
         mean.add(update.submodel, update.state, real().federation.method.weight(update), update.untrained)
-    assert same(after.state, applied(real().server.state, mean.result()))
+    assert same(after.state, apply_mean(real().server.state, mean.result()))
     assert all(bool(torch.isfinite(t).all()) for t in after.state.values())
 
 
@@ -194,7 +194,7 @@ def much_work(parts: Mapping[str, bytes]) -> bool:
         job = load_job({"state": {}, "statistics": {}, **header["job"], **shared}, layout())
     except (FleetFitError, KeyError, TypeError):
         return False
-    problem_with_job(job, real().federation.problem)
+    find_job_error(job, real().federation.problem)
     return job.kind == "train" and isinstance(job.local.epochs, int) and job.local.epochs > 4
 
 

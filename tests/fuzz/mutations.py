@@ -27,7 +27,7 @@ from fleetfit.messages import (
     pack,
     unpack,
 )
-from fleetfit.rounds import Settings, one_round, start
+from fleetfit.rounds import Settings, run_round, start
 from fleetfit.submodel import FlatState
 from fleetfit.values import Evaluation, Failure, Federation, Job, Server, Update
 
@@ -90,7 +90,7 @@ def real() -> Real:
     """Run a round of a small fleet, and evaluate."""
     federation, simulation = tiny_federation({"name": "scalefl"}, clients=6, cohort=6)
     server, engine = start(federation), Listening(local(simulation))
-    after, _ = one_round(federation, engine, SETTINGS, server)  # type: ignore[arg-type]
+    after, _ = run_round(federation, engine, SETTINGS, server)  # type: ignore[arg-type]
     trained = tuple(engine.seen)
     engine.seen.clear()
     evaluate(federation, engine, after, WANTED)

@@ -118,8 +118,14 @@ def test_block_and_exit_channels_follow_the_narrowed_stream() -> None:
 
 def test_blocks_that_read_one_stream_share_channels_unless_untied() -> None:
     tied, free = small(), small(tied=False)
-    assert {p.expand for p in tied.places} == {"", "expand_stage1", "expand_stage2", "expand_stage3", "expand_stage4"}
-    assert [p.expand for p in free.places] == ["", *(f"expand{i}" for i in range(1, 7))]
+    assert {p.expand for p in tied.block_specs} == {
+        "",
+        "expand_stage1",
+        "expand_stage2",
+        "expand_stage3",
+        "expand_stage4",
+    }
+    assert [spec.expand for spec in free.block_specs] == ["", *(f"expand{i}" for i in range(1, 7))]
     assert get_shapes(built(tied, tied.sizes(0.6), (7,))) == get_shapes(built(free, free.sizes(0.6), (7,)))
 
 

@@ -9,7 +9,7 @@ from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ModelError
 from fleetfit.factories import call_factory
 from fleetfit.layout import build_module, infer_layout
-from fleetfit.models.inverted import mobilenetv2, multiplied
+from fleetfit.models.inverted import mobilenetv2, multiply_channels
 
 TABLE = ((16, 1), (24, 2), (32, 3), (64, 4), (96, 3), (160, 3), (320, 1))  # channels, blocks
 
@@ -44,7 +44,7 @@ def test_known_sizes() -> None:
 @pytest.mark.parametrize(("channels", "times", "found"), [(24, 0.25, 8), (16, 0.5, 8), (32, 0.35, 16), (160, 0.5, 80)])
 def test_the_multiplier_keeps_multiples_of_eight(channels: int, times: float, found: int) -> None:
     """0.35 of 32 is 11.2: 8 would be less than 0.9 of it."""
-    assert multiplied(channels, times) == found
+    assert multiply_channels(channels, times) == found
 
 
 def test_the_layout_is_proven() -> None:

@@ -20,10 +20,10 @@ from fleetfit.factories import call_factory
 from fleetfit.layout import build_module, infer_layout, segments
 from fleetfit.method import build
 from fleetfit.models.msdnet import Msdnet, msdnet, msdnet24
-from fleetfit.rounds import Settings, one_round, start
+from fleetfit.rounds import Settings, run_round, start
 from fleetfit.submodel import extract
 from fleetfit.tasks import classification
-from fleetfit.validation import examined
+from fleetfit.validation import validate_reply
 from fleetfit.values import Clients, DeviceResources, Federation, Job, Level, Local, Problem, Simulation, Update
 
 EXITS = (15, 18, 21, 24)
@@ -221,10 +221,10 @@ def test_finer_scales_of_the_last_layer_are_neither_decayed_nor_averaged(compres
 
     before = start(federation)
     local = Local(lr=0.05, momentum=0.9, weight_decay=0.1, epochs=2, batch_size=6, compress=compress)
-    after, report = one_round(federation, Watching(), Settings(1, local), before)  # type: ignore[arg-type]
+    after, report = run_round(federation, Watching(), Settings(1, local), before)  # type: ignore[arg-type]
     assert not report["failures"] and set(seen[0].untrained) == idle
     sent = extract(federation.problem.layout, before.state, federation.levels[0].submodel)
-    deep = examined(seen[1], replace(job_of(seen[1], federation, before), local=local), federation)
+    deep = validate_reply(seen[1], replace(job_of(seen[1], federation, before), local=local), federation)
     assert isinstance(deep, Update)
     for name in idle:
         if compress is None:
@@ -249,7 +249,7 @@ def test_a_round_of_one_client_leaves_what_it_did_not_train() -> None:
     alone = replace(federation, clients=Clients(np.array([12, 0]), np.array([0.2, 1.0])))
     before = start(alone)
     settings = Settings(1, plain(lr=0.05, weight_decay=0.1, batch_size=6))
-    after, _ = one_round(alone, local_engine(simulation), settings, before)
+    after, _ = run_round(alone, local_engine(simulation), settings, before)
     for name in without_gradient((2,)):
         assert torch.equal(after.state[name], before.state[name]), name
     assert not torch.equal(after.state["heads.2.fc.weight"], before.state["heads.2.fc.weight"])

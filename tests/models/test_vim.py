@@ -235,7 +235,7 @@ def test_each_exit_reads_the_class_token_that_saw_every_patch() -> None:
     module = redrawn(build_module(TINY, TINY.sizes(1.0), (1,)))
     x = torch.randn(1, 3, 8, 8, requires_grad=True)
     module(x)[0].sum().backward()
-    assert module.class_place == 2
+    assert module.class_position == 2
     assert all(patch.abs().sum() > 0 for patch in x.grad.unfold(2, 4, 4).unfold(3, 4, 4).flatten(1, 3)[0])
     ways = torch.randn(1, 24, 5, requires_grad=True)
     module.blocks[0].mixer.forwards(ways)[2].sum().backward()  # nothing from behind

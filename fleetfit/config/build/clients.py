@@ -20,7 +20,7 @@ from fleetfit.config.build.levels import (
 from fleetfit.config.components import check_keys
 from fleetfit.config.schema import Experiment
 from fleetfit.cost import Conditions
-from fleetfit.data import Data, class_counts, find_unassigned, sizes_of
+from fleetfit.data import Data, class_counts, count_samples, find_unassigned
 from fleetfit.errors import ConfigError, quote_some
 from fleetfit.method import Method
 from fleetfit.values import (
@@ -68,7 +68,7 @@ class SimulatedClients:
         self._server_data = build_server_data(experiment, self._data) if method.own_data else None
         self._parts = build_partition(experiment, self._data)
         self.population = Population(
-            self._data, len(self._parts), max(1, int(sizes_of(self._parts).max())), self._find_budgets
+            self._data, len(self._parts), max(1, int(count_samples(self._parts).max())), self._find_budgets
         )
 
     def _find_budgets(self, problem: Problem, conditions: Conditions) -> DeviceBudgets:
@@ -138,7 +138,7 @@ def build_clients(
                 key="fleet.reports_labels",
             )
         labels = class_counts(data, [dict(part) for part in parts]).numpy()
-    return Clients(sizes_of(parts), budgets.budgets, budgets.tolerances, budgets.further, labels)
+    return Clients(count_samples(parts), budgets.budgets, budgets.tolerances, budgets.further, labels)
 
 
 def describe_offline_clients(federation: Federation, resources: DeviceResources) -> list[str]:

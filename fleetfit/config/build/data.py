@@ -14,7 +14,7 @@ from fleetfit import files
 from fleetfit.config.components import build_component, find_function
 from fleetfit.config.defaults import OWN_FILES, describe_data, sets_client_count
 from fleetfit.config.schema import CLIENTS, MIN_COHORT, MIN_SAMPLES, DataSection, Experiment, ServerDataSection
-from fleetfit.data import Data, partition, unlabelled
+from fleetfit.data import Data, drop_labels, partition
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.values import DataDescription
 
@@ -141,7 +141,7 @@ def build_server_data(experiment: Experiment, data: Data | DataDescription) -> D
             settings["tokenizer"] = tokenizer
     own = build_data(section, "[data] server", **settings)
     _check_server_data(data, own)
-    return unlabelled(own, experiment.seed)
+    return drop_labels(own, experiment.seed)
 
 
 def _check_server_data(data: Data | DataDescription, server: Data) -> None:

@@ -16,7 +16,7 @@ from fleetfit.config.build.model import build_problem
 from fleetfit.config.components import check_keys
 from fleetfit.config.schema import CLIENTS, Experiment
 from fleetfit.cost import Conditions, Cost, cost_of, full_cost, submodel_cost, training_memory
-from fleetfit.data import Data, sizes_of
+from fleetfit.data import Data, count_samples
 from fleetfit.errors import ConfigError, DataError, MissingExtra
 from fleetfit.layout import State
 from fleetfit.method import Method, apply_model_hook, build
@@ -198,7 +198,7 @@ def plan_levels(
                 path=error.path,
             ) from None
         parts = build_partition(experiment, data)
-        count, largest = len(parts), max(1, int(sizes_of(parts).max()))
+        count, largest = len(parts), max(1, int(count_samples(parts).max()))
     else:
         data, count, largest = facts, experiment.data.partition.clients or CLIENTS, None
     population = Population(

@@ -9,7 +9,7 @@ from fleetfit.config.build.local import build_local_training
 from fleetfit.config.schema import FRACTION, MIN_COHORT, CohortSection, Experiment
 from fleetfit.errors import ConfigError
 from fleetfit.evaluate import EvaluationScope
-from fleetfit.links import Links
+from fleetfit.network import LinkFaults
 from fleetfit.rounds import Settings
 from fleetfit.values import Evaluation, Federation, Simulation
 
@@ -76,7 +76,7 @@ def configure_links(
         return federation, settings
     has_clock = bool(simulation.resources.speeds)
     if section is not None:
-        links = Links(section.lost_down, section.lost_up, section.repeated, experiment.seed, has_clock)
+        links = LinkFaults(section.lost_down, section.lost_up, section.repeated, experiment.seed, has_clock)
         settings = replace(settings, links=links)
     if has_clock and (cohort.quorum < 1 or cohort.over_selection):
         quorum = max(1, math.ceil(cohort.quorum * federation.cohort - 1e-9))

@@ -126,7 +126,7 @@ _PRIVATE_HOOKS = {
     "reply": "lets clients leave rows out of updates, by their data",
     "receive": "reads single updates",
     "note": "reads single updates",
-    "merge": "averages in its own way",
+    "aggregate": "averages in its own way",
     "observe": "learns from the members of a cohort and their updates",
 }
 """Hooks that must be FedAvg's, and the effect of another one."""
@@ -255,7 +255,7 @@ def _check_private_settings(experiment: Experiment) -> None:
 
 def apply_privacy(federation: Federation, settings: Settings, privacy: Privacy) -> tuple[Federation, Settings]:
     """Set the private hooks, and leave the results of single clients out of the evaluation."""
-    hooks: dict[str, Any] = {"choose": privacy.choose, "merge": privacy.merge, "weight": by_count}
+    hooks: dict[str, Any] = {"choose": privacy.choose, "aggregate": privacy.aggregate, "weight": by_count}
     has_test_set = federation.device is not None
     wanted = replace(
         settings.wanted, clients=0, whole=has_test_set, always=has_test_set, norms=settings.wanted.norms[:1]
@@ -300,7 +300,7 @@ _SECURE_HOOKS = {
     "reply": "lets clients leave rows out of updates",
     "receive": "reads single updates",
     "note": "reads single updates",
-    "merge": "averages in its own way, and the server has sums only",
+    "aggregate": "averages in its own way, and the server has sums only",
     "observe": "learns from single updates",
 }
 """Hooks that must be FedAvg's, and the effect of another one."""

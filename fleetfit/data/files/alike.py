@@ -14,9 +14,9 @@ from fleetfit.data.files import columns
 from fleetfit.data.files.arrays import array_of, find_not_finite, samples_of
 from fleetfit.data.files.cells import TableRows
 from fleetfit.data.files.columns import Columns
-from fleetfit.data.files.places import readable
+from fleetfit.data.files.folders import convert_saved_dataset
 from fleetfit.data.files.table import data_of, rows_of, sheets_of, strata_of
-from fleetfit.data.splits import completed, hold_out
+from fleetfit.data.splits import fill_missing_splits, hold_out
 from fleetfit.errors import DataError, truncate
 
 _MOST_NAMED = 10
@@ -36,13 +36,13 @@ def like(path: Path, text: str, halves: bool = False) -> Data:
         MissingExtra: It is a Parquet file, and pyarrow is not installed.
     """
     known = columns.of_text(text, "columns.json")
-    sheets = sheets_of(readable(path), None, True, known.missing)
+    sheets = sheets_of(convert_saved_dataset(path), None, True, known.missing)
     whole = columns.joined(sheets)
     x, y, notes = _encoded_as(known, whole)
     rows = torch.arange(whole.rows)
     if len(sheets) > 1:
         sizes = {split: sheet.rows for split, sheet in sheets.items()}
-        given = completed(sizes, np.zeros(whole.rows, dtype=np.int64), 0.0, 0.0, 0)
+        given = fill_missing_splits(sizes, np.zeros(whole.rows, dtype=np.int64), 0.0, 0.0, 0)
         splits = {split: torch.from_numpy(indices) for split, indices in given.items()}
     elif halves:
         kept, held = hold_out(rows.numpy(), strata_of(known, y, None, whole.rows), 0.5, 0)

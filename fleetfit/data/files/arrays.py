@@ -21,10 +21,10 @@ from torch import Tensor
 
 from fleetfit import files
 from fleetfit.data import cache
-from fleetfit.data.cache import kept
-from fleetfit.data.dataset import MOST_CLASSES, Data, Facts
-from fleetfit.data.files.places import sample_files, set_folder
-from fleetfit.data.splits import ALIASES, SPLITS, completed, notes_on_empty
+from fleetfit.data.cache import load_folder
+from fleetfit.data.dataset import MAX_CLASSES, Data, Facts
+from fleetfit.data.files.folders import list_sample_files, resolve_folder
+from fleetfit.data.splits import ALIASES, SPLITS, fill_missing_splits, make_empty_split_notes
 from fleetfit.errors import DataError, FleetFitError, did_you_mean, format_cause
 from fleetfit.factories import declare_unused
 
@@ -97,7 +97,7 @@ def arrays(
         DataError: An array is missing or does not fit the task, or a parameter is out of range.
     """
     _check_keys(classes, standardise, mean, std)
-    path = set_folder(file)
+    path = resolve_folder(file)
     found = Arrays(path)
     name = path.resolve().stem
     parts = _parts(found, x)
@@ -121,8 +121,8 @@ def arrays(
     group = None if groups is None else _numbered(_joined(found, groups, parts), f'{path}: "{groups}"', "groups")[0]
     sizes = {split: len(found.one(part)) for split, part in parts.items()}
     strata = _strata(group, target, task, len(samples))
-    splits = completed(sizes, strata, validation, test, seed)
-    notes = [*notes_on_empty(name, sizes)]
+    splits = fill_missing_splits(sizes, strata, validation, test, seed)
+    notes = [*make_empty_split_notes(name, sizes)]
     notes += _notes_on_channels(f'{name}: "{x}"', whole, chosen) if channels_last is None and not tokens else []
     gaps = {split: f'"{part}" is not finite in {at}' for split, part in parts.items()
             if (at := find_not_finite(found.one(part)))}  # fmt: skip
@@ -216,7 +216,7 @@ def in_memory(
         contiguous = answers.dtype.kind != "U" and values == tuple(map(str, range(len(values))))
         answers, names = places, () if contiguous else values
     target, count, _ = _labels(answers, task, None)
-    notes = [*notes_on_empty("data=(x, y)", {split: len(found) for split, found in samples.items()})]
+    notes = [*make_empty_split_notes("data=(x, y)", {split: len(found) for split, found in samples.items()})]
     last = bool(channels_last)
     if channels_last is None and whole.shape[1:] != tuple(begun_with):
         last = is_channels_last(whole, "data=(x, y): x")
@@ -228,7 +228,7 @@ def in_memory(
             "has a single 1, as one-hot labels have: for classes, hand over y.argmax(1)."
         )
     sizes = {split: len(found) for split, found in samples.items()}
-    splits = completed(sizes, _strata(None, target, task, len(xs)), 0.1, 0.2, seed)
+    splits = fill_missing_splits(sizes, _strata(None, target, task, len(xs)), 0.1, 0.2, seed)
     standard = xs.is_floating_point() and xs.ndim in (2, 3)
     mean, std = _statistics(xs, splits["train"]) if standard else ((), ())
     indices = {split: torch.from_numpy(found) for split, found in splits.items()}
@@ -330,7 +330,7 @@ def shape_of(file: str, x: str = "x", channels_last: bool | None = None) -> tupl
     Raises:
         DataError: There are no such arrays.
     """
-    found = Arrays(set_folder(file))
+    found = Arrays(resolve_folder(file))
     samples = found.one(next(iter(_parts(found, x).values())))
     shape = tuple(samples.shape[1:])
     if (is_channels_last(samples, x) if channels_last is None else channels_last) and len(shape) > 1:
@@ -399,11 +399,11 @@ def _labels(found: NDArray[Any], task: str, classes: int | None) -> tuple[Tensor
         raise DataError(f"the labels are empty: {list(found.shape)}.", key="y")
     if task in ("classification", "next_token"):
         whole = torch.from_numpy(_whole(found, "labels"))
-        if classes is None and int(whole.max()) >= MOST_CLASSES:
+        if classes is None and int(whole.max()) >= MAX_CLASSES:
             row = int(whole.flatten().argmax()) // max(1, whole[0].numel())
             raise DataError(
                 f"sample {row} has label {int(whole.max())}, which would make {int(whole.max()) + 1:,} classes; there "
-                f"may be {MOST_CLASSES:,}. Number the classes from 0, or give classes = ...",
+                f"may be {MAX_CLASSES:,}. Number the classes from 0, or give classes = ...",
                 key="y",
             )
         return whole, classes or int(whole.max()) + 1, ()
@@ -489,7 +489,7 @@ class Arrays:
         """
         self.path = path
         if path.is_dir():
-            self.names = [file.stem for file in sample_files(path, "*.npy")]
+            self.names = [file.stem for file in list_sample_files(path, "*.npy")]
         elif path.is_file():
             files.check_file(path, DataError)
             try:
@@ -573,11 +573,11 @@ class Arrays:
                     at += len(some)
             whole.flush()
 
-        return kept(self._key([*names]), build, lambda target: np.load(target / "whole.npy", mmap_mode="c"))
+        return load_folder(self._key([*names]), build, lambda target: np.load(target / "whole.npy", mmap_mode="c"))
 
     def _key(self, parameters: Sequence[str]) -> str:
         stamps = [self.path / f"{name}.npy" for name in parameters] if self.path.is_dir() else [self.path]
-        return cache.key(self.path.stem, stamps, ["arrays", *parameters], suffix="")
+        return cache.make_key(self.path.stem, stamps, ["arrays", *parameters], suffix="")
 
     def _mapped(self, name: str) -> Array | None:
         """Return a member that is not compressed, where it lies in the file."""
@@ -615,7 +615,7 @@ class Arrays:
                     )
                 archive.extract(member, target)
 
-        return kept(self._key([name]), build, lambda target: np.load(target / f"{name}.npy", mmap_mode="c"))
+        return load_folder(self._key([name]), build, lambda target: np.load(target / f"{name}.npy", mmap_mode="c"))
 
 
 def _size_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:

@@ -19,7 +19,7 @@ import pydantic
 from numpy.typing import NDArray
 
 from fleetfit import files
-from fleetfit.data.dataset import MOST_CLASSES
+from fleetfit.data.dataset import MAX_CLASSES
 from fleetfit.data.files.cells import Column, TableRows, text_of
 from fleetfit.errors import DataError, escape_controls, truncate
 from fleetfit.files import parse_json
@@ -306,7 +306,7 @@ def of_text(text: str, what: str) -> Columns:
     except ValueError as error:
         raise DataError(f"{what} is damaged: {error}.") from None
     names = [column.name for column in found.columns]
-    if len(set(names)) < len(names) or len(found.label.classes) > MOST_CLASSES:
+    if len(set(names)) < len(names) or len(found.label.classes) > MAX_CLASSES:
         raise DataError(f"{what} does not describe columns: a column is there twice, or there are too many classes.")
     if found.task == "classification" and not found.label.classes:
         raise DataError(f"{what} does not describe columns: a classification has classes.")

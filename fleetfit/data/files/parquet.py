@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetfit.data.dataset import MOST_CLASSES
-from fleetfit.data.encoded import Origin
+from fleetfit.data.dataset import MAX_CLASSES
+from fleetfit.data.image_reader import Origin
 from fleetfit.errors import DataError, FleetFitError, format_cause, import_optional
 from fleetfit.files import check_file
 
@@ -214,10 +214,10 @@ def check_count(values: NDArray[Any], files: Sequence[RowFile], column: str) -> 
     for file in files:
         part = values[start : start + file.rows]
         start += file.rows
-        if len(part) and part.max() >= MOST_CLASSES:
+        if len(part) and part.max() >= MAX_CLASSES:
             raise DataError(
                 f"row {int(part.argmax())} of {file.path} has {column} {part.max()}, which would make "
-                f"{int(part.max()) + 1:,} classes; there may be {MOST_CLASSES:,}. Number the classes from 0.",
+                f"{int(part.max()) + 1:,} classes; there may be {MAX_CLASSES:,}. Number the classes from 0.",
                 path=file.path,
                 row=int(part.argmax()),
             )

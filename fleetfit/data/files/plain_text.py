@@ -1,7 +1,7 @@
-"""Any plain text on disk as next-token data: a .txt file, or a folder of them, each of which is a natural client.
+"""Running text on disk as next-token data: a .txt file, or a folder of them, each a natural client.
 
-Each file is cut in time: the beginning is for training, the end of that for validation, the rest for testing. Running
-text becomes windows of tokens, each token with the one that follows it.
+Each file is split in order: the beginning for training, with its end for validation, and the rest for testing. Text
+becomes windows of tokens, each token with the one that follows it.
 """
 
 import functools
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from fleetfit.data.dataset import NOT_SCORED, Data, Facts
-from fleetfit.data.files.places import sample_files, set_folder
+from fleetfit.data.files.folders import list_sample_files, resolve_folder
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import DataError
 from fleetfit.files import read_text
@@ -27,10 +27,10 @@ Score = Literal["all", "last"]
 
 PADDING, UNKNOWN = 0, 1
 PRINTABLE = ("\t", "\n", *map(chr, range(32, 127)))
-"""Tab, line feed and the 95 printable characters of ASCII, in that order from token 2 on."""
+"""Tab, line feed and the 95 printable characters of ASCII, tokens 2 to 98."""
 _WORD = re.compile(r"\w+(?:['\u2019]\w+)*|[^\w\s]|\n")
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a .txt file, or a folder of them")
-_WORDS = 10_000
+_WORDS = 10_000  # of a vocabulary of words, by default
 
 
 def plain_text(
@@ -42,39 +42,39 @@ def plain_text(
     validation: float = 0.1,
     test: float = 0.1,
 ) -> Data:
-    """Return text as windows of tokens with what follows each token, [N, length], named after its folder or file.
+    """Return text as windows of tokens with the token that follows each, [N, length], named after its folder or file.
 
     The groups are the files, in the order of their paths.
 
     Args:
-        folder: A file, or a folder, of whose .txt files, those in its subfolders included, each is a group; a relative
-            path that does not exist is sought in the folder FLEETFIT_DATA.
-        level: "characters", or "words" (lower-cased; marks and line ends are words too).
+        folder: A file, or a folder whose .txt files, those in subfolders included, are the groups; a relative path that
+            does not exist is searched for in the folder FLEETFIT_DATA.
+        level: "characters", or "words" (lower-cased; punctuation marks and line ends are words, too).
         length: Tokens of a window.
-        score: "all": every token of a window predicts the next one, and windows do not overlap. "last": only a
-            window's last one, and there is a window for each token; takes `length` times the memory and time.
-        vocabulary: Tokens at most: the most frequent ones of the training text, with padding and the unknown one.
-            None: every character that occurs in it, or 10,000 words.
-        validation: Share of a file's training windows, the last ones, that is held out; rounded down.
-        test: Share of a file's characters, the last ones, that is for testing; rounded down.
+        score: "all": every token of a window predicts the next one, and windows do not overlap. "last": only the last
+            token of a window does, and each token has a window; takes `length` times the memory and time.
+        vocabulary: Maximal number of tokens: the most frequent ones of the training text, padding and the unknown token
+            included. None: every character of it, or 10,000 words.
+        validation: Share of a file's training windows, the last ones, to hold out; rounded down.
+        test: Share of a file's characters, the last ones, for testing; rounded down.
 
     Raises:
-        DataError: A file is missing or is no text in UTF-8, or a number is out of range.
+        DataError: A file is missing or not UTF-8 text, or a number is out of range.
     """
-    path = set_folder(folder)
+    path = resolve_folder(folder)
     name = path.resolve().stem if path.is_file() else path.resolve().name
     check_windows(name, length, level, score)
-    files = [path] if path.is_file() else sample_files(path, "**/*.txt")
+    files = [path] if path.is_file() else list_sample_files(path, "**/*.txt")
     if not files:
         raise DataError(f"{name}: {path} is neither a file nor a folder with .txt files.", path=path)
     groups = []
     for file in files:
         text = read_text(file, DataError)
-        kept = len(text) - last_share(len(text), test, name, "test")
-        groups.append(Passages([text[:kept]], [text[kept:]]))
+        end = len(text) - count_share(len(text), test, name, "test")
+        groups.append(Passages([text[:end]], [text[end:]]))
     size = _WORDS if vocabulary is None and level == "words" else vocabulary
-    known = most_frequent(level, (text for group in groups for text in group.train), size)
-    return next_tokens(name, groups, known, length, score, validation)
+    tokens = build_vocabulary(level, (text for group in groups for text in group.train), size)
+    return make_data(name, groups, tokens, length, score, validation)
 
 
 # ---- passages of text, by group --------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def plain_text(
 
 @dataclass(frozen=True)
 class Passages:
-    """What one group (a role, a file) has said, in order; no window reaches from one passage into the next.
+    """The text of one group (a role, a file), in order; a window does not reach from one passage into the next.
 
     Attributes:
         train: For training and, at the end, validation.
@@ -93,8 +93,8 @@ class Passages:
     test: Sequence[str]
 
 
-def last_share(count: int, share: float, name: str, key: str) -> int:
-    """Return how many of so many lines, characters or windows a share at the end is, rounded down.
+def count_share(count: int, share: float, name: str, key: str) -> int:
+    """Return a share of a number of lines, characters or windows, rounded down.
 
     Raises:
         DataError: The share is out of range.
@@ -104,42 +104,42 @@ def last_share(count: int, share: float, name: str, key: str) -> int:
     return int(count * share + 1e-9)
 
 
-def next_tokens(
+def make_data(
     name: str, groups: Sequence[Passages], vocabulary: "Vocabulary", length: int, score: Score, validation: float
 ) -> Data:
-    """Return windows of tokens with what follows each token; see `windows`.
+    """Return the windows of all groups as a data set; see `cut_windows`.
 
     Args:
-        name: What the data are called.
-        groups: What each group has said; its place in this order is the group's number.
-        vocabulary: What a token is.
+        name: The set's name.
+        groups: The text of each group; its index is the group's number.
+        vocabulary: The tokens.
         length: Tokens of a window.
-        score: Which positions are scored.
-        validation: Share of a group's training windows, the last ones, that is held out, rounded down.
+        score: The positions that are scored.
+        validation: Share of a group's training windows, the last ones, to hold out, rounded down.
 
     Raises:
-        DataError: There is not a single training window, or a share is out of range.
+        DataError: There is no training window, or a share is out of range.
     """
     parts: dict[str, list[Ints]] = {"x": [], "y": [], "split": [], "group": []}
     for number, passages in enumerate(groups):
-        for place, texts in (("train", passages.train), ("test", passages.test)):
-            pairs = [windows(tokens, length, score) for tokens in vocabulary.encoded(texts)]
+        for split, texts in (("train", passages.train), ("test", passages.test)):
+            pairs = [cut_windows(tokens, length, score) for tokens in vocabulary.encode(texts)]
             rows = sum(len(x) for x, _ in pairs)
-            where = np.full(rows, SPLITS.index(place))
-            if place == "train":
-                where[rows - last_share(rows, validation, name, "validation") :] = SPLITS.index("validation")
+            window_splits = np.full(rows, SPLITS.index(split))
+            if split == "train":
+                window_splits[rows - count_share(rows, validation, name, "validation") :] = SPLITS.index("validation")
             parts["x"] += [x for x, _ in pairs]
             parts["y"] += [y for _, y in pairs]
-            parts["split"].append(where)
+            parts["split"].append(window_splits)
             parts["group"].append(np.full(rows, number))
-    of = np.concatenate([np.empty(0, dtype=np.int64), *parts["split"]])
-    if not (of == 0).any():
-        raise DataError(f"{name}: it has no text to train on; a passage needs two {vocabulary.level} at least.")
+    splits = np.concatenate([np.empty(0, dtype=np.int64), *parts["split"]])
+    if not (splits == 0).any():
+        raise DataError(f"{name} has no text to train on; a passage needs at least two {vocabulary.level}.")
     return Data(
         name=name,
         x=torch.from_numpy(np.concatenate(parts["x"])),
         y=torch.from_numpy(np.concatenate(parts["y"])),
-        splits={split: torch.from_numpy(np.flatnonzero(of == i)) for i, split in enumerate(SPLITS)},
+        splits={split: torch.from_numpy(np.flatnonzero(splits == i)) for i, split in enumerate(SPLITS)},
         classes=len(vocabulary),
         groups=torch.from_numpy(np.concatenate(parts["group"])),
         task="next_token",
@@ -153,11 +153,11 @@ def next_tokens(
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Characters or words and their tokens: 0 is padding, 1 whatever is not known, the first known one 2.
+    """Characters or words as tokens: 0 is padding, 1 the unknown token, 2 the first known one.
 
     Attributes:
-        level: What a token is.
-        known: Each once.
+        level: The kind of tokens.
+        known: The known characters or words, each once.
     """
 
     level: Level
@@ -166,16 +166,16 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.known) + 2
 
-    def encoded(self, texts: Iterable[str]) -> list[Ints]:
+    def encode(self, texts: Iterable[str]) -> list[Ints]:
         """Return the tokens of each text, int64 [n]."""
         if self.level == "characters":
-            return [_looked_up(_codes(text), *self._characters) for text in texts]
-        numbers = self._words
-        return [np.array([numbers.get(w, UNKNOWN) for w in words_of(text)], dtype=np.int64) for text in texts]
+            return [self._encode_characters(text) for text in texts]
+        tokens = self._word_tokens
+        return [np.array([tokens.get(w, UNKNOWN) for w in split_words(text)], dtype=np.int64) for text in texts]
 
     @functools.cached_property
-    def _words(self) -> dict[str, int]:
-        return {word: number for number, word in enumerate(self.known, 2)}
+    def _word_tokens(self) -> dict[str, int]:
+        return {word: token for token, word in enumerate(self.known, 2)}
 
     @functools.cached_property
     def _characters(self) -> tuple[NDArray[np.uint32], Ints]:
@@ -184,22 +184,30 @@ class Vocabulary:
         order = np.argsort(codes)
         return codes[order], order + 2
 
+    def _encode_characters(self, text: str) -> Ints:
+        known, tokens = self._characters
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+        if not len(known):
+            return np.full(len(codes), UNKNOWN, dtype=np.int64)
+        indices = np.minimum(np.searchsorted(known, codes), len(known) - 1)
+        return np.where(known[indices] == codes, tokens[indices], UNKNOWN).astype(np.int64)
 
-def words_of(text: str) -> list[str]:
+
+def split_words(text: str) -> list[str]:
     """Return the lower-cased words, punctuation marks and line ends of a text."""
     return _WORD.findall(text.lower())
 
 
-def most_frequent(level: Level, texts: Iterable[str], size: int | None) -> Vocabulary:
-    """Return the vocabulary of a text: its most frequent characters or words, first in code points where equal.
+def build_vocabulary(level: Level, texts: Iterable[str], size: int | None) -> Vocabulary:
+    """Return the most frequent characters or words of texts as a vocabulary; of equally frequent ones the first.
 
     Args:
-        level: What a token is.
+        level: The kind of tokens.
         texts: The training texts.
-        size: Number of tokens at most, padding and the unknown one included; None: every one that occurs.
+        size: Maximal number of tokens, padding and the unknown one included; None: all of the texts.
 
     Raises:
-        DataError: There is no room for a single one.
+        DataError: The size is below 3.
     """
     if size is not None and size < 3:
         raise DataError(
@@ -207,23 +215,23 @@ def most_frequent(level: Level, texts: Iterable[str], size: int | None) -> Vocab
         )
     counts: Counter[str] = Counter()
     for text in texts:
-        counts.update(words_of(text) if level == "words" else text)
+        counts.update(split_words(text) if level == "words" else text)
     ranked = sorted(counts, key=lambda token: (-counts[token], token))
     return Vocabulary(level, tuple(ranked if size is None else ranked[: size - 2]))
 
 
-def windows(tokens: Ints, length: int, score: Score = "all") -> tuple[Ints, Ints]:
-    """Cut running tokens t_0, t_1, ... into windows x and what follows each token in them, y.
+def cut_windows(tokens: Ints, length: int, score: Score = "all") -> tuple[Ints, Ints]:
+    """Cut running tokens t_0, t_1, ... into windows x and the token that follows each of theirs, y.
 
     With "all", windows follow each other without a gap or an overlap, x = t_s ... t_{s+L-1} and
-    y = t_{s+1} ... t_{s+L} for s = 0, L, 2L, ...; the last one is filled up with padding, and its y with -100. With
-    "last" (LEAF's way) there is a window for every token that has L tokens before it (or for the last token, if there
-    are fewer), and only y_{L-1} is scored. An unknown token that follows is never scored.
+    y = t_{s+1} ... t_{s+L} for s = 0, L, 2L, ...; the last one is padded, and its y with -100. With "last" (as in LEAF)
+    every token with L tokens before it has a window (or the last token, if there are fewer), and only y_{L-1} is
+    scored. An unknown token that follows is never scored.
 
     Args:
         tokens: int64 [n].
         length: L, at least 1.
-        score: Which positions of a window are scored.
+        score: The positions of a window that are scored.
 
     Returns:
         x and y, int64 [windows, L]; none if there are fewer than two tokens.
@@ -249,25 +257,13 @@ def windows(tokens: Ints, length: int, score: Score = "all") -> tuple[Ints, Ints
 
 
 def check_windows(name: str, length: int, level: str, score: str) -> None:
-    """Refuse parameters that are out of range.
+    """Check the parameters of windows.
 
     Raises:
-        DataError: One is.
+        DataError: One is out of range.
     """
     for key, value, choices in (("level", level, ("characters", "words")), ("score", score, ("all", "last"))):
         if value not in choices:
             raise DataError(f'{name}: {key} must be "{choices[0]}" or "{choices[1]}", got {value!r}.', key=key)
     if length < 1:
         raise DataError(f"{name}: length must be at least 1 token, got {length}.", key="length")
-
-
-def _codes(text: str) -> NDArray[np.uint32]:
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-
-
-def _looked_up(codes: NDArray[np.uint32], known: NDArray[np.uint32], tokens: Ints) -> Ints:
-    """Return the token of each code point; `known` is in ascending order."""
-    if not len(known):
-        return np.full(len(codes), UNKNOWN, dtype=np.int64)
-    places = np.minimum(np.searchsorted(known, codes), len(known) - 1)
-    return np.where(known[places] == codes, tokens[places], UNKNOWN).astype(np.int64)

@@ -1,12 +1,12 @@
-"""Sounds become pictures: log-mel spectrograms, as small integers.
+"""Read sounds as log-mel spectrograms, images of uint8.
 
 The power spectrum of 25 ms windows every 10 ms is summed in triangular bands that are equally wide and half overlapping
 on the mel scale of O'Shaughnessy, mel(f) = 2595 log10(1 + f / 700) ("HTK"), from 0 Hz to half the sampling rate. The
 triangles have height 1 (they are not scaled to equal area as in Slaney's variant, whose bands differ by a constant each
 in decibels). Power is relative to a sine of full scale, which has 0 dB in all bands together.
 
-Decibels from -120 to 0 become 0..255, so that a step is 0.47 dB. What is lost: differences of less than a step, and
-what lies outside; below -120 dB is only digital silence, as the rounding to 16 bits alone makes more noise.
+Decibels from -120 to 0 become 0..255 in steps of 0.47 dB; smaller differences are lost. Below -120 dB is only digital
+silence, as the rounding to 16 bits alone makes more noise.
 """
 
 import io
@@ -21,24 +21,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetfit.data.encoded import Origin, cores
+from fleetfit.data.image_reader import Origin, count_threads
 from fleetfit.errors import DataError, import_optional
 
 _FLOOR_DB = -120.0
-_AT_ONCE = 64  # sounds in memory at a time
+_BATCH = 64  # sounds in memory at a time
 
 Sound = tuple[Callable[[], bytes], Origin]
-"""What reads an encoded sound, and where it is, for messages."""
+"""A function that reads an encoded sound, and the sound's origin, for messages."""
 
 
 @dataclass(frozen=True)
 class Spectrogram:
-    """How a sound becomes a picture.
+    """The spectrogram of a sound.
 
     Attributes:
         rate: Samples per second.
         samples: Samples of a sound; shorter ones are padded with silence at the end, longer ones are cut.
-        mels: Number of bands, the picture's height.
+        mels: Number of bands, the image's height.
         window: Samples of a window (Hann).
         hop: Samples from one window to the next.
     """
@@ -50,15 +50,15 @@ class Spectrogram:
     hop: int
 
     def __post_init__(self) -> None:
-        """Refuse what gives no picture.
+        """Check the sizes.
 
         Raises:
             DataError: A size is below 1, or there are too many bands.
         """
         if min(self.mels, self.window, self.hop) < 1 or max(self.window, self.hop) > self.samples:
             raise DataError(
-                "a spectrogram needs at least one band, and a window and a hop between one and "
-                f"{self.samples} samples; got mels {self.mels}, window {self.window}, hop {self.hop}.",
+                f"a spectrogram needs at least one band, and a window and a hop of 1 to {self.samples} samples; got "
+                f"mels {self.mels}, window {self.window}, hop {self.hop}.",
                 key="mels",
             )
         if self.bins > 8192:
@@ -68,13 +68,13 @@ class Spectrogram:
 
     @property
     def frames(self) -> int:
-        """The picture's width; the first window is centred on the first sample."""
+        """The image's width; the first window is centred on the first sample."""
         return 1 + self.samples // self.hop
 
     @property
     def bins(self) -> int:
         """Length of the Fourier transform: a power of two of at least a window, with a bin in every band."""
-        narrowest = hertz(2 * mel(self.rate / 2) / (self.mels + 1))  # the first band's full width
+        narrowest = mel_to_hertz(2 * hertz_to_mel(self.rate / 2) / (self.mels + 1))  # the first band's full width
         return int(2 ** math.ceil(math.log2(max(self.window, 2 * self.rate / narrowest))))
 
     def filters(self) -> Tensor:
@@ -83,15 +83,16 @@ class Spectrogram:
         Band m rises from edge m to 1 at edge m + 1 and falls to 0 at edge m + 2, straight in hertz; the mels + 2 edges
         are equally far apart in mel.
         """
-        top = mel(self.rate / 2)
-        edges = torch.tensor([hertz(top * i / (self.mels + 1)) for i in range(self.mels + 2)], dtype=torch.float64)
+        top = hertz_to_mel(self.rate / 2)
+        hertz = [mel_to_hertz(top * i / (self.mels + 1)) for i in range(self.mels + 2)]
+        edges = torch.tensor(hertz, dtype=torch.float64)
         bins = torch.arange(self.bins // 2 + 1, dtype=torch.float64) * (self.rate / self.bins)
         low, middle, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
         rising, falling = (bins - low) / (middle - low), (high - bins) / (high - middle)
         return torch.minimum(rising, falling).clamp(min=0).float()
 
-    def pictures(self, waves: Tensor) -> Tensor:
-        """Return sounds as pictures.
+    def transform(self, waves: Tensor) -> Tensor:
+        """Return the spectrograms of sounds.
 
         Args:
             waves: float32 [B, samples] within -1..1.
@@ -109,45 +110,45 @@ class Spectrogram:
         steps = (decibel - _FLOOR_DB).mul_(255 / -_FLOOR_DB).round_().clamp_(0, 255)
         return steps.to(torch.uint8).unsqueeze(1)
 
-    def fill(self, target: NDArray[np.uint8], sounds: Iterable[Sound]) -> None:
-        """Decode sounds and put their pictures into an array [N, 1, mels, frames].
+    def read_into(self, target: NDArray[np.uint8], sounds: Iterable[Sound]) -> None:
+        """Decode sounds and write their spectrograms to an array [N, 1, mels, frames].
 
         Raises:
-            DataError: One cannot be decoded or has another sampling rate.
+            DataError: A sound cannot be decoded or has another sampling rate.
             MissingExtra: soundfile is not installed.
         """
-        import_optional("soundfile", "audio", "Reading sounds")
-        todo, start = iter(sounds), 0
-        with ThreadPoolExecutor(cores()) as pool:
-            while some := list(islice(todo, _AT_ONCE)):
-                waves = torch.from_numpy(np.stack(list(pool.map(lambda sound: self._wave(*sound), some))))
-                target[start : start + len(some)] = self.pictures(waves).numpy()
-                start += len(some)
+        remaining, start = iter(sounds), 0
+        with ThreadPoolExecutor(count_threads()) as pool:
+            while batch := list(islice(remaining, _BATCH)):
+                waves = torch.from_numpy(np.stack(list(pool.map(lambda sound: self._read_wave(*sound), batch))))
+                target[start : start + len(batch)] = self.transform(waves).numpy()
+                start += len(batch)
 
-    def _wave(self, read: Callable[[], bytes], place: Origin) -> NDArray[np.float32]:
+    def _read_wave(self, read: Callable[[], bytes], origin: Origin) -> NDArray[np.float32]:
+        """Return a sound, mono and of `samples` samples."""
         soundfile = import_optional("soundfile", "audio", "Reading sounds")
         try:
             wave, rate = soundfile.read(io.BytesIO(read()), dtype="float32", always_2d=True, frames=self.samples)
         except (OSError, RuntimeError, TypeError, ValueError, MemoryError) as error:
-            raise DataError(
-                f"{place} holds no sound that can be decoded: {error}", path=place.path, row=place.row
-            ) from error
+            problem = f"{origin} cannot be decoded as a sound: {error}"
+            raise DataError(problem, path=origin.path, row=origin.row) from error
+        problem = ""
         if not np.isfinite(wave).all():
-            raise DataError(f"{place} holds a sound with a sample that is not finite.", path=place.path, row=place.row)
-        if rate != self.rate:
-            raise DataError(
-                f"{place} has {rate} samples per second; resample it to {self.rate}.", path=place.path, row=place.row
-            )
-        whole = np.zeros(self.samples, dtype=np.float32)
-        whole[: len(wave)] = wave.mean(1)
-        return whole
+            problem = "has a sample that is not finite."
+        elif rate != self.rate:
+            problem = f"has {rate} samples per second; resample it to {self.rate}."
+        if problem:
+            raise DataError(f"{origin} {problem}", path=origin.path, row=origin.row)
+        padded = np.zeros(self.samples, dtype=np.float32)
+        padded[: len(wave)] = wave.mean(1)
+        return padded
 
 
-def mel(hertz: float) -> float:
+def hertz_to_mel(hertz: float) -> float:
     """Return a frequency on the mel scale."""
     return 2595 * math.log10(1 + hertz / 700)
 
 
-def hertz(mel: float) -> float:
-    """Return the frequency of a place on the mel scale."""
+def mel_to_hertz(mel: float) -> float:
+    """Return the frequency of a value on the mel scale."""
     return 700 * (10 ** (mel / 2595) - 1)

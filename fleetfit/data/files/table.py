@@ -21,8 +21,8 @@ from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files import cells, columns, parquet
 from fleetfit.data.files.cells import Column, TableRows
 from fleetfit.data.files.columns import Asked, Category, Columns, Label, Number
-from fleetfit.data.files.places import locate, readable, sample_files, set_folder
-from fleetfit.data.splits import ALIASES, completed, drawn, hold_out
+from fleetfit.data.files.folders import convert_saved_dataset, find_parquet_files, list_sample_files, resolve_folder
+from fleetfit.data.splits import ALIASES, fill_missing_splits, hold_out, subsample
 from fleetfit.errors import DataError, import_optional, truncate
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a table in CSV or Parquet")
@@ -90,9 +90,9 @@ def table(
         DataError: A file, a column or a value is missing or wrong, or a share is out of range.
         MissingExtra: It is a Parquet file, and pyarrow is not installed.
     """
-    path = set_folder(folder)
+    path = resolve_folder(folder)
     name = path.resolve().stem if path.is_file() else path.resolve().name
-    path = readable(path)
+    path = convert_saved_dataset(path)
     asked = Asked(label, task, groups, categories, drop, missing)
     known = None
     if columns is not None:
@@ -104,7 +104,7 @@ def table(
 
 def columns_in(file: str) -> Columns:
     """Return what a `columns.json` says, whose relative path may be sought in FLEETFIT_DATA."""
-    return columns.read(set_folder(file))
+    return columns.read(resolve_folder(file))
 
 
 def of_frame(frame: Any, label: str | None = None, seed: int = 0) -> Data:
@@ -181,9 +181,9 @@ def from_sheets(
     assert y is not None
     group = _groups(whole, asked.groups)
     strata = strata_of(learned, y, group, whole.rows)
-    splits = completed(sizes, strata, validation if samples is None else 0.0, test, seed)
+    splits = fill_missing_splits(sizes, strata, validation if samples is None else 0.0, test, seed)
     if samples is not None:
-        splits["train"] = drawn(name, splits["train"], strata[splits["train"]], samples, seed)
+        splits["train"] = subsample(name, splits["train"], strata[splits["train"]], samples, seed)
         if not len(splits["validation"]):
             rest = splits["train"]
             splits["train"], splits["validation"] = hold_out(rest, strata[rest], validation, seed)
@@ -266,9 +266,9 @@ def files_of(path: Path) -> dict[str, list[Path]]:
         if found["train"]:
             return {split: files for split, files in found.items() if files}
     try:
-        return locate(path.name, str(path))
+        return find_parquet_files(path.name, str(path))
     except DataError:
-        alone = [file for file in sample_files(path, "*") if file.suffix.lower() in SUFFIXES]
+        alone = [file for file in list_sample_files(path, "*") if file.suffix.lower() in SUFFIXES]
         if len(alone) == 1:
             return {"train": alone}
         several = f" It has {len(alone)} tables; which one? Name the file." if alone else ""

@@ -1,8 +1,8 @@
-"""Any labelled texts on disk: Parquet, CSV, TSV, JSON lines, or a folder of .txt files for each class.
+"""Labelled texts on disk: Parquet, CSV, TSV, JSON lines, or a folder of .txt files for each class.
 
-For example IMDB as it is unpacked, or a table of your own. A set is a folder with a train file (`train.csv`) and
-perhaps `validation` (or `valid`, `val`, `dev`) and `test`, or a single file; Parquet files may be numbered as `images`
-has them. CSV is quoted where need be, TSV never; all is UTF-8. Folders are `train/CLASS/*.txt` and so on, or just
+For example IMDB as unpacked, or a table of your own. A set is a folder with a train file (`train.csv`) and perhaps
+`validation` (or `valid`, `val`, `dev`) and `test`, or a single file; Parquet files may be numbered as those of
+`images`. CSV may be quoted, TSV is not; all files are UTF-8. Folders are `train/CLASS/*.txt` and so on, or just
 `CLASS/*.txt`.
 """
 
@@ -23,16 +23,24 @@ from numpy.typing import NDArray
 from fleetfit import files
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files import parquet
-from fleetfit.data.files.places import class_folders, folder_of, from_hub, locate, readable, sample_files, set_folder
-from fleetfit.data.files.tokens import encoded
-from fleetfit.data.splits import ALIASES, completed, drawn, hold_out
+from fleetfit.data.files.folders import (
+    convert_saved_dataset,
+    download,
+    find_or_download,
+    find_parquet_files,
+    list_class_folders,
+    list_sample_files,
+    resolve_folder,
+)
+from fleetfit.data.files.tokens import encode_texts
+from fleetfit.data.splits import ALIASES, fill_missing_splits, hold_out, subsample
 from fleetfit.errors import DataError, import_optional
 from fleetfit.files import parse_path, read_text
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a folder or a file of labelled texts")
 SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".json")
 TEXT_COLUMNS = ("text", "sentence")
-"""What the column of the texts is called, unless a run file says otherwise."""
+"""Usual names of the column of the texts."""
 _LABEL = ("label", "labels")
 _ALIASES = {**ALIASES, "validation": (*ALIASES["validation"], "dev")}
 _UNLABELLED = "unsup"  # the folder of texts without a label in the IMDB set
@@ -56,12 +64,13 @@ def text(
 ) -> Data:
     """Return a set of labelled texts as tokens [N, length], named after its folder or file.
 
-    What has no file is held out from the training texts: in proportion for every label, or for every group where
-    `groups` is given. Without a test file, a validation file is the test set. A test or validation file whose labels
-    are all -1 (withheld) is left out, and so are folders called "unsup", which have no label in the IMDB set.
+    Missing splits are held out of the training texts: in proportion for every label, or for every group where `groups`
+    is given. Without a test file, a validation file is the test set. A test or validation file whose labels are all -1
+    (withheld) is left out, and so are folders called "unsup", which have no label in the IMDB set.
 
     Args:
-        folder: A folder or a single file; a relative path that does not exist is sought in the folder FLEETFIT_DATA.
+        folder: A folder or a single file; a relative path that does not exist is searched for in the folder
+            FLEETFIT_DATA.
         text: Column of the texts, or several, which are joined by a space; None: `text` or `sentence`.
         label: Column of the labels, integers or text; None: `label` or `labels`. In CSV, TSV and JSON its distinct
             values, in ascending order, are the classes.
@@ -69,13 +78,13 @@ def text(
         header: Whether the first line of a CSV or TSV file names the columns; if not, they are "1", "2" and so on.
         tokenizer: Folder of a Hugging Face checkpoint, or a tokenizer.json; None: word pieces are learned from the
             training texts, lower-cased.
-        vocabulary: Number of word pieces at most, if they are learned.
-        length: Tokens of a text; longer ones are cut, shorter ones filled up.
-        samples: So many training samples only, drawn in proportion for every label, those held out for validation
+        vocabulary: Maximal number of word pieces, if they are learned.
+        length: Tokens of a text; longer texts are cut, shorter ones padded.
+        samples: Number of training samples to draw, in proportion for every label, those held out for validation
             included; None: all.
-        validation: Share of the training texts that is held out, if there is no validation file.
-        test: Share of the texts that is held out as the test set, if there is only a train file.
-        seed: Of what is held out and drawn.
+        validation: Share of the training texts to hold out, if there is no validation file.
+        test: Share of the texts to hold out as the test set, if there is only a train file.
+        seed: Seed of the held out and drawn samples.
         hub: Whether `folder` is a repository of the Hugging Face hub ("stanfordnlp/imdb"), downloaded once.
 
     Raises:
@@ -84,13 +93,13 @@ def text(
     """
     if hub:
         name = folder.rpartition("/")[2]
-        path = from_hub(name, folder)
+        path = download(name, folder)
     else:
-        path = set_folder(folder)
+        path = resolve_folder(folder)
         name = path.resolve().stem if path.is_file() else path.resolve().name
-        path = readable(path)
+        path = convert_saved_dataset(path)
     corpus = read_corpus(name, path, text, label, groups, header)
-    data = from_corpus(name, corpus, tokenizer, vocabulary, length, samples, validation, test, seed)
+    data = make_data(name, corpus, tokenizer, vocabulary, length, samples, validation, test, seed)
     others = [file.name for file in corpus.files if file.suffix not in (".csv", ".tsv")]
     if header or not others:
         return data
@@ -98,52 +107,7 @@ def text(
     return dataclasses.replace(data, notes=(*data.notes, note))
 
 
-def named(
-    name: str,
-    facts: Facts,
-    repository: str,
-    folder: str | None,
-    class_names: tuple[str, ...],
-    tokenizer: str | None,
-    vocabulary: int,
-    length: int,
-    samples: int | None,
-    validation: float,
-    seed: int,
-    hub: bool,
-) -> Data:
-    """Return one of the known sets, after a look at whether the folder holds that set.
-
-    Where there are fewer training texts than the set has, its name says so, and with it every message and report.
-
-    Raises:
-        DataError: As `text`, or the files are those of another set, or there is no test set.
-        MissingExtra: As `text`.
-    """
-    path = _place(name, folder)
-    if (place := folder_of(name, folder, hub, repository, found=lambda *_: located(name, path))) != folder:
-        path = _place(name, place)
-    corpus = read_corpus(name, path)
-    if corpus.classes != facts.classes:
-        raise DataError(
-            f"{name} has {facts.classes} classes of texts, but the files hold {corpus.classes}: is this another set?"
-        )
-    if "test" not in corpus.sizes and "validation" not in corpus.sizes:
-        raise DataError(f"{name}: there is no test.parquet beside its train file.")
-    data = from_corpus(name, corpus, tokenizer, vocabulary, length, samples, validation, 0.0, seed)
-    found = corpus.sizes["train"]
-    if facts.train is not None and found < facts.train:
-        data = dataclasses.replace(data, name=f"{name}-partial-{found}-of-{facts.train}")
-    return dataclasses.replace(data, class_names=class_names)
-
-
-def _place(name: str, folder: str | None) -> Path | None:
-    """Return the set's own folder, given that or the one above."""
-    path = None if folder is None else parse_path(folder, "data.folder")
-    return path / name if path is not None and (path / name).is_dir() else path
-
-
-def from_corpus(
+def make_data(
     name: str,
     corpus: "Corpus",
     tokenizer: str | None,
@@ -154,27 +118,33 @@ def from_corpus(
     test: float,
     seed: int,
 ) -> Data:
-    """Return the texts of the files as a data set; see `text`."""
-    sizes, y = corpus.sizes, corpus.y
-    strata = y if corpus.groups is None else corpus.groups
-    splits = completed(sizes, strata, 0.0, test, seed)
+    """Return the texts of a corpus as a data set; see `text`.
+
+    Raises:
+        DataError: A share, a number or the tokeniser is wrong.
+        MissingExtra: `tokenizers` or `transformers` is not installed.
+    """
+    strata = corpus.y if corpus.groups is None else corpus.groups
+    splits = fill_missing_splits(corpus.sizes, strata, 0.0, test, seed)
     if samples is not None:
-        splits["train"] = drawn(name, splits["train"], y[splits["train"]], samples, seed)
+        splits["train"] = subsample(name, splits["train"], corpus.y[splits["train"]], samples, seed)
     if not len(splits["validation"]):
-        rest = splits["train"]
-        splits["train"], splits["validation"] = hold_out(rest, strata[rest], validation, seed)
-    found = encoded(name, corpus.files, corpus.marks, corpus.texts, splits["train"], tokenizer, vocabulary, length)
+        train = splits["train"]
+        splits["train"], splits["validation"] = hold_out(train, strata[train], validation, seed)
+    tokens = encode_texts(
+        name, corpus.files, corpus.key, corpus.read_texts, splits["train"], tokenizer, vocabulary, length
+    )
     return Data(
         name=name,
-        x=torch.from_numpy(found.x),
-        y=torch.from_numpy(y),
+        x=torch.from_numpy(tokens.x),
+        y=torch.from_numpy(corpus.y),
         splits={split: torch.from_numpy(np.sort(indices)) for split, indices in splits.items()},
         classes=corpus.classes,
         groups=None if corpus.groups is None else torch.from_numpy(corpus.groups),
         class_names=corpus.class_names,
-        vocabulary=found.vocabulary,
-        padding=found.padding,
-        tokenizer=found.tokenizer,
+        vocabulary=tokens.vocabulary,
+        padding=tokens.padding,
+        tokenizer=tokens.tokenizer,
     )
 
 
@@ -329,7 +299,7 @@ def _objects(path: Path) -> dict[str, list[Any]]:
     return {name: [value.get(name) for value in objects] for name in names}
 
 
-# ---- what is found, in whatever layout; the texts themselves are read only when they are asked for -------------------
+# ---- a corpus: its texts are read only where the cache does not have their tokens ------------------------------------
 
 
 @dataclass(frozen=True)
@@ -337,19 +307,19 @@ class Corpus:
     """The texts of all files of a set, one split after the other.
 
     Attributes:
-        files: Where they come from.
-        marks: What else decides about the texts: columns and the like.
-        texts: Reads them, [N].
+        files: Their files.
+        key: Everything else that the texts depend on, such as columns, as JSON values.
+        read_texts: Reads them, [N].
         y: int64 [N].
-        sizes: split -> number of texts, in their order; only the splits that are there.
+        sizes: Split -> number of texts, in their order; only the splits that exist.
         classes: Number of classes.
         class_names: One per class, or ().
         groups: int64 [N], or None.
     """
 
     files: list[Path]
-    marks: list[object]
-    texts: Callable[[], list[str]]
+    key: list[object]
+    read_texts: Callable[[], list[str]]
     y: NDArray[np.int64]
     sizes: dict[str, int]
     classes: int
@@ -370,8 +340,8 @@ def read_corpus(
     Args:
         name: The set's name, for messages.
         path: A file, or a folder with train.parquet (.csv, .tsv, .jsonl, .json) and so on, or with a folder of .txt
-            files for each class, in a folder for each split or not. None: FLEETFIT_DATA holds its Parquet files.
-        text: Column of the texts, or several to be joined by a space; None: `text` or `sentence`.
+            files for each class, in a folder for each split or not. None: FLEETFIT_DATA has its Parquet files.
+        text: Column of the texts, or several to join by a space; None: `text` or `sentence`.
         label: Column of the labels, integers or text; None: `label` or `labels`.
         groups: Column of a natural group such as an author; None: no groups.
         header: Whether the first line of a CSV or TSV file names the columns.
@@ -380,52 +350,78 @@ def read_corpus(
         DataError: A file or a column is missing or wrong.
         MissingExtra: pyarrow is not installed.
     """
-    if path is not None and path.is_dir() and (found := _class_folders(path)):
+    if path is not None and path.is_dir() and (class_files := _find_class_files(path)):
         if groups is not None:
             raise DataError(f"{name}: a folder for each class has no column of groups; leave groups out.", key="groups")
-        return _of_folders(found)
-    splits = located(name, path)
-    tables = {split: [_opened(file, header) for file in files] for split, files in splits.items()}
+        return _read_class_folders(class_files)
+    tables = {split: [_opened(file, header) for file in files] for split, files in find_text_files(name, path).items()}
     first = tables["train"][0]
     label = first.column(label, _LABEL, "label")
-    named = [text] if isinstance(text, str) or text is None else list(text)
-    columns = [first.column(column, TEXT_COLUMNS, "text") for column in named]
-    for split in [s for s in tables if s != "train" and all(_withheld(rows, label) for rows in tables[s])]:
+    names = [text] if isinstance(text, str) or text is None else list(text)
+    columns = [first.column(column, TEXT_COLUMNS, "text") for column in names]
+    for split in [s for s in tables if s != "train" and all(_withheld(table, label) for table in tables[s])]:
         del tables[split]
-    every = [rows for parts in tables.values() for rows in parts]
-    if not sum(rows.rows for rows in tables.get("train", ())):
+    all_tables = [table for split_tables in tables.values() for table in split_tables]
+    if not sum(table.rows for table in tables.get("train", ())):
         raise DataError(f"{first.path} has no rows to train on, or all of their labels are -1.", path=first.path)
-    y, classes, class_names = _labels(every, label)
+    y, classes, class_names = _labels(all_tables, label)
     return Corpus(
-        files=[rows.path for rows in every],
-        marks=[columns, header],
-        texts=lambda: [" ".join(cells) for rows in every for cells in _cells(rows, columns)],
+        files=[table.path for table in all_tables],
+        key=[columns, header],
+        read_texts=lambda: [" ".join(cells) for table in all_tables for cells in _cells(table, columns)],
         y=y,
-        sizes={split: sum(rows.rows for rows in parts) for split, parts in tables.items()},
+        sizes={split: sum(table.rows for table in split_tables) for split, split_tables in tables.items()},
         classes=classes,
         class_names=class_names,
-        groups=None if groups is None else parquet.numbered(_values(every, groups))[0],
+        groups=None if groups is None else parquet.numbered(_values(all_tables, groups))[0],
     )
 
 
-def located(name: str, path: Path | None) -> dict[str, list[Path]]:
+def read_named_set(name: str, facts: Facts, repository: str, folder: str | None, hub: bool) -> Corpus:
+    """Read a named set, downloaded with `hub`, and compare it with its key figures.
+
+    Raises:
+        DataError: As `text`, or the files are those of another set, or there is no test set.
+        MissingExtra: As `text`.
+    """
+    path = _find_set_path(name, folder)
+    set_folder = find_or_download(name, folder, hub, repository, find=lambda *_: find_text_files(name, path))
+    corpus = read_corpus(name, path if set_folder == folder else _find_set_path(name, set_folder))
+    if corpus.classes != facts.classes:
+        raise DataError(
+            f"{name} has {facts.classes} classes of texts, but the files have {corpus.classes}. Is this another set?"
+        )
+    if "test" not in corpus.sizes and "validation" not in corpus.sizes:
+        raise DataError(f"{name}: there is no test.parquet beside its train file.")
+    return corpus
+
+
+def _find_set_path(name: str, folder: str | None) -> Path | None:
+    """Return the set's own folder, given that or the one above."""
+    path = None if folder is None else parse_path(folder, "data.folder")
+    return path / name if path is not None and (path / name).is_dir() else path
+
+
+def find_text_files(name: str, path: Path | None) -> dict[str, list[Path]]:
     """Return the files of rows of each split, "train" first.
 
     Raises:
         DataError: There are none.
     """
     if path is None:
-        return locate(name, None)
+        return find_parquet_files(name, None)
     if path.is_file():
         return {"train": [path]}
     for suffix in SUFFIXES[1:]:
-        for place in (path, path / "data"):
-            found = {split: [place / f"{alias}{suffix}" for alias in names if (place / f"{alias}{suffix}").is_file()]
-                     for split, names in _ALIASES.items()}  # fmt: skip
-            if found["train"]:
-                return {split: files[:1] for split, files in found.items() if files}
+        for folder in (path, path / "data"):
+            splits = {
+                split: [file for alias in aliases if (file := folder / f"{alias}{suffix}").is_file()][:1]
+                for split, aliases in _ALIASES.items()
+            }
+            if splits["train"]:
+                return {split: files for split, files in splits.items() if files}
     try:
-        return locate(name, str(path))
+        return find_parquet_files(name, str(path))
     except DataError as error:
         raise DataError(
             f"{error} Nor is there a train file that ends in {', '.join(SUFFIXES[1:])}, nor a folder of .txt files for "
@@ -481,56 +477,58 @@ def _withheld(rows: TextTable, label: str) -> bool:
     return values.dtype.kind == "i" and bool((values == _WITHHELD).all())
 
 
-# ---- a folder for each class -------------------------------------------------------------------------------------
+# ---- a folder for each class -----------------------------------------------------------------------------------------
 
-
-def _class_folders(path: Path) -> dict[str, dict[str, list[Path]]]:
-    """Return split -> class -> files, or {} if there are none."""
-    found = {split: classes for split, names in _ALIASES.items() for alias in names
-             if (classes := _text_files(path / alias))}  # fmt: skip
-    if "train" in found:
-        return {split: found[split] for split in _ALIASES if split in found}
-    whole = {} if found else _text_files(path)
-    return {"train": whole} if whole else {}
+ClassFiles = dict[str, dict[str, list[Path]]]
+"""Split -> class -> files, "train" first."""
 
 
 def has_text_folders(path: Path) -> bool:
     """Return whether a folder has a folder of .txt files for each class."""
-    return bool(_class_folders(path))
+    return bool(_find_class_files(path))
 
 
-def _text_files(path: Path) -> dict[str, list[Path]]:
+def _find_class_files(path: Path) -> ClassFiles:
+    """Return the files of each class and split, or {} if there are none."""
+    splits = {split: classes for split, aliases in _ALIASES.items() for alias in aliases
+              if (classes := _list_class_files(path / alias))}  # fmt: skip
+    if "train" in splits:
+        return {split: splits[split] for split in _ALIASES if split in splits}
+    classes = {} if splits else _list_class_files(path)
+    return {"train": classes} if classes else {}
+
+
+def _list_class_files(path: Path) -> dict[str, list[Path]]:
     if not path.is_dir():
         return {}
-    found = {place.name: sample_files(place, "*.txt") for place in class_folders(path) if place.name != _UNLABELLED}
-    return {name: files for name, files in found.items() if files}
+    classes = {
+        folder.name: list_sample_files(folder, "*.txt")
+        for folder in list_class_folders(path)
+        if folder.name != _UNLABELLED
+    }
+    return {name: files for name, files in classes.items() if files}
 
 
-def _of_folders(found: dict[str, dict[str, list[Path]]]) -> Corpus:
-    names = tuple(found["train"])
-    for split, classes in found.items():
-        for name, samples in classes.items():
-            if name not in names:
+def _read_class_folders(splits: ClassFiles) -> Corpus:
+    class_names = tuple(splits["train"])
+    for split, classes in splits.items():
+        for name, paths in classes.items():
+            if name not in class_names:
                 raise DataError(
-                    f"{samples[0].parent} is a class of the {split} split that the train split lacks.",
-                    path=samples[0].parent,
+                    f"{paths[0].parent} is a class of the {split} split that the train split lacks.",
+                    path=paths[0].parent,
                 )
-    pairs = [(file, names.index(name)) for classes in found.values() for name in classes for file in classes[name]]
-
-    def texts() -> list[str]:
-        return [_content(file) for file, _ in pairs]
-
+    files = [file for classes in splits.values() for paths in classes.values() for file in paths]
     return Corpus(
-        files=[file for file, _ in pairs],
-        marks=[],
-        texts=texts,
-        y=np.array([label for _, label in pairs], dtype=np.int64),
-        sizes={split: sum(map(len, classes.values())) for split, classes in found.items()},
-        classes=len(names),
-        class_names=names,
+        files=files,
+        key=[],
+        read_texts=lambda: [read_text(file, DataError) for file in files],
+        y=np.array(
+            [class_names.index(name) for classes in splits.values() for name, paths in classes.items() for _ in paths],
+            dtype=np.int64,
+        ),
+        sizes={split: sum(map(len, classes.values())) for split, classes in splits.items()},
+        classes=len(class_names),
+        class_names=class_names,
         groups=None,
     )
-
-
-def _content(file: Path) -> str:
-    return read_text(file, DataError)

@@ -1,7 +1,7 @@
-"""Texts become tokens: by the tokeniser of a checkpoint, or by word pieces learned from the training texts.
+"""Encode texts as tokens, with the tokeniser of a checkpoint or with word pieces learned from the training texts.
 
-Both are kept in the cache, the tokens and the tokeniser (`tokenizer.json`, which `tokenizers` and `transformers` read),
-so that a second load is a memory map. The same texts and parameters give the same tokens in every process.
+The cache holds the tokens and the tokeniser (`tokenizer.json`, which `tokenizers` and `transformers` read), so that a
+second load is a memory map. The same texts and parameters give the same tokens in every process.
 """
 
 import hashlib
@@ -19,15 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetfit.data import cache
-from fleetfit.data.cache import kept
 from fleetfit.errors import DataError, FleetFitError, MissingExtra, format_cause, import_optional
 from fleetfit.files import parse_path
 
 PAD, UNKNOWN, START, END = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _FORMAT = 1  # raise it when the same texts would give other tokens
 _TEXTS = 1000  # encoded at a time
-_MOST_TOKENS = 1 << 22  # of a vocabulary
-_PADDING = (PAD, "<pad>", "<PAD>", "<|pad|>")  # where a tokeniser does not say
+_MAX_TOKENS = 1 << 22  # of a vocabulary
+_PADDING = (PAD, "<pad>", "<PAD>", "<|pad|>")  # usual names, for a tokeniser without a configured one
 Pair = tuple[str, str]
 INSIDE = "##"
 
@@ -40,7 +39,7 @@ class Tokens:
         x: int64 [N, L], memory-mapped copy-on-write.
         vocabulary: Tokens are below it.
         padding: The token that fills short texts.
-        tokenizer: The file of the tokeniser that made them, in the cache.
+        tokenizer: The tokeniser's file in the cache.
     """
 
     x: NDArray[np.int64]
@@ -49,29 +48,29 @@ class Tokens:
     tokenizer: str
 
 
-def encoded(
+def encode_texts(
     name: str,
     files: Sequence[Path],
-    marks: Sequence[object],
-    texts: Callable[[], Sequence[str]],
+    key: Sequence[object],
+    read_texts: Callable[[], Sequence[str]],
     train: NDArray[np.int64],
     tokenizer: str | None,
     vocabulary: int,
     length: int,
 ) -> Tokens:
-    """Return the tokens of a set's texts, from the cache if they are there.
+    """Return the tokens of a set's texts, from the cache if it has them.
 
-    A text begins and ends as the tokeniser has it ([CLS] and [SEP]), is cut to `length` tokens, those two included, and
-    filled up to it.
+    A text begins and ends with the tokeniser's marks ([CLS] and [SEP]), is cut to `length` tokens, marks included, and
+    padded to it.
 
     Args:
         name: The set's name.
-        files: Where the texts are read from.
-        marks: What else decides about the texts, such as their columns.
-        texts: Reads them.
-        train: The texts that word pieces are learned from.
+        files: The files of the texts.
+        key: Everything else that the texts depend on, such as their columns, as JSON values.
+        read_texts: Reads them.
+        train: The texts from which word pieces are learned.
         tokenizer: Path of a checkpoint's folder or a `tokenizer.json`; None: word pieces are learned.
-        vocabulary: Number of word pieces at most, the four special ones included.
+        vocabulary: Maximal number of word pieces, the four special ones included.
         length: Tokens of each text.
 
     Raises:
@@ -84,24 +83,23 @@ def encoded(
         )
     if vocabulary < 8:
         raise DataError(f"{name}: vocabulary must be at least 8, got {vocabulary}.", key="vocabulary")
-    own = [] if tokenizer is None else _files_of(name, parse_path(tokenizer, "tokenizer"))
+    tokenizer_files = [] if tokenizer is None else _list_tokenizer_files(name, parse_path(tokenizer, "tokenizer"))
     if tokenizer is None:
-        marks = [*marks, vocabulary, hashlib.sha256(train.tobytes()).hexdigest()]
-    marks = [_FORMAT, _version(), length, *marks]
+        key = [*key, vocabulary, hashlib.sha256(train.tobytes()).hexdigest()]
+    key = [_FORMAT, _find_version(), length, *key]
 
     def build(folder: Path) -> None:
-        every = texts()
+        texts = read_texts()
         if tokenizer is None:
-            chosen, padding = learned([every[i] for i in train], vocabulary), 0
+            library, padding = learn_tokenizer([texts[i] for i in train], vocabulary), 0
         else:
-            chosen, padding = _theirs(name, parse_path(tokenizer, "tokenizer"), own)
-        x = _encoded(name, chosen, every, length, padding)
-        np.save(folder / "tokens.npy", x)
-        chosen.save(str(folder / "tokenizer.json"))
-        size = 1 + max(chosen.get_vocab(with_added_tokens=True).values(), default=0)
-        if size > _MOST_TOKENS:
+            library, padding = _load_tokenizer(name, parse_path(tokenizer, "tokenizer"), tokenizer_files)
+        np.save(folder / "tokens.npy", _encode(name, library, texts, length, padding))
+        library.save(str(folder / "tokenizer.json"))
+        size = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=0)
+        if size > _MAX_TOKENS:
             raise DataError(
-                f"{name}: the tokeniser has a token {size - 1}, above the {_MOST_TOKENS:,} that there may be.",
+                f"{name}: the tokeniser has a token {size - 1}, above the limit of {_MAX_TOKENS:,} tokens.",
                 key="tokenizer",
             )
         (folder / "tokens.json").write_text(json.dumps({"vocabulary": size, "padding": padding}), encoding="utf-8")
@@ -110,111 +108,75 @@ def encoded(
         x = np.load(folder / "tokens.npy", mmap_mode="c")
         facts = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
         if x.dtype != np.int64 or x.shape[1:] != (length,):
-            raise ValueError(f"{folder} holds {x.dtype} {x.shape}")
+            raise ValueError(f"{folder} has {x.dtype} {x.shape}")
         return Tokens(x, int(facts["vocabulary"]), int(facts["padding"]), str(folder / "tokenizer.json"))
 
-    return kept(cache.key(name, [*files, *own], marks, suffix=""), build, load)
+    return cache.load_folder(cache.make_key(name, [*files, *tokenizer_files], key, suffix=""), build, load)
 
 
-def _version() -> str:
-    """Return the version of `tokenizers`, without importing it: tokens that are kept need no tokeniser."""
+def _find_version() -> str:
+    """Return the version of `tokenizers` without importing it: cached tokens need no tokeniser."""
     try:
         return importlib.metadata.version("tokenizers")
     except importlib.metadata.PackageNotFoundError as error:
         raise MissingExtra("text", "Reading text") from error
 
 
-def learned(texts: Sequence[str], vocabulary: int) -> Any:
-    """Return a lower-casing tokeniser of word pieces that are learned from texts.
-
-    Words are split, and accents dropped, as BERT does (Devlin et al., 2019). [PAD] is token 0; [UNK], [CLS] and [SEP]
-    follow.
-
-    Args:
-        texts: The training texts.
-        vocabulary: Number of pieces at most, the special ones included.
-    """
-    library = import_optional("tokenizers", "text", "Reading text")
-    normal = library.normalizers.BertNormalizer(lowercase=True)
-    divided = library.pre_tokenizers.BertPreTokenizer()
-    words: Counter[str] = Counter()
-    for text in texts:
-        words.update(word for word, _ in divided.pre_tokenize_str(normal.normalize_str(text)))
-    pieces = word_pieces(words, vocabulary - len(SPECIAL))
-    numbers = {piece: number for number, piece in enumerate([*SPECIAL, *pieces])}
-    model = library.models.WordPiece(numbers, unk_token=UNKNOWN, continuing_subword_prefix=INSIDE)
-    tokenizer = library.Tokenizer(model)
-    tokenizer.normalizer, tokenizer.pre_tokenizer = normal, divided
-    tokenizer.decoder = library.decoders.WordPiece(prefix=INSIDE)
-    tokenizer.post_processor = library.processors.TemplateProcessing(
-        single=f"{START} $A {END}", special_tokens=[(START, numbers[START]), (END, numbers[END])]
-    )
-    tokenizer.add_special_tokens(list(SPECIAL))
-    return tokenizer
-
-
-def _encoded(name: str, tokenizer: Any, texts: Sequence[str], length: int, padding: int) -> NDArray[np.int64]:
+def _encode(name: str, tokenizer: Any, texts: Sequence[str], length: int, padding: int) -> NDArray[np.int64]:
     """Return tokens [N, length].
 
     Raises:
-        DataError: The tokeniser cannot cope with a text.
+        DataError: The tokeniser fails on a text.
     """
+    x = np.full((len(texts), length), padding, dtype=np.int64)
     try:
-        return _encode(tokenizer, texts, length, padding)
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(length)
+        for start in range(0, len(texts), _TEXTS):
+            encodings = tokenizer.encode_batch_fast(list(texts[start : start + _TEXTS]))
+            for row, encoding in enumerate(encodings, start):
+                x[row, : len(encoding.ids)] = encoding.ids
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException as error:  # as above
+    except BaseException as error:  # a panic in Rust is not an Exception
         raise DataError(f"{name}: the tokeniser fails on the texts: {format_cause(error)}") from error
-
-
-def _encode(tokenizer: Any, texts: Sequence[str], length: int, padding: int) -> NDArray[np.int64]:
-    """Return tokens [N, length]."""
-    tokenizer.no_padding()
-    tokenizer.enable_truncation(length)
-    x = np.full((len(texts), length), padding, dtype=np.int64)
-    for start in range(0, len(texts), _TEXTS):
-        for row, found in enumerate(tokenizer.encode_batch_fast(list(texts[start : start + _TEXTS])), start):
-            x[row, : len(found.ids)] = found.ids
     return x
 
 
-# ---- tokenisers of others ----------------------------------------------------------------------------------------
+# ---- tokenisers of checkpoints ---------------------------------------------------------------------------------------
 
 
-def _files_of(name: str, path: Path) -> list[Path]:
-    """Return the files that a tokeniser is made of."""
+def _list_tokenizer_files(name: str, path: Path) -> list[Path]:
     if path.is_file():
-        beside = path.with_name("tokenizer_config.json")
-        return [path, beside] if beside.is_file() else [path]
+        config = path.with_name("tokenizer_config.json")
+        return [path, config] if config.is_file() else [path]
     patterns = ("*token*.json", "vocab*", "merges.txt", "*.model", "config.json")
-    found = sorted({file for pattern in patterns for file in path.glob(pattern) if file.is_file()})
-    if not found:
+    files = sorted({file for pattern in patterns for file in path.glob(pattern) if file.is_file()})
+    if not files:
         raise DataError(
             f'{name}: tokenizer = "{path}" must be a tokenizer.json, or the folder of a checkpoint with tokenizer.json '
-            "or vocab.txt in it; neither is there.",
+            "or vocab.txt in it; neither exists.",
             path=path,
         )
-    return found
+    return files
 
 
-def _theirs(name: str, path: Path, files: Sequence[Path]) -> tuple[Any, int]:
+def _load_tokenizer(name: str, path: Path, files: Sequence[Path]) -> tuple[Any, int]:
     """Return a checkpoint's tokeniser and its padding token."""
-    whole = path if path.is_file() else path / "tokenizer.json"
+    file = path if path.is_file() else path / "tokenizer.json"
     try:
-        if whole.is_file():
-            tokenizer = import_optional("tokenizers", "text", "Reading text").Tokenizer.from_file(str(whole))
-            wanted = _padding_of(files, tokenizer)
+        if file.is_file():
+            tokenizer = import_optional("tokenizers", "text", "Reading text").Tokenizer.from_file(str(file))
+            pad_token = _find_pad_token(files, tokenizer)
         else:
             library = import_optional("transformers", "text", f"Reading the tokeniser in {path}")
-            both = library.AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
-            tokenizer, wanted = both.backend_tokenizer, both.pad_token
-    except FleetFitError:
+            wrapper = library.AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+            tokenizer, pad_token = wrapper.backend_tokenizer, wrapper.pad_token
+    except (FleetFitError, KeyboardInterrupt, SystemExit):
         raise
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the libraries raise whatever they come across; a panic in Rust is no Exception
+    except BaseException as error:  # the libraries may raise anything; a panic in Rust is not an Exception
         raise DataError(f"{name}: the tokeniser in {path} cannot be read: {format_cause(error)}", path=path) from error
-    padding = None if wanted is None else tokenizer.token_to_id(wanted)
+    padding = None if pad_token is None else tokenizer.token_to_id(pad_token)
     if padding is None:
         raise DataError(
             f"{name}: the tokeniser in {path} has no padding token; name one as pad_token in tokenizer_config.json.",
@@ -223,8 +185,8 @@ def _theirs(name: str, path: Path, files: Sequence[Path]) -> tuple[Any, int]:
     return tokenizer, padding
 
 
-def _padding_of(files: Sequence[Path], tokenizer: Any) -> str | None:
-    """Return the padding token that a configuration names, else a usual one that the tokeniser has."""
+def _find_pad_token(files: Sequence[Path], tokenizer: Any) -> str | None:
+    """Return the padding token of the configuration, else a usual one that the tokeniser has."""
     for file in files:
         if file.name == "tokenizer_config.json":
             token = json.loads(file.read_text(encoding="utf-8")).get("pad_token")
@@ -239,64 +201,85 @@ def _padding_of(files: Sequence[Path], tokenizer: Any) -> str | None:
 # ---- word pieces -----------------------------------------------------------------------------------------------------
 
 
-def word_pieces(words: Mapping[str, int], size: int) -> list[str]:
+def learn_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
+    """Return a lower-casing tokeniser of word pieces that are learned from texts.
+
+    Words are split, and accents dropped, as in BERT (Devlin et al., 2019). [PAD] is token 0; [UNK], [CLS] and [SEP]
+    follow.
+
+    Args:
+        texts: The training texts.
+        vocabulary: Maximal number of pieces, the special ones included.
+    """
+    library = import_optional("tokenizers", "text", "Reading text")
+    normalizer = library.normalizers.BertNormalizer(lowercase=True)
+    splitter = library.pre_tokenizers.BertPreTokenizer()
+    words: Counter[str] = Counter()
+    for text in texts:
+        words.update(word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)))
+    pieces = learn_word_pieces(words, vocabulary - len(SPECIAL))
+    numbers = {piece: number for number, piece in enumerate([*SPECIAL, *pieces])}
+    model = library.models.WordPiece(numbers, unk_token=UNKNOWN, continuing_subword_prefix=INSIDE)
+    tokenizer = library.Tokenizer(model)
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
+    tokenizer.decoder = library.decoders.WordPiece(prefix=INSIDE)
+    tokenizer.post_processor = library.processors.TemplateProcessing(
+        single=f"{START} $A {END}", special_tokens=[(START, numbers[START]), (END, numbers[END])]
+    )
+    tokenizer.add_special_tokens(list(SPECIAL))
+    return tokenizer
+
+
+def learn_word_pieces(words: Mapping[str, int], size: int) -> list[str]:
     """Return word pieces: single characters, most frequent first, then merged ones in the order of merging.
 
     The pair of neighbouring pieces with the highest count over all words becomes a piece, and so on, until there are
     enough or no pair occurs twice; of equal pairs the first in the order of code points. Single characters take at most
-    half of the places, the rarest are left out, and so are the words that have them.
+    half of the places; the rarest are left out, and so are the words with them.
+
+    Own code, since the training of `tokenizers` is not deterministic: issue 1794 there, pull request 2066.
 
     Args:
-        words: How often each word occurs, at least once.
-        size: Number of pieces at most.
+        words: Count of each word, at least 1.
+        size: Maximal number of pieces.
     """
-    split = [(_characters(word), count) for word, count in sorted(words.items()) if word]
+    split_words = [([word[0], *(INSIDE + c for c in word[1:])], count) for word, count in sorted(words.items()) if word]
     singles: Counter[str] = Counter()
-    for pieces, count in split:
+    for pieces, count in split_words:
         for piece in pieces:
             singles[piece] += count
-    found = dict.fromkeys(sorted(singles, key=lambda piece: (-singles[piece], piece))[: size // 2])
-    corpus = [(pieces, count) for pieces, count in split if all(piece in found for piece in pieces)]
-    pairs, places = _counted(corpus)
-    queue = [(-count, pair) for pair, count in pairs.items()]
-    heapq.heapify(queue)
-    while queue and len(found) < size:
-        count, pair = heapq.heappop(queue)
-        if pairs[pair] != -count:
-            continue  # merges have used some of them up since; the right count is in the queue too
-        if -count < 2:
-            break
-        merged = pair[0] + pair[1].removeprefix(INSIDE)
-        found[merged] = None
-        for changed in _merge(corpus, pairs, places, pair, merged):
-            if pairs[changed] > 0:
-                heapq.heappush(queue, (-pairs[changed], changed))
-    return list(found)
-
-
-def _characters(word: str) -> list[str]:
-    return [word[0], *(INSIDE + character for character in word[1:])]
-
-
-def _counted(corpus: list[tuple[list[str], int]]) -> tuple[Counter[Pair], defaultdict[Pair, set[int]]]:
-    """Return how often each pair of neighbours occurs, and in which words."""
+    result = dict.fromkeys(sorted(singles, key=lambda piece: (-singles[piece], piece))[: size // 2])
+    corpus = [(pieces, count) for pieces, count in split_words if all(piece in result for piece in pieces)]
     pairs: Counter[Pair] = Counter()
-    places: defaultdict[Pair, set[int]] = defaultdict(set)
+    places: defaultdict[Pair, set[int]] = defaultdict(set)  # the words in which a pair occurs
     for index, (pieces, count) in enumerate(corpus):
         for pair in pairwise(pieces):
             pairs[pair] += count
             places[pair].add(index)
-    return pairs, places
+    queue = [(-count, pair) for pair, count in pairs.items()]
+    heapq.heapify(queue)
+    while queue and len(result) < size:
+        count, pair = heapq.heappop(queue)
+        if pairs[pair] != -count:
+            continue  # outdated by a merge; the right count is in the queue, too
+        if -count < 2:
+            break
+        merged = pair[0] + pair[1].removeprefix(INSIDE)
+        result[merged] = None
+        for changed in _merge_pair(corpus, pairs, places, pair, merged):
+            if pairs[changed] > 0:
+                heapq.heappush(queue, (-pairs[changed], changed))
+    return list(result)
 
 
-def _merge(
+def _merge_pair(
     corpus: list[tuple[list[str], int]],
     pairs: Counter[Pair],
     places: defaultdict[Pair, set[int]],
     pair: Pair,
     merged: str,
 ) -> dict[Pair, None]:
-    """Replace a pair by one piece wherever it occurs; return the pairs whose counts have changed."""
+    """Replace a pair by one piece in all words; return the pairs whose counts change."""
     changed: dict[Pair, None] = {}
     for index in sorted(places.pop(pair)):
         pieces, count = corpus[index]

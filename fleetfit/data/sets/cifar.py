@@ -4,14 +4,14 @@ Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009). Held
 section 4.1: 5,000 training images for validation, mean 0.5 and standard deviation 0.25; or by the mean and standard
 deviation of its training images, as in AdaptiveFL and ReeFL.
 
-Differs from the paper: the images held out are as many of every class, not simply random.
+Differs from the paper: the same number of images is held out of every class, not simply random ones.
 """
 
 import dataclasses
 from typing import Literal
 
 from fleetfit.data.dataset import Data, Facts
-from fleetfit.data.files.images import named
+from fleetfit.data.files.images import make_data, read_named_set
 from fleetfit.factories import Preset, make_presets
 
 _SOURCE = "Krizhevsky (2009), https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -52,15 +52,15 @@ def _photographs(
     """Return a set from Parquet files (see `fleetfit.data.files.images` for the layouts), images [60000, 3, 32, 32].
 
     Args:
-        name: The set's.
+        name: The set's name.
         label: Column of the labels.
         folder: The folder with its files or the one above; None: FLEETFIT_DATA names the one above.
-        validation: Share of the training images that is held out, class by class, 0 <= validation < 1.
-        augment: What training batches go through; "crop-flip" pads 4 pixels, "none" is nothing.
-        seed: Of what is held out.
+        validation: Share of the training images to hold out, class by class, 0 <= validation < 1.
+        augment: Augmentation of training batches; "crop-flip" pads 4 pixels, "none" is nothing.
+        seed: Seed of the held out samples.
         coarse: Whether the labels are the 20 superclasses.
-        resize: Side in pixels to which batches are enlarged, after augmentation; None: they stay as they are.
-        samples: So many training images only, drawn class by class, those held out included; None: all.
+        resize: Side in pixels to which batches are enlarged after augmentation; None: they keep their size.
+        samples: Number of training images to draw, class by class, those held out included; None: all.
         hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk.
         normalise: By "fixed" values, mean 0.5 and deviation 0.25, or by the set's "own" mean and deviation per channel.
 
@@ -70,8 +70,10 @@ def _photographs(
     """
     facts = dataclasses.replace(FACTS[name], classes=20) if coarse else FACTS[name]
     mean, std = _FIXED if normalise == "fixed" else _OWN[name]
-    return named(name, facts, f"uoft-cs/{name}", folder, 3, "coarse_label" if coarse else label, validation, augment,
-                 seed, mean, std, resize, samples, hub)  # fmt: skip
+    labelled = read_named_set(
+        name, facts, f"uoft-cs/{name}", folder, hub, channels=3, label="coarse_label" if coarse else label
+    )
+    return make_data(name, labelled, validation, 0.0, seed, augment, mean, std, resize, samples)
 
 
 cifar10, cifar100 = make_presets(_photographs, SETS)

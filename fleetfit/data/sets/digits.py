@@ -29,26 +29,26 @@ def digits(validation: float = 0.1, test: float = 0.2, seed: int = 0, augment: s
     """Return the digits as images [1797, 1, 8, 8], their 17 grey values 0..16 spread over 0..255.
 
     Args:
-        validation: Share of the training images that is held out, class by class, 0 <= validation < 1.
-        test: Share of all images that is the test set, class by class, 0 <= test < 1.
-        seed: Of both divisions.
-        augment: None or "shift" (one pixel); a mirrored digit is no digit.
+        validation: Share of the training images to hold out, class by class, 0 <= validation < 1.
+        test: Share of all images to hold out as the test set, class by class, 0 <= test < 1.
+        seed: Seed of the held out samples.
+        augment: None or "shift" (one pixel); digits should not be mirrored.
 
     Raises:
         DataError: A share or the seed is out of range.
     """
-    grey, y = _read()
+    grey, y = _read_digits()
     x = np.rint(grey * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
-    rest, held = hold_out(np.arange(len(y)), y, test, seed, "test")
-    train, valid = hold_out(rest, y[rest], validation, seed)
+    remaining, test_indices = hold_out(np.arange(len(y)), y, test, seed, "test")
+    train, validation_indices = hold_out(remaining, y[remaining], validation, seed)
     return Data(
         name="digits",
         x=torch.from_numpy(x),
         y=torch.from_numpy(y),
         splits={
             "train": torch.from_numpy(train),
-            "validation": torch.from_numpy(valid),
-            "test": torch.from_numpy(held),
+            "validation": torch.from_numpy(validation_indices),
+            "test": torch.from_numpy(test_indices),
         },
         classes=10,
         class_names=tuple("0123456789"),
@@ -58,17 +58,17 @@ def digits(validation: float = 0.1, test: float = 0.2, seed: int = 0, augment: s
     )
 
 
-def _read() -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return grey values [1797, 64] and labels [1797] from the file in scikit-learn, whose import takes longer."""
+def _read_digits() -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return grey values [1797, 64] and labels [1797] from scikit-learn's file, without its slower import."""
     package = importlib.util.find_spec("sklearn")
-    places = (package.submodule_search_locations or ()) if package is not None else ()
-    for place in places:
-        path = Path(place) / "datasets" / "data" / "digits.csv.gz"
+    folders = (package.submodule_search_locations or ()) if package is not None else ()
+    for folder in folders:
+        path = Path(folder) / "datasets" / "data" / "digits.csv.gz"
         if path.is_file():
             with gzip.open(path, "rt", encoding="ascii") as file:
                 rows = np.loadtxt(file, delimiter=",")
             return rows[:, :-1], rows[:, -1].astype(np.int64)
-    from sklearn.datasets import load_digits  # a release that keeps the file elsewhere
+    from sklearn.datasets import load_digits  # a release with the file elsewhere
 
     grey, label = load_digits(return_X_y=True)
     return np.asarray(grey), np.asarray(label, dtype=np.int64)

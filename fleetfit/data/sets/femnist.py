@@ -4,10 +4,11 @@ Caldas et al., "LEAF: A Benchmark for Federated Settings" (2018), made from NIST
 "EMNIST", 2017, has the same characters). Each writer is a natural group, so that `partition = { kind = "natural" }`
 makes every writer a client.
 
-Differs from the paper: what LEAF or a file does not divide is divided here, within each writer; the ink is made bright
-and the paper dark, as in MNIST, whichever way round the files have it.
+Differs from the paper: missing splits are held out here, within each writer; ink is made bright and paper dark, as in
+MNIST.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -15,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetfit.data import cache
-from fleetfit.data.cache import kept
 from fleetfit.data.dataset import Data, Facts
-from fleetfit.data.files.images import Form, LabelledImages, from_table, read_parquet
-from fleetfit.data.files.leaf import leaf_files, leaf_users
-from fleetfit.data.files.places import folder_of, found_folder, locate, set_folder
+from fleetfit.data.files.folders import find_or_download, find_parquet_files, find_set_folder, resolve_folder
+from fleetfit.data.files.images import LabelledImages, make_data, read_parquet
+from fleetfit.data.files.leaf import find_leaf_files, read_leaf_users
+from fleetfit.data.image_reader import ImageSpec
 from fleetfit.errors import DataError
 
 FACTS = Facts(
@@ -46,65 +47,59 @@ def femnist(
 ) -> Data:
     """Return FEMNIST from LEAF's JSON or from Parquet files, images [N, 1, 28, 28], groups = writers.
 
-    LEAF's folder has `data/all_data/all_data_*.json`, or `data/train` and `data/test` where LEAF has divided them;
-    the folder `data`, or one with these in it, does as well. Parquet files have the columns image, label or character,
-    and writer_id, in a folder with `train.parquet` or numbered files. A set of the ten digits alone has ten classes.
+    LEAF's folder has `data/all_data/all_data_*.json`, or `data/train` and `data/test` if LEAF has split them; it may
+    also be the folder `data` or the one above. Parquet files have the columns image, label or character, and writer_id,
+    in a folder with `train.parquet` or numbered files. A set of the ten digits alone has ten classes.
 
     Args:
-        folder: The folder with its files or the one above; a relative path that does not exist is sought in the folder
-            FLEETFIT_DATA. None: FLEETFIT_DATA names the one above.
-        validation: Share of each writer's training images that is held out, 0 <= validation < 1.
-        test: Share of each writer's images that is the test set, where there is no test file.
-        augment: What training batches go through, such as "crop"; None: nothing.
-        seed: Of what is held out.
-        resize: Side in pixels to which batches are enlarged, after augmentation; None: they stay as they are.
+        folder: The folder with its files or the one above; a relative path that does not exist is searched for in the
+            folder FLEETFIT_DATA. None: FLEETFIT_DATA names the one above.
+        validation: Share of each writer's training images to hold out, 0 <= validation < 1.
+        test: Share of each writer's images to hold out as the test set, if there is no test file.
+        augment: Augmentation of training batches, such as "crop"; None: nothing.
+        seed: Seed of the held out samples.
+        resize: Side in pixels to which batches are enlarged after augmentation; None: they keep their size.
         hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk.
 
     Raises:
         DataError: The files are missing or wrong, or a share is out of range.
         MissingExtra: pyarrow or Pillow is not installed, or `datasets` is not and the set has to be downloaded.
     """
-    given = None if folder is None else str(set_folder(folder))
-    place = folder_of("femnist", given, hub, HUB, found=_look)
-    leaf = _leaf(place)
-    if leaf:
-        table = _from_json(leaf)
+    if folder is not None:
+        folder = str(resolve_folder(folder))
+    folder = find_or_download("femnist", folder, hub, HUB, find=_find_set)
+    if leaf_files := _find_leaf_files("femnist", folder):
+        labelled = _read_leaf(leaf_files)
     else:
-        table = read_parquet(
-            "femnist", place, groups="writer_id", form=Form(channels=1, lazy=False, most_bytes=4 << 30)
-        )
-    height, width = table.x.shape[2:]
-    if (height, width) != (_SIDE, _SIDE) or table.classes > len(_NAMES):
+        spec = ImageSpec(channels=1, lazy=False, max_bytes=4 << 30)
+        labelled = read_parquet("femnist", folder, groups="writer_id", spec=spec)
+    height, width = labelled.x.shape[2:]
+    if (height, width) != (_SIDE, _SIDE) or labelled.classes > len(_NAMES):
         raise DataError(
-            f"femnist has 62 classes (or the 10 digits) of 28x28 images, but the files hold {table.classes} classes of "
-            f"{height}x{width}: is this another data set?"
+            "femnist has 62 classes (or the 10 digits) of 28x28 images, but the files have "
+            f"{labelled.classes} classes of {height}x{width}. Is this another data set?"
         )
-    classes = _DIGITS if table.classes <= _DIGITS else len(_NAMES)
-    bright_ink = LabelledImages(
-        _dark_paper(table.x), table.y, table.sizes, classes, tuple(_NAMES[:classes]), table.groups
-    )
-    return from_table("femnist", bright_ink, validation, test, seed, augment, (0.04,), (0.17,), resize)
+    classes = _DIGITS if labelled.classes <= _DIGITS else len(_NAMES)
+    pixels = np.asarray(labelled.x)
+    if len(pixels) and pixels.mean() > 127.5:  # bright paper, which most of a page is
+        pixels = 255 - pixels
+    labelled = dataclasses.replace(labelled, x=pixels, classes=classes, class_names=tuple(_NAMES[:classes]), notes=())
+    return make_data("femnist", labelled, validation, test, seed, augment, (0.04,), (0.17,), resize)
 
 
-def _leaf(folder: str | None) -> dict[str, list[Path]]:
-    place = found_folder("femnist", folder)
-    return {} if place is None else leaf_files(place)
+def _find_leaf_files(name: str, folder: str | None) -> dict[str, list[Path]]:
+    set_folder = find_set_folder(name, folder)
+    return {} if set_folder is None else find_leaf_files(set_folder)
 
 
-def _look(name: str, folder: str | None) -> None:
-    """Raise where the set is not there."""
-    if not _leaf(folder):
-        locate(name, folder)
+def _find_set(name: str, folder: str | None) -> None:
+    """Raise DataError if the set is missing."""
+    if not _find_leaf_files(name, folder):
+        find_parquet_files(name, folder)
 
 
-def _dark_paper(x: NDArray[np.uint8] | object) -> NDArray[np.uint8]:
-    """Return the images with bright ink: most of a page is paper, so a bright mean means bright paper."""
-    pixels = np.asarray(x)
-    return 255 - pixels if len(pixels) and pixels.mean() > 127.5 else pixels
-
-
-def _from_json(splits: dict[str, list[Path]]) -> LabelledImages:
-    """Return LEAF's images, read file by file once and kept in the cache: as text they take twenty times the room."""
+def _read_leaf(splits: dict[str, list[Path]]) -> LabelledImages:
+    """Return LEAF's images, read file by file into the cache: as text they take twenty times the memory."""
     files = [path for paths in splits.values() for path in paths]
 
     def build(target: Path) -> None:
@@ -113,13 +108,13 @@ def _from_json(splits: dict[str, list[Path]]) -> LabelledImages:
         sizes = {}
         with (target / "x.bin").open("wb") as out:
             for split, paths in splits.items():
-                before = len(writers)
+                start = len(writers)
                 for path in paths:
-                    for writer, (x, labels) in leaf_users([path]).items():
-                        out.write(_pixels(x, path, writer).tobytes())
-                        y.append(_checked(labels, path, writer))
+                    for writer, (x, labels) in read_leaf_users([path]).items():
+                        out.write(_parse_pixels(x, path, writer).tobytes())
+                        y.append(_parse_labels(labels, path, writer))
                         writers += [writer] * len(labels)
-                sizes[split] = len(writers) - before
+                sizes[split] = len(writers) - start
         np.save(target / "y.npy", np.concatenate(y) if y else np.zeros(0, np.int64))
         np.save(target / "groups.npy", np.unique(writers, return_inverse=True)[1].astype(np.int64))
         (target / "sizes.json").write_text(json.dumps(sizes))
@@ -128,22 +123,22 @@ def _from_json(splits: dict[str, list[Path]]) -> LabelledImages:
         y, groups = np.load(target / "y.npy"), np.load(target / "groups.npy")
         sizes = json.loads((target / "sizes.json").read_text())
         if not len(y):
-            raise DataError(f"{files[0]} and its like hold no samples.", path=files[0])
+            raise DataError(f"{files[0]}: the files of the set have no samples.", path=files[0])
         x = np.memmap(target / "x.bin", np.uint8, "c", shape=(len(y), 1, _SIDE, _SIDE))
         return LabelledImages(x, y, sizes, len(_NAMES), (), groups)
 
-    return kept(cache.key("femnist", files, ["leaf", list(splits)], suffix=""), build, load)
+    return cache.load_folder(cache.make_key("femnist", files, ["leaf", list(splits)], suffix=""), build, load)
 
 
-def _pixels(x: list[object], path: Path, writer: str) -> NDArray[np.uint8]:
-    """Return LEAF's grey values 0..1 as 0..255, which is what they were made from."""
+def _parse_pixels(x: list[object], path: Path, writer: str) -> NDArray[np.uint8]:
+    """Return LEAF's grey values 0..1 as 0..255, from which LEAF made them."""
     if not x:
         return np.zeros((0, _SIDE**2), dtype=np.uint8)
     try:
         grey = np.array(x, dtype=np.float64).reshape(len(x), -1)
     except (TypeError, ValueError, OverflowError) as error:
         raise DataError(
-            f'{path}: the images of writer "{writer}" are no lists of numbers: {error}', path=path
+            f'{path}: the images of writer "{writer}" must be lists of numbers: {error}', path=path
         ) from error
     if grey.shape[1] != _SIDE**2 or not 0 <= grey.min() <= grey.max() <= 1:
         raise DataError(
@@ -154,14 +149,9 @@ def _pixels(x: list[object], path: Path, writer: str) -> NDArray[np.uint8]:
     return np.rint(grey * 255).astype(np.uint8)
 
 
-def _checked(labels: list[object], path: Path, writer: str) -> NDArray[np.int64]:
-    if not all(isinstance(label, int) and not isinstance(label, bool) for label in labels):
+def _parse_labels(labels: list[object], path: Path, writer: str) -> NDArray[np.int64]:
+    if not all(type(label) is int and 0 <= label < len(_NAMES) for label in labels):
         raise DataError(
             f'{path}: the labels of writer "{writer}" must be whole numbers in 0..{len(_NAMES) - 1}.', path=path
         )
-    y = np.array(labels, dtype=object)
-    if len(y) and (not 0 <= y.min() <= y.max() < len(_NAMES)):
-        raise DataError(
-            f'{path}: the labels of writer "{writer}" must be whole numbers in 0..{len(_NAMES) - 1}.', path=path
-        )
-    return y.astype(np.int64)
+    return np.array(labels, dtype=np.int64)

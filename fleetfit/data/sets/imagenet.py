@@ -4,8 +4,9 @@ Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge" (2015), 
 """
 
 from fleetfit.data.dataset import Data, Facts
-from fleetfit.data.files.images import Form, from_table, has_class_folders, read_class_folders, read_parquet
-from fleetfit.data.files.places import folder_of, found_folder
+from fleetfit.data.files.folders import find_or_download, find_set_folder
+from fleetfit.data.files.images import has_class_folders, make_data, read_class_folders, read_parquet
+from fleetfit.data.image_reader import ImageSpec
 from fleetfit.errors import DataError
 
 FACTS = Facts(
@@ -42,10 +43,10 @@ def imagenet(
         size: Side in pixels of the images that a model gets.
         centre: Share of the shorter side that evaluation sees, 0 < centre <= 1; 0.875 is 224 of 256 pixels.
         lazy: Whether images stay encoded; None: above 8 GiB of decoded images, as the whole set is from 47 pixels on.
-        validation: Share of the training images that is held out, class by class, 0 <= validation < 1.
-        augment: What training batches go through; "resized-crop" takes 8% to 100% of the area. "none": the centre.
-        seed: Of what is held out.
-        resize: Side in pixels to which batches are enlarged, after augmentation; None: they stay as they are.
+        validation: Share of the training images to hold out, class by class, 0 <= validation < 1.
+        augment: Augmentation of training batches; "resized-crop" takes 8% to 100% of the area. "none": the centre.
+        seed: Seed of the held out samples.
+        resize: Side in pixels to which batches are enlarged after augmentation; None: they keep their size.
         exif_orientation: Whether images are turned as their EXIF orientation says; false: as they are stored.
         hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk; needs its licence.
 
@@ -53,18 +54,18 @@ def imagenet(
         DataError: The files are missing or wrong, or a parameter is out of range.
         MissingExtra: Pillow or pyarrow is not installed, or `datasets` is not and the set has to be downloaded.
     """
-    form = Form(size, 3, centre, lazy, upright=exif_orientation)
-    place = found_folder("imagenet", folder)
-    if place is not None and has_class_folders(place):
-        table = read_class_folders("imagenet", place, form)
+    spec = ImageSpec(size, 3, centre, lazy, upright=exif_orientation)
+    set_folder = find_set_folder("imagenet", folder)
+    if set_folder is not None and has_class_folders(set_folder):
+        labelled = read_class_folders("imagenet", set_folder, spec)
     else:
-        files = folder_of("imagenet", folder, hub, HUB)
-        table = read_parquet("imagenet", files, form=form, splits=_SPLITS)
-    if table.classes != FACTS.classes:
+        parquet_folder = find_or_download("imagenet", folder, hub, HUB)
+        labelled = read_parquet("imagenet", parquet_folder, spec=spec, splits=_SPLITS)
+    if labelled.classes != FACTS.classes:
         raise DataError(
-            f'imagenet has {FACTS.classes} classes, but the files hold {table.classes}; data.name = "images" reads '
+            f'imagenet has {FACTS.classes} classes, but the files have {labelled.classes}; data.name = "images" reads '
             "any set of this layout.",
             key="name",
         )
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    return from_table("imagenet", table, validation, 0.0, seed, augment, mean, std, resize)
+    return make_data("imagenet", labelled, validation, 0.0, seed, augment, mean, std, resize)

@@ -1,11 +1,11 @@
-"""MNIST and its twin in clothes, Fashion-MNIST: 70,000 grey pictures of 28x28 pixels in ten classes each.
+"""MNIST and Fashion-MNIST: 70,000 grey images of 28x28 pixels in ten classes each.
 
 LeCun, Bottou, Bengio and Haffner, "Gradient-Based Learning Applied to Document Recognition" (1998). Xiao, Rasul and
 Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms" (2017).
 """
 
 from fleetfit.data.dataset import Data, Facts
-from fleetfit.data.files.images import named
+from fleetfit.data.files.images import make_data, read_named_set
 from fleetfit.factories import Preset, make_presets
 
 FACTS = {
@@ -30,7 +30,7 @@ SETS = {
         {"name": "mnist", "repository": "ylecun/mnist", "mean": (0.1307,), "std": (0.3081,)},
     ),
     "fashion_mnist": Preset(
-        "Fashion-MNIST: 70,000 grey pictures of clothes, in the format of MNIST.",
+        "Fashion-MNIST: 70,000 grey images of clothes, in the format of MNIST.",
         {"name": "fashion_mnist", "repository": "zalando-datasets/fashion_mnist", "mean": (0.2860,), "std": (0.3530,)},
     ),
 }
@@ -52,25 +52,25 @@ def _grey(
     """Return a set from Parquet files (see `fleetfit.data.files.images` for the layouts), images [70000, 1, 28, 28].
 
     Args:
-        name: The set's.
-        repository: Where the hub has it.
-        mean: Of its training images.
-        std: Of its training images.
+        name: The set's name.
+        repository: Its repository on the hub.
+        mean: Mean of its training images.
+        std: Standard deviation of its training images.
         folder: The folder with its files or the one above; None: FLEETFIT_DATA names the one above.
-        validation: Share of the training images that is held out, class by class, 0 <= validation < 1.
-        augment: What training batches go through, such as "crop" or, for clothes, "crop-flip"; None: nothing. A
-            mirrored digit is no digit.
-        seed: Of what is held out.
-        resize: Side in pixels to which batches are enlarged, after augmentation; None: they stay as they are.
-        samples: So many training images only, drawn class by class, those held out included; None: all.
+        validation: Share of the training images to hold out, class by class, 0 <= validation < 1.
+        augment: Augmentation of training batches, such as "crop" or, for clothes, "crop-flip"; None: nothing. Digits
+            should not be mirrored.
+        seed: Seed of the held out samples.
+        resize: Side in pixels to which batches are enlarged after augmentation; None: they keep their size.
+        samples: Number of training images to draw, class by class, those held out included; None: all.
         hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk.
 
     Raises:
         DataError: The files are missing or wrong, or `validation` is out of range.
         MissingExtra: pyarrow or Pillow is not installed, or `datasets` is not and the set has to be downloaded.
     """
-    return named(name, FACTS[name], repository, folder, 1, "label", validation, augment, seed, mean, std, resize,
-                 samples, hub)  # fmt: skip
+    labelled = read_named_set(name, FACTS[name], repository, folder, hub, channels=1, label="label")
+    return make_data(name, labelled, validation, 0.0, seed, augment, mean, std, resize, samples)
 
 
 mnist, fashion_mnist = make_presets(_grey, SETS)

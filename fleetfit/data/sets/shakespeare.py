@@ -6,14 +6,13 @@ for testing; roles with fewer than two lines are left out. LEAF (Caldas et al., 
 whose files are read as well.
 
 Differs from the paper: the roles are those of your files (the paper has 1,146). The characters are fixed: tab, line
-feed and the 95 printable ones of ASCII, 99 tokens with padding and the unknown one, whatever the files hold. Windows
-neither overlap nor remember the one before, and every character that follows one in a window is predicted. LEAF scores
-only the one after a window, which `score = "last"` does; its windows are put together again first. Validation data are
-the last windows of a role's training data.
+feed and the 95 printable ones of ASCII, 99 tokens with padding and the unknown one. Windows neither overlap nor
+remember the one before, and every next character is predicted. LEAF scores only the character after a window, as
+`score = "last"` does. Validation data are the last windows of a role's training data.
 
 Files are Parquet with one row for each role and its text (`client_id`, `text`), Parquet with LEAF's windows
-(`character_id`, `x`, `y`, as the hub has them), or LEAF's JSON. LEAF's windows of 80 characters that overlap by all but
-one are put together again, so that all files give running text.
+(`character_id`, `x`, `y`, as on the hub), or LEAF's JSON. LEAF's windows of 80 characters overlap by all but one; they
+are joined, so that all files give running text.
 """
 
 import json
@@ -23,20 +22,19 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit.data import cache
-from fleetfit.data.cache import kept
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files import parquet
-from fleetfit.data.files.leaf import Users, leaf_files, leaf_users
-from fleetfit.data.files.places import folder_of, locate
+from fleetfit.data.files.folders import find_or_download, find_parquet_files
+from fleetfit.data.files.leaf import Users, find_leaf_files, read_leaf_users
 from fleetfit.data.files.plain_text import (
     PRINTABLE,
     Level,
     Passages,
     Score,
     Vocabulary,
+    build_vocabulary,
     check_windows,
-    most_frequent,
-    next_tokens,
+    make_data,
 )
 from fleetfit.errors import DataError, import_optional
 from fleetfit.files import parse_path
@@ -68,18 +66,18 @@ def shakespeare(
     """Return the plays as next-token data, tokens [N, length]; the groups are the roles, by name.
 
     The folder has Parquet files with a row for each role, columns `client_id` and `text` (its lines); or LEAF's JSON
-    files in `data/train` and `data/test`, or `data/all_data`; or Parquet files of LEAF's windows, as the hub has them.
+    files in `data/train` and `data/test`, or `data/all_data`; or Parquet files of LEAF's windows, as on the hub.
 
     Args:
         folder: The folder with its files or the one above; None: FLEETFIT_DATA names the one above.
-        level: "characters", or "words" (lower-cased; marks and line ends are words too).
+        level: "characters", or "words" (lower-cased; punctuation marks and line ends are words, too).
         length: Tokens of a window.
-        score: "all": every token of a window predicts the next one, and windows do not overlap. "last": only a
-            window's last one, and there is a window for each character; takes `length` times the memory and time.
-        vocabulary: Words that are known at most, the most frequent of the training data; not used for characters.
-        validation: Share of a role's training windows, the last ones, that is held out; rounded down.
-        test: Share of a role's lines (of its characters, in LEAF's files), the last ones, that is for testing, if
-            there is no test file; rounded up, but at least one line is for training.
+        score: "all": every token of a window predicts the next one, and windows do not overlap. "last": only the last
+            token of a window does, and each token has a window; takes `length` times the memory and time.
+        vocabulary: Maximal number of known words, the most frequent of the training data; not used for characters.
+        validation: Share of a role's training windows, the last ones, to hold out; rounded down.
+        test: Share of a role's lines (of its characters, in LEAF's files), the last ones, for testing, if there is no
+            test file; rounded up, but at least one line is for training.
         hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk: LEAF's, all roles.
 
     Raises:
@@ -88,64 +86,65 @@ def shakespeare(
     """
     name = "shakespeare"
     check_windows(name, length, level, score)
-    found, lines = read_roles(name, folder_of(name, folder, hub, HUB, found=_located))
-    train, later = found["train"], found.get("test")
+    splits, has_lines = read_roles(name, find_or_download(name, folder, hub, HUB, find=_find_files))
     groups = []
-    for role in sorted({*train, *(later or {})}):
-        said, rest = train.get(role, []), (later or {}).get(role, [])
-        if not lines or sum(text.count("\n") + 1 for text in [*said, *rest]) >= 2:
-            groups.append(divided(said, test, lines) if later is None else Passages(said, rest))
-    known = Vocabulary("characters", PRINTABLE)
+    for role in sorted({*splits["train"], *splits.get("test", {})}):
+        train, held_out = splits["train"].get(role, []), splits.get("test", {}).get(role, [])
+        if has_lines and sum(passage.count("\n") + 1 for passage in [*train, *held_out]) < 2:
+            continue
+        groups.append(Passages(train, held_out) if "test" in splits else split_role(train, test, has_lines))
+    tokens = Vocabulary("characters", PRINTABLE)
     if level == "words":
-        known = most_frequent(level, (text for group in groups for text in group.train), vocabulary)
-    return next_tokens(name, groups, known, length, score, validation)
+        tokens = build_vocabulary(level, (text for group in groups for text in group.train), vocabulary)
+    return make_data(name, groups, tokens, length, score, validation)
 
 
-def divided(said: list[str], test: float, lines: bool) -> Passages:
-    """Return what a role has said, its last share for testing, rounded up; at least one line is for training.
+def split_role(passages: list[str], test: float, has_lines: bool) -> Passages:
+    """Split a role's text: its last share is for testing, rounded up, but at least one line is for training.
 
     Args:
-        said: The role's passages.
+        passages: The role's passages.
         test: Share for testing, 0 <= test < 1.
-        lines: Whether whole lines are counted and the passages follow each other, else characters.
+        has_lines: Whether the share counts lines and the passages follow each other; else it counts characters.
 
     Raises:
         DataError: The share is out of range.
     """
     if not 0 <= test < 1:
         raise DataError(f"shakespeare: test must be at least 0 and below 1, got {test}.", key="test")
-    if lines:
-        pieces = "\n".join(said).split("\n")
-        kept = len(pieces) - min(len(pieces) - 1, math.ceil(len(pieces) * test - 1e-9))
-        return Passages(["\n".join(pieces[:kept])], ["\n".join(pieces[kept:])])
-    left = sum(map(len, said)) - math.ceil(sum(map(len, said)) * test - 1e-9)
-    train, rest = [], []
-    for passage in said:
-        train.append(passage[: max(0, left)])
-        rest.append(passage[max(0, left) :])
-        left -= len(passage)
-    return Passages(train, rest)
+    if has_lines:
+        lines = "\n".join(passages).split("\n")
+        count = len(lines) - min(len(lines) - 1, math.ceil(len(lines) * test - 1e-9))
+        return Passages(["\n".join(lines[:count])], ["\n".join(lines[count:])])
+    total = sum(map(len, passages))
+    remaining = total - math.ceil(total * test - 1e-9)  # characters for training
+    train, held_out = [], []
+    for passage in passages:
+        train.append(passage[: max(0, remaining)])
+        held_out.append(passage[max(0, remaining) :])
+        remaining -= len(passage)
+    return Passages(train, held_out)
 
 
-# ---- roles and what they say, from whichever files there are ---------------------------------------------------------
+# ---- roles and their text, from all layouts of files -----------------------------------------------------------------
 
 
-def _located(name: str, folder: str | None) -> dict[str, list[Path]]:
-    """Return the files of each split that is there, "train" first.
+def _find_files(name: str, folder: str | None) -> dict[str, list[Path]]:
+    """Return the files of each split, "train" first.
 
     Raises:
         DataError: There are none.
     """
     if folder is not None:
         path = parse_path(folder, "data.folder")
-        for place in (path, path / name):
-            if found := leaf_files(place):
-                return found
-    return locate(name, folder)
+        for set_folder in (path, path / name):
+            if files := find_leaf_files(set_folder):
+                return files
+    return find_parquet_files(name, folder)
 
 
 def read_roles(name: str, folder: str | None) -> tuple[dict[str, Roles], bool]:
-    """Return split -> role -> passages, and whether they have lines, which LEAF's have lost.
+    """Return split -> role -> passages, and whether the passages have line ends, which LEAF's lack.
 
     "test" is there only if it has files of its own.
 
@@ -153,63 +152,63 @@ def read_roles(name: str, folder: str | None) -> tuple[dict[str, Roles], bool]:
         DataError: A file is missing or wrong.
         MissingExtra: There are Parquet files and pyarrow is not installed.
     """
-    splits = _located(name, folder)
+    splits = _find_files(name, folder)
     files = [file for paths in splits.values() for file in paths]
-    if files[0].suffix != ".json" and "x" not in _opened(files[0]).columns:
-        return {split: _from_rows(paths) for split, paths in splits.items()}, True
+    if files[0].suffix != ".json" and "x" not in _open_parquet(files[0]).columns:
+        return {split: _read_texts(paths) for split, paths in splits.items()}, True
 
-    def build(place: Path) -> None:
-        found = {split: _from_windows(paths) for split, paths in splits.items()}
-        (place / "roles.json").write_text(json.dumps(found), encoding="utf-8")
+    def build(target: Path) -> None:
+        roles = {split: _read_windows(paths) for split, paths in splits.items()}
+        (target / "roles.json").write_text(json.dumps(roles), encoding="utf-8")
 
-    def load(place: Path) -> dict[str, Roles]:
-        found: dict[str, Roles] = json.loads((place / "roles.json").read_text(encoding="utf-8"))
-        return found
+    def load(target: Path) -> dict[str, Roles]:
+        roles: dict[str, Roles] = json.loads((target / "roles.json").read_text(encoding="utf-8"))
+        return roles
 
-    return kept(cache.key(name, files, [sorted(splits)], suffix=""), build, load), False
+    return cache.load_folder(cache.make_key(name, files, [sorted(splits)], suffix=""), build, load), False
 
 
-def _opened(path: Path) -> parquet.File:
+def _open_parquet(path: Path) -> parquet.File:
     import_optional("pyarrow", "text", "Reading text from Parquet files")
     return parquet.File(path)
 
 
-def _from_rows(paths: Iterable[Path]) -> Roles:
+def _read_texts(paths: Iterable[Path]) -> Roles:
     roles: Roles = {}
     for path in paths:
-        file = _opened(path)
+        file = _open_parquet(path)
         names = file.texts(file.column(None, _ROLE, "role"))
         for role, text in zip(names, file.texts(file.column(None, ("text",), "text")), strict=True):
             roles.setdefault(role, []).append(text)
     return roles
 
 
-def _from_windows(paths: list[Path]) -> Roles:
+def _read_windows(paths: list[Path]) -> Roles:
     users: Users = {}
     if paths[0].suffix == ".json":
-        users = leaf_users(paths)
+        users = read_leaf_users(paths)
     else:
         for path in paths:
-            file = _opened(path)
+            file = _open_parquet(path)
             columns = (file.texts(file.column(None, _ROLE, "role")), file.texts("x"), file.texts("y"))
             for role, x, y in zip(*columns, strict=True):
-                known = users.setdefault(role, ([], []))
-                known[0].append(x)
-                known[1].append(y)
-    return {user: joined(x, y, paths[0]) for user, (x, y) in users.items()}
+                windows, following = users.setdefault(role, ([], []))
+                windows.append(x)
+                following.append(y)
+    return {user: join_windows(x, y, paths[0]) for user, (x, y) in users.items()}
 
 
-def joined(x: list[Any], y: list[Any], path: Path) -> list[str]:
-    """Put windows and the characters that follow them together again.
+def join_windows(x: list[Any], y: list[Any], path: Path) -> list[str]:
+    """Join windows and the characters that follow them to passages.
 
     Args:
-        x: Windows; one that is the window before it without its first character and with the character that follows
-            that window continues the passage, any other begins a new one.
+        x: Windows. One that continues the window before it by its next character continues the passage; any other
+            begins a new one.
         y: The character that follows each.
-        path: Where they come from, for messages.
+        path: Their file, for messages.
 
     Raises:
-        DataError: One of them is no text.
+        DataError: A window or a character is not text.
     """
     passages: list[list[str]] = []
     expected = None

@@ -1,7 +1,7 @@
 """AG News and SST-2: short texts with a label, as tokens.
 
 AG News: Zhang, Zhao and LeCun, "Character-level Convolutional Networks for Text Classification" (2015), from the corpus
-of Gulli (2005). Files with fewer training texts are taken too; the set's name then says so in every report.
+of Gulli (2005). Files may have fewer training texts; the set's name in reports then has their number.
 
 SST-2: Socher et al., "Recursive Deep Models for Semantic Compositionality Over a Sentiment Treebank" (2013), as divided
 by the GLUE benchmark (Wang et al., 2019). The training texts are phrases of the sentences; validation and test are
@@ -12,8 +12,10 @@ Differs from the paper (ScaleFL, section 4.1): a tenth of AG News's training tex
 for every class; word pieces are learned from the training texts unless `tokenizer` names those of BERT-base-uncased.
 """
 
+import dataclasses
+
 from fleetfit.data.dataset import Data, Facts
-from fleetfit.data.files.text import named
+from fleetfit.data.files.text import make_data, read_named_set
 from fleetfit.factories import Preset, make_presets
 
 FACTS = {
@@ -64,26 +66,30 @@ def _texts(
     """Return a set from train, test and perhaps validation.parquet, columns text (or sentence) and label, as tokens.
 
     Args:
-        name: The set's.
-        repository: Where the hub has it.
+        name: The set's name.
+        repository: Its repository on the hub.
         class_names: One per class.
         folder: The folder with its files or the one above; None: FLEETFIT_DATA names the one above.
         tokenizer: Folder of a Hugging Face checkpoint, or a tokenizer.json; None: word pieces are learned from the
             training texts, lower-cased.
-        vocabulary: Number of word pieces at most, if they are learned.
-        length: Tokens of a text; longer ones are cut, shorter ones filled up.
-        samples: So many training texts only, drawn class by class, those held out included; None: all.
-        validation: Share of the training texts that is held out, class by class, 0 <= validation < 1, where there are
-            no validation texts or they are the test set.
-        seed: Of what is held out and drawn.
+        vocabulary: Maximal number of word pieces, if they are learned.
+        length: Tokens of a text; longer texts are cut, shorter ones padded.
+        samples: Number of training texts to draw, class by class, those held out included; None: all.
+        validation: Share of the training texts to hold out, class by class, 0 <= validation < 1, where there are no
+            validation texts or they are the test set.
+        seed: Seed of the held out and drawn samples.
         hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk.
 
     Raises:
         DataError: The files or the tokeniser are missing or wrong, or a number is out of range.
         MissingExtra: pyarrow, or what the tokeniser or the hub needs, is not installed.
     """
-    return named(name, FACTS[name], repository, folder, class_names, tokenizer, vocabulary, length, samples, validation,
-                 seed, hub)  # fmt: skip
+    corpus = read_named_set(name, FACTS[name], repository, folder, hub)
+    data = make_data(name, corpus, tokenizer, vocabulary, length, samples, validation, 0.0, seed)
+    count, full = corpus.sizes["train"], FACTS[name].train
+    if full is not None and count < full:
+        name = f"{name}-partial-{count}-of-{full}"
+    return dataclasses.replace(data, name=name, class_names=class_names)
 
 
 ag_news, sst2 = make_presets(_texts, SETS)

@@ -1,15 +1,16 @@
-"""Speech Commands: a second of one of 35 spoken words, by speaker, as log-mel pictures.
+"""Speech Commands: one of 35 spoken words in a second of sound, by speaker, as log-mel spectrograms.
 
 Warden, "Speech Commands: A Dataset for Limited-Vocabulary Speech Recognition" (2018). Each speaker is a natural group,
 so that `partition = { kind = "natural", clients = 250 }` draws 250 speakers as clients; with `division = "speakers"`
 each of them has test data of its own, as in Lee et al., "Recurrent Early Exits for Federated Learning with
 Heterogeneous Clients" (2024), section 5.1, and the works that it follows.
 
-Differs from the paper: all 35 words are classes of their own, without "unknown" and "silence"; the background noise is
-neither mixed in nor a class.
+Differs from the paper: all 35 words are classes, without "unknown" and "silence"; the background noise is neither mixed
+in nor a class.
 """
 
 import functools
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +22,18 @@ from numpy.typing import NDArray
 
 from fleetfit.data import cache
 from fleetfit.data.dataset import Data, Facts
-from fleetfit.data.encoded import Origin
 from fleetfit.data.files import parquet
-from fleetfit.data.files.places import class_folders, folder_of, found_folder, is_system_name, locate, set_folder
+from fleetfit.data.files.folders import (
+    find_or_download,
+    find_parquet_files,
+    find_set_folder,
+    is_system_name,
+    list_class_folders,
+    resolve_folder,
+)
 from fleetfit.data.files.sounds import Sound, Spectrogram
-from fleetfit.data.splits import completed
+from fleetfit.data.image_reader import Origin
+from fleetfit.data.splits import SPLITS, fill_missing_splits
 from fleetfit.errors import DataError
 from fleetfit.files import read_bytes, read_text
 
@@ -38,7 +46,7 @@ FACTS = Facts(
 )
 HUB = ("google/speech_commands", "v0.02", "refs/convert/parquet")
 _LISTS = {"validation": "validation_list.txt", "test": "testing_list.txt"}
-_ENDINGS = (".wav", ".flac")
+_SUFFIXES = (".wav", ".flac")
 _RATE = 16_000
 
 
@@ -55,26 +63,26 @@ def speech_commands(
     resize: int | None = None,
     hub: bool = False,
 ) -> Data:
-    """Return Speech Commands as pictures [N, 1, mels, frames], groups = speakers.
+    """Return Speech Commands as spectrograms [N, 1, mels, frames], groups = speakers.
 
     The folder is the unpacked archive (a folder of wav or FLAC files for each word, `validation_list.txt` and
-    `testing_list.txt`; the speaker is a file's name up to `_nohash_`), or holds Parquet files with the columns audio,
-    label and speaker_id. Folders and labels that begin with "_" are left out. See `fleetfit.data.files.sounds` for what
-    a picture is; it is uint8, kept in the cache.
+    `testing_list.txt`; the speaker is a file's name up to `_nohash_`), or has Parquet files with the columns audio,
+    label and speaker_id. Folders and labels that begin with "_" are left out. The spectrograms (see
+    `fleetfit.data.files.sounds`) are uint8 and stored in the cache.
 
     Args:
-        folder: The folder with its files or the one above; a relative path that does not exist is sought in the folder
-            FLEETFIT_DATA. None: FLEETFIT_DATA names the one above.
-        division: "official": the lists or files, in which no speaker is in two splits; or "speakers": every speaker
-            gives up shares of its sounds, so that each can be tested on its own.
-        mels: Bands, the height of a picture.
+        folder: The folder with its files or the one above; a relative path that does not exist is searched for in the
+            folder FLEETFIT_DATA. None: FLEETFIT_DATA names the one above.
+        division: "official": the lists or files, in which no speaker is in two splits; or "speakers": shares of every
+            speaker's sounds are held out, so that each can be tested on its own.
+        mels: Bands, the height of a spectrogram.
         window_ms: Length of a window in milliseconds.
-        hop_ms: From one window to the next in milliseconds.
-        validation: Share of each speaker's training sounds that is held out, where nothing else says.
-        test: Share of each speaker's sounds that is the test set, where nothing else says.
-        augment: What training batches go through, such as "crop", which moves them in time and pitch; None: nothing.
-        seed: Of what is held out.
-        resize: Side in pixels to which batches are brought, after augmentation; None: they stay as they are.
+        hop_ms: Milliseconds from one window to the next.
+        validation: Share of each speaker's training sounds to hold out, if there is no validation set.
+        test: Share of each speaker's sounds to hold out as the test set, if there is none.
+        augment: Augmentation of training batches, such as "crop", which moves them in time and pitch; None: nothing.
+        seed: Seed of the held out samples.
+        resize: Side in pixels to which batches are resized after augmentation; None: they keep their size.
         hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk.
 
     Raises:
@@ -85,26 +93,32 @@ def speech_commands(
         raise DataError(f'division must be "official" or "speakers", got {division!r}.', key="division")
     if resize is not None and resize < 1:
         raise DataError(f"speech_commands: resize must be at least 1 pixel, got {resize}.", key="resize")
-    form = Spectrogram(_RATE, _RATE, mels, round(window_ms * _RATE / 1000), round(hop_ms * _RATE / 1000))
-    given = None if folder is None else str(set_folder(folder))
-    place = folder_of("speech_commands", given, hub, *HUB, found=_look)
-    top = found_folder("speech_commands", place)
-    found = _of_folder(top) if top is not None and _words(top) else _of_parquet(place)
-    rows = len(found.y)
+    spectrogram = Spectrogram(_RATE, _RATE, mels, round(window_ms * _RATE / 1000), round(hop_ms * _RATE / 1000))
+    if folder is not None:
+        folder = str(resolve_folder(folder))
+    folder = find_or_download("speech_commands", folder, hub, *HUB, find=_find_set)
+    archive = find_set_folder("speech_commands", folder)
+    sounds = _read_archive(archive) if archive is not None and _list_words(archive) else _read_parquet(folder)
+    rows = len(sounds.y)
     if not rows:
-        raise DataError(f"speech_commands: no sounds in {place or 'the folder'}.", path=place)
-    parameters = [rows, mels, form.window, form.hop]
-    x = cache.cached(cache.key("speech_commands", found.files, parameters), rows, lambda new: _filled(new, form, found))
-    sizes = found.sizes if division == "official" else {"train": rows}
-    splits = completed(sizes, found.speakers, validation, test, seed)
+        raise DataError(f"speech_commands: no sounds in {folder or 'the folder'}.", path=folder)
+
+    def build(allocate: cache.Allocate) -> cache.Array:
+        array = allocate((rows, 1, mels, spectrogram.frames))
+        spectrogram.read_into(array, sounds.sounds)
+        return array
+
+    key = cache.make_key("speech_commands", sounds.files, [rows, mels, spectrogram.window, spectrogram.hop])
+    sizes = sounds.sizes if division == "official" else {"train": rows}
+    splits = fill_missing_splits(sizes, sounds.speakers, validation, test, seed)
     return Data(
         name="speech_commands",
-        x=torch.from_numpy(x),
-        y=torch.from_numpy(found.y),
+        x=torch.from_numpy(cache.load_array(key, rows, build)),
+        y=torch.from_numpy(sounds.y),
         splits={split: torch.from_numpy(indices) for split, indices in splits.items()},
-        classes=len(found.words),
-        groups=torch.from_numpy(found.speakers),
-        class_names=found.words,
+        classes=len(sounds.words),
+        groups=torch.from_numpy(sounds.speakers),
+        class_names=sounds.words,
         mean=(0.39,),
         std=(0.18,),
         augment=augment,
@@ -113,8 +127,17 @@ def speech_commands(
 
 
 @dataclass(frozen=True)
-class _OnDisk:
-    """What is on disk, one split after the other: labels, speakers, words, rows by split, files, sounds."""
+class _LabelledSounds:
+    """Encoded sounds, one split after the other.
+
+    Attributes:
+        y: int64 [N].
+        speakers: int64 [N].
+        words: Names of the classes.
+        sizes: Split -> number of sounds; only the splits that exist.
+        files: Their files.
+        sounds: [N].
+    """
 
     y: NDArray[np.int64]
     speakers: NDArray[np.int64]
@@ -124,84 +147,80 @@ class _OnDisk:
     sounds: Iterator[Sound]
 
 
-def _filled(new: cache.Allocate, form: Spectrogram, found: _OnDisk) -> cache.Array:
-    out = new((len(found.y), 1, form.mels, form.frames))
-    form.fill(out, found.sounds)
-    return out
+def _find_set(name: str, folder: str | None) -> None:
+    """Raise DataError if the set is missing."""
+    archive = find_set_folder(name, folder)
+    if archive is None or not _list_words(archive):
+        find_parquet_files(name, folder)
 
 
-def _look(name: str, folder: str | None) -> None:
-    """Raise where the set is not there."""
-    place = found_folder(name, folder)
-    if place is None or not _words(place):
-        locate(name, folder)
-
-
-def _words(folder: Path) -> list[str]:
-    """Return the folders of words in a folder, sorted."""
-    places = (place for place in class_folders(folder) if not place.name.startswith("_"))
-    return [place.name for place in places if any(map(_is_sound, place.iterdir()))]
+def _list_words(folder: Path) -> list[str]:
+    """Return the names of the folders of words, sorted."""
+    return [
+        word_folder.name
+        for word_folder in list_class_folders(folder)
+        if not word_folder.name.startswith("_") and any(map(_is_sound, word_folder.iterdir()))
+    ]
 
 
 def _is_sound(file: Path) -> bool:
-    return file.suffix.lower() in _ENDINGS and not is_system_name(file.name)
+    return file.suffix.lower() in _SUFFIXES and not is_system_name(file.name)
 
 
-def _of_folder(folder: Path) -> _OnDisk:
-    words = _words(folder)
-    split_of = {}
+def _read_archive(folder: Path) -> _LabelledSounds:
+    words = _list_words(folder)
+    split_names = {}
     for split, name in _LISTS.items():
         if (folder / name).is_file():
             lines = read_text(folder / name, DataError).split()
-            split_of.update({line.rpartition(".")[0]: split for line in lines})
-    found = [
-        (split_of.get(f"{word}/{file.stem}", "train"), label, file)
+            split_names.update({line.rpartition(".")[0]: split for line in lines})
+    rows = [
+        (split_names.get(f"{word}/{file.stem}", "train"), label, file)
         for label, word in enumerate(words)
         for file in sorted(filter(_is_sound, (folder / word).iterdir()))
     ]
-    order = ("train", "validation", "test")
-    found.sort(key=lambda one: order.index(one[0]))
-    sizes = {split: sum(one[0] == split for one in found) for split in order}
-    files = [file for _, _, file in found]
-    return _OnDisk(
-        y=np.array([label for _, label, _ in found], dtype=np.int64),
+    rows.sort(key=lambda row: SPLITS.index(row[0]))
+    counts = Counter(split for split, _, _ in rows)
+    files = [file for _, _, file in rows]
+    return _LabelledSounds(
+        y=np.array([label for _, label, _ in rows], dtype=np.int64),
         speakers=parquet.numbered(np.array([file.stem.partition("_nohash_")[0] for file in files]))[0],
         words=tuple(words),
-        sizes={split: size for split, size in sizes.items() if size},
+        sizes={split: counts[split] for split in SPLITS if counts[split]},
         files=files,
         sounds=((functools.partial(read_bytes, file, DataError), Origin(file)) for file in files),
     )
 
 
-def _of_parquet(folder: str | None) -> _OnDisk:
-    there = locate("speech_commands", folder)
-    files = [parquet.File(path) for paths in there.values() for path in paths]
+def _read_parquet(folder: str | None) -> _LabelledSounds:
+    paths = find_parquet_files("speech_commands", folder)
+    files = [parquet.File(path) for split_paths in paths.values() for path in split_paths]
     audio, label = files[0].column(None, ("audio",), "audio"), files[0].column(None, ("label",), "label")
     y, _, words = parquet.labels_of(files, label)
-    used = np.array([not name.startswith("_") for name in words])[y] if words else np.ones(len(y), dtype=bool)
-    kept_words = np.unique(y[used]) if not used.all() else np.arange(max(len(words), int(y.max(initial=0)) + 1))
-    speakers = parquet.values_of(files, "speaker_id", missing="")[used]
+    is_word = np.array([not name.startswith("_") for name in words])[y] if words else np.ones(len(y), dtype=bool)
+    classes = np.unique(y[is_word]) if not is_word.all() else np.arange(max(len(words), int(y.max(initial=0)) + 1))
+    speakers = parquet.values_of(files, "speaker_id", missing="")[is_word]
     sizes, start = {}, 0
-    for split, paths in there.items():
-        rows = sum(file.rows for file in files if file.path in paths)
-        sizes[split] = int(used[start : start + rows].sum())
+    for split, split_paths in paths.items():
+        rows = sum(file.rows for file in files if file.path in split_paths)
+        sizes[split] = int(is_word[start : start + rows].sum())
         start += rows
-    return _OnDisk(
-        y=np.searchsorted(kept_words, y[used]).astype(np.int64),
+    return _LabelledSounds(
+        y=np.searchsorted(classes, y[is_word]).astype(np.int64),
         speakers=parquet.numbered(speakers)[0],
-        words=tuple(words[i] if words else str(i) for i in kept_words),
+        words=tuple(words[i] if words else str(i) for i in classes),
         sizes={split: size for split, size in sizes.items() if size},
         files=[file.path for file in files],
-        sounds=_rows(files, audio, used),
+        sounds=_iter_sounds(files, audio, is_word),
     )
 
 
-def _rows(files: list[parquet.File], column: str, used: NDArray[np.bool_]) -> Iterator[Sound]:
-    at = 0
+def _iter_sounds(files: list[parquet.File], column: str, is_word: NDArray[np.bool_]) -> Iterator[Sound]:
+    index = 0
     for file in files:
         row = 0
         for contents in file.images(column, "sound"):
             for content in contents:
-                if used[at]:
+                if is_word[index]:
                     yield functools.partial(bytes, content), file.place(row)
-                row, at = row + 1, at + 1
+                row, index = row + 1, index + 1

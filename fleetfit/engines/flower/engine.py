@@ -21,9 +21,9 @@ from fleetfit.engines.flower.protocol import answer_of, packed
 from fleetfit.engines.flower.transport import Replies, Reply, Transport
 from fleetfit.errors import ConfigError, format_exception, one_line
 from fleetfit.layout import Layout, State
-from fleetfit.links import ENOUGH
 from fleetfit.messages import dump_job, dump_state, load_reply, pack
 from fleetfit.method import is_portable
+from fleetfit.network import AFTER_QUORUM
 from fleetfit.submodel import Submodel
 from fleetfit.values import Failure, Job, Update
 
@@ -291,7 +291,7 @@ class FlowerEngine:
         needed = min(out.drawn, max(1, math.ceil(self._rules.quorum * self.cohort - 1e-9)))
         if out.usable >= needed and (needed < out.drawn):
             for message, (place, job, _) in list(out.sent.items()):
-                self._give_up(out, message, place, job, ENOUGH)
+                self._give_up(out, message, place, job, AFTER_QUORUM)
 
     def _give_up(self, out: "_Out", message: str, place: int, job: Job, reason: str) -> None:
         del out.sent[message]

@@ -45,7 +45,7 @@ from fleetfit.planner import budgets_by_cost
 from fleetfit.training import accelerator_named, run_job
 from fleetfit.training.devices import give_back_freed_memory, keep_freed_memory
 from fleetfit.training.speed import within_reach
-from fleetfit.validation import problem_with_job
+from fleetfit.validation import find_job_error
 from fleetfit.values import Device, Failure, Job, Problem, Update
 
 _LOG = logging.getLogger("fleetfit")
@@ -321,7 +321,7 @@ class Node:
         with _described("model that can be built"):
             layout = problem.layout
         job = load_job({**header["job"], **shared}, layout)
-        wrong = problem_with_job(job, problem)
+        wrong = find_job_error(job, problem)
         if wrong is not None:
             raise RunError(f"the server sent a malformed job: {wrong}")
         memory, forgot = self._memory.memory(header["run"], job.memory_version)

@@ -1,14 +1,13 @@
-"""Whether a state may be used: what a round would leave, and what was read from a checkpoint.
+"""Check a state: one that a round leaves, and one from a checkpoint.
 
-The layout says what the state must be, the levels what may stand beside it under a prefix (`level{l}/`: a model of its
-own; any other: copies of the full model's tensors, whole blocks of them). A memory that is a state comes with its
-sub-model and is held to it. What functions from elsewhere keep is theirs: it is only looked at where it has one of
-these forms.
+The layout gives the tensors of a state. Beside them, a state may have tensors under a prefix: `level{l}/` for a level's
+own model, any other for copies of whole blocks of the full model. A memory that holds a state has its sub-model with
+it. What plug-ins keep is checked only where it has one of these forms.
 
-Replies that are right one by one can still add up to numbers that are not finite, by a large weight, a momentum, or a
-product of two of them. The state, once it has such a number, makes every client diverge for the rest of the run. So the
-server goes on with the state and memory from before the round, no client is told to remember it, and the report says
-who took part, with the size of each update.
+Replies that are valid one by one can still add up to numbers that are not finite, by a large weight, a momentum, or a
+product of two of them. A state with such a number makes every client diverge for the rest of the run. So the round is
+rolled back: the server keeps state and memory from before it, clients do not remember it, and the report lists the
+clients with the norms of their updates.
 """
 
 import math
@@ -35,16 +34,16 @@ _PIECE = {"state", "channels", "exits"}
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def fitting(federation: Federation, nest: Any, round: int) -> None:
-    """Look at a checkpoint before it is used.
+def check_checkpoint(federation: Federation, nest: Any, round: int) -> None:
+    """Check a checkpoint before it is used.
 
     Args:
-        federation: Whose run it is.
-        nest: As it was read.
-        round: That its file is named after.
+        federation: The federation of the run.
+        nest: The content of the checkpoint.
+        round: The round in the name of its file.
 
     Raises:
-        CheckpointError: It is no state of this run; the sentence names the tensor.
+        CheckpointError: It does not fit the run; the sentence names the tensor.
     """
     found = validate_checkpoint(nest, round)
     layout, own = federation.problem.layout, _is_own(federation.method_spec)
@@ -65,14 +64,14 @@ def fitting(federation: Federation, nest: Any, round: int) -> None:
 
 
 def check_base(problem: Problem, stored: State) -> None:
-    """Compare what was never trained, as it was read, with what the model has of it.
+    """Compare the stored tensors that are never trained with those of the model.
 
     Args:
-        problem: With a base, made anew where none was read.
-        stored: As it was read.
+        problem: The problem, with its base.
+        stored: The tensors of `base.safetensors`.
 
     Raises:
-        RunError: Something is missing, too much, or not as it should be; the sentence names it.
+        RunError: A tensor is missing, unknown, or of another shape; the sentence names it.
     """
     if not stored and not problem.base:
         return
@@ -91,19 +90,19 @@ def check_base(problem: Problem, stored: State) -> None:
 def _check(state: Any, shapes: Shapes, where: str) -> None:
     """Compare a state with names and shapes."""
     if not isinstance(state, Mapping):
-        raise CheckpointError(f"{where} is no state")
+        raise CheckpointError(f"{where} is not a state")
     for name in shapes:
         if name not in state:
             raise CheckpointError(f'"{where}{name}" is missing')
     for name, tensor in state.items():
         if name not in shapes:
-            raise CheckpointError(f'"{where}{name}" is no tensor of this model')
+            raise CheckpointError(f'"{where}{name}" is not a tensor of this model')
         _check_tensor(tensor, shapes[name], f"{where}{name}")
 
 
 def _check_tensor(tensor: Any, shape: tuple[int, ...], name: str) -> None:
     if not isinstance(tensor, Tensor):
-        raise CheckpointError(f'"{name}" is no tensor')
+        raise CheckpointError(f'"{name}" is not a tensor')
     if tuple(tensor.shape) != shape:
         raise CheckpointError(f'"{name}" has shape {tuple(tensor.shape)}, expected {shape}')
     if tensor.dtype != torch.float32:
@@ -113,7 +112,7 @@ def _check_tensor(tensor: Any, shape: tuple[int, ...], name: str) -> None:
 
 
 def _check_state(state: State, federation: Federation, own: bool) -> None:
-    """Compare the server's state with the full model, and what stands beside it with what it may be."""
+    """Compare the server's state with the full model, and its prefixed tensors with what a prefix may hold."""
     layout = federation.problem.layout
     plain = {name: tensor for name, tensor in state.items() if name in layout.tensors}
     _check(plain, layout.shapes({}, layout.exits), "server/state/")
@@ -122,7 +121,7 @@ def _check_state(state: State, federation: Federation, own: bool) -> None:
         if name not in layout.tensors:
             prefix, slash, rest = name.partition("/")
             if own and (not slash or rest not in layout.tensors):
-                raise CheckpointError(f'"server/state/{name}" is no tensor of this model')
+                raise CheckpointError(f'"server/state/{name}" is not a tensor of this model')
             beside.setdefault(prefix, {})[rest] = tensor
     for prefix, tensors in beside.items():
         if own:
@@ -130,7 +129,7 @@ def _check_state(state: State, federation: Federation, own: bool) -> None:
 
 
 def _beside(prefix: str, tensors: State, federation: Federation) -> Shapes:
-    """Return the shapes of what stands under a prefix: a level's own model, or blocks of the full one."""
+    """Return the shapes of the tensors under a prefix: a level's own model, or blocks of the full one."""
     layout, match = federation.problem.layout, _LEVEL.fullmatch(prefix)
     if match is None:
         blocks = {layout.tensors[name].block for name in tensors}
@@ -149,7 +148,7 @@ def _check_statistics(found: Mapping[int, State], federation: Federation) -> Non
     for index, state in found.items():
         if index >= len(federation.levels):
             raise CheckpointError(f"statistics/{index} is none of the {len(federation.levels)} levels")
-        if state:  # a level of which nobody had any sample has none
+        if state:  # empty for a level without samples
             where = f"statistics/{index}/"
             _check(state, _norms(federation.problem, federation.levels[index]), where)
             for name, tensor in state.items():
@@ -158,7 +157,7 @@ def _check_statistics(found: Mapping[int, State], federation: Federation) -> Non
 
 
 def _norms(problem: Problem, level: Level) -> Shapes:
-    """Return what batch-norm statistics a level has."""
+    """Return the shapes of a level's batch-norm statistics."""
     piece = level.submodel
     with on_meta():
         module = build_module(problem.architecture, {**problem.layout.full_sizes, **piece.sizes}, piece.exits)
@@ -170,7 +169,7 @@ def _norms(problem: Problem, level: Level) -> Shapes:
 
 
 def _check_server_memory(server: Mapping[str, Any], federation: Federation) -> None:
-    """Look at what the server remembers: tables by client, and states by name, which are as those of its own state."""
+    """Check the server's memory: tables by client, and tensors with the names and shapes of its state."""
     memory, layout, where = server["memory"], federation.problem.layout, "server/memory"
     if memory is None:
         return
@@ -192,14 +191,14 @@ def _check_server_memory(server: Mapping[str, Any], federation: Federation) -> N
 
 
 def _block(layout: Layout, depth: str) -> Shapes:
-    """Return the shapes of what is trained of a level's last block, by name within the block."""
+    """Return the shapes of the trainable tensors of a level's last block, by name within the block."""
     shapes, mark = layout.shapes({}, layout.exits), f"blocks.{int(depth) - 1 if depth.isdecimal() else -1}."
     return {name.rpartition(mark)[2]: shapes[name] for name, tensor in layout.tensors.items()
             if tensor.trainable and tensor.block is not None and mark in name}  # fmt: skip
 
 
 def _check_tables(value: Any, place: str, models: int) -> None:
-    """Look at AdaptiveFL's tables, [3, clients] and [models, clients]."""
+    """Check AdaptiveFL's tables, [3, clients] and [models, clients]."""
     _check_table(value, place)
     for key in ("curiosity", "resources"):
         table = value.get(key)
@@ -227,7 +226,7 @@ def _check_choice(kept: Mapping[str, Any], place: str) -> None:
 
 
 def _walk_states(nest: Any, where: str, shapes: Shapes, layout: Layout) -> None:
-    """Hold every tensor that has the name of one of the server's state to its shape."""
+    """Check the shape of each tensor that has the name of one of the server's state."""
     if not isinstance(nest, Mapping) or nest.keys() >= _PIECE:
         _walk(nest, where, layout)
         return
@@ -242,7 +241,7 @@ def _walk_states(nest: Any, where: str, shapes: Shapes, layout: Layout) -> None:
 
 
 def _walk(nest: Any, where: str, layout: Layout) -> None:
-    """Hold every state that comes with its sub-model to it, and running losses to their exits."""
+    """Check each state against the sub-model beside it, and running losses against their exits."""
     if isinstance(nest, Mapping):
         if nest.keys() >= _PIECE:
             _check(nest["state"], _shapes_of(_piece(nest, where, layout), layout), f"{where}/state/")
@@ -288,7 +287,7 @@ def _check_table(value: Any, where: str) -> None:
 
 
 def _is_own(spec: Any) -> bool:
-    """Tell whether all functions of a method are FleetFit's own: nobody else's has a colon in its name."""
+    """Return whether all functions of a method are FleetFit's own; the names of others have a colon."""
     if isinstance(spec, Mapping):
         return all(_is_own(value) for key, value in spec.items()) and not any(":" in str(key) for key in spec)
     if isinstance(spec, list | tuple):
@@ -296,135 +295,148 @@ def _is_own(spec: Any) -> bool:
     return not callable(spec) and not (isinstance(spec, str) and ":" in spec)
 
 
-# ---- after a round: one that would spoil the state is undone as a whole --------------------------------------------
+# ---- after a round: find a state that must not be kept -------------------------------------------------------------
 
-_NAMED = 3  # clients that a sentence names
+_MOST_NAMED = 3
+"""Clients or reasons that a sentence names."""
 
 
-def spoilt(before: Server, after: Server) -> str | None:
-    """Return what a round would spoil, in words, or None."""
+def find_invalid_state(before: Server, after: Server) -> str | None:
+    """Return why the server after a round must not be kept, as a clause, or None."""
     if not finite(after.state):
-        return f"{_which(after.state)} would not be finite, or so large that its square is not"
-    return _in_memory(before.memory, after.memory, frozenset(before.state), ())
+        sizes = {name: float(tensor.abs().max()) for name, tensor in after.state.items() if tensor.numel()}
+        name = max(sizes, key=lambda name: (not math.isfinite(sizes[name]), sizes[name]))
+        return f'"{name}" would not be finite, or so large that its square is not'
+    return _find_invalid_memory(before.memory, after.memory, frozenset(before.state), ())
 
 
-def _which(state: State) -> str:
-    """Return the name of a tensor that is not finite, or the largest one."""
-    sizes = {name: float(tensor.abs().max()) for name, tensor in state.items() if tensor.numel()}
-    return f'"{max(sizes, key=lambda name: (not math.isfinite(sizes[name]), sizes[name]))}"'
+def _find_invalid_memory(old: Any, new: Any, names: frozenset[str], path: tuple[str, ...]) -> str | None:
+    """Find numbers of the server's memory that were finite before the round and are not now.
 
-
-def _in_memory(old: Any, new: Any, names: frozenset[str], path: tuple[str, ...]) -> str | None:
-    """Return what of the memory a round would spoil: numbers that were finite before and are not now.
-
-    A table may hold numbers that are not finite to say that nothing is known. What is named as the tensors of the
-    state, such as a momentum, must be finite from its beginning.
+    A table may hold numbers that are not finite for unknown values. An entry that is named like a tensor of the state,
+    such as a momentum, must be finite from its first round.
     """
     if new is old or isinstance(new, str | int | None):
         return None
     if isinstance(new, Mapping):
-        known = old if isinstance(old, Mapping) else {}
-        inner = ((known.get(key), value, key) for key, value in new.items())
+        before = old if isinstance(old, Mapping) else {}
+        entries = [(before.get(key), value, str(key)) for key, value in new.items()]
     elif isinstance(new, list | tuple):
-        kept = old if isinstance(old, list | tuple) else ()
-        inner = ((kept[i] if i < len(kept) else None, value, i) for i, value in enumerate(new))
+        items = old if isinstance(old, list | tuple) else ()
+        entries = [(items[i] if i < len(items) else None, value, str(i)) for i, value in enumerate(new)]
+    elif _stays_finite(old, new, is_tensor_of_state=bool(path) and path[-1] in names):
+        return None
     else:
-        strict = bool(path) and path[-1] in names
-        return None if _stands(old, new, strict) else f"what the method keeps as {_called(path)} would not be finite"
-    found = (_in_memory(was, now, names, (*path, str(key))) for was, now, key in inner)
-    return next((one for one in found if one is not None), None)
+        return f'"{one_line("/".join(path), 100)}" in the memory of the method would not be finite'
+    errors = (_find_invalid_memory(was, now, names, (*path, key)) for was, now, key in entries)
+    return next((error for error in errors if error is not None), None)
 
 
-def _called(path: tuple[str, ...]) -> str:
-    return f'"{one_line("/".join(path), 100)}"'
-
-
-def _stands(old: Any, new: Any, strict: bool) -> bool:
+def _stays_finite(old: Any, new: Any, is_tensor_of_state: bool) -> bool:
     if isinstance(new, float):
-        return math.isfinite(new) or (not strict and not (isinstance(old, float) and math.isfinite(old)))
+        was_finite = isinstance(old, float) and math.isfinite(old)
+        return math.isfinite(new) or (not is_tensor_of_state and not was_finite)
     if not isinstance(new, Tensor) or not new.is_floating_point() or not new.numel() or math.isfinite(float(new.sum())):
         return True
-    now = torch.isfinite(new)
-    if strict or bool(now.all()):
-        return bool(now.all())
+    is_finite = torch.isfinite(new)
+    if is_tensor_of_state or bool(is_finite.all()):
+        return bool(is_finite.all())
     if not isinstance(old, Tensor) or old.ndim != new.ndim:
         return True
     common = tuple(slice(min(a, b)) for a, b in zip(old.shape, new.shape, strict=True))  # a table grows with the fleet
-    return bool((now[common] | ~torch.isfinite(old[common].to(new.device))).all())
+    return bool((is_finite[common] | ~torch.isfinite(old[common].to(new.device))).all())
 
 
-def undone(why: str, reports: Sequence[Update | Failure], norms: Mapping[int, float]) -> dict[str, Any]:
-    """Return what the report of an undone round says: why, and who took part with an update of which norm.
+# ---- rounds that are rolled back, and rounds without a usable update -------------------------------------------------
+
+
+def make_rollback_record(
+    reason: str, replies: Sequence[Update | Failure], norms: Mapping[int, float]
+) -> dict[str, Any]:
+    """Return the record of a rollback in a round's report: the reason, and each client with the norm of its update.
 
     Args:
-        why: What the round would have spoilt, or what was raised.
-        reports: Updates and failures of the round.
-        norms: Euclidean norm of each update, by its index.
+        reason: Why the round is rolled back.
+        replies: Updates and failures of the round.
+        norms: Euclidean norm of each update, by job index.
     """
-    took = [{"client": r.client, "level": r.level + 1, "norm": norms.get(r.index)}
-            for r in reports if isinstance(r, Update)]  # fmt: skip
-    took.sort(key=lambda one: -(one["norm"] or 0.0))
-    return {"reason": one_line(why, 500), "reported": took}
-
-
-def in_words(undone: Mapping[str, Any], names: Sequence[str] | None = None) -> str:
-    """Return the sentence for an undone round: why, and whose updates were the largest."""
-    found = [
-        f"{_name(one, names)} ({one['norm']:.3g})" for one in undone["reported"][:_NAMED] if one["norm"] is not None
+    reported = [
+        {"client": reply.client, "level": reply.level + 1, "norm": norms.get(reply.index)}
+        for reply in replies
+        if isinstance(reply, Update)
     ]
-    largest = f" Largest updates by norm: {', '.join(found)}." if found else ""
-    return f"undone: {undone['reason']}.{largest} The run goes on from the state before."
+    reported.sort(key=lambda entry: -(entry["norm"] or 0.0))
+    return {"reason": one_line(reason, 500), "reported": reported}
 
 
-def _name(one: Mapping[str, Any], names: Sequence[str] | None) -> str:
-    client = one["client"]
+def format_rollback(record: Mapping[str, Any], names: Sequence[str] | None = None) -> str:
+    """Return a sentence on a round that was rolled back: the reason, and the largest updates.
+
+    Args:
+        record: The record of the rollback.
+        names: Names of the clients by id; None: they have none.
+    """
+    entries = [entry for entry in record["reported"][:_MOST_NAMED] if entry["norm"] is not None]
+    norms = ", ".join(f"{_format_client(entry, names)} ({entry['norm']:.3g})" for entry in entries)
+    largest = f" Largest updates by norm: {norms}." if entries else ""
+    return f"rolled back: {record['reason']}.{largest} The run continues from the state before it."
+
+
+def _format_client(entry: Mapping[str, Any], names: Sequence[str] | None) -> str:
+    client = entry["client"]
     return f"client {client}" if names is None or client is None or client >= len(names) else names[client]
 
 
-def suspects(rounds: Sequence[Mapping[str, Any]]) -> str:
-    """Return who had the largest updates in several undone rounds, in words."""
-    most: dict[Any, float] = {}
-    often: dict[Any, int] = {}
-    for undone in rounds:
-        for one in undone["reported"]:
-            most[one["client"]] = max(most.get(one["client"], 0.0), one["norm"] or 0.0)
-            often[one["client"]] = often.get(one["client"], 0) + 1
-    first = sorted(most, key=lambda client: (-most[client], -often[client]))[:_NAMED]
-    if not first:
-        return "nobody's update was in them"
-    return ", ".join(f"client {c} (norm {most[c]:.3g}, in {often[c]} of {len(rounds)} rounds)" for c in first)
+def format_largest_updates(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return the clients with the largest updates in several rollbacks, as text."""
+    largest: dict[Any, float] = {}
+    counts = Counter[Any]()
+    for record in records:
+        for entry in record["reported"]:
+            largest[entry["client"]] = max(largest.get(entry["client"], 0.0), entry["norm"] or 0.0)
+            counts[entry["client"]] += 1
+    clients = sorted(largest, key=lambda client: (-largest[client], -counts[client]))[:_MOST_NAMED]
+    if not clients:
+        return "none"
+    return ", ".join(f"client {c} (norm {largest[c]:.3g}, in {counts[c]} of {len(records)} rounds)" for c in clients)
 
 
 def explain_empty_rounds(reports: Sequence[Mapping[str, Any]], in_a_row: bool) -> str:
     """Return why a run stops: the reasons of rounds without a usable update, with their counts.
 
     Args:
-        reports: Their reports, withheld where a run has `[privacy]`.
+        reports: Their reports, redacted where a run has `[privacy]`.
         in_a_row: Whether they follow each other; else they are all rounds of the run in which clients trained.
     """
     count = len(reports)
     if "privacy" in reports[-1]:
-        where = f"for {count} rounds in a row" if in_a_row else "in all rounds"
+        rounds = f"for {count} rounds in a row" if in_a_row else "in all rounds"
         return (
-            f"{where} no client returned a usable update, or the round had to be undone. "
-            "Which clients, and why, is withheld: see [privacy]. The same run without [privacy] says it."
+            f"{rounds} no client returned a usable update, or the round was rolled back. "
+            "Which clients, and why, is withheld by [privacy]; the same run without it reports them."
         )
-    again = [report["undone"] for report in reports if "undone" in report]
-    if any(undone["reported"] for undone in again):
+    records = [report["undone"] for report in reports if "undone" in report]
+    if any(record["reported"] for record in records):
         rounds = f"{count} rounds{' in a row' if in_a_row else ''}"
-        rounds = rounds if len(again) == count else f"{len(again)} of {count} rounds"
+        rounds = rounds if len(records) == count else f"{len(records)} of {count} rounds"
         return (
-            f"{rounds} had to be undone, the last one since {again[-1]['reason'].rstrip('.')}. Largest updates in "
-            f"them: {suspects(again)}. The state is that of before; leave these clients out, or look at what they send."
+            f"{rounds} were rolled back, the last one because {records[-1]['reason'].rstrip('.')}. Largest updates in "
+            f"them: {format_largest_updates(records)}. The state is that of before. Leave these clients out, or check "
+            "what they send."
         )
     reasons = Counter(failure["reason"] for report in reports for failure in report["failures"])
-    why = "; ".join(f"{reason} ({_times(n)})" for reason, n in reasons.most_common(_NAMED)) or "none given"
-    more = f"; and {len(reasons) - _NAMED} other reasons" if len(reasons) > _NAMED else ""
-    more += f". The last round was undone: {again[-1]['reason'].rstrip('.')}" if again else ""
+    listed = "; ".join(
+        f"{reason} ({'once' if number == 1 else f'{number} times'})"
+        for reason, number in reasons.most_common(_MOST_NAMED)
+    )
+    others = f"; and {len(reasons) - _MOST_NAMED} other reasons" if len(reasons) > _MOST_NAMED else ""
+    last = f". The last round was rolled back: {records[-1]['reason'].rstrip('.')}" if records else ""
     if in_a_row:
-        return f"for {count} rounds in a row no client returned a usable update. Reasons: {why}{more}."
-    return f"no client returned a usable update in any round, so nothing was learned. Reasons: {why}{more}."
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
+        return (
+            f"for {count} rounds in a row no client returned a usable update. Reasons: {listed or 'none given'}"
+            f"{others}{last}."
+        )
+    return (
+        "no client returned a usable update in any round, so nothing was learned. Reasons: "
+        f"{listed or 'none given'}{others}{last}."
+    )

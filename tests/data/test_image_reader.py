@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,13 @@ from hypothesis import strategies as st
 from support import Expected, raises
 
 import fleetfit as ff
-from fleetfit.data import Data, Encoded
-from fleetfit.data import encoded as encoded_module
-from fleetfit.data.augment import augmented, draws, patch
-from fleetfit.data.dataset import restored, store
-from fleetfit.data.encoded import Files
+from fleetfit.data import Data, EncodedImages, image_reader
+from fleetfit.data.augment import augment_batch, draw_crop_numbers, find_crop
+from fleetfit.data.dataset import load_data, save_data
 from fleetfit.data.files import images as images_module
+from fleetfit.data.files.detect import detect_format
 from fleetfit.data.files.images import images
+from fleetfit.data.image_reader import ImageFiles
 from fleetfit.data.sets.imagenet import imagenet
 from fleetfit.errors import DataError
 
@@ -78,13 +79,13 @@ def folders(tmp_path: Path, picture: Picture) -> Path:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Grows by the place of each image that is decoded."""
     places: list[str] = []
-    original = encoded_module.fill
+    original = image_reader.decode_into
 
     def counted(target: np.ndarray, opened: Any, place: object, *more: Any) -> None:
         places.append(str(place))
         original(target, opened, place, *more)
 
-    monkeypatch.setattr(encoded_module, "fill", counted)
+    monkeypatch.setattr(image_reader, "decode_into", counted)
     return places
 
 
@@ -97,7 +98,7 @@ def all_of(data: Data) -> torch.Tensor:
 def test_same_pixels_as_decoded_ones(layout: str, options: dict[str, Any], request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(layout)
     lazy, eager = (images(str(folder), lazy=lazy, validation=0.25, **options) for lazy in (True, False))
-    assert isinstance(lazy.x, Encoded) and isinstance(eager.x, torch.Tensor)
+    assert isinstance(lazy.x, EncodedImages) and isinstance(eager.x, torch.Tensor)
     assert lazy.x.shape == eager.x.shape and len(lazy.x) == len(eager.x) and lazy.x.dtype == torch.uint8
     assert torch.equal(all_of(lazy), eager.x)
     assert torch.equal(lazy.y, eager.y) and lazy.class_names == eager.class_names
@@ -125,6 +126,57 @@ def test_class_folders_are_imagenet_s(folders: Path) -> None:
     assert np.array_equal(all_of(data)[7].numpy(), np.asarray(cut).transpose(2, 0, 1))
 
 
+@pytest.mark.parametrize("top", ["", "photos/"])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_zip_archive_is_read_like_its_folders(folders: Path, tmp_path: Path, top: str, lazy: bool) -> None:
+    with zipfile.ZipFile(tmp_path / "photos.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(folders.rglob("*.*")):
+            archive.write(path, top + path.relative_to(folders).as_posix())
+        archive.writestr(f"__MACOSX/{top}train/n01/._n01_0.JPEG", b"\0\5\x16\7")
+    found = detect_format(str(tmp_path / "photos.zip"))
+    assert (found["name"], found["size"]) == ("images", detect_format(str(folders))["size"])
+    data, expected = (images(str(place), size=8, lazy=lazy) for place in (tmp_path / "photos.zip", folders))
+    assert data.name == "photos" and data.class_names == expected.class_names
+    assert torch.equal(all_of(data), all_of(expected)) and torch.equal(data.y, expected.y)
+
+
+def write_zip(path: Path, **members: bytes) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name.replace("__", "/") + ".png", content)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(b"not an archive"),
+        lambda path: path.write_bytes(path.read_bytes()[:40]),
+        lambda path: path.write_bytes(path.read_bytes().replace(b"content" * 9, b"changed" * 9)),
+        lambda path: write_zip(path),
+        lambda path: path.unlink(),
+    ],
+)
+def test_damaged_zip_archives(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("cat/0.png", b"content" * 99)
+    damage(tmp_path / "a.zip")
+    with raises(DataError, path="a.zip"):
+        images(str(tmp_path / "a.zip"))
+
+
+def test_zip_archive_stays_in_its_folder_and_within_its_limits(
+    tmp_path: Path, picture: Picture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = picture(np.zeros((4, 4), np.uint8))
+    write_zip(tmp_path / "a.zip", **{"cat__0": content, "dog__0": content, "..__..__..__out__0": content})
+    monkeypatch.setattr(images_module, "_MAX_UNPACKED", 10)
+    assert images(str(tmp_path / "a.zip"), test=0.0, validation=0.0).class_names == ("cat", "dog")
+    assert not list(tmp_path.parent.rglob("out/0.png"))
+    write_zip(tmp_path / "b.zip", cat__0=b"\0" * 10**6)
+    with raises(DataError, "1,000,000", path="b.zip"):
+        images(str(tmp_path / "b.zip"))
+
+
 def test_classes_without_splits_and_one_folder_deeper(folders: Path) -> None:
     data = images(str(folders / "train"), size=8, test=0.25, validation=0.0)
     assert len(data.split("train")) == 9 and len(data.split("test")) == 3
@@ -147,7 +199,7 @@ def test_the_index_is_made_once_and_anew_when_files_come(folders: Path, monkeypa
 
 def test_rows_are_unpacked_once(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = all_of(images(str(shards), size=8, lazy=True))
-    monkeypatch.setattr(encoded_module.np, "save", None)  # what unpacking needs and reading does not
+    monkeypatch.setattr(image_reader.np, "save", None)  # what unpacking needs and reading does not
     assert torch.equal(all_of(images(str(shards), size=8, lazy=True)), first)
 
 
@@ -168,17 +220,17 @@ def test_without_a_cache(shards: Path, folders: Path, monkeypatch: pytest.Monkey
     assert len(images(str(folders), size=8, lazy=True).x) == 18
 
 
-def test_a_full_disk_is_said(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_an_error(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(encoded_module.np, "save", full)
+    monkeypatch.setattr(image_reader.np, "save", full)
     with raises(DataError, "FLEETFIT_CACHE", path="cache"):
         images(str(shards), size=8, lazy=True)
     assert list(Path(os.environ["FLEETFIT_CACHE"]).iterdir()) == []
 
 
-def test_only_what_is_asked_for_is_decoded(shards: Path, decoded: list[str]) -> None:
+def test_only_selected_images_are_decoded(shards: Path, decoded: list[str]) -> None:
     data = images(str(shards), size=16, lazy=True, augment="resized-crop")
     again = copy.deepcopy(data.share({"train": torch.arange(6)}))
     assert decoded == []  # checks and copies touch no sample
@@ -194,21 +246,21 @@ def test_only_what_is_asked_for_is_decoded(shards: Path, decoded: list[str]) -> 
 def test_a_set_of_terabytes_takes_no_memory(folders: Path, decoded: list[str]) -> None:
     """Ten million places of one image would be 6 TB when decoded."""
     name = np.array([b"n01_0.JPEG"])
-    places = Files(folders / "train" / "n01", np.lib.stride_tricks.as_strided(name, (10_000_000,), (0,)))
-    x = Encoded(places, (3, 448, 448))
+    places = ImageFiles(folders / "train" / "n01", np.lib.stride_tricks.as_strided(name, (10_000_000,), (0,)))
+    x = EncodedImages(places, (3, 448, 448))
     y = torch.zeros(1, dtype=torch.int64).expand(10_000_000)
     data = Data("vast", x, y, {"train": torch.arange(1000), "test": torch.arange(1000, 1010)}, 1)
     assert data.batch(torch.tensor([5_000_000, 999]))[0].shape == (2, 3, 448, 448)
     assert len(decoded) == 2
 
 
-def test_large_sets_stay_encoded_by_themselves(shards: Path, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_sets_stay_encoded_by_default(shards: Path, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in (shards, folders):
         assert isinstance(images(str(folder), size=16).x, torch.Tensor)
         monkeypatch.setattr(images_module, "LAZY_ABOVE", 18 * 3 * 16 * 16)
         assert isinstance(images(str(folder), size=16).x, torch.Tensor)
         monkeypatch.setattr(images_module, "LAZY_ABOVE", 18 * 3 * 16 * 16 - 1)
-        assert isinstance(images(str(folder), size=16).x, Encoded)
+        assert isinstance(images(str(folder), size=16).x, EncodedImages)
         assert isinstance(images(str(folder), size=16, lazy=False).x, torch.Tensor)
         monkeypatch.undo()
         monkeypatch.setenv("FLEETFIT_CACHE", str(folder.parent / "cache"))
@@ -228,13 +280,13 @@ def test_images_of_one_size_need_none(tmp_path: Path, write: Write, picture: Pic
 def test_threads_decode_the_same(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = images(str(folders), size=16, lazy=True)
     expected = all_of(data)
-    monkeypatch.setattr(encoded_module, "_LARGE_BYTES", 0)
+    monkeypatch.setattr(image_reader, "_LARGE_BYTES", 0)
     assert torch.equal(all_of(data), expected)
 
 
 @pytest.mark.parametrize("threads", [True, False])
-def test_what_is_gone_or_broken_is_named(folders: Path, monkeypatch: pytest.MonkeyPatch, threads: bool) -> None:
-    monkeypatch.setattr(encoded_module, "_LARGE_BYTES", 0 if threads else 10**9)
+def test_missing_or_damaged_image_names_its_path(folders: Path, monkeypatch: pytest.MonkeyPatch, threads: bool) -> None:
+    monkeypatch.setattr(image_reader, "_LARGE_BYTES", 0 if threads else 10**9)
     data = images(str(folders), size=8, lazy=True)
     broken = folders / "train" / "n01" / "n01_2.JPEG"
     broken.write_bytes(broken.read_bytes()[:200])
@@ -245,7 +297,7 @@ def test_what_is_gone_or_broken_is_named(folders: Path, monkeypatch: pytest.Monk
         all_of(data)
 
 
-def test_a_shortened_copy_is_said(shards: Path) -> None:
+def test_shortened_copy_is_an_error(shards: Path) -> None:
     data = images(str(shards), size=8, lazy=True)
     copy_of = next(Path(os.environ["FLEETFIT_CACHE"]).iterdir()) / "images.bin"
     copy_of.write_bytes(copy_of.read_bytes()[:-1])
@@ -261,7 +313,7 @@ def test_a_shortened_copy_is_said(shards: Path) -> None:
         (lambda f: [shutil.rmtree(f / "train" / n) for n in ("n01", "n02", "n03")], Expected("train.parquet")),
     ],
 )
-def test_folders_that_are_none(folders: Path, change: Callable[[Path], object], expected: Expected) -> None:
+def test_wrong_class_folders(folders: Path, change: Callable[[Path], object], expected: Expected) -> None:
     change(folders)
     with raises(DataError, expected):
         images(str(folders), size=8)
@@ -276,7 +328,7 @@ def test_folders_that_are_none(folders: Path, change: Callable[[Path], object], 
         ({"size": 8, "resize": 0}, Expected(1, key="resize")),
     ],
 )
-def test_keys_that_do_not_fit(folders: Path, options: dict[str, Any], expected: Expected) -> None:
+def test_wrong_parameters(folders: Path, options: dict[str, Any], expected: Expected) -> None:
     with raises(DataError, expected):
         images(str(folders), **options)
 
@@ -292,7 +344,7 @@ def test_imagenet_is_a_named_set(tmp_path: Path, picture: Picture, monkeypatch: 
     data = imagenet(size=32, validation=0.0)
     assert data.classes == 1000 and data.x.shape == (2000, 3, 32, 32) and data.augment == "resized-crop"
     assert len(data.split("test")) == 1000
-    assert not isinstance(data.x, Encoded) and isinstance(imagenet(size=32, lazy=True).x, Encoded)
+    assert not isinstance(data.x, EncodedImages) and isinstance(imagenet(size=32, lazy=True).x, EncodedImages)
     shutil.rmtree(tmp_path / "imagenet" / "train" / "n00000999")
     shutil.rmtree(tmp_path / "imagenet" / "val" / "n00000999")
     with raises(DataError, 1000, 999, key="name"):
@@ -308,11 +360,11 @@ def test_stored_by_reference(layout: str, request: pytest.FixtureRequest, tmp_pa
     data = images(str(folder), size=16, lazy=True, augment="resized-crop")
     target = tmp_path / "setup"
     target.mkdir()
-    nest = json.loads(json.dumps(store(data, target)["encoded"]))
+    nest = json.loads(json.dumps(save_data(data, target)["encoded"]))
     assert decoded == []
     assert sum(file.stat().st_size for file in target.iterdir()) < 2000
-    rest = store(data, target)
-    again = restored({**rest, "encoded": nest}, target)
+    rest = save_data(data, target)
+    again = load_data({**rest, "encoded": nest}, target)
     assert torch.equal(all_of(again), all_of(data)) and again.augment == "resized-crop"
     rng = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
     assert torch.equal(again.batch(torch.arange(9), rng[0])[0], data.batch(torch.arange(9), rng[1])[0])
@@ -322,7 +374,7 @@ def test_another_device_gets_batches_only(folders: Path) -> None:
     data = images(str(folders), size=8, lazy=True).to("meta")
     x, y = data.batch(torch.tensor([1, 2]))
     assert x.device.type == y.device.type == "meta" and x.shape == (2, 3, 8, 8)
-    assert isinstance(data.x, Encoded) and data.x.cpu().device.type == "cpu"
+    assert isinstance(data.x, EncodedImages) and data.x.cpu().device.type == "cpu"
 
 
 @pytest.mark.slow
@@ -347,8 +399,8 @@ def test_two_rounds_in_worker_processes(folders: Path, tmp_path: Path) -> None:
 
 @given(width=st.integers(1, 600), height=st.integers(1, 600), seed=st.integers(0, 1000))
 def test_a_patch_lies_inside_and_has_its_share(width: int, height: int, seed: int) -> None:
-    numbers = draws(1, torch.Generator().manual_seed(seed))[0]
-    left, top, wide, tall, _ = patch(numbers, width, height)
+    numbers = draw_crop_numbers(1, torch.Generator().manual_seed(seed))[0]
+    left, top, wide, tall, _ = find_crop(numbers, width, height)
     assert 0 <= left <= left + wide <= width and 0 <= top <= top + tall <= height and wide > 0 and tall > 0
     if min(width, height) > 100 and max(width, height) < 1.3 * min(width, height):  # rounding to pixels is small
         assert 0.07 < wide * tall / (width * height) <= 1.01
@@ -357,8 +409,8 @@ def test_a_patch_lies_inside_and_has_its_share(width: int, height: int, seed: in
 
 def test_patches_are_spread_as_they_should_be() -> None:
     """On a large square nothing is redrawn for a share below 3/4: then share, log ratio and place are uniform."""
-    numbers = draws(20_000, torch.Generator().manual_seed(0))
-    found = np.array([patch(row, 4000, 4000) for row in numbers], dtype=np.float64)
+    numbers = draw_crop_numbers(20_000, torch.Generator().manual_seed(0))
+    found = np.array([find_crop(row, 4000, 4000) for row in numbers], dtype=np.float64)
     left, top, wide, tall, mirrored = found.T
     share, ratio = wide * tall / 4000**2, np.log(wide / tall)
     kept = share < 0.7
@@ -371,20 +423,20 @@ def test_patches_are_spread_as_they_should_be() -> None:
 
 
 def test_an_image_too_narrow_gets_its_middle() -> None:
-    numbers = draws(1, torch.Generator().manual_seed(0))[0]
-    assert patch(numbers, 1000, 10)[:4] == ((1000 - 13) // 2, 0, 13, 10)
-    assert patch(numbers, 10, 1000)[:4] == (0, (1000 - 13) // 2, 10, 13)
+    numbers = draw_crop_numbers(1, torch.Generator().manual_seed(0))[0]
+    assert find_crop(numbers, 1000, 10)[:4] == ((1000 - 13) // 2, 0, 13, 10)
+    assert find_crop(numbers, 10, 1000)[:4] == (0, (1000 - 13) // 2, 10, 13)
 
 
 def test_encoded_images_are_cut_before_they_are_resized(folders: Path) -> None:
     data = images(str(folders), size=12, lazy=True, augment="resized-crop", mean=(0.0,), std=(1 / 255,))
     indices = torch.arange(12)
-    numbers = draws(12, torch.Generator().manual_seed(5))
+    numbers = draw_crop_numbers(12, torch.Generator().manual_seed(5))
     got = data.batch(indices, torch.Generator().manual_seed(5))[0]
     names = sorted((folders / "train").glob("*/*.JPEG"))
     for row, name in enumerate(names):
         whole = Image.open(name).convert("RGB")
-        left, top, wide, tall, mirrored = patch(numbers[row], *whole.size)
+        left, top, wide, tall, mirrored = find_crop(numbers[row], *whole.size)
         part = whole.resize((12, 12), Image.Resampling.BILINEAR, box=(left, top, left + wide, top + tall))
         part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else part
         assert np.allclose(got[row].numpy(), np.asarray(part).transpose(2, 0, 1), atol=1e-3)
@@ -397,14 +449,14 @@ def test_encoded_images_are_cut_before_they_are_resized(folders: Path) -> None:
 def test_images_in_memory_are_interpolated(height: int, width: int, seed: int) -> None:
     """Against torch's own interpolation of each patch: half a step of 1/256 pixel and rounding apart."""
     x = torch.randint(0, 256, (4, 3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
-    numbers = draws(4, torch.Generator().manual_seed(seed))
-    got = augmented(x, "resized-crop", torch.Generator().manual_seed(seed))
+    numbers = draw_crop_numbers(4, torch.Generator().manual_seed(seed))
+    got = augment_batch(x, "resized-crop", torch.Generator().manual_seed(seed))
     assert got.dtype == torch.uint8 and got.shape == x.shape
-    floats = augmented(x.double(), "resized-crop", torch.Generator().manual_seed(seed))
+    floats = augment_batch(x.double(), "resized-crop", torch.Generator().manual_seed(seed))
     assert floats.dtype == torch.float64
     assert (got.double() - floats).abs().max() <= 0.5 + 1e-3  # rounded, not cut off
     for row in range(4):
-        left, top, wide, tall, mirrored = patch(numbers[row], width, height)
+        left, top, wide, tall, mirrored = find_crop(numbers[row], width, height)
         part = x[row : row + 1, :, top : top + tall, left : left + wide].double()
         whole = torch.nn.functional.interpolate(part, (height, width), mode="bilinear", align_corners=False)[0]
         expected = whole.flip(2) if mirrored else whole

@@ -1,0 +1,227 @@
+"""Detect the format of the data at a path: `data.path = "..."` becomes `data.name` and the keys that go with it.
+
+Only names of files, the headers of some images and arrays, and the first rows of a table are read.
+"""
+
+import inspect
+import itertools
+import json
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from fleetfit import files
+from fleetfit.data.files import table
+from fleetfit.data.files.folders import is_saved_dataset, is_system_name, list_sample_files, resolve_folder
+from fleetfit.data.files.images import has_class_folders, sample_sizes, unpack_zip
+from fleetfit.data.files.text import TEXT_COLUMNS, has_text_folders, text
+from fleetfit.errors import DataError, did_you_mean, truncate
+
+_LARGE, _SMALL = 64, 32  # sides to which images of several sizes, or large ones, are resized
+_MAX_ENTRIES = 10_000  # of a folder
+
+Keys = Mapping[str, Any]
+"""Keys of the section `[data]`."""
+
+
+def detect_format(path: str, keys: Keys | None = None) -> Keys:
+    """Return the keys of `[data]` for the data at a path, its name first.
+
+    Args:
+        path: A file or a folder; a relative path that does not exist is searched for in the folder FLEETFIT_DATA.
+        keys: The user's keys beside `path`; some of them decide the format.
+
+    Raises:
+        DataError: There is no such path, or its format is unknown.
+    """
+    location = resolve_folder(path)
+    try:
+        if location.is_dir():
+            return _detect_folder(location, keys or {})
+        if location.exists():
+            return _detect_file(location, keys or {})
+    except OSError as error:
+        raise DataError(f"{location} cannot be read: {files.format_os_error(error)}.", path=location) from None
+    here = files.parse_path(path, "data.path")
+    candidates = [location] if location == here else [here, location]
+    neighbours = [name for candidate in candidates for name in _list_names(candidate.parent)]
+    near = [name for name in neighbours if name.lower() == location.name.lower() or Path(name).stem == location.name]
+    hint = f' Did you mean "{truncate(near[0])}"?' if near else did_you_mean(location.name, neighbours)
+    listed = " nor ".join(map(str, candidates)) + (" (FLEETFIT_DATA)" if len(candidates) > 1 else "")
+    raise DataError(f"data.path: there is no file or folder {listed}.{hint}", path=location)
+
+
+def _list_names(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        return []
+    return sorted(entry.name for entry in itertools.islice(os.scandir(folder), _MAX_ENTRIES))
+
+
+def _detect_file(path: Path, keys: Keys) -> Keys:
+    suffix = path.suffix.lower()
+    if suffix in table.SUFFIXES:
+        return _detect_rows(path, path, keys)
+    if suffix in (".jsonl", ".json"):
+        return {"name": "text", "folder": str(path)}
+    if suffix == ".npz":
+        return _detect_arrays(path, keys)
+    if suffix == ".zip":
+        return {"name": "images", "folder": str(path), **_choose_size(unpack_zip(path), keys)}
+    if suffix == ".npy":
+        return _detect_array_folder(
+            path.parent, keys, f"{path.name} is one array, and two are needed, samples and labels"
+        )
+    if suffix in (".txt", ".md"):
+        return _detect_plain_text(path)
+    raise DataError(
+        f"data.path: {path} has an unknown suffix. A table ends in .csv, .tsv or .parquet, arrays in .npz, running "
+        "text in .txt, texts with labels in .csv, .jsonl or .parquet; images are in one folder for each class, or in a "
+        ".zip of such folders. For other names set data.name = ...",
+        path=path,
+    )
+
+
+def _detect_folder(folder: Path, keys: Keys) -> Keys:
+    if is_saved_dataset(folder):
+        return _detect_saved_dataset(folder, keys)
+    if has_class_folders(folder):
+        return {"name": "images", "folder": str(folder), **_choose_size(folder, keys)}
+    if has_text_folders(folder):
+        return {"name": "text", "folder": str(folder)}
+    entries = itertools.islice(os.scandir(folder), _MAX_ENTRIES)
+    names = {entry.name.lower() for entry in entries if entry.is_file() and not is_system_name(entry.name)}
+    if any(name.endswith(".npy") for name in names):
+        return _detect_array_folder(folder, keys, f"{folder} has no array of samples and one of labels")
+    try:
+        tables = table.files_of(folder)
+    except DataError:
+        tables = {}
+    if tables:
+        return _detect_rows(tables["train"][0], folder, keys)
+    if any(name.endswith((".jsonl", ".json")) for name in names):
+        return {"name": "text", "folder": str(folder)}
+    if any(name.endswith(".txt") for name in names):
+        return _detect_plain_text(folder)
+    archives = [name for name in names if name.endswith(".npz")]
+    if len(archives) == 1:
+        return detect_format(str(folder / archives[0]), keys)
+    raise DataError(
+        f"data.path: the format of {folder} is unknown. Expected a folder of images for each class (CLASS/*.jpg, or "
+        "train/CLASS/*.jpg) or of .txt files for each class, or a folder with train.csv, train.parquet, x.npy and "
+        "y.npy, .txt files, or a data set of Hugging Face datasets (save_to_disk).",
+        path=folder,
+    )
+
+
+def _detect_plain_text(path: Path) -> Keys:
+    is_many = path.is_dir() and len(list_sample_files(path, "**/*.txt")) > 1  # then each file is a client
+    return {"name": "plain_text", "folder": str(path), "partition": {"kind": "natural" if is_many else "iid"}}
+
+
+def _detect_array_folder(folder: Path, keys: Keys, problem: str) -> Keys:
+    names = {file.stem for file in list_sample_files(folder, "*.npy")}
+    if not ({"x", "y"} <= names or {"x_train", "y_train"} <= names):
+        raise DataError(
+            f"data.path: {problem}: x.npy and y.npy (or x_train.npy, y_train.npy, x_test.npy, y_test.npy) in one "
+            'folder, or one .npz file. Other names: data.name = "arrays", with x = "..." and y = "...".',
+            path=folder,
+        )
+    return _detect_arrays(folder, keys)
+
+
+def _detect_arrays(path: Path, keys: Keys) -> Keys:
+    """Return the names of samples and labels; rows and series of numbers other than uint8 are standardised.
+
+    `mean`, `std` and keys of tokens turn standardisation off.
+    """
+    from fleetfit.data.files.arrays import Arrays
+
+    arrays = Arrays(path)
+    usual = {
+        "x": ("x", "X", "data", "samples", "features", "images", "inputs"),
+        "y": ("y", "Y", "label", "labels", "target", "targets"),
+    }
+    names: dict[str, str] = {}
+    for key, aliases in usual.items():
+        name = next((name for name in aliases if name in arrays or f"{name}_train" in arrays), key)
+        if name != key:
+            names[key] = name
+    result: dict[str, Any] = {"name": "arrays", "file": str(path), **names}
+    x = keys.get("x", names.get("x", "x"))
+    first = next((name for name in (x, f"{x}_train") if name in arrays), None)
+    is_tokens = keys.get("vocabulary") or keys.get("task") == "next_token"
+    if first is not None and not (is_tokens or keys.get("mean") or keys.get("std")):
+        samples = arrays.one(first)
+        if samples.dtype.kind in "biuf" and samples.dtype != "uint8" and samples.ndim in (2, 3):
+            result["standardise"] = True
+    return result
+
+
+def _choose_size(folder: Path, keys: Keys) -> Keys:
+    """Return the side to which images of several sizes, or large ones, are resized."""
+    sizes = sample_sizes(folder, upright=keys.get("exif_orientation") is not False)
+    sides = [side for size in sizes for side in size]
+    if not sides or (len(set(sizes)) == 1 and max(sides) <= _LARGE):
+        return {}
+    return {"size": _LARGE if min(sides) >= _LARGE else _SMALL}
+
+
+def _detect_rows(first: Path, path: Path, keys: Keys) -> Keys:
+    """Return whether the rows of a file are images, texts with labels, or a table of numbers and categories."""
+    is_parquet = first.suffix.lower() == ".parquet"
+    kinds = dict(table.kinds_in_parquet(first) if is_parquet else table.kinds_in_first_rows(first))
+    if "image" in kinds.values():
+        return {"name": "images", "folder": str(path)}
+    if _has_table_keys(keys):
+        return {"name": "table", "folder": str(path)}
+    label = _find_label(kinds, keys) or list(kinds)[-1]
+    texts = [name for name, kind in kinds.items() if kind == "text" and name != label]
+    usual = [name for name in kinds if name.lower() in TEXT_COLUMNS and name != label]
+    others = [name for name in kinds if name not in (*texts, label)]
+    if usual and (usual[0] in texts or len(others) <= 1):
+        return {"name": "text", "folder": str(path), "text": usual[0], "label": label}
+    if texts and all(kinds[name] == "other" for name in others):
+        return {"name": "text", "folder": str(path), "text": texts[0] if len(texts) == 1 else texts, "label": label}
+    return {"name": "table", "folder": str(path)}
+
+
+def _detect_saved_dataset(folder: Path, keys: Keys) -> Keys:
+    """Return the format of a data set of Hugging Face `datasets`, by the features in its metadata."""
+    infos = sorted(folder.glob("*/dataset_info.json")) or [folder / "dataset_info.json"]
+    try:
+        features = json.loads(files.read_text(infos[0], DataError))["features"]
+        kinds = {str(name): _parse_feature(value) for name, value in features.items()}
+        last = list(kinds)[-1]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise DataError(f"{infos[0]} has no valid features, the columns of the data set.", path=infos[0]) from None
+    classes = [name for name, kind in kinds.items() if kind == "classes"]
+    label = _find_label(kinds, keys) or (*classes, last)[0]
+    images = [name for name, kind in kinds.items() if kind == "image"]
+    if images:
+        return {"name": "images", "folder": str(folder), "image": images[0], "label": label}
+    texts = [name for name, kind in kinds.items() if kind == "string" and name != label]
+    usual = [name for name in texts if name.lower() in TEXT_COLUMNS]
+    numbers = [name for name, kind in kinds.items() if kind == "number" and name != label]
+    if (usual or (texts and not numbers)) and not _has_table_keys(keys):
+        texts = usual[:1] or texts
+        return {"name": "text", "folder": str(folder), "label": label, "text": texts[0] if len(texts) == 1 else texts}
+    return {"name": "table", "folder": str(folder), "label": label}
+
+
+def _parse_feature(feature: Mapping[str, Any]) -> str:
+    kind = {"Image": "image", "ClassLabel": "classes"}.get(feature.get("_type", ""))
+    return kind or ("string" if feature.get("dtype") in ("string", "large_string") else "number")
+
+
+def _find_label(columns: Collection[str], keys: Keys) -> str | None:
+    label = keys.get("label")
+    if isinstance(label, str) and label in columns:  # the reader refuses other labels
+        return label
+    return next((name for name in columns if name.lower() in table.LABELS), None)
+
+
+def _has_table_keys(keys: Keys) -> bool:
+    """Return whether there is a key that tables have and texts do not, such as `drop`."""
+    table_keys, text_keys = (inspect.signature(function).parameters for function in (table.table, text))
+    return any(key in table_keys and key not in text_keys for key in keys)

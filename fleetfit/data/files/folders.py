@@ -1,0 +1,264 @@
+"""Find the folder and the files of a data set: in the given folder, in FLEETFIT_DATA, or in a copy from the hub.
+
+Nothing is downloaded unless a run file sets `hub = true`. A download is written once, as one Parquet file per split,
+below the cache folder (see `cache`), and read from there like any other set.
+"""
+
+import errno
+import importlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fleetfit.data.cache import find_cache_folder, load_folder, make_key
+from fleetfit.data.splits import ALIASES, SPLITS
+from fleetfit.errors import DataError, FleetFitError, format_cause, import_optional
+from fleetfit.files import parse_path
+
+_HUB_SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation",
+               "dev": "validation", "test": "test"}  # fmt: skip
+_ROWS = 1000  # rows in memory at a time
+_SYSTEM_NAMES = ("__macosx", "__pycache__", "@eadir", "$recycle.bin", "system volume information", "lost+found",
+                 "#recycle", "#snapshot", "@recycle", "@recently-snapshot", "network trash folder", "temporary items",
+                 "thumbs.db", "ehthumbs.db", "desktop.ini")  # fmt: skip
+
+
+def is_system_name(name: str) -> bool:
+    """Return whether a system or a tool makes files or folders of this name: `__MACOSX`, `@eaDir`, hidden ones."""
+    return name.startswith(".") or name.lower() in _SYSTEM_NAMES
+
+
+def list_class_folders(folder: Path) -> list[Path]:
+    """Return the folders in a folder, sorted, without those of systems and tools."""
+    with os.scandir(folder) as entries:
+        return sorted(folder / entry.name for entry in entries if entry.is_dir() and not is_system_name(entry.name))
+
+
+def list_sample_files(folder: Path, pattern: str) -> list[Path]:
+    """Return the files below a folder that match a pattern, sorted, without those of systems and tools."""
+    paths = (path for path in folder.glob(pattern) if path.is_file())
+    return sorted(path for path in paths if not any(map(is_system_name, path.relative_to(folder).parts)))
+
+
+def resolve_folder(folder: str) -> Path:
+    """Return a set's folder; a relative path that does not exist is seen from the folder FLEETFIT_DATA."""
+    path = parse_path(folder, "data.folder")
+    root = os.environ.get("FLEETFIT_DATA")
+    if root and not path.is_absolute() and not path.exists():
+        return Path(root).expanduser() / path
+    return path
+
+
+def find_set_folder(name: str, folder: str | None) -> Path | None:
+    """Return the folder of a named set: the given one, or NAME below it or below FLEETFIT_DATA; None: there is none."""
+    root = folder if folder is not None else os.environ.get("FLEETFIT_DATA")
+    if not root:
+        return None
+    base = Path(root).expanduser()
+    candidates = [base / name, base] if folder is not None else [base / name]
+    return next((candidate for candidate in candidates if candidate.is_dir()), None)
+
+
+def find_parquet_files(name: str, folder: str | None) -> dict[str, list[Path]]:
+    """Return the Parquet files of each split of a set, "train" first.
+
+    Raises:
+        DataError: The folder or the train file does not exist, or a numbered file is missing.
+    """
+    root = folder if folder is not None else os.environ.get("FLEETFIT_DATA")
+    if not root:
+        raise DataError(
+            f'{name}: the folder of its files is unknown. Set folder = "..." (with train.parquet and test.parquet in '
+            f"it), or the environment variable FLEETFIT_DATA to the folder that has {name}/train.parquet.",
+            key="folder",
+        )
+    base = parse_path(root, "data.folder")
+    if not base.is_dir():
+        source = "folder" if folder is not None else "the environment variable FLEETFIT_DATA"
+        raise DataError(f"{name}: {source} names {base}, which is not a folder.", path=base)
+    tops = [base, base / name] if folder is not None else [base / name]
+    for top in tops:
+        for candidate in (top, top / "data", top / name, top / "plain_text"):
+            splits = {split: _find_split_files(candidate, split) for split in SPLITS}
+            if splits["train"]:
+                return {split: paths for split, paths in splits.items() if paths}
+    listed = " or ".join(map(str, tops))
+    raise DataError(f"{name}: no train.parquet and no train-00000-of-....parquet in {listed}.")
+
+
+def _find_split_files(folder: Path, split: str) -> list[Path]:
+    for alias in ALIASES[split]:
+        single = folder / f"{alias}.parquet"
+        if single.is_file():
+            return [single]
+        numbered = sorted(folder.glob(f"{alias}-*.parquet"))
+        if not numbered:
+            continue
+        counts = {int(match[1]) for path in numbered if (match := re.search(r"-of-(\d+)", path.name))}
+        if len(counts) == 1 and len(numbered) not in counts:
+            raise DataError(
+                f"{folder} has {len(numbered)} of the {counts.pop()} files of its {alias} split.", path=folder
+            )
+        return numbered
+    return []
+
+
+def find_or_download(
+    name: str,
+    folder: str | None,
+    hub: bool,
+    repository: str,
+    config: str | None = None,
+    revision: str | None = None,
+    find: Callable[[str, str | None], object] = find_parquet_files,
+) -> str | None:
+    """Return the folder of a named set: the given one, the one in FLEETFIT_DATA, or with `hub` a download.
+
+    Args:
+        name: The set's name.
+        folder: The run file's `folder`; with it, nothing is downloaded.
+        hub: Whether the set may be downloaded.
+        repository: The hub's repository, "owner/name".
+        config: A configuration of the repository.
+        revision: A branch, tag or commit.
+        find: Called with name and folder; raises DataError if the set is missing.
+
+    Returns:
+        The folder as a reader takes it; None: FLEETFIT_DATA has the set.
+
+    Raises:
+        DataError: The set is missing, or the download failed.
+        MissingExtra: It has to be downloaded and `datasets` is not installed.
+    """
+    try:
+        find(name, folder)
+        return folder
+    except DataError as error:
+        if folder is not None:
+            raise
+        if not hub:
+            raise DataError(
+                f"{error} To download it from the hub ({repository}) set hub = true.", key="hub", path=error.path
+            ) from error
+    return str(download(name, repository, config, revision))
+
+
+# ---- Hugging Face datasets: saved ones, and the hub ------------------------------------------------------------------
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    """Return whether `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote a folder."""
+    if (folder / "dataset_dict.json").is_file():
+        return True
+    return (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file()
+
+
+def convert_saved_dataset(folder: Path) -> Path:
+    """Return a folder of Parquet files with a saved data set, converted once into the cache; other paths as they are.
+
+    Raises:
+        DataError: The data set cannot be read, has no training split, or does not fit on the disk.
+        MissingExtra: `datasets` is not installed.
+    """
+    if not (folder.is_dir() and is_saved_dataset(folder)):
+        return folder
+    datasets = import_optional("datasets", "hub", f"Reading {folder}, which save_to_disk wrote,")
+    sources = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in (".json", ".arrow"))
+
+    def build(target: Path) -> None:
+        try:
+            dataset = datasets.load_from_disk(str(folder))
+            splits = dict(dataset) if isinstance(dataset, datasets.DatasetDict) else {"train": dataset}
+            for split, rows in _rename_splits(splits, str(folder), folder).items():
+                _write_parquet(rows, target / f"{split}.parquet")
+        except FleetFitError:
+            raise
+        except Exception as error:  # the library may raise anything on damaged files
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                raise
+            raise DataError(
+                f"{folder} cannot be read as a saved data set: {format_cause(error)}", path=folder
+            ) from error
+
+    def load(target: Path) -> Path:
+        if not (target / "train.parquet").is_file():
+            raise ValueError("there is no train.parquet")
+        return target
+
+    return load_folder(make_key(folder.name, sources, ["saved"], suffix=""), build, load)
+
+
+def download(name: str, repository: str, config: str | None = None, revision: str | None = None) -> Path:
+    """Return a folder with a set's `train.parquet` and so on, downloaded unless it is in the cache.
+
+    Images and sounds are inside the files, and the files' metadata has the names of the classes. `source.json` beside
+    them records their origin.
+
+    Args:
+        name: The set's name.
+        repository: The hub's repository, "owner/name".
+        config: A configuration of the repository; None: its only one, or its default.
+        revision: A branch, tag or commit; None: the newest.
+
+    Raises:
+        DataError: The download failed, there is no training split, or the files cannot be written.
+        MissingExtra: `datasets` is not installed.
+    """
+    cache = find_cache_folder()
+    if cache is None:
+        raise DataError(f"{name}: downloads need a cache folder; set FLEETFIT_CACHE to a folder.", key="hub")
+    label = "-".join(re.sub(r"[^\w.]+", "--", part) for part in (name, repository, config, revision) if part)
+    target = cache / "hub" / label
+    if target.is_dir():
+        return target
+    datasets = import_optional("datasets", "hub", f"Downloading {name} from the hub")
+    try:
+        dataset = datasets.load_dataset(repository, config, revision=revision)
+    except Exception as error:  # network, hub and library may raise anything
+        raise DataError(
+            f"{name}: downloading {repository} from the Hugging Face hub failed: {format_cause(error, typed=True)}. "
+            'Without a network, set folder = "..." to a folder with train.parquet and test.parquet.',
+            key="hub",
+        ) from error
+    splits = _rename_splits(dataset, f"{name}: {repository}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f"{label}.", dir=target.parent))
+    except OSError as error:
+        raise DataError(f"{name}: {target.parent} cannot be written to: {error}", path=target.parent) from error
+    try:
+        for split, rows in splits.items():
+            _write_parquet(rows, temporary / f"{split}.parquet")
+        source = {"repository": repository, "config": config, "revision": revision,
+                  "files": sorted(map(str, splits["train"].info.download_checksums or {}))}  # fmt: skip
+        (temporary / "source.json").write_text(json.dumps(source, indent=2), encoding="utf-8")
+        if not target.is_dir():  # else another process was faster
+            temporary.rename(target)
+    except OSError as error:
+        if not target.is_dir():
+            raise DataError(f"{name}: {target} cannot be written: {error}", path=target) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def _rename_splits(splits: Any, source: str, path: Path | None = None) -> dict[str, Any]:
+    """Return the splits of a data set by FleetFit's names."""
+    renamed = {_HUB_SPLITS[split]: rows for split, rows in splits.items() if split in _HUB_SPLITS}
+    if "train" not in renamed:
+        raise DataError(f'{source} has no split "train"; it has {", ".join(map(str, splits))}.', path=path)
+    return renamed
+
+
+def _write_parquet(rows: Any, path: Path) -> None:
+    """Write one split, with the bytes of its images and sounds."""
+    parquet = importlib.import_module("pyarrow.parquet")
+    table = importlib.import_module("datasets.table")
+    with parquet.ParquetWriter(path, rows.features.arrow_schema) as writer:
+        for part in rows.with_format("arrow").iter(_ROWS):
+            writer.write_table(table.embed_table_storage(part), row_group_size=_ROWS)

@@ -1,0 +1,144 @@
+"""Make the report of a round: plain values, as a line of `metrics.jsonl` has them."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+import numpy as np
+
+from fleetfit.layout import Layout
+from fleetfit.submodel import Submodel
+from fleetfit.values import Failure, Federation, Local, Server, Update
+
+LEFT_OUT = "its update was left out by the method (receive)"
+"""The reason of a failure that stands for an update which the method's `receive` did not return."""
+
+
+def make_round_report(
+    federation: Federation, server: Server, local: Local, replies: Sequence[Update | Failure]
+) -> dict[str, Any]:
+    """Return the report of a round.
+
+    Args:
+        federation: The server's view.
+        server: The server with the round counted.
+        local: Local training in this round.
+        replies: Updates, whose states may be gone, and failures, in job order.
+    """
+    updates = [reply for reply in replies if isinstance(reply, Update)]
+    failures = [reply for reply in replies if isinstance(reply, Failure)]
+    samples = sum(update.num_examples for update in updates)
+    clients_by_level = Counter(str(update.level + 1) for update in updates)
+    has_losses = samples > 0 and all("loss" in update.metrics for update in updates)  # secure rounds report none
+    loss = sum(update.metrics["loss"] * update.num_examples for update in updates) / samples if has_losses else None
+    report = {
+        "round": server.round,
+        "lr": local.lr,
+        "train": {"loss": loss, "clients": len(updates), "samples": samples, "by_level": dict(clients_by_level)},
+        "failures": [
+            {"client": failure.client, "level": failure.level + 1, "reason": failure.reason, "absent": failure.absent}
+            for failure in failures
+        ],
+        "bytes_down": sum(reply.bytes_down for reply in replies),
+        "bytes_up": sum(reply.bytes_up for reply in replies),
+        "waste": compute_waste(federation.problem.layout, replies),
+        "multiply_adds": sum(reply.multiply_adds for reply in replies),
+    }
+    if counts := sum_client_counters(updates):
+        report["counts"] = counts
+    report["simulated_s"] = simulated_seconds(replies, local.deadline_s)
+    if local.deadline_s is not None:
+        report["deadline"] = count_deadlines(replies)
+    if federation.connected is not None:
+        report["online"] = len(federation.reachable(server.round - 1))
+    return report
+
+
+def make_rollback_report(
+    federation: Federation, report: Mapping[str, Any], server: Server, local: Local, record: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the report of a round that was rolled back: nothing counts as trained, and `undone` says why."""
+    nothing = make_round_report(federation, server, local, [])["train"]
+    return {key: value for key, value in report.items() if key != "counts"} | {"train": nothing, "undone": record}
+
+
+class ElementCounter:
+    """Counts the elements of sub-models, of each shape once."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._counts: dict[Any, int] = {}
+
+    def count(self, submodel: Submodel) -> int:
+        """Return the elements of a sub-model."""
+        key = (tuple(submodel.sizes.items()), submodel.exits)
+        if key not in self._counts:
+            shapes = self._layout.shapes(submodel.sizes, submodel.exits).values()
+            self._counts[key] = sum(int(np.prod(shape)) for shape in shapes)
+        return self._counts[key]
+
+
+def compute_waste(layout: Layout, replies: Sequence[Update | Failure]) -> float:
+    """Return a round's communication waste rate, 1 - elements that came back / elements sent (AdaptiveFL, 4.4)."""
+    counter = ElementCounter(layout)
+    sent = sum(counter.count(reply.dispatched) for reply in replies)
+    returned = sum(counter.count(reply.submodel) for reply in replies if isinstance(reply, Update))
+    return 1 - returned / sent if sent else 0.0
+
+
+def sum_client_counters(updates: Sequence[Update]) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the sums of what clients count, by counter and level: those metrics that are tables of numbers."""
+    sums: dict[str, dict[str, Counter[str]]] = {}
+    for update in updates:
+        for name, value in update.metrics.items():
+            if isinstance(value, Mapping) and all(type(number) in (int, float) for number in value.values()):
+                counts = {str(key): number for key, number in value.items()}
+                sums.setdefault(name, {}).setdefault(str(update.level + 1), Counter()).update(counts)
+    return {name: {level: dict(counter) for level, counter in levels.items()} for name, levels in sums.items()}
+
+
+def count_by_honesty(
+    hostile: Set[int], replies: Sequence[Update | Failure], levels: Mapping[int, int]
+) -> dict[str, Any]:
+    """Return how many hostile and honest clients sent an update, and how many of these the method left out.
+
+    Args:
+        hostile: Ids of the clients that attack.
+        replies: The outcome of each job.
+        levels: Level, 0-based, of the sub-model that came back, by job index; absent where it is the one that was sent.
+
+    Returns:
+        Under "sent" and "left_out" each: "hostile", and "honest" by the level that was trained.
+    """
+    counts: dict[str, Any] = {key: {"hostile": 0, "honest": Counter()} for key in ("sent", "left_out")}
+    for reply in replies:
+        is_left_out = isinstance(reply, Failure) and reply.reason == LEFT_OUT
+        for key in ("sent", "left_out") if is_left_out else ("sent",) if isinstance(reply, Update) else ():
+            if reply.client in hostile:
+                counts[key]["hostile"] += 1
+            else:
+                counts[key]["honest"][str(levels.get(reply.index, reply.level) + 1)] += 1
+    return {key: {**by_kind, "honest": dict(sorted(by_kind["honest"].items()))} for key, by_kind in counts.items()}
+
+
+def simulated_seconds(replies: Sequence[Update | Failure], deadline_s: float | None) -> float | None:
+    """Return the simulated seconds of a synchronous round, those of its slowest client; None without a clock.
+
+    The server waits for every client, until the deadline if there is one. It waits until then for a lost message, too.
+    """
+    seconds = [reply.simulated_s for reply in replies if reply.simulated_s is not None]
+    if not seconds:
+        return None
+    if deadline_s is None:
+        return max(seconds)
+    return deadline_s if len(seconds) < len(replies) else min(max(seconds), deadline_s)
+
+
+def count_deadlines(replies: Sequence[Update | Failure]) -> dict[str, int]:
+    """Return how many clients trained a shallower exit, stopped before the end of their training, or were late."""
+    updates = [reply for reply in replies if isinstance(reply, Update)]
+    return {
+        "shallower": sum(len(update.submodel.exits) < len(update.dispatched.exits) for update in updates),
+        "stopped": sum(bool(update.metrics.get("stopped")) for update in updates),
+        "late": sum(reply.late for reply in replies if isinstance(reply, Failure)),
+    }
