@@ -299,6 +299,10 @@ class ImageFiles:
         """Return the path of an image."""
         return self.root / bytes(self.names[index]).decode(errors="surrogateescape")
 
+    def paths(self) -> list[Path]:
+        """Return the paths of all images."""
+        return [self.path(index) for index in range(len(self))]
+
     def read(self, index: int) -> bytes:
         """Return an encoded image."""
         return _read_range(self.path(index), 0, -1)

@@ -366,6 +366,10 @@ class RoundRecord(Record):
     secure: IfPresent[SecureRecord] = None
     undone: IfPresent[UndoneRecord] = None
 
+    def count_failures(self) -> int:
+        """Return the number of failed jobs of training and of evaluation."""
+        return len(self.failures) + (len(self.evaluate.failures) if self.evaluate is not None else 0)
+
 
 # ---- run folders: summary.json ---------------------------------------------------------------------------------------
 

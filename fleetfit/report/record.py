@@ -34,8 +34,6 @@ from fleetfit.records.schema import (
     SummaryRecord,
 )
 
-FORMAT = 1
-"""Version of `summary.json`."""
 _TUNING = "tune"
 """The folder of a comparison's runs that only chose values."""
 
@@ -66,7 +64,7 @@ def make_summary(
     for record in rounds:
         seconds.update(record.seconds_of)
     return {
-        "format": FORMAT,
+        "format": SummaryRecord.FORMAT,
         **description,
         "rounds": rounds[-1].round if rounds else 0,
         "levels": [level.dump() for level in make_levels(plan, headline.get("levels", {}))],
@@ -76,7 +74,7 @@ def make_summary(
         "bytes_down": None if is_private else sum(record.bytes_down or 0 for record in rounds),
         "waste": None if is_private else sum(record.waste for record in rounds) / max(1, len(rounds)),
         "bytes_up": None if is_private else sum(record.bytes_up or 0 for record in rounds),
-        "failures": None if is_private else sum(map(_count_failures, rounds)),
+        "failures": None if is_private else sum(record.count_failures() for record in rounds),
         "empty_rounds": None if is_private else sum(not record.train.clients for record in rounds),
         "seconds": sum(record.seconds for record in rounds),
         "seconds_of": dict(seconds),
@@ -104,10 +102,6 @@ def make_levels(plan: Plan, accuracies: Mapping[str, Any]) -> list[LevelRecord]:
         )
         for level in plan.levels
     ]  # fmt: skip
-
-
-def _count_failures(record: RoundRecord) -> int:
-    return len(record.failures) + (len(record.evaluate.failures) if record.evaluate else 0)
 
 
 def _drop_clients(value: Any) -> Any:
@@ -294,9 +288,6 @@ def read_run(folder: str | Path, summary: Mapping[str, Any] | None = None) -> Ru
             problems.append(f"{name} could not be read, and is left out here: {error}")
             return default
 
-    def read_stored_summary() -> SummaryRecord | None:
-        return files.read_summary()
-
     rounds = read("metrics.jsonl", files.read_rounds, list[RoundRecord]())
     if not problems and (damage := read("metrics.jsonl", files.find_damaged_end, "")):
         problems.append(f"metrics.jsonl: {damage}, and is left out here.")
@@ -313,7 +304,7 @@ def read_run(folder: str | Path, summary: Mapping[str, Any] | None = None) -> Ru
         rounds=rounds,
         plan=read("plan.toml", lambda: Plan.from_toml(files.text("plan.toml")), None),
         stored_summary=(
-            read("summary.json", read_stored_summary, None) if summary is None else SummaryRecord.load(summary)
+            read("summary.json", files.read_summary, None) if summary is None else SummaryRecord.load(summary)
         ),
         problems=tuple(dict.fromkeys(problems)),
     )

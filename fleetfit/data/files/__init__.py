@@ -1,1 +1,1 @@
-"""Kinds of files that hold data sets, and where they lie."""
+"""Formats of files, and the folders of data sets."""

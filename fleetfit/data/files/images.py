@@ -19,7 +19,7 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -43,9 +43,9 @@ from fleetfit.data.image_reader import (
     EncodedImages,
     ImageFiles,
     ImageIndex,
-    ImageSource,
     ImageSpec,
     Origin,
+    PackedImages,
     decode_all,
     open_image,
     pack_images,
@@ -205,24 +205,15 @@ def make_data(
 
 
 def _load_images(
-    name: str,
-    source: ImageSource,
-    folder: Path,
-    column: str,
-    spec: ImageSpec,
-    list_files: Callable[[], Sequence[Path]],
-    make_index: Callable[[], ImageIndex],
+    name: str, folder: Path, source: "ImageFiles | _ParquetImages", spec: ImageSpec
 ) -> NDArray[np.uint8] | EncodedImages:
-    """Return the images of a source, decoded from the cache or still encoded, as the specification says.
+    """Return the images of a set, decoded from the cache or still encoded, as the specification says.
 
     Args:
         name: The set's name.
+        folder: The folder of the images, for messages.
         source: The images.
-        folder: Their folder, for messages.
-        column: Their column, a part of the key in the cache.
         spec: Size, channels and orientation; checked.
-        list_files: Returns the files that change when the images do.
-        make_index: Makes the index of encoded images.
 
     Raises:
         DataError: There are no images, or one of them is wrong.
@@ -241,9 +232,11 @@ def _load_images(
         width, height = (spec.size, spec.size) if spec.size else read_first_size(source, spec.upright)
         shape = (spec.channels or 3, height, width)
         if spec.lazy or rows * math.prod(shape) > LAZY_ABOVE:
-            return EncodedImages(make_index(), shape, spec.centre if spec.size else None, spec.upright)
+            index: ImageIndex = source if isinstance(source, ImageFiles) else source.pack(name)
+            return EncodedImages(index, shape, spec.centre if spec.size else None, spec.upright)
+    column = "" if isinstance(source, ImageFiles) else source.column
+    key = cache.make_key(name, source.paths(), [column, spec.size, spec.channels, spec.centre, spec.upright])
     try:
-        key = cache.make_key(name, list_files(), [column, spec.size, spec.channels, spec.centre, spec.upright])
         return cache.load_array(key, rows, lambda allocate: decode_all(source, spec, allocate))
     except MemoryError:
         raise DataError(
@@ -279,6 +272,13 @@ class _ParquetImages:
         number = int(np.searchsorted(self.starts, index, side="right")) - 1
         return self.files[number].place(index - self.starts[number])
 
+    def paths(self) -> list[Path]:
+        return [file.path for file in self.files]
+
+    def pack(self, name: str) -> PackedImages:
+        key = cache.make_key(name, self.paths(), ["encoded", self.column], suffix="")
+        return pack_images(key, self, list(zip(map(str, self.paths()), self.starts[:-1], strict=True)))
+
 
 def read_parquet(
     name: str,
@@ -313,18 +313,11 @@ def read_parquet(
         if split in splits
     }
     all_files = [file for files in split_files.values() for file in files]
-    paths = [file.path for file in all_files]
     image = all_files[0].column(image, _IMAGE, "image")
     label = all_files[0].column(label, _LABEL, "label")
     y, classes, class_names = parquet.labels_of(all_files, label)
-    source = _ParquetImages(all_files, image)
-
-    def make_index() -> ImageIndex:
-        key = cache.make_key(name, paths, ["encoded", image], suffix="")
-        return pack_images(key, source, list(zip(map(str, paths), source.starts[:-1], strict=True)))
-
     return LabelledImages(
-        x=_load_images(name, source, paths[0].parent, image, spec, lambda: paths, make_index),
+        x=_load_images(name, all_files[0].path.parent, _ParquetImages(all_files, image), spec),
         y=y,
         sizes={split: sum(file.rows for file in files) for split, files in split_files.items()},
         classes=classes,
@@ -451,16 +444,7 @@ def read_class_folders(name: str, folder: Path, spec: ImageSpec) -> LabelledImag
     names, y, sizes = cache.load_folder(
         key, lambda target: _write_index(target, folder, split_folders, class_names), _read_index
     )
-    source = ImageFiles(folder, names)
-    x = _load_images(
-        name,
-        source,
-        folder,
-        "",
-        spec,
-        list_files=lambda: [source.path(index) for index in range(len(source))],
-        make_index=lambda: source,
-    )
+    x = _load_images(name, folder, ImageFiles(folder, names), spec)
     counts = np.bincount(y[: sizes["train"]], minlength=len(class_names))
     empty = [class_names[i] for i in np.flatnonzero(counts == 0)]
     note = (
