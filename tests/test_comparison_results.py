@@ -176,8 +176,8 @@ def test_a_finished_comparison_is_only_written_anew(tmp_path: Path) -> None:
 
 def test_only_the_comparison_draws_and_with_all_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
-    monkeypatch.setattr("fleetfit.api.run.draw_run", lambda run: drawn.append(run) or {})
-    monkeypatch.setattr("fleetfit.api.comparison.results.draw_comparison", lambda rows, *more: drawn.append(rows) or {})
+    monkeypatch.setattr(figures, "draw_run", lambda run: drawn.append(run) or {})
+    monkeypatch.setattr(figures, "draw_comparison", lambda rows, *more: drawn.append(rows) or {})
     found = compared(tmp_path, "[compare.grid]\nseed = [0, 1]\n")
     (rows,) = drawn
     assert {(row.row, row.setting): [seed for seed, _ in row.runs] for row in rows} == {

@@ -351,7 +351,7 @@ def draw_class_counts(class_counts: Sequence[Sequence[int]], data: str) -> "Figu
     if dots:
         axes.scatter(*zip(*dots, strict=True), color=COLORS[0], alpha=0.75, linewidths=0)
     title = f"training samples of the first {clients} clients, {data} (largest dot: {largest})"
-    label_axes(axes, "client", "class", title)
+    label_axes(axes, "client", "class", wrap_label(title, int(12 * figure.get_figwidth())))
     axes.set(xlim=(-0.8, clients - 0.2), ylim=(-0.8, classes - 0.2))
     axes.set_xticks(range(0, clients, 1 if clients <= 20 else 5))
     axes.set_yticks(range(0, classes, max(1, classes // 20)))

@@ -43,11 +43,10 @@ from fleetfit.records.schema import (
     SummaryRecord,
     TuningResult,
 )
-from fleetfit.report import page
+from fleetfit.report import figures, page
 from fleetfit.report.columns import find_numbers, is_rounds, make_final_numbers
 from fleetfit.report.comparison_csv import format_comparison_csv
 from fleetfit.report.drawing import make_plots_folder, save_figures
-from fleetfit.report.figures import draw_comparison
 from fleetfit.report.order import explain_row_order
 from fleetfit.report.page.run_set import collect_comparison
 from fleetfit.report.record import read_comparison, read_entries, read_results
@@ -322,7 +321,7 @@ def write_comparison(
     write_text(folder / "compare.json", json.dumps(entries, indent=2) + "\n")
     stored = read_comparison(folder)
     with contextlib.suppress(MissingExtra):  # the command line prints a hint about missing plots
-        save_figures(draw_comparison(stored.rows, plan.columns, plan.targets, on), make_plots_folder(folder))
+        save_figures(figures.draw_comparison(stored.rows, plan.columns, plan.targets, on), make_plots_folder(folder))
     page.write_comparison_page(stored)
     return comparison
 

@@ -87,7 +87,7 @@ def make_costs(run: RunRecord) -> PageSection | None:
         _plot_costs(run, "Multiply-adds of clients until then", "multiply_adds"),
         _plot_costs(run, "Simulated time until then", "simulated_s"),
     ]
-    blocks: list[Block] = [Plots(drawn)] if (drawn := [plot for plot in plots if plot is not None]) else []
+    blocks: list[Block] = [Plots(present)] if (present := [plot for plot in plots if plot is not None]) else []
     table = _make_time_table(run)
     if table is not None:
         blocks.append(Sheet(table))
