@@ -21,7 +21,7 @@ import torch
 
 import fleetfit as ff
 from fleetfit.api.inference import prepare_export
-from fleetfit.inference.export.checked import session
+from fleetfit.inference.export.onnx import open_session
 
 TURNS, BUDGET = 1000, 0.6
 _BATCH = 256
@@ -74,7 +74,7 @@ def _works(run: ff.Run, name: str, out: Path) -> dict[tuple[str, str], Work]:
     module, whole = run.model(name), {}
     data = run.assembly.data
     for form, file in (("float", "model.onnx"), ("int8", "model.int8.onnx"), ("static-int8", "model.static-int8.onnx")):
-        opened = session(out / file)
+        opened = open_session(out / file)
         key = opened.get_inputs()[0].name
         whole[form] = lambda x, opened=opened, key=key: opened.run(None, {key: x})
     model = loader(out)
@@ -98,7 +98,7 @@ class _Whole:
     """A level with one exit: there is nothing to stop at."""
 
     def __init__(self, out: Path) -> None:
-        self.opened = session(out / "model.onnx")
+        self.opened = open_session(out / "model.onnx")
 
     def predict(self, x: np.ndarray, stop: bool) -> Any:
         logits = self.opened.run(None, {self.opened.get_inputs()[0].name: x})[-1]

@@ -21,7 +21,7 @@ import fleetfit as ff
 from benchmarks.ship import TURNS, Work, loader, quartiles_ms, stopping
 from fleetfit.api.inference import prepare_export
 from fleetfit.config.toml import read_toml
-from fleetfit.inference.export.checked import session
+from fleetfit.inference.export.onnx import open_session
 from fleetfit.records import describe_environment
 from fleetfit.records.schema import ComparisonResults, CurvesRecord, RunResult
 from fleetfit.report.results import format_results
@@ -92,7 +92,7 @@ def measured(run: ff.Run, row: str, setting: str, turns: int) -> RunResult:
 
 def whole(folder: Path) -> Work:
     """Return one pass of a level's whole graph."""
-    opened = session(folder / "model.onnx")
+    opened = open_session(folder / "model.onnx")
     key = opened.get_inputs()[0].name
     return lambda sample: opened.run(None, {key: np.ascontiguousarray(sample)})
 

@@ -456,7 +456,7 @@ def test_legitimate_text_keeps_its_characters(text: str) -> None:
 def test_escaped_documents_keep_their_values(text: str) -> None:
     for nest in ({"a": text}, {text: 1}, {"b": [{text: [text, "é\n"]}]}):
         document = escape_controls(json.dumps(nest, ensure_ascii=False))
-        for written in (document, to_transformers._json(nest)):
+        for written in (document, to_transformers._format_json(nest)):
             check_text(written, 10**8)
             assert json.loads(written) == nest
         document = escape_controls(tomli_w.dumps(nest))

@@ -28,8 +28,7 @@ from fleetfit.data.splits import SPLITS
 from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_you_mean
 from fleetfit.factories import call_factory
 from fleetfit.inference import Calibration, Measure, Mode, Scores
-from fleetfit.inference.calibration import check_numbers
-from fleetfit.inference.export import Shipped
+from fleetfit.inference.export import LevelModel
 from fleetfit.layout import some_input
 from fleetfit.planner import Amount, absolute
 from fleetfit.records import RunFolder
@@ -348,7 +347,7 @@ def compute_scores(
     run: TrainedRun, level: LevelName, split: str, client: int | None, data: Data | None = None
 ) -> Scores:
     """Return the logits of a level's exits for a split of the run's data, of one client's, or of other data."""
-    return inference.scores(load_model(run, level), select_data(run, client, data), split)
+    return inference.compute_scores(load_model(run, level), select_data(run, client, data), split)
 
 
 def best_exit(run: TrainedRun, level: LevelName, client: int | None) -> int:
@@ -371,7 +370,9 @@ def calibrate(
             f"level {entry.name} has one exit, so samples cannot leave before it: calibrate a level with more.",
             key="level",
         )
-    validation, test = (inference.scores(load_model(run, level), data, split) for split in ("validation", "test"))
+    validation, test = (
+        inference.compute_scores(load_model(run, level), data, split) for split in ("validation", "test")
+    )
     costs = compute_exit_costs(run, level, cost, data)
     limit = parse_budget(budget, cost, costs)
     calibration = inference.calibrate(entry.name, validation, test, costs, limit, cost, mode, measure, temperature)
@@ -406,7 +407,7 @@ def load_calibration(run: TrainedRun, level: LevelName) -> Mapping[str, Any] | N
         return None
     numbers = run.files.json(name)
     try:
-        check_numbers(numbers, len(entry.submodel.exits))
+        inference.check_calibration(numbers, len(entry.submodel.exits))
     except ValueError as error:
         raise ConfigError(
             f"{path} is damaged: {error}. Calibrate again.", key=getattr(error, "key", None), path=path
@@ -436,7 +437,7 @@ def compute_exit_costs(run: TrainedRun, level: LevelName, cost: str, data: Data)
     if cost == "latency_s":
         rng = torch.Generator().manual_seed(0)
         x = some_input(problem.architecture, data.sample_shape, 1, rng)  # texts at full length
-        return inference.exit_latencies(load_model(run, level), x)
+        return inference.measure_exit_latencies(load_model(run, level), x)
     submodel = find_level(run, level).submodel
     sizes = {**problem.layout.full_sizes, **submodel.sizes}
     return inference.exit_costs(problem.architecture, sizes, submodel.exits, problem.input_shape)
@@ -473,7 +474,7 @@ def parse_budget(budget: Amount, cost: str, costs: list[float]) -> float:
 # ---- export ----------------------------------------------------------------------------------------------------------
 
 
-def prepare_export(run: TrainedRun, level: LevelName, data: Data | None) -> Shipped:
+def prepare_export(run: TrainedRun, level: LevelName, data: Data | None) -> LevelModel:
     """Return a level's model with the facts that an export needs.
 
     Args:
@@ -492,7 +493,7 @@ def prepare_export(run: TrainedRun, level: LevelName, data: Data | None) -> Ship
         "costs": inference.exit_costs(architecture, sizes, exits, federation.problem.input_shape),
         "calibration": calibration,
     }
-    return Shipped(
+    return LevelModel(
         entry.name,
         architecture,
         sizes,

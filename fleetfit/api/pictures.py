@@ -173,7 +173,7 @@ def _load_or_calibrate(
         policy, numbers = inference.read_policy(saved), dict(saved)
         _check_calibration(numbers, test, run.folder / calibration_file(level))
         notes.append(f"Budget and thresholds are those of {run.folder / calibration_file(level)}.")
-        return numbers, inference.outcome(test, policy, numbers["costs"])
+        return numbers, inference.apply_policy(test, policy, numbers["costs"])
     data = select_data(run, None, options.data)
     validation = compute_scores(run, level, "validation", None, data)
     cost = options.cost or find_budget_cost(options.budget)
@@ -249,9 +249,9 @@ def measure_level(run: Run, level: str, accuracies: Sequence[float]) -> LevelCos
     ]
     x = some_input(architecture, shape, 1, torch.Generator().manual_seed(0))
     try:
-        seconds = inference.exit_latencies(module, x)
+        seconds = inference.measure_exit_latencies(module, x)
     except ModelError:  # it cannot be run segment by segment
-        seconds = [*[math.nan] * (count - 1), *inference.exit_latencies(_Whole(module), x)]
+        seconds = [*[math.nan] * (count - 1), *inference.measure_exit_latencies(_Whole(module), x)]
     last = count - len(accuracies)
     return LevelCost(level, tuple(accuracies), tuple(parameters[last:]), tuple(seconds[last:]))
 

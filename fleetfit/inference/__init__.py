@@ -1,39 +1,40 @@
-"""What trained models are asked: predictions exit by exit, and when to stop early."""
+"""Inference with trained models: the logits of every exit, and when samples leave early."""
 
-from fleetfit.inference.calibration import Calibration, calibrate, read_policy
-from fleetfit.inference.scores import COSTS, Scores, exit_costs, exit_latencies, scores
+from fleetfit.inference.calibration import Calibration, calibrate, check_calibration, read_policy
+from fleetfit.inference.scores import COSTS, Scores, compute_scores, exit_costs, measure_exit_latencies
 from fleetfit.inference.stopping import (
+    EarlyPredictions,
     Measure,
     Mode,
     Outcome,
     Policy,
-    Stopped,
+    apply_policy,
     calibration_error,
+    choose_policy,
     confidence,
-    fitted_temperature,
-    outcome,
-    policy_for,
+    fit_temperature,
     stop_early,
 )
 
 __all__ = [
     "COSTS",
     "Calibration",
+    "EarlyPredictions",
     "Measure",
     "Mode",
     "Outcome",
     "Policy",
     "Scores",
-    "Stopped",
+    "apply_policy",
     "calibrate",
     "calibration_error",
+    "check_calibration",
+    "choose_policy",
+    "compute_scores",
     "confidence",
     "exit_costs",
-    "exit_latencies",
-    "fitted_temperature",
-    "outcome",
-    "policy_for",
+    "fit_temperature",
+    "measure_exit_latencies",
     "read_policy",
-    "scores",
     "stop_early",
 ]

@@ -1,4 +1,4 @@
-"""A policy chosen on validation samples for a budget, tried on test samples, with its curve over budgets."""
+"""A policy chosen on validation samples for a budget, applied to test samples, with its curve over budgets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,34 +13,34 @@ from fleetfit.inference.stopping import (
     Mode,
     Outcome,
     Policy,
+    apply_policy,
     calibration_error,
-    fitted_temperature,
-    outcome,
-    policy_for,
+    choose_policy,
+    fit_temperature,
 )
 from fleetfit.records.schema import CalibrationRecord
 
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """A policy chosen on validation samples, and what it does to test samples.
+    """A policy chosen on validation samples, and its outcome on test samples.
 
     Attributes:
         level: Name of the level.
-        cost: What costs and budget are meant in: "multiply_adds" or "latency_s".
+        cost: The unit of costs and budget: "multiply_adds" or "latency_s".
         costs: Of a sample that leaves at each exit [E].
         budget: In the same unit.
         mode: "budgeted" or "anytime".
         policy: When a sample leaves.
-        validation: What it does to the samples that it was chosen on.
-        test: What it does to the test samples.
+        validation: Its outcome on the samples that it was chosen on.
+        test: Its outcome on the test samples.
         accuracies: Of each exit on the test samples [E].
         calibration_errors: Of each exit on the test samples, before temperature scaling and after it [E]; without,
             there is no second one.
         curve: For budgets from the first exit's cost to the last one's: budget, and the numbers of `test`.
-        exits: Of each exit, its number among all of the model's and the blocks before it, as tables say it [E].
-        level_cost: What the level costs by its plan, in the same unit, where that can be told: an early classifier of
-            the full model counts for a sample that passes it, and not for the level.
+        exits: Of each exit, its number among all of the model's and the blocks before it, as tables show it [E].
+        level_cost: The level's cost by its plan, in the same unit, if it is known: an early classifier of the full
+            model counts for a sample that passes it, and not for the level.
     """
 
     level: str
@@ -58,10 +58,9 @@ class Calibration:
     level_cost: float | None = None
 
     def numbers(self) -> dict[str, Any]:
-        """Return all that can be written as JSON."""
-        found = {name: getattr(self, name) for name in ("level", "cost", "costs", "budget", "mode", "accuracies",
-                                                        "calibration_errors", "curve")}  # fmt: skip
-        return found | {
+        """Return the calibration as JSON stores it."""
+        names = ("level", "cost", "costs", "budget", "mode", "accuracies", "calibration_errors", "curve")
+        return {name: getattr(self, name) for name in names} | {
             "policy": asdict(self.policy),
             "validation": self.validation.numbers(),
             "test": self.test.numbers(),
@@ -80,51 +79,51 @@ def calibrate(
     temperature: bool = False,
     points: int = 20,
 ) -> Calibration:
-    """Choose a policy on validation samples, try it on test samples, and draw up the curve over budgets.
+    """Choose a policy on validation samples, apply it to test samples, and compute the curve over budgets.
 
     Args:
         level: Name of the level.
-        validation: Logits that the policy is chosen on.
-        test: Logits that it is tried on.
+        validation: Logits of the samples that the policy is chosen on.
+        test: Logits of the samples that it is applied to.
         costs: Cost of a sample that leaves at each exit [E].
         budget: In the unit of the costs.
-        cost: What they are meant in.
+        cost: The unit of the costs.
         mode: "budgeted" or "anytime".
-        measure: How confidence is measured.
+        measure: The measure of confidence.
         temperature: Whether each exit's temperature is fitted to the validation samples.
         points: Budgets on the curve.
 
     Raises:
-        ConfigError: The budget does not reach the first exit, or there is no such mode or measure.
+        ConfigError: The budget does not reach the first exit, or the mode or measure is unknown.
     """
     count = len(costs)
-    fitted = [fitted_temperature(z, validation.labels) for z in validation.logits] if temperature else []
+    temperatures = [fit_temperature(z, validation.labels) for z in validation.logits] if temperature else []
     before = [calibration_error(z, test.labels) for z in test.logits]
     after: list[float | None] = [None] * count
-    if fitted:
-        after = [calibration_error(z, test.labels, t) for z, t in zip(test.logits, fitted, strict=True)]
+    if temperatures:
+        after = [calibration_error(z, test.labels, t) for z, t in zip(test.logits, temperatures, strict=True)]
 
-    def chosen(limit: float) -> Policy:
-        return policy_for(validation, costs, limit, mode, measure, fitted)
+    def choose(limit: float) -> Policy:
+        return choose_policy(validation, costs, limit, mode, measure, temperatures)
 
-    policy = chosen(budget)
+    policy = choose(budget)
     limits = np.linspace(costs[0], costs[-1], points).tolist() if count > 1 else [costs[0]]
-    curve = [{"budget": limit, **outcome(test, chosen(limit), costs).numbers()} for limit in limits]
+    curve = [{"budget": limit, **apply_policy(test, choose(limit), costs).numbers()} for limit in limits]
     return Calibration(
-        level, cost, tuple(costs), budget, mode, policy, outcome(validation, policy, costs),
-        outcome(test, policy, costs), tuple(test.accuracies), tuple(zip(before, after, strict=True)), tuple(curve),
+        level, cost, tuple(costs), budget, mode, policy, apply_policy(validation, policy, costs),
+        apply_policy(test, policy, costs), tuple(test.accuracies), tuple(zip(before, after, strict=True)), tuple(curve),
     )  # fmt: skip
 
 
-def check_numbers(numbers: Any, exits: int) -> None:
-    """Look at what was read of `Calibration.numbers`, with the round beside it.
+def check_calibration(numbers: Any, exits: int) -> None:
+    """Check the content of a calibration's file: `Calibration.numbers`, and the round.
 
     Args:
-        numbers: As they were read.
-        exits: How many the level has.
+        numbers: The content.
+        exits: Number of exits of the level.
 
     Raises:
-        ValueError: Something is missing, or not as it should be.
+        ValueError: A number is missing or invalid.
     """
     CalibrationRecord.load(numbers)
     policy = numbers["policy"]
@@ -132,9 +131,9 @@ def check_numbers(numbers: Any, exits: int) -> None:
     lists |= {"policy/thresholds": policy["thresholds"], "test/shares": numbers["test"]["shares"]}
     if policy["temperatures"]:
         lists["policy/temperatures"] = policy["temperatures"]
-    for name, found in lists.items():
-        if len(found) != exits:
-            raise ValueError(f"{name} has {len(found)} entries, and the level {exits} exits")
+    for name, values in lists.items():
+        if len(values) != exits:
+            raise ValueError(f"{name} has {len(values)} entries, and the level {exits} exits")
     if policy["measure"] not in get_args(Measure) or numbers["cost"] not in COSTS:
         raise ValueError(f"{policy['measure']} or {numbers['cost']} is unknown")
 
@@ -143,12 +142,12 @@ def read_policy(numbers: Mapping[str, Any]) -> Policy:
     """Return the policy of `Calibration.numbers`.
 
     Raises:
-        RunError: It is not one.
+        RunError: It is damaged.
     """
     try:
-        found = numbers["policy"]
+        policy = numbers["policy"]
         return Policy(
-            tuple(map(float, found["thresholds"])), found["measure"], tuple(map(float, found["temperatures"]))
+            tuple(map(float, policy["thresholds"])), policy["measure"], tuple(map(float, policy["temperatures"]))
         )
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"the calibration cannot be read: {error}. Calibrate again.", key="calibration") from None

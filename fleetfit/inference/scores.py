@@ -1,7 +1,7 @@
-"""What every exit of a model says about samples, and what it costs to get there."""
+"""The logits of every exit of a model, and the costs of reaching it."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from fleetfit.errors import ConfigError, DataError
 from fleetfit.layout import Architecture, outputs, with_segments
 
 COSTS = ("multiply_adds", "latency_s")
-"""What an average budget may be meant in."""
+"""The units of a budget."""
 _WARM_UP = 3
 
 
@@ -25,7 +25,7 @@ class Scores:
     Attributes:
         logits: [E, N, classes], on the host.
         labels: int64 [N].
-        indices: Which samples of the data set these are, int64 [N].
+        indices: The samples' indices in the data set, int64 [N].
     """
 
     logits: Tensor
@@ -39,7 +39,7 @@ class Scores:
         return [float(value) for value in right]
 
 
-def scores(module: nn.Module, data: Data, split: str = "test", batch_size: int = 256) -> Scores:
+def compute_scores(module: nn.Module, data: Data, split: str = "test", batch_size: int = 256) -> Scores:
     """Run all exits of a module over a split, in one pass.
 
     Args:
@@ -49,7 +49,7 @@ def scores(module: nn.Module, data: Data, split: str = "test", batch_size: int =
         batch_size: Samples per forward pass.
 
     Raises:
-        ConfigError: The task is no classification, whose predictions have a confidence.
+        ConfigError: The task is not a classification, so predictions have no confidence.
         DataError: The split is empty.
     """
     if data.task != "classification":
@@ -62,18 +62,13 @@ def scores(module: nn.Module, data: Data, split: str = "test", batch_size: int =
         raise DataError(
             f"{data.name} has no {split} samples; choose another split, or set data.validation.", key="split"
         )
-    found, labels = [], []
+    logits, labels = [], []
     with torch.no_grad():
-        for x, y in batches(data, indices, batch_size):
-            found.append(torch.stack(outputs(module, x)).float())
+        for batch in indices.split(batch_size):
+            x, y = data.batch(batch)
+            logits.append(torch.stack(outputs(module, x)).float())
             labels.append(y)
-    return Scores(torch.cat(found, dim=1), torch.cat(labels), indices)
-
-
-def batches(data: Data, indices: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield samples and labels in the order of the indices."""
-    for part in indices.split(batch_size):
-        yield data.batch(part)
+    return Scores(torch.cat(logits, dim=1), torch.cat(labels), indices)
 
 
 def exit_costs(
@@ -87,28 +82,28 @@ def exit_costs(
 
 
 @torch.no_grad()
-def exit_latencies(module: nn.Module, x: Tensor, passes: int = 50) -> list[float]:
+def measure_exit_latencies(module: nn.Module, x: Tensor, passes: int = 50) -> list[float]:
     """Return the median seconds until each exit's prediction [E], one thread, the classifiers on the way included.
 
     Args:
         module: In eval mode, with `start`, `segment` and `head`.
         x: One sample [1, ...], or a batch; seconds are those of the whole batch.
-        passes: How often it is measured.
+        passes: Number of measurements.
 
     Raises:
         ModelError: The module cannot be run segment by segment.
     """
-    parts, threads = with_segments(module), torch.get_num_threads()
+    model, threads = with_segments(module), torch.get_num_threads()
     rows = []
     torch.set_num_threads(1)
     try:
         for i in range(-_WARM_UP, passes):
-            began, row = time.perf_counter(), []
-            carry = parts.start(x)
-            for exit in range(len(parts.exits)):
-                carry = parts.segment(exit, carry)
-                parts.head(exit, carry)
-                row.append(time.perf_counter() - began)
+            start, row = time.perf_counter(), []
+            carry = model.start(x)
+            for exit in range(len(model.exits)):
+                carry = model.segment(exit, carry)
+                model.head(exit, carry)
+                row.append(time.perf_counter() - start)
             if i >= 0:
                 rows.append(row)
     finally:

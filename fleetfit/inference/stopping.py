@@ -1,4 +1,4 @@
-"""Early stopping by confidence: who leaves at which exit, for an average cost (ScaleFL, appendix 6.3).
+"""Early stopping by confidence: the exit at which each sample leaves, for an average cost (ScaleFL, appendix 6.3).
 
 As in MSDNet (Huang et al., ICLR 2018, 4.2): with a budget for a whole batch, a sample leaves at the first exit whose
 confidence reaches that exit's threshold. The share of samples that reach exit k and leave there would be the same q at
@@ -17,8 +17,9 @@ above the budget; entropy and margin can stand for the highest probability, and 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -31,7 +32,7 @@ from fleetfit.errors import ConfigError, RunError, did_you_mean
 from fleetfit.inference.scores import Scores
 from fleetfit.layout import with_segments
 
-# ---- how sure a prediction is ----------------------------------------------------------------------------------------
+# ---- confidence ------------------------------------------------------------------------------------------------------
 
 Measure = Literal["max", "entropy", "margin"]
 """Highest probability; one minus the entropy over its largest value; lead of the first class over the second."""
@@ -40,7 +41,7 @@ _COLDEST, _HOTTEST = 0.05, 20.0
 
 
 def confidence(logits: Tensor, measure: Measure = "max", temperature: float = 1.0) -> Tensor:
-    """Return how sure predictions are, from 0 to 1, [...] of logits [..., classes].
+    """Return the confidence of predictions, from 0 to 1, [...] of logits [..., classes].
 
     Args:
         logits: Of one exit or of several.
@@ -51,9 +52,11 @@ def confidence(logits: Tensor, measure: Measure = "max", temperature: float = 1.
         ConfigError: There is no such measure.
     """
     if measure not in get_args(Measure):
-        known = get_args(Measure)
-        raise ConfigError(f'unknown confidence "{measure}"; choose one of {", ".join(known)}.'
-                          f"{did_you_mean(measure, known)}", key="measure")  # fmt: skip
+        measures = get_args(Measure)
+        raise ConfigError(
+            f'unknown confidence "{measure}"; choose one of {", ".join(measures)}.{did_you_mean(measure, measures)}',
+            key="measure",
+        )
     logs = F.log_softmax(logits.float() / temperature, dim=-1)
     if measure == "max":
         return logs.amax(-1).exp()
@@ -65,7 +68,7 @@ def confidence(logits: Tensor, measure: Measure = "max", temperature: float = 1.
     return first - second
 
 
-def fitted_temperature(logits: Tensor, labels: Tensor) -> float:
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     """Return the temperature at which the predictions' mean log-likelihood is highest, between 0.05 and 20.
 
     Args:
@@ -80,8 +83,8 @@ def fitted_temperature(logits: Tensor, labels: Tensor) -> float:
         return float(F.cross_entropy(logits / math.exp(log_temperature), labels))
 
     bounds = math.log(_COLDEST), math.log(_HOTTEST)
-    found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-4})
-    return math.exp(float(found.x))
+    result = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-4})
+    return math.exp(float(result.x))
 
 
 def calibration_error(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> float:
@@ -92,14 +95,14 @@ def calibration_error(logits: Tensor, labels: Tensor, temperature: float = 1.0) 
         labels: int64 [N].
         temperature: Logits are divided by it.
     """
-    sure = confidence(logits, "max", temperature).double()
-    right = (logits.argmax(-1) == labels).double()
-    place = (sure * _BINS).ceil().long().clamp(1, _BINS) - 1  # bins are open below, closed above
-    gaps = torch.zeros(_BINS, dtype=torch.float64).index_add_(0, place, sure - right)
+    confidences = confidence(logits, "max", temperature).double()
+    is_right = (logits.argmax(-1) == labels).double()
+    bins = (confidences * _BINS).ceil().long().clamp(1, _BINS) - 1  # open below, closed above
+    gaps = torch.zeros(_BINS, dtype=torch.float64).index_add_(0, bins, confidences - is_right)
     return float(gaps.abs().sum() / max(1, len(labels)))
 
 
-# ---- who leaves where ------------------------------------------------------------------------------------------------
+# ---- policies --------------------------------------------------------------------------------------------------------
 
 Mode = Literal["budgeted", "anytime"]
 """Whether the samples share a budget, or each has its own."""
@@ -113,9 +116,9 @@ class Policy:
     """When a sample leaves.
 
     Attributes:
-        thresholds: At each exit, a sample leaves if its confidence is at least this much [E]; 0: everybody does.
-        measure: How confidence is measured.
-        temperatures: What the logits of each exit are divided by before [E].
+        thresholds: At each exit, a sample leaves if its confidence is at least this much [E]; 0: every sample leaves.
+        measure: The measure of confidence.
+        temperatures: Divisors of the logits of each exit [E]; () for none.
     """
 
     thresholds: tuple[float, ...]
@@ -130,15 +133,15 @@ class Policy:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What came of a policy on labelled samples.
+    """The outcome of a policy on labelled samples.
 
     Attributes:
-        exits: Where each sample left, from 0, int64 [N].
+        exits: The exit where each sample left, from 0, int64 [N].
         right: Whether its prediction was right, bool [N].
         shares: Share of the samples that left at each exit [E].
         accuracy: From 0 to 1.
         cost: Average over the samples, in the unit of the exits' costs.
-        full: Accuracy of the last exit, which everybody would reach without a policy.
+        full: Accuracy of the last exit, which every sample reaches without a policy.
     """
 
     exits: Tensor
@@ -149,24 +152,23 @@ class Outcome:
     full: float
 
     def numbers(self) -> dict[str, Any]:
-        """Return shares, accuracy and cost, as they are written down."""
+        """Return shares, accuracy and cost, as JSON stores them."""
         return {"shares": list(self.shares), "accuracy": self.accuracy, "cost": self.cost, "full": self.full}
 
 
-def outcome(found: Scores, policy: Policy, costs: Sequence[float]) -> Outcome:
+def apply_policy(scores: Scores, policy: Policy, costs: Sequence[float]) -> Outcome:
     """Apply a policy to samples that all exits have scored.
 
     Args:
-        found: The samples' logits.
+        scores: The samples' logits.
         policy: When they leave.
         costs: Cost of a sample that leaves at each exit [E].
     """
-    count = len(found.logits)
-    leaves = torch.stack([policy.leaves(i, found.logits[i]) for i in range(count)])
+    count = len(scores.logits)
+    leaves = torch.stack([policy.leaves(i, scores.logits[i]) for i in range(count)])
     leaves[-1] = True
     exits = leaves.int().argmax(0)
-    predicted = found.logits.argmax(-1)
-    right = predicted.gather(0, exits[None])[0] == found.labels
+    right = scores.logits.argmax(-1).gather(0, exits[None])[0] == scores.labels
     shares = torch.bincount(exits, minlength=count).double() / len(exits)
     return Outcome(
         exits,
@@ -174,15 +176,15 @@ def outcome(found: Scores, policy: Policy, costs: Sequence[float]) -> Outcome:
         tuple(shares.tolist()),
         float(right.double().mean()),
         float(np.dot(shares.numpy(), np.asarray(costs))),
-        found.accuracies[-1],
+        scores.accuracies[-1],
     )
 
 
-# ---- choosing a policy ---------------------------------------------------------------------------------------------
+# ---- choosing a policy -----------------------------------------------------------------------------------------------
 
 
-def policy_for(
-    found: Scores,
+def choose_policy(
+    scores: Scores,
     costs: Sequence[float],
     budget: float,
     mode: Mode = "budgeted",
@@ -192,15 +194,15 @@ def policy_for(
     """Choose the policy for a budget on validation samples.
 
     Args:
-        found: The validation samples' logits.
+        scores: The validation samples' logits.
         costs: Cost of a sample that leaves at each exit [E], ascending.
         budget: In the unit of the costs; of the average sample, or with "anytime" of each.
         mode: "budgeted" or "anytime".
-        measure: How confidence is measured.
-        temperatures: What the logits of each exit are divided by before [E]; () for none.
+        measure: The measure of confidence.
+        temperatures: Divisors of the logits of each exit [E]; () for none.
 
     Raises:
-        ConfigError: The budget does not even reach the first exit, or there is no such mode or measure.
+        ConfigError: The budget does not reach the first exit, or the mode or measure is unknown.
     """
     if mode not in ("budgeted", "anytime"):
         raise ConfigError(
@@ -212,62 +214,60 @@ def policy_for(
             f"the last exit costs; the budget is {budget:g}.",
             key="budget",
         )
-    count, given = len(costs), tuple(temperatures)
-    if mode == "anytime":
+    count, temperatures = len(costs), tuple(temperatures)
+    if mode == "anytime" or budget >= costs[-1]:
         deepest = max(i for i in range(count) if costs[i] <= budget * (1 + 1e-9))
-        return Policy(tuple(NEVER if i < deepest else 0.0 for i in range(count)), measure, given)
-    sure = torch.stack([confidence(z, measure, given[i] if given else 1.0) for i, z in enumerate(found.logits)])
-    whole = Policy((*[NEVER] * (count - 1), 0.0), measure, given)
-    if budget >= costs[-1]:
-        return whole
+        return Policy(tuple(NEVER if i < deepest else 0.0 for i in range(count)), measure, temperatures)
+    divisors = temperatures or (1.0,) * count
+    confidences = torch.stack([confidence(z, measure, t) for z, t in zip(scores.logits, divisors, strict=True)])
 
-    def at(log_p: float) -> Policy:
-        return Policy(_thresholds(sure, _geometric(log_p, count)), measure, given)
+    def make_policy(log_p: float) -> Policy:
+        return Policy(_find_thresholds(confidences, _geometric_shares(log_p, count)), measure, temperatures)
 
-    def affordable(log_p: float) -> bool:
-        return outcome(found, at(log_p), costs).cost <= budget * (1 + 1e-9)
+    def is_affordable(log_p: float) -> bool:
+        return apply_policy(scores, make_policy(log_p), costs).cost <= budget * (1 + 1e-9)
 
-    low, high = -30.0, 30.0  # everybody leaves at the first exit; nobody before the last
-    if affordable(high):
-        return at(high)
+    low, high = -30.0, 30.0  # all samples leave at the first exit; all at the last
+    if is_affordable(high):
+        return make_policy(high)
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        low, high = (middle, high) if affordable(middle) else (low, middle)
-    return at(low)
+        low, high = (middle, high) if is_affordable(middle) else (low, middle)
+    return make_policy(low)
 
 
-def _geometric(log_p: float, count: int) -> np.ndarray:
+def _geometric_shares(log_p: float, count: int) -> np.ndarray:
     """Return shares in proportion to p^k that add up to one."""
     powers = log_p * np.arange(count)
     shares: np.ndarray = np.exp(powers - powers.max())
     return shares / shares.sum()
 
 
-def _thresholds(sure: Tensor, shares: np.ndarray) -> tuple[float, ...]:
-    """Return the thresholds at which samples leave in these shares, by their confidence [E, N]."""
-    left = torch.ones(sure.shape[1], dtype=torch.bool)
-    found = []
-    for i, share in enumerate(shares[:-1]):
-        wanted = round(float(share) * sure.shape[1])
-        here = sure[i][left].sort(descending=True).values
-        if wanted == 0 or not len(here):
-            found.append(NEVER)
+def _find_thresholds(confidences: Tensor, shares: np.ndarray) -> tuple[float, ...]:
+    """Return the thresholds at which samples leave in these shares, by their confidences [E, N]."""
+    stays = torch.ones(confidences.shape[1], dtype=torch.bool)
+    thresholds = []
+    for share, row in zip(shares[:-1], confidences, strict=False):
+        count = round(float(share) * len(row))
+        highest = row[stays].sort(descending=True).values
+        if count == 0 or not len(highest):
+            thresholds.append(NEVER)
             continue
-        found.append(float(here[min(wanted, len(here)) - 1]))
-        left &= sure[i] < found[-1]
-    return (*found, 0.0)
+        thresholds.append(float(highest[min(count, len(highest)) - 1]))
+        stays &= row < thresholds[-1]
+    return (*thresholds, 0.0)
 
 
 # ---- running ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class Stopped:
-    """Predictions of samples that left as soon as they could.
+class EarlyPredictions:
+    """Predictions of samples that left as early as their policy lets them.
 
     Attributes:
         logits: Of the exit where each left [B, classes].
-        exits: Which exit that was, from 0, int64 [B].
+        exits: That exit, from 0, int64 [B].
     """
 
     logits: Tensor
@@ -275,8 +275,8 @@ class Stopped:
 
 
 @torch.no_grad()
-def stop_early(module: nn.Module, x: Tensor, policy: Policy) -> Stopped:
-    """Run a batch segment by segment, and go on with those samples only that do not leave.
+def stop_early(module: nn.Module, x: Tensor, policy: Policy) -> EarlyPredictions:
+    """Run a batch segment by segment, each on the samples that have not left.
 
     Args:
         module: In eval mode, with `start`, `segment` and `head`.
@@ -287,33 +287,30 @@ def stop_early(module: nn.Module, x: Tensor, policy: Policy) -> Stopped:
         ModelError: The module cannot be run segment by segment.
         ConfigError: The policy is for another number of exits.
     """
-    parts = with_segments(module)
-    last = len(parts.exits) - 1
+    model = with_segments(module)
+    last = len(model.exits) - 1
     if len(policy.thresholds) != last + 1:
         raise ConfigError(
             f"the policy has {len(policy.thresholds)} thresholds, and the model {last + 1} exits.", key="policy"
         )
-    carry = parts.start(x)
-    here = torch.arange(len(x), device=x.device)
+    carry = model.start(x)
+    rows = torch.arange(len(x), device=x.device)  # of the samples that have not left
     logits, exits = None, torch.full((len(x),), last, device=x.device)
     for i in range(last + 1):
-        carry = parts.segment(i, carry)
-        z = parts.head(i, carry)
+        carry = model.segment(i, carry)
+        z = model.head(i, carry)
         logits = z.new_empty(len(x), z.shape[-1]) if logits is None else logits
-        logits[here] = z
+        logits[rows] = z
         leaves = policy.leaves(i, z) if i < last else torch.ones(len(z), dtype=torch.bool, device=z.device)
-        exits[here[leaves]] = i
-        stays = ~leaves
-        if not bool(stays.any()):
+        exits[rows[leaves]] = i
+        if bool(leaves.all()):
             break
-        here, carry = here[stays], tree_map(_kept(stays, len(z)), carry)
+        rows, carry = rows[~leaves], tree_map(partial(_select_rows, mask=~leaves), carry)
     if logits is None:
         raise RunError("the model has no exits.", key="model")
-    return Stopped(logits, exits)
+    return EarlyPredictions(logits, exits)
 
 
-def _kept(stays: Tensor, count: int) -> Callable[[Any], Any]:
-    def kept(part: Any) -> Any:
-        return part[stays] if isinstance(part, Tensor) and part.dim() and len(part) == count else part
-
-    return kept
+def _select_rows(leaf: Any, mask: Tensor) -> Any:
+    """Return the rows of a part of a carry; parts without one row per sample stay whole."""
+    return leaf[mask] if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == len(mask) else leaf

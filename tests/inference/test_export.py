@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -21,19 +22,21 @@ from fleetfit.cli.predict import make_export_table
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, FleetFitError, MissingExtra, ModelError, RunError
 from fleetfit.inference import Policy, stop_early
-from fleetfit.inference.export import Shipped, export
-from fleetfit.inference.export.checked import in_segments, in_whole, session
-from fleetfit.inference.export.graphs import Prepared
+from fleetfit.inference.export import FORMS, LevelModel, export
+from fleetfit.inference.export import onnx as onnx_form
+from fleetfit.inference.export.folder import BASE_FORMS
+from fleetfit.inference.export.level import Preprocessing
 from fleetfit.inference.export.on_device import Model as Loader
+from fleetfit.inference.export.onnx import open_session, run_segments, run_whole
 from fleetfit.layout import Architecture, Axis, ExitModel, batch_norms, build_module
 from fleetfit.method import apply_model_hook
 from fleetfit.seeds import isolate_rng
 from fleetfit.values import DataDescription
 
-onnx = pytest.importorskip("onnxruntime", reason="the extra export is not installed")
+pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 
 
-def shipped_of(name: str, policy: Policy | None = None, width: float = 0.6, method: str = "") -> Shipped:
+def shipped_of(name: str, policy: Policy | None = None, width: float = 0.6, method: str = "") -> LevelModel:
     """A cut model with drawn parameters and statistics."""
     problem = problem_of(name)
     if method:
@@ -48,12 +51,12 @@ def shipped_of(name: str, policy: Policy | None = None, width: float = 0.6, meth
             norm.running_mean, norm.running_var = torch.randn(norm.num_features), 0.5 + torch.rand(norm.num_features)
         for parameter in module.parameters():
             parameter.data += 0.02 * torch.randn_like(parameter)
-    return Shipped("2", architecture, sizes, exits, module, data_of(name, 48), policy)
+    return LevelModel("2", architecture, sizes, exits, module, data_of(name, 48), policy)
 
 
-def logits_of(shipped: Shipped, x: torch.Tensor) -> torch.Tensor:
+def logits_of(shipped: LevelModel, x: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        return torch.stack(ff.outputs(shipped.module, Prepared(shipped.data)(x)))
+        return torch.stack(ff.outputs(shipped.module, Preprocessing(shipped.data)(x)))
 
 
 FAMILIES = ["resnet18", "mobilenetv2", "msdnet", "bert", "vit", "char_lstm", "mlp_2nn"]
@@ -73,8 +76,8 @@ def test_every_form_has_the_models_logits_at_any_batch_size(name: str, tmp_path:
         ours = logits_of(shipped, batch)
         scale = max(1.0, float(ours.abs().max()))
         for theirs in (
-            in_whole(out / "model.onnx", batch),
-            in_segments(segments, batch),
+            run_whole(out / "model.onnx", batch),
+            run_segments(segments, batch),
             torch.stack(program(batch)).detach(),
         ):
             assert float((ours - theirs).abs().max()) < 1e-4 * scale, batch.shape
@@ -93,7 +96,7 @@ def test_the_batch_as_a_data_set_gives_it_is_what_the_graphs_compute_inside() ->
         assert isinstance(shipped.data, Data)
         x, indices = shipped.samples("test", 5)[0], shipped.data.split("test")[torch.tensor([0, 4, 9, 14, 19])]
         batch = shipped.data.batch(indices)[0]
-        prepared = Prepared(shipped.data)(x)
+        prepared = Preprocessing(shipped.data)(x)
         assert torch.allclose(prepared[..., : batch.shape[-1]].float(), batch.float(), atol=1e-6)
 
 
@@ -101,7 +104,7 @@ def test_resizing_is_inside_too() -> None:
     x = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8)
     data = Data("d", x, torch.zeros(6, dtype=torch.int64), {"test": torch.arange(6)}, 2, mean=(0.4,), std=(0.3,),
                 resize=(12, 16))  # fmt: skip
-    assert torch.allclose(Prepared(data)(x), data.batch(torch.arange(6))[0], atol=1e-6)
+    assert torch.allclose(Preprocessing(data)(x), data.batch(torch.arange(6))[0], atol=1e-6)
 
 
 def _holds_nothing_of_this_machine(folder: Path) -> None:
@@ -123,7 +126,8 @@ def _holds_nothing_of_this_machine(folder: Path) -> None:
 def test_a_recurrent_exit_is_exported_with_its_queue(tmp_path: Path) -> None:
     shipped = shipped_of("vit", width=1.0, method="reefl")
     found = export(shipped, tmp_path / "out")
-    assert found.variants[1].difference < 1e-4 and len(session(tmp_path / "out" / "segment2.onnx").get_inputs()) > 2
+    assert found.variants[1].difference < 1e-4
+    assert len(open_session(tmp_path / "out" / "segment2.onnx").get_inputs()) > 2
 
 
 # ---- on a device ---------------------------------------------------------------------------------------------------
@@ -160,9 +164,9 @@ def test_the_loader_stops_as_the_model_does_in_pytorch(measure: Any, tmp_path: P
 
     middle = float(confidence(logits_of(bare, x)[0], measure, 0.7).median())
     policy = Policy((middle, 0.0), measure, sure.temperatures)
-    shipped = Shipped(bare.level, bare.architecture, bare.sizes, bare.exits, bare.module, bare.data, policy)
+    shipped = LevelModel(bare.level, bare.architecture, bare.sizes, bare.exits, bare.module, bare.data, policy)
     out = export(shipped, tmp_path / "out").folder
-    expected = stop_early(shipped.module, Prepared(shipped.data)(x), policy)
+    expected = stop_early(shipped.module, Preprocessing(shipped.data)(x), policy)
     assert 0 < int(expected.exits.sum()) < 24
     found = on_device(out, x, "--stop")
     assert found[:, 0].tolist() == expected.logits.argmax(1).tolist()
@@ -225,7 +229,7 @@ def test_train_calibrate_export_run(name: str, tmp_path: Path) -> None:
     found = run.export(level, tmp_path / "out", ["int8", "static-int8"])
     shipped = ff.api.inference.prepare_export(run, level, None)
     x, y = shipped.samples("test", 10**6)
-    expected = stop_early(shipped.module, Prepared(shipped.data)(x), calibration.policy)
+    expected = stop_early(shipped.module, Preprocessing(shipped.data)(x), calibration.policy)
     answers = on_device(found.folder, x, "--stop")
     same = (answers[:, 0] == expected.logits.argmax(1).numpy()) & (answers[:, 1] == expected.exits.numpy() + 1)
     assert same.mean() > 0.99  # a confidence may lie on its threshold
@@ -274,10 +278,10 @@ class OddFamily(Architecture):
         return Odd()
 
 
-def of_module(module: nn.Module, exits: tuple[int, ...] = (1,)) -> Shipped:
+def of_module(module: nn.Module, exits: tuple[int, ...] = (1,)) -> LevelModel:
     x = torch.rand(8, 2)
     data = Data("d", x, torch.zeros(8, dtype=torch.int64), {"test": torch.arange(8)}, 2)
-    return Shipped("1", OddFamily(), {"classes": 2}, exits, module.eval(), data)
+    return LevelModel("1", OddFamily(), {"classes": 2}, exits, module.eval(), data)
 
 
 def test_what_cannot_be_traced_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -312,10 +316,8 @@ def test_a_module_without_segments_is_exported_whole_with_a_note(tmp_path: Path)
 
 
 def test_a_graph_that_computes_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fleetfit.inference.export.checked as checked
-
-    right = checked.in_whole
-    monkeypatch.setattr(checked, "in_whole", lambda path, x: right(path, x) + 0.01)
+    right = onnx_form.run_whole
+    monkeypatch.setattr(onnx_form, "run_whole", lambda path, x: right(path, x) + 0.01)
     with raises(ModelError, 0.01):
         export(of_module(nn.Sequential(nn.Linear(2, 2))), tmp_path / "out")
     assert not list(tmp_path.iterdir())
@@ -324,11 +326,23 @@ def test_a_graph_that_computes_something_else_is_refused(tmp_path: Path, monkeyp
 def test_the_model_of_a_fleet_whose_data_are_elsewhere(tmp_path: Path) -> None:
     facts = DataDescription("d", "classification", (2,), 2)
     there = of_module(nn.Sequential(nn.Linear(2, 2)))
-    shipped = Shipped("1", there.architecture, there.sizes, there.exits, there.module, facts)
+    shipped = LevelModel("1", there.architecture, there.sizes, there.exits, there.module, facts)
     found = export(shipped, tmp_path / "out")
     assert found.variants[1].accuracies == () and found.variants[1].difference < 1e-5
     with raises(ConfigError, "--data", key="data"):
         export(shipped, tmp_path / "other", ["static-int8"])
+
+
+def test_the_table_of_forms_is_that_of_the_docs_and_names_the_extras() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs/ship.md").read_text(encoding="utf-8")
+    extras = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for name, form in {**BASE_FORMS, **FORMS}.items():
+        stored, exact = ("yes" if flag else "no" for flag in (form.has_preprocessing, form.is_exact))
+        row = (f"`{name}`", form.models, form.exits, stored, exact, f"`{form.extra}`" if form.extra else "")
+        assert f"| {' | '.join(row)} |" in page, row
+        requirements = {requirement.partition(">")[0] for requirement in extras.get(form.extra, ())}
+        assert set(form.packages) <= requirements and form.needs in ("", *FORMS)
 
 
 def test_without_the_extra_it_says_which_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,9 +401,9 @@ def test_a_regression_answers_in_the_unit_of_its_targets(tmp_path: Path) -> None
     data = Data("prices", x, y, {"train": torch.arange(30), "validation": torch.arange(30, 40)}, 1, task="regression")
     mean, std = data.target_scale
     there = of_module(nn.Sequential(nn.Linear(2, 1)))
-    shipped = Shipped("1", there.architecture, there.sizes, there.exits, there.module, data)
+    shipped = LevelModel("1", there.architecture, there.sizes, there.exits, there.module, data)
     found = export(shipped, tmp_path / "out")  # and there is no test split
-    [z] = in_whole(tmp_path / "out" / "model.onnx", x)
+    [z] = run_whole(tmp_path / "out" / "model.onnx", x)
     assert torch.allclose(z, (there.module(x) * std + mean).detach(), rtol=1e-5)
     assert found.variants[1].agreement == () and found.variants[1].samples == 10
     assert found.samples == "validation" and "On 10 validation samples: " in (found.folder / "README.md").read_text()

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 import fleetfit as ff
 from fleetfit.data import Data
 from fleetfit.errors import ModelError
-from fleetfit.inference.export import Shipped, checked, executorch, export
-from fleetfit.inference.export.graphs import Prepared, exported, segment_graphs, whole_graph
+from fleetfit.inference.export import LevelModel, executorch, export, folder
+from fleetfit.inference.export.level import Preprocessing, make_segment_graphs, make_whole_graph, trace_program
+from fleetfit.inference.export.onnx import run_segments, run_whole
 from fleetfit.layout import Architecture, Axis, ExitModel, batch_norms, build_module, infer_layout
 from fleetfit.seeds import isolate_rng
 
@@ -140,7 +141,7 @@ class Own(Architecture):
         return self.made()
 
 
-def shipped(name: str) -> Shipped:
+def shipped(name: str) -> LevelModel:
     """A model with its parameters far from where they begin, so that logits of other samples are other ones."""
     if name in OWN:
         shape, made = OWN[name]
@@ -169,7 +170,7 @@ def shipped(name: str) -> Shipped:
         noise = 0.02 if batch_norms(module) else 0.1  # much more, and a deep one is no function that float32 computes
         for parameter in module.parameters():
             parameter.data += noise * torch.randn_like(parameter)
-    return Shipped("1", family, sizes, exits, module, data)
+    return LevelModel("1", family, sizes, exits, module, data)
 
 
 def _data(shape: tuple[int, ...], vocabulary: int = VOCABULARY, tokens: bool = False, task: str = "") -> Data:
@@ -188,10 +189,10 @@ def _data(shape: tuple[int, ...], vocabulary: int = VOCABULARY, tokens: bool = F
 # ---- every one in every form ---------------------------------------------------------------------------------------
 
 
-def plain(ship: Shipped, x: Tensor) -> Tensor:
+def plain(ship: LevelModel, x: Tensor) -> Tensor:
     """What the module itself answers [E, N, ...], without anything of the export but scaling."""
     with torch.no_grad():
-        return torch.stack(ff.outputs(ship.module, Prepared(ship.data)(x)))
+        return torch.stack(ff.outputs(ship.module, Preprocessing(ship.data)(x)))
 
 
 def same(theirs: Tensor, ours: Tensor) -> None:
@@ -206,7 +207,7 @@ def near(theirs: Tensor, ours: Tensor) -> None:
     assert float((theirs - ours).square().mean().sqrt()) < 0.5 * float(ours.std()), "int8"
 
 
-def batches(ship: Shipped, free_tokens: bool, longest: int) -> list[Tensor]:
+def batches(ship: LevelModel, free_tokens: bool, longest: int) -> list[Tensor]:
     x = ship.samples("test", 24)[0]
     found = [x[:1], x[:3], x[5:16], x]
     if free_tokens:
@@ -228,15 +229,15 @@ def judge(name: str, forms: tuple[str, ...], out: Path) -> tuple[str, ...]:
             same(torch.stack(list(program(x))), ours)
         for variant, files in config["onnx"].items():
             judged = same if variant == "float" else near
-            judged(checked.in_whole(out / files["all_exits"], x), ours)
+            judged(run_whole(out / files["all_exits"], x), ours)
             if files["segments"]:
-                judged(checked.in_segments([out / file for file in files["segments"]], x), ours)
+                judged(run_segments([out / file for file in files["segments"]], x), ours)
     if "executorch" in forms:
         _judge_lowered(ship, free, notes, out)
     return notes
 
 
-def _judge_lowered(ship: Shipped, free: bool, notes: tuple[str, ...], out: Path) -> None:
+def _judge_lowered(ship: LevelModel, free: bool, notes: tuple[str, ...], out: Path) -> None:
     """Run each method of the .pte by itself: its batches are the ones that are given, not those of the export."""
     from executorch.runtime import Runtime
 
@@ -269,7 +270,7 @@ def test_every_form_answers_as_the_plain_module(name: str, tmp_path: Path) -> No
 # ---- some of it quickly --------------------------------------------------------------------------------------------
 
 
-def examples(ship: Shipped) -> Tensor:
+def examples(ship: LevelModel) -> Tensor:
     return ship.samples("test", 2)[0]
 
 
@@ -277,22 +278,22 @@ def examples(ship: Shipped) -> Tensor:
 def test_a_carry_is_traced_row_by_row(name: str) -> None:
     """A runtime hands over numbers row by row; a program reads them by the strides that it was traced with."""
     ship = shipped(name)
-    first, last = segment_graphs(ship, examples(ship), free_tokens=name == "tokens")
-    logits, *carry = exported(first, executorch.MOST).module()(*first.inputs)
+    first, last = make_segment_graphs(ship, examples(ship), free_tokens=name == "tokens")
+    logits, *carry = trace_program(first, executorch.MOST).module()(*first.inputs)
     assert len(carry) == len(last.inputs) == 1
     for given in (*first.inputs, *last.inputs, *carry):
         assert given.stride() == torch.empty(given.shape).stride()
     ours = plain(ship, examples(ship))
     same(logits.detach(), ours[0])
-    same(exported(last, executorch.MOST).module()(*carry)[0].detach(), ours[1])
+    same(trace_program(last, executorch.MOST).module()(*carry)[0].detach(), ours[1])
 
 
 @pytest.mark.parametrize("length", [9, LENGTH, 40])
 def test_a_bound_for_samples_is_none_for_tokens(length: int) -> None:
     torch.manual_seed(0)
     module = Stack(Attention(6, True), lambda: Attention(6, False), lambda: Last(6)).eval()
-    ship = Shipped("1", Own(lambda: module), {"classes": CLASSES}, (1, 3), module, _data((length,), tokens=True))
-    program = exported(whole_graph(ship, examples(ship)), executorch.MOST).module()
+    ship = LevelModel("1", Own(lambda: module), {"classes": CLASSES}, (1, 3), module, _data((length,), tokens=True))
+    program = trace_program(make_whole_graph(ship, examples(ship)), executorch.MOST).module()
     for batch, tokens in ((1, length), (executorch.MOST, length), (3, 2), (2, length - 1)):
         x = torch.randint(1, VOCABULARY, (batch, tokens))
         same(torch.stack(list(program(x))).detach(), plain(ship, x))
@@ -323,9 +324,9 @@ def test_a_size_that_the_lowering_loses_is_fixed_and_a_note_says_so(
         wrong = most in loses if len(graphs[0].dims[0]) > 1 else "batch" in loses and most > 1
         return plain(ship, x) + (0.01 if wrong else 0.0)
 
-    monkeypatch.setattr(executorch, "need", lambda: None)
-    monkeypatch.setattr(executorch, "write", write)
-    monkeypatch.setattr(executorch, "run", run)
+    monkeypatch.setattr(folder, "check_forms", lambda forms, model: None)
+    monkeypatch.setattr(executorch, "write_executorch", write)
+    monkeypatch.setattr(executorch, "run_executorch", run)
     notes = [note for note in export(ship, tmp_path / "out", ["executorch"]).notes if "ExecuTorch" in note]
     assert len(notes) == len([each for each in said if each]) == len({each for each in said if each})
     assert all(each in " ".join(notes) for each in said)
@@ -334,9 +335,9 @@ def test_a_size_that_the_lowering_loses_is_fixed_and_a_note_says_so(
 
 def test_a_program_that_is_wrong_at_every_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ship = shipped("table")
-    monkeypatch.setattr(executorch, "need", lambda: None)
-    monkeypatch.setattr(executorch, "write", lambda graphs, folder, most: folder)
-    monkeypatch.setattr(executorch, "run", lambda path, graphs, x, most: plain(ship, x) + 0.01)
+    monkeypatch.setattr(folder, "check_forms", lambda forms, model: None)
+    monkeypatch.setattr(executorch, "write_executorch", lambda graphs, folder, most: folder)
+    monkeypatch.setattr(executorch, "run_executorch", lambda path, graphs, x, most: plain(ship, x) + 0.01)
     with raises(ModelError, 0.01):
         export(ship, tmp_path / "out", ["executorch"])
     assert not list(tmp_path.iterdir())
@@ -346,10 +347,10 @@ def test_a_program_that_is_wrong_at_every_size_is_refused(tmp_path: Path, monkey
 def test_the_batches_of_the_comparison_have_several_sizes(tmp_path: Path) -> None:
     pytest.importorskip("executorch", reason="the extra executorch is not installed")
     ship = shipped("table")
-    graphs = segment_graphs(ship, examples(ship))
-    path = executorch.write(graphs, tmp_path)
+    graphs = make_segment_graphs(ship, examples(ship))
+    path = executorch.write_executorch(graphs, tmp_path)
     for n in (1, 2, 4, 11, 24):
         x = ship.samples("test", n)[0]
-        same(executorch.run(path, graphs, x), plain(ship, x))
+        same(executorch.run_executorch(path, graphs, x), plain(ship, x))
     with raises(ModelError, "ExecuTorch"):
-        executorch.run(path, graphs, torch.randn(20, 7), most=9)
+        executorch.run_executorch(path, graphs, torch.randn(20, 7), most=9)

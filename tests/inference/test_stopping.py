@@ -19,14 +19,14 @@ from fleetfit.evaluate import level_module
 from fleetfit.inference import (
     Policy,
     Scores,
+    apply_policy,
     calibrate,
     calibration_error,
+    choose_policy,
     confidence,
     exit_costs,
-    exit_latencies,
-    fitted_temperature,
-    outcome,
-    policy_for,
+    fit_temperature,
+    measure_exit_latencies,
     read_policy,
     stop_early,
 )
@@ -85,7 +85,7 @@ def test_the_fitted_temperature_is_the_one_of_the_likelihood() -> None:
     rng = torch.Generator().manual_seed(0)
     logits = 6 * torch.randn(20000, 4, generator=rng)
     labels = torch.multinomial(torch.softmax(logits / 2.5, -1), 1, generator=rng)[:, 0]
-    found = fitted_temperature(logits, labels)
+    found = fit_temperature(logits, labels)
     assert found == pytest.approx(2.5, rel=0.05)
     assert calibration_error(logits, labels, found) < 0.02 < calibration_error(logits, labels)
     grid = [(float(nn.functional.cross_entropy(logits / t, labels)), t) for t in np.linspace(1.5, 4, 101)]
@@ -114,7 +114,7 @@ def test_an_outcome_against_a_walk(measure: Any, temperatures: tuple[float, ...]
     found = drawn(120)
     policy = Policy((0.6, 0.5, 0.0), measure, temperatures)
     exits, right = walked(found, policy)
-    result = outcome(found, policy, COSTS)
+    result = apply_policy(found, policy, COSTS)
     assert result.exits.tolist() == exits and result.right.tolist() == right
     assert result.shares == pytest.approx([exits.count(i) / 120 for i in range(3)])
     assert result.cost == pytest.approx(sum(COSTS[e] for e in exits) / 120)
@@ -125,15 +125,15 @@ def test_an_outcome_against_a_walk(measure: Any, temperatures: tuple[float, ...]
 @given(st.floats(1.0, 4.0), st.sampled_from(["max", "entropy", "margin"]), st.integers(0, 5))
 def test_the_validation_samples_stay_within_the_budget_and_use_it(budget: float, measure: Any, seed: int) -> None:
     found = drawn(seed=seed)
-    result = outcome(found, policy_for(found, COSTS, budget, measure=measure), COSTS)
+    result = apply_policy(found, choose_policy(found, COSTS, budget, measure=measure), COSTS)
     assert result.cost <= budget * (1 + 1e-9)
     assert result.cost >= budget - 0.05  # 400 samples: a few of them, at 1.5 a step
 
 
 def test_shares_are_geometric_and_thresholds_those_of_the_surest() -> None:
     found = drawn(1000)
-    policy = policy_for(found, COSTS, 2.0)
-    shares = outcome(found, policy, COSTS).shares
+    policy = choose_policy(found, COSTS, 2.0)
+    shares = apply_policy(found, policy, COSTS).shares
     assert shares[1] / shares[0] == pytest.approx(shares[2] / shares[1], rel=0.02)
     sure = confidence(found.logits[0])
     leaving = round(shares[0] * 1000)
@@ -142,20 +142,20 @@ def test_shares_are_geometric_and_thresholds_those_of_the_surest() -> None:
 
 def test_the_ends_of_the_budget() -> None:
     found = drawn()
-    assert outcome(found, policy_for(found, COSTS, 4.0), COSTS).shares == (0, 0, 1)
-    assert outcome(found, policy_for(found, COSTS, 1e9), COSTS).accuracy == found.accuracies[-1]
-    least = outcome(found, policy_for(found, COSTS, 1.0), COSTS)
+    assert apply_policy(found, choose_policy(found, COSTS, 4.0), COSTS).shares == (0, 0, 1)
+    assert apply_policy(found, choose_policy(found, COSTS, 1e9), COSTS).accuracy == found.accuracies[-1]
+    least = apply_policy(found, choose_policy(found, COSTS, 1.0), COSTS)
     assert least.shares == (1, 0, 0) and least.accuracy == found.accuracies[0]
     with raises(ConfigError, 1, "0.250", 0.9, key="budget"):
-        policy_for(found, COSTS, 0.9)
+        choose_policy(found, COSTS, 0.9)
     with raises(ConfigError, '"later"', key="mode"):
-        policy_for(found, COSTS, 2, mode="later")  # type: ignore[arg-type]
+        choose_policy(found, COSTS, 2, mode="later")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("budget", "exit"), [(1.0, 0), (2.49, 0), (2.5, 1), (3.9, 1), (4.0, 2), (9.0, 2)])
 def test_anytime_is_the_deepest_exit_within_each_samples_budget(budget: float, exit: int) -> None:
     found = drawn()
-    result = outcome(found, policy_for(found, COSTS, budget, mode="anytime"), COSTS)
+    result = apply_policy(found, choose_policy(found, COSTS, budget, mode="anytime"), COSTS)
     assert result.shares[exit] == 1 and result.accuracy == pytest.approx(found.accuracies[exit])
 
 
@@ -164,7 +164,7 @@ def test_equal_confidences_cost_no_more_than_the_budget() -> None:
     logits = torch.zeros(2, 50, 3)
     logits[:, :, 0] = 2.0
     found = Scores(logits, torch.zeros(50, dtype=torch.int64), torch.arange(50))
-    assert outcome(found, policy_for(found, [1.0, 2.0], 1.5), [1.0, 2.0]).cost == 1.0
+    assert apply_policy(found, choose_policy(found, [1.0, 2.0], 1.5), [1.0, 2.0]).cost == 1.0
 
 
 def test_a_calibration_is_written_and_read(tmp_path: Any) -> None:
@@ -211,7 +211,7 @@ def test_who_has_left_is_not_computed_any_more(module: Any, thresholds: tuple[fl
     with torch.no_grad():
         logits = torch.stack(module(x))
     found = Scores(logits, torch.zeros(40, dtype=torch.int64), torch.arange(40))
-    expected = outcome(found, policy, COSTS).exits
+    expected = apply_policy(found, policy, COSTS).exits
     seen: Any = Sizes(module)
     stopped = stop_early(seen, x, policy)
     assert torch.equal(stopped.exits, expected)
@@ -234,5 +234,5 @@ def test_costs_of_exits() -> None:
 
 
 def test_latencies_rise_from_exit_to_exit(module: nn.Module) -> None:
-    found = exit_latencies(module, torch.rand(1, 1, 4, 4), passes=5)
+    found = measure_exit_latencies(module, torch.rand(1, 1, 4, 4), passes=5)
     assert len(found) == 3 and all(0 < a <= b for a, b in itertools.pairwise(found))

@@ -19,7 +19,7 @@ import fleetfit as ff
 from fleetfit.data import Data
 from fleetfit.data.files.text import text
 from fleetfit.errors import DataError, ModelError
-from fleetfit.inference.export.shipped import Shipped
+from fleetfit.inference.export import LevelModel
 from fleetfit.inference.export.to_transformers import notes_on_transformers, write_transformers
 from fleetfit.layout import Architecture, build_module, named_tensors
 from fleetfit.models.bert import Bert, bert
@@ -98,7 +98,7 @@ def small_vit(data: Data, heads: Any = "whole", distilled: bool = False, **keys:
     return replace(made, distilled=distilled)
 
 
-def level(family: Architecture, data: Data, width: float = 1.0, exits: tuple[int, ...] = (1, 3)) -> Shipped:
+def level(family: Architecture, data: Data, width: float = 1.0, exits: tuple[int, ...] = (1, 3)) -> LevelModel:
     """A level whose every parameter is drawn, none zero or one, and large enough for samples to differ."""
     sizes = family.sizes(width)
     module = build_module(family, sizes, exits).eval()
@@ -108,7 +108,7 @@ def level(family: Architecture, data: Data, width: float = 1.0, exits: tuple[int
             drawn = torch.randn(tensor.shape, generator=rng)
             factors = tensor.dim() == 1 and name.endswith(("weight", "scale"))
             tensor.copy_(1 + 0.3 * drawn if factors else 0.4 * drawn)
-    return Shipped("2", family, sizes, exits, module, data)
+    return LevelModel("2", family, sizes, exits, module, data)
 
 
 def opened(folder: Path, kind: str) -> Any:
@@ -140,7 +140,7 @@ def close(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
-def agrees(shipped: Shipped, folder: Path) -> dict[str, Any]:
+def agrees(shipped: LevelModel, folder: Path) -> dict[str, Any]:
     """Write, open, compare the logits; return the config."""
     files = write_transformers(shipped, folder)
     assert {file.name for file in files} == {file.name for file in folder.iterdir()}
@@ -414,7 +414,7 @@ def test_a_level_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for number, entry in enumerate(federation.levels, 1):
         sizes = {**federation.problem.layout.full_sizes, **entry.submodel.sizes}
         module = run.model(number)
-        shipped = Shipped(entry.name, federation.problem.architecture, sizes, entry.submodel.exits, module, data)
+        shipped = LevelModel(entry.name, federation.problem.architecture, sizes, entry.submodel.exits, module, data)
         folder = tmp_path / f"level{number}"
         write_transformers(shipped, folder)
         x, _ = data.batch(data.split("test"))
@@ -426,7 +426,7 @@ def test_a_level_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
-def refused(shipped: Shipped, folder: Path, *mentions: object, **attributes: Any) -> None:
+def refused(shipped: LevelModel, folder: Path, *mentions: object, **attributes: Any) -> None:
     with raises(ModelError, "level 2", *mentions, **attributes):
         write_transformers(shipped, folder / "out")
     assert not (folder / "out").exists()

@@ -13,6 +13,7 @@ itself. Images may be one folder deeper, in `CLASS/images`, as in Tiny ImageNet.
 has unlabelled images and is left out. A zip archive of such folders is unpacked once into the cache.
 """
 
+import bisect
 import functools
 import json
 import math
@@ -269,7 +270,7 @@ class _ParquetImages:
             yield from file.images(self.column)
 
     def origin(self, index: int) -> Origin:
-        number = int(np.searchsorted(self.starts, index, side="right")) - 1
+        number = bisect.bisect_right(self.starts, index) - 1
         return self.files[number].place(index - self.starts[number])
 
     def paths(self) -> list[Path]:

@@ -1,7 +1,6 @@
-"""From a level's model to files that a device needs, and nothing more."""
+"""From a level's model to the files that a device needs."""
 
-from fleetfit.inference.export.checked import Variant
-from fleetfit.inference.export.folder import FORMS, Export, export
-from fleetfit.inference.export.shipped import Shipped
+from fleetfit.inference.export.folder import FORMS, Export, Form, Variant, export
+from fleetfit.inference.export.level import LevelModel
 
-__all__ = ["FORMS", "Export", "Shipped", "Variant", "export"]
+__all__ = ["FORMS", "Export", "Form", "LevelModel", "Variant", "export"]

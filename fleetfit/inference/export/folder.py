@@ -1,10 +1,12 @@
-"""The folder that goes to a device: all its files, each checked against the model before anything is left behind.
+"""The folder that goes to a device: its files, each compared with the model before the folder appears.
 
-Beside the forms that were asked for: tensors as safetensors, config.json (what the model is and takes, when samples
-leave early), and a short model card (what it was trained on, how good each exit is, how to run it).
+Beside the requested forms it has tensors as safetensors, a `torch.export` program, config.json (what the model is and
+takes, when samples leave early), and a short model card (its training data, the accuracy of each exit, how to run it).
 """
 
+import importlib.util
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,37 +21,113 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fleetfit import files
-from fleetfit.errors import ConfigError, DataError, ModelError, RunError, did_you_mean, make_printable
-from fleetfit.inference.export import checked, executorch, int8
-from fleetfit.inference.export.checked import Variant
-from fleetfit.inference.export.graphs import (
-    TOKENS,
+from fleetfit.errors import ConfigError, DataError, MissingExtra, ModelError, RunError, did_you_mean, make_printable
+from fleetfit.inference.export import executorch, onnx
+from fleetfit.inference.export.level import (
+    AllExits,
     Graph,
-    Prepared,
-    need_onnx,
-    segment_graphs,
-    whole_graph,
-    write_onnx,
+    LevelModel,
+    Preprocessing,
+    make_segment_graphs,
+    make_whole_graph,
     write_program,
 )
-from fleetfit.inference.export.shipped import Shipped
 from fleetfit.inference.export.to_transformers import notes_on_transformers, write_transformers
 from fleetfit.values import DataDescription
 
+FORMAT = 1
+WEIGHTS, CONFIG, COLUMNS = "model.safetensors", "config.json", "columns.json"
 PROGRAM, SCRIPT, CARD = "model.pt2", "run.py", "README.md"
-FLOAT, DYNAMIC, STATIC = "float", "int8", "static-int8"
-_ONNX = {"onnx", DYNAMIC, STATIC}
-Say = Callable[[str], None]
+
+# ---- forms -----------------------------------------------------------------------------------------------------------
 
 
-FORMS: Mapping[str, str] = {
-    "onnx": "one ONNX graph with all exits, and one for each segment, so that a device can stop early",
-    "int8": "these in dynamic int8",
-    "static-int8": "these in static int8, calibrated on validation samples",
-    "transformers": "a transformers folder of the last exit (BERT, ViT, DeiT)",
-    "executorch": "one .pte file lowered to XNNPACK, a method for each segment",
+@dataclass(frozen=True)
+class Form:
+    """A form of a model, and what it can hold.
+
+    Attributes:
+        summary: One line on it.
+        models: The models that it takes.
+        exits: The exits that it holds.
+        has_preprocessing: Whether it takes samples as they are stored.
+        is_exact: Whether its logits are the model's; an export whose logits are not fails.
+        packages: The optional packages that write it.
+        extra: The extra with these packages.
+        needs: Another form that is written with it.
+        needs_validation: Whether it needs validation samples.
+    """
+
+    summary: str
+    models: str = "that can be traced"
+    exits: str = "all, and each by itself"
+    has_preprocessing: bool = True
+    is_exact: bool = True
+    packages: tuple[str, ...] = ()
+    extra: str = ""
+    needs: str = ""
+    needs_validation: bool = False
+
+
+_ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+BASE_FORMS: Mapping[str, Form] = {
+    "safetensors": Form("all parameters and buffers by their names", "all", "all", has_preprocessing=False),
+    "torch.export": Form("a program that PyTorch loads without FleetFit", exits="all"),
 }
-"""What may be written beside safetensors, config and `torch.export` program; both int8 forms are ONNX and bring it."""
+"""The forms that every export has."""
+FORMS: Mapping[str, Form] = {
+    "onnx": Form(
+        "one ONNX graph with all exits, and one for each segment, so that a device can stop early",
+        packages=_ONNX_PACKAGES,
+        extra="export",
+    ),
+    "int8": Form("these in dynamic int8", is_exact=False, packages=_ONNX_PACKAGES, extra="export", needs="onnx"),
+    "static-int8": Form(
+        "these in static int8, calibrated on validation samples",
+        is_exact=False,
+        packages=_ONNX_PACKAGES,
+        extra="export",
+        needs="onnx",
+        needs_validation=True,
+    ),
+    "transformers": Form(
+        "a transformers folder of the last exit (BERT, ViT, DeiT)",
+        models="BERT, ViT, DeiT",
+        exits="the last",
+        has_preprocessing=False,
+    ),
+    "executorch": Form(
+        "one .pte file lowered to XNNPACK, a method for each segment",
+        exits="each by itself",
+        packages=("executorch",),
+        extra="executorch",
+    ),
+}
+"""The forms that may be requested beside `BASE_FORMS`. A folder of any of them can be pushed to the hub."""
+
+
+def check_forms(forms: Sequence[str], model: LevelModel) -> None:
+    """Check what can be checked before anything is written.
+
+    Raises:
+        ConfigError: A form is unknown.
+        MissingExtra: A form needs an optional dependency.
+        DataError: A form needs validation samples, and the data have none.
+    """
+    for name in forms:
+        if name not in FORMS:
+            raise ConfigError(
+                f'there is no form "{name}"; there are {", ".join(FORMS)}.{did_you_mean(name, FORMS)}', key="forms"
+            )
+    for name in forms:
+        form = FORMS[name]
+        if any(importlib.util.find_spec(package) is None for package in form.packages):
+            raise MissingExtra(form.extra, f"Writing the form {name}")
+        if form.needs_validation and not len(model.own_data.split("validation")):
+            raise DataError(f"{name} is calibrated on validation samples, and this data set has none.")
+
+
+# ---- the folder ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -57,35 +135,41 @@ class Export:
     """An exported model.
 
     Attributes:
-        folder: Where it is.
-        level: Of the model.
+        folder: Its folder.
+        level: The level of the model.
         variants: The model in PyTorch, then each of its forms, on the same samples.
         notes: Sentences that the user must see.
-        samples: Which ones: "test"; where there are none "validation", and then "training"; "drawn" without data.
+        samples: Their split: "test"; without it "validation", and then "training"; "drawn" without data.
     """
 
     folder: Path
     level: str
-    variants: tuple[Variant, ...]
+    variants: tuple["Variant", ...]
     notes: tuple[str, ...] = ()
     samples: str = "test"
 
 
-def export(shipped: Shipped, out: str | Path, forms: Sequence[str] = ("onnx",), say: Say = lambda what: None) -> Export:
+def export(
+    model: LevelModel,
+    out: str | Path,
+    forms: Sequence[str] = ("onnx",),
+    say: Callable[[str], None] = lambda form: None,
+) -> Export:
     """Write a level's model for devices.
 
-    Everything is written beside `out` first and moved there when it is whole and checked.
+    Everything is written beside `out` first and moved there when it is complete and checked.
 
     Args:
-        shipped: The model.
+        model: The model.
         out: A folder that is new or empty.
-        forms: Which of `FORMS` are wanted.
-        say: Told what is being done.
+        forms: The requested `FORMS`.
+        say: Called with each form before it is written.
 
     Raises:
         ConfigError: There is no such form.
         RunError: The folder is not empty or cannot be written.
         ModelError: The model cannot be traced, or a form does not compute what the model does.
+        DataError: A form needs validation samples, and the data have none.
         MissingExtra: A form needs an optional dependency.
     """
     target = Path(os.path.realpath(files.parse_path(out)))
@@ -94,197 +178,257 @@ def export(shipped: Shipped, out: str | Path, forms: Sequence[str] = ("onnx",), 
             raise RunError(f"{target} exists and is not empty; choose another folder for the export.", path=target)
     except OSError as error:
         raise RunError(f"{target} cannot be written: {error.strerror}.", path=target) from None
-    unknown = [form for form in forms if form not in FORMS]
-    if unknown:
-        raise ConfigError(f'there is no form "{unknown[0]}"; there are {", ".join(FORMS)}.'
-                          f"{did_you_mean(unknown[0], FORMS)}", key="forms")  # fmt: skip
-    if _ONNX & set(forms):
-        need_onnx()
+    check_forms(forms, model)
     try:
-        with files.atomic_folder(target) as part:
-            found = _Writing(shipped, part, forms, say).all()
-            for file in (part, *part.rglob("*")):
+        with files.atomic_folder(target) as folder:
+            writer = _FolderWriter(model, folder, forms, say)
+            writer.write()
+            for file in (folder, *folder.rglob("*")):
                 file.chmod(0o755 if file.is_dir() else 0o644)
-            if target.exists():  # it may be where a card is mounted, or the folder that somebody stands in
-                for file in sorted(part.iterdir(), key=lambda file: file.name == CONFIG):  # the one that names the rest
+            if target.exists():  # it may be a mounted card, or a current folder
+                for file in sorted(folder.iterdir(), key=lambda file: file.name == CONFIG):  # which names the others
                     file.rename(target / file.name)
             else:
-                part.rename(target)
+                folder.rename(target)
     except (OSError, SafetensorError) as error:
         raise RunError(
             f"{target} cannot be written: {getattr(error, 'strerror', None) or error}.", path=target
         ) from None
-    return Export(target, shipped.level, tuple(found.variants), tuple(found.notes), shipped.looked_at)
+    return Export(target, model.level, tuple(writer.variants), tuple(writer.notes), _name_samples(model))
 
 
-class _Writing:
-    """One export on its way."""
+def _name_samples(model: LevelModel) -> str:
+    return {"train": "training"}.get(model.split, model.split)
 
-    def __init__(self, shipped: Shipped, folder: Path, forms: Sequence[str], say: Say) -> None:
-        self.shipped, self.folder, self.forms, self.say = shipped, folder, set(forms), say
-        self.x, labels = shipped.samples(shipped.filled_split, shipped.most_samples)
-        self.labels = labels if shipped.data.task == "classification" else labels[:0]
-        self.ours = checked.in_torch(shipped, self.x)
+
+class _FolderWriter:
+    """Writes the files of one export, and compares each form with the model."""
+
+    def __init__(self, model: LevelModel, folder: Path, forms: Sequence[str], say: Callable[[str], None]) -> None:
+        self.model, self.folder, self.say = model, folder, say
+        self.forms = {*forms, *(FORMS[name].needs for name in forms)}
+        self.x, labels = model.samples(model.split, model.sample_count)
+        self.labels = labels if model.data.task == "classification" else labels[:0]
+        self.logits = run_torch(model, self.x)
         self.onnx: dict[str, Any] = {}
         self.variants: list[Variant] = []
         self.notes: list[str] = []
         self.free_tokens = True
 
-    def all(self) -> "_Writing":
-        """Write everything."""
-        shipped, folder = self.shipped, self.folder
-        self._early()
+    def write(self) -> None:
+        """Write everything, the forms that may be refused first."""
+        model, folder = self.model, self.folder
+        if "transformers" in self.forms:
+            self.say("transformers")
+            write_transformers(model, folder / "transformers")
+            self.notes += notes_on_transformers(model)
+        if isinstance(model.data, DataDescription):
+            self.notes.append(
+                "The data are on the nodes of a fleet, so scaling is not part of the graphs: hand over samples as the "
+                "nodes' data functions give them to the model. With --data NAME, a data set like theirs, it is."
+            )
         self.say("safetensors")
-        write_tensors(shipped.module, folder / WEIGHTS)
-        self._note("pytorch", [WEIGHTS], self.ours)
+        write_tensors(model.module, folder / WEIGHTS)
+        self._add_variant("pytorch", [WEIGHTS], self.logits)
         examples = self.x[:2] if len(self.x) > 1 else self.x.repeat(2, *[1] * (self.x.dim() - 1))
         self.say("torch.export")
-        whole = self._program(examples)
-        if _ONNX & self.forms:
-            self._onnx([whole, *self._segments(examples, self.free_tokens)])
+        whole = self._write_program(examples)
+        if "onnx" in self.forms:
+            self._write_onnx([whole, *self._make_segments(examples, self.free_tokens)])
         if "executorch" in self.forms:
-            self._executorch(examples)
-        columns = getattr(shipped.data, "columns", "")
+            self._write_executorch(examples)
+        columns = getattr(model.data, "columns", "")
         if columns:
             (folder / COLUMNS).write_text(columns, encoding="utf-8")
             self.notes.append(
                 f"A sample is a row of a table as {COLUMNS} makes it: (value - mean) / std of each number, 0 where it "
                 "is missing (and 1 in the feature after it, if there is one); 1 for the category that it has, in order."
             )
-        write_config(config_of(shipped, self.onnx), folder)
-        text = card(shipped, self.variants, self.notes, loader=(folder / SCRIPT).exists())
-        (folder / CARD).write_text(text, encoding="utf-8")
-        return self
+        config = json.dumps(make_config(model, self.onnx), indent=2, allow_nan=False)
+        (folder / CONFIG).write_text(config + "\n", encoding="utf-8")
+        card = make_card(model, self.variants, self.notes, has_script=(folder / SCRIPT).exists())
+        (folder / CARD).write_text(card, encoding="utf-8")
 
-    def _early(self) -> None:
-        """Do first what is refused at once: nobody waits for graphs that are thrown away then."""
-        if "executorch" in self.forms:
-            executorch.need()
-        if STATIC in self.forms and not len(self.shipped.own_data.split("validation")):
-            raise DataError("static int8 is calibrated on validation samples, and this data set has none.")
-        if "transformers" in self.forms:
-            self._transformers()
-        if isinstance(self.shipped.data, DataDescription):
-            self.notes.append(
-                "The data are on the nodes of a fleet, so scaling is not part of the graphs: hand over samples as the "
-                "nodes' data functions give them to the model. With --data NAME, a data set like theirs, it is."
-            )
-
-    def _program(self, examples: Tensor) -> Graph:
-        """Write the program, and return the graph; where samples of any length cannot be traced, for those of one."""
-        whole = whole_graph(self.shipped, examples)
+    def _write_program(self, examples: Tensor) -> Graph:
+        """Write the program, and return its graph; where samples of any length cannot be traced, for those of one."""
+        whole = make_whole_graph(self.model, examples)
         try:
             write_program(whole, self.folder / PROGRAM)
         except ModelError:
-            if TOKENS not in whole.dims[0].values():
+            if not whole.has_free_tokens:
                 raise
             self.free_tokens = False
             self.notes.append(f"The graphs take samples of exactly {examples.shape[1]} tokens; pad shorter ones.")
-            whole = whole_graph(self.shipped, examples, free_tokens=False)
+            whole = make_whole_graph(self.model, examples, free_tokens=False)
             write_program(whole, self.folder / PROGRAM)
         return whole
 
-    def _segments(self, examples: Tensor, free_tokens: bool) -> list[Graph]:
+    def _make_segments(self, examples: Tensor, free_tokens: bool) -> list[Graph]:
         try:
-            return segment_graphs(self.shipped, examples, free_tokens)
+            return make_segment_graphs(self.model, examples, free_tokens)
         except ModelError as error:
-            if len(self.shipped.exits) > 1 and not any(note.startswith("No segments") for note in self.notes):
+            if len(self.model.exits) > 1 and not any(note.startswith("No segments") for note in self.notes):
                 self.notes.append(f"No segments were written, so a device cannot stop early: {error}")
             return []
 
-    def _onnx(self, graphs: Sequence[Graph]) -> None:
-        for graph in graphs:
-            self.say(f"ONNX: {graph.name}")
-            write_onnx(graph, self.folder / f"{graph.name}.onnx")
+    def _write_onnx(self, graphs: Sequence[Graph]) -> None:
         names = [graph.name for graph in graphs]
-        self._variant(FLOAT, [f"{name}.onnx" for name in names])
-        if self.shipped.data.task == "classification" and len(names) > 1:
+        floats = [self.folder / f"{name}.onnx" for name in names]
+        for graph, path in zip(graphs, floats, strict=True):
+            self.say(f"ONNX: {graph.name}")
+            onnx.write_onnx(graph, path)
+        self._compare_onnx("float", floats, is_exact=FORMS["onnx"].is_exact)
+        if self.model.data.task == "classification" and len(names) > 1:
             script = resources.files("fleetfit.inference.export").joinpath("on_device.py").read_text(encoding="utf-8")
             (self.folder / SCRIPT).write_text(script, encoding="utf-8")
-        if DYNAMIC in self.forms:
+        if "int8" in self.forms:
             self.say("int8")
-            for name in names:
-                int8.dynamic(self.folder / f"{name}.onnx", self.folder / f"{name}.{DYNAMIC}.onnx")
-            self._variant(DYNAMIC, [f"{name}.{DYNAMIC}.onnx" for name in names])
-        if STATIC in self.forms:
-            self._static(names)
+            targets = [self.folder / f"{name}.int8.onnx" for name in names]
+            for source, target in zip(floats, targets, strict=True):
+                onnx.quantise_dynamic(source, target)
+            self._compare_onnx("int8", targets, is_exact=FORMS["int8"].is_exact)
+        if "static-int8" in self.forms:
+            self.say("static int8")
+            targets = [self.folder / f"{name}.static-int8.onnx" for name in names]
+            x = self.model.samples("validation", onnx.CALIBRATION_SAMPLES)[0].numpy()
+            whole, *segments = [onnx.open_session(path) for path in floats]
+            feeds = [*onnx.make_calibration_feeds([whole], x), *onnx.make_calibration_feeds(segments, x)]
+            for source, target, batches in zip(floats, targets, feeds, strict=True):
+                onnx.quantise_static(source, target, batches)
+            self._compare_onnx("static-int8", targets, is_exact=FORMS["static-int8"].is_exact)
 
-    def _static(self, names: Sequence[str]) -> None:
-        self.say("static int8")
-        x = self.shipped.samples("validation", int8.CALIBRATION_SAMPLES)[0].numpy()
-        sessions = [checked.session(self.folder / f"{name}.onnx") for name in names]
-        feeds = [*int8.chained_feeds(sessions[:1], x), *int8.chained_feeds(sessions[1:], x)]
-        for name, given in zip(names, feeds, strict=True):
-            int8.static(self.folder / f"{name}.onnx", self.folder / f"{name}.{STATIC}.onnx", given)
-        self._variant(STATIC, [f"{name}.{STATIC}.onnx" for name in names])
+    def _compare_onnx(self, name: str, paths: Sequence[Path], is_exact: bool) -> None:
+        """Run the graphs of an ONNX variant, the whole graph first, and compare their logits."""
+        whole, *segments = paths
+        logits = onnx.run_whole(whole, self.x)
+        chained = onnx.run_segments(segments, self.x) if segments else logits
+        if is_exact:
+            check_equal("the ONNX graph", self.logits, logits)
+            check_equal("the chain of ONNX segments", self.logits, chained)
+        file_names = [path.name for path in paths]
+        self.onnx[name] = {"all_exits": file_names[0], "segments": file_names[1:]}
+        self._add_variant(name, file_names[1:] or file_names, chained)
 
-    def _variant(self, name: str, files: Sequence[str]) -> None:
-        """Check the files of an ONNX variant, the whole graph first, and note what they are worth."""
-        whole, *segments = [self.folder / file for file in files]
-        found = checked.in_whole(whole, self.x)
-        chained = checked.in_segments(segments, self.x) if segments else found
-        if name == FLOAT:
-            checked.must_equal("the ONNX graph", self.ours, found)
-            checked.must_equal("the chain of ONNX segments", self.ours, chained)
-        self.onnx[name] = {"all_exits": files[0], "segments": list(files[1:])}
-        self._note(name, files[1:] or files, chained)
-
-    def _executorch(self, examples: Tensor) -> None:
+    def _write_executorch(self, examples: Tensor) -> None:
         """Write the program; where its lowering loses a free size, with that size fixed.
 
         Raises:
             ModelError: It computes something else also with all sizes fixed.
         """
         self.say("ExecuTorch")
-        sizes = [
+        attempts = [
             (most, free) for free in ([True, False] if self.free_tokens else [False]) for most in (executorch.MOST, 1)
         ]
-        for most, free in sizes:
+        for most, free in attempts:
             try:
-                logits = self._lowered(examples, most, free)
+                logits = self._lower(examples, most, free)
                 break
             except ModelError:
-                if (most, free) == sizes[-1]:
+                if (most, free) == attempts[-1]:
                     raise
         if most == 1:
             self.notes.append("The ExecuTorch program takes one sample at a time.")
-        if self.free_tokens and self.shipped.takes_tokens and not free:
+        if self.free_tokens and self.model.takes_tokens and not free:
             length = examples.shape[1]
             self.notes.append(f"The ExecuTorch program takes samples of exactly {length} tokens; pad shorter ones.")
-        self._note("executorch", [executorch.FILE], logits)
+        self._add_variant("executorch", [executorch.FILE], logits)
 
-    def _lowered(self, examples: Tensor, most: int, free_tokens: bool) -> Tensor:
+    def _lower(self, examples: Tensor, most: int, free_tokens: bool) -> Tensor:
         """Write a program and return its logits, which are the model's, of shorter samples too if it takes them.
 
         Raises:
             ModelError: They are not.
         """
-        graphs = self._segments(examples, free_tokens) or [whole_graph(self.shipped, examples, free_tokens)]
-        file = executorch.write(graphs, self.folder, most)
-        logits = executorch.run(file, graphs, self.x, most)
-        checked.must_equal("the ExecuTorch program", self.ours, logits)
-        if TOKENS in graphs[0].dims[0].values():
+        graphs = self._make_segments(examples, free_tokens) or [make_whole_graph(self.model, examples, free_tokens)]
+        path = executorch.write_executorch(graphs, self.folder, most)
+        logits = executorch.run_executorch(path, graphs, self.x, most)
+        check_equal("the ExecuTorch program", self.logits, logits)
+        if graphs[0].has_free_tokens:
             short = self.x[: 2 * executorch.MOST, : max(1, examples.shape[1] // 2)]
-            theirs = executorch.run(file, graphs, short, most)
-            checked.must_equal("the ExecuTorch program", checked.in_torch(self.shipped, short), theirs)
+            check_equal(
+                "the ExecuTorch program",
+                run_torch(self.model, short),
+                executorch.run_executorch(path, graphs, short, most),
+            )
         return logits
 
-    def _transformers(self) -> None:
-        self.say("transformers")
-        write_transformers(self.shipped, self.folder / "transformers")
-        self.notes += notes_on_transformers(self.shipped)
+    def _add_variant(self, name: str, file_names: Sequence[str], logits: Tensor) -> None:
+        size = sum((self.folder / file).stat().st_size for file in file_names)
+        self.variants.append(compare_logits(name, size, self.logits, logits, self.labels, self.model.data.task))
 
-    def _note(self, name: str, files: Sequence[str], found: Any) -> None:
-        size = sum((self.folder / file).stat().st_size for file in files)
-        task = self.shipped.data.task
-        self.variants.append(checked.compared(name, size, self.ours, found, self.labels, task))
+
+# ---- comparing -------------------------------------------------------------------------------------------------------
+
+TOLERANCE = 1e-4
+"""The largest difference of an exact form's logits, relative to the larger of 1 and their size."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The model in one of its forms, compared with the model in PyTorch.
+
+    Attributes:
+        name: "pytorch", "float", "int8", "static-int8", "executorch".
+        size_bytes: Of its files.
+        accuracies: Of each exit [E]; () where there are no labels.
+        agreement: Share of the samples for which each exit answers as in PyTorch [E]; () of a regression.
+        difference: The largest difference of a logit.
+        samples: The number of samples.
+        exits: The number of exits.
+    """
+
+    name: str
+    size_bytes: int
+    accuracies: tuple[float, ...]
+    agreement: tuple[float, ...]
+    difference: float
+    samples: int
+    exits: int
+
+
+@torch.no_grad()
+def run_torch(model: LevelModel, x: Tensor) -> Tensor:
+    """Return the logits [E, N, classes] of stored samples [N, ...], by the model itself."""
+    whole = AllExits(model).eval()
+    return torch.cat([torch.stack(whole(batch)) for batch in x.split(onnx.BATCH)], dim=1)
+
+
+def compare_logits(name: str, size_bytes: int, expected: Tensor, logits: Tensor, labels: Tensor, task: str) -> Variant:
+    """Compare logits [E, N, classes] with those of the model itself.
+
+    Args:
+        name: Of the variant.
+        size_bytes: Of its files.
+        expected: The model's logits.
+        logits: The variant's logits.
+        labels: int64 [N], or empty.
+        task: A multi-label task answers label by label; a regression has no answers to agree on.
+    """
+    answers, own = (z > 0 if task == "multi_label" else z.argmax(-1) for z in (logits, expected))  # [E, N(, L)]
+    agreement = (answers == own).double().flatten(1).mean(1).tolist() if task != "regression" else []
+    accuracies = (answers == labels).double().mean(1).tolist() if len(labels) == answers.shape[1] else []
+    difference = float((expected - logits).abs().max())
+    return Variant(name, size_bytes, tuple(accuracies), tuple(agreement), difference, answers.shape[1], len(expected))
+
+
+def check_equal(form: str, expected: Tensor, logits: Tensor) -> None:
+    """Check that an exact form computes what the model does.
+
+    Raises:
+        ModelError: A logit differs by more than the tolerance.
+    """
+    scale = max(1.0, float(expected.abs().max()))
+    difference = float((expected - logits).abs().max())
+    if not math.isfinite(scale):
+        raise ModelError("the model's logits are not finite: its training diverged. Train again, with a smaller lr.")
+    if not difference <= TOLERANCE * scale:
+        raise ModelError(
+            f"{form} does not compute what the model does: logits differ by up to {difference:.2g}. The exporter may "
+            "have fixed something that depends on the input; nothing was written."
+        )
 
 
 # ---- tensors and config.json -----------------------------------------------------------------------------------------
-
-FORMAT = 1
-COLUMNS = "columns.json"
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 def write_tensors(module: nn.Module, path: Path) -> None:
@@ -293,22 +437,25 @@ def write_tensors(module: nn.Module, path: Path) -> None:
     save_file(state, path, metadata={"format": "pt"})
 
 
-def config_of(shipped: Shipped, onnx: dict[str, Any]) -> dict[str, Any]:
-    """Return what `config.json` says.
+def make_config(model: LevelModel, onnx_files: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the contents of `config.json`.
 
     Args:
-        shipped: The model.
-        onnx: The files of each variant.
+        model: The model.
+        onnx_files: The files of each ONNX variant.
     """
-    data, x = shipped.data, shipped.samples("test", 2)[0]
-    prepared = Prepared(data)
-    policy = shipped.policy
+    data, x = model.data, model.samples("test", 2)[0]
+    preprocessing, policy = Preprocessing(data), model.policy
+    scale, shift = (
+        None if moment is None else np.atleast_1d(moment.numpy()).ravel().astype(float).tolist()
+        for moment in (preprocessing.scale, preprocessing.shift)
+    )
     return {
         "fleetfit_export": FORMAT,
-        "model": shipped.facts.get("model", type(shipped.architecture).__name__),
-        "level": shipped.level,
-        "sizes": dict(shipped.sizes),
-        "exits": list(shipped.exits),
+        "model": _name_model(model),
+        "level": model.level,
+        "sizes": dict(model.sizes),
+        "exits": list(model.exits),
         "task": data.task,
         "classes": data.classes,
         "class_names": list(getattr(data, "class_names", ())),
@@ -316,27 +463,22 @@ def config_of(shipped: Shipped, onnx: dict[str, Any]) -> dict[str, Any]:
             "shape": list(x.shape[1:]),
             "dtype": str(x.dtype).removeprefix("torch."),
             "inside_the_graph": {
-                "scale": _listed(prepared.scale),
-                "shift": _listed(prepared.shift),
-                "resize": prepared.resize and list(prepared.resize),
+                "scale": scale,
+                "shift": shift,
+                "resize": preprocessing.resize and list(preprocessing.resize),
             },
             "vocabulary": data.vocabulary,
             "padding": data.padding,
         },
-        "onnx": onnx,
+        "onnx": onnx_files,
         "policy": None if policy is None else {
             "measure": policy.measure, "thresholds": list(policy.thresholds), "temperatures": list(policy.temperatures)
         },
     }  # fmt: skip
 
 
-def write_config(config: dict[str, Any], folder: Path) -> None:
-    """Write `config.json`."""
-    (folder / CONFIG).write_text(json.dumps(config, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def _listed(value: torch.Tensor | None) -> list[float] | None:
-    return None if value is None else np.atleast_1d(value.numpy()).ravel().astype(float).tolist()
+def _name_model(model: LevelModel) -> str:
+    return str(model.facts.get("model", type(model.architecture).__name__))
 
 
 # ---- the card --------------------------------------------------------------------------------------------------------
@@ -362,44 +504,49 @@ python run.py samples.npy{stop}             # or: from run import Model
 """
 
 
-def card(shipped: Shipped, variants: Sequence[Variant], notes: Sequence[str], loader: bool) -> str:
+def make_card(model: LevelModel, variants: Sequence[Variant], notes: Sequence[str], has_script: bool) -> str:
     """Return the card as Markdown.
 
     Args:
-        shipped: The model.
+        model: The model.
         variants: Its forms, measured.
-        notes: What whoever uses it must know.
-        loader: Whether `run.py` is there.
+        notes: Sentences that a user must see.
+        has_script: Whether the folder has `run.py`.
     """
-    facts, data = shipped.facts, shipped.data
-    title = facts.get("model", type(shipped.architecture).__name__)
-    x = shipped.samples("test", 1)[0]
+    facts, data = model.facts, model.data
+    x = model.samples("test", 1)[0]
+    shape, dtype = ", ".join(map(str, x.shape[1:])), str(x.dtype).removeprefix("torch.")
+    if model.takes_tokens:
+        inputs = f"token ids [batch, up to {x.shape[1]}]"
+    elif isinstance(data, DataDescription):
+        inputs = f"{dtype} [batch, {shape}], scaled as the nodes scale their data"
+    else:
+        inputs = f"{dtype} [batch, {shape}], as stored: scaling is part of the graphs"
     rows = {
         "data": f"{data.name}, " + (f"{data.classes} classes" if data.task == "classification" else data.task),
         "method": facts.get("method"),
         "trained": facts.get("trained"),
-        "exits after blocks": ", ".join(map(str, shipped.exits)),
-        "parameters": _grouped(sum(p.numel() for p in shipped.module.parameters())),
-        "multiply-adds until each exit": ", ".join(map(_grouped, facts.get("costs", ()))) or None,
-        "input": _input(shipped, x),
+        "exits after blocks": ", ".join(map(str, model.exits)),
+        "parameters": f"{sum(p.numel() for p in model.module.parameters()):,}",
+        "multiply-adds until each exit": ", ".join(f"{int(cost):,}" for cost in facts.get("costs", ())) or None,
+        "input": inputs,
     }  # fmt: skip
-    lines = [f"# {title}, level {shipped.level}", "", "A piece of one model that a fleet of unequal devices trained, "
-             "cut out with FleetFit.", "", "| | |", "| --- | --- |"]  # fmt: skip
+    lines = [f"# {_name_model(model)}, level {model.level}", "", "A piece of one model that a fleet of unequal devices "
+             "trained, cut out with FleetFit.", "", "| | |", "| --- | --- |"]  # fmt: skip
     lines += [f"| {name} | {value} |" for name, value in rows.items() if value]
     lines += [line for note in notes for line in ("", note)]
-    lines += ["", "## How good it is", "", *_measured(variants, shipped.looked_at), *_calibration(shipped), ""]
-    example = f"torch.zeros(1, {', '.join(map(str, x.shape[1:]))}, dtype={x.dtype})"
-    lines.append(_RUN.format(example=example))
-    found = make_printable("\n".join(lines))
-    return found + (_DEVICE.format(stop=" --stop" if shipped.policy else "") if loader else "")
+    lines += ["", "## How good it is", "", *_list_variants(variants, _name_samples(model)), *_list_calibration(model)]
+    lines += ["", _RUN.format(example=f"torch.zeros(1, {shape}, dtype={x.dtype})")]
+    card = make_printable("\n".join(lines))
+    return card + (_DEVICE.format(stop=" --stop" if model.policy else "") if has_script else "")
 
 
-def _measured(variants: Sequence[Variant], which: str) -> list[str]:
+def _list_variants(variants: Sequence[Variant], samples: str) -> list[str]:
     """Return the table of the model's forms."""
-    scored = any(variant.accuracies for variant in variants)
+    has_accuracies = any(variant.accuracies for variant in variants)
     exits = variants[0].exits
     heads = [f"exit {i + 1}" for i in range(exits)]
-    lines = [f"On {variants[0].samples} {which} samples: " + ("accuracy in percent, and " if scored else "")
+    lines = [f"On {variants[0].samples} {samples} samples: " + ("accuracy in percent, and " if has_accuracies else "")
              + "how often the answer is PyTorch's.", ""]  # fmt: skip
     lines += [f"| form | kB | {' | '.join(heads)} | same answer | largest difference of a logit |",
               f"| --- | --- | {' | '.join('---' for _ in heads)} | --- | --- |"]  # fmt: skip
@@ -411,37 +558,23 @@ def _measured(variants: Sequence[Variant], which: str) -> list[str]:
     return lines
 
 
-def _calibration(shipped: Shipped) -> list[str]:
-    found, policy = shipped.facts.get("calibration"), shipped.policy
-    if not found or policy is None:
+def _list_calibration(model: LevelModel) -> list[str]:
+    calibration, policy = model.facts.get("calibration"), model.policy
+    if not calibration or policy is None:
         return []
-    test = found["test"]
-    last = found["costs"][-1]
+    test, last = calibration["test"], calibration["costs"][-1]
     shares = ", ".join(f"{100 * share:.1f}%" for share in test["shares"])
-    scaled = bool(policy.temperatures)
-    errors = ", ".join(f"{100 * before:.1f}% / {100 * after:.1f}%" if scaled else f"{100 * before:.1f}%"
-                       for before, after in found["calibration_errors"])  # fmt: skip
-    unit = "multiply-adds" if found["cost"] == "multiply_adds" else "seconds"
+    is_scaled = bool(policy.temperatures)
+    errors = ", ".join(f"{100 * before:.1f}% / {100 * after:.1f}%" if is_scaled else f"{100 * before:.1f}%"
+                       for before, after in calibration["calibration_errors"])  # fmt: skip
+    unit = "multiply-adds" if calibration["cost"] == "multiply_adds" else "seconds"
     return [
         "",
         "## Leaving early",
         "",
         f"A sample leaves at the first exit whose confidence ({policy.measure}) reaches its threshold. With thresholds "
-        f"chosen on validation data, on test data {shares} of the samples leave at exits 1 to {len(shipped.exits)}: "
+        f"chosen on validation data, on test data {shares} of the samples leave at exits 1 to {len(model.exits)}: "
         f"accuracy {100 * test['accuracy']:.2f}% at an average of {test['cost']:.4g} {unit}, against "
         f"{100 * test['full']:.2f}% at {last:.4g} for all at the last exit. Expected calibration error of each exit"
-        f"{', before / after temperature scaling' if scaled else ''}: {errors}.",
+        f"{', before / after temperature scaling' if is_scaled else ''}: {errors}.",
     ]
-
-
-def _grouped(n: float) -> str:
-    return f"{int(n):,}"
-
-
-def _input(shipped: Shipped, x: Tensor) -> str:
-    if shipped.takes_tokens:
-        return f"token ids [batch, up to {x.shape[1]}]"
-    what = f"{str(x.dtype).removeprefix('torch.')} [batch, {', '.join(map(str, x.shape[1:]))}]"
-    if isinstance(shipped.data, DataDescription):
-        return f"{what}, scaled as the nodes scale their data"
-    return f"{what}, as stored: scaling is part of the graphs"

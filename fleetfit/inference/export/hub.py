@@ -1,4 +1,4 @@
-"""An export folder on the Hugging Face hub. Nothing is uploaded unless it is asked for."""
+"""An export folder on the Hugging Face hub. Nothing is uploaded without a call of `push`."""
 
 import importlib
 from pathlib import Path
@@ -9,22 +9,22 @@ from fleetfit.errors import FleetFitError, MissingExtra, RunError
 
 
 def push(folder: str | Path, repo: str, *, private: bool = True, message: str = "Upload from FleetFit") -> str:
-    """Upload a folder to a repository of models on the hub, which is made where it is not there.
+    """Upload a folder to a repository of models on the hub, which is created if it is missing.
 
-    Who uploads is the user that has logged in (`hf auth login`) or whose token is in HF_TOKEN. Files of other names
-    that the repository has stay.
+    The user is the one that has logged in (`hf auth login`) or whose token is in HF_TOKEN. Files of other names in the
+    repository stay.
 
     Args:
         folder: Any export folder.
         repo: "owner/name", or "name" of one's own.
-        private: Whether a repository that is made is private; one that is there stays as it is.
+        private: Whether a new repository is private; an existing one stays as it is.
         message: Of the commit.
 
     Returns:
-        Where it is, a URL.
+        Its URL.
 
     Raises:
-        RunError: There is nothing to upload, no network, no token, or the hub refuses.
+        RunError: The folder is empty, there is no network or no token, or the hub refuses.
         MissingExtra: `huggingface_hub` is not installed.
     """
     path = files.parse_path(folder)
@@ -43,15 +43,15 @@ def push(folder: str | Path, repo: str, *, private: bool = True, message: str = 
         )
     try:
         api = library.HfApi(token=token, library_name="fleetfit")
-        made = api.create_repo(repo, repo_type="model", private=private, exist_ok=True)
-        api.upload_folder(repo_id=made.repo_id, folder_path=path, repo_type="model", commit_message=message)
-    except Exception as error:  # whatever the network, the hub or the library comes across
-        raise _sentence(repo, error, token) from None
-    return str(made)
+        repository = api.create_repo(repo, repo_type="model", private=private, exist_ok=True)
+        api.upload_folder(repo_id=repository.repo_id, folder_path=path, repo_type="model", commit_message=message)
+    except Exception as error:  # of the network, the hub or the library
+        raise _explain_failure(repo, error, token) from None
+    return str(repository)
 
 
-def _sentence(repo: str, error: Exception, token: str) -> FleetFitError:
-    """Return what went wrong in one sentence, without the token."""
+def _explain_failure(repo: str, error: Exception, token: str) -> FleetFitError:
+    """Return an error with the failure and a remedy, without the token."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
         advice = "The token is not valid, or it may not write there: make one with write access and log in again."
@@ -61,5 +61,5 @@ def _sentence(repo: str, error: Exception, token: str) -> FleetFitError:
         advice = "Without a network nothing can be uploaded; the folder is complete, and may be pushed later."
     else:
         advice = "The folder is complete, and may be pushed again."
-    said = " ".join(f"{type(error).__name__}: {error}".replace(token, "***").split())
-    return RunError(f"uploading to {repo} on the Hugging Face hub failed: {said.rstrip('.')}. {advice}", key="hub")
+    message = " ".join(f"{type(error).__name__}: {error}".replace(token, "***").split())
+    return RunError(f"uploading to {repo} on the Hugging Face hub failed: {message.rstrip('.')}. {advice}", key="hub")

@@ -1,0 +1,386 @@
+"""A level's model for devices, and its graphs: the whole and each segment, as `torch.export` programs.
+
+Exporters trace functions from tensors to tensors. Normalising and resizing are part of the graph, so that a device
+passes uint8 images from its camera, or tokens. A segment passes its carry, any nest of tensors, to the next one as a
+flat list.
+
+Exporters leave stack traces with absolute paths in their files; they are removed.
+"""
+
+import contextlib
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from fleetfit.data import Data
+from fleetfit.errors import ConfigError, ModelError, format_cause
+from fleetfit.inference.stopping import Policy
+from fleetfit.layout import Architecture, HasSegments, outputs, some_input, with_segments
+from fleetfit.values import DataDescription
+
+_SAMPLES, _LOGITS = 1000, 20_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class LevelModel:
+    """A level's model, with all that writers of files need.
+
+    Attributes:
+        level: The level's name, "1" for the smallest.
+        architecture: The model family, as the method made it (a recurrent exit, LoRA).
+        sizes: The size of every axis.
+        exits: Block counts of its exits, shallow to deep.
+        module: The module, in eval mode, with static batch-norm statistics re-estimated for this level.
+        data: The training data: preprocessing, class names, tokeniser, validation and test samples. Of a real fleet
+            only the description from its nodes.
+        policy: When samples leave early, if it was calibrated.
+        facts: Facts for the model card: method, model, rounds, costs; empty where unknown.
+    """
+
+    level: str
+    architecture: Architecture
+    sizes: Mapping[str, int]
+    exits: tuple[int, ...]
+    module: nn.Module
+    data: Data | DataDescription
+    policy: Policy | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def own_data(self) -> Data:
+        """The data themselves.
+
+        Raises:
+            ConfigError: They are on the nodes of a fleet.
+        """
+        if isinstance(self.data, DataDescription):
+            raise ConfigError(
+                "this run's data are on the nodes of a fleet, and this command needs data: name a data set like "
+                "theirs with --data (from Python: data=...).",
+                key="data",
+            )
+        return self.data
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether samples are token ids."""
+        return self.data.vocabulary > 0
+
+    @property
+    def split(self) -> str:
+        """The split on which forms are compared: test, or the next one that has samples; "drawn" without data."""
+        data = self.data
+        if isinstance(data, DataDescription):
+            return "drawn"
+        return next((name for name in ("test", "validation", "train") if len(data.split(name))), "test")
+
+    @property
+    def sample_count(self) -> int:
+        """How many samples forms are compared on: a thousand, and fewer where the logits would fill the memory."""
+        positions = self.data.sample_shape[0] if self.data.task == "next_token" else 1
+        return max(2, min(_SAMPLES, _LOGITS // (len(self.exits) * self.data.classes * positions)))
+
+    def samples(self, split: str, count: int) -> tuple[Tensor, Tensor]:
+        """Return samples as they are stored, and labels: evenly spread over a split; of a fleet, drawn samples.
+
+        Args:
+            split: "test", "validation" or "train".
+            count: Their number, or all where the split has fewer.
+        """
+        if isinstance(self.data, DataDescription):
+            rng = torch.Generator().manual_seed(0)
+            return some_input(self.architecture, self.data.sample_shape, 8, rng), torch.empty(0, dtype=torch.int64)
+        indices = self.data.split(split)
+        count = min(count, len(indices))
+        indices = indices[torch.arange(count) * len(indices) // max(1, count)]
+        return self.data.stored(indices), self.data.labels(indices)
+
+
+# ---- functions to trace ----------------------------------------------------------------------------------------------
+
+
+class Preprocessing(nn.Module):
+    """From stored samples to a model's inputs: scale, shift, resize, as `Data.batch` does it."""
+
+    scale: Tensor | None
+    shift: Tensor | None
+
+    def __init__(self, data: Any) -> None:
+        super().__init__()
+        scale, shift = data.normalisation if isinstance(data, Data) else (None, None)
+        self.register_buffer("scale", None if scale is None else scale.cpu().clone(), persistent=False)
+        self.register_buffer("shift", None if shift is None else shift.cpu().clone(), persistent=False)
+        self.resize = data.resize if isinstance(data, Data) else None
+        self.takes_tokens = data.vocabulary > 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a model's inputs [B, ...] of stored samples [B, ...]."""
+        if self.takes_tokens:
+            return x
+        x = x.to(torch.float32)
+        if self.scale is not None:
+            x = x * self.scale
+        if self.shift is not None:
+            x = x + self.shift
+        if self.resize is not None:
+            x = F.interpolate(x, self.resize, mode="bilinear", antialias=False, align_corners=False)
+        return x
+
+
+class Rescaling(nn.Module):
+    """From a model's outputs to answers: of a regression, in the unit of the data's targets."""
+
+    scale: Tensor | None
+    shift: Tensor | None
+
+    def __init__(self, data: Any) -> None:
+        super().__init__()
+        mean, std = data.target_scale if isinstance(data, Data) and data.task == "regression" else (None, None)
+        self.register_buffer("scale", None if std is None else std.cpu().clone(), persistent=False)
+        self.register_buffer("shift", None if mean is None else mean.cpu().clone(), persistent=False)
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Return answers, of the same shape."""
+        return logits if self.scale is None or self.shift is None else logits * self.scale + self.shift
+
+
+class AllExits(nn.Module):
+    """The logits of every exit [B, classes], shallow to deep, of stored samples."""
+
+    def __init__(self, model: LevelModel) -> None:
+        super().__init__()
+        self.preprocess, self.model, self.rescale = Preprocessing(model.data), model.module, Rescaling(model.data)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return one tensor for each exit."""
+        return tuple(self.rescale(logits) for logits in outputs(self.model, self.preprocess(x)))
+
+
+class FirstSegment(nn.Module):
+    """From stored samples to the first exit: its logits, then the carry as a list."""
+
+    def __init__(self, model: LevelModel) -> None:
+        super().__init__()
+        self.preprocess, self.model, self.rescale = Preprocessing(model.data), model.module, Rescaling(model.data)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return logits and carry."""
+        model: Any = self.model
+        carry = model.segment(0, model.start(self.preprocess(x)))
+        return self.rescale(model.head(0, carry)), *_flatten_carry(carry, is_last=len(model.exits) == 1)
+
+
+class NextSegment(nn.Module):
+    """From one exit's carry to the next exit: its logits, then the carry as a list; the last segment has no carry."""
+
+    def __init__(self, model: LevelModel, exit: int, spec: TreeSpec) -> None:
+        super().__init__()
+        self.model, self.exit, self.spec, self.rescale = model.module, exit, spec, Rescaling(model.data)
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return logits and carry."""
+        model: Any = self.model
+        carry = model.segment(self.exit, tree_unflatten(list(tensors), self.spec))
+        is_last = self.exit == len(model.exits) - 1
+        return self.rescale(model.head(self.exit, carry)), *_flatten_carry(carry, is_last)
+
+
+def _flatten_carry(carry: Any, is_last: bool) -> list[Tensor]:
+    return [] if is_last else [_copy_row_major(tensor) for tensor in tree_flatten(carry)[0]]
+
+
+def _copy_row_major(tensor: Tensor) -> Tensor:
+    """Return a copy laid out row by row: a lowered program reads its inputs by the strides that it was traced with."""
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+# ---- graphs ----------------------------------------------------------------------------------------------------------
+
+Dims = Mapping[int, str]
+"""The dimensions of a tensor that change from call to call, by name."""
+BATCH, TOKENS = "batch", "tokens"
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A function that an exporter traces.
+
+    Attributes:
+        name: "model" for the whole, else "segment1", "segment2", ...
+        module: The function.
+        inputs: Example inputs, batch of two.
+        dims: For each input, the dimensions that change.
+        results: Names of its results.
+    """
+
+    name: str
+    module: nn.Module
+    inputs: tuple[Tensor, ...]
+    dims: tuple[Dims, ...]
+    results: tuple[str, ...]
+
+    @property
+    def is_variadic(self) -> bool:
+        """Whether it takes any number of tensors."""
+        return isinstance(self.module, NextSegment)
+
+    @property
+    def has_free_tokens(self) -> bool:
+        """Whether samples may have any number of tokens."""
+        return TOKENS in self.dims[0].values()
+
+
+def make_whole_graph(model: LevelModel, x: Tensor, free_tokens: bool = True) -> Graph:
+    """Return the graph with every exit.
+
+    Args:
+        model: The model.
+        x: Examples [2, ...] as they are stored.
+        free_tokens: Whether samples of tokens may have any length; else they have that of the examples.
+    """
+    names = tuple(f"exit{i + 1}" for i in range(len(model.exits)))
+    return Graph("model", AllExits(model).eval(), (_copy_row_major(x),), (_list_dims(model, free_tokens),), names)
+
+
+@torch.no_grad()
+def make_segment_graphs(model: LevelModel, x: Tensor, free_tokens: bool = True) -> list[Graph]:
+    """Return one graph for each exit; each continues where the one before stopped.
+
+    Args:
+        model: The model.
+        x: Examples [2, ...] as they are stored.
+        free_tokens: Whether samples of tokens may have any length; else they have that of the examples.
+
+    Raises:
+        ModelError: The model cannot be run segment by segment.
+    """
+    module, preprocess = with_segments(model.module), Preprocessing(model.data)
+    carries = shorter = _compute_carries(module, preprocess(x))
+    if model.takes_tokens and free_tokens:  # a second length tells which dimensions of a carry follow it
+        shorter = _compute_carries(module, preprocess(x[:, : max(1, x.shape[1] // 2)]))
+    results = [("logits", *(f"next{i}" for i in range(len(tree_flatten(carry)[0])))) for carry in carries[:-1]]
+    results.append(("logits",))
+    first = FirstSegment(model).eval()
+    graphs = [Graph("segment1", first, (_copy_row_major(x),), (_list_dims(model, free_tokens),), results[0])]
+    for i in range(1, len(model.exits)):
+        tensors, spec = tree_flatten(carries[i - 1])
+        dims = tuple(
+            {0: BATCH} | {d: TOKENS for d, (a, b) in enumerate(zip(tensor.shape, other.shape, strict=True)) if a != b}
+            for tensor, other in zip(tensors, tree_flatten(shorter[i - 1])[0], strict=True)
+        )
+        inputs = tuple(map(_copy_row_major, tensors))
+        graphs.append(Graph(f"segment{i + 1}", NextSegment(model, i, spec).eval(), inputs, dims, results[i]))
+    return graphs
+
+
+def _compute_carries(module: HasSegments, x: Tensor) -> list[Any]:
+    carry, carries = module.start(x), []
+    for i in range(len(module.exits)):
+        carry = module.segment(i, carry)
+        wrong = [p for p in tree_flatten(carry)[0] if not isinstance(p, Tensor) or not p.dim() or len(p) != len(x)]
+        if wrong and i < len(module.exits) - 1:
+            raise ModelError(
+                f"between its segments this model passes a {type(wrong[0]).__name__} that is no tensor with the batch "
+                "first. Keep everything that does not depend on the samples in the module."
+            )
+        carries.append(carry)
+    return carries
+
+
+def _list_dims(model: LevelModel, free_tokens: bool) -> Dims:
+    """Return the dimensions of samples that change."""
+    is_free = free_tokens and model.takes_tokens and model.data.padding >= 0
+    return {0: BATCH, 1: TOKENS} if is_free else {0: BATCH}
+
+
+# ---- tracing ---------------------------------------------------------------------------------------------------------
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def trace_program(graph: Graph, most: int | None = None) -> torch.export.ExportedProgram:
+    """Trace a graph with `torch.export`, its batch free, and remove the stack traces.
+
+    Args:
+        graph: The graph.
+        most: Samples in a batch, at most, and then no sample is longer than the example; of 1 the batch is fixed. None:
+            any number, of any length.
+
+    Raises:
+        ModelError: It cannot be traced.
+    """
+    inputs = graph.inputs if most != 1 else tuple(_copy_row_major(tensor[:1]) for tensor in graph.inputs)
+    free = torch.export.Dim.DYNAMIC
+    dims: list[dict[int, Any]] = []
+    for tensor, names in zip(inputs, graph.dims, strict=True):
+        bounds = {d: most if name == BATCH else tensor.shape[d] for d, name in names.items()}
+        dims.append(
+            dict.fromkeys(names, free)
+            if most is None
+            else {d: free(min=1, max=bound) for d, bound in bounds.items() if bound is not None and bound > 1}
+        )
+    shapes = (tuple(dims),) if graph.is_variadic else tuple(dims)
+    with quiet_exporters(), explain_failure(graph, "torch.export"), torch.no_grad():
+        try:
+            program = torch.export.export(graph.module, inputs, dynamic_shapes=shapes, strict=False)
+        except Exception:  # reading the code follows more than running it: len(x), for one
+            program = torch.export.export(graph.module, inputs, dynamic_shapes=shapes, strict=True)
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                node.meta.pop("stack_trace", None)
+    return program
+
+
+def write_program(graph: Graph, path: Path) -> None:
+    """Write a graph as a `torch.export` program (.pt2), which PyTorch loads without FleetFit.
+
+    Raises:
+        ModelError: It cannot be traced.
+    """
+    program = trace_program(graph)
+    with quiet_exporters():
+        try:
+            torch.export.save(program, path)
+        except RuntimeError as error:  # torch's error for a full disk
+            raise OSError(None, f"PyTorch could not write {path.name}: {str(error).partition(chr(10))[0]}") from None
+
+
+@contextlib.contextmanager
+def quiet_exporters() -> Iterator[None]:
+    """Suppress warnings and log lines of the exporters; failures are raised."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextlib.contextmanager
+def explain_failure(graph: Graph, exporter: str) -> Iterator[None]:
+    """Raise an exporter's failure as a `ModelError` with its first cause."""
+    try:
+        yield
+    except OSError:  # a full disk
+        raise
+    except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        message = _COLOUR.sub("", format_cause(cause))
+        raise ModelError(
+            f"{exporter} cannot trace {graph.name} of this model: {message}. A forward pass whose steps depend on "
+            "values of tensors cannot be exported."
+        ) from error
