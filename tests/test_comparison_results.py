@@ -12,6 +12,7 @@ from support import compare_text, raises, run_verb
 import fleetfit as ff
 from fleetfit.api.comparison import ComparisonResults, read_results
 from fleetfit.errors import ConfigError, RunError
+from fleetfit.report import figures
 
 HEAD = """
 rounds = 3
