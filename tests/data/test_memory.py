@@ -244,7 +244,8 @@ def test_a_frame_of_samples_with_texts_is_sent_to_the_table() -> None:
         load_experiment(data=(frame_of_iris(), Y))
 
 
-@pytest.mark.parametrize("value", ["digits", {"name": "digits"}, {"path": "a.csv"}, {"mean": [0.5]}, None, {}])
+@pytest.mark.parametrize("value", ["digits", {"name": "digits"}, {"path": "a.csv"}, {"mean": [0.5]}, None, {},
+                                   {"name": "images", "mean": np.ones(3)}])  # fmt: skip
 def test_keys_of_a_run_file_are_no_data(value: Any) -> None:
     assert read_memory(value) is None
 

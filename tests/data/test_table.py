@@ -22,6 +22,7 @@ from fleetfit.data.files.table import TableEncoder, encode_table, make_data_in_m
 from fleetfit.errors import DataError
 
 Write = Callable[..., Path]
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def wrap(frame: Any, label: str | None = None) -> Data:
@@ -76,6 +77,17 @@ def test_categories_are_those_of_scikit_learn(write: Write) -> None:
     scaled = (ages - np.nanmean(ages[train])) / np.nanstd(ages[train])
     np.testing.assert_allclose(data.x.numpy()[:, 1], np.nan_to_num(scaled), atol=1e-5)
     np.testing.assert_array_equal(data.x.numpy()[:, 2], np.isnan(ages))
+
+
+@pytest.mark.parametrize(("file", "keys"), [("columns", {}), ("columns-regression", {"label": "age"})])
+def test_stored_encodings_keep_their_bytes(file: str, keys: dict[str, Any], write: Write) -> None:
+    """Files that an earlier reader of tables wrote for the same rows, which runs on disk have."""
+    stored = (GOLDEN / f"{file}.json").read_text()
+    path = write(mixed())
+    data = table(str(path), missing=("unknown",) if keys else (), **keys)
+    assert data.columns == stored
+    expected = encode_table(path, stored)
+    assert torch.equal(expected.x, data.x)
 
 
 def test_held_out_rows_change_no_number(write: Write) -> None:

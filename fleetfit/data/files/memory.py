@@ -73,7 +73,7 @@ def _read_mapping(value: Mapping[Any, Any]) -> Samples | TableSplits | None:
         if "train" not in splits:
             raise _refuse(f"a dict of {', '.join(value)} without train")
         return TableSplits({split: splits[split] for split in ALIASES if split in splits})
-    if not any(map(_is_array, value.values())):
+    if isinstance(value.get("name"), str) or "path" in value or not any(map(_is_array, value.values())):
         return None
     keys = set(value)
     if keys == {"x", "y"}:
