@@ -123,7 +123,7 @@ def images(
 
     Raises:
         DataError: A file, a column or an image is missing or wrong, or a share is out of range.
-        MissingExtra: pyarrow or Pillow is not installed, or `datasets` is not and `hub` is set.
+        MissingExtra: Pillow is not installed, or `datasets` is not and `hub` is set.
     """
     path = download(folder.rpartition("/")[2], folder) if hub else resolve_folder(folder)
     name = folder.rpartition("/")[2] if hub else path.resolve().name.removesuffix(".zip")
@@ -304,7 +304,7 @@ def read_parquet(
 
     Raises:
         DataError: A file, a column or an image is missing or wrong.
-        MissingExtra: pyarrow or Pillow is not installed.
+        MissingExtra: Pillow is not installed.
     """
     spec = spec or ImageSpec()
     spec.check(name)
@@ -316,14 +316,14 @@ def read_parquet(
     all_files = [file for files in split_files.values() for file in files]
     image = all_files[0].column(image, _IMAGE, "image")
     label = all_files[0].column(label, _LABEL, "label")
-    y, classes, class_names = parquet.labels_of(all_files, label)
+    y, classes, class_names = parquet.read_labels(all_files, label)
     return LabelledImages(
         x=_load_images(name, all_files[0].path.parent, _ParquetImages(all_files, image), spec),
         y=y,
         sizes={split: sum(file.rows for file in files) for split, files in split_files.items()},
         classes=classes,
         class_names=class_names,
-        groups=None if groups is None else parquet.numbered(parquet.values_of(all_files, groups))[0],
+        groups=None if groups is None else parquet.encode_values(parquet.read_values(all_files, groups))[0],
     )
 
 
