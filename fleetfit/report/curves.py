@@ -214,7 +214,7 @@ class Unit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Cost:
+class CostAxis:
     """A cost of training.
 
     Attributes:
@@ -230,12 +230,12 @@ class Cost:
 
 _BYTES = (Unit(1e12, "TB"), Unit(1e9, "GB"), Unit(1e6, "MB"), Unit(1e3, "kB"))
 COSTS = {
-    "bytes": Cost("sent, both directions", "bytes", _BYTES),
-    "multiply_adds": Cost(
+    "bytes": CostAxis("sent, both directions", "bytes", _BYTES),
+    "multiply_adds": CostAxis(
         "multiply-adds of clients", "multiply-adds of clients",
         (Unit(1e15, "P"), Unit(1e12, "T"), Unit(1e9, "G"), Unit(1e6, "M")),
     ),
-    "simulated_s": Cost("simulated time", "simulated time", (Unit(3600, "h"), Unit(60, "min"), Unit(1, "s"))),
+    "simulated_s": CostAxis("simulated time", "simulated time", (Unit(3600, "h"), Unit(60, "min"), Unit(1, "s"))),
 }  # fmt: skip
 """The costs over which accuracy is drawn, by the keys of a round's report."""
 

@@ -184,7 +184,7 @@ def test_who_took_part_who_failed_and_why(finished: Path) -> None:
 def test_the_pieces_lie_inside_each_other_and_say_what_they_cost(finished: Path) -> None:
     record = read_run(finished)
     (section,) = [one for one in make_run_page(record, finished / "report.html").sections if one.name == "plan"]
-    small, large = section.blocks[0].shapes  # type: ignore[union-attr]
+    small, large = section.blocks[0].rectangles  # type: ignore[union-attr]
     assert list(large.smaller) == [(small.width, small.depth)]
     assert (large.width, large.depth) == (1.0, 1.0)
     assert dict(small.facts)["clients"] == "5"

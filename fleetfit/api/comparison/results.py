@@ -272,7 +272,8 @@ def write_comparison(
     on = plan.section.target_on
     cells = {
         key: [
-            find_numbers(run.files.read_summary(), run._read_rounds(), plan.columns, plan.targets, on) for run in group
+            find_numbers(summary, run._read_rounds(), plan.columns, plan.targets, on)
+            for run, summary in zip(group, summaries[key], strict=True)
         ]
         for key, group in runs.items()
     }

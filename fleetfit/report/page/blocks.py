@@ -94,7 +94,7 @@ class Plots:
 
 
 @dataclass(frozen=True)
-class LevelShape:
+class LevelRectangle:
     """A level as a rectangle in the frame of the full model.
 
     Attributes:
@@ -117,11 +117,11 @@ class LevelShape:
 
 
 @dataclass(frozen=True)
-class LevelShapes:
+class LevelRectangles:
     """The levels of a model side by side."""
 
     kind: ClassVar[str] = "levels"
-    shapes: Sequence[LevelShape]
+    rectangles: Sequence[LevelRectangle]
     title: str = ""
 
 
@@ -143,7 +143,7 @@ class Fold:
     blocks: "Sequence[Block]"
 
 
-Block = Paragraph | FactList | Sheet | Plots | LevelShapes | Listing | Fold
+Block = Paragraph | FactList | Sheet | Plots | LevelRectangles | Listing | Fold
 
 
 @dataclass(frozen=True)

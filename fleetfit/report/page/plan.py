@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fleetfit.records.schema import LevelRecord
-from fleetfit.report.page.blocks import Block, LevelShape, LevelShapes, PageSection, Paragraph, Sheet
+from fleetfit.report.page.blocks import Block, LevelRectangle, LevelRectangles, PageSection, Paragraph, Sheet
 from fleetfit.report.page.traces import get_level_color
 from fleetfit.report.record import RowRecord, RunRecord
 from fleetfit.report.tables import make_level_table, make_plan_table
@@ -24,29 +24,29 @@ def make_plan(run: RunRecord) -> PageSection | None:
         return None
     score = "" if run.is_private else get_score_name(run.summary)
     table = make_plan_table(run.plan) if run.plan is not None else make_level_table(run.summary)
-    shapes = LevelShapes(_make_shapes(levels, score))
-    return PageSection("plan", "The plan: the model in pieces", [shapes, _LEGEND, Sheet(table)])
+    rectangles = LevelRectangles(_make_rectangles(levels, score))
+    return PageSection("plan", "The plan: the model in pieces", [rectangles, _LEGEND, Sheet(table)])
 
 
 def make_plans(rows: Sequence[RowRecord]) -> PageSection | None:
     """Return the plans of rows and settings, equal ones once."""
     names = list(dict.fromkeys(row.row for row in rows))
     labels: dict[str, list[str]] = {}
-    shapes: dict[str, list[LevelShape]] = {}
+    rectangles: dict[str, list[LevelRectangle]] = {}
     for row in rows:
         levels = row.records[0].summary.levels
         if levels:
             key = repr([level.model_copy(update={"local": None}) for level in levels])
             labels.setdefault(key, []).append(row.label)
-            shapes.setdefault(key, _make_shapes(levels, color=names.index(row.row)))
+            rectangles.setdefault(key, _make_rectangles(levels, color=names.index(row.row)))
     blocks: list[Block] = []
     for key, titles in labels.items():
         more = f"; and {len(titles) - _MOST_TITLES} more" if len(titles) > _MOST_TITLES else ""
-        blocks.append(LevelShapes(shapes[key], "; ".join(titles[:_MOST_TITLES]) + more))
+        blocks.append(LevelRectangles(rectangles[key], "; ".join(titles[:_MOST_TITLES]) + more))
     return PageSection("plans", "The plans: the model in pieces", [*blocks, _LEGEND]) if blocks else None
 
 
-def _make_shapes(levels: Sequence[LevelRecord], score: str = "", color: int | None = None) -> list[LevelShape]:
+def _make_rectangles(levels: Sequence[LevelRecord], score: str = "", color: int | None = None) -> list[LevelRectangle]:
     """Return the rectangles of levels.
 
     Args:
@@ -54,7 +54,7 @@ def _make_shapes(levels: Sequence[LevelRecord], score: str = "", color: int | No
         score: The name of the local accuracy; "" leaves it out.
         color: Number of the colour of all levels; by default each has its own.
     """
-    shapes = []
+    rectangles = []
     for i, level in enumerate(levels):
         blocks = level.blocks
         facts = [
@@ -66,8 +66,8 @@ def _make_shapes(levels: Sequence[LevelRecord], score: str = "", color: int | No
         ]
         if score and level.local is not None:
             facts.append((f"local {score}", f"{format_percent(level.local)} %"))
-        shapes.append(
-            LevelShape(
+        rectangles.append(
+            LevelRectangle(
                 title=f"level {level.level}",
                 width=level.width,
                 depth=level.depth / blocks,
@@ -77,4 +77,4 @@ def _make_shapes(levels: Sequence[LevelRecord], score: str = "", color: int | No
                 color=get_level_color(i) if color is None else color,
             )
         )
-    return shapes
+    return rectangles
