@@ -27,6 +27,7 @@ PARTS = {
     "clients": "a round as the number of registered clients grows; ten thousand jobs a round out of a million",
     "engines": "processes and ray with two workers against local and a bare loop",
     "codec": "messages and checkpoints against a copy of the same bytes",
+    "tables": "reading a table of a million rows against pyarrow's own reader: CPU and memory",
     "frozen": "a step on a frozen backbone against gradients for everything; a round with its features kept",
 }
 # These take long or need more than the package: they run when they are named.

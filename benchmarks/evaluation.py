@@ -22,7 +22,7 @@ WANTED = {"evaluation": 0.1}
 
 def figures(options: Options) -> Iterator[Figure]:
     """Run the default experiment, and one with a larger cohort, a few times."""
-    drawing.available = lambda: False
+    drawing.is_available = lambda: False
     for name, experiment in {"a default run": DEFAULT, "one of 20 clients a round and 10 epochs": LARGER}.items():
         found = [_shares(experiment) for _ in range(1 if options.quick else 3)]
         for part in PARTS[1:]:  # the rest is training

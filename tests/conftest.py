@@ -19,7 +19,7 @@ def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw nothing, as without the extra `plots`: most of a small run's time would go into its plots."""
     from fleetfit.report import drawing
 
-    monkeypatch.setattr(drawing, "available", lambda: False)
+    monkeypatch.setattr(drawing, "is_available", lambda: False)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def without_plots_in_module() -> Iterator[None]:
     from fleetfit.report import drawing
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "available", lambda: False)
+        patch.setattr(drawing, "is_available", lambda: False)
         yield
 
 

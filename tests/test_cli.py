@@ -95,11 +95,10 @@ def test_a_plug_in_that_fails_to_import_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_a_missing_extra_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("pyarrow", "pyarrow.parquet"):
-        monkeypatch.setitem(sys.modules, module, None)
-    (tmp_path / "mnist").mkdir()
-    (tmp_path / "mnist" / "train.parquet").write_bytes(b"PAR1")
-    found = run_verb("run", "--set", "data.name=mnist", "--set", f"data.folder={tmp_path}", code=2)
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.png").write_bytes(b"a picture")
+    found = run_verb("run", "--set", "data.name=images", "--set", f"data.folder={tmp_path}", code=2)
     assert "fleetfit[images]" in found.err
 
 

@@ -12,8 +12,9 @@ from support import compare_text, raises, run_verb
 
 import fleetfit as ff
 from fleetfit.errors import ConfigError, RunError
-from fleetfit.report.page.many import grouped, page_of_runs
-from fleetfit.report.page.parts import Sheet
+from fleetfit.report.page.blocks import Sheet
+from fleetfit.report.page.comparison_page import make_runs_page
+from fleetfit.report.page.run_set import group_runs
 from fleetfit.report.record import read_run
 
 HEAD = """
@@ -277,8 +278,10 @@ def test_the_table_says_on_which_data_it_was_measured(tmp_path: Path, split: str
     found = compared(tmp_path, ROWS, f"evaluate.split={split}", "rounds=1")
     said = f"Accuracy in percent on {words} data; 1 seed."
     assert found.table.notes[0] == said and said in (tmp_path / "out" / "table.md").read_text()
-    several = page_of_runs(grouped([read_run(group[0].folder) for group in found.runs.values()]), tmp_path / "page")
-    sheets = [one.table for section in several.sections for one in section.parts if isinstance(one, Sheet)]
+    several = make_runs_page(
+        group_runs([read_run(group[0].folder) for group in found.runs.values()]), tmp_path / "page"
+    )
+    sheets = [one.table for section in several.sections for one in section.blocks if isinstance(one, Sheet)]
     assert sheets[0].notes[0] == said
 
 
@@ -286,8 +289,8 @@ def test_runs_on_different_data_are_told_as_such_on_one_page(tmp_path: Path) -> 
     places = [compare_text(tmp_path, HEAD + ROWS, out=split, overrides=["rounds=1", f"evaluate.split={split}"])
               for split in ("validation", "test")]  # fmt: skip
     runs = [read_run(next(iter(found.runs.values()))[0].folder) for found in places]
-    several = page_of_runs(grouped(runs), tmp_path / "page")
-    sheets = [one.table for section in several.sections for one in section.parts if isinstance(one, Sheet)]
+    several = make_runs_page(group_runs(runs), tmp_path / "page")
+    sheets = [one.table for section in several.sections for one in section.blocks if isinstance(one, Sheet)]
     assert sheets[0].notes[0].startswith("Accuracy in percent on test or validation data; 1 seed")
     assert any("also differ in evaluate" in note for note in sheets[0].notes)
 

@@ -12,7 +12,7 @@ from support import compare_text, raises, run_verb
 import fleetfit as ff
 from fleetfit.api.comparison import ComparisonResults, read_results
 from fleetfit.errors import ConfigError, RunError
-from fleetfit.report import plots
+from fleetfit.report import figures
 
 HEAD = """
 rounds = 3
@@ -177,14 +177,15 @@ def test_a_finished_comparison_is_only_written_anew(tmp_path: Path) -> None:
 
 def test_only_the_comparison_draws_and_with_all_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
-    monkeypatch.setattr(plots, "plots_of_run", lambda *given: drawn.append(given))
-    monkeypatch.setattr(plots, "plots_of_comparison", lambda folder, results, *given: drawn.append(results))
+    monkeypatch.setattr(figures, "draw_run", lambda run: drawn.append(run) or {})
+    monkeypatch.setattr(figures, "draw_comparison", lambda rows, *more: drawn.append(rows) or {})
     found = compared(tmp_path, "[compare.grid]\nseed = [0, 1]\n")
-    (results,) = drawn
-    assert {key: [summary["seed"] for summary, _ in seeds] for key, seeds in results.items()} == {
+    (rows,) = drawn
+    assert {(row.row, row.setting): [seed for seed, _ in row.runs] for row in rows} == {
         ("Scale", ""): [0, 1], ("fedavg", ""): [0, 1]
     }  # fmt: skip
-    assert [m for _, m in results["Scale", ""]] == [run.metrics for run in found.runs["Scale", ""]]
+    for run, record in zip(found.runs["Scale", ""], rows[0].records, strict=True):
+        assert [report.dump() for report in record.rounds] == run.metrics
 
 
 # ---- the copy that is kept -------------------------------------------------------------------------------------------

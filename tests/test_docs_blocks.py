@@ -147,7 +147,7 @@ def test_a_run_file_runs(block: Block, tmp_path: Path, monkeypatch: pytest.Monke
     """For one round of one epoch; rows and settings as they stand, with one seed and one value each."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(drawing, "available", lambda: False)
+    monkeypatch.setattr(drawing, "is_available", lambda: False)
     write_files(
         "\n".join(f"```toml\n{b.text}```\n" for b in BLOCKS if b.page == block.page and b.language == "toml"), tmp_path
     )

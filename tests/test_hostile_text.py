@@ -105,7 +105,7 @@ COMPARED: dict[str, list[str]] = {
 def quick() -> Iterator[None]:
     """Draw nothing and measure nothing: it takes longer than all the rest."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "available", lambda: False)
+        patch.setattr(drawing, "is_available", lambda: False)
         found = Found(Timing(0.1, 0.01, 9), Timing(0.01, 0.001, 9), 10**6, 3 * 10**8)
         patch.setattr(profiling, "measured", lambda *_: found)
         yield
@@ -537,14 +537,15 @@ def test_a_terminal_gets_the_codes_of_rich_alone(root: Path, text: str, monkeypa
 def test_a_picture_holds_no_control_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An SVG names its texts in comments."""
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(drawing, "available", lambda: True)
-    figure, axes = drawing.figure_with_axes(8, 8)
+    monkeypatch.setattr(drawing, "is_available", lambda: True)
+    figure = drawing.make_figure(8, 8)
+    axes = figure.add_subplot()
     for number, text in enumerate(TEXTS[:1] + TEXTS[2:]):
         axes.plot([0, 1], [number, 1], label=text)
-    drawing.finish(axes, CODES, TITLE, COLOUR)
-    drawing.legend_below(axes)
-    drawing.noted(figure, [CODES, LONG])
-    drawing.draw(figure, tmp_path / "drawn.svg")
+    drawing.label_axes(axes, CODES, TITLE, COLOUR)
+    drawing.add_legend_below(axes)
+    drawing.add_notes(figure, [CODES, LONG])
+    drawing.save_figure(figure, tmp_path / "drawn.svg")
     assert "owned" in (tmp_path / "drawn.svg").read_text()
     check_files(tmp_path)
 

@@ -110,7 +110,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("trained")
     tables = {**TINY, "rounds": 2}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "available", lambda: False)
+        patch.setattr(drawing, "is_available", lambda: False)
         ff.run(settings(), out=place / "run")
         ff.run({**tables, **ATTENTIVE}, out=place / "attentive")
     (place / "run.toml").write_text(tomli_w.dumps(tables))

@@ -260,7 +260,7 @@ def settings(name: str, tuning: str) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "available", lambda: False)
+    monkeypatch.setattr(drawing, "is_available", lambda: False)
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ import torch
 from support import run_verb
 
 import fleetfit as ff
+from fleetfit.api.pictures import PictureOptions, draw_pictures
 from fleetfit.data import Data
-from fleetfit.papers.pictures import PictureOptions, draw_pictures
 from fleetfit.report import drawing
 
 pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
@@ -39,7 +39,7 @@ fleetfit = functools.partial(run_verb, "pictures")
 
 def trained(folder: Path, **sections: Any) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "available", lambda: False)
+        patch.setattr(drawing, "is_available", lambda: False)
         return ff.run(out=folder, **(SECTIONS | sections)).folder
 
 
@@ -126,7 +126,7 @@ def test_a_mistake_is_a_sentence(done: Path, arguments: list[str], message: str)
 
 
 def test_without_matplotlib_it_is_a_sentence(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "available", lambda: False)
+    monkeypatch.setattr(drawing, "is_available", lambda: False)
     assert 'pip install "fleetfit[plots]"' in fleetfit(done)[2]
 
 
@@ -214,7 +214,7 @@ def test_levels_without_clients_are_named(done: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_missing_matplotlib_is_said_before_anything_is_computed(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "available", lambda: False)
-    monkeypatch.setattr("fleetfit.papers.pictures._draw_stopping", lambda *_: pytest.fail("it computes"))
+    monkeypatch.setattr(drawing, "is_available", lambda: False)
+    monkeypatch.setattr("fleetfit.api.pictures._draw_stopping", lambda *_: pytest.fail("it computes"))
     err = fleetfit(done, code=2).err
     assert 'pip install "fleetfit[plots]"' in err

@@ -278,7 +278,7 @@ def follow(markdown: str, folder: Path, read: typing.Callable[[], typing.Any]) -
 def test_the_page_on_own_models_can_be_followed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # as for a Python that is started there
-    monkeypatch.setattr(drawing, "available", lambda: False)
+    monkeypatch.setattr(drawing, "is_available", lambda: False)
     found = follow(OWN_MODEL, tmp_path, capsys.readouterr)
     assert found["first"].shape == (5, 10) and torch.equal(found["first"], found["logits"][0])
     with torch.no_grad():
@@ -298,7 +298,7 @@ def test_the_environment_of_the_page_on_own_models_is_that_of_the_readme():
 def test_the_page_on_callbacks_can_be_followed(tmp_path, monkeypatch, capsys):
     pytest.importorskip("tensorboard", reason="it is an extra: fleetfit[tensorboard]")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(drawing, "available", lambda: False)
+    monkeypatch.setattr(drawing, "is_available", lambda: False)
     found = follow((ROOT / "docs" / "callbacks.md").read_text(), tmp_path, capsys.readouterr)
     assert found["run"].finished and list((tmp_path / "runs" / "tracked" / "tensorboard").iterdir())
 
@@ -306,7 +306,7 @@ def test_the_page_on_callbacks_can_be_followed(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_the_page_on_adding_a_method_can_be_followed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(drawing, "available", lambda: False)
+    monkeypatch.setattr(drawing, "is_available", lambda: False)
     follow(ADD_A_METHOD, tmp_path, capsys.readouterr)
     table = (tmp_path / "runs" / "compared" / "table.md").read_text()
     assert [row for row in ("FjORD", "FjORD with FedProx", "Federated Dropout") if f"| {row} |" not in table] == []

@@ -12,7 +12,8 @@ from support import run_verb
 
 import fleetfit as ff
 from fleetfit.data.files.images import images
-from fleetfit.data.files.table import of_frame, table
+from fleetfit.data.files.memory import TableSplits, read_memory
+from fleetfit.data.files.table import make_data_in_memory, table
 from fleetfit.errors import ConfigError, DataError, format_exception, one_line
 
 FAST: dict[str, Any] = {"rounds": 2, "data": {"name": "digits", "partition": {"clients": 4}},
@@ -105,7 +106,10 @@ def test_rows_whose_label_counts_as_missing_are_mentioned(tmp_path: Path, mark: 
 def test_frames_say_so_too() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"size": np.arange(30.0), "country": ["FR", "DE", "NA"] * 10})
-    assert any("10 rows" in note and "NA" in note for note in of_frame(frame, "country").notes)
+    memory = read_memory(frame)
+    assert isinstance(memory, TableSplits)
+    data = make_data_in_memory(memory.splits, "country")
+    assert any("10 rows" in note and "NA" in note for note in data.notes)
 
 
 def test_a_faulty_log_call_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:

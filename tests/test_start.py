@@ -34,7 +34,7 @@ TINY: dict[str, Any] = {
 @pytest.fixture(scope="module", autouse=True)
 def without_plots() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "available", lambda: False)
+        patch.setattr(drawing, "is_available", lambda: False)
         yield
 
 

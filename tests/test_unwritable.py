@@ -40,7 +40,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run and one with rounds left."""
     root = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "available", lambda: False)
+        patch.setattr(drawing, "is_available", lambda: False)
         ff.run(settings(), out=root / "finished")
         stopped_run(settings("decoupled"), root / "stopped", after=2)
     (root / "run.toml").write_text(tomli_w.dumps({**TINY, "engine": {"name": "processes", "workers": 1}}))

@@ -11,10 +11,10 @@ from experiments.verdicts.judging import Judged, Verdict
 from experiments.verdicts.measured import compared, places_of
 from experiments.verdicts.stored import ExperimentResults, value_of
 from fleetfit import files
-from fleetfit.records.schema import LevelResult, RunResult
+from fleetfit.records.schema import LevelRecord, LevelResult, RunResult
 from fleetfit.report.columns import FURTHER, ON_THE_WAY
-from fleetfit.report.drawing import DARK, LIGHT, color, empty, finish, style_of
-from fleetfit.report.plots import shapes
+from fleetfit.report.drawing import DARK, LIGHT, get_color, get_line_style, label_axes, make_figure
+from fleetfit.report.figures import draw_levels
 from fleetfit.report.statistics import confidence_interval
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _effects(claims: Claims, judged: Sequence[Judged]) -> Iterator[Drawn]:
         groups = [group for group in groups if group]
         if not groups:
             continue
-        figure = empty(9.2, 0.9 + 0.26 * max(map(len, groups)))
+        figure = make_figure(9.2, 0.9 + 0.26 * max(map(len, groups)))
         for place, group in enumerate(groups, 1):
             _forest(figure.add_subplot(1, len(groups), place), group)
         yield Drawn(
@@ -193,7 +193,7 @@ def _of_rows(table: ClaimTable, results: ExperimentResults) -> Iterator[Drawn]:
     columns, within = compared(table)
     rows = list(dict.fromkeys(row for setting, row in results.runs if setting in within))[::-1]
     panels = [setting for setting in dict.fromkeys(setting for setting, _ in results.runs) if setting in within]
-    figure = empty(9.2, 0.9 + 0.42 * len(rows))
+    figure = make_figure(9.2, 0.9 + 0.42 * len(rows))
     shared: Axes | None = None
     for place, setting in enumerate(panels, 1):
         shared = axes = figure.add_subplot(1, len(panels), place, sharex=shared, sharey=shared)
@@ -220,10 +220,10 @@ def _dots(axes: "Axes", values: Sequence[float], y: float, i: int, label: str) -
     if not values:
         return
     mean, ends = statistics.fmean(values), confidence_interval(values, 0.95) if len(values) > 1 else None
-    axes.plot(values, [y] * len(values), "o", color=color(i), markersize=3, alpha=0.35, markeredgewidth=0)
+    axes.plot(values, [y] * len(values), "o", color=get_color(i), markersize=3, alpha=0.35, markeredgewidth=0)
     if ends is not None:
-        axes.plot(ends, [y, y], color=color(i), linewidth=1.6)
-    axes.plot([mean], [y], "o", color=color(i), markersize=5, label=label)
+        axes.plot(ends, [y, y], color=get_color(i), linewidth=1.6)
+    axes.plot([mean], [y], "o", color=get_color(i), markersize=5, label=label)
 
 
 def _by_round(settings: Mapping[str, Rows]) -> "Figure | None":
@@ -252,15 +252,15 @@ def _lines(settings: Mapping[str, Rows], points_of: PointsOf, x: str, rows: int 
     if len({row for lines in shown.values() for row in lines}) < rows:
         return None
     names = list(dict.fromkeys(row for every in settings.values() for row in every))
-    figure = empty(max(5.4, 4.4 * len(shown)), 3.6)
+    figure = make_figure(max(5.4, 4.4 * len(shown)), 3.6)
     for place, (setting, lines) in enumerate(shown.items(), 1):
         axes = figure.add_subplot(1, len(shown), place)
         for row, points in lines.items():
             at, mean, low, high = zip(*points, strict=True)
             i = names.index(row)
-            axes.plot(at, mean, color=color(i), linestyle=style_of(i), marker="o", markersize=3, label=row)
-            axes.fill_between(at, low, high, color=color(i), alpha=min(0.15, 0.5 / len(lines)), linewidth=0)
-        finish(axes, x, "accuracy (%)", setting)
+            axes.plot(at, mean, color=get_color(i), linestyle=get_line_style(i), marker="o", markersize=3, label=row)
+            axes.fill_between(at, low, high, color=get_color(i), alpha=min(0.15, 0.5 / len(lines)), linewidth=0)
+        label_axes(axes, x, "accuracy (%)", setting)
         axes.locator_params(axis="x", integer=True)
     _legend_below(figure)
     return figure
@@ -293,12 +293,14 @@ def _averaged(every: Sequence[Mapping[float, float]]) -> list[Point]:
 
 def _by_cost(results: ExperimentResults, setting: str) -> "Figure | None":
     """Draw ScaleFL's Figure 3: accuracy of the levels of each row in a setting against what they cost."""
-    figure, some = empty(9.2, 3.8), False
+    figure, some = make_figure(9.2, 3.8), False
     for place, cost in enumerate(("parameters", "multiply_adds"), 1):
         axes = figure.add_subplot(1, 2, place)
         for i, (row, levels) in enumerate(_levelled(results, setting).items()):
             points = [(getattr(level, cost), accuracy) for level, accuracy in levels]
-            axes.plot(*zip(*points, strict=True), style_of(i), color=color(i), marker="o", markersize=4, label=row)
+            axes.plot(
+                *zip(*points, strict=True), get_line_style(i), color=get_color(i), marker="o", markersize=4, label=row
+            )
             some = True
         _log(axes, large=True)
         _quiet(axes, cost.replace("_", "-"))
@@ -310,17 +312,17 @@ def _by_cost(results: ExperimentResults, setting: str) -> "Figure | None":
 def _shapes(results: ExperimentResults, setting: str) -> "Figure | None":
     """Draw ScaleFL's Figure 2, of the methods that it shows: each level as a rectangle, its accuracy above."""
     found = _levelled(results, setting)
-    shown: dict[str, dict[str, object]] = {
-        row: {
-            "levels": [
-                {"level": level.level, "width": level.width, "depth": level.depth, "blocks": level.blocks,
-                 "exits": [level.depth], "local": accuracy / 100}
-                for level, accuracy in found[row]
-            ]
-        }
+    rows = {
+        row: [
+            LevelRecord(
+                level=level.level, width=level.width, depth=level.depth, blocks=level.blocks, exits=[level.depth],
+                parameters=level.parameters, multiply_adds=level.multiply_adds, clients=1, local=accuracy / 100,
+            )
+            for level, accuracy in found[row]
+        ]
         for row in ("HeteroFL", "ScaleFL") if row in found
     }  # fmt: skip
-    return shapes({row: [one] for row, one in shown.items()}) if len(shown) == 2 else None
+    return draw_levels({row: [levels] for row, levels in rows.items()}) if len(rows) == 2 else None
 
 
 def _levelled(results: ExperimentResults, setting: str) -> dict[str, list[tuple[LevelResult, float]]]:

@@ -18,12 +18,14 @@ from fleetfit.config import Assembly, Experiment, assemble, load_experiment
 from fleetfit.config.build.data import build_data
 from fleetfit.config.build.levels import find_counted_submodel
 from fleetfit.config.build.rounds import build_settings
-from fleetfit.config.defaults import detect_data_source, is_frame
+from fleetfit.config.defaults import detect_data_source
 from fleetfit.config.dump import dump_with_defaults
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
-from fleetfit.data.files.alike import arrays_alike, frame_alike, like
+from fleetfit.data.files.arrays import prepare_arrays
 from fleetfit.data.files.folders import resolve_folder
+from fleetfit.data.files.memory import Samples, TableSplits, read_memory
+from fleetfit.data.files.table import encode_rows, encode_table
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_you_mean
 from fleetfit.factories import call_factory
@@ -218,7 +220,7 @@ def load_other_data(run: TrainedRun, name: str, halves: bool = False) -> Data:
         return data
     place = resolve_folder(name)
     if run.files.has(COLUMNS):
-        return like(place, run.files.text(COLUMNS), halves)
+        return encode_table(place, run.files.text(COLUMNS), halves)
     return _read_prepared(run, section, place, halves)
 
 
@@ -311,18 +313,16 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _load_evaluation_data(run: TrainedRun, section: Any) -> Data | None:
-    """Return data at a path, in arrays or in a DataFrame, prepared like the run's; None for a data set or `Data`."""
+    """Return data at a path or in memory, prepared like the run's; None for a data set or `Data`."""
     own = run.assembly.data
-    if isinstance(section, tuple) and len(section) == 2 and isinstance(own, Data):
-        x, y = section
-        if isinstance(x, tuple) and isinstance(y, tuple) and len(y) == 2:
-            x, y = y  # of two pairs the second one is for testing
-        return arrays_alike(x, y, own)
-    if is_frame(section):
+    memory = read_memory(section)
+    if isinstance(memory, Samples) and isinstance(own, Data):
+        return prepare_arrays(*(memory.test or memory.train), own)
+    if isinstance(memory, TableSplits):
         if not run.files.has(COLUMNS):
             raise ConfigError(f"data=frame: {run.folder} has no {COLUMNS}, so it was not trained on a table.",
                               key="data", path=run.folder)  # fmt: skip
-        return frame_alike(section, run.files.text(COLUMNS))
+        return encode_rows(memory.splits.get("test", memory.splits["train"]), run.files.text(COLUMNS))
     name = section.get("path", section.get("name")) if isinstance(section, Mapping) else section
     if isinstance(name, Path):
         return load_other_data(run, str(name))

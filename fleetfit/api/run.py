@@ -35,8 +35,9 @@ from fleetfit.planner import Plan
 from fleetfit.privacy import key_in, made_key, outside
 from fleetfit.privacy.ledger import FILE as LEDGER
 from fleetfit.records import RunFolder, choose_path, compute_checksums, describe_environment, to_json_value
-from fleetfit.report import page, plots
-from fleetfit.report.record import add_seconds, make_summary
+from fleetfit.report import figures, page
+from fleetfit.report.drawing import make_plots_folder, save_figures
+from fleetfit.report.record import add_seconds, make_summary, read_run
 from fleetfit.stored import RUNS
 from fleetfit.tensor_defaults import own_mode
 from fleetfit.timekeeper import Timekeeper
@@ -483,8 +484,9 @@ def _write_results(
     if on_result is not None:
         on_result(summary)
     if not any(target._comparison):  # a comparison draws all its runs, and `fleetfit pictures` one of them
+        record = read_run(target.folder, summary)
         with contextlib.suppress(MissingExtra):  # the command line prints a hint
-            plots.plots_of_run(target.folder, summary, metrics)
-        page.after_run(target.folder, summary)
+            save_figures(figures.draw_run(record), make_plots_folder(target.folder))
+        page.write_run_page(record)
     target.files.write("summary.json", json.dumps(summary, indent=2) + "\n")
     return summary

@@ -153,7 +153,7 @@ def print_locations(folder: Path) -> None:
     from fleetfit.report import drawing
     from fleetfit.report.page import NAME
 
-    if drawing.available():
+    if drawing.is_available():
         print_line(f"Plots: {folder}/plots")
     else:
         print_line('No plots were drawn: matplotlib is not installed (pip install "fleetfit[plots]").')

@@ -225,8 +225,8 @@ def attention(
     from fleetfit import files
     from fleetfit.api import load
     from fleetfit.api.inference import load_other_data, select_data
-    from fleetfit.papers.attention import draw_sample_attention
-    from fleetfit.report.drawing import draw, plots_in, saved
+    from fleetfit.report.attention import draw_sample_attention
+    from fleetfit.report.drawing import make_plots_folder, save_figure, save_figures
 
     run = load(folder)
     path = run.folder / "plots" / "attention.png" if out is None else files.parse_path(out)
@@ -235,10 +235,10 @@ def attention(
     images = select_data(run, None, None if data is None else load_other_data(run, data))
     figure = draw_sample_attention(run.model(), images, samples, f"{images.name}, after round {run.server.round}")
     if out is None:
-        (path,) = saved({path.stem: figure}, plots_in(run.folder))
+        (path,) = save_figures({path.stem: figure}, make_plots_folder(run.folder))
     else:
         try:
-            draw(figure, Path(os.path.realpath(path)))  # a link that the user names is followed
+            save_figure(figure, Path(os.path.realpath(path)))  # a link that the user names is followed
         except OSError as error:
             raise ConfigError(
                 f"the picture cannot be written to {path}: {error.strerror}.", key="out", path=path
@@ -288,9 +288,9 @@ def pictures(
     from fleetfit import files
     from fleetfit.api import load
     from fleetfit.api.inference import load_other_data
+    from fleetfit.api.pictures import PictureOptions, draw_pictures
     from fleetfit.inference import Measure
-    from fleetfit.papers.pictures import PictureOptions, draw_pictures
-    from fleetfit.report.drawing import plots_in, saved
+    from fleetfit.report.drawing import make_plots_folder, save_figures
 
     limit: float | str | None = budget
     with contextlib.suppress(TypeError, ValueError):
@@ -304,6 +304,6 @@ def pictures(
     options = PictureOptions(
         level, limit, cost, cast(Measure | None, measure), temperature, tuple(classes or ()), share, other
     )
-    drawn = draw_pictures(run, options)
-    place = plots_in(run.folder) if out is None else files.parse_path(out)
-    output.print_figure_paths(saved(drawn.figures, place, ending), drawn.notes)
+    result = draw_pictures(run, options)
+    target = make_plots_folder(run.folder) if out is None else files.parse_path(out)
+    output.print_figure_paths(save_figures(result.figures, target, ending), result.notes)

@@ -73,42 +73,32 @@ def _is_path(name: str, folder: Path) -> bool:
 
 
 def wrap_in_memory_data(section: Any, begun_with: Sequence[int] = ()) -> Any:
-    """Return a section `[data]` whose samples and labels in memory, or DataFrame, are wrapped as a data set.
+    """Return a section `[data]` in which data in memory are wrapped as a data set.
 
     Args:
-        section: `(x, y)`, `((x, y), (x_test, y_test))`, a DataFrame, or a table with one of them as its name and
-            perhaps `channels_last`; anything else is returned as it is.
+        section: Data in memory (`fleetfit.data.files.memory`), or a table with them as its name and perhaps
+            `channels_last`; anything else is returned as it is.
         begun_with: The shape of a sample in the run that is resumed; empty for a new run.
 
     Raises:
-        DataError: Samples and labels do not fit together.
+        DataError: They are in a form that is not accepted, or samples and labels do not fit together.
     """
-    if isinstance(section, Mapping) and isinstance(section.get("name"), tuple):
-        further = {key: value for key, value in section.items() if key not in ("name", "channels_last")}
-        return {**further, "name": _wrap_arrays(section["name"], section.get("channels_last"), begun_with)}
-    if isinstance(section, tuple) and len(section) == 2:
-        return {"name": _wrap_arrays(section, None, begun_with)}
-    if is_frame(section):
-        from fleetfit.data.files.table import of_frame
+    from fleetfit.data.files.memory import Samples, read_memory
 
-        return {"name": of_frame(section)}
-    return section
+    is_named = isinstance(section, Mapping) and not isinstance(section.get("name", ""), str)
+    memory = read_memory(section["name"] if is_named else section)
+    if memory is None:
+        return section
+    further: Table = {key: value for key, value in section.items() if key != "name"} if is_named else {}
+    if isinstance(memory, Samples):
+        from fleetfit.data.files.arrays import wrap_arrays
 
+        last = further.pop("channels_last", None)
+        data = wrap_arrays(*memory.train, memory.test, channels_last=last, begun_with=begun_with)
+        return {**further, "name": replace(data, notes=(describe_data(data), *data.notes))}
+    from fleetfit.data.files.table import make_data_in_memory
 
-def _wrap_arrays(values: tuple[Any, ...], channels_last: bool | None, begun_with: Sequence[int]) -> Any:
-    from fleetfit.data.files.arrays import in_memory
-
-    if len(values) != 2:
-        return values
-    has_test_set = all(isinstance(one, tuple) and len(one) == 2 for one in values)
-    (x, y), test = values if has_test_set else (values, None)
-    data = in_memory(x, y, test, channels_last=channels_last, begun_with=begun_with)
-    return replace(data, notes=(describe_data(data), *data.notes))
-
-
-def is_frame(section: Any) -> bool:
-    """Return whether a section `[data]` is a DataFrame."""
-    return not isinstance(section, Mapping | str) and hasattr(section, "columns") and hasattr(section, "iloc")
+    return {**further, "name": make_data_in_memory(memory.splits)}
 
 
 def sets_client_count(name: Any) -> bool:
@@ -157,10 +147,10 @@ def choose_model(data: Mapping[str, Any]) -> Table:
         side = data.get("resize") or data.get("size") or 0
         return {"name": "resnet20"} if isinstance(side, int) and side >= _LARGE_SIDE else {}
     if name == "arrays" and isinstance(data.get("file"), str):
-        from fleetfit.data.files.arrays import shape_of
+        from fleetfit.data.files.arrays import find_sample_shape
 
         try:
-            shape = shape_of(str(data["file"]), data.get("x", "x"), data.get("channels_last"))
+            shape = find_sample_shape(str(data["file"]), data.get("x", "x"), data.get("channels_last"))
         except (DataError, ConfigError, OSError):  # loading the data reports it
             return {}
         side = data.get("resize")

@@ -2,7 +2,7 @@
 
     sets/         public data sets, one or a family of them in a file: mnist, cifar, femnist, ...
     files/        formats of files. images, text, plain_text, arrays and table are names of data as well; detect chooses
-                  one for a path; folders finds the files of a set; parquet, leaf, sounds and tokens read them
+                  one for a path; folders finds the files of a set; parquet, leaf, sounds, tokens, memory read data
     dataset.py    Data, the type of every data set, and its transfer to worker processes
     splits.py     train, validation and test; holding samples out
     partition.py  partitions among clients

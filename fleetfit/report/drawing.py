@@ -1,11 +1,10 @@
-"""How plots look, without pyplot: sizes, colours, axes, and which numbers of a run's reports are drawn."""
+"""How figures look: sizes, colours, axes, legends, and the files they are written to. Drawn without pyplot."""
 
 import importlib.util
-import statistics
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from torch import Tensor
 from fleetfit import files
 from fleetfit.data import Data
 from fleetfit.errors import MissingExtra, RunError, make_printable
+from fleetfit.report.curves import Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
 
 COLORS = ("#1f5fa8", "#d1661b", "#2f8a4b", "#8a4fa3", "#b3272d", "#6b5b4b", "#17808a", "#a8891f")
 LIGHT, DARK = "#d9dee4", "#3c4650"
-Metrics = Sequence[Mapping[str, Any]]
-Summary = Mapping[str, Any]
-Points = Sequence[tuple[float, float | None]]
-"""Places and what was measured there; None where nothing was."""
 _ROUNDING = 1e-3
-_MANY = 40  # measurements of a line; of more, the markers are small
-_BELOW = 0.42  # inches from axes to their legend: numbers and a label are in between
-_LONGEST = 300  # characters in a line of text
-_LEGEND = 48  # letters in a line of a label below the axes
-_LEAST_SPAN = 10.0  # points of percent that an axis has at least: what is less is chance, and should look like it
+_MOST_MARKERS = 40  # points of a line up to which its markers are large
+_LEGEND_GAP = 0.42  # inches between axes and their legend, for ticks and a label
+_LONGEST = 300  # characters of a text
+_LEGEND_WIDTH = 48  # characters in a line of a legend
+_LEAST_SPAN = 10.0  # percentage points of an accuracy axis: smaller differences are chance and should look like it
 
 
-def available() -> bool:
-    """Tell whether matplotlib is installed."""
+def is_available() -> bool:
+    """Return whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def empty(width: float, height: float) -> "Figure":
-    """Return a figure without axes, of a size in inches.
+def make_figure(width: float, height: float) -> "Figure":
+    """Return a figure without axes.
+
+    Args:
+        width: In inches.
+        height: In inches.
 
     Raises:
         MissingExtra: matplotlib is not installed.
     """
-    if not available():
+    if not is_available():
         raise MissingExtra("plots", "Drawing plots")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -53,14 +53,8 @@ def empty(width: float, height: float) -> "Figure":
     return figure
 
 
-def figure_with_axes(width: float, height: float) -> tuple["Figure", "Axes"]:
-    """Return a figure with one pair of axes."""
-    figure = empty(width, height)
-    return figure, figure.add_subplot()
-
-
-def finish(axes: "Axes", x: str, y: str, title: str) -> None:
-    """Label axes and make them quiet."""
+def label_axes(axes: "Axes", x: str, y: str, title: str) -> None:
+    """Set the labels of axes, a pale grid, and no frame."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.locator_params(axis="x", integer=x == "round")
@@ -72,115 +66,130 @@ def finish(axes: "Axes", x: str, y: str, title: str) -> None:
     axes.tick_params(color=LIGHT, labelcolor=DARK)
 
 
-def curve_of_seeds(
-    axes: "Axes",
-    seeds: Sequence[Points],
-    shade: str,
-    label: str,
-    width: float = 1.8,
-    percent: bool = True,
-    style: str = "-",
-) -> None:
-    """Draw what was measured of one thing: each seed as a thin line, their mean as a thick one with markers.
-
-    The mean is over all seeds, so it stands where all of them have a measurement. One seed is drawn as its own mean.
+def draw_series(axes: "Axes", series: Series, color: str, width: float = 1.8, style: str = "-") -> None:
+    """Draw each seed as a thin line and the mean as a thick one with markers; a single seed is a thick line.
 
     Args:
-        axes: Where.
-        seeds: What was measured, by seed.
-        shade: The colour.
-        label: What it is.
+        axes: The axes.
+        series: The curves.
+        color: Of all lines.
         width: Of the thick line, in points.
-        percent: Whether the numbers are shares, drawn in percent.
         style: Of the thick line.
     """
-    scale = 100 if percent else 1
-    known = [[(at, scale * value) for at, value in points if value is not None] for points in seeds]
-    size = (2.0 + width) if max(map(len, known), default=0) <= _MANY else 0.8 * width
-    if len(known) > 1:
-        for points in known:
-            places, values = zip(*points, strict=True) if points else ((), ())
-            axes.plot(places, values, color=shade, linewidth=0.7, alpha=0.4, marker="o", markersize=size / 2)
-    mean = []
-    if len({len(points) for points in seeds}) == 1:
-        for here in zip(*seeds, strict=True):
-            values_here = [value for _, value in here if value is not None]
-            if len(values_here) == len(seeds):
-                mean.append((statistics.fmean(at for at, _ in here), scale * statistics.fmean(values_here)))
-    places, values = zip(*mean, strict=True) if mean else ((), ())
-    axes.plot(places, values, color=shade, linewidth=width, linestyle=style, marker="o", markersize=size, label=label)
+    curves = [curve for curve in series.curves.values() if curve]
+    size = 2.0 + width if max(map(len, curves), default=0) <= _MOST_MARKERS else 0.8 * width
+    for curve in curves if len(curves) > 1 else ():
+        axes.plot(
+            [point.x for point in curve], [point.y for point in curve],
+            color=color, linewidth=0.7, alpha=0.4, marker="o", markersize=size / 2,
+        )  # fmt: skip
+    mean = series.mean
+    axes.plot(
+        [point.x for point in mean], [point.y for point in mean],
+        color=color, linewidth=width, linestyle=style, marker="o", markersize=size, label=series.label,
+    )  # fmt: skip
 
 
-def same_accuracies(every: Iterable["Axes"]) -> None:
+def share_accuracy_axis(panels: Iterable["Axes"]) -> None:
     """Give axes the same range of percents, at least ten points high, and ticks at whole numbers."""
     import numpy as np
     from matplotlib.ticker import MaxNLocator
 
-    every = list(every)
-    drawn = np.concatenate([np.zeros(0), *(np.asarray(line.get_ydata(), float) for a in every for line in a.lines)])
-    values = drawn[np.isfinite(drawn)].tolist()
+    panels = list(panels)
+    heights = np.concatenate([np.zeros(0), *(np.asarray(line.get_ydata(), float) for a in panels for line in a.lines)])
+    values = heights[np.isfinite(heights)].tolist()
     low, high = (min(values), max(values)) if values else (0.0, 100.0)
-    wide = max(0.0, _LEAST_SPAN - (high - low)) / 2
-    room = 0.06 * max(high - low, _LEAST_SPAN)
-    for axes in every:
-        lowest = -1.5 if low >= 0 else low - wide - room  # below zero is only the score of a regression
-        axes.set_ylim(max(lowest, low - wide - room), min(101.5, high + wide + room))
+    widening = max(0.0, _LEAST_SPAN - (high - low)) / 2
+    margin = 0.06 * max(high - low, _LEAST_SPAN)
+    for axes in panels:
+        lowest = -1.5 if low >= 0 else low - widening - margin  # only the score of a regression is below zero
+        axes.set_ylim(max(lowest, low - widening - margin), min(101.5, high + widening + margin))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
 
 
-def legend_below(axes: "Axes", columns: int = 3) -> None:
-    """Say what the lines of axes are below them, where no data can lie, in so many columns."""
+def add_legend_below(axes: "Axes", columns: int = 3) -> None:
+    """Put the legend of axes below them, in at most that number of columns."""
     from matplotlib.transforms import ScaledTranslation
 
     handles, labels = axes.get_legend_handles_labels()
-    if labels:
-        figure = axes.get_figure(root=True)
-        assert figure is not None
-        labels = [wrapped(label, _LEGEND) for label in labels]
-        longest = max(len(line) for label in labels for line in label.splitlines() or [""])
-        columns = min(columns, max(1, int(figure.get_figwidth() * 14 / (longest + 6))))
-        lower = axes.transAxes + ScaledTranslation(0, -_BELOW, figure.dpi_scale_trans)
-        axes.legend(
-            handles, labels, loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=lower, frameon=False, fontsize=8,
-            ncols=min(columns, len(labels)),
-        )  # fmt: skip
+    if not labels:
+        return
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    labels = [wrap_label(label, _LEGEND_WIDTH) for label in labels]
+    longest = max(len(line) for label in labels for line in label.splitlines() or [""])
+    columns = min(columns, len(labels), max(1, int(figure.get_figwidth() * 14 / (longest + 6))))
+    lower = axes.transAxes + ScaledTranslation(0, -_LEGEND_GAP, figure.dpi_scale_trans)
+    axes.legend(
+        handles, labels, loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=lower, frameon=False, fontsize=8,
+        ncols=columns,
+    )  # fmt: skip
 
 
-def wrapped(label: str, width: int, most: int = 2) -> str:
-    """Return a label in at most so many lines of so many letters; what is left over is cut, with an ellipsis."""
-    return "\n".join(textwrap.wrap(make_printable(label), width, max_lines=most, placeholder=" …"))
+def wrap_label(label: str, width: int, lines: int = 2) -> str:
+    """Return a label in lines of `width` characters; what does not fit into them ends in an ellipsis."""
+    return "\n".join(textwrap.wrap(make_printable(label), width, max_lines=lines, placeholder=" …"))
 
 
-def noted(figure: "Figure", sentences: Sequence[str]) -> None:
+def add_notes(figure: "Figure", sentences: Sequence[str]) -> None:
     """Write sentences below a figure, in lines that fit its width."""
-    width = int(figure.get_figwidth() * 17.5)  # letters of this size
+    width = int(figure.get_figwidth() * 17.5)  # characters of this size
     lines = [line for sentence in sentences for line in textwrap.wrap(make_printable(sentence), width)]
     if lines:
         figure.supxlabel("\n".join(lines), fontsize=8, color=DARK, x=0.01, ha="left")
 
 
-def shade_of(base: str, index: int, count: int) -> str:
-    """Return a colour of a row of so many, from pale to the base."""
+def get_color(index: int) -> str:
+    """Return the colour of a row."""
+    return COLORS[index % len(COLORS)]
+
+
+def get_line_style(index: int) -> str:
+    """Return the line style of a row, in which rows of the same colour differ."""
+    return ("-", "--", ":", "-.")[index // len(COLORS) % 4]
+
+
+def get_shade(color: str, index: int, count: int) -> str:
+    """Return one of `count` shades of a colour, from pale to the colour itself."""
     from matplotlib.colors import to_hex, to_rgb
 
-    pale = 0.65 * (1 - (index + 1) / count)
-    red, green, blue = (pale + (1 - pale) * part for part in to_rgb(base))
+    white = 0.65 * (1 - (index + 1) / count)
+    red, green, blue = (white + (1 - white) * part for part in to_rgb(color))
     return to_hex((red, green, blue))
 
 
-def plain(axes: "Axes", framed: bool = False) -> None:
-    """Take ticks away, and draw a frame or none."""
+def remove_ticks(axes: "Axes", framed: bool = False) -> None:
+    """Remove the ticks of axes, and show their frame or hide it."""
     axes.set_xticks([])
     axes.set_yticks([])
     for spine in axes.spines.values():
         spine.set(visible=framed, color=DARK, linewidth=1.8)
 
 
-def plots_in(folder: Path) -> Path:
-    """Return `plots` in a folder, which is made if need be.
+def restore_images(images: Tensor, data: Data) -> Tensor:
+    """Return images as they were before normalisation, from 0 to 1; images of another range are stretched to it."""
+    if data.mean:
+        mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (data.mean, data.std))
+        images = images * std + mean
+    low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
+    in_range = (low >= -_ROUNDING) & (high <= 1 + _ROUNDING)
+    stretched = (images - low) / (high - low).clamp_min(1e-12)
+    return torch.where(in_range, images, stretched).clamp(0, 1)
+
+
+def select_evenly(values: Tensor, count: int) -> Tensor:
+    """Return `count` of the values: the middle ones of as many equal stretches."""
+    return values[(2 * torch.arange(count) + 1) * len(values) // max(1, 2 * count)]
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def make_plots_folder(folder: Path) -> Path:
+    """Return the folder `plots` in a run folder; it is made if it is missing.
 
     Raises:
-        RunError: It is a link, which could lead anywhere, or cannot be made.
+        RunError: It is a link, or cannot be made.
     """
     try:
         return files.safe_join(folder, "plots/any").parent
@@ -190,27 +199,24 @@ def plots_in(folder: Path) -> Path:
         ) from None
 
 
-def saved(figures: Mapping[str, "Figure"], folder: Path, ending: str = "png") -> list[Path]:
+def save_figures(figures: Mapping[str, "Figure"], folder: Path, suffix: str = "png") -> list[Path]:
     """Write figures into a folder, by name, as "png", "pdf" or "svg"; return the files.
 
     Raises:
         RunError: They cannot be written.
     """
-    written = []
-    for name, figure in figures.items():
-        written.append(folder / f"{name}.{ending}")
+    paths = [folder / f"{name}.{suffix}" for name in figures]
+    for path, figure in zip(paths, figures.values(), strict=True):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            draw(figure, written[-1])
+            save_figure(figure, path)
         except OSError as error:
-            raise RunError(
-                f"the picture cannot be written to {written[-1]}: {error.strerror or error}.", path=written[-1]
-            ) from None
-    return written
+            raise RunError(f"the picture cannot be written to {path}: {error.strerror or error}.", path=path) from None
+    return paths
 
 
-def draw(figure: "Figure", place: Path) -> None:
-    """Write a figure, in the format that the file's ending names.
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write a figure in the format that the file's suffix names.
 
     Raises:
         OSError: It cannot be written.
@@ -220,36 +226,5 @@ def draw(figure: "Figure", place: Path) -> None:
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
         text.set_text(make_printable(text.get_text(), _LONGEST))
-    with files.atomic_write(place) as file:
-        figure.savefig(file, dpi=130, format=place.suffix.removeprefix("."))
-
-
-def evaluated(metrics: Metrics, norm: str) -> list[tuple[int, Mapping[str, Any]]]:
-    """Return the rounds that were evaluated, with their columns."""
-    return [(m["round"], m["evaluate"][norm]) for m in metrics if norm in m.get("evaluate", {})]
-
-
-def in_percent(value: float | None) -> float:
-    """Return an accuracy in percent; not a number where there is none."""
-    return float("nan") if value is None else 100 * value
-
-
-def color(index: int) -> str:
-    """Return the colour of a row."""
-    return COLORS[index % len(COLORS)]
-
-
-def style_of(index: int) -> str:
-    """Return how the line of a row is drawn: rows of the same colour differ in it."""
-    return ("-", "--", ":", "-.")[index // len(COLORS) % 4]
-
-
-def unscaled(images: Tensor, data: Data) -> Tensor:
-    """Return images as they were before the data's mean and std, from 0 to 1; others are stretched to that."""
-    if data.mean:
-        mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (data.mean, data.std))
-        images = images * std + mean
-    low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
-    inside = (low >= -_ROUNDING) & (high <= 1 + _ROUNDING)
-    stretched = (images - low) / (high - low).clamp_min(1e-12)
-    return torch.where(inside, images, stretched).clamp(0, 1)
+    with files.atomic_write(path) as file:
+        figure.savefig(file, dpi=130, format=path.suffix.removeprefix("."))

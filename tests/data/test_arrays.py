@@ -15,7 +15,7 @@ from fleetfit.config import load_experiment
 from fleetfit.config.build.data import build_data, share_data
 from fleetfit.data import partition
 from fleetfit.data.files import arrays as arrays_module
-from fleetfit.data.files.arrays import arrays, in_memory
+from fleetfit.data.files.arrays import arrays, wrap_arrays
 from fleetfit.data.sets import widar
 from fleetfit.errors import ConfigError, DataError
 from fleetfit.factories import find_unused_parameters
@@ -56,7 +56,7 @@ def test_samples_are_mapped(
     before = Path(file).read_bytes()
     data = arrays(file, **tokens)
     assert np.array_equal(data.x.numpy(), x) and str(data.x.dtype) == f"torch.{dtype}"
-    assert isinstance(arrays_module.Arrays(Path(file)).one("x"), np.memmap)
+    assert isinstance(arrays_module.Arrays(Path(file)).load("x"), np.memmap)
     data.x.fill_(1)
     assert Path(file).read_bytes() == before and np.array_equal(arrays(file, **tokens).x.numpy(), x)
     monkeypatch.setattr(arrays_module.zipfile.ZipFile, "extract", None)  # unpacked once only
@@ -165,7 +165,7 @@ def test_whole_numbers_are_numbers_where_nothing_says_that_they_are_tokens(
     file = save(x=x, y=y)
     assert arrays(file).x.dtype == torch.float32
     named = arrays(**load_experiment({"data": {"path": file}}).data.settings)
-    for data in (named, in_memory(x, y), in_memory(x.tolist(), y.tolist())):
+    for data in (named, wrap_arrays(x, y), wrap_arrays(x.tolist(), y.tolist())):
         train = data.batch(data.split("train"))[0]
         assert train.dtype == torch.float32 and train.mean(0).abs().max() < 1e-5
         assert (train.std(0, correction=0) - 1).abs().max() < 1e-4
@@ -346,7 +346,7 @@ def test_gaps_name_array_sample_and_column(save: Callable[..., str], x: np.ndarr
     assert f'"x_test" is not finite in {where}' in note and "diverges" not in note
     for given, name in (((x, y), "x"), ((fine, y, (x, y)), "x_test")):
         with pytest.raises(DataError) as found:
-            in_memory(*given)
+            wrap_arrays(*given)
         assert f"{name} is not finite in {where}" in str(found.value)
 
 
@@ -355,6 +355,6 @@ def test_targets_that_are_not_finite(save: Callable[..., str]) -> None:
     with raises(DataError, 6, 1, column="y", path="mine.npz"):
         arrays(save(x=x, y=y), task="regression")
     with raises(DataError, 6, 1, key="y"):
-        in_memory(x, y)
+        wrap_arrays(x, y)
     with raises(DataError, 6, 1, key="y"):
         ff.Data("own", torch.from_numpy(x), torch.from_numpy(y), {"train": torch.arange(20)}, 2, task="regression")

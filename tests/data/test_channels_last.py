@@ -9,7 +9,7 @@ import torch
 from support import raises
 
 import fleetfit as ff
-from fleetfit.data.files.arrays import arrays, in_memory, is_channels_last, shape_of
+from fleetfit.data.files.arrays import arrays, find_sample_shape, is_channels_last, wrap_arrays
 from fleetfit.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -36,18 +36,18 @@ def test_they_are_moved_and_a_note_says_so(tmp_path: Path, shape: tuple[int, ...
     x, y = samples(shape, dtype), np.arange(20) % 2
     np.savez(tmp_path / "a.npz", x=x, y=y)
     wanted = np.moveaxis(x, -1, 1)
-    for data in (arrays(str(tmp_path / "a.npz")), in_memory(x, y), in_memory(torch.from_numpy(x), y)):
+    for data in (arrays(str(tmp_path / "a.npz")), wrap_arrays(x, y), wrap_arrays(torch.from_numpy(x), y)):
         assert np.array_equal(data.stored(torch.arange(20)).numpy(), wanted)
         assert any("channels" in note and "channels_last = false" in note for note in data.notes)
-    assert shape_of(str(tmp_path / "a.npz")) == wanted.shape[1:]
-    for kept in (arrays(str(tmp_path / "a.npz"), channels_last=False), in_memory(x, y, channels_last=False)):
+    assert find_sample_shape(str(tmp_path / "a.npz")) == wanted.shape[1:]
+    for kept in (arrays(str(tmp_path / "a.npz"), channels_last=False), wrap_arrays(x, y, channels_last=False)):
         assert kept.sample_shape == shape and not kept.notes
 
 
 @pytest.mark.parametrize(("shape", "dtype"), FIRST)
 def test_others_stay_as_they_are(shape: tuple[int, ...], dtype: str) -> None:
     x = samples(shape, dtype)
-    data = in_memory(x, np.arange(20) % 2)
+    data = wrap_arrays(x, np.arange(20) % 2)
     assert np.array_equal(data.x.numpy().reshape(x.shape), x)  # type: ignore[union-attr]
     doubtful = shape[-1] in (1, 3, 4) and shape[0] not in (1, 3, 4) and len(shape) > 2
     assert [note for note in data.notes if "channels_last = true" in note] == list(data.notes)
@@ -58,7 +58,7 @@ def test_others_stay_as_they_are(shape: tuple[int, ...], dtype: str) -> None:
 def test_where_nobody_can_tell_the_key_is_named(tmp_path: Path, shape: tuple[int, ...]) -> None:
     x, y = samples(shape, "float32"), np.arange(20) % 2
     np.savez(tmp_path / "a.npz", x=x, y=y)
-    for read in (lambda: arrays(str(tmp_path / "a.npz")), lambda: in_memory(x, y)):
+    for read in (lambda: arrays(str(tmp_path / "a.npz")), lambda: wrap_arrays(x, y)):
         with raises(DataError, key="channels_last"):
             read()
     told = arrays(str(tmp_path / "a.npz"), channels_last=True)
@@ -95,9 +95,9 @@ def test_python_takes_the_key_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["float32", "float64"])
 @pytest.mark.parametrize("classes", [2, 3, 10])
 def test_one_hot_labels_are_said_to_be_a_regression(kind: str, classes: int) -> None:
-    data = in_memory(samples((5,), "float32"), np.eye(classes, dtype=kind)[np.arange(20) % classes])
+    data = wrap_arrays(samples((5,), "float32"), np.eye(classes, dtype=kind)[np.arange(20) % classes])
     assert data.task == "regression" and any("one-hot" in note and "argmax" in note for note in data.notes)
-    fractions = in_memory(samples((5,), "float32"), RNG.random((20, classes)))
+    fractions = wrap_arrays(samples((5,), "float32"), RNG.random((20, classes)))
     assert fractions.task == "regression" and not fractions.notes
 
 
@@ -109,4 +109,4 @@ def test_one_hot_labels_that_cannot_be_learned_name_the_remedy(tmp_path: Path, k
         arrays(str(tmp_path / "a.npz"))
     if kind != "float32":
         with raises(DataError, "argmax(1)", key="y"):
-            in_memory(samples((5,), "float32"), y)
+            wrap_arrays(samples((5,), "float32"), y)

@@ -33,13 +33,13 @@ from fleetfit.engines.flower import node as nodes_side
 from fleetfit.engines.flower.transport import Reply, Transport
 from fleetfit.messages import pack, unpack
 from fleetfit.privacy import Privacy
-from fleetfit.report import plots
+from fleetfit.report import figures
 
 
 @pytest.fixture(autouse=True)
 def fresh_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes_side.node_of.cache_clear()
-    monkeypatch.setattr(plots, "plots_of_run", lambda *given: [])  # they take most of the time of a small run
+    monkeypatch.setattr(figures, "draw_run", lambda run: {})  # they take most of the time of a small run
 
 
 def simulated(folder: Path, table: dict[str, Any]) -> ff.Run:

@@ -19,7 +19,7 @@ from local_fleet import Lab, described
 from fleetfit.engines.flower import doubts, transport
 from fleetfit.engines.flower import node as nodes_side
 from fleetfit.messages import unpack
-from fleetfit.report import plots
+from fleetfit.report import figures
 
 FEDDYN = {"name": "scalefl", "plus": {"feddyn": {}}}  # its nodes remember
 
@@ -27,7 +27,7 @@ FEDDYN = {"name": "scalefl", "plus": {"feddyn": {}}}  # its nodes remember
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes_side.node_of.cache_clear()
-    monkeypatch.setattr(plots, "plots_of_run", lambda *given: [])
+    monkeypatch.setattr(figures, "draw_run", lambda run: {})
     monkeypatch.setattr(doubts, "_SILENT_S", 0.2)
     monkeypatch.setattr(doubts, "_AFTER_S", 0.2)
 

@@ -29,7 +29,7 @@ from fleetfit.engines.flower import node as nodes_side
 from fleetfit.engines.flower import transport
 from fleetfit.engines.flower.certificates import make_member
 from fleetfit.engines.flower.member import read_member
-from fleetfit.report import plots
+from fleetfit.report import figures
 
 SECURE: dict[str, Any] = {"minimum": 2, "threshold": 0.6}
 TABLE = described(
@@ -40,7 +40,7 @@ TABLE = described(
 @pytest.fixture(autouse=True)
 def fresh_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes_side.node_of.cache_clear()
-    monkeypatch.setattr(plots, "plots_of_run", lambda *given: [])
+    monkeypatch.setattr(figures, "draw_run", lambda run: {})
 
 
 def lab_of(folder: Path, table: Mapping[str, Any] = TABLE, **of_member: Any) -> Lab:

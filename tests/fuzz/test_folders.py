@@ -116,7 +116,7 @@ def made_folders(root: Path) -> Folders:
     """Make the folders that are damaged."""
     made = Folders(root)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "available", lambda: False)
+        patch.setattr(drawing, "is_available", lambda: False)
         for kind in KINDS:
             name = {"finished": "scalefl, directions", "stopped": "feddyn, lost by compression, losses"}.get(
                 kind, "lora"

@@ -401,7 +401,7 @@ def test_another_process_opens_it_without_fleetfit(tmp_path: Path) -> None:
 
 
 def test_a_level_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "available", lambda: False)
+    monkeypatch.setattr(drawing, "is_available", lambda: False)
     texts(tmp_path / "set")
     run = ff.run(
         {"rounds": 1, "local": {"epochs": 1, "lr": 0.1}, "fleet": {"levels": [0.5, 1.0]}, "cohort": {"count": 2}},

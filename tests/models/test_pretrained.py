@@ -374,7 +374,7 @@ def test_the_key_reaches_the_factory(folder: Path) -> None:
 
 def test_a_run_begins_as_the_checkpoint_on_every_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers rebuild the model from the folder's config.json; both engines end with the same bits."""
-    monkeypatch.setattr(drawing, "available", lambda: False)
+    monkeypatch.setattr(drawing, "is_available", lambda: False)
     theirs = hf.BertForSequenceClassification(hf.BertConfig(**BERT, num_labels=4))
     folder = saved(theirs, tmp_path / "bert")
     runs = [

@@ -6,7 +6,6 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,7 +19,9 @@ from fleetfit.cli.main import run_command
 from fleetfit.errors import RunError
 from fleetfit.records.schema import RoundRecord
 from fleetfit.report import page
-from fleetfit.report.page import single, traces, where, writing
+from fleetfit.report.curves import Point, Series, accuracy_curves
+from fleetfit.report.page import provenance, render, traces
+from fleetfit.report.page.run_page import make_run_page
 from fleetfit.report.record import RowRecord, read_run
 from fleetfit.report.text import format_bytes, format_percent
 
@@ -182,12 +183,12 @@ def test_who_took_part_who_failed_and_why(finished: Path) -> None:
 
 def test_the_pieces_lie_inside_each_other_and_say_what_they_cost(finished: Path) -> None:
     record = read_run(finished)
-    (section,) = [one for one in single.page_of_run(record, finished / "report.html").sections if one.name == "plan"]
-    small, large = section.parts[0].pieces  # type: ignore[union-attr]
-    assert list(large.inside) == [(small.width, small.depth)]
+    (section,) = [one for one in make_run_page(record, finished / "report.html").sections if one.name == "plan"]
+    small, large = section.blocks[0].rectangles  # type: ignore[union-attr]
+    assert list(large.smaller) == [(small.width, small.depth)]
     assert (large.width, large.depth) == (1.0, 1.0)
-    assert dict(small.lines)["clients"] == "5"
-    assert {"parameters", "multiply-adds"} <= dict(small.lines).keys()
+    assert dict(small.facts)["clients"] == "5"
+    assert {"parameters", "multiply-adds"} <= dict(small.facts).keys()
 
 
 def test_the_partition_is_drawn_from_the_counts(finished: Path) -> None:
@@ -360,7 +361,7 @@ def test_a_comparison_has_one_page_with_its_table_and_all_seeds(compared: ff.Com
     assert [one["y"] for one in seeds] == curves
     (mean,) = [one for one in plots if one.get("showlegend", True)]
     assert mean["y"] == pytest.approx([sum(pair) / 2 for pair in zip(*curves, strict=True)], abs=1e-3)
-    assert traces.HOW_SEEDS in found.text
+    assert traces.SEEDS_CAPTION in found.text
     assert found.tags() <= {*read(next(iter(compared.runs.values()))[0].folder.parents[1] / "report.html").tags()}
 
 
@@ -447,23 +448,20 @@ def test_large_runs_have_small_pages(copied: Path, monkeypatch: pytest.MonkeyPat
         for i in range(1, 5001)
     ]  # fmt: skip
     large = replace(record, rounds=list(map(RoundRecord.load, metrics)))
-    text = writing.to_html(single.page_of_run(large, copied / "report.html"))
+    text = render.to_html(make_run_page(large, copied / "report.html"))
     assert len(text.encode()) < 3_000_000
     plots = Reader(text).plots
     assert plots["accuracy"]["data"][0]["x"][-1] == 5000
-    groups = [RowRecord(f"row {i}", "", [(seed, large) for seed in range(5)]) for i in range(10)]
-    lines: Callable[[Any], Any] = lambda run: single.accuracy_line(run, "local")  # noqa: E731
-    rows = [one.row for one in groups]
-    plot = traces.bundled(
-        "a", "A", traces.bundles(groups, rows, lines), traces.ROUNDS, traces.score_axis("accuracy"), plots=8
-    )
+    rows = [RowRecord(f"row {i}", "", [(seed, large) for seed in range(5)]) for i in range(10)]
+    lines = [traces.Line(series, i) for i, series in enumerate(accuracy_curves(rows, "local"))]
+    plot = traces.plot_lines("a", "A", lines, traces.ROUNDS, traces.make_score_axis("accuracy"), plots=8)
     assert plot is not None
-    assert len(writing.for_script(plot.traces)) < 300_000
+    assert len(render.dump_for_script(plot.traces)) < 300_000
 
 
 def test_the_library_is_the_one_that_its_authors_built() -> None:
     """Of npm's plotly.js-basic-dist-min 4.1.1; a copy that was changed, or another version, gets its checksum here."""
-    content = (ASSETS / writing.PLOTLY).read_bytes()
+    content = (ASSETS / render.PLOTLY).read_bytes()
     assert hashlib.sha256(content).hexdigest() == "99784e3abfb07b142a15e521a439e6d9addceadb3f79553fd24c72774f0649ba"
     assert b"</script" not in content.lower()
     assert "MIT" in (ASSETS / "plotly-LICENSE.txt").read_text()
@@ -471,22 +469,22 @@ def test_the_library_is_the_one_that_its_authors_built() -> None:
 
 def test_a_line_of_many_points_keeps_its_ends() -> None:
     line = [(float(i), float(i)) for i in range(1000)]
-    kept = traces.thinned(line, 50)
+    kept = traces.thin(line, 50)
     assert len(kept) == 50
     assert (kept[0], kept[-1]) == (line[0], line[-1])
 
 
 def test_plots_of_accuracy_have_one_vertical_axis_and_others_their_own() -> None:
-    low = traces.NamedLine("a", [(1.0, 20.0), (2.0, 30.0)], 0)
-    high = traces.NamedLine("b", [(1.0, 80.0)], 1)
-    hidden = traces.NamedLine("c", [(1.0, 1.0)], 2, hidden=True)
+    low = traces.Line(Series("a", {0: [Point(1, 1.0, 20.0), Point(2, 2.0, 30.0)]}), 0)
+    high = traces.Line(Series("b", {0: [Point(1, 1.0, 80.0)]}), 1)
+    hidden = traces.Line(Series("c", {0: [Point(1, 1.0, 1.0)]}), 2, hidden=True)
     made = [
-        traces.lines("first", "", [low, hidden], traces.ROUNDS, traces.score_axis("accuracy")),
+        traces.plot_lines("first", "", [low, hidden], traces.ROUNDS, traces.make_score_axis("accuracy")),
         None,
-        traces.lines("second", "", [high], traces.ROUNDS, traces.score_axis("accuracy")),
-        traces.lines("loss", "", [low], traces.ROUNDS, traces.PlotAxis("training loss")),
+        traces.plot_lines("second", "", [high], traces.ROUNDS, traces.make_score_axis("accuracy")),
+        traces.plot_lines("loss", "", [low], traces.ROUNDS, traces.PlotAxis("training loss")),
     ]
-    first, second, loss = traces.same_scale(made)
+    first, second, loss = traces.share_accuracy_axis(made)
     assert first.layout["yaxis"]["range"] == second.layout["yaxis"]["range"] == [16.4, 83.6]
     assert "range" not in loss.layout["yaxis"]
 
@@ -522,5 +520,5 @@ def test_a_damaged_last_line_is_said_on_the_page_and_in_the_terminal(
 
 def test_a_command_that_began_with_python_is_shown_as_typed() -> None:
     typed = ["/somewhere/fleetfit/__main__.py", "compare", "c 2.toml"]
-    assert where.command_of(typed) == "python -m fleetfit compare 'c 2.toml'"
-    assert where.command_of(["/bin/fleetfit", "run"]) == "fleetfit run"
+    assert provenance.format_command(typed) == "python -m fleetfit compare 'c 2.toml'"
+    assert provenance.format_command(["/bin/fleetfit", "run"]) == "fleetfit run"

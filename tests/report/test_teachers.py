@@ -1,25 +1,30 @@
 """How often each exit was the teacher: bars add up what the rounds counted."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support.runs import make_run_record
 
-from fleetfit.report import plots
-from fleetfit.report.plots import teachers
+from fleetfit.report.figures import draw_run, draw_teachers
 
 pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
 
+SIZES = {"parameters": 100, "multiply_adds": 1000, "clients": 2}
 LEVELS = [
-    {"level": "1", "width": 1.0, "depth": 2, "blocks": 4, "exits": [2], "local": 0.6},
-    {"level": "2", "width": 1.0, "depth": 4, "blocks": 4, "exits": [2, 4], "local": 0.7},
+    {"level": "1", "width": 1.0, "depth": 2, "blocks": 4, "exits": [2], "local": 0.6, **SIZES},
+    {"level": "2", "width": 1.0, "depth": 4, "blocks": 4, "exits": [2, 4], "local": 0.7, **SIZES},
 ]
-SUMMARY = {"method": "reefl", "data": "digits", "norm": "static", "levels": LEVELS}
+SUMMARY = {
+    "method": "reefl", "model": "vit", "data": "digits", "norm": "static", "rounds": 3, "levels": LEVELS,
+    "global": 0.5, "local": 0.5, "evaluate": {}, "bytes_down": 3, "bytes_up": 3, "waste": 0.0, "failures": 0,
+    "seconds": 3.0, "notes": [],
+}  # fmt: skip
 
 
 def report(round: int, counts: dict[str, Any], exits: list[float] | None = None) -> dict[str, Any]:
-    columns = {"global": 0.5, "local": 0.5, "levels": {}, "exits": exits}
-    found: dict[str, Any] = {"round": round, "bytes_down": 1, "bytes_up": 1, "simulated_s": None, "multiply_adds": 1}
+    columns = {"global": 0.5, "local": 0.5, "levels": {}, "exits": exits or []}
+    found: dict[str, Any] = {"round": round, "bytes_down": 1, "bytes_up": 1, "simulated_s": None, "multiply_adds": 1,
+                             "train": {"loss": None, "clients": 1}, "failures": [], "seconds": 1.0}  # fmt: skip
     found |= {"counts": {"teachers": counts}} if counts else {}
     return found | ({"evaluate": {"static": columns}} if exits else {})
 
@@ -38,7 +43,7 @@ def bars(axes: Any) -> list[list[tuple[float, float]]]:
 
 def test_the_largest_level_in_its_last_round_and_all_rounds_together() -> None:
     """18 steps at level 1 below, then 3 + 1 and 1 + 4 at level 2; the largest level did not train in round 3."""
-    figure = teachers(SUMMARY, METRICS)
+    figure = draw_teachers(make_run_record(SUMMARY, METRICS))
     assert figure is not None
     left, middle, right = figure.axes
     assert bars(middle) == [[(0, 1), (0, 4)]]
@@ -51,15 +56,14 @@ def test_the_largest_level_in_its_last_round_and_all_rounds_together() -> None:
 
 def test_levels_and_exits_are_ordered_by_number() -> None:
     metrics = [report(1, {level: {"12": 1, "9": 2} for level in ("10", "9")}, [0.1, 0.2])]
-    figure = teachers(SUMMARY, metrics)
+    figure = draw_teachers(make_run_record(SUMMARY, metrics))
     assert figure is not None
     middle = figure.axes[1]
     assert middle.get_title(loc="left") == "level 10 in round 1"
     assert [label.get_text() for label in middle.get_xticklabels()] == ["9", "12"]
 
 
-def test_it_is_drawn_for_runs_that_count_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots, "saved", lambda figures, folder: sorted(figures))
-    assert "teachers" in plots.plots_of_run(tmp_path, SUMMARY, METRICS)
+def test_it_is_drawn_for_runs_that_count_only() -> None:
+    assert "teachers" in draw_run(make_run_record(SUMMARY, METRICS))
     others = [{key: value for key, value in m.items() if key != "counts"} for m in METRICS]
-    assert "teachers" not in plots.plots_of_run(tmp_path, SUMMARY, others)
+    assert "teachers" not in draw_run(make_run_record(SUMMARY, others))

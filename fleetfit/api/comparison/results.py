@@ -43,11 +43,12 @@ from fleetfit.records.schema import (
     SummaryRecord,
     TuningResult,
 )
-from fleetfit.report import page, plots
+from fleetfit.report import figures, page
 from fleetfit.report.columns import find_numbers, is_rounds, make_final_numbers
 from fleetfit.report.comparison_csv import format_comparison_csv
+from fleetfit.report.drawing import make_plots_folder, save_figures
 from fleetfit.report.order import explain_row_order
-from fleetfit.report.page.many import compared, table_of, table_of_tuning
+from fleetfit.report.page.run_set import collect_comparison
 from fleetfit.report.record import read_comparison, read_entries, read_results
 from fleetfit.report.results import format_results, make_curves, to_percent
 from fleetfit.report.statistics import LEVEL, Difference, paired_differences
@@ -271,7 +272,8 @@ def write_comparison(
     on = plan.section.target_on
     cells = {
         key: [
-            find_numbers(run.files.read_summary(), run._read_rounds(), plan.columns, plan.targets, on) for run in group
+            find_numbers(summary, run._read_rounds(), plan.columns, plan.targets, on)
+            for run, summary in zip(group, summaries[key], strict=True)
         ]
         for key, group in runs.items()
     }
@@ -318,10 +320,10 @@ def write_comparison(
         for run, columns in zip(group, cells[row, setting], strict=True)
     ]
     write_text(folder / "compare.json", json.dumps(entries, indent=2) + "\n")
+    stored = read_comparison(folder)
     with contextlib.suppress(MissingExtra):  # the command line prints a hint about missing plots
-        seeds = {key: [(run.summary, run.metrics) for run in group] for key, group in runs.items()}
-        plots.plots_of_comparison(folder, seeds, plan.columns, plan.targets, on)
-    page.after_comparison(folder)
+        save_figures(figures.draw_comparison(stored.rows, plan.columns, plan.targets, on), make_plots_folder(folder))
+    page.write_comparison_page(stored)
     return comparison
 
 
@@ -388,10 +390,10 @@ def load_comparison(folder: str | Path) -> Comparison:
         count = f"{len(record.results.runs)}{f' of {run_count}' if run_count else ''}"
         notes = [*record.notes, f"Not finished: {count} run{'' if count == '1' else 's'} so far."]
         record = replace(record, notes=notes, entries=())
-    visible = compared(record).told()
+    visible = collect_comparison(record).hide_private()
     first_line = files.read_text(path / "table.md").partition("\n")[0] if files.is_file(path / "table.md") else ""
     is_title = first_line.startswith("**") and first_line.endswith("**")
-    table = table_of(visible, (first_line[2:-2] if is_title else "") or record.results.name)
+    table = visible.make_table((first_line[2:-2] if is_title else "") or record.results.name)
     runs: Runs = {}
     logger = logging.getLogger("fleetfit")
     for sentence in record.problems:
@@ -414,7 +416,7 @@ def load_comparison(folder: str | Path) -> Comparison:
         differences=tuple(row_differences),
         difference_table=make_difference_table(row_differences, visible.results.against) if row_differences else None,
         tuning=tuning,
-        tuning_table=table_of_tuning(tuning) if tuning else None,
+        tuning_table=visible.make_tuning_table(),
         finished=finished,
     )
 

@@ -1,12 +1,14 @@
-"""Any data set in arrays: `.npz` files as numpy.savez writes them, for every task.
+"""Any data set in arrays: an `.npz` file as numpy.savez writes it, or a folder of `.npy` files, for every task.
 
-For sensor readings, tables, features and whatever else is no image file; see `widar` for an example. A folder of `.npy`
-files does as well. Arrays are memory-mapped: a member that was written with `numpy.savez` lies as it is in the file and
-is mapped there. One that was compressed (`numpy.savez_compressed`), or one that lies in parts, is written once into the
+Use it for sensor readings and features; see `widar` for an example. Arrays are memory-mapped where they are in the
+file. Those that are compressed (`numpy.savez_compressed`), or that are split into parts, are written once into the
 cache and mapped from there.
 """
 
+import decimal
+import logging
 import math
+import numbers
 import os
 import shutil
 import zipfile
@@ -25,13 +27,15 @@ from fleetfit.data.cache import load_folder
 from fleetfit.data.dataset import MAX_CLASSES, Data, Facts
 from fleetfit.data.files.folders import list_sample_files, resolve_folder
 from fleetfit.data.splits import ALIASES, SPLITS, fill_missing_splits, make_empty_split_notes
-from fleetfit.errors import DataError, FleetFitError, did_you_mean, format_cause
+from fleetfit.errors import DataError, FleetFitError, did_you_mean, format_cause, truncate
 from fleetfit.factories import declare_unused
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a file of NumPy arrays")
 
 Task = Literal["classification", "regression", "multi_label", "next_token"]
 _ROWS = 4096  # rows in memory at a time
+_SHOWN = 10  # classes in a sentence
+_LOG = logging.getLogger("fleetfit")
 Array = NDArray[Any]
 
 
@@ -98,18 +102,18 @@ def arrays(
     """
     _check_keys(classes, standardise, mean, std)
     path = resolve_folder(file)
-    found = Arrays(path)
+    store = Arrays(path)
     name = path.resolve().stem
-    parts = _parts(found, x)
-    whole, tokens = found.joined(list(parts.values())), bool(vocabulary) or task == "next_token"
-    chosen = not tokens and is_channels_last(whole, f'{path}: "{x}"') if channels_last is None else channels_last
-    samples = samples_of(whole, tokens, chosen)
-    labels = _joined(found, y, parts)
+    parts = _find_parts(store, x)
+    whole, tokens = store.concatenate(list(parts.values())), bool(vocabulary) or task == "next_token"
+    last = not tokens and is_channels_last(whole, f'{path}: "{x}"') if channels_last is None else channels_last
+    samples = convert_samples(whole, tokens, last)
+    labels = _concatenate_parts(store, y, parts)
     if not samples.numel():
         raise DataError(f'{path}: "{x}" has no samples, or empty ones: {list(samples.shape)}.', path=path, column=x)
     if len(labels) != len(samples):
         raise DataError(f'{path}: "{x}" has {len(samples)} samples but "{y}" has {len(labels)}.', path=path, column=y)
-    target, count, names = _labels(labels, task, classes or vocabulary or None)
+    target, count, names = _convert_labels(labels, task, classes or vocabulary or None)
     if classes not in (None, count) and task != "regression":
         what = f"are {count} different texts" if names else f"have {count} columns"
         raise DataError(
@@ -118,20 +122,22 @@ def arrays(
             key="classes",
             column=y,
         )
-    group = None if groups is None else _numbered(_joined(found, groups, parts), f'{path}: "{groups}"', "groups")[0]
-    sizes = {split: len(found.one(part)) for split, part in parts.items()}
-    strata = _strata(group, target, task, len(samples))
+    group = None
+    if groups is not None:
+        group = _encode_values(_concatenate_parts(store, groups, parts), f'{path}: "{groups}"', "groups")[0]
+    sizes = {split: len(store.load(part)) for split, part in parts.items()}
+    strata = _choose_strata(group, target, task, len(samples))
     splits = fill_missing_splits(sizes, strata, validation, test, seed)
     notes = [*make_empty_split_notes(name, sizes)]
-    notes += _notes_on_channels(f'{name}: "{x}"', whole, chosen) if channels_last is None and not tokens else []
+    notes += _describe_channels(f'{name}: "{x}"', whole, last) if channels_last is None and not tokens else []
     gaps = {split: f'"{part}" is not finite in {at}' for split, part in parts.items()
-            if (at := find_not_finite(found.one(part)))}  # fmt: skip
+            if (at := find_not_finite(store.load(part)))}  # fmt: skip
     notes += [f"{name}: {gap}. {'Training diverges' if split == 'train' else 'What they score means nothing'}, unless "
               "the model fills the gaps." for split, gap in gaps.items()]  # fmt: skip
     if task == "regression" and (at := find_not_finite(labels)):
         raise DataError(f'{path}: "{y}" is not finite in {at}. Leave these samples out.', path=path, column=y)
     if standardise:
-        mean, std = _statistics(samples, splits["train"], f"{path}: {'; '.join(gaps.values())}")
+        mean, std = _compute_statistics(samples, splits["train"], f"{path}: {'; '.join(gaps.values())}")
     return Data(
         name=name,
         x=samples,
@@ -164,7 +170,7 @@ def _check_keys(classes: int | None, standardise: bool, mean: tuple[float, ...],
         )
 
 
-def in_memory(
+def wrap_arrays(
     x: Any, y: Any, held: tuple[Any, Any] | None = None, seed: int = 0, channels_last: bool | None = None,
     begun_with: Sequence[int] = (),
 ) -> Data:  # fmt: skip
@@ -179,14 +185,14 @@ def in_memory(
         held: Samples and labels for testing; None: a fifth of x. A tenth of the rest is for validation.
         seed: Of what is held out.
         channels_last: Whether x is [N, ..., C] and is to become [N, C, ...]; None: where its shape says so.
-        begun_with: The shape of a sample in the run that goes on; x keeps its channels where it has that shape.
+        begun_with: The shape of a sample in the run that is resumed; x keeps its channels where it has that shape.
 
     Raises:
         DataError: They do not fit together, or the channels may be first or last.
     """
     parts = {"train": (x, y)} | ({} if held is None else {"test": held})
-    samples = {split: array_of(pair[0], "x") for split, pair in parts.items()}
-    labels = {split: array_of(pair[1], "y") for split, pair in parts.items()}
+    samples = {split: as_array(pair[0], "x") for split, pair in parts.items()}
+    labels = {split: as_array(pair[1], "y") for split, pair in parts.items()}
     for split in parts:
         if samples[split].ndim < 2 or len(samples[split]) != len(labels[split]):
             raise DataError(
@@ -197,14 +203,14 @@ def in_memory(
         if samples[split].shape[1:] != samples["train"].shape[1:]:
             raise DataError("data=(x, y): the samples for testing have another shape than those for training.", key="x")
     for split in parts:
-        for name, found in (("x", samples[split]), ("y", labels[split])):
-            if place := find_not_finite(found):
+        for name, array in (("x", samples[split]), ("y", labels[split])):
+            if where := find_not_finite(array):
                 raise DataError(
-                    f"data=(x, y): {name}{'_test' * (split == 'test')} is not finite in {place}. Leave these samples "
-                    "out, or fill the gaps; data.path takes a table with gaps.",
+                    f"data=(x, y): {name}{'_test' * (split == 'test')} is not finite in {where}. Leave these samples "
+                    "out, or fill the gaps; a table, at data.path or in data=frame, may have gaps.",
                     key=name,
                 )
-    whole, answers = (np.concatenate([*found.values()]) for found in (samples, labels))
+    whole, answers = (np.concatenate([*arrays.values()]) for arrays in (samples, labels))
     answers = answers[:, 0] if answers.ndim == 2 and answers.shape[1] == 1 else answers
     task: Task = "classification"
     if answers.dtype.kind == "f":
@@ -212,45 +218,144 @@ def in_memory(
         task, answers = ("regression", answers) if fractions else ("classification", answers.astype(np.int64))
     names: tuple[str, ...] = ()
     if task == "classification" and answers.dtype.kind in "iuUb":
-        places, values = _numbered(answers.astype(np.int64) if answers.dtype.kind == "b" else answers, "labels")
+        places, values = _encode_values(answers.astype(np.int64) if answers.dtype.kind == "b" else answers, "labels")
         contiguous = answers.dtype.kind != "U" and values == tuple(map(str, range(len(values))))
         answers, names = places, () if contiguous else values
-    target, count, _ = _labels(answers, task, None)
-    notes = [*make_empty_split_notes("data=(x, y)", {split: len(found) for split, found in samples.items()})]
+    target, count, _ = _convert_labels(answers, task, None)
+    sizes = {split: len(rows) for split, rows in samples.items()}
+    notes = [*make_empty_split_notes("data=(x, y)", sizes)]
     last = bool(channels_last)
     if channels_last is None and whole.shape[1:] != tuple(begun_with):
         last = is_channels_last(whole, "data=(x, y): x")
-        notes += _notes_on_channels("data=(x, y): x", whole, last)
-    xs = samples_of(whole, tokens=False, channels_last=last)
+        notes += _describe_channels("data=(x, y): x", whole, last)
+    xs = convert_samples(whole, tokens=False, channels_last=last)
     if task == "regression" and _is_one_hot(answers):
         notes.append(
             f"data=(x, y): y {list(answers.shape)} is learned as a regression of {answers.shape[1]} numbers. Each row "
             "has a single 1, as one-hot labels have: for classes, hand over y.argmax(1)."
         )
-    sizes = {split: len(found) for split, found in samples.items()}
-    splits = fill_missing_splits(sizes, _strata(None, target, task, len(xs)), 0.1, 0.2, seed)
+    splits = fill_missing_splits(sizes, _choose_strata(None, target, task, len(xs)), 0.1, 0.2, seed)
     standard = xs.is_floating_point() and xs.ndim in (2, 3)
-    mean, std = _statistics(xs, splits["train"]) if standard else ((), ())
-    indices = {split: torch.from_numpy(found) for split, found in splits.items()}
+    mean, std = _compute_statistics(xs, splits["train"]) if standard else ((), ())
+    indices = {split: torch.from_numpy(rows) for split, rows in splits.items()}
     return Data("own-data", xs, target, indices, count, class_names=names, mean=mean, std=std, task=task,
                 notes=tuple(notes))  # fmt: skip
 
 
-def array_of(given: Any, what: str) -> NDArray[Any]:
-    """Return an array of whatever holds numbers or text in rows."""
+def as_array(values: Any, name: str) -> NDArray[Any]:
+    """Return an array of what holds numbers or text in rows.
+
+    Args:
+        values: An array, a tensor, a list, a Series or a DataFrame.
+        name: "x", which must hold numbers, or "y".
+
+    Raises:
+        DataError: It holds something else, or a row has no value.
+    """
     try:
-        found = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+        array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     except (ValueError, TypeError) as error:
-        raise DataError(f"data=(x, y): {what} is no array: {format_cause(error)}.", key=what) from None
-    if found.dtype.kind == "O" and what == "y" and all(isinstance(value, str) for value in found.ravel()):
-        found = found.astype(str)
-    if found.dtype.kind not in "biufU" or (what == "x" and found.dtype.kind == "U"):
+        raise DataError(f"data=(x, y): {name} is no array: {format_cause(error)}.", key=name) from None
+    if array.dtype.kind == "O" and array.size:
+        array = _convert_objects(array, name)
+    if array.dtype.kind not in "biufU" or (name == "x" and array.dtype.kind == "U"):
         raise DataError(
-            f"data=(x, y): {what} must hold numbers{' or text' if what == 'y' else ''}, got {found.dtype}. A table "
+            f"data=(x, y): {name} must hold numbers{' or text' if name == 'y' else ''}, got {array.dtype}. A table "
             "with numbers and categories: data=frame, a DataFrame with the label among its columns.",
-            key=what,
+            key=name,
         )
-    return found
+    return array
+
+
+def _convert_objects(array: NDArray[Any], name: str) -> NDArray[Any]:
+    """Return Python objects, such as those of nullable columns of pandas, as numbers or text."""
+    values = array.ravel().tolist()
+    missing = [
+        i for i, value in enumerate(values) if value is None or type(value).__name__ == "NAType" or value != value
+    ]
+    if missing and array.ndim <= 2:
+        row = missing[0] // max(1, array[0].size if array.ndim > 1 else 1)
+        raise DataError(
+            f"data=(x, y): {name} has no value in sample {row}. Leave such samples out, or fill the gaps; a table, at "
+            "data.path or in data=frame, may have gaps.",
+            key=name,
+            row=row,
+        )
+    if all(isinstance(value, str) for value in values):
+        return array.astype(str)
+    if all(isinstance(value, bool | np.bool_) for value in values):
+        return array.astype(bool)
+    if all(isinstance(value, numbers.Real | decimal.Decimal) for value in values):
+        whole = all(isinstance(value, numbers.Integral) for value in values)
+        return array.astype(np.int64 if whole else np.float64)
+    return array
+
+
+def prepare_arrays(x: Any, y: Any, own: Data) -> Data:
+    """Prepare samples and labels in memory like a run's data: its means, its classes, the unit of its targets.
+
+    Args:
+        x: Samples [N, ...], arrays, tensors or lists of numbers.
+        y: Labels [N], or targets [N, targets].
+        own: The run's data, of classes or numbers.
+
+    Raises:
+        DataError: They are of another kind, or a label is no class of the run's.
+    """
+    if own.task not in ("classification", "regression"):
+        raise DataError(
+            f"data=(x, y) are samples with a class or numbers each; the run is {own.task}. Name a path.", key="data"
+        )
+    array, labels = as_array(x, "x"), as_array(y, "y")
+    shape = tuple(own.x.shape[1:])
+    channels_last = array.ndim > 3 and array.shape[1:] != shape and (array.shape[-1], *array.shape[1:-1]) == shape
+    samples = convert_samples(array, tokens=False, channels_last=channels_last)
+    if len(samples) != len(labels):
+        raise DataError(f"data=(x, y): x has {len(samples)} samples, y has {len(labels)} labels.", key="y")
+    if own.resize is None and tuple(samples.shape[1:]) != shape:
+        raise DataError(f"data=(x, y): x is {list(samples.shape)}; the run's samples are {list(shape)} each.", key="x")
+    kinds = {one.dtype.is_floating_point for one in (samples, own.x)}
+    if len(kinds) > 1:
+        raise DataError(
+            f"data=(x, y): x holds {str(samples.dtype).removeprefix('torch.')} and the run was trained on "
+            f"{str(own.x.dtype).removeprefix('torch.')}; they must be of one kind.",
+            key="x",
+        )
+    if where := find_not_finite(array):
+        _LOG.warning("data=(x, y): x is not finite in %s. What these samples score means nothing.", where)
+    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    return Data(
+        "own-data", samples,
+        _convert_targets(labels, own) if own.task == "regression" else _encode_classes(labels, own),
+        {"test": torch.arange(len(samples))}, own.classes, class_names=own.class_names, mean=own.mean, std=own.std,
+        task=own.task, resize=own.resize,
+        targets=tuple(tuple(m.tolist()) for m in own.target_scale) if own.task == "regression" else (),
+    )  # fmt: skip
+
+
+def _convert_targets(labels: NDArray[Any], own: Data) -> Tensor:
+    if labels.dtype.kind == "U":
+        raise DataError(
+            f"data=(x, y): y holds text, and the run was trained on numbers, {own.classes} for a sample.", key="y"
+        )
+    return torch.from_numpy(labels.reshape(len(labels), -1).astype(np.float32))
+
+
+def _encode_classes(labels: NDArray[Any], own: Data) -> Tensor:
+    names = own.class_names or tuple(map(str, range(own.classes)))
+    if labels.dtype.kind == "f" and (labels == np.floor(labels)).all():
+        labels = labels.astype(np.int64)
+    texts = labels.astype(np.int64).astype(str) if labels.dtype.kind == "b" else labels.astype(str)
+    places = {name: i for i, name in enumerate(names)}
+    unknown = sorted({str(text) for text in np.unique(texts)} - places.keys())
+    if labels.ndim != 1 or unknown:
+        raise DataError(
+            f"data=(x, y): y has "
+            f"{', '.join(map(truncate, unknown[:_SHOWN])) or f'labels of shape {labels.shape}'}, "
+            f"and the run was trained on the classes {', '.join(map(truncate, names[:_SHOWN]))}.",
+            key="y",
+        )
+    return torch.tensor([places[str(text)] for text in texts])
 
 
 _CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
@@ -286,14 +391,14 @@ def is_channels_last(x: NDArray[Any], what: str) -> bool:
     return sides and (last[0] == last[1] or pixels or (min(last) >= _MANY and shape[-1] > 1))
 
 
-def _notes_on_channels(what: str, x: NDArray[Any], last: bool) -> list[str]:
+def _describe_channels(what: str, x: NDArray[Any], last: bool) -> list[str]:
     """Say where channels were taken to be, unless they come first beyond doubt."""
     shape = x.shape[1:]
-    sides, said = "x".join(map(str, shape[:-1] if last else shape[1:])), f"{what} {list(x.shape)} is taken as"
+    sides, start = "x".join(map(str, shape[:-1] if last else shape[1:])), f"{what} {list(x.shape)} is taken as"
     if last:
-        return [f"{said} {sides} with {shape[-1]} channels, which come last. channels_last = false says otherwise."]
+        return [f"{start} {sides} with {shape[-1]} channels, which come last. channels_last = false says otherwise."]
     if len(shape) in (3, 4) and shape[-1] in _CHANNELS and shape[0] not in _CHANNELS:
-        return [f"{said} {shape[0]} channels of {sides}. channels_last = true says that the channels come last."]
+        return [f"{start} {shape[0]} channels of {sides}. channels_last = true says that the channels come last."]
     return []
 
 
@@ -313,9 +418,9 @@ def find_not_finite(x: NDArray[Any]) -> str:
         rows = wrong.reshape(len(wrong), -1).any(1)
         if not first:
             row = int(rows.argmax())
-            place = [int(at[0]) for at in np.nonzero(wrong[row])] if x.ndim > 1 else []
-            column = f", column {place[0]}" if len(place) == 1 else f", at {place}" if place else ""
-            first = f"sample {start + row}{column} ({x[(start + row, *place)]})"
+            index = [int(at[0]) for at in np.nonzero(wrong[row])] if x.ndim > 1 else []
+            column = f", column {index[0]}" if len(index) == 1 else f", at {index}" if index else ""
+            first = f"sample {start + row}{column} ({x[(start + row, *index)]})"
         count += int(rows.sum())
     return f"{first}; samples: {count} of {len(x)}" if first else ""
 
@@ -324,59 +429,59 @@ def _is_one_hot(y: NDArray[Any]) -> bool:
     return y.ndim == 2 and y.shape[1] > 1 and bool(np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all())
 
 
-def shape_of(file: str, x: str = "x", channels_last: bool | None = None) -> tuple[int, ...]:
+def find_sample_shape(file: str, x: str = "x", channels_last: bool | None = None) -> tuple[int, ...]:
     """Return the shape of one sample in a file of arrays, as `arrays` returns it.
 
     Raises:
         DataError: There are no such arrays.
     """
-    found = Arrays(resolve_folder(file))
-    samples = found.one(next(iter(_parts(found, x).values())))
+    store = Arrays(resolve_folder(file))
+    samples = store.load(next(iter(_find_parts(store, x).values())))
     shape = tuple(samples.shape[1:])
     if (is_channels_last(samples, x) if channels_last is None else channels_last) and len(shape) > 1:
         return (shape[-1], *shape[:-1])
     return (1, *shape) if samples.dtype == np.uint8 and len(shape) == 2 else shape
 
 
-def _parts(found: "Arrays", name: str) -> dict[str, str]:
+def _find_parts(store: "Arrays", name: str) -> dict[str, str]:
     """Return split -> array; one array alone is "train"."""
-    if name in found:
+    if name in store:
         return {"train": name}
     parts = {}
     for split in SPLITS:
-        part = next((f"{name}_{alias}" for alias in ALIASES[split] if f"{name}_{alias}" in found), None)
+        part = next((f"{name}_{alias}" for alias in ALIASES[split] if f"{name}_{alias}" in store), None)
         if part is not None:
             parts[split] = part
     if "train" not in parts:
-        found.one(name)  # says what there is
+        store.load(name)  # says what there is
     return parts
 
 
-def _joined(found: "Arrays", name: str, parts: Mapping[str, str]) -> NDArray[Any]:
+def _concatenate_parts(store: "Arrays", name: str, parts: Mapping[str, str]) -> NDArray[Any]:
     """Return labels or groups, in the order of the samples."""
-    if name in found:
-        return found.one(name)
-    own = _parts(found, name)
+    if name in store:
+        return store.load(name)
+    own = _find_parts(store, name)
     if list(own) != list(parts):
         raise DataError(
-            f'{found.path}: "{name}" has the parts {", ".join(own)}, the samples {", ".join(parts)}.',
-            path=found.path,
+            f'{store.path}: "{name}" has the parts {", ".join(own)}, the samples {", ".join(parts)}.',
+            path=store.path,
             column=name,
         )
-    return np.concatenate([found.one(part) for part in own.values()])
+    return np.concatenate([store.load(part) for part in own.values()])
 
 
-def samples_of(found: NDArray[Any], tokens: bool, channels_last: bool) -> Tensor:
+def convert_samples(array: NDArray[Any], tokens: bool, channels_last: bool) -> Tensor:
     """Return samples as a data set holds them: pixels as uint8, tokens as int64, other numbers as floats."""
-    if found.ndim < 1 or found.dtype.kind not in "biuf":
-        raise DataError(f"samples must be numbers [N, ...], got {found.dtype} {list(found.shape)}.", key="x")
-    usual = (found.dtype.kind == "f" and found.dtype.itemsize <= 8) or found.dtype == np.uint8
+    if array.ndim < 1 or array.dtype.kind not in "biuf":
+        raise DataError(f"samples must be numbers [N, ...], got {array.dtype} {list(array.shape)}.", key="x")
+    usual = (array.dtype.kind == "f" and array.dtype.itemsize <= 8) or array.dtype == np.uint8
     if tokens:
-        found = _whole(found, "tokens")
-    elif not usual or not found.dtype.isnative:
+        array = _convert_whole(array, "tokens")
+    elif not usual or not array.dtype.isnative:
         with np.errstate(over="ignore"):
-            found = found.astype(np.float32)
-    x = torch.from_numpy(np.ascontiguousarray(found) if not found.flags.c_contiguous else found)
+            array = array.astype(np.float32)
+    x = torch.from_numpy(np.ascontiguousarray(array) if not array.flags.c_contiguous else array)
     if channels_last:
         if x.ndim < 3:
             raise DataError(f"channels_last needs samples [N, ..., C], got {list(x.shape)}.", key="channels_last")
@@ -384,21 +489,21 @@ def samples_of(found: NDArray[Any], tokens: bool, channels_last: bool) -> Tensor
     return x.unsqueeze(1) if x.dtype == torch.uint8 and x.ndim == 3 else x
 
 
-def _labels(found: NDArray[Any], task: str, classes: int | None) -> tuple[Tensor, int, tuple[str, ...]]:
+def _convert_labels(array: NDArray[Any], task: str, classes: int | None) -> tuple[Tensor, int, tuple[str, ...]]:
     """Return labels as the task needs them, the number of classes and their names or ()."""
-    if task == "classification" and found.dtype.kind == "U":
-        places, names = _numbered(found, "the labels")
+    if task == "classification" and array.dtype.kind == "U":
+        places, names = _encode_values(array, "the labels")
         return torch.from_numpy(places), len(names), names
-    if task == "classification" and found.dtype.kind in "biuf" and _is_one_hot(found):
+    if task == "classification" and array.dtype.kind in "biuf" and _is_one_hot(array):
         raise DataError(
-            f"the labels {list(found.shape)} are one-hot; save the class of each sample, y.argmax(1).", key="y"
+            f"the labels {list(array.shape)} are one-hot; save the class of each sample, y.argmax(1).", key="y"
         )
-    if found.dtype.kind not in "biuf" or (task in ("classification", "next_token") and found.dtype.kind == "f"):
-        raise DataError(f"labels of a {task} task cannot be {found.dtype}.", key="y")
-    if not found.size:
-        raise DataError(f"the labels are empty: {list(found.shape)}.", key="y")
+    if array.dtype.kind not in "biuf" or (task in ("classification", "next_token") and array.dtype.kind == "f"):
+        raise DataError(f"labels of a {task} task cannot be {array.dtype}.", key="y")
+    if not array.size:
+        raise DataError(f"the labels are empty: {list(array.shape)}.", key="y")
     if task in ("classification", "next_token"):
-        whole = torch.from_numpy(_whole(found, "labels"))
+        whole = torch.from_numpy(_convert_whole(array, "labels"))
         if classes is None and int(whole.max()) >= MAX_CLASSES:
             row = int(whole.flatten().argmax()) // max(1, whole[0].numel())
             raise DataError(
@@ -408,31 +513,31 @@ def _labels(found: NDArray[Any], task: str, classes: int | None) -> tuple[Tensor
             )
         return whole, classes or int(whole.max()) + 1, ()
     with np.errstate(over="ignore", invalid="ignore"):
-        y = torch.from_numpy(found.astype(np.float32) if task == "regression" else _whole(found, "labels"))
+        y = torch.from_numpy(array.astype(np.float32) if task == "regression" else _convert_whole(array, "labels"))
     y = y.unsqueeze(1) if task == "regression" and y.ndim == 1 else y
     return y, y.shape[-1], ()
 
 
-def _whole(found: NDArray[Any], what: str) -> NDArray[np.int64]:
+def _convert_whole(array: NDArray[Any], what: str) -> NDArray[np.int64]:
     """Return whole numbers as int64.
 
     Raises:
         DataError: One of them is not whole, or too large.
     """
     with np.errstate(invalid="ignore"):
-        whole: NDArray[np.int64] = found.astype(np.int64, copy=False)
-        same = found.dtype.kind in "bi" or bool(
-            (whole == found).all() and (found.dtype.kind == "f" or (whole >= 0).all())
+        whole: NDArray[np.int64] = array.astype(np.int64, copy=False)
+        same = array.dtype.kind in "bi" or bool(
+            (whole == array).all() and (array.dtype.kind == "f" or (whole >= 0).all())
         )
     if not same:
         raise DataError(
-            f"{what} must be whole numbers of at most 63 bits, got {found.dtype} with others among them.",
+            f"{what} must be whole numbers of at most 63 bits, got {array.dtype} with others among them.",
             key="x" if what == "tokens" else "y",
         )
     return whole
 
 
-def _numbered(values: NDArray[Any], what: str, key: str = "y") -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def _encode_values(values: NDArray[Any], what: str, key: str = "y") -> tuple[NDArray[np.int64], tuple[str, ...]]:
     if values.dtype.kind in "iu" and _is_one_hot(values):
         raise DataError(
             f"{what} {list(values.shape)} are one-hot; hand over the class of each sample, y.argmax(1).", key=key
@@ -443,7 +548,7 @@ def _numbered(values: NDArray[Any], what: str, key: str = "y") -> tuple[NDArray[
     return places.astype(np.int64), tuple(str(name) for name in names)
 
 
-def _strata(groups: NDArray[np.int64] | None, y: Tensor, task: str, rows: int) -> NDArray[np.int64]:
+def _choose_strata(groups: NDArray[np.int64] | None, y: Tensor, task: str, rows: int) -> NDArray[np.int64]:
     """Return what stays in proportion when samples are held out: groups, or classes, or nothing."""
     if groups is not None:
         return groups
@@ -453,7 +558,9 @@ def _strata(groups: NDArray[np.int64] | None, y: Tensor, task: str, rows: int) -
     return np.zeros(rows, dtype=np.int64)
 
 
-def _statistics(x: Tensor, train: NDArray[np.int64], gaps: str = "") -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _compute_statistics(
+    x: Tensor, train: NDArray[np.int64], gaps: str = ""
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation of each channel over the training samples; where all are alike, 1."""
     if not len(train) or x.dtype == torch.int64:
         raise DataError("standardise needs training samples that are no tokens.", key="standardise")
@@ -482,7 +589,7 @@ class Arrays:
     """The arrays of one file or folder, by name."""
 
     def __init__(self, path: Path) -> None:
-        """Look at what is there.
+        """List the arrays.
 
         Raises:
             DataError: The path is no `.npz` file and no folder of `.npy` files.
@@ -494,10 +601,12 @@ class Arrays:
             files.check_file(path, DataError)
             try:
                 with zipfile.ZipFile(path) as archive:
-                    found = [name[:-4] for name in archive.namelist() if name.endswith(".npy")]
+                    members = [name[:-4] for name in archive.namelist() if name.endswith(".npy")]
             except Exception as error:  # a damaged directory of the archive raises whatever it likes
                 raise DataError(f"{path} cannot be read as an .npz file: {error}.", path=path) from error
-            self.names = sorted(name for name in found if name and not any(part in name for part in ("/", "\\", "\0")))
+            self.names = sorted(
+                name for name in members if name and not any(part in name for part in ("/", "\\", "\0"))
+            )
             if len(set(self.names)) != len(self.names):
                 raise DataError(f"{path} has two arrays of one name.", path=path)
         else:
@@ -508,7 +617,7 @@ class Arrays:
     def __contains__(self, name: str) -> bool:
         return name in self.names
 
-    def one(self, name: str) -> Array:
+    def load(self, name: str) -> Array:
         """Return an array, mapped copy-on-write: it can be written to, and the file never changes.
 
         Raises:
@@ -522,38 +631,38 @@ class Arrays:
             )
         try:
             if self.path.is_dir():
-                found: Array | None = self._loaded(self.path / f"{name}.npy")
+                array: Array | None = self._map_file(self.path / f"{name}.npy")
             else:
-                found = self._mapped(name)
-            found = self._unpacked(name) if found is None else found
+                array = self._map_member(name)
+            array = self._unpack(name) if array is None else array
         except FleetFitError:
             raise
         except Exception as error:  # a damaged header or archive raises whatever it likes
             raise DataError(
                 f'{self.path}: array "{name}" cannot be read: {format_cause(error)}', path=self.path, column=name
             ) from error
-        if not found.ndim:
+        if not array.ndim:
             raise DataError(
                 f'{self.path}: array "{name}" is a single value; it must have one for each sample.',
                 path=self.path,
                 column=name,
             )
-        return found
+        return array
 
-    def _loaded(self, path: Path) -> Array:
+    def _map_file(self, path: Path) -> Array:
         """Map a file of its own, whose header is looked at first."""
         with files.open_file(path, DataError) as file:
-            shape, fortran, dtype, header = _header(file)
+            shape, fortran, dtype, header = _read_header(file)
             size = os.fstat(file.fileno()).st_size
-        if size - header < _size_of(shape, dtype):
-            raise ValueError(f"it should have {_size_of(shape, dtype):,} bytes, and {size - header:,} are there")
+        if size - header < _count_bytes(shape, dtype):
+            raise ValueError(f"it should have {_count_bytes(shape, dtype):,} bytes, and {size - header:,} are there")
         if not math.prod(shape):
             return np.zeros(shape, dtype)
         return np.memmap(path, dtype, "c", header, shape, "F" if fortran else "C")
 
-    def joined(self, names: Sequence[str]) -> Array:
+    def concatenate(self, names: Sequence[str]) -> Array:
         """Return arrays one after the other, from the cache if they are several."""
-        parts = [self.one(name) for name in names]
+        parts = [self.load(name) for name in names]
         if len(parts) == 1:
             return parts[0]
         if len({(part.shape[1:], part.dtype) for part in parts}) > 1:
@@ -579,32 +688,32 @@ class Arrays:
         stamps = [self.path / f"{name}.npy" for name in parameters] if self.path.is_dir() else [self.path]
         return cache.make_key(self.path.stem, stamps, ["arrays", *parameters], suffix="")
 
-    def _mapped(self, name: str) -> Array | None:
-        """Return a member that is not compressed, where it lies in the file."""
+    def _map_member(self, name: str) -> Array | None:
+        """Map a member of the archive; None where it is compressed."""
         with zipfile.ZipFile(self.path) as archive:
             member = archive.getinfo(f"{name}.npy")
             if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
                 return None
             with archive.open(member) as content:
-                shape, fortran, dtype, header = _header(content)
+                shape, fortran, dtype, header = _read_header(content)
         with self.path.open("rb") as file:
             file.seek(member.header_offset)
             local = file.read(30)  # the zip format's local header: two lengths at its end, then name and extra field
         start = member.header_offset + 30 + int.from_bytes(local[26:28], "little")
         start += int.from_bytes(local[28:30], "little") + header
-        if _size_of(shape, dtype) + header != member.file_size:
-            raise ValueError(f"it should have {_size_of(shape, dtype):,} bytes, and {member.file_size:,} are there")
+        if _count_bytes(shape, dtype) + header != member.file_size:
+            raise ValueError(f"it should have {_count_bytes(shape, dtype):,} bytes, and {member.file_size:,} are there")
         if not math.prod(shape):
             return np.zeros(shape, dtype)
         return np.memmap(self.path, dtype, "c", start, shape, "F" if fortran else "C")
 
-    def _unpacked(self, name: str) -> Array:
+    def _unpack(self, name: str) -> Array:
         def build(target: Path) -> None:
             with zipfile.ZipFile(self.path) as archive:
                 member = archive.getinfo(f"{name}.npy")
                 with archive.open(member) as content:
-                    shape, _, dtype, header = _header(content)
-                if _size_of(shape, dtype) + header != member.file_size:
+                    shape, _, dtype, header = _read_header(content)
+                if _count_bytes(shape, dtype) + header != member.file_size:
                     raise ValueError("its header says another size than the archive")
                 if member.file_size > shutil.disk_usage(target).free:
                     raise DataError(
@@ -618,14 +727,14 @@ class Arrays:
         return load_folder(self._key([name]), build, lambda target: np.load(target / f"{name}.npy", mmap_mode="c"))
 
 
-def _size_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+def _count_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     """Return the bytes of an array; NumPy's own product would overflow."""
     if any(not isinstance(n, int) or n < 0 for n in shape):
         raise ValueError(f"its shape is {shape}")
     return math.prod(shape) * dtype.itemsize
 
 
-def _header(content: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+def _read_header(content: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
     """Return shape, Fortran order, dtype and the length of the header of a `.npy` file."""
     version = np.lib.format.read_magic(content)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

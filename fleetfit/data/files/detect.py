@@ -94,7 +94,7 @@ def _detect_folder(folder: Path, keys: Keys) -> Keys:
     if any(name.endswith(".npy") for name in names):
         return _detect_array_folder(folder, keys, f"{folder} has no array of samples and one of labels")
     try:
-        tables = table.files_of(folder)
+        tables = table.find_files(folder)
     except DataError:
         tables = {}
     if tables:
@@ -152,7 +152,7 @@ def _detect_arrays(path: Path, keys: Keys) -> Keys:
     first = next((name for name in (x, f"{x}_train") if name in arrays), None)
     is_tokens = keys.get("vocabulary") or keys.get("task") == "next_token"
     if first is not None and not (is_tokens or keys.get("mean") or keys.get("std")):
-        samples = arrays.one(first)
+        samples = arrays.load(first)
         if samples.dtype.kind in "biuf" and samples.dtype != "uint8" and samples.ndim in (2, 3):
             result["standardise"] = True
     return result
@@ -169,8 +169,7 @@ def _choose_size(folder: Path, keys: Keys) -> Keys:
 
 def _detect_rows(first: Path, path: Path, keys: Keys) -> Keys:
     """Return whether the rows of a file are images, texts with labels, or a table of numbers and categories."""
-    is_parquet = first.suffix.lower() == ".parquet"
-    kinds = dict(table.kinds_in_parquet(first) if is_parquet else table.kinds_in_first_rows(first))
+    kinds = table.guess_kinds(first)
     if "image" in kinds.values():
         return {"name": "images", "folder": str(path)}
     if _has_table_keys(keys):

@@ -13,6 +13,7 @@ itself. Images may be one folder deeper, in `CLASS/images`, as in Tiny ImageNet.
 has unlabelled images and is left out. A zip archive of such folders is unpacked once into the cache.
 """
 
+import bisect
 import functools
 import json
 import math
@@ -122,7 +123,7 @@ def images(
 
     Raises:
         DataError: A file, a column or an image is missing or wrong, or a share is out of range.
-        MissingExtra: pyarrow or Pillow is not installed, or `datasets` is not and `hub` is set.
+        MissingExtra: Pillow is not installed, or `datasets` is not and `hub` is set.
     """
     path = download(folder.rpartition("/")[2], folder) if hub else resolve_folder(folder)
     name = folder.rpartition("/")[2] if hub else path.resolve().name.removesuffix(".zip")
@@ -269,7 +270,7 @@ class _ParquetImages:
             yield from file.images(self.column)
 
     def origin(self, index: int) -> Origin:
-        number = int(np.searchsorted(self.starts, index, side="right")) - 1
+        number = bisect.bisect_right(self.starts, index) - 1
         return self.files[number].place(index - self.starts[number])
 
     def paths(self) -> list[Path]:
@@ -303,7 +304,7 @@ def read_parquet(
 
     Raises:
         DataError: A file, a column or an image is missing or wrong.
-        MissingExtra: pyarrow or Pillow is not installed.
+        MissingExtra: Pillow is not installed.
     """
     spec = spec or ImageSpec()
     spec.check(name)
@@ -315,14 +316,14 @@ def read_parquet(
     all_files = [file for files in split_files.values() for file in files]
     image = all_files[0].column(image, _IMAGE, "image")
     label = all_files[0].column(label, _LABEL, "label")
-    y, classes, class_names = parquet.labels_of(all_files, label)
+    y, classes, class_names = parquet.read_labels(all_files, label)
     return LabelledImages(
         x=_load_images(name, all_files[0].path.parent, _ParquetImages(all_files, image), spec),
         y=y,
         sizes={split: sum(file.rows for file in files) for split, files in split_files.items()},
         classes=classes,
         class_names=class_names,
-        groups=None if groups is None else parquet.numbered(parquet.values_of(all_files, groups))[0],
+        groups=None if groups is None else parquet.encode_values(parquet.read_values(all_files, groups))[0],
     )
 
 

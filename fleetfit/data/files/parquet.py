@@ -1,4 +1,8 @@
-"""One Parquet file: its rows and columns, labels and groups, whatever is wrong with it as a sentence."""
+"""Columns of Parquet files of images, texts and sounds: encoded samples, labels and groups.
+
+Such files may be downloaded, so they are a stranger's: checksums of pages are verified, and the sizes that a file
+claims are checked before room is made for them. `fleetfit.data.files.table` reads tables of numbers and categories.
+"""
 
 import contextlib
 import json
@@ -11,24 +15,24 @@ from numpy.typing import NDArray
 
 from fleetfit.data.dataset import MAX_CLASSES
 from fleetfit.data.image_reader import Origin
-from fleetfit.errors import DataError, FleetFitError, format_cause, import_optional
+from fleetfit.errors import DataError, FleetFitError, format_cause
 from fleetfit.files import check_file
 
-_READS = ("images", "Reading images from Parquet files")
 _ROWS = 1024  # images in memory as files at a time
 LONGEST = 1000
 """Characters of a label."""
-_FEW_ROWS = 1_000_000  # more than these must have left something in the file
-_PER_BYTE = 8  # rows, at most
-_LARGE_BYTES, _RATIO = 1 << 30, 200  # a column that is larger must not be so many times as large as the file
+_FEW_ROWS = 1_000_000  # more rows need bytes in the file
+_PER_BYTE = 8  # rows
+_LARGE_BYTES, _RATIO = 1 << 30, 200  # a larger column may be up to this multiple of the file
 
 
 class File:
-    """One Parquet file: its rows and columns, errors as sentences."""
+    """One Parquet file; what pyarrow raises becomes a `DataError`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        parquet = import_optional("pyarrow.parquet", *_READS)
+        from pyarrow import parquet
+
         check_file(path, DataError)
         with self._explained(""):
             self._parquet = parquet.ParquetFile(path, memory_map=True, page_checksum_verification=True)
@@ -40,7 +44,6 @@ class File:
 
     @contextlib.contextmanager
     def _explained(self, what: str) -> Iterator[None]:
-        """Say in a sentence whatever the library comes across."""
         try:
             yield
         except FleetFitError:
@@ -75,13 +78,12 @@ class File:
             f'{self.path} has {asked}; its columns are {", ".join(self.columns)}. Give {what} = "...".', path=self.path
         )
 
-    def values(self, column: str, missing: str | None = None, nulls: bool = False) -> Any:
+    def values(self, column: str, missing: str | None = None) -> Any:
         """Return one column, an arrow array.
 
         Args:
             column: Its name.
-            missing: Stands where a row has no value, which is refused if None.
-            nulls: Whether rows without a value are left as they are.
+            missing: Replaces missing values; None: they are refused.
         """
         self.column(column, (), "the column's name:")
         with self._explained(f'column "{column}"'):
@@ -94,8 +96,6 @@ class File:
                 path=self.path,
                 column=column,
             )
-        if nulls:
-            return values
         if values.null_count and missing is not None:
             return values.fill_null(missing)
         if values.null_count:
@@ -111,7 +111,8 @@ class File:
 
     def images(self, column: str, what: str = "image") -> Iterator[list[bytes]]:
         """Yield the encoded images, or what else a column holds as bytes, some at a time."""
-        types = import_optional("pyarrow.types", *_READS)
+        from pyarrow import types
+
         self.column(column, (), what)
         row = 0
         for batch in self._batches(column):
@@ -160,7 +161,8 @@ class File:
         Raises:
             DataError: There is no such column, it holds something else, or a row of it is empty.
         """
-        types = import_optional("pyarrow.types", *_READS)
+        from pyarrow import types
+
         values = self.values(column)
         if types.is_dictionary(values.type):
             values = values.dictionary_decode()
@@ -171,17 +173,6 @@ class File:
                 column=column,
             )
         return list(values.to_pylist())
-
-    def types(self) -> list[tuple[str, Any]]:
-        """Return the columns and the arrow types of their values."""
-        return [(name, self._parquet.schema_arrow.field(i).type) for i, name in enumerate(self.columns)]
-
-    def first_texts(self, column: str, rows: int) -> list[str]:
-        """Return the first texts of a column, rows without one left out."""
-        with self._explained(f'column "{column}"'):
-            self._check_size(column)
-            batch = next(self._parquet.iter_batches(batch_size=rows, columns=[column]), None)
-            return [] if batch is None else [text for text in batch.column(0).to_pylist() if text]
 
     def class_names(self, column: str) -> tuple[str, ...]:
         """Return the class names that the schema's metadata gives for a column, or ()."""
@@ -204,8 +195,8 @@ class RowFile(Protocol):
     rows: int
 
 
-def check_count(values: NDArray[Any], files: Sequence[RowFile], column: str) -> None:
-    """Refuse a label that would make more classes than a model can tell apart.
+def check_class_count(values: NDArray[Any], files: Sequence[RowFile], column: str) -> None:
+    """Refuse a label that would make too many classes.
 
     Raises:
         DataError: There is one.
@@ -223,9 +214,10 @@ def check_count(values: NDArray[Any], files: Sequence[RowFile], column: str) -> 
             )
 
 
-def values_of(files: Sequence[File], column: str, missing: str | None = None) -> NDArray[Any]:
+def read_values(files: Sequence[File], column: str, missing: str | None = None) -> NDArray[Any]:
     """Return a column of integers or text over all files; see `File.values`."""
-    types = import_optional("pyarrow.types", *_READS)
+    from pyarrow import types
+
     parts = []
     for file in files:
         values = file.values(column, missing)
@@ -258,7 +250,7 @@ def values_of(files: Sequence[File], column: str, missing: str | None = None) ->
     return np.concatenate(parts)
 
 
-def numbered(values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def encode_values(values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Return each value's place among the distinct values in ascending order, and those values."""
     if values.dtype.kind == "O":  # text; NumPy's own arrays of it take room for the longest one in every row
         texts = sorted(set(values.tolist()))
@@ -268,7 +260,7 @@ def numbered(values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     return places.astype(np.int64), tuple(str(name) for name in names)
 
 
-def too_long(values: NDArray[Any], files: Sequence[RowFile]) -> Iterator[tuple[RowFile, int]]:
+def find_long_texts(values: NDArray[Any], files: Sequence[RowFile]) -> Iterator[tuple[RowFile, int]]:
     """Yield the file and the row of each text that is too long for a label."""
     if values.dtype.kind != "O":
         return
@@ -280,26 +272,26 @@ def too_long(values: NDArray[Any], files: Sequence[RowFile]) -> Iterator[tuple[R
         start += file.rows
 
 
-def labels_of(files: Sequence[File], column: str) -> tuple[NDArray[np.int64], int, tuple[str, ...]]:
+def read_labels(files: Sequence[File], column: str) -> tuple[NDArray[np.int64], int, tuple[str, ...]]:
     """Return a column of labels over all files, the number of classes and their names or ().
 
     Raises:
         DataError: A label is missing, withheld (-1) or out of range.
     """
-    values = values_of(files, column)
-    for file, row in too_long(values, files):
+    values = read_values(files, column)
+    for file, row in find_long_texts(values, files):
         raise DataError(
             f"row {row} of {file.path} has a text of more than {LONGEST} characters as its {column}.",
             path=file.path,
             row=row,
         )
     if values.dtype.kind == "O":
-        y, names = numbered(values)
+        y, names = encode_values(values)
         return y, len(names), names
     names = files[0].class_names(column)
     classes = len(names) or int(values.max(initial=0)) + 1
     if not names:
-        check_count(values, files, column)
+        check_class_count(values, files, column)
     start = 0
     for file in files:
         part = values[start : start + file.rows]

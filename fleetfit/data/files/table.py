@@ -1,41 +1,63 @@
-"""Any table on disk, numbers and categories: a CSV file, a Parquet file, or a folder with one of them for each split.
+"""Tables of numbers and categories, on disk and in memory: reading, kinds of columns, and their encoding for a model.
 
-A folder has `train.csv` and perhaps `validation.csv` (or `valid`, `val`, `dev`) and `test.csv`, or the same in Parquet,
-or a single such file. Of a CSV file (UTF-8; commas, semicolons, tabs or bars, found out) the first line names the
-columns. What stands in a column is found by looking at it, and said: numbers are standardised, categories become one
-column each, both from the training rows only (`fleetfit.data.files.columns`); dates, free text, and columns that number
-the rows or are the same in all of them are left out.
+A table is a CSV file, a Parquet file, or a folder with one of them for each split: `train.csv`, and perhaps
+`validation.csv` (or `valid`, `val`, `dev`) and `test.csv`. pyarrow reads both. CSV is UTF-8; its separator is detected
+(comma, semicolon, tab, bar), its first line names the columns, and lines above that begin with # are comments.
+
+Numbers are standardised and categories become one feature each, both as fitted to the training rows. Dates, free text,
+and columns that number the rows or are constant are left out, with a note. The encoding is written to `columns.json` in
+a run folder. It encodes other rows in the same way: those to predict, and those of a fleet's nodes.
+
+The encoding is that of scikit-learn's `StandardScaler` and `OneHotEncoder`, and tests compare with them. It is computed
+here because theirs differs where it is stored: `StandardScaler` has other last digits than NumPy's mean and standard
+deviation, on which stored runs depend, and `OneHotEncoder` gives rare categories a feature of their own.
 """
 
+import contextlib
+import csv
+import io
+import json
 import re
-from collections.abc import Iterator, Sequence
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import pydantic
 import torch
 from numpy.typing import NDArray
 
-from fleetfit.data.dataset import Data, Facts
-from fleetfit.data.files import cells, columns, parquet
-from fleetfit.data.files.cells import Column, TableRows
-from fleetfit.data.files.columns import Asked, Category, Columns, Label, Number
+from fleetfit import files
+from fleetfit.data.dataset import MAX_CLASSES, Data, Facts
 from fleetfit.data.files.folders import convert_saved_dataset, find_parquet_files, list_sample_files, resolve_folder
 from fleetfit.data.splits import ALIASES, fill_missing_splits, hold_out, subsample
-from fleetfit.errors import DataError, import_optional, truncate
+from fleetfit.errors import DataError, did_you_mean, escape_controls, format_cause, truncate
+from fleetfit.files import parse_json
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a table in CSV or Parquet")
 SUFFIXES = (".csv", ".tsv", ".parquet")
 LABELS = ("label", "labels", "target", "class", "y")
-"""What the column that is learned is called, if it is not the last one."""
+"""Names of the label column where none is given; else it is the last column."""
+IN_MEMORY = Path("in memory")
+"""The file that messages name for a table in memory."""
+SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-", "<na>", "nat"})
+"""Cells without a value, in small letters."""
 MOST_CATEGORIES = 64
-"""Categories of a column that get a column of their own: the most frequent of the training rows."""
-_MOST_CLASSES = 50  # whole numbers in the label's column are classes up to so many
+"""Categories of a column that become features: the most frequent of the training rows."""
+_MOST_TEXTS = 1000  # different values of a column of classes or categories
+_MOST_CLASSES = 50  # whole numbers are classes up to this count
 _MOST_FEATURES = 20_000
-_LOOK, _WORDS = 200, 4.0  # rows that are looked at, and words of a text on average
-_FEW = 20  # rows, below which nothing can be told from all values being different
-_MOST_SHOWN = 8  # columns in a sentence
+_FEW_ROWS = 20  # below, different values in all rows mean nothing
+_SAMPLE = 200  # first rows or texts from which something is guessed
+_WORDS = 4.0  # words of a free text, on average
+_BLOCK = 1 << 22  # bytes that pyarrow parses together; also the longest row
+_LONGEST_NAME = 200
+_SHOWN = 8  # columns in a sentence
 _ALIASES = {**ALIASES, "validation": (*ALIASES["validation"], "dev")}
 _ID = re.compile(
     r"(?i:(?:^|[_\s-])(?:id|ids|uuid|guid|index|idx|key|row)$|^unnamed: \d+$|^column 1$)|(?<=[a-z])(?:ID|Id)$"
@@ -43,12 +65,27 @@ _ID = re.compile(
 _DATE = re.compile(r"(?:^|[_\s-])(?:date|datetime|timestamp)(?:$|[_\s-])", re.IGNORECASE)
 _DATES = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%d %b %Y", "%b %d, %Y", "%d.%m.%Y %H:%M",
           "%d.%m.%Y %H:%M:%S", "%m/%d/%Y %H:%M", "%m/%d/%Y %H:%M:%S", "%d/%m/%Y %H:%M")  # fmt: skip
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+Task = Literal["classification", "regression"]
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """The keys of a run file that describe columns; see `table`."""
+
+    label: str | None = None
+    task: Task | None = None
+    groups: str | None = None
+    categories: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 def table(
     folder: str,
     label: str | None = None,
-    task: Literal["classification", "regression"] | None = None,
+    task: Task | None = None,
     groups: str | None = None,
     categories: tuple[str, ...] = (),
     drop: tuple[str, ...] = (),
@@ -74,185 +111,139 @@ def table(
         groups: Column of a natural group such as a hospital, which is not learned from; None: no groups.
         categories: Columns of numbers that are categories, such as a postcode.
         drop: Columns that are left out.
-        missing: Further texts or numbers that mean that there is no value, such as "unknown" or "-999"; empty cells,
-            NA, N/A, NaN, null, None, ? and - always do.
+        missing: Further texts or numbers that count as missing, such as "unknown" or "-999"; empty cells, NA, N/A, NaN,
+            null, None, ? and - always do.
         columns: A `columns.json` of a run: the columns become numbers as they did there, whatever these rows are, and
             what the other keys say of them must be the same; None: as these training rows say.
         separator: Of the cells in a CSV file; None: found out.
         header: Whether the first line of a CSV file names the columns; if not, they are "1", "2" and so on.
-        samples: So many training rows only, drawn in proportion for every class, those held out for validation
-            included; None: all.
+        samples: Number of training rows, drawn in proportion for every class, those held out for validation included;
+            None: all.
         validation: Share of the training rows that is held out, if there is no validation file.
         test: Share of the rows that is held out as the test set, if there is only a train file.
         seed: Of what is held out and drawn.
 
     Raises:
         DataError: A file, a column or a value is missing or wrong, or a share is out of range.
-        MissingExtra: It is a Parquet file, and pyarrow is not installed.
     """
     path = resolve_folder(folder)
     name = path.resolve().stem if path.is_file() else path.resolve().name
-    path = convert_saved_dataset(path)
-    asked = Asked(label, task, groups, categories, drop, missing)
-    known = None
+    options, encoder = TableOptions(label, task, groups, categories, drop, missing), None
     if columns is not None:
-        known = columns_in(columns)
-        asked.check(known, columns)
-    sheets = sheets_of(path, separator, header, missing if known is None else (*known.missing, *missing))
-    return from_sheets(name, sheets, asked, known, samples, validation, test, seed)
+        file = resolve_folder(columns)
+        encoder = TableEncoder.from_json(files.read_text(file, DataError), str(file))
+        _check_options(options, encoder, columns)
+        options = replace(options, missing=(*encoder.missing, *missing))
+    texts = encoder.number_forms if encoder else ()
+    sheet = read_sheet(convert_saved_dataset(path), separator, header, options.missing, texts)
+    return make_data(name, sheet, options, encoder, samples, validation, test, seed)
 
 
-def columns_in(file: str) -> Columns:
-    """Return what a `columns.json` says, whose relative path may be sought in FLEETFIT_DATA."""
-    return columns.read(resolve_folder(file))
+def _check_options(options: TableOptions, encoder: "TableEncoder", file: str) -> None:
+    """Refuse options that contradict a given `columns.json`."""
+    kinds = {column.name: column.kind for column in encoder.columns}
+    dropped = next((name for name in options.drop if name in kinds), None)
+    number = next((name for name in options.categories if kinds.get(name) == "number"), None)
+    label = encoder.label.name
+    for key, value, expected, reason in (
+        ("label", options.label, label, f'the column "{truncate(label)}" is learned'),
+        ("task", options.task, encoder.task, f"it is a {encoder.task}"),
+        ("drop", dropped, None, "it is a column to learn from"),
+        ("categories", number, None, "it is a column of numbers"),
+    ):
+        if value not in (None, expected):
+            raise DataError(
+                f'{key}: got "{truncate(value)}", but {file}, which columns names, says {reason}. Leave {key} out; or '
+                "leave columns out, and the columns are detected in these rows.",
+                path=file,
+                key=key,
+            )
 
 
-def of_frame(frame: Any, label: str | None = None, seed: int = 0) -> Data:
-    """Return a table in memory as a data set; see `table`.
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class TableSheet:
+    """The rows of one file or of several, one after the other.
+
+    Attributes:
+        table: The rows, a `pyarrow.Table`.
+        parts: Of each file its split, its path and its number of rows.
+    """
+
+    table: Any
+    parts: tuple[tuple[str, Path, int], ...]
+
+    @property
+    def path(self) -> Path:
+        """The first file."""
+        return self.parts[0][1]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Number of rows of each split."""
+        return {split: sum(rows for part, _, rows in self.parts if part == split) for split, _, _ in self.parts}
+
+    def check_column(self, name: str, purpose: str = "") -> str:
+        """Return the name of a column.
+
+        Raises:
+            DataError: There is no such column.
+        """
+        names = self.table.column_names
+        if name not in names:
+            more = f" and {len(names) - 30} more" if len(names) > 30 else ""
+            raise DataError(
+                f'{self.path} has no column "{truncate(name)}"{purpose}; its columns are '
+                f"{', '.join(map(truncate, names[:30]))}{more}.{did_you_mean(name, names)}",
+                path=self.path,
+                column=name,
+            )
+        return name
+
+    def error(self, column: str, reason: str, row: int | None = None, key: str | None = None) -> DataError:
+        """Return an error about a column, or about its value in a row; `row` counts from 0, the message from 1."""
+        starts = np.cumsum([0, *(rows for _, _, rows in self.parts)])
+        part = int(np.searchsorted(starts, row or 0, side="right")) - 1
+        path, number = self.parts[part][1], None if row is None else row - int(starts[part]) + 1
+        place = path if number is None else f"{path}, row {number}"
+        return DataError(
+            f'{place}: column "{truncate(column)}" {reason}', path=path, row=number, column=column, key=key
+        )
+
+
+def make_sheet(parts: Sequence[tuple[str, Path, Any]]) -> TableSheet:
+    """Return tables one after the other, with the columns of the first.
 
     Args:
-        frame: A DataFrame of pandas, or whatever else has `columns` and gives each by its name.
-        label: Column that is learned; None: as of `table`.
-        seed: Of what is held out.
+        parts: Of each table its split, its file and its rows, a `pyarrow.Table`.
 
     Raises:
-        DataError: As `table`.
+        DataError: A table lacks a column.
     """
-    return from_sheets("table", {"train": rows_of(frame)}, Asked(label=label), None, None, 0.1, 0.2, seed)
+    import pyarrow as pa
+
+    first, names = parts[0][1], parts[0][2].column_names
+    for split, path, rows in parts[1:]:
+        for name in names:
+            TableSheet(rows, ((split, path, rows.num_rows),)).check_column(name, f", which {first.name} has")
+    tables = [rows.select(names) for _, _, rows in parts]
+    if any(rows.schema != tables[0].schema for rows in tables):
+        fields = [(name, _find_common_type([rows.schema.field(name).type for rows in tables])) for name in names]
+        tables = [rows.cast(pa.schema(fields, tables[0].schema.metadata)) for rows in tables]
+    return TableSheet(pa.concat_tables(tables), tuple((split, path, rows.num_rows) for split, path, rows in parts))
 
 
-def rows_of(frame: Any) -> TableRows:
-    """Return the rows of a table in memory.
+def _find_common_type(types: Sequence[Any]) -> Any:
+    import pyarrow as pa
 
-    Raises:
-        DataError: It has none, or two columns of one name.
-    """
-    names = cells.each_once("data=frame: the table", [str(name) for name in frame.columns])
-    named = {name: cells.of_array(name, np.asarray(frame[key])) for name, key in zip(names, frame.columns, strict=True)}
-    if not named or not len(frame):
-        raise DataError("data=frame: the table has no rows or no columns.", key="data")
-    return TableRows(Path("in memory"), named, len(frame))
+    if any(map(_is_text, types)):
+        return pa.large_string()
+    return pa.float64() if any(map(_is_number, types)) else next((t for t in types if t != pa.null()), pa.null())
 
 
-def from_sheets(
-    name: str,
-    sheets: dict[str, TableRows],
-    asked: Asked,
-    known: Columns | None,
-    samples: int | None,
-    validation: float,
-    test: float,
-    seed: int,
-) -> Data:
-    """Return the rows of the files of each split as a data set; see `table`.
-
-    Raises:
-        DataError: As `table`.
-    """
-    whole = columns.joined(sheets)
-    for wanted in (*asked.categories, *asked.drop, *([asked.groups] if asked.groups else [])):
-        whole.column(wanted, "")
-    label, notes = _label(whole, asked) if known is None else (known.label.name, [])
-    column = whole.column(label, ", which is to be learned")
-    there = _has_label(column, whole.path)
-    if not there.any():
-        raise DataError(
-            f'{whole.path}: column "{truncate(label)}", which is to be learned, has no values.',
-            path=whole.path,
-            column=label,
-            key="label",
-        )
-    if not there.all():
-        notes.append(
-            f'{int((~there).sum())} rows without "{truncate(label)}" are left out. NA, N/A, NaN, null, None, ? and - '
-            "are not labels; rename a class that is called so."
-        )
-    sizes, start = {}, 0
-    for split, sheet in sheets.items():
-        sizes[split] = int(there[start : start + sheet.rows].sum())
-        start += sheet.rows
-    if not sizes["train"]:
-        raise DataError(f"{whole.path} has no rows with a label to train on.", path=whole.path)
-    whole = columns.without(whole, there)
-    column = whole.columns[label]
-    learned = Columns(task=_task(whole, column, asked), label=_classes(whole, column, asked), columns=(_ANY,),
-                      missing=asked.missing) if known is None else known  # fmt: skip
-    y = columns.labels_of(whole, learned)
-    assert y is not None
-    group = _groups(whole, asked.groups)
-    strata = strata_of(learned, y, group, whole.rows)
-    splits = fill_missing_splits(sizes, strata, validation if samples is None else 0.0, test, seed)
-    if samples is not None:
-        splits["train"] = subsample(name, splits["train"], strata[splits["train"]], samples, seed)
-        if not len(splits["validation"]):
-            rest = splits["train"]
-            splits["train"], splits["validation"] = hold_out(rest, strata[rest], validation, seed)
-    if known is None:
-        found = _Found(whole, label, asked, splits["train"])
-        learned = found.described(learned, y)
-        notes = [found.counted, *notes, *found.notes]
-    x, further = learned.encoded(whole)
-    if known is not None:
-        notes = [f"{len(learned.columns)} columns as {len(learned.features)} features", *notes, *further]
-    what = _what(learned, _named(label, asked, known), whole.rows, splits)
-    file = name if whole.path.stem in splits else whole.path.name  # train.csv and the like say nothing
-    notes = [f"table {file}: {notes[0]}, {what}", *notes[1:]]
-    held = {split: torch.from_numpy(np.sort(indices)) for split, indices in splits.items()}
-    return data_of(name, x, y, held, learned, group, tuple(notes))
-
-
-def data_of(
-    name: str, x: NDArray[np.float32], y: NDArray[np.generic] | None, splits: dict[str, torch.Tensor], known: Columns,
-    group: NDArray[np.int64] | None, notes: tuple[str, ...],
-) -> Data:  # fmt: skip
-    """Return encoded rows as a data set."""
-    regression = known.task == "regression"
-    labels = np.zeros((len(x), 1) if regression else len(x), np.float32 if regression else np.int64) if y is None else y
-    return Data(
-        name=name,
-        x=torch.from_numpy(x),
-        y=torch.from_numpy(labels),
-        splits=splits,
-        classes=1 if regression else len(known.label.classes),
-        groups=None if group is None else torch.from_numpy(group),
-        class_names=() if regression else known.label.classes,
-        task=known.task,
-        columns=known.text(),
-        targets=((known.label.mean,), (known.label.std,)) if regression else (),
-        labelled=y is not None,
-        notes=notes,
-    )
-
-
-def _what(learned: Columns, label: str, rows: int, splits: dict[str, NDArray[np.int64]]) -> str:
-    """Return the rest of the line that says what was taken."""
-    of = "numbers (regression)" if learned.task == "regression" else f"{len(learned.label.classes)} classes"
-    held = " and ".join(
-        f"{len(splits[split])} for {what}"
-        for split, what in (("test", "testing"), ("validation", "validation"))
-        if len(splits[split])
-    )
-    return f"{label} of {of}, {rows:,} rows; {held or 'none'} held out."
-
-
-def _named(label: str, asked: Asked, known: Columns | None) -> str:
-    last = asked.label is None and known is None and label.lower() not in LABELS
-    return f'{"the last column as label" if last else "label"} "{truncate(label)}"'
-
-
-# ---- the files -------------------------------------------------------------------------------------------------------
-
-
-def sheets_of(path: Path, separator: str | None, header: bool, missing: Sequence[str]) -> dict[str, TableRows]:
-    """Return the rows of each split that has files."""
-    found = {}
-    for split, parts in files_of(path).items():
-        read = {str(part): cells.read(part, separator, header, missing) for part in parts}
-        found[split] = columns.joined(read)
-    return found
-
-
-def files_of(path: Path) -> dict[str, list[Path]]:
+def find_files(path: Path) -> dict[str, list[Path]]:
     """Return the files of each split, "train" first.
 
     Raises:
@@ -261,342 +252,1259 @@ def files_of(path: Path) -> dict[str, list[Path]]:
     if not path.is_dir():
         return {"train": [path]}
     for suffix in SUFFIXES:
-        found = {split: [place for alias in names if (place := path / f"{alias}{suffix}").is_file()][:1]
-                 for split, names in _ALIASES.items()}  # fmt: skip
-        if found["train"]:
-            return {split: files for split, files in found.items() if files}
+        splits = {split: [file for alias in names if (file := path / f"{alias}{suffix}").is_file()][:1]
+                  for split, names in _ALIASES.items()}  # fmt: skip
+        if splits["train"]:
+            return {split: files for split, files in splits.items() if files}
     try:
         return find_parquet_files(path.name, str(path))
     except DataError:
-        alone = [file for file in list_sample_files(path, "*") if file.suffix.lower() in SUFFIXES]
-        if len(alone) == 1:
-            return {"train": alone}
-        several = f" It has {len(alone)} tables; which one? Name the file." if alone else ""
+        tables = [file for file in list_sample_files(path, "*") if file.suffix.lower() in SUFFIXES]
+        if len(tables) == 1:
+            return {"train": tables}
+        several = f" It has {len(tables)} tables; which one? Name the file." if tables else ""
         raise DataError(f"{path} has no train.csv, train.tsv or train.parquet.{several}", path=path) from None
 
 
-def kinds_in_parquet(file: Path) -> Iterator[tuple[str, str]]:
-    """Yield the columns of a Parquet file and what they look like: "image", "text" or "other"."""
-    types = import_optional("pyarrow.types", "tables", "Reading tables from Parquet files")
-    found = parquet.File(file)
-    for name, kind in found.types():
-        if types.is_struct(kind) or types.is_binary(kind) or types.is_large_binary(kind):
-            yield name, "image" if name.lower() in ("img", "image", "images") else "other"
-        elif types.is_string(kind) or types.is_large_string(kind):
-            yield name, _looks(found.first_texts(name, _LOOK))
-        else:
-            yield name, "other"
+def read_sheet(
+    path: Path,
+    separator: str | None = None,
+    header: bool = True,
+    missing: Sequence[str] = (),
+    texts: Collection[str] = (),
+) -> TableSheet:
+    """Read a file, or the files of a folder.
+
+    A column that holds numbers in one file and texts in another is read as texts, as if the files were one.
+
+    Args:
+        path: A file or a folder.
+        separator: As of `read_table`.
+        header: As of `read_table`.
+        missing: As of `read_table`.
+        texts: As of `read_table`.
+
+    Raises:
+        DataError: A file cannot be read, or lacks a column of the first one.
+    """
+    paths = [(split, file) for split, files in find_files(path).items() for file in files]
+    tables = [read_table(file, separator, header, missing, texts) for _, file in paths]
+    kinds: dict[str, set[bool]] = {}
+    for rows in tables:
+        for field_ in rows.schema:
+            kinds.setdefault(field_.name, set()).add(_is_text(field_.type))
+    if mixed := [name for name, are_texts in kinds.items() if len(are_texts) > 1]:
+        tables = [read_table(file, separator, header, missing, [*texts, *mixed]) for _, file in paths]
+    return make_sheet([(split, file, rows) for (split, file), rows in zip(paths, tables, strict=True)])
 
 
-def kinds_in_first_rows(file: Path) -> Iterator[tuple[str, str]]:
-    """Yield the columns of a CSV file and what they look like: "text" or "other"."""
-    names, rows = cells.first_rows(file, _LOOK)
-    for place, name in enumerate(names):
-        yield name, _looks([row[place].strip() for row in rows if len(row) == len(names)])
+def read_table(
+    path: Path,
+    separator: str | None = None,
+    header: bool = True,
+    missing: Sequence[str] = (),
+    texts: Collection[str] = (),
+) -> Any:
+    """Read a CSV or Parquet file.
+
+    Args:
+        path: A file that ends in .parquet, or else a file of separated cells.
+        separator: Of the cells; None: detected in the first rows.
+        header: Whether the first line names the columns; if not, they are "1", "2" and so on.
+        missing: Further cells without a value, beside `MISSING`.
+        texts: Columns that are read as texts, also where they hold numbers.
+
+    Returns:
+        A `pyarrow.Table`. A column of a CSV file holds numbers where all of its cells do, else texts; cells without a
+        value are null.
+
+    Raises:
+        DataError: The file is no table, or a key of CSV files is set for a Parquet file.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        if separator is not None or not header:
+            key, reason = ("header", "no first line of names") if separator is None else ("separator", "no separators")
+            raise DataError(
+                f"{key}: {path} is a Parquet file, which has {reason}, and names its columns. Leave {key} out.",
+                path=path,
+                key=key,
+            )
+        return _read_parquet(path, texts)
+    if suffix in (".gz", ".zip", ".bz2", ".xz", ".zst"):
+        raise DataError(f"{path} is packed. Unpack it first.", path=path)
+    if suffix in (".xls", ".xlsx", ".ods"):
+        raise DataError(f"{path} is a spreadsheet. Save it as CSV (in UTF-8) first.", path=path)
+    rows = _read_csv(path, _detect_layout(path, separator, header), missing, texts)
+    if not rows.num_rows:
+        raise DataError(f"{path} has a first line and no rows.", path=path)
+    return rows
 
 
-def _looks(texts: Sequence[str]) -> str:
-    """Return whether texts are those of people: several words each, nearly all of them different."""
+def read_cells(
+    path: Path, separator: str | None = None, header: bool = True, quoted: bool = True
+) -> dict[str, list[str]]:
+    """Return the cells of a CSV file as they are, by column.
+
+    Args:
+        path: The file.
+        separator: As of `read_table`.
+        header: As of `read_table`.
+        quoted: Whether double quotes enclose a cell; if not, they are a part of it.
+
+    Raises:
+        DataError: The file is no table.
+    """
+    layout = _detect_layout(path, separator, header, quoted=quoted)
+    cells: dict[str, list[str]] = _read_csv(path, layout, None, layout.names).to_pydict()
+    return cells
+
+
+def guess_kinds(path: Path) -> dict[str, str]:
+    """Return for each column of a file whether its first rows look like "image", "text" (several words) or "other".
+
+    Raises:
+        DataError: The file cannot be read, or is no table.
+    """
+    if path.suffix.lower() != ".parquet":
+        layout = _detect_layout(path, None, header=True, strict=False)
+        rows = [row for row in layout.rows if len(row) == len(layout.names)]
+        return {name: _guess_kind([row[i].strip() for row in rows]) for i, name in enumerate(layout.names)}
+    from pyarrow import types
+
+    kinds = {}
+    with _open_parquet(path) as file:
+        for column in file.schema_arrow:
+            kinds[column.name] = "other"
+            if _is_text(column.type):
+                batch = next(file.iter_batches(batch_size=_SAMPLE, columns=[column.name]), None)
+                kinds[column.name] = _guess_kind([] if batch is None else batch.column(0).to_pylist())
+            elif types.is_struct(column.type) or types.is_binary(column.type) or types.is_large_binary(column.type):
+                kinds[column.name] = "image" if column.name.lower() in ("img", "image", "images") else "other"
+    return kinds
+
+
+def _guess_kind(texts: Sequence[str | None]) -> str:
     filled = [text for text in texts if text]
     words = [len(text.split()) for text in filled]
     long = bool(words) and sum(words) / len(words) >= _WORDS
     return "text" if long and len(set(filled)) > len(filled) * 0.8 and not _is_date(filled[0]) else "other"
 
 
-# ---- what is learned -------------------------------------------------------------------------------------------------
+def check_names(source: Path | str, names: list[str]) -> list[str]:
+    """Return the names of columns.
+
+    Raises:
+        DataError: A name occurs twice, or is too long.
+    """
+    path = source if isinstance(source, Path) else None
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise DataError(f'{source} has two columns "{truncate(name)}". Rename one of them.', path=path, column=name)
+        if len(name) > _LONGEST_NAME:
+            raise DataError(
+                f'{source}: the name of column "{truncate(name)}" has {len(name):,} characters. Does the first line '
+                "name the columns?",
+                path=path,
+                column=name,
+            )
+    return names
 
 
-_ANY = Number(name="", mean=0.0, std=1.0)  # until the columns are known
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
 
 
-def _label(sheet: TableRows, asked: Asked) -> tuple[str, list[str]]:
-    """Return the column that is learned, and what is to be said of that."""
-    if asked.label is not None:
-        return sheet.column(asked.label, ", which is to be learned").name, []
-    left = [name for name in sheet.columns if name not in asked.drop and name != asked.groups]
-    for wanted in LABELS:
-        found = [name for name in left if name.lower() == wanted]
-        if found:
-            return found[0], []
-    if not left:
-        raise DataError(f"{sheet.path} has no columns left to learn.", path=sheet.path)
-    return left[-1], []
+def _is_number(kind: Any) -> bool:
+    from pyarrow import types
+
+    return types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
 
 
-def _has_label(column: Column, path: Path) -> NDArray[np.bool_]:
-    if column.what != "cells":
-        raise DataError(
-            f'column "{truncate(column.name)}" holds {column.what}; the label must be classes or numbers. Name '
-            'another column: label = "...".',
-            column=column.name,
-            key="label",
-            path=path,
-        )
-    found: NDArray[np.bool_]
-    if column.codes is not None:
-        found = column.codes >= 0
-    elif column.strange:
-        some = ", ".join(f'"{truncate(text, 30)}"' for text in column.sample[:3])
-        raise DataError(
-            f'column "{truncate(column.name)}", which is to be learned, has too many different texts for classes: '
-            f"{some}, ... "
-            'Name another column: label = "...". For texts with labels: name = "text".',
-            column=column.name,
-            key="label",
-            path=path,
-        )
-    else:
-        found = ~np.isnan(column.numbers)
-    return found
+# ---- Parquet and CSV by pyarrow --------------------------------------------------------------------------------------
 
 
-def _task(sheet: TableRows, column: Column, asked: Asked) -> Literal["classification", "regression"]:
-    if asked.task is not None:
-        return asked.task
-    if column.strange:
-        return "classification"
-    numbers = column.numbers[~np.isnan(column.numbers)]
-    whole = bool((numbers == np.floor(numbers)).all())
-    few = column.codes is not None and len(set(column.codes.tolist())) <= _MOST_CLASSES
-    return "classification" if whole and few else "regression"
+@contextlib.contextmanager
+def _open_parquet(path: Path) -> Iterator[Any]:
+    """Open a `pyarrow.parquet.ParquetFile`; its errors, here and on reading, become a `DataError`."""
+    from pyarrow import parquet
+
+    files.check_file(path, DataError)
+    try:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            yield file
+    except DataError:
+        raise
+    except Exception as error:  # a damaged file raises whatever it likes
+        raise DataError(f"{path} cannot be read as Parquet: {format_cause(error)}", path=path) from error
 
 
-def _classes(sheet: TableRows, column: Column, asked: Asked) -> Label:
-    if _task(sheet, column, asked) == "regression":
-        columns.numbers_of(sheet, column)
-        return Label(name=column.name)
-    if column.codes is None:
-        raise DataError(
-            f'{sheet.path}: column "{truncate(column.name)}", which is to be learned, has too many different values '
-            'for classes. Numbers can be learned with task = "regression".',
-            path=sheet.path,
-            column=column.name,
-            key="task",
-        )
-    values = columns.texts_of(column)
-    used = {values[code] for code in np.unique(column.codes[column.codes >= 0])}
-    classes = tuple(sorted(used) if column.strange else sorted(used, key=float))
-    if len(classes) < 2:
-        raise DataError(
-            f'{sheet.path}: column "{truncate(column.name)}" is "{truncate(classes[0])}" in every row, so there is '
-            'nothing to learn. Name another column: label = "...".',
-            path=sheet.path,
-            column=column.name,
-            key="label",
-        )
-    return Label(name=column.name, classes=classes)
+def _read_parquet(path: Path, texts: Collection[str]) -> Any:
+    with _open_parquet(path) as file:
+        names = [name for name in file.schema_arrow.names if not name.startswith("__index_level_")]
+        rows = file.read(columns=check_names(path, names), use_threads=False)
+        rows.validate(full=True)
+    if not rows.num_rows:
+        raise DataError(f"{path} has no rows.", path=path)
+    for name in texts:
+        if name in names and not _is_text(rows.schema.field(name).type):
+            rows = rows.set_column(names.index(name), name, rows.column(name).cast("string"))
+    return rows
 
 
-def strata_of(
-    known: Columns, y: NDArray[np.generic] | None, group: NDArray[np.int64] | None, rows: int
-) -> NDArray[np.int64]:
-    """Return what held out rows are drawn in proportion for: groups, else classes."""
-    if group is not None:
-        return group
-    if y is None or known.task == "regression":
-        return np.zeros(rows, dtype=np.int64)
-    return y.astype(np.int64)
-
-
-def _groups(sheet: TableRows, name: str | None) -> NDArray[np.int64] | None:
-    if name is None:
-        return None
-    column = sheet.column(name, ", which is to say the groups")
-    if column.empty:
-        raise DataError(
-            f'{sheet.path}: {column.empty} rows have no value in "{truncate(name)}", the column of groups.',
-            path=sheet.path,
-            key="groups",
-            column=name,
-        )
-    if column.codes is None and column.strange:
-        raise DataError(
-            f'{sheet.path}: column "{truncate(name)}" has too many different texts to be groups.',
-            path=sheet.path,
-            column=name,
-            key="groups",
-        )
-    values = column.numbers if column.codes is None or not column.strange else np.array(column.values)[column.codes]
-    return np.unique(values, return_inverse=True)[1].astype(np.int64)
-
-
-# ---- what it is learned from -----------------------------------------------------------------------------------------
-
-
-class _Found:
-    """What the columns of a table are, by looking at them.
+@dataclass(frozen=True)
+class _Layout:
+    """How a CSV file is written.
 
     Attributes:
-        notes: What was left out or filled in, in sentences.
+        separator: Of the cells.
+        names: Of the columns.
+        header: Whether the first row has the names.
+        skip: Lines above the first row: empty ones and comments.
+        rows: The first rows without the names.
+        quoting: Of the csv module.
     """
 
-    def __init__(self, sheet: TableRows, label: str, asked: Asked, train: NDArray[np.int64]) -> None:
-        """Look at each column but the label's, the groups' and those that are dropped."""
-        self.sheet, self.train = sheet, np.sort(train)
-        self.columns: list[Number | Category] = []
-        self.out: dict[str, list[str]] = {}
-        self.filled: list[str] = []
-        self.rare: list[str] = []
-        for name, column in sheet.columns.items():
-            if name in (label, asked.groups) or name in asked.drop:
-                continue
-            why = self._number(column) if not column.strange and name not in asked.categories else self._category(
-                column, name in asked.categories)  # fmt: skip
-            if why:
-                self.out.setdefault(why, []).append(name)
-        if not self.columns:
+    separator: str
+    names: list[str]
+    header: bool
+    skip: int
+    rows: list[list[str]]
+    quoting: Literal[0, 3]
+
+
+def _detect_layout(
+    path: Path, separator: str | None, header: bool, strict: bool = True, quoted: bool = True
+) -> _Layout:
+    """Look at the first lines of a CSV file; `strict`: refuse data in place of the names."""
+    if separator is not None and (len(separator) != 1 or separator in '"\r\n'):
+        raise DataError(f"separator must be one character, such as ; or a tab, got {separator!r}.", key="separator")
+    lines = _read_first_lines(path)
+    skip = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
+    comment = lines[skip - 1] if skip and lines[skip - 1].startswith("#") else ""
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    candidates = []
+    for mark in [separator] if separator else SEPARATORS:
+        rows, first = _split(lines[skip:], mark, quoting), _split([comment], mark, quoting)
+        is_header = bool(first and rows and len(first[0]) == len(rows[0]) > 1)  # names of which the first begins with #
+        candidates.append((mark, skip - is_header, [*first, *rows] if is_header else rows))
+    if not candidates[0][2]:
+        raise DataError(f"{path} is empty.", path=path)
+    mark, skip, rows = max(candidates, key=lambda candidate: _rate_columns(candidate[2]))
+    if not header:
+        return _Layout(mark, [str(i + 1) for i in range(len(rows[0]))], header, skip, rows, quoting)
+    names = [name.strip() or f"column {i + 1}" for i, name in enumerate(rows[0])]
+    if strict:
+        if _are_data(rows[0], rows[1:]):
             raise DataError(
-                f"{sheet.path} has no column to learn from. {' '.join(self._left_out())}".rstrip(),
-                path=sheet.path,
-                key="drop",
+                f"{path} has numbers in its first line, where the names of the columns should be. Add a line with "
+                "names, or set header = false.",
+                path=path,
+                key="header",
             )
-        features = sum(len(one.features) for one in self.columns)
-        if features > _MOST_FEATURES:
-            raise DataError(
-                f"{sheet.path}: {features:,} features are more than the {_MOST_FEATURES:,} that there may be; leave "
-                "columns out with drop = [...].",
-                path=sheet.path,
-                key="drop",
-            )
+        if any("\ufffd" in name for name in names):
+            raise _encoding_error(path, "the first line")
+        check_names(path, names)
+    return _Layout(mark, names, header, skip, rows[1:], quoting)
+
+
+def _rate_columns(rows: Sequence[Sequence[str]]) -> tuple[bool, int]:
+    """Return whether the first rows have several cells and all the same number, and this number."""
+    cells = len(rows[0])
+    return cells > 1 and all(len(row) == cells for row in rows[:_FEW_ROWS]), cells
+
+
+def _are_data(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Return whether all cells of a line are numbers, or texts that occur again below, and one is a number."""
+    numbers = [_NUMBER.fullmatch(cell.strip()) is not None for cell in first]
+    below = [{row[i] for row in rows if len(row) == len(first)} for i in range(len(first))]
+    return any(numbers) and all(n or cell in cells for n, cell, cells in zip(numbers, first, below, strict=True))
+
+
+def _read_first_lines(path: Path) -> list[str]:
+    """Return the first lines of a text file in UTF-8."""
+    with files.open_file(path, DataError) as file:
+        start = file.read(4)
+        if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            raise _encoding_error(path, "it is UTF-16")
+        if start == b"PAR1" or start[:2] == b"PK":
+            kind = "a Parquet file. Name it .parquet" if start == b"PAR1" else "a packed file or a spreadsheet"
+            raise DataError(f"{path} is {kind}.", path=path)
+        file.seek(0)
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="")
+        lines, size = list[str](), 0
+        while len(lines) < _SAMPLE and size < _BLOCK and (line := text.readline(_BLOCK)):
+            lines.append(line)
+            size += len(line)
+        if lines and len(lines[-1]) == _BLOCK:
+            raise _line_error(path, len(lines), f"more than {_BLOCK:,} characters. Is this a table?")
+    return lines
+
+
+def _split(lines: Sequence[str], separator: str, quoting: Literal[0, 3]) -> list[list[str]]:
+    with _without_cell_limit():
+        rows = csv.reader(lines, delimiter=separator, quoting=quoting)
+        return [row for row in rows if "".join(row).strip() or len(row) > 1]
+
+
+@contextlib.contextmanager
+def _without_cell_limit() -> Iterator[None]:
+    """Let the csv module read cells of more than 131,072 characters; the limit is one of the process."""
+    limit = csv.field_size_limit(1 << 30)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _read_csv(path: Path, layout: _Layout, missing: Sequence[str] | None, texts: Collection[str]) -> Any:
+    """Read a CSV file; pyarrow infers a type from all rows of a column: where one does not fit, it begins anew.
+
+    Args:
+        path: The file.
+        layout: How it is written.
+        missing: Further cells without a value; None: cells are as they are.
+        texts: Columns that are read as texts.
+    """
+    import pyarrow as pa
+    from pyarrow import csv as arrow_csv
+
+    marks = {
+        form for mark in (*MISSING, *(missing or ())) for form in (mark, mark.lower(), mark.upper(), mark.capitalize())
+    }
+    decimal_comma, quoted = layout.separator == ";", layout.quoting == csv.QUOTE_MINIMAL
+    has_commas = any(re.fullmatch(r"\s*[+-]?\d*,\d+\s*", cell) for row in layout.rows for cell in row)
+
+    def parse(names: Sequence[str], texts: Collection[str]) -> Any:
+        return arrow_csv.read_csv(
+            path,
+            arrow_csv.ReadOptions(use_threads=False, block_size=_BLOCK, skip_rows=layout.skip,
+                                  column_names=layout.names, skip_rows_after_names=int(layout.header)),
+            arrow_csv.ParseOptions(delimiter=layout.separator, newlines_in_values=quoted, quote_char=quoted and '"',
+                                   invalid_row_handler=lambda row: "error" if row.text.strip() else "skip"),
+            arrow_csv.ConvertOptions(
+                column_types=dict.fromkeys(texts, pa.binary()), include_columns=names,
+                strings_can_be_null=missing is not None, null_values=sorted({*marks, "NaN", "NaT"}), true_values=[],
+                false_values=[],
+                auto_dict_encode=True, auto_dict_max_cardinality=_MOST_TEXTS,
+                decimal_point="," if decimal_comma and has_commas else ".",
+            ),
+        )  # fmt: skip
+
+    try:
+        rows = parse(layout.names, texts)
+        times = [column.name for column in rows.schema if pa.types.is_temporal(column.type)]
+        if times:  # which pyarrow would write differently: 10:30 as 10:30:00
+            again = parse(times, times)
+            for name in times:
+                rows = rows.set_column(layout.names.index(name), name, again.column(name))
+    except pa.ArrowException as error:
+        _check_rows(path, layout)
+        raise DataError(f"{path} cannot be read as CSV: {format_cause(error)}", path=path) from error
+    if quoted and _has_open_quote(path):  # which pyarrow takes for a cell up to the end of the file
+        _check_rows(path, layout)
+    for place, column in enumerate(rows.schema):
+        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        if pa.types.is_binary(kind):
+            rows = rows.set_column(place, column.name, _decode(path, column.name, rows.column(place)))
+    return rows.replace_schema_metadata({"decimal": ","} if decimal_comma else {})
+
+
+def _has_open_quote(path: Path) -> bool:
+    with path.open("rb") as file:
+        return sum(part.count(b'"') for part in iter(lambda: file.read(1 << 20), b"")) % 2 == 1
+
+
+def _check_rows(path: Path, layout: _Layout) -> None:
+    """Refuse a file by its first row with another number of cells, with too many characters, or with an open quote."""
+    line = layout.skip + 1
+    with files.open_file(path, DataError) as file, _without_cell_limit():
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="")
+        for _ in range(layout.skip):
+            text.readline()
+        rows = csv.reader(text, delimiter=layout.separator, quoting=layout.quoting, strict=True)
+        try:
+            for row in rows:
+                last = layout.skip + rows.line_num
+                if len(row) != len(layout.names) and (len(row) > 1 or "".join(row).strip()):
+                    separator = SEPARATORS.get(layout.separator, layout.separator)
+                    reason = f"{len(row)} cells, and the first line has {len(layout.names)}. A cell that contains the"
+                    raise _line_error(path, last, f"{reason} separator ({separator}) must be in double quotes.")
+                if sum(map(len, row)) > _BLOCK:
+                    raise _line_error(path, line, f"more than {_BLOCK:,} characters. Is a double quote missing?")
+                line = last + 1
+        except csv.Error as error:
+            raise _line_error(path, line, f"{error}. Is a double quote missing?") from None
+
+
+def _decode(path: Path, name: str, column: Any) -> Any:
+    import pyarrow as pa
+
+    try:
+        return column.cast(
+            pa.dictionary(pa.int32(), pa.string()) if pa.types.is_dictionary(column.type) else pa.string()
+        )
+    except pa.ArrowException:
+        for row, value in enumerate(column.to_pylist()):
+            try:
+                (value or b"").decode()
+            except UnicodeDecodeError as error:
+                place = f'row {row + 1}, column "{truncate(name)}": byte {value[error.start]:#04x}'
+                raise _encoding_error(path, place, row=row + 1, column=name) from None
+        raise
+
+
+def _encoding_error(path: Path, reason: str, **place: Any) -> DataError:
+    sentence = f'{path} is not UTF-8 text ({reason}). Save it as UTF-8; spreadsheets call that "CSV UTF-8".'
+    return DataError(sentence, path=path, **place)
+
+
+def _line_error(path: Path, line: int, reason: str) -> DataError:
+    return DataError(f"{path}, line {line}: {reason}", path=path, row=line)
+
+
+# ---- kinds of columns ------------------------------------------------------------------------------------------------
+
+
+class _Stored(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class NumberForm(_Stored):
+    """How all numbers of a column are written.
+
+    Attributes:
+        sign: A currency sign or %.
+        thousands: What groups the digits.
+        decimal: What begins the fraction.
+    """
+
+    sign: str = ""
+    thousands: Literal["", ",", ".", " ", "'"] = ""
+    decimal: Literal[".", ","] = "."
+
+
+PLAIN = NumberForm()
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        name: As in the file.
+        kind: What it holds; a column without any value holds numbers.
+        numbers: float64 [N], NaN where there is no value; empty for texts.
+        codes: int64 [N], places in `texts`, -1 where there is no value; empty for all but texts.
+        texts: The different texts, an arrow array.
+        form: How the numbers are written.
+        example: The first of them, where they are not plain.
+        strange: int64, the rows whose text is no number.
+    """
+
+    name: str
+    kind: Literal["numbers", "texts", "dates", "nested values"]
+    numbers: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    codes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    texts: Any = ()
+    form: NumberForm = PLAIN
+    example: str = ""
+    strange: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
-    def counted(self) -> str:
-        """How many columns of each kind there are."""
-        numbers = sum(isinstance(one, Number) for one in self.columns)
-        kinds = ((numbers, "numeric column"), (len(self.columns) - numbers, "column of categories"))
-        said = [f"{count} {what}{'' if count == 1 else 's'}" for count, what in kinds if count]
-        return " and ".join(said).replace("column of categoriess", "columns of categories")
+    def missing(self) -> NDArray[np.bool_]:
+        """Whether a row has no value, [N]."""
+        return self.codes < 0 if self.kind == "texts" else np.isnan(self.numbers)
 
-    @property
-    def notes(self) -> list[str]:
-        """What was done that somebody may want otherwise."""
-        notes = self._left_out()
-        if self.filled:
-            notes.append(f"Missing values count as the mean, and a feature says where they are: {_some(self.filled)}.")
-        if self.rare:
-            notes.append(f"Of many categories the {MOST_CATEGORIES} most frequent count: {_some(self.rare)}.")
-        return notes
+    def select(self, rows: NDArray[np.bool_]) -> "Column":
+        """Return the column of those rows that are true [N]."""
+        texts = self.kind == "texts"
+        return replace(self, codes=self.codes[rows]) if texts else replace(self, numbers=self.numbers[rows])
 
-    def described(self, learned: Columns, y: NDArray[np.generic]) -> Columns:
-        """Return how the table becomes numbers."""
-        label = learned.label
-        if learned.task == "regression":
-            values = y[self.train, 0].astype(np.float64)
-            std = float(values.std())
-            label = Label(name=label.name, mean=float(values.mean()), std=std if std > 0 else 1.0)
-        return Columns(task=learned.task, label=label, columns=tuple(self.columns), missing=learned.missing)
-
-    def _left_out(self) -> list[str]:
-        return [f"Left out, {why}: {_some(names)}." for why, names in self.out.items()]
-
-    def _number(self, column: Column) -> str:
-        """Take a column of numbers in, or return why not."""
-        if column.what != "cells":
-            return f"because they hold {column.what}"
-        if column.empty == len(column):
-            return "because they are empty"
-        if _DATE.search(column.name):
-            return "because they hold dates"
-        if _numbers_rows(column):
-            return "because they number the rows"
-        values = column.numbers[self.train]
-        gone = np.isnan(values)
-        values = values[~gone]
-        if not len(values) or values.min() == values.max():
-            return "because they are the same in all training rows"
-        with np.errstate(over="ignore", invalid="ignore"):
-            mean, std = float(values.mean()), float(values.std())
-        if not np.isfinite(mean) or not np.isfinite(std) or not std > 0:
-            raise DataError(
-                f'{self.sheet.path}: the numbers of column "{truncate(column.name)}" are too large or too near to each '
-                f'other to compute with. Fix them, or leave the column out: drop = ["{truncate(column.name)}"].',
-                path=self.sheet.path,
-                column=column.name,
-                key="drop",
-            )
-        if gone.any():
-            self.filled.append(column.name)
-        elif column.empty:
-            self.filled.append(f"{column.name} (outside of training only)")
-        self.columns.append(Number(name=column.name, mean=mean, std=std, missing=bool(gone.any())))
-        return ""
-
-    def _category(self, column: Column, asked: bool) -> str:
-        """Take a column of categories in, or return why not."""
-        if column.what != "cells":
-            return f"because they hold {column.what}"
-        rows = len(column) - column.empty
-        if not asked:
-            if column.sample and all(_is_date(text) for text in column.sample):
-                return "because they hold dates"
-            self._check_numbers(column, rows)
-        distinct = None if column.codes is None else len(set(column.codes.tolist()) - {-1})
-        if distinct is None or (not asked and rows >= _FEW and distinct > rows / 2):
-            if asked:
-                raise DataError(f'{self.sheet.path}: column "{truncate(column.name)}" has too many different values '
-                                "for categories.", path=self.sheet.path, column=column.name)  # fmt: skip
-            words = sum(len(text.split()) > 2 for text in column.sample)
-            return "because they hold free text" if words > len(column.sample) / 2 else (
-                "because nearly every row has a value of its own")  # fmt: skip
-        assert column.codes is not None
-        codes = column.codes[self.train]
-        counts = np.bincount(codes[codes >= 0], minlength=len(column.values))
-        texts = columns.texts_of(column)
-        known = dict[str, int]()
-        for code in np.flatnonzero(counts).tolist():
-            known[texts[code]] = known.get(texts[code], 0) + int(counts[code])
-        if len(known) < 2 and not (known and column.empty):
-            return "because they are the same in all training rows"
-        kept = sorted(known, key=lambda value: (-known[value], value))[:MOST_CATEGORIES]
-        if len(known) > MOST_CATEGORIES:
-            self.rare.append(f"{column.name} ({len(known)})")
-        self.columns.append(Category(name=column.name, values=tuple(sorted(kept))))
-        return ""
-
-    def _check_numbers(self, column: Column, rows: int) -> None:
-        """Refuse a column of numbers with a few values among them that are none: likely a slip, or a mark."""
-        if column.strange * 10 <= rows and column.strange < rows:
-            row, text = column.first_strange
-            count = column.strange
-            raise DataError(
-                f'{self.sheet.path}: column "{truncate(column.name)}" holds numbers, but {count} of {rows} values '
-                f'{"are none" if count > 1 else "is none"}, such as "{truncate(text)}" in row {row}. Fix the value, '
-                f'treat it as missing (missing = ["{truncate(text)}"]), or take the column as categories '
-                f'(categories = ["{truncate(column.name)}"]).',
-                path=self.sheet.path,
-                row=row,
-                column=column.name,
-            )
+    def encode_values(self) -> tuple[NDArray[np.int64], list[str]]:
+        """Return places in the different values, -1 where there is none, and these as texts: 1 and 1.0 are "1"."""
+        if self.kind == "texts":
+            return self.codes, self.texts.to_pylist()
+        values, codes = np.unique(self.numbers, return_inverse=True)
+        texts = [str(int(v)) if v == int(v) else repr(v) for v in values[~np.isnan(values)].tolist()]
+        return np.where(np.isnan(self.numbers), -1, codes), texts
 
 
-def _numbers_rows(column: Column) -> bool:
-    """Tell whether a column of numbers is one that numbers the rows."""
-    values = column.numbers
-    if len(values) < _FEW or column.empty or not bool((values == np.floor(values)).all()):
-        return False
-    steps = np.diff(values)
-    if bool((steps == 1).all()) and values[0] in (0, 1):
-        return True
-    return bool(_ID.search(column.name)) and len(np.unique(values)) == len(values)
+def detect_columns(
+    sheet: TableSheet, missing: Sequence[str] = (), forms: Mapping[str, NumberForm] | None = None, detect: bool = True
+) -> dict[str, Column]:
+    """Return the columns of a table.
+
+    Texts are numbers where all of a column are. They may be plain, as 1.5e3 is, or have thousands separators, decimal
+    commas, a currency sign or a percent sign.
+
+    Args:
+        sheet: The table.
+        missing: Further texts and numbers that count as missing.
+        forms: How the numbers of some columns are written.
+        detect: Whether the form of the other columns is detected; else they are plain.
+
+    Raises:
+        DataError: A number is infinite.
+    """
+    forms, default = forms or {}, None if detect else PLAIN
+    return {name: _detect_column(sheet, name, missing, forms.get(name, default)) for name in sheet.table.column_names}
+
+
+def _detect_column(sheet: TableSheet, name: str, missing: Sequence[str], form: NumberForm | None) -> Column:
+    from pyarrow import compute, types
+
+    values = sheet.table.column(name)
+    if _is_text(values.type):
+        decimal_comma = (sheet.table.schema.metadata or {}).get(b"decimal") == b","
+        column = _detect_text_column(name, values, missing, form, decimal_comma)
+    else:
+        values = values.cast(values.type.value_type) if types.is_dictionary(values.type) else values
+        column = Column(
+            name, "dates" if types.is_temporal(values.type) else "nested values", np.full(len(values), np.nan)
+        )
+        if _is_number(values.type):
+            numbers = compute.cast(values, "float64", safe=False).to_numpy()
+            column = Column(name, "numbers", _drop_marks(numbers, missing, values.type))
+        elif types.is_null(values.type):
+            column = replace(column, kind="numbers")
+    infinite = np.isinf(column.numbers)
+    if infinite.any():
+        row = int(infinite.argmax())
+        raise sheet.error(
+            name, f'has "{column.numbers[row]}", which is not finite. {_advise(str(column.numbers[row]))}', row
+        )
+    return column
+
+
+def _advise(text: str) -> str:
+    return f'Fix the value, or treat it as missing: missing = ["{truncate(text)}"].'
+
+
+def _drop_marks(numbers: NDArray[np.float64], missing: Sequence[str], kind: Any = None) -> NDArray[np.float64]:
+    """Return numbers with NaN in place of those that count as missing.
+
+    Args:
+        numbers: The numbers.
+        missing: The marks; those that are no numbers mark none.
+        kind: The arrow type in which they are stored; -999.9 in fewer bits is another number.
+    """
+    from pyarrow import types
+
+    texts = [mark.strip().lower() for mark in missing]
+    if kind is not None and types.is_boolean(kind):
+        marks = [float(value) for value in (False, True) if str(value).lower() in texts]
+    else:
+        stored = kind.to_pandas_dtype() if kind is not None and types.is_floating(kind) else np.float64
+        with np.errstate(over="ignore"):
+            marks = [float(stored(text)) for text in texts if _NUMBER.fullmatch(text) or text.strip("+-") == "inf"]
+    marked = np.isin(numbers, marks) if marks else np.zeros(0, bool)
+    return np.where(marked, np.nan, numbers) if marked.any() else numbers
+
+
+def _detect_text_column(
+    name: str, values: Any, missing: Sequence[str], form: NumberForm | None, decimal_comma: bool
+) -> Column:
+    import pyarrow as pa
+    from pyarrow import compute, types
+
+    if types.is_dictionary(values.type):
+        chunks = values.unify_dictionaries().chunks
+    else:  # encoded as one: unifying the dictionaries of chunks takes seconds where most texts differ
+        wide = types.is_string_view(values.type) or values.nbytes >= 1 << 31
+        chunks = [(values.cast(pa.large_string()) if wide else values).combine_chunks().dictionary_encode()]
+    distinct = chunks[0].dictionary
+    codes = np.concatenate([chunk.indices.cast("int64").fill_null(-1).to_numpy() for chunk in chunks])
+    # Texts that mean no value, and categories that no row has, are left out; texts that differ in white space are one.
+    texts = compute.utf8_trim_whitespace(distinct)
+    marks = pa.array(sorted(MISSING.union(mark.strip().lower() for mark in missing)), texts.type)
+    short = compute.less_equal(compute.binary_length(texts), compute.max(compute.binary_length(marks)))
+    short = np.flatnonzero(short.to_numpy(zero_copy_only=False))
+    empty = compute.is_in(compute.utf8_lower(texts.take(pa.array(short))), marks).to_numpy(zero_copy_only=False)
+    used = np.zeros(len(distinct) + 1, bool)
+    used[codes] = True
+    used[short[empty]] = False
+    if not used[:-1].all() or not texts.equals(distinct):
+        unified = texts.filter(pa.array(used[:-1])).dictionary_encode()
+        places = np.full(len(distinct) + 1, -1)
+        places[:-1][used[:-1]] = unified.indices.to_numpy()
+        codes, texts = places[codes], unified.dictionary
+    form = _detect_form(texts, decimal_comma) if form is None else form
+    numbers = np.append(_parse_numbers(texts, form, decimal_comma), np.nan)
+    strange = np.append(np.isnan(numbers[:-1]), False)
+    if not strange.any():
+        example = "" if form == PLAIN else texts[int(codes[codes >= 0][0])].as_py()
+        return Column(name, "numbers", _drop_marks(numbers[codes], missing), form=form, example=example)
+    return Column(name, "texts", codes=codes, texts=texts, strange=np.flatnonzero(strange[codes]))
+
+
+def _detect_form(texts: Any, decimal_comma: bool) -> NumberForm:
+    """Return the form in which all texts are numbers; the plain one, if there is none."""
+    from pyarrow import compute
+
+    first = texts[0].as_py() if len(texts) else ""
+    if not re.search(r"\d", first):
+        return PLAIN
+    signs = [mark for mark in first if mark == "%" or unicodedata.category(mark) == "Sc"]
+    sign = signs[0] if signs and compute.all(compute.match_substring(texts, signs[0])).as_py() else ""
+    order: list[tuple[str, str]] = [("", "."), (",", "."), (".", ","), ("'", "."), (" ", "."), (" ", ",")]
+    for thousands, decimal in sorted(order, key=lambda marks: marks[1] != ",") if decimal_comma else order:
+        form = NumberForm.model_validate({"sign": sign, "thousands": thousands, "decimal": decimal})
+        if all(not np.isnan(_parse_numbers(some, form, decimal_comma)).any() for some in (texts[:_SAMPLE], texts)):
+            return form
+    return PLAIN
+
+
+def _parse_numbers(texts: Any, form: NumberForm, decimal_comma: bool) -> NDArray[np.float64]:
+    """Return texts as numbers [N], NaN for those that are none.
+
+    Args:
+        texts: An arrow array.
+        form: How the numbers are written; a number without the sign is one, too.
+        decimal_comma: Whether plain numbers may have a decimal comma.
+    """
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if form.sign:
+        texts = compute.replace_substring_regex(texts, rf"\s*{re.escape(form.sign)}\s*", "", max_replacements=1)
+    if form.thousands:
+        mark = {" ": r"[ \x{a0}\x{202f}]", "'": r"['\x{2019}]"}.get(form.thousands, re.escape(form.thousands))
+        grouped = rf"^[+-]?(?:[1-9]\d{{0,2}}(?:{mark}\d{{3}})+|\d+)(?:{re.escape(form.decimal)}\d*)?$"
+        ungrouped = compute.replace_substring_regex(texts, mark, "")
+        texts = compute.if_else(compute.match_substring_regex(texts, grouped), ungrouped, pa.scalar("", texts.type))
+    if form.decimal == "," or (decimal_comma and form == PLAIN):
+        texts = compute.replace_substring_regex(texts, r"^([^.,]*),([^.,]*)$", r"\1.\2")
+    fits = compute.match_substring_regex(texts, f"^(?:{_NUMBER.pattern})$")
+    if not compute.any(fits).as_py():
+        return np.full(len(texts), np.nan)
+    numbers = compute.cast(compute.if_else(fits, texts, pa.scalar(None, texts.type)), "float64")
+    return numbers.to_numpy(zero_copy_only=False)
+
+
+def check_numbers(sheet: TableSheet, column: Column) -> NDArray[np.float64]:
+    """Return a column as numbers, NaN where there is no value.
+
+    Raises:
+        DataError: A value is no number, or the column holds something else.
+    """
+    if column.kind in ("dates", "nested values"):
+        raise sheet.error(column.name, f"holds {column.kind}, and numbers are needed.")
+    if column.kind == "texts":
+        row = int(column.strange[0])
+        text = _find_text(sheet, column, row)
+        raise sheet.error(column.name, f'has "{truncate(text)}", which is not a number. {_advise(text)}', row)
+    return column.numbers
+
+
+def _find_text(sheet: TableSheet, column: Column, row: int) -> str:
+    return str(sheet.table.column(column.name)[row].as_py()).strip()
 
 
 def _is_date(text: str) -> bool:
     if len(text) > 40 or not any(mark in text for mark in "-/. :"):
         return False
-    try:
+    with contextlib.suppress(ValueError):
         datetime.fromisoformat(text)
         return True
-    except ValueError:
-        pass
     for form in _DATES:
-        try:
+        with contextlib.suppress(ValueError):
             datetime.strptime(text, form)
             return True
-        except ValueError:
-            continue
     return False
 
 
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-    return ", ".join(truncate(name) for name in names[:_MOST_SHOWN]) + more
+# ---- the encoding ----------------------------------------------------------------------------------------------------
+
+Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
+Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
+
+
+class Number(_Stored):
+    """A column of numbers, which becomes (value - mean) / std; a missing value becomes 0.
+
+    Attributes:
+        name: The column's.
+        mean: Of its training rows.
+        std: Of its training rows, with n in the denominator.
+        missing: Whether a second feature is 1 where there is no value.
+        form: How the numbers are written; the file leaves out a plain one.
+    """
+
+    kind: Literal["number"] = "number"
+    name: str
+    mean: Finite
+    std: Positive
+    missing: bool = False
+    form: NumberForm = PLAIN
+
+    @property
+    def features(self) -> list[str]:
+        """The names of its features."""
+        return [self.name, *([f"{self.name} is missing"] if self.missing else [])]
+
+
+class Category(_Stored):
+    """A column of categories, which becomes a feature for each; another value, or none, is 0 in all of them.
+
+    Attributes:
+        name: The column's.
+        values: The categories.
+    """
+
+    kind: Literal["category"] = "category"
+    name: str
+    values: Annotated[tuple[str, ...], pydantic.Field(min_length=1)]
+
+    @property
+    def features(self) -> list[str]:
+        """The names of its features."""
+        return [f"{self.name} = {value}" for value in self.values]
+
+
+class Label(_Stored):
+    """The column that is learned.
+
+    Attributes:
+        name: The column's.
+        classes: Of a classification, in their order.
+        mean: Of a regression, of its training rows.
+        std: Of a regression, of its training rows.
+        form: Of a regression: how the numbers are written; the file leaves out a plain one.
+    """
+
+    name: str
+    classes: tuple[str, ...] = ()
+    mean: Finite = 0.0
+    std: Positive = 1.0
+    form: NumberForm = PLAIN
+
+
+class TableEncoder(_Stored):
+    """How the columns of a table become numbers; the content of `columns.json`.
+
+    Attributes:
+        format: Of the file.
+        task: What is learned.
+        label: The column that is learned.
+        columns: What it is learned from, in the model's order.
+        missing: Further texts and numbers that count as missing.
+    """
+
+    format: Literal[1] = 1
+    task: Task
+    label: Label
+    columns: Annotated[tuple[Annotated[Number | Category, pydantic.Field(discriminator="kind")], ...],
+                       pydantic.Field(min_length=1)]  # fmt: skip
+    missing: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, text: str, source: str) -> "TableEncoder":
+        """Return the encoder that the text of a `columns.json` describes.
+
+        Args:
+            text: The file's.
+            source: The file, for messages.
+
+        Raises:
+            DataError: It does not describe one.
+        """
+        try:
+            encoder = cls.model_validate(parse_json(text))
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(str(part) for part in first["loc"]) or "it"
+            raise DataError(f"{source} does not describe columns: {truncate(key)}: {first['msg'].lower()}.") from None
+        except ValueError as error:
+            raise DataError(f"{source} is damaged: {error}.") from None
+        names, classes = [column.name for column in encoder.columns], encoder.label.classes
+        if len(set(names)) < len(names) or len(classes) > MAX_CLASSES:
+            raise DataError(f"{source} does not describe columns: one occurs twice, or there are too many classes.")
+        if encoder.task == "classification" and not classes:
+            raise DataError(f"{source} does not describe columns: a classification has classes.")
+        return encoder
+
+    def to_json(self) -> str:
+        """Return the text of `columns.json`."""
+        payload = self.model_dump(mode="json")
+        for entry in (payload["label"], *payload["columns"]):
+            if entry.get("form") == PLAIN.model_dump():
+                del entry["form"]
+        return escape_controls(json.dumps(payload, indent=1, ensure_ascii=False, allow_nan=False)) + "\n"
+
+    @property
+    def features(self) -> list[str]:
+        """The names of the features, [features]."""
+        return [feature for column in self.columns for feature in column.features]
+
+    @property
+    def number_forms(self) -> dict[str, NumberForm]:
+        """The form of each column whose numbers are not plain."""
+        columns: list[Label | Number] = [self.label, *(c for c in self.columns if isinstance(c, Number))]
+        return {column.name: column.form for column in columns if column.form != PLAIN}
+
+    def transform(self, sheet: TableSheet, columns: Mapping[str, Column]) -> tuple[NDArray[np.float32], list[str]]:
+        """Return rows as numbers float32 [N, features], and notes.
+
+        Args:
+            sheet: The table, for messages.
+            columns: Its columns, all of them or those of some rows.
+
+        Raises:
+            DataError: A column is missing, or a value is no number where one is needed.
+        """
+        for encoding in self.columns:
+            sheet.check_column(encoding.name, ", which the model needs")
+        x = np.zeros((len(columns[self.columns[0].name].missing), len(self.features)), dtype=np.float32)
+        notes, start = [], 0
+        for encoding in self.columns:
+            column = columns[encoding.name]
+            features = x[:, start : start + len(encoding.features)]
+            start += len(encoding.features)
+            if isinstance(encoding, Number):
+                values = check_numbers(sheet, column)
+                with np.errstate(over="ignore"):
+                    features[:, 0] = np.where(column.missing, 0.0, (values - encoding.mean) / encoding.std)
+                if not np.isfinite(features[:, 0]).all():
+                    reason = "has a value that is too far from the training rows' to compute with. Fix the value."
+                    raise sheet.error(column.name, reason)
+                if encoding.missing:
+                    features[:, 1] = column.missing
+                continue
+            codes, texts = column.encode_values()
+            known = {value: place for place, value in enumerate(encoding.values)}
+            places = np.array([*(known.get(text, -1) for text in texts), -1])[codes]
+            rows = np.flatnonzero(places >= 0)
+            features[rows, places[rows]] = 1.0
+            if unknown := int(((places < 0) & (codes >= 0)).sum()):
+                notes.append(
+                    f"{unknown} row{'s have a value' if unknown > 1 else ' has a value'} of "
+                    f'"{truncate(column.name)}" that the training rows do not have (or rarely); it counts as none of '
+                    "theirs."
+                )
+        return x, notes
+
+
+def fit_encoder(
+    sheet: TableSheet, columns: Mapping[str, Column], label: Label, task: Task, options: TableOptions,
+    train: NDArray[np.int64],
+) -> tuple[TableEncoder, list[str]]:  # fmt: skip
+    """Fit the encoding of a table to its training rows.
+
+    Args:
+        sheet: The table, for messages.
+        columns: Its columns, all of them or those of some rows.
+        label: What is learned.
+        task: What is learned.
+        options: The keys of the run file.
+        train: The training rows.
+
+    Returns:
+        The encoder, and notes: how many columns there are of each kind, then what was left out or filled in.
+
+    Raises:
+        DataError: There is no column to learn from, there are too many features, or a column cannot be encoded.
+    """
+    encodings: list[Number | Category] = []
+    left_out: dict[str, list[str]] = {}
+    rare = []
+    for name, column in columns.items():
+        if name in (label.name, options.groups) or name in options.drop:
+            continue
+        encoding: Number | Category | str
+        if column.kind == "texts" or name in options.categories:
+            encoding, count = _fit_category(sheet, column, train, name in options.categories)
+            rare += [f"{name} ({count})"] if count > MOST_CATEGORIES else []
+        else:
+            encoding = _fit_number(sheet, column, train)
+        if isinstance(encoding, str):
+            left_out.setdefault(encoding, []).append(name)
+        else:
+            encodings.append(encoding)
+    notes = [f"Left out, because {reason}: {_list_some(names)}." for reason, names in left_out.items()]
+    features = sum(len(encoding.features) for encoding in encodings)
+    if not 0 < features <= _MOST_FEATURES:
+        reason = f"{features:,} features, more than {_MOST_FEATURES:,}" if features else "no column to learn from"
+        remedy = "Leave columns out: drop = [...]." if features else " ".join(notes)
+        raise DataError(f"{sheet.path} has {reason}. {remedy}".rstrip(), path=sheet.path, key="drop")
+    numbers = [encoding for encoding in encodings if isinstance(encoding, Number)]
+    filled = [f"{encoding.name}{'' if encoding.missing else ' (outside of training only)'}" for encoding in numbers
+              if columns[encoding.name].missing.any()]  # fmt: skip
+    if filled:
+        notes.append(f"Missing values count as the mean, and a feature says where they are: {_list_some(filled)}.")
+    if rare:
+        notes.append(f"Of many categories the {MOST_CATEGORIES} most frequent count: {_list_some(rare)}.")
+    kinds = ((len(numbers), "numeric column", "numeric columns"),
+             (len(encodings) - len(numbers), "column of categories", "columns of categories"))  # fmt: skip
+    counts = " and ".join(f"{count} {one if count == 1 else many}" for count, one, many in kinds if count)
+    encoder = TableEncoder(task=task, label=label, columns=tuple(encodings), missing=options.missing)
+    forms = [f'{name} (such as "{truncate(columns[name].example, 30)}")' for name in encoder.number_forms]
+    notes += [f"Read as numbers: {_list_some(forms)}."] if forms else []
+    return encoder, [counts, *notes]
+
+
+def _fit_number(sheet: TableSheet, column: Column, train: NDArray[np.int64]) -> Number | str:
+    """Return the encoding of a column of numbers, or why it is left out."""
+    if column.kind != "numbers" or _DATE.search(column.name):
+        return f"they hold {'dates' if column.kind == 'numbers' else column.kind}"
+    if column.missing.all():
+        return "they are empty"
+    if _numbers_rows(column):
+        return "they number the rows"
+    values = column.numbers[train]
+    missing = np.isnan(values)
+    values = values[~missing]
+    if not len(values) or values.min() == values.max():
+        return "they are the same in all training rows"
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, std = float(values.mean()), float(values.std())
+    if not np.isfinite(mean) or not np.isfinite(std) or not std > 0:
+        reason = "has numbers that are too large or too near to each other to compute with. Fix them, or leave it out"
+        raise sheet.error(column.name, f'{reason}: drop = ["{truncate(column.name)}"].', key="drop")
+    return Number(name=column.name, mean=mean, std=std, missing=bool(missing.any()), form=column.form)
+
+
+def _fit_category(
+    sheet: TableSheet, column: Column, train: NDArray[np.int64], is_given: bool
+) -> tuple[Category | str, int]:
+    """Return the encoding of a column of categories, or why it is left out; and the number of its categories.
+
+    Args:
+        sheet: The table, for messages.
+        column: The column.
+        train: The training rows.
+        is_given: Whether the run file says that the column has categories.
+    """
+    if column.kind in ("dates", "nested values"):
+        return f"they hold {column.kind}", 0
+    if not is_given:
+        codes = column.codes[column.codes >= 0]
+        sample = [column.texts[code].as_py() for code in codes[:_SAMPLE].tolist()]
+        rows, distinct = len(codes), len(np.unique(codes))
+        if sample and all(map(_is_date, sample)):
+            return "they hold dates", 0
+        if 0 < len(column.strange) < rows and len(column.strange) * 10 <= rows:  # likely a slip, or a mark of no value
+            raise _describe_slip(sheet, column, rows)
+        if distinct > _MOST_TEXTS or (rows >= _FEW_ROWS and distinct > rows / 2):
+            long = sum(len(text.split()) > 2 for text in sample) > len(sample) / 2
+            return "they hold free text" if long else "nearly every row has a value of its own", 0
+    codes, texts = column.encode_values()
+    if len(texts) > _MOST_TEXTS:
+        raise sheet.error(column.name, "has too many different values for categories.")
+    codes = codes[train]
+    counts = np.bincount(codes[codes >= 0], minlength=len(texts)).tolist()
+    names = {text: count for text, count in zip(texts, counts, strict=True) if count}
+    if len(names) < 2 and not (names and column.missing.any()):
+        return "they are the same in all training rows", 0
+    frequent = sorted(names, key=lambda name: (-names[name], name))[:MOST_CATEGORIES]
+    return Category(name=column.name, values=tuple(sorted(frequent))), len(names)
+
+
+def _describe_slip(sheet: TableSheet, column: Column, rows: int) -> DataError:
+    count, row = len(column.strange), int(column.strange[0])
+    text = truncate(_find_text(sheet, column, row))
+    return sheet.error(
+        column.name,
+        f'holds numbers, but {count} of {rows} values {"are" if count > 1 else "is"} none, such as "{text}" here. Fix '
+        f'the value, treat it as missing (missing = ["{text}"]), or take the column as categories (categories = '
+        f'["{truncate(column.name)}"]).',
+        row,
+    )
+
+
+def _numbers_rows(column: Column) -> bool:
+    values = column.numbers
+    if len(values) < _FEW_ROWS or column.missing.any() or not bool((values == np.floor(values)).all()):
+        return False
+    if bool((np.diff(values) == 1).all()) and values[0] in (0, 1):
+        return True
+    return bool(_ID.search(column.name)) and len(np.unique(values)) == len(values)
+
+
+def _list_some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(truncate(name) for name in names[:_SHOWN]) + more
+
+
+# ---- labels and groups -----------------------------------------------------------------------------------------------
+
+
+def _find_label(sheet: TableSheet, options: TableOptions) -> str:
+    if options.label is not None:
+        return sheet.check_column(options.label, ", which is to be learned")
+    names = [name for name in sheet.table.column_names if name not in options.drop and name != options.groups]
+    if not names:
+        raise DataError(f"{sheet.path} has no columns left to learn.", path=sheet.path)
+    return next((name for label in LABELS for name in names if name.lower() == label), names[-1])
+
+
+def _check_label(sheet: TableSheet, column: Column) -> None:
+    """Refuse a column that cannot be learned."""
+    reason = ""
+    if column.kind in ("dates", "nested values"):
+        reason = f"holds {column.kind}; the label must be classes or numbers"
+    elif column.missing.all():
+        reason = "has no values"
+    elif len(column.texts) > _MOST_TEXTS:
+        some = ", ".join(f'"{truncate(text.as_py(), 30)}"' for text in column.texts[:3])
+        reason = f'has too many different texts for classes: {some}, ... For texts with labels: name = "text"'
+    if reason:
+        reason = f'is to be learned, and {reason}. Name another column: label = "...".'
+        raise sheet.error(column.name, reason, key="label")
+
+
+def _fit_label(sheet: TableSheet, column: Column, task: Task | None) -> tuple[Label, Task]:
+    """Return the label, without a regression's mean, and what is learned."""
+    texts = column.encode_values()[1]
+    numbers = column.numbers[~column.missing] if column.kind == "numbers" else np.full(1, np.nan)
+    if task is None:
+        few = bool((numbers == np.floor(numbers)).all()) and len(texts) <= _MOST_CLASSES
+        task = "classification" if column.kind == "texts" or few else "regression"
+    if task == "regression":
+        check_numbers(sheet, column)
+        return Label(name=column.name, form=column.form), task
+    if len(texts) > _MOST_TEXTS:
+        reason = "is to be learned, and has too many different values for classes. Numbers can be learned with"
+        raise sheet.error(column.name, f'{reason} task = "regression".', key="task")
+    if len(texts) < 2:
+        reason = f'is "{truncate(texts[0])}" in every row, so there is nothing to learn. Name another column'
+        raise sheet.error(column.name, f'{reason}: label = "...".', key="label")
+    return Label(name=column.name, classes=tuple(sorted(texts, key=None if column.kind == "texts" else float))), task
+
+
+def encode_labels(sheet: TableSheet, columns: Mapping[str, Column], label: Label, task: Task) -> NDArray[Any] | None:
+    """Return the labels of a table: int64 [N] of a classification, float32 [N, 1] of a regression; None: it has none.
+
+    A row without a label has -1, or NaN.
+
+    Raises:
+        DataError: A label is no class, or no number.
+    """
+    column = columns.get(label.name)
+    if column is None or (column.kind in ("numbers", "texts") and column.missing.all()):
+        return None
+    if task == "regression":
+        return check_numbers(sheet, column).astype(np.float32)[:, None]
+    codes, texts = column.encode_values()
+    classes = {name: place for place, name in enumerate(label.classes)}
+    unknown = np.array([*(text not in classes for text in texts), False])[codes]
+    if unknown.any():
+        row = int(unknown.argmax())
+        some = f"{', '.join(map(truncate, label.classes[:10]))}{', ...' if len(classes) > 10 else ''}"
+        reason = f'has "{truncate(texts[codes[row]])}", which is none of the classes that the model knows: {some}.'
+        raise sheet.error(column.name, reason, row)
+    return np.array([*(classes[text] for text in texts), -1], dtype=np.int64)[codes]
+
+
+def _encode_groups(sheet: TableSheet, column: Column) -> NDArray[np.int64]:
+    if missing := int(column.missing.sum()):
+        reason = f"is the column of groups, and {missing} rows have no value."
+        raise sheet.error(column.name, reason, key="groups")
+    if len(column.texts) > _MOST_TEXTS:
+        raise sheet.error(column.name, "has too many different texts to be groups.", key="groups")
+    values = np.array(column.texts.to_pylist())[column.codes] if column.kind == "texts" else column.numbers
+    return np.unique(values, return_inverse=True)[1].astype(np.int64)
+
+
+def _choose_strata(
+    y: NDArray[Any] | None, task: Task, groups: NDArray[np.int64] | None, rows: int
+) -> NDArray[np.int64]:
+    """Return what held out rows are in proportion for: groups, else classes."""
+    if groups is not None:
+        return groups
+    return np.zeros(rows, dtype=np.int64) if y is None or task == "regression" else y.astype(np.int64)
+
+
+# ---- data sets -------------------------------------------------------------------------------------------------------
+
+
+def make_data(
+    name: str,
+    sheet: TableSheet,
+    options: TableOptions,
+    encoder: TableEncoder | None = None,
+    samples: int | None = None,
+    validation: float = 0.1,
+    test: float = 0.2,
+    seed: int = 0,
+) -> Data:
+    """Return a table as a data set; see `table`.
+
+    Args:
+        name: Of the data set.
+        sheet: The table.
+        options: The keys of the run file that describe columns.
+        encoder: The encoding; None: fitted to the training rows.
+        samples: As of `table`.
+        validation: As of `table`.
+        test: As of `table`.
+        seed: As of `table`.
+
+    Raises:
+        DataError: As `table`.
+    """
+    _check_columns(sheet, options)
+    label_name = encoder.label.name if encoder else _find_label(sheet, options)
+    sheet.check_column(label_name, ", which is to be learned")
+    forms = encoder.number_forms if encoder else dict.fromkeys(options.categories, PLAIN)
+    columns = detect_columns(sheet, options.missing, forms, detect=encoder is None)
+    _check_label(sheet, columns[label_name])
+    label, task = (encoder.label, encoder.task) if encoder else _fit_label(sheet, columns[label_name], options.task)
+    y = encode_labels(sheet, columns, label, task)
+    assert y is not None
+    labelled = ~columns[label_name].missing
+    y, columns = y[labelled], {key: column.select(labelled) for key, column in columns.items()}
+    groups = None if options.groups is None else _encode_groups(sheet, columns[options.groups])
+    sizes = _count_labelled(sheet, labelled)
+    splits = _hold_out(name, sizes, _choose_strata(y, task, groups, len(y)), samples, validation, test, seed)
+    notes = []
+    if not labelled.all():
+        notes.append(
+            f'{int((~labelled).sum())} rows without "{truncate(label_name)}" are left out. NA, N/A, NaN, null, None, ? '
+            "and - are not labels; rename a class that is called so."
+        )
+    is_last = encoder is None and options.label is None and label_name.lower() not in LABELS
+    if encoder is None:
+        if task == "regression":
+            values = y[splits["train"], 0].astype(np.float64)
+            label = label.model_copy(update={"mean": float(values.mean()), "std": float(values.std()) or 1.0})
+        encoder, (counts, *further) = fit_encoder(sheet, columns, label, task, options, splits["train"])
+        x, _ = encoder.transform(sheet, columns)
+    else:
+        x, further = encoder.transform(sheet, columns)
+        counts = f"{len(encoder.columns)} columns as {len(encoder.features)} features"
+    file = name if sheet.path.stem in splits else sheet.path.name  # train.csv and the like say nothing
+    classes = "numbers (regression)" if task == "regression" else f"{len(label.classes)} classes"
+    uses = {"test": "testing", "validation": "validation"}
+    held_out = " and ".join(f"{len(splits[split])} for {use}" for split, use in uses.items() if len(splits[split]))
+    first = (
+        f'table {file}: {counts}, {"the last column as label" if is_last else "label"} "{truncate(label_name)}" of '
+        f"{classes}, {len(y):,} rows; {held_out or 'none'} held out."
+    )
+    return _wrap(name, x, y, splits, encoder, groups, (first, *notes, *further))
+
+
+def _check_columns(sheet: TableSheet, options: TableOptions) -> None:
+    """Refuse a table without the columns that the run file names, or with one column only."""
+    if len(sheet.table.column_names) < 2:
+        raise DataError(
+            f"{sheet.path} has one column only, and a label is learned from others. Cells are separated by a comma, a "
+            'semicolon, a tab or a bar; give another separator: separator = "...".',
+            path=sheet.path,
+            key="separator",
+        )
+    for name in (*options.categories, *options.drop, *([options.groups] if options.groups else [])):
+        sheet.check_column(name)
+
+
+def _count_labelled(sheet: TableSheet, labelled: NDArray[np.bool_]) -> dict[str, int]:
+    """Return the number of rows with a label of each split."""
+    ends = np.cumsum([*sheet.sizes.values()])
+    sizes = {split: int(part.sum()) for split, part in zip(sheet.sizes, np.split(labelled, ends[:-1]), strict=True)}
+    if not sizes["train"]:
+        raise DataError(f"{sheet.path} has no rows with a label to train on.", path=sheet.path)
+    return sizes
+
+
+def _hold_out(
+    name: str, sizes: Mapping[str, int], strata: NDArray[np.int64], samples: int | None, validation: float, test: float,
+    seed: int,
+) -> dict[str, NDArray[np.int64]]:  # fmt: skip
+    """Return the rows of each split, in ascending order."""
+    splits = fill_missing_splits(sizes, strata, validation if samples is None else 0.0, test, seed)
+    if samples is not None:
+        splits["train"] = subsample(name, splits["train"], strata[splits["train"]], samples, seed)
+        if not len(splits["validation"]):
+            train = splits["train"]
+            splits["train"], splits["validation"] = hold_out(train, strata[train], validation, seed)
+    return {split: np.sort(rows) for split, rows in splits.items()}
+
+
+def make_data_in_memory(splits: Mapping[str, Any], label: str | None = None) -> Data:
+    """Return tables in memory as a data set; see `table`.
+
+    Args:
+        splits: The `pyarrow.Table` of each split, "train" first.
+        label: Column that is learned; None: as of `table`.
+
+    Raises:
+        DataError: As `table`.
+    """
+    sheet = make_sheet([(split, IN_MEMORY, rows) for split, rows in splits.items()])
+    return make_data("table", sheet, TableOptions(label=label))
+
+
+def encode_table(path: Path, text: str, halves: bool = False) -> Data:
+    """Return the rows of another table as the numbers that a model was trained on; none of them are for training.
+
+    Args:
+        path: A file or a folder, as of `table`; what has no split of its own is for testing.
+        text: The `columns.json` of the model.
+        halves: Whether one half of it is for validation.
+
+    Raises:
+        DataError: As `table`; or a column is missing, or a label is no class that the model knows.
+    """
+    encoder = TableEncoder.from_json(text, "columns.json")
+    sheet = read_sheet(convert_saved_dataset(path), missing=encoder.missing, texts=encoder.number_forms)
+    x, y, notes = _encode(encoder, sheet)
+    splits = {"test": np.arange(len(x))}
+    if len(sheet.sizes) > 1:
+        splits = fill_missing_splits(sheet.sizes, np.zeros(len(x), dtype=np.int64), 0.0, 0.0, 0)
+    elif halves:
+        strata = _choose_strata(y, encoder.task, None, len(x))
+        splits = dict(zip(("validation", "test"), hold_out(splits["test"], strata, 0.5, 0), strict=True))
+    return _wrap(path.resolve().stem, x, y, splits, encoder, None, notes)
+
+
+def encode_rows(rows: Any, text: str) -> Data:
+    """Return a table in memory as the numbers that a model was trained on, all for testing.
+
+    Args:
+        rows: A `pyarrow.Table`.
+        text: The `columns.json` of the model.
+
+    Raises:
+        DataError: A column is missing, or a label is no class that the model knows.
+    """
+    encoder = TableEncoder.from_json(text, "columns.json")
+    x, y, notes = _encode(encoder, make_sheet([("test", IN_MEMORY, rows)]))
+    return _wrap("table", x, y, {"test": np.arange(len(x))}, encoder, None, notes)
+
+
+def _encode(
+    encoder: TableEncoder, sheet: TableSheet
+) -> tuple[NDArray[np.float32], NDArray[Any] | None, tuple[str, ...]]:
+    """Return rows as numbers, their labels if all have one, and notes."""
+    columns = detect_columns(sheet, encoder.missing, encoder.number_forms, detect=False)
+    x, notes = encoder.transform(sheet, columns)
+    y = encode_labels(sheet, columns, encoder.label, encoder.task)
+    if y is not None and (missing := columns[encoder.label.name].missing).any():
+        notes.append(f"{int(missing.sum())} of {len(x)} rows have no label, so nothing is measured.")
+        y = None
+    return x, y, tuple(notes)
+
+
+def _wrap(
+    name: str, x: NDArray[np.float32], y: NDArray[Any] | None, splits: Mapping[str, NDArray[np.int64]],
+    encoder: TableEncoder, groups: NDArray[np.int64] | None, notes: tuple[str, ...],
+) -> Data:  # fmt: skip
+    is_regression, label = encoder.task == "regression", encoder.label
+    no_labels = np.zeros((len(x), 1), np.float32) if is_regression else np.zeros(len(x), np.int64)
+    return Data(
+        name=name,
+        x=torch.from_numpy(x),
+        y=torch.from_numpy(no_labels if y is None else y),
+        splits={split: torch.from_numpy(rows) for split, rows in splits.items()},
+        classes=1 if is_regression else len(label.classes),
+        groups=None if groups is None else torch.from_numpy(groups),
+        class_names=() if is_regression else label.classes,
+        task=encoder.task,
+        columns=encoder.to_json(),
+        targets=((label.mean,), (label.std,)) if is_regression else (),
+        labelled=y is not None,
+        notes=notes,
+    )

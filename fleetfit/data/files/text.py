@@ -6,9 +6,7 @@ For example IMDB as unpacked, or a table of your own. A set is a folder with a t
 `CLASS/*.txt`.
 """
 
-import csv
 import dataclasses
-import io
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -32,9 +30,10 @@ from fleetfit.data.files.folders import (
     list_sample_files,
     resolve_folder,
 )
+from fleetfit.data.files.table import read_cells
 from fleetfit.data.files.tokens import encode_texts
 from fleetfit.data.splits import ALIASES, fill_missing_splits, hold_out, subsample
-from fleetfit.errors import DataError, import_optional
+from fleetfit.errors import DataError
 from fleetfit.files import parse_path, read_text
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a folder or a file of labelled texts")
@@ -89,7 +88,7 @@ def text(
 
     Raises:
         DataError: A file, a column, a label or the tokeniser is missing or wrong, or a number is out of range.
-        MissingExtra: pyarrow, or what the tokeniser or the hub needs, is not installed.
+        MissingExtra: What the tokeniser or the hub needs is not installed.
     """
     if hub:
         name = folder.rpartition("/")[2]
@@ -174,13 +173,12 @@ def _opened(path: Path, header: bool) -> TextTable:
 
     Raises:
         DataError: The file cannot be read, or has another suffix.
-        MissingExtra: pyarrow is not installed.
     """
     if path.suffix == ".parquet":
-        import_optional("pyarrow", "text", "Reading text from Parquet files")
         return parquet.File(path)
     if path.suffix in (".csv", ".tsv"):
-        return Cells(path, _separated(path, header))
+        is_tsv = path.suffix == ".tsv"
+        return Cells(path, read_cells(path, "\t" if is_tsv else None, header, quoted=not is_tsv))
     if path.suffix in (".jsonl", ".json"):
         return Cells(path, _objects(path))
     raise DataError(f"{path} has no suffix that FleetFit knows; it reads {', '.join(SUFFIXES)}.", path=path)
@@ -233,40 +231,6 @@ class Cells:
                     column=column,
                 )
         return [str(value) for value in self._cells[column]]
-
-
-def _separated(path: Path, header: bool) -> dict[str, list[Any]]:
-    """Return the cells of a CSV file (quoted where need be) or a TSV file (never quoted), all of them text."""
-    arrow, table = (
-        import_optional("pyarrow", "text", "Reading text"),
-        import_optional("pyarrow.csv", "text", "Reading text"),
-    )
-    tab = path.suffix == ".tsv"
-    try:
-        with io.TextIOWrapper(files.open_file(path, DataError), encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if tab else csv.reader(file)
-            first = next(reader, [])
-        names = first if header else [str(i + 1) for i in range(len(first))]
-        if not names:
-            return {}
-        _check_once(path, names)
-        found = table.read_csv(
-            path,
-            read_options=table.ReadOptions(column_names=names, skip_rows=0, skip_rows_after_names=1 if header else 0),
-            parse_options=table.ParseOptions(
-                delimiter="\t" if tab else ",", quote_char=False if tab else '"', newlines_in_values=not tab
-            ),
-            convert_options=table.ConvertOptions(column_types=dict.fromkeys(names, arrow.string())),
-        )
-    except (OSError, UnicodeDecodeError, csv.Error, arrow.ArrowException) as error:
-        raise DataError(f"{path} cannot be read as {path.suffix[1:].upper()} in UTF-8: {error}", path=path) from error
-    return {name: found.column(i).to_pylist() for i, name in enumerate(names)}
-
-
-def _check_once(path: Path, names: Sequence[str]) -> None:
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(f'{path} has more than one column "{twice}".', path=path, column=twice)
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -348,7 +312,6 @@ def read_corpus(
 
     Raises:
         DataError: A file or a column is missing or wrong.
-        MissingExtra: pyarrow is not installed.
     """
     if path is not None and path.is_dir() and (class_files := _find_class_files(path)):
         if groups is not None:
@@ -373,7 +336,7 @@ def read_corpus(
         sizes={split: sum(table.rows for table in split_tables) for split, split_tables in tables.items()},
         classes=classes,
         class_names=class_names,
-        groups=None if groups is None else parquet.numbered(_values(all_tables, groups))[0],
+        groups=None if groups is None else parquet.encode_values(_values(all_tables, groups))[0],
     )
 
 
@@ -439,7 +402,7 @@ def _values(every: Sequence[TextTable], column: str) -> NDArray[Any]:
     """Return a column over all files: integers if they all are some, else text."""
     found = [rows for rows in every if isinstance(rows, parquet.File)]
     if found:
-        return parquet.values_of(found, column)
+        return parquet.read_values(found, column)
     cells = [text.strip() for rows in every for text in rows.texts(column)]
     for rows in every:
         for row, text in enumerate(rows.texts(column)):
@@ -459,15 +422,15 @@ def _labels(every: Sequence[TextTable], column: str) -> tuple[NDArray[np.int64],
     """Return labels, the number of classes and their names; in CSV and JSON, classes are the distinct values."""
     found = [rows for rows in every if isinstance(rows, parquet.File)]
     if found:
-        return parquet.labels_of(found, column)
+        return parquet.read_labels(found, column)
     values = _values(every, column)
-    for rows, row in parquet.too_long(values, every):
+    for rows, row in parquet.find_long_texts(values, every):
         raise DataError(
             f"row {row} of {rows.path} has a text of more than {parquet.LONGEST} characters as its label.",
             path=rows.path,
             row=row,
         )
-    y, names = parquet.numbered(values)
+    y, names = parquet.encode_values(values)
     return y, len(names), names
 
 

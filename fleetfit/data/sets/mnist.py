@@ -67,7 +67,7 @@ def _grey(
 
     Raises:
         DataError: The files are missing or wrong, or `validation` is out of range.
-        MissingExtra: pyarrow or Pillow is not installed, or `datasets` is not and the set has to be downloaded.
+        MissingExtra: Pillow is not installed, or `datasets` is not and the set has to be downloaded.
     """
     labelled = read_named_set(name, FACTS[name], repository, folder, hub, channels=1, label="label")
     return make_data(name, labelled, validation, 0.0, seed, augment, mean, std, resize, samples)

@@ -36,7 +36,7 @@ from fleetfit.data.files.plain_text import (
     check_windows,
     make_data,
 )
-from fleetfit.errors import DataError, import_optional
+from fleetfit.errors import DataError
 from fleetfit.files import parse_path
 
 FACTS = Facts(
@@ -82,7 +82,7 @@ def shakespeare(
 
     Raises:
         DataError: The files are missing or wrong, or a number is out of range.
-        MissingExtra: pyarrow is not installed, or `datasets` is not and the set has to be downloaded.
+        MissingExtra: `datasets` is not installed and the set has to be downloaded.
     """
     name = "shakespeare"
     check_windows(name, length, level, score)
@@ -150,11 +150,10 @@ def read_roles(name: str, folder: str | None) -> tuple[dict[str, Roles], bool]:
 
     Raises:
         DataError: A file is missing or wrong.
-        MissingExtra: There are Parquet files and pyarrow is not installed.
     """
     splits = _find_files(name, folder)
     files = [file for paths in splits.values() for file in paths]
-    if files[0].suffix != ".json" and "x" not in _open_parquet(files[0]).columns:
+    if files[0].suffix != ".json" and "x" not in parquet.File(files[0]).columns:
         return {split: _read_texts(paths) for split, paths in splits.items()}, True
 
     def build(target: Path) -> None:
@@ -168,15 +167,10 @@ def read_roles(name: str, folder: str | None) -> tuple[dict[str, Roles], bool]:
     return cache.load_folder(cache.make_key(name, files, [sorted(splits)], suffix=""), build, load), False
 
 
-def _open_parquet(path: Path) -> parquet.File:
-    import_optional("pyarrow", "text", "Reading text from Parquet files")
-    return parquet.File(path)
-
-
 def _read_texts(paths: Iterable[Path]) -> Roles:
     roles: Roles = {}
     for path in paths:
-        file = _open_parquet(path)
+        file = parquet.File(path)
         names = file.texts(file.column(None, _ROLE, "role"))
         for role, text in zip(names, file.texts(file.column(None, ("text",), "text")), strict=True):
             roles.setdefault(role, []).append(text)
@@ -189,7 +183,7 @@ def _read_windows(paths: list[Path]) -> Roles:
         users = read_leaf_users(paths)
     else:
         for path in paths:
-            file = _open_parquet(path)
+            file = parquet.File(path)
             columns = (file.texts(file.column(None, _ROLE, "role")), file.texts("x"), file.texts("y"))
             for role, x, y in zip(*columns, strict=True):
                 windows, following = users.setdefault(role, ([], []))

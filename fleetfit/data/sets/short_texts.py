@@ -82,7 +82,7 @@ def _texts(
 
     Raises:
         DataError: The files or the tokeniser are missing or wrong, or a number is out of range.
-        MissingExtra: pyarrow, or what the tokeniser or the hub needs, is not installed.
+        MissingExtra: What the tokeniser or the hub needs is not installed.
     """
     corpus = read_named_set(name, FACTS[name], repository, folder, hub)
     data = make_data(name, corpus, tokenizer, vocabulary, length, samples, validation, 0.0, seed)

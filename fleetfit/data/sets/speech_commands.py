@@ -87,7 +87,7 @@ def speech_commands(
 
     Raises:
         DataError: The files are missing or wrong, or a parameter is out of range.
-        MissingExtra: soundfile or pyarrow is not installed, or `datasets` is not and the set has to be downloaded.
+        MissingExtra: soundfile is not installed, or `datasets` is not and the set has to be downloaded.
     """
     if division not in ("official", "speakers"):
         raise DataError(f'division must be "official" or "speakers", got {division!r}.', key="division")
@@ -184,7 +184,7 @@ def _read_archive(folder: Path) -> _LabelledSounds:
     files = [file for _, _, file in rows]
     return _LabelledSounds(
         y=np.array([label for _, label, _ in rows], dtype=np.int64),
-        speakers=parquet.numbered(np.array([file.stem.partition("_nohash_")[0] for file in files]))[0],
+        speakers=parquet.encode_values(np.array([file.stem.partition("_nohash_")[0] for file in files]))[0],
         words=tuple(words),
         sizes={split: counts[split] for split in SPLITS if counts[split]},
         files=files,
@@ -196,10 +196,10 @@ def _read_parquet(folder: str | None) -> _LabelledSounds:
     paths = find_parquet_files("speech_commands", folder)
     files = [parquet.File(path) for split_paths in paths.values() for path in split_paths]
     audio, label = files[0].column(None, ("audio",), "audio"), files[0].column(None, ("label",), "label")
-    y, _, words = parquet.labels_of(files, label)
+    y, _, words = parquet.read_labels(files, label)
     is_word = np.array([not name.startswith("_") for name in words])[y] if words else np.ones(len(y), dtype=bool)
     classes = np.unique(y[is_word]) if not is_word.all() else np.arange(max(len(words), int(y.max(initial=0)) + 1))
-    speakers = parquet.values_of(files, "speaker_id", missing="")[is_word]
+    speakers = parquet.read_values(files, "speaker_id", missing="")[is_word]
     sizes, start = {}, 0
     for split, split_paths in paths.items():
         rows = sum(file.rows for file in files if file.path in split_paths)
@@ -207,7 +207,7 @@ def _read_parquet(folder: str | None) -> _LabelledSounds:
         start += rows
     return _LabelledSounds(
         y=np.searchsorted(classes, y[is_word]).astype(np.int64),
-        speakers=parquet.numbered(speakers)[0],
+        speakers=parquet.encode_values(speakers)[0],
         words=tuple(words[i] if words else str(i) for i in classes),
         sizes={split: size for split, size in sizes.items() if size},
         files=[file.path for file in files],

@@ -1,121 +1,107 @@
 """The page of a run, of a comparison, or of several: one file of HTML that opens from disk and loads nothing.
 
-    parts          what a page is made of, as values
-    where, plan, participants     what was run and where; the pieces; who took part
-    traces         plots, in the words of plotly.js
-    single, many   the page of one run; of a comparison, or of several runs
-    writing        parts -> HTML, with the template and one copy of plotly.js from `assets/`
+    blocks                        what a page is made of, as values
+    provenance, plan, accuracy, participants     its sections
+    traces                        plots for plotly.js, from `fleetfit.report.curves`
+    run_set                       the runs of a page with several
+    run_page, comparison_page     the page of one run; of a comparison, or of several folders
+    render                        blocks -> HTML, with the template and one copy of plotly.js from `assets/`
 
-It reads run folders only. What `[privacy]` and `[secure]` withhold is not in them, and a page would leave it out all
-the same. Text of users and of nodes is escaped wherever it goes.
+Pages are made of `fleetfit.report.record` only. Numbers that `[privacy]` and `[secure]` withhold are not in run
+folders, and a page would leave them out all the same. Text of users and of nodes is escaped.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from fleetfit import files
 from fleetfit.errors import FleetFitError, RunError
-from fleetfit.report.page.many import grouped, page_of_comparison, page_of_runs
-from fleetfit.report.page.parts import Page
-from fleetfit.report.page.single import page_of_run
-from fleetfit.report.page.writing import to_html
-from fleetfit.report.record import RowRecord, RunRecord, is_comparison, read_comparison, read_run
+from fleetfit.report.page.blocks import Page
+from fleetfit.report.page.comparison_page import make_comparison_page, make_runs_page
+from fleetfit.report.page.render import to_html
+from fleetfit.report.page.run_page import make_run_page
+from fleetfit.report.page.run_set import group_runs
+from fleetfit.report.record import ComparisonRecord, RowRecord, RunRecord, is_comparison, read_comparison, read_run
 
-__all__ = ["NAME", "after_comparison", "after_run", "write_report"]
+__all__ = ["NAME", "write_comparison_page", "write_report", "write_run_page"]
 
 NAME = "report.html"
-"""What a page is called in its folder."""
-_SAY = logging.getLogger("fleetfit")
+"""The file name of a page in its folder."""
+_LOGGER = logging.getLogger("fleetfit")
 
 
 def write_report(*folders: str | Path, out: str | Path | None = None) -> Path:
     """Write one page of run folders, also of runs that are not finished; nothing else is written, and nothing trained.
 
     Args:
-        *folders: Run folders, or folders of comparisons. Of several, all runs stand on one page: those that differ in
-            their seed only are one row.
-        out: The file. By default `report.html`, in the folder where it is one, else in the working folder.
+        *folders: Run folders, or folders of comparisons. All runs of several go on one page, where runs that differ
+            in their seed only are one row.
+        out: The file. By default `report.html`, in the folder if there is one, else in the working folder.
 
     Returns:
         The file.
 
     Raises:
-        RunError: One of them is no run folder, or the file cannot be written.
+        RunError: A folder is not a run folder, or the file cannot be written.
     """
     if not folders:
         raise RunError("no run folder was given. Name one or several, such as runs/first.", key="folders")
-    found = [files.parse_path(folder) for folder in folders]
-    place = files.parse_path(out) if out is not None else (found[0] if len(found) == 1 else Path()) / NAME
-    if place.is_dir():
-        place = place / NAME
-    made, wrong = _page_of(found, place)
-    for sentence in dict.fromkeys(wrong):
-        _SAY.warning("%s", sentence)
-    text = to_html(made)
+    paths = [files.parse_path(folder) for folder in folders]
+    target = files.parse_path(out) if out is not None else (paths[0] if len(paths) == 1 else Path()) / NAME
+    if target.is_dir():
+        target = target / NAME
+    page, problems = _make_page(paths, target)
+    for sentence in dict.fromkeys(problems):
+        _LOGGER.warning("%s", sentence)
+    text = to_html(page)
     try:
-        if out is None and len(found) == 1:
-            files.write_text(files.safe_join(found[0], NAME), text)
+        if out is None and len(paths) == 1:
+            files.write_text(files.safe_join(paths[0], NAME), text)
         else:
-            files.write_user_file(place, text)
+            files.write_user_file(target, text)
     except OSError as error:
-        raise RunError(f"the page cannot be written to {place}: {error.strerror or error}.", path=place) from None
-    return place
+        raise RunError(f"the page cannot be written to {target}: {error.strerror or error}.", path=target) from None
+    return target
 
 
-def _page_of(folders: Sequence[Path], place: Path) -> tuple[Page, Sequence[str]]:
-    """Return the page, and what could not be read."""
+def _make_page(folders: Sequence[Path], target: Path) -> tuple[Page, Sequence[str]]:
+    """Return the page of folders, and what could not be read."""
+    if len(folders) == 1 and is_comparison(folders[0]):
+        comparison = read_comparison(folders[0])
+        return make_comparison_page(comparison, target), comparison.problems
     if len(folders) == 1:
-        if is_comparison(folders[0]):
-            whole = read_comparison(folders[0])
-            return page_of_comparison(whole, place), whole.problems
-        record = read_run(folders[0])
-        return page_of_run(record, place), record.problems
-    alone = {folder.resolve(): folder for folder in folders}
-    found: list[RunRecord | RowRecord] = []
-    for folder in alone.values():
-        found += read_comparison(folder).rows if is_comparison(folder) else [read_run(folder)]
-    if not found:
+        run = read_run(folders[0])
+        return make_run_page(run, target), run.problems
+    records: list[RunRecord | RowRecord] = []
+    for folder in {path.resolve(): path for path in folders}.values():
+        records += read_comparison(folder).rows if is_comparison(folder) else [read_run(folder)]
+    if not records:
         raise RunError(f"no run of {', '.join(map(str, folders))} is there.", path=folders[0])
-    groups = grouped(found)
-    wrong = [f"{r.folder}: {said}" for one in groups for _, r in one.runs for said in r.problems]
-    return page_of_runs(groups, place), wrong
+    page = make_runs_page(group_runs(records), target)
+    return page, page.notes
 
 
-# ---- at the end of a run: a page is written where it can be, and never stops anything --------------------------------
+# ---- at the end of a run ---------------------------------------------------------------------------------------------
 
 
-def after_run(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write the page of a run that has just ended; where it cannot be written, a line says so.
-
-    Args:
-        folder: The run folder.
-        summary: What will stand in `summary.json`.
-    """
-    _written(folder, lambda: page_of_run(read_run(folder, summary), folder / NAME))
+def write_run_page(run: RunRecord) -> None:
+    """Write the page of a run that has ended; a failure is logged and does not stop the run."""
+    _write_page(run.folder, lambda: make_run_page(run, run.folder / NAME))
 
 
-def after_comparison(folder: Path) -> None:
-    """Write the page of a comparison that has just ended; where it cannot be written, a line says so."""
-    _written(folder, lambda: page_of_comparison(read_comparison(folder), folder / NAME))
+def write_comparison_page(comparison: ComparisonRecord) -> None:
+    """Write the page of a comparison that has ended; a failure is logged and does not stop the comparison."""
+    _write_page(comparison.folder, lambda: make_comparison_page(comparison, comparison.folder / NAME))
 
 
-def _written(folder: Path, build: Callable[[], Page]) -> None:
+def _write_page(folder: Path, make: Callable[[], Page]) -> None:
     try:
-        text = to_html(build())
-    except Exception as error:  # whatever is wrong with a page, the run is not
-        _not_written(folder, error)
-        return
-    try:
-        files.write_text(files.safe_join(folder, NAME), text)
-    except OSError as error:
-        _not_written(folder, error)
-
-
-def _not_written(folder: Path, error: Exception) -> None:
-    said = str(error) if isinstance(error, FleetFitError | OSError) else f"{type(error).__name__}: {error}"
-    _SAY.warning(
-        "%s was not written: %s. All numbers are in the folder; `fleetfit report %s` tries again.",
-        folder / NAME, said, folder,
-    )  # fmt: skip
+        files.write_text(files.safe_join(folder, NAME), to_html(make()))
+    except Exception as error:  # the run is complete, whatever is wrong with its page
+        is_expected = isinstance(error, FleetFitError | OSError)
+        reason = str(error) if is_expected else f"{type(error).__name__}: {error}"
+        _LOGGER.warning(
+            "%s was not written: %s. All numbers are in the folder; `fleetfit report %s` tries again.",
+            folder / NAME, reason, folder,
+        )  # fmt: skip

@@ -1,120 +1,144 @@
-"""Who took part, who failed and why, and what the clients have: of runs that do not withhold it."""
+"""The sections on participation, failures and clients; runs with `[privacy]` withhold them."""
 
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from fleetfit.errors import truncate
-from fleetfit.records.schema import RoundRecord
-from fleetfit.report.page.parts import PageSection, Part, Plot, Plots, Sheet, Words
-from fleetfit.report.page.traces import FAILED, ROUNDS, Bars, PlotAxis, level_color, partition, stacked
-from fleetfit.report.record import RunRecord
+from fleetfit.records.schema import FleetRecord, MemberRecord, RoundRecord
+from fleetfit.report.curves import MOST_CLIENTS
+from fleetfit.report.page.blocks import Block, PageSection, Paragraph, Plot, Plots, Sheet
+from fleetfit.report.page.traces import (
+    FAILURE_COLOR,
+    ROUNDS,
+    Bars,
+    PlotAxis,
+    get_level_color,
+    plot_class_counts,
+    plot_stacked_bars,
+)
+from fleetfit.report.record import RowRecord, RunRecord
 from fleetfit.report.text import Table
 
 _MOST_BARS = 200
 _MOST_REASONS = 25
-_MOST_NAMED = 10
+_MOST_NAMES = 10
 _MOST_NODES = 200
-_MOST_CLIENTS = 50
-_REASON = 240
+_MOST_GROUPS = 60
+_MOST_RUNS = 300
+_MOST_PARTITIONS = 12
+_FEW_REASONS = 4
+_LONGEST_REASON = 240  # characters
+_WHO = "Who took part, who failed and why"
+_CLIENTS = "The clients and their data"
 
 
-def section_of(record: RunRecord) -> PageSection | None:
-    """Return who took part in a run; where that is withheld, one sentence."""
-    if record.is_private:
-        return PageSection("who", "Who took part", [Words(
+# ---- participation of a run ------------------------------------------------------------------------------------------
+
+
+def make_participation(run: RunRecord) -> PageSection | None:
+    """Return the participation in a run and its failures; where these are withheld, one sentence."""
+    if run.is_private:
+        text = (
             "Withheld: with [privacy] nothing here tells who took part, who failed, what a client has or how well it "
             "does. Accuracy is that on the server's own test set."
-        )])  # fmt: skip
-    if not record.rounds:
+        )
+        return PageSection("who", "Who took part", [Paragraph(text)])
+    if not run.rounds:
         return None
-    parts: list[Part] = []
-    plot = took_part(record)
-    if plot is not None:
-        parts.append(Plots([plot]))
-    parts += _failures(record)
-    parts += _undone(record)
-    counted = _counted(record.rounds)
-    if counted:
-        parts.append(Sheet(Table(("over all rounds", "count"), tuple(counted))))
-    return PageSection("who", "Who took part, who failed and why", parts)
+    plot = plot_participation(run.rounds)
+    undone = [(report.round, report.undone.reason) for report in run.rounds if report.undone is not None]
+    blocks: list[Block] = [Plots([plot])] if plot is not None else []
+    blocks.append(_make_failure_table(list_reasons(run.rounds)))
+    if undone:
+        rows = tuple((str(number), truncate(reason, _LONGEST_REASON)) for number, reason in undone)
+        title = f"{len(undone)} rounds were undone"
+        blocks.append(Sheet(Table(("round", "why it was undone"), rows[:_MOST_REASONS], title)))
+    counts = _sum_counters(run.rounds)
+    if counts:
+        rows = tuple((label, f"{count:,}") for label, count in counts.items())
+        blocks.append(Sheet(Table(("over all rounds", "count"), rows)))
+    return PageSection("who", _WHO, blocks)
 
 
-def took_part(record: RunRecord) -> Plot | None:
-    """Return updates by level, and jobs that brought nothing back, over rounds."""
-    reports = record.rounds
+def plot_participation(reports: Sequence[RoundRecord]) -> Plot | None:
+    """Return updates by level, and jobs without an update, over rounds."""
     size = math.ceil(len(reports) / _MOST_BARS)
-    bins = [reports[i : i + size] for i in range(0, len(reports), size)]
     names = sorted({name for report in reports for name in report.train.by_level}, key=lambda name: (len(name), name))
-    at = [chunk[-1].round for chunk in bins]
+    rounds = [reports[min(i + size, len(reports)) - 1].round for i in range(0, len(reports), size)]
 
-    def mean(of: Any) -> list[float]:
-        return [round(sum(map(of, chunk)) / len(chunk), 3) for chunk in bins]
+    def average(counts: Sequence[int]) -> list[float]:
+        return [round(sum(counts[i : i + size]) / len(counts[i : i + size]), 3) for i in range(0, len(counts), size)]
 
     bars = [
-        Bars(f"level {name}", at, mean(lambda report, name=name: report.train.by_level.get(name, 0)), level_color(i))
+        Bars(f"level {name}", rounds, average([one.train.by_level.get(name, 0) for one in reports]), get_level_color(i))
         for i, name in enumerate(names)
     ]
-    bars.append(Bars("brought nothing back", at, mean(lambda report: len(report.failures)), FAILED, "/"))
+    failures = average([len(one.failures) for one in reports])
+    bars.append(Bars("brought nothing back", rounds, failures, FAILURE_COLOR, "/"))
     caption = "Clients whose update came in, by the level that they trained; above them those whose update did not."
     if size > 1:
         caption += f" Each bar is the mean of {size} rounds."
-    return stacked("took-part", "Clients in each round", bars, ROUNDS, PlotAxis("clients", zero=True), caption)
+    y = PlotAxis("clients", zero=True)
+    return plot_stacked_bars("took-part", "Clients in each round", bars, ROUNDS, y, caption)
 
 
-def reasons_of(record: RunRecord) -> list[tuple[str, str, int, list[Any], list[int]]]:
-    """Return why jobs brought nothing back, the commonest first: kind, reason, how often, which clients and rounds."""
-    found: dict[tuple[str, str], tuple[list[Any], list[int]]] = {}
-    for report in record.rounds:
-        for kind, failures in (
-            ("training", report.failures),
-            ("evaluation", report.evaluate.failures if report.evaluate is not None else ()),
-        ):
-            for one in failures:
-                clients, rounds = found.setdefault((kind, truncate(one.reason, _REASON)), ([], []))
-                clients.append(one.client)
-                rounds.append(report.round)
-    rows = [(kind, reason, len(clients), clients, rounds) for (kind, reason), (clients, rounds) in found.items()]
-    return sorted(rows, key=lambda row: -row[2])
+@dataclass
+class FailureReason:
+    """Jobs that failed for one reason.
+
+    Attributes:
+        job: "training" or "evaluation".
+        reason: The reason.
+        clients: The clients, one for each job.
+        rounds: The rounds, one for each job.
+    """
+
+    job: str
+    reason: str
+    clients: list[int | None] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """The number of jobs."""
+        return len(self.rounds)
 
 
-def _failures(record: RunRecord) -> list[Part]:
-    rows = reasons_of(record)
-    if not rows:
-        return [Words("No job failed.")]
-    cells = tuple(
-        (reason, kind, str(count), _named(clients), _between(rounds))
-        for kind, reason, count, clients, rounds in rows[:_MOST_REASONS]
-    )
-    left = sum(row[2] for row in rows[_MOST_REASONS:])
-    notes = (f"{left} more jobs brought nothing back, for {len(rows) - _MOST_REASONS} other reasons.",) if left else ()
-    title = f"{sum(row[2] for row in rows):,} jobs brought nothing back"
-    return [Sheet(Table(("reason", "job", "times", "clients (times)", "rounds"), cells, title, notes))]
+def list_reasons(reports: Sequence[RoundRecord]) -> list[FailureReason]:
+    """Return the reasons of failures, the commonest first."""
+    reasons: dict[tuple[str, str], FailureReason] = {}
+    for report in reports:
+        evaluation = report.evaluate.failures if report.evaluate is not None else []
+        for job, failures in (("training", report.failures), ("evaluation", evaluation)):
+            for failure in failures:
+                key = (job, truncate(failure.reason, _LONGEST_REASON))
+                reason = reasons.setdefault(key, FailureReason(*key))
+                reason.clients.append(failure.client)
+                reason.rounds.append(report.round)
+    return sorted(reasons.values(), key=lambda reason: -reason.count)
 
 
-def _named(clients: Sequence[Any]) -> str:
-    """Return clients with how often each, those of most failures first."""
-    counted = Counter(truncate(client, 20) for client in clients if client is not None).most_common()
-    said = ", ".join(f"{client} ({times})" if times > 1 else client for client, times in counted[:_MOST_NAMED])
-    more = len(counted) - _MOST_NAMED
-    return f"{said} and {more} more" if more > 0 else said
+def _make_failure_table(reasons: Sequence[FailureReason]) -> Block:
+    if not reasons:
+        return Paragraph("No job failed.")
+    rows = []
+    for one in reasons[:_MOST_REASONS]:
+        counts = Counter(str(client) for client in one.clients if client is not None).most_common()
+        names = ", ".join(f"{client} ({n})" if n > 1 else client for client, n in counts[:_MOST_NAMES])
+        more = f" and {len(counts) - _MOST_NAMES} more" if len(counts) > _MOST_NAMES else ""
+        low, high = min(one.rounds), max(one.rounds)
+        rounds = str(low) if low == high else f"{low} to {high}"
+        rows.append((one.reason, one.job, str(one.count), names + more, rounds))
+    left = reasons[_MOST_REASONS:]
+    jobs = sum(one.count for one in left)
+    notes = (f"{jobs} more jobs brought nothing back, for {len(left)} other reasons.",) if left else ()
+    title = f"{sum(one.count for one in reasons):,} jobs brought nothing back"
+    return Sheet(Table(("reason", "job", "times", "clients (times)", "rounds"), tuple(rows), title, notes))
 
 
-def _between(rounds: Sequence[int]) -> str:
-    low, high = min(rounds), max(rounds)
-    return str(low) if low == high else f"{low} to {high}"
-
-
-def _undone(record: RunRecord) -> list[Part]:
-    found = [(one.round, one.undone.reason) for one in record.rounds if one.undone is not None]
-    if not found:
-        return []
-    cells = tuple((str(number), truncate(reason, _REASON)) for number, reason in found[:_MOST_REASONS])
-    return [Sheet(Table(("round", "why it was undone"), cells, f"{len(found)} rounds were undone"))]
-
-
-_COUNTED = {
+_COUNTERS = {
     ("deadline", "shallower"): "updates of a shallower exit, to be in time",
     ("deadline", "stopped"): "updates that stopped early, to be in time",
     ("deadline", "late"): "clients that were too late",
@@ -125,77 +149,117 @@ _COUNTED = {
 }
 
 
-def _counted(rounds: Sequence[RoundRecord]) -> list[tuple[str, str]]:
-    """Return what the rounds count, added up."""
-    found: Counter[str] = Counter()
-    for report in rounds:
-        for (part, key), words in _COUNTED.items():
-            counts = getattr(report, part)
-            if counts is not None and getattr(counts, key) is not None:
-                found[words] += getattr(counts, key)
-    return [(words, f"{count:,}") for words, count in found.items()]
+def _sum_counters(reports: Sequence[RoundRecord]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for report in reports:
+        for (part, key), label in _COUNTERS.items():
+            value = getattr(getattr(report, part), key, None)
+            if value is not None:
+                counts[label] += value
+    return counts
 
 
-# ---- what the clients are ----------------------------------------------------------------------------------------
+# ---- participation of rows -------------------------------------------------------------------------------------------
 
 
-def clients_section(record: RunRecord) -> PageSection | None:
-    """Return who the clients are: groups, classes of their samples, nodes of a fleet; None where that is withheld."""
-    if record.is_private:
+def make_participation_table(rows: Sequence[RowRecord]) -> PageSection | None:
+    """Return the updates and failures of rows and settings, of all seeds together."""
+    has_settings = len({row.setting for row in rows}) > 1
+    cells = []
+    for row in rows:
+        label = (row.row, *([row.setting] if has_settings else []), str(len(row.runs)))
+        if row.is_private:
+            cells.append((*label, "withheld", "withheld", ""))
+            continue
+        updates = sum(report.train.clients or 0 for run in row.records for report in run.rounds)
+        counts: Counter[str] = Counter()
+        for run in row.records:
+            counts.update({one.reason: one.count for one in list_reasons(run.rounds)})
+        reasons = "; ".join(f"{reason} ({count})" for reason, count in counts.most_common(_FEW_REASONS))
+        more = f"; and {len(counts) - _FEW_REASONS} other reasons" if len(counts) > _FEW_REASONS else ""
+        cells.append((*label, f"{updates:,}", f"{counts.total():,}", reasons + more))
+    settings = ["setting"] if has_settings else []
+    columns = ("row", *settings, "seeds", "updates that came in", "jobs that brought nothing back", "why")
+    return PageSection("who", _WHO, [Sheet(Table(columns, tuple(cells[:_MOST_RUNS])))]) if cells else None
+
+
+# ---- clients ---------------------------------------------------------------------------------------------------------
+
+
+def make_clients(run: RunRecord) -> PageSection | None:
+    """Return the clients of a run: classes of their samples, groups, nodes of a fleet; None where they are withheld."""
+    if run.is_private:
         return None
-    parts: list[Part] = []
-    plot = partition_of(record)
-    if plot is not None:
-        parts.append(Plots([plot]))
-    parts += _groups(record)
-    parts += _nodes(record)
-    return PageSection("clients", "The clients and their data", parts) if parts else None
+    plot = plot_partition(run)
+    blocks: list[Block] = [Plots([plot])] if plot is not None else []
+    table = _make_node_table(run.nodes.members) or (_make_group_table(run.fleet) if run.fleet else None)
+    if table is not None:
+        blocks.append(Sheet(table))
+    return PageSection("clients", _CLIENTS, blocks) if blocks else None
 
 
-def partition_of(record: RunRecord, name: str = "partition") -> Plot | None:
-    """Return the plot of the classes of the first clients' samples."""
-    if record.is_private or not record.class_counts:
+def make_partitions(rows: Sequence[RowRecord]) -> PageSection | None:
+    """Return the classes of the clients of rows and settings, equal partitions once."""
+    by_setting: dict[str, list[RowRecord]] = {}
+    for row in rows:
+        by_setting.setdefault(row.setting, []).append(row)
+    shared = all(len(set(map(_identify_partition, group))) == 1 for group in by_setting.values())
+    plots: dict[str, Plot] = {}
+    labels: dict[str, list[str]] = {}
+    for setting, group in by_setting.items():
+        for row in group[: 1 if shared else None]:
+            seed, run = row.runs[0]
+            plot = plot_partition(run, f"partition-{len(plots)}")
+            if plot is not None:
+                key = _identify_partition(row)
+                plots.setdefault(key, plot)
+                label = ", ".join(filter(None, ["" if shared else row.row, setting, f"seed {seed}"]))
+                labels.setdefault(key, []).append(label)
+    if not plots:
         return None
-    some = record.class_counts[:_MOST_CLIENTS]
-    total, most = record.fleet.clients if record.fleet else None, max(n for row in some for n in row)
-    which = f"the first {len(some)} of {total}" if total is not None and total > len(some) else f"all {len(some)}"
-    caption = f"Training samples by class of {which} clients; area: number of samples, the largest {most}."
-    return partition(name, "Classes of the clients", some, caption)
+    text = "Of each run the first seed is drawn."
+    if shared:
+        text = "Rows of one seed and setting share their clients; of each setting the first seed is drawn."
+    titled = [replace(plot, title=f"{plot.title}: {'; '.join(labels[key][:4])}") for key, plot in plots.items()]
+    return PageSection("clients", _CLIENTS, [Paragraph(text, "quiet"), Plots(titled[:_MOST_PARTITIONS])])
 
 
-def _groups(record: RunRecord) -> list[Part]:
-    if record.fleet is None or len(record.fleet.groups) < 2 or record.nodes.members:
-        return []
-    groups, first = record.fleet.groups, record.fleet.first
+def _identify_partition(row: RowRecord) -> str:
+    """Return a text that is equal for rows whose first seeds have the same clients."""
+    seed, run = row.runs[0]
+    return repr((seed, run.summary.data, run.is_private, run.class_counts))
+
+
+def plot_partition(run: RunRecord, name: str = "partition") -> Plot | None:
+    """Return the classes of the first clients' samples."""
+    if run.is_private or not run.class_counts:
+        return None
+    counts = run.class_counts[:MOST_CLIENTS]
+    total, largest = run.fleet.clients if run.fleet else None, max(n for row in counts for n in row)
+    which = f"the first {len(counts)} of {total}" if total is not None and total > len(counts) else f"all {len(counts)}"
+    caption = f"Training samples by class of {which} clients; area: number of samples, the largest {largest}."
+    return plot_class_counts(name, "Classes of the clients", counts, caption)
+
+
+def _make_group_table(fleet: FleetRecord) -> Table | None:
+    if len(fleet.groups) < 2:
+        return None
     levels: dict[str, set[str]] = {}
-    for group, level in zip(first.group, first.level, strict=False):
+    for group, level in zip(fleet.first.group, fleet.first.level, strict=False):
         levels.setdefault(group, set()).add(str(level))
     rows = tuple(
-        (truncate(name), truncate(count), ", ".join(sorted(levels.get(name, ()))))
-        for name, count in list(groups.items())[:60]
+        (truncate(name), str(count), ", ".join(sorted(levels.get(name, ()))))
+        for name, count in list(fleet.groups.items())[:_MOST_GROUPS]
     )
-    return [Sheet(Table(("group of devices", "clients", "level, of the first clients"), rows))]
+    return Table(("group of devices", "clients", "level, of the first clients"), rows)
 
 
-def _nodes(record: RunRecord) -> list[Part]:
-    found = record.nodes.members
-    if not found:
-        return []
+def _make_node_table(nodes: Sequence[MemberRecord]) -> Table | None:
     rows = []
-    for number, one in enumerate(found[:_MOST_NODES]):
-        rows.append(
-            (
-                str(number),
-                truncate(one.name),
-                truncate(_or_dash(one.budget)),
-                truncate(_or_dash(one.examples.get("train"))),
-            )
-        )
-    more = len(found) - len(rows)
-    notes = (f"{more} more nodes stand in nodes.json.",) if more else ()
-    title = f"{len(found)} nodes of a real fleet"
-    return [Sheet(Table(("client", "node", "budget", "training samples"), tuple(rows), title, notes))]
-
-
-def _or_dash(value: Any) -> Any:
-    return "-" if value is None else value
+    for number, node in enumerate(nodes[:_MOST_NODES]):
+        numbers = (truncate("-" if value is None else value) for value in (node.budget, node.examples.get("train")))
+        rows.append((str(number), truncate(node.name), *numbers))
+    more = len(nodes) - len(rows)
+    notes = (f"{more} more nodes are in nodes.json.",) if more else ()
+    columns = ("client", "node", "budget", "training samples")
+    return Table(columns, tuple(rows), f"{len(nodes)} nodes of a real fleet", notes) if rows else None

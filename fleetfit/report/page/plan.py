@@ -1,72 +1,80 @@
-"""The levels of a plan as nested pieces, with what they cost."""
+"""The section on the plan: levels as rectangles inside each other, with their costs."""
 
 from collections.abc import Sequence
 
 from fleetfit.records.schema import LevelRecord
-from fleetfit.report.page.parts import PageSection, Part, Piece, Pieces, Sheet, Words
-from fleetfit.report.page.traces import level_color
-from fleetfit.report.record import RunRecord
+from fleetfit.report.page.blocks import Block, LevelRectangle, LevelRectangles, PageSection, Paragraph, Sheet
+from fleetfit.report.page.traces import get_level_color
+from fleetfit.report.record import RowRecord, RunRecord
 from fleetfit.report.tables import make_level_table, make_plan_table
 from fleetfit.report.text import format_count, format_percent, get_score_name
 
-HOW = (
+_LEGEND = Paragraph(
     "Grey frame: the full model, its width across and its depth down. Coloured: what the level has of it. Lines in it: "
-    "exits. Dashed: the smaller levels, which lie inside. Which channels are kept is the method's choice."
+    "exits. Dashed: the smaller levels, which lie inside. Which channels are kept is the method's choice.",
+    "quiet",
 )
+_MOST_TITLES = 6
 
 
-def pieces_of(
-    levels: Sequence[LevelRecord],
-    told: bool = True,
-    title: str = "",
-    color: int | None = None,
-    score: str = "accuracy",
-) -> Pieces:
-    """Return the picture of levels.
+def make_plan(run: RunRecord) -> PageSection | None:
+    """Return the plan of a run; None where its levels are unknown."""
+    levels = run.summary.levels
+    if not levels:
+        return None
+    score = "" if run.is_private else get_score_name(run.summary)
+    table = make_plan_table(run.plan) if run.plan is not None else make_level_table(run.summary)
+    rectangles = LevelRectangles(_make_rectangles(levels, score))
+    return PageSection("plan", "The plan: the model in pieces", [rectangles, _LEGEND, Sheet(table)])
+
+
+def make_plans(rows: Sequence[RowRecord]) -> PageSection | None:
+    """Return the plans of rows and settings, equal ones once."""
+    names = list(dict.fromkeys(row.row for row in rows))
+    labels: dict[str, list[str]] = {}
+    rectangles: dict[str, list[LevelRectangle]] = {}
+    for row in rows:
+        levels = row.records[0].summary.levels
+        if levels:
+            key = repr([level.model_copy(update={"local": None}) for level in levels])
+            labels.setdefault(key, []).append(row.label)
+            rectangles.setdefault(key, _make_rectangles(levels, color=names.index(row.row)))
+    blocks: list[Block] = []
+    for key, titles in labels.items():
+        more = f"; and {len(titles) - _MOST_TITLES} more" if len(titles) > _MOST_TITLES else ""
+        blocks.append(LevelRectangles(rectangles[key], "; ".join(titles[:_MOST_TITLES]) + more))
+    return PageSection("plans", "The plans: the model in pieces", [*blocks, _LEGEND]) if blocks else None
+
+
+def _make_rectangles(levels: Sequence[LevelRecord], score: str = "", color: int | None = None) -> list[LevelRectangle]:
+    """Return the rectangles of levels.
 
     Args:
-        levels: As in `summary.json`.
-        told: Whether the accuracy of a level's own clients belongs to it.
-        title: What stands above it.
-        color: Number of the colour of all of them; by default each has its own.
-        score: What that accuracy is called.
+        levels: Smallest first.
+        score: The name of the local accuracy; "" leaves it out.
+        color: Number of the colour of all levels; by default each has its own.
     """
-    found = []
+    rectangles = []
     for i, level in enumerate(levels):
         blocks = level.blocks
-        lines = [
+        facts = [
             ("width", f"{100 * level.width:.0f} %"),
             ("depth", f"{level.depth} of {blocks} blocks"),
             ("parameters", format_count(level.parameters)),
             ("multiply-adds", format_count(level.multiply_adds)),
             ("clients", str(level.clients)),
-            *([(f"local {score}", f"{format_percent(level.local)} %")] if told and level.local is not None else []),
         ]
-        found.append(
-            Piece(
+        if score and level.local is not None:
+            facts.append((f"local {score}", f"{format_percent(level.local)} %"))
+        rectangles.append(
+            LevelRectangle(
                 title=f"level {level.level}",
                 width=level.width,
                 depth=level.depth / blocks,
                 exits=[exit / blocks for exit in level.exits],
-                inside=[(one.width, one.depth / blocks) for one in levels[:i]],
-                lines=lines,
-                color=level_color(i) if color is None else color,
+                smaller=[(one.width, one.depth / blocks) for one in levels[:i]],
+                facts=facts,
+                color=get_level_color(i) if color is None else color,
             )
         )
-    return Pieces(found, title)
-
-
-def section_of(record: RunRecord) -> PageSection | None:
-    """Return the plan of a run; None where nothing says what its levels are."""
-    levels = record.summary.levels
-    if not levels:
-        return None
-    parts: list[Part] = [
-        pieces_of(levels, not record.is_private, score=get_score_name(record.summary)),
-        Words(HOW, "quiet"),
-    ]
-    if record.plan is not None:
-        parts.append(Sheet(make_plan_table(record.plan)))
-    else:
-        parts.append(Sheet(make_level_table(record.summary)))
-    return PageSection("plan", "The plan: the model in pieces", parts)
+    return rectangles

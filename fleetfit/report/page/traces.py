@@ -1,58 +1,54 @@
-"""Plots in the words of plotly.js: lines with bands, bars, dots; `page.js` turns numbers into a scheme's colours.
+"""Plots for plotly.js: curves with bands, bars, dots. `page.js` replaces numbers of colours by those of the scheme.
 
-Lines of different rows differ in colour, dash and marker, so that they can be told apart without colours. Labels are
-what users wrote, and plotly.js reads a few tags in text: `plain` takes them away.
+Rows differ in colour, dash and marker, so that they are distinct without colours, too. Labels come from users, and
+plotly.js reads some tags in text, so `escape_label` escapes them.
 """
 
 import html
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from fleetfit.errors import truncate
-from fleetfit.report.page.parts import Plot
-from fleetfit.report.record import RowRecord
+from fleetfit.report.curves import Series, round_digits
+from fleetfit.report.page.blocks import Plot
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "triangle-down", "star")
 COLORS = 8
-"""How many colours there are."""
-FAILED = 1
-"""The colour of what failed: vermilion."""
-_OF_LEVELS = (0, 2, 4, 5, 3, 6, 7)
-MOST_MARKERS = 40
-"""Points of a line, at most, of which each has a marker."""
-BUDGET = 60_000
-"""Points of all lines of a page together, about; each of many lines gets fewer."""
-_LABEL = 80
-_FEW = 12
+"""The number of colours."""
+FAILURE_COLOR = 1
+"""The colour of failures: vermilion."""
+_LEVEL_COLORS = (0, 2, 4, 5, 3, 6, 7)
+_MOST_MARKERS = 40  # points of a line up to which it has markers
+_MOST_POINTS = 60_000  # of all lines of a page together, about
+_LABEL = 80  # characters
+_FEW = 12  # rounds up to which each has a tick
 
-Point = tuple[float, float]
-Line = Sequence[Point]
+T = TypeVar("T")
 
 
-def level_color(index: int) -> int:
-    """Return the colour of a level, counted from 0, wherever levels are drawn: never that of failures."""
-    return _OF_LEVELS[index % len(_OF_LEVELS)]
+def get_color(index: int, opacity: float | None = None) -> str:
+    """Return a colour by its number, as `page.js` reads it."""
+    return f"@{index % COLORS}" + ("" if opacity is None else f"/{opacity:g}")
 
 
-def plain(label: object) -> str:
+def get_level_color(index: int) -> int:
+    """Return the number of a level's colour, which is never that of failures."""
+    return _LEVEL_COLORS[index % len(_LEVEL_COLORS)]
+
+
+def escape_label(label: object) -> str:
     """Return text that plotly.js shows as it is, without reading tags in it."""
     return html.escape(truncate(label, _LABEL), quote=False)
 
 
-def color(index: int, opacity: float | None = None) -> str:
-    """Return a colour by its number."""
-    return f"@{index % COLORS}" + ("" if opacity is None else f"/{opacity:g}")
-
-
-def thinned(line: Line, most: int) -> list[Point]:
-    """Return at most so many points of a line, evenly chosen, the first and the last among them."""
-    if len(line) <= most:
-        return list(line)
-    step = (len(line) - 1) / (most - 1)
-    return [line[round(i * step)] for i in range(most)]
+def thin(points: Sequence[T], most: int) -> list[T]:
+    """Return at most `most` points, evenly chosen, the first and the last among them."""
+    if len(points) <= most:
+        return list(points)
+    step = (len(points) - 1) / (most - 1)
+    return [points[round(i * step)] for i in range(most)]
 
 
 @dataclass(frozen=True)
@@ -60,11 +56,11 @@ class PlotAxis:
     """An axis.
 
     Attributes:
-        title: What it counts.
-        unit: What stands behind a number when it is pointed at.
-        digits: Digits behind the point then.
-        zero: Whether it begins at zero.
-        whole: Whether it counts what has no halves, such as rounds.
+        title: Its title.
+        unit: Follows a number in the text of a point.
+        digits: Digits behind the decimal point in that text.
+        zero: Whether the axis begins at zero.
+        whole: Whether it counts whole things, such as rounds.
     """
 
     title: str
@@ -73,201 +69,140 @@ class PlotAxis:
     zero: bool = False
     whole: bool = False
 
-    def shown(self, letter: str) -> str:
-        """Return how a point's number is shown."""
+    def format_number(self, letter: str) -> str:
+        """Return the format of a point's number, for the coordinate "x" or "y"."""
         return f"%{{{letter}:,.{self.digits}f}}{self.unit}"
 
-    @property
-    def nest(self) -> dict[str, Any]:
-        """The axis for plotly.js."""
-        found: dict[str, Any] = {"title": {"text": self.title}}
-        return found | ({"rangemode": "tozero"} if self.zero else {})
+    def to_layout(self) -> dict[str, Any]:
+        """Return the axis for plotly.js."""
+        return {"title": {"text": self.title}} | ({"rangemode": "tozero"} if self.zero else {})
 
 
 ROUNDS = PlotAxis("round", whole=True)
 
 
-def score_axis(score: str) -> PlotAxis:
-    """Return the axis of accuracies, whatever they are called (`fleetfit.report.text.score_of`)."""
+def make_score_axis(score: str) -> PlotAxis:
+    """Return the axis of accuracies, by the name that the task gives them."""
     return PlotAxis(f"{score} (%)", " %", 2)
 
 
-def laid_out(x: PlotAxis, y: PlotAxis, traces: Sequence[Mapping[str, Any]], **further: Any) -> dict[str, Any]:
-    """Return a layout with two axes; few rounds, or the like, have a tick each, so that none stands between two."""
-    across = x.nest
-    if x.whole and max((at for trace in traces for at in trace["x"]), default=0) <= _FEW:
+def _make_plot(
+    name: str,
+    title: str,
+    traces: Sequence[Mapping[str, Any]],
+    axes: tuple[PlotAxis, PlotAxis],
+    caption: str,
+    labels: int,
+    **layout: Any,
+) -> Plot:
+    """Return a plot with two axes; up to `_FEW` rounds have a tick each."""
+    x, y = axes
+    across = x.to_layout()
+    if x.whole and max((place for trace in traces for place in trace["x"]), default=0) <= _FEW:
         across["dtick"] = 1
-    return {"xaxis": across, "yaxis": y.nest, **further}
+    height = 320 + 18 * max(0, labels - 3)  # the legend is below the plot
+    return Plot(name, title, traces, {"xaxis": across, "yaxis": y.to_layout(), **layout}, caption, height)
+
+
+# ---- curves ----------------------------------------------------------------------------------------------------------
+
+SEEDS_CAPTION = "Thin lines: each seed. Thick line with markers: their mean. Band: one standard deviation around it."
 
 
 @dataclass(frozen=True)
-class NamedLine:
-    """A line of a plot.
+class Line:
+    """A line of a plot, with those of its seeds.
 
     Attributes:
-        name: Its label.
-        points: Where it goes; what was not measured is no point of it.
+        series: The curves.
         color: Number of its colour, its dash and its marker.
         hidden: Whether it is shown only when its label is clicked.
         strong: Whether it is thick.
     """
 
-    name: str
-    points: Line
+    series: Series
     color: int
     hidden: bool = False
-    strong: bool = False
+    strong: bool = True
 
 
-def lines(
-    name: str, title: str, found: Sequence[NamedLine], x: PlotAxis, y: PlotAxis, caption: str = ""
+def plot_lines(
+    name: str, title: str, lines: Sequence[Line], x: PlotAxis, y: PlotAxis, caption: str = "", plots: int = 8
 ) -> Plot | None:
-    """Return a plot of lines; None where none of them has a point."""
-    kept = [one for one in found if one.points]
-    if not kept:
+    """Return a plot of lines; of several seeds with all of them, their mean and a band.
+
+    Args:
+        name: Of the plot, unique on the page.
+        title: Above it.
+        lines: The lines; those without points are left out.
+        x: The horizontal axis.
+        y: The vertical axis.
+        caption: Below it.
+        plots: About the number of such plots on the page, which share its points.
+
+    Returns:
+        The plot; None where no line has a point.
+    """
+    lines = [line for line in lines if any(line.series.curves.values())]
+    if not lines:
         return None
-    most = max(12, BUDGET // 8 // len(kept))
-    traces = [_line(one, thinned(one.points, most), x, y) for one in kept]
-    return Plot(name, title, traces, laid_out(x, y, traces), caption, height_for(len(kept)))
+    seeds = [sum(map(bool, line.series.curves.values())) for line in lines]
+    most = max(8, _MOST_POINTS // plots // sum(count + 3 if count > 1 else 1 for count in seeds))
+    traces = [trace for line in lines for trace in _trace_line(line, most, x, y)]
+    return _make_plot(name, title, traces, (x, y), caption, len(lines))
 
 
-def _line(one: NamedLine, points: Line, x: PlotAxis, y: PlotAxis) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "lines+markers" if len(points) <= MOST_MARKERS else "lines",
-        "name": plain(one.name),
-        "x": [p[0] for p in points],
-        "y": [p[1] for p in points],
-        "line": {
-            "color": color(one.color),
-            "dash": DASHES[one.color % len(DASHES)],
-            "width": 2.6 if one.strong else 1.8,
-        },
-        "marker": {"color": color(one.color), "symbol": SYMBOLS[one.color % len(SYMBOLS)], "size": 7},
-        "hovertemplate": _said(x, y),
-        **({"visible": "legendonly"} if one.hidden else {}),
-    }
+def _trace_line(line: Line, most: int, x: PlotAxis, y: PlotAxis) -> list[dict[str, Any]]:
+    """Return the traces of a line: band, seeds, mean; of one seed the line alone."""
+    curves = {seed: curve for seed, curve in line.series.curves.items() if curve}
+    label = escape_label(line.series.label)
+    mean = thin(line.series.mean, most)
+    after = "" if len(curves) == 1 else f", mean of {len(curves)} seeds"
+    numbers = f"<br>{x.title.split(' (')[0]} {x.format_number('x')}: {y.format_number('y')}<extra></extra>"
+    thick = {
+        "type": "scatter", "mode": "lines+markers" if len(mean) <= _MOST_MARKERS else "lines", "name": label,
+        "x": [point.x for point in mean], "y": [point.y for point in mean],
+        "line": {"color": get_color(line.color), "dash": DASHES[line.color % len(DASHES)],
+                 "width": 2.6 if line.strong else 1.8},
+        "marker": {"color": get_color(line.color), "symbol": SYMBOLS[line.color % len(SYMBOLS)], "size": 7},
+        "hovertemplate": f"%{{fullData.name}}{after}{numbers}",
+        **({"visible": "legendonly"} if line.hidden else {}),
+    }  # fmt: skip
+    if len(curves) == 1:
+        return [thick]
+    group = {"legendgroup": label, "showlegend": False, "type": "scatter", "mode": "lines"}
+    edge = group | {"hoverinfo": "skip", "line": {"width": 0, "color": get_color(line.color, 0)}}
+    xs = [point.x for point in mean]
+    low, high = ([round_digits(point.y + sign * point.deviation) for point in mean] for sign in (-1, 1))
+    seeds = [
+        group | {"x": [point.x for point in points], "y": [point.y for point in points],
+                 "line": {"color": get_color(line.color, 0.5), "width": 0.9},
+                 "hovertemplate": f"%{{fullData.name}}{numbers}", "name": f"{label}, seed {seed}"}
+        for seed, curve in curves.items() for points in [thin(curve, most)]
+    ]  # fmt: skip
+    return [
+        edge | {"x": xs, "y": low},
+        edge | {"x": xs, "y": high, "fill": "tonexty", "fillcolor": get_color(line.color, 0.14)},
+        *seeds,
+        thick | {"legendgroup": label},
+    ]
 
 
-def _said(x: PlotAxis, y: PlotAxis) -> str:
-    """Return what is shown of a point of a line."""
-    return f"%{{fullData.name}}<br>{x.title.split(' (')[0]} {x.shown('x')}: {y.shown('y')}<extra></extra>"
-
-
-def height_for(labels: int) -> int:
-    """Return the height of a plot whose legend has so many labels below it."""
-    return 320 + 18 * max(0, labels - 3)
-
-
-def same_scale(plots: Sequence[Plot | None]) -> list[Plot]:
-    """Return the plots that are there, those of accuracy with one vertical axis, so that neighbours can be compared."""
-    kept = [plot for plot in plots if plot is not None]
-    alike = [plot for plot in kept if plot.layout["yaxis"]["title"]["text"].endswith(" (%)")]
-    seen = [y for plot in alike for trace in plot.traces if trace.get("visible") != "legendonly" for y in trace["y"]]
-    if not seen:
-        return kept
-    low, high = min(seen), min(100.0, max(seen))
-    room = max(1.0, 0.06 * (high - low))
-    scale = [round(low - room, 2), round(high + room, 2)]
+def share_accuracy_axis(plots: Sequence[Plot | None]) -> list[Plot]:
+    """Return the plots that are not None; those of accuracy get one vertical axis, so that neighbours compare."""
+    present = [plot for plot in plots if plot is not None]
+    alike = [plot for plot in present if plot.layout["yaxis"]["title"]["text"].endswith(" (%)")]
+    ys = [y for plot in alike for trace in plot.traces if trace.get("visible") != "legendonly" for y in trace["y"]]
+    if not ys:
+        return present
+    low, high = min(ys), min(100.0, max(ys))
+    margin = max(1.0, 0.06 * (high - low))
+    scale = [round(low - margin, 2), round(high + margin, 2)]
     return [
         replace(plot, layout={**plot.layout, "yaxis": {**plot.layout["yaxis"], "range": scale}})
         if plot in alike else plot
-        for plot in kept
+        for plot in present
     ]  # fmt: skip
-
-
-# ---- seeds -----------------------------------------------------------------------------------------------------------
-
-HOW_SEEDS = "Thin lines: each seed. Thick line with markers: their mean. Band: one standard deviation around it."
-
-
-@dataclass(frozen=True)
-class Bundle:
-    """The lines of all seeds of a row, and its number among the rows."""
-
-    name: str
-    seeds: Sequence[tuple[int, Line]]
-    color: int
-
-
-def bundles(groups: Sequence[RowRecord], rows: Sequence[str], line: Any) -> list[Bundle]:
-    """Return the lines of rows, all seeds of each.
-
-    Args:
-        groups: The runs of one setting.
-        rows: All rows of the page, by whose place a row has its colour.
-        line: Returns a run's points.
-    """
-    return [Bundle(one.row, [(seed, line(run)) for seed, run in one.runs], rows.index(one.row)) for one in groups]
-
-
-def bundled(
-    name: str, title: str, found: Sequence[Bundle], x: PlotAxis, y: PlotAxis, caption: str = "", plots: int = 8
-) -> Plot | None:
-    """Return a plot of rows with all their seeds, their means and bands; None where no row has a point.
-
-    Args:
-        name: The plot's.
-        title: What stands above it.
-        found: The rows.
-        x: What the lines are drawn over.
-        y: What they show.
-        caption: What stands below it.
-        plots: How many such plots the page has, about, which share its size.
-    """
-    kept = [one for one in found if any(line for _, line in one.seeds)]
-    if not kept:
-        return None
-    count = sum(len(one.seeds) + 3 for one in kept)
-    most = max(8, BUDGET // plots // count)
-    traces = [trace for one in kept for trace in _bundle(one, most, x, y)]
-    return Plot(name, title, traces, laid_out(x, y, traces), caption, height_for(len(kept)))
-
-
-def _bundle(one: Bundle, most: int, x: PlotAxis, y: PlotAxis) -> list[dict[str, Any]]:
-    """Return the traces of a row: band, seeds, mean; the line alone where it has one seed."""
-    there = [(seed, line) for seed, line in one.seeds if line]
-    if len(there) == 1:
-        label = NamedLine(one.name, there[0][1], one.color, strong=True)
-        return [_line(label, thinned(there[0][1], most), x, y) | {"legendgroup": plain(one.name)}]
-    mean, low, high = _spread([line for _, line in there])
-    group: dict[str, Any] = {"legendgroup": plain(one.name), "showlegend": False, "type": "scatter", "mode": "lines"}
-    edge = group | {"hoverinfo": "skip", "line": {"width": 0, "color": color(one.color, 0)}}
-    traces = [
-        edge | _xy(thinned(low, most)),
-        edge | _xy(thinned(high, most)) | {"fill": "tonexty", "fillcolor": color(one.color, 0.14)},
-    ]
-    for seed, line in there:
-        thin = {"line": {"color": color(one.color, 0.5), "width": 0.9}, "hovertemplate": _said(x, y)}
-        traces.append(group | _xy(thinned(line, most)) | thin | {"name": f"{plain(one.name)}, seed {seed}"})
-    thick = _line(NamedLine(f"{one.name}", mean, one.color, strong=True), thinned(mean, most), x, y)
-    said = thick["hovertemplate"].replace("<br>", f", mean of {len(there)} seeds<br>", 1)
-    return [*traces, thick | {"legendgroup": plain(one.name), "hovertemplate": said}]
-
-
-def _xy(points: Line) -> dict[str, Any]:
-    return {"x": [p[0] for p in points], "y": [p[1] for p in points]}
-
-
-def _spread(found: Sequence[Line]) -> tuple[list[Point], list[Point], list[Point]]:
-    """Return mean, and mean less and more one standard deviation, point by point of those that all lines have.
-
-    Lines over rounds share their rounds; over bytes or seconds the points of one evaluation lie a little apart, and
-    their mean is that of both coordinates.
-    """
-    common = min(len(line) for line in found)
-    mean, low, high = [], [], []
-    for points in zip(*(line[:common] for line in found), strict=True):
-        at, value = statistics.fmean(p[0] for p in points), statistics.fmean(p[1] for p in points)
-        off = statistics.stdev(p[1] for p in points)
-        mean.append((_short(at), _short(value)))
-        low.append((_short(at), _short(value - off)))
-        high.append((_short(at), _short(value + off)))
-    return mean, low, high
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")
 
 
 # ---- bars and dots ---------------------------------------------------------------------------------------------------
@@ -279,8 +214,8 @@ class Bars:
 
     Attributes:
         name: Its label.
-        x: Where the bars stand.
-        y: How high each is.
+        x: The places of the bars.
+        y: Their heights.
         color: Number of its colour.
         pattern: "" for plain; "/" and the like for hatched.
     """
@@ -292,78 +227,89 @@ class Bars:
     pattern: str = ""
 
 
-def stacked(name: str, title: str, found: Sequence[Bars], x: PlotAxis, y: PlotAxis, caption: str = "") -> Plot | None:
-    """Return a plot of stacked bars; None where there is nothing to stack."""
-    kept = [one for one in found if any(one.y)]
-    if not kept:
+def plot_stacked_bars(
+    name: str, title: str, parts: Sequence[Bars], x: PlotAxis, y: PlotAxis, caption: str = ""
+) -> Plot | None:
+    """Return a plot of stacked bars; None where all of them are 0."""
+    parts = [part for part in parts if any(part.y)]
+    if not parts:
         return None
     traces = [
         {
-            "type": "bar", "name": plain(one.name), "x": list(one.x), "y": list(one.y),
-            "marker": {"color": color(one.color), "pattern": {"shape": one.pattern, "fillmode": "overlay"}},
-            "hovertemplate": f"%{{fullData.name}}<br>{x.title} {x.shown('x')}: {y.shown('y')}<extra></extra>",
+            "type": "bar", "name": escape_label(part.name), "x": list(part.x), "y": list(part.y),
+            "marker": {"color": get_color(part.color), "pattern": {"shape": part.pattern, "fillmode": "overlay"}},
+            "hovertemplate":
+                f"%{{fullData.name}}<br>{x.title} {x.format_number('x')}: {y.format_number('y')}<extra></extra>",
         }
-        for one in kept
+        for part in parts
     ]  # fmt: skip
-    layout = laid_out(x, y, traces, barmode="stack", bargap=0.15)
-    return Plot(name, title, traces, layout, caption, height_for(len(kept)))
+    return _make_plot(name, title, traces, (x, y), caption, len(parts), barmode="stack", bargap=0.15)
 
 
 @dataclass(frozen=True)
 class Dots:
-    """Dots of one kind over places with names, all seeds beside each other."""
+    """Dots of one label over named places, all seeds side by side.
+
+    Attributes:
+        name: The label.
+        places: The place of each dot.
+        y: Its height.
+        texts: Its text, when it is pointed at.
+        color: Number of its colour.
+    """
 
     name: str
-    x: Sequence[str]
+    places: Sequence[str]
     y: Sequence[float]
-    said: Sequence[str]
+    texts: Sequence[str]
     color: int
 
 
-def dotted(
-    name: str, title: str, found: Sequence[Dots], places: Sequence[str], y: PlotAxis, caption: str = ""
+def plot_dots(
+    name: str, title: str, dots: Sequence[Dots], places: Sequence[str], y: PlotAxis, caption: str = ""
 ) -> Plot | None:
     """Return a plot of dots over named places, in their order; None where there are no dots."""
-    kept = [one for one in found if one.y]
-    if not kept:
+    dots = [one for one in dots if one.y]
+    if not dots:
         return None
     traces = [
         {
-            "type": "scatter", "mode": "markers", "name": plain(one.name),
-            "x": [plain(place) for place in one.x], "y": list(one.y), "text": [plain(text) for text in one.said],
-            "marker": {"color": color(one.color, 0.8), "symbol": SYMBOLS[one.color % len(SYMBOLS)], "size": 10},
-            "hovertemplate": f"%{{fullData.name}}, %{{text}}<br>%{{x}}: {y.shown('y')}<extra></extra>",
+            "type": "scatter", "mode": "markers", "name": escape_label(one.name),
+            "x": [escape_label(place) for place in one.places], "y": list(one.y),
+            "text": [escape_label(text) for text in one.texts],
+            "marker": {"color": get_color(one.color, 0.8), "symbol": SYMBOLS[one.color % len(SYMBOLS)], "size": 10},
+            "hovertemplate": f"%{{fullData.name}}, %{{text}}<br>%{{x}}: {y.format_number('y')}<extra></extra>",
         }
-        for one in kept
+        for one in dots
     ]  # fmt: skip
-    axes = laid_out(PlotAxis(""), y, traces, scattermode="group", scattergap=0.35)
-    axes["xaxis"] |= {"type": "category", "categoryorder": "array", "categoryarray": list(map(plain, places))}
-    return Plot(name, title, traces, axes, caption, height_for(len(kept)))
+    plot = _make_plot(name, title, traces, (PlotAxis(""), y), caption, len(dots), scattermode="group", scattergap=0.35)
+    order = {"type": "category", "categoryorder": "array", "categoryarray": list(map(escape_label, places))}
+    return replace(plot, layout={**plot.layout, "xaxis": {**plot.layout["xaxis"], **order}})
 
 
-def partition(name: str, title: str, counts: Sequence[Sequence[int]], caption: str) -> Plot | None:
-    """Return a dot for each client and class, its area in proportion to the client's samples of that class.
+def plot_class_counts(name: str, title: str, counts: Sequence[Sequence[int]], caption: str) -> Plot | None:
+    """Return a plot with a dot for each client and class, its area in proportion to the samples.
 
     Args:
-        name: The plot's.
-        title: What stands above it.
+        name: Of the plot.
+        title: Above it.
         counts: Training samples [clients, classes].
-        caption: What stands below it.
+        caption: Below it.
     """
-    most = max((n for row in counts for n in row), default=0)
-    found = [(k, c, n) for k, row in enumerate(counts) for c, n in enumerate(row) if n]
-    if not found:
+    dots = [(k, c, n) for k, row in enumerate(counts) for c, n in enumerate(row) if n]
+    if not dots:
         return None
-    widest = max(6.0, min(26.0, 520 / max(len(counts), len(counts[0]))))
-    sizes = [max(2.0, round(widest * (n / most) ** 0.5, 1)) for *_, n in found]
+    largest, clients, classes = max(n for *_, n in dots), len(counts), len(counts[0])
+    widest = max(6.0, min(26.0, 520 / max(clients, classes)))
     trace: Mapping[str, Any] = {
         "type": "scatter", "mode": "markers", "name": "samples",
-        "x": [k for k, _, _ in found], "y": [c for _, c, _ in found], "text": [n for _, _, n in found],
-        "marker": {"color": color(0, 0.75), "size": sizes},
+        "x": [k for k, _, _ in dots], "y": [c for _, c, _ in dots], "text": [n for *_, n in dots],
+        "marker": {"color": get_color(0, 0.75),
+                   "size": [max(2.0, round(widest * (n / largest) ** 0.5, 1)) for *_, n in dots]},
         "hovertemplate": "client %{x}, class %{y}: %{text} samples<extra></extra>", "showlegend": False,
     }  # fmt: skip
-    axes = laid_out(PlotAxis("client"), PlotAxis("class"), [])
-    classes = len(counts[0])
-    axes["yaxis"] |= {"range": [-0.8, classes - 0.2], "dtick": max(1, classes // 20)}
-    axes["xaxis"] |= {"range": [-0.8, len(counts) - 0.2], "dtick": 1 if len(counts) <= 20 else 5}
-    return Plot(name, title, [trace], axes, caption, max(300, min(720, 90 + int(widest * 1.1 * classes))))
+    x, y = PlotAxis("client").to_layout(), PlotAxis("class").to_layout()
+    x |= {"range": [-0.8, clients - 0.2], "dtick": 1 if clients <= 20 else 5}
+    y |= {"range": [-0.8, classes - 0.2], "dtick": max(1, classes // 20)}
+    height = max(300, min(720, 90 + int(widest * 1.1 * classes)))
+    return Plot(name, title, [trace], {"xaxis": x, "yaxis": y}, caption, height)

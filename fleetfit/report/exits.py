@@ -1,14 +1,14 @@
 """Samples of a class by the exit where they left (ScaleFL, CVPR 2023, appendix 6.3, Figures 5 to 9).
 
-One panel for each exit. A blue border: the exit where the sample left is right. An orange one: that exit is wrong, the
-base model right. None: both are wrong.
+One panel for each exit. A blue border: the exit where the sample left is right. An orange border: that exit is wrong,
+the base model right. No border: both are wrong.
 
 The paper does not name its base model. Here it is the same model's last exit, with which the appendix compares its
 accuracy, and which every sample would reach without early stopping. So an orange border marks a sample that early
 stopping has lost, and the panel of the last exit has none.
 
-Differs from the paper: a panel's title has the share of the class's samples that left there, and its samples are taken
-at equal distances from those that left at that exit, at least one of them.
+Differs from the paper: a panel's title has the share of the class's samples that left there, and its samples are
+taken at equal distances from those that left at that exit, at least one of them.
 """
 
 import math
@@ -23,7 +23,15 @@ from torch import Tensor
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, did_you_mean
 from fleetfit.inference import Scores
-from fleetfit.report.drawing import COLORS, DARK, LIGHT, empty, plain, unscaled
+from fleetfit.report.drawing import (
+    COLORS,
+    DARK,
+    LIGHT,
+    make_figure,
+    remove_ticks,
+    restore_images,
+    select_evenly,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,9 +45,9 @@ BORDERS = {
     WRONG: ("none", "no border: wrong at both"),
 }
 """Colour and meaning of each border."""
-MOST = 400
-"""The largest number of samples in one picture."""
-OF_THE_PAPER = ("airplane", "truck", "bird", "cat", "deer")
+MOST_SAMPLES = 400
+"""The largest number of samples in one figure."""
+PAPER_CLASSES = ("airplane", "truck", "bird", "cat", "deer")
 """The classes of Figures 5 to 9."""
 _SHARE, _FEWEST = 0.1, 50
 _PANELS, _NARROWEST = 4, 5  # panels in a row, samples in a row of a panel
@@ -59,7 +67,7 @@ class Panel:
     samples: Tensor
 
 
-def verdicts(scores: Scores, exits: Tensor) -> Tensor:
+def judge_samples(scores: Scores, exits: Tensor) -> Tensor:
     """Return for each sample RIGHT, LOST or WRONG, int64 [N].
 
     Args:
@@ -87,20 +95,19 @@ def select_panels(scores: Scores, exits: Tensor, label: int, share: float | None
     if not count:
         raise ConfigError(f"none of the {len(scores.labels)} test samples is of class {label}.", key="label")
     if share is None:  # as many as fit, with one sample more for each exit's rounding
-        share = min(max(_SHARE, min(1.0, _FEWEST / count)), (MOST - len(scores.logits)) / count)
+        share = min(max(_SHARE, min(1.0, _FEWEST / count)), (MOST_SAMPLES - len(scores.logits)) / count)
     if not 0 < share <= 1:
         raise ConfigError(f"share must be above 0 and at most 1, got {share:g}.", key="share")
     panels = []
     for i in range(len(scores.logits)):
         samples = (is_class & (exits == i)).nonzero()[:, 0]
-        drawn = min(len(samples), max(1, round(share * len(samples))))
-        chosen = samples[(2 * torch.arange(drawn) + 1) * len(samples) // max(1, 2 * drawn)]
-        panels.append(Panel(len(samples) / count, chosen))
+        selected = select_evenly(samples, min(len(samples), max(1, round(share * len(samples)))))
+        panels.append(Panel(len(samples) / count, selected))
     total = sum(len(panel.samples) for panel in panels)
-    if total > MOST:
+    if total > MOST_SAMPLES:
         raise ConfigError(
-            f"a share of {share:g} puts {total} of {count} samples into one picture, and {MOST} fit; choose a share "
-            f"up to {math.floor(1000 * (MOST - len(panels)) / count) / 1000:g}.",
+            f"a share of {share:g} puts {total} of {count} samples into one picture, and {MOST_SAMPLES} fit; choose a "
+            f"share up to {math.floor(1000 * (MOST_SAMPLES - len(panels)) / count) / 1000:g}.",
             key="share",
         )
     return panels
@@ -123,9 +130,9 @@ def draw_exits(
         ConfigError: See `select_panels`.
         MissingExtra: matplotlib is not installed.
     """
-    panels, meanings = select_panels(scores, exits, label, share), verdicts(scores, exits)
+    panels, meanings = select_panels(scores, exits, label, share), judge_samples(scores, exits)
     columns = max(_NARROWEST, math.ceil(math.sqrt(max(len(panel.samples) for panel in panels))))
-    name = class_names(data)[label]
+    name = get_class_names(data)[label]
     heading = f'"{name}" samples that left' if name.isdecimal() else f"{name} samples that left"
     heading = textwrap.fill(heading, max(22, int(columns * _TILE * 12)))
     figure, axes_of_panels = _make_axes(panels, columns, data.sample_shape[-2] / data.sample_shape[-1], title)
@@ -133,12 +140,12 @@ def draw_exits(
         axes.set_title(f"{heading}\nat exit {i + 1} ({100 * panel.share:.0f}%)", fontsize=9, color=DARK)
         images = torch.zeros(0, *data.sample_shape)
         if len(panel.samples):  # before normalisation, on the host
-            images = unscaled(data.batch(scores.indices[panel.samples])[0].cpu(), data)
+            images = restore_images(data.batch(scores.indices[panel.samples])[0].cpu(), data)
         _draw_images(axes, images, meanings[panel.samples].tolist(), columns)
     return figure
 
 
-def class_names(data: Data) -> tuple[str, ...]:
+def get_class_names(data: Data) -> tuple[str, ...]:
     """Return a name for each class; by default its number."""
     return data.class_names or tuple(str(c) for c in range(data.classes))
 
@@ -149,15 +156,15 @@ def select_classes(data: Data, requested: Sequence[str] = ()) -> list[int]:
     Raises:
         ConfigError: There is no such class.
     """
-    known = class_names(data)
-    default = OF_THE_PAPER if set(OF_THE_PAPER) <= set(known) else known[:5]
+    names = get_class_names(data)
+    default = PAPER_CLASSES if set(PAPER_CLASSES) <= set(names) else names[:5]
     for name in requested:
-        if name not in known:
-            some = f"{', '.join(known[:10])}{', ...' if len(known) > 10 else ''}"
+        if name not in names:
+            some = f"{', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"
             raise ConfigError(
-                f'{data.name} has no class "{name}"; it has {some}.{did_you_mean(name, known)}', key="label"
+                f'{data.name} has no class "{name}"; it has {some}.{did_you_mean(name, names)}', key="label"
             )
-    return [known.index(name) for name in dict.fromkeys(requested or default)]
+    return [names.index(name) for name in dict.fromkeys(requested or default)]
 
 
 def explain_no_images(data: Data) -> str:
@@ -177,7 +184,9 @@ def _make_axes(panels: Sequence[Panel], columns: int, ratio: float, title: str) 
     rows = [panels[i : i + across] for i in range(0, len(panels), across)]
     tiles = [max(1, *(math.ceil(len(panel.samples) / columns) for panel in row)) for row in rows]
     heights = [_TITLE + count * _TILE * ratio for count in tiles]
-    figure = empty(across * (columns * _TILE + 0.22) + 0.1, sum(heights) + 0.1 * len(rows) + (0.55 if title else 0.3))
+    figure = make_figure(
+        across * (columns * _TILE + 0.22) + 0.1, sum(heights) + 0.1 * len(rows) + (0.55 if title else 0.3)
+    )
     figure.suptitle(title, fontsize=10, color=DARK)
     grid = figure.add_gridspec(len(rows), across, height_ratios=heights)
     axes_of_panels = []
@@ -185,7 +194,7 @@ def _make_axes(panels: Sequence[Panel], columns: int, ratio: float, title: str) 
         axes = figure.add_subplot(grid[divmod(i, across)])
         axes.set(xlim=(0, columns), ylim=(tiles[i // across] * ratio, 0), autoscale_on=False)
         axes.set_anchor("N")
-        plain(axes)
+        remove_ticks(axes)
         axes_of_panels.append(axes)
     handles = [
         Patch(facecolor=LIGHT, edgecolor=color, linewidth=2.2, label=meaning) for color, meaning in BORDERS.values()

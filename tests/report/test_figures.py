@@ -1,40 +1,64 @@
-"""Plots: drawn from numbers as they stand in a run folder, and refused with a sentence without matplotlib."""
+"""Figures: drawn from the records of runs, and refused with a sentence without matplotlib."""
 
 import importlib.util
-import json
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import raises
+from support.runs import make_run_record
 
 from fleetfit.errors import MissingExtra
-from fleetfit.report import drawing, plots
+from fleetfit.records.schema import LevelRecord
+from fleetfit.report import drawing, figures
+from fleetfit.report.curves import cost_curve
+from fleetfit.report.record import RowRecord, RunRecord
 
 pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
 
+SIZES = {"parameters": 100, "multiply_adds": 1000, "clients": 0}
 LEVELS = [
-    {"level": "1", "width": 0.5, "depth": 2, "blocks": 4, "exits": [2], "local": 0.6},
-    {"level": "2", "width": 1.0, "depth": 4, "blocks": 4, "exits": [2, 4], "local": None},
+    {"level": "1", "width": 0.5, "depth": 2, "blocks": 4, "exits": [2], "local": 0.6, **SIZES},
+    {"level": "2", "width": 1.0, "depth": 4, "blocks": 4, "exits": [2, 4], "local": None, **SIZES},
 ]
-SUMMARY = {"method": "scalefl", "data": "digits", "norm": "static", "seed": 7, "rounds": 4, "levels": LEVELS}
+SUMMARY = {
+    "method": "scalefl", "model": "cnn", "data": "digits", "norm": "static", "seed": 7, "rounds": 4, "levels": LEVELS,
+    "global": 0.8, "local": 0.5, "evaluate": {}, "bytes_down": 4_000_000, "bytes_up": 2_000_000, "waste": 0.0,
+    "failures": 0, "seconds": 4.0, "notes": [],
+}  # fmt: skip
+PRIVACY = {"epsilon": 1.0, "delta": 0.001, "noise": 1.0, "clip": 0.3, "rate": 0.1}
 
 
 def report(round: int, accuracy: float | None, loss: float | None = 0.5) -> dict[str, Any]:
-    columns = {
-        "global": accuracy, "local": 0.5, "levels": {"1": {"local": 0.6}, "2": {"local": 0.3}}, "exits": [0.7, accuracy]
-    }  # fmt: skip
-    clock = {"simulated_s": 90.0, "multiply_adds": 2_000_000_000, "train": {"loss": loss}}
-    return {"round": round, "bytes_down": 1_000_000, "bytes_up": 500_000, **clock} | (
-        {} if accuracy is None else {"evaluate": {"static": columns}}
-    )
+    levels = {name: {"local": local, "clients": 1} for name, local in (("1", 0.6), ("2", 0.3))}
+    columns = {"global": accuracy, "local": 0.5, "levels": levels, "exits": [0.7, accuracy]}
+    clock = {"simulated_s": 90.0, "multiply_adds": 2_000_000_000, "train": {"loss": loss, "clients": 2}}
+    found = {"round": round, "bytes_down": 1_000_000, "bytes_up": 500_000, "failures": [], "seconds": 1.0, **clock}
+    return found | ({} if accuracy is None else {"evaluate": {"static": columns}})
+
+
+def shapes(*levels: Any) -> list[LevelRecord]:
+    return list(map(LevelRecord.load, levels))
+
+
+def rows_of(rows: dict[str, list[RunRecord]], setting: str = "") -> list[RowRecord]:
+    return [RowRecord(row, setting, list(enumerate(runs))) for row, runs in rows.items()]
 
 
 METRICS = [report(1, None, 2.0), report(2, 0.4), report(3, 0.8), report(4, None, None)]
 OTHER = [report(1, None, 1.0), report(2, 0.6), report(3, 0.6), report(4, None)]
-ONE = [(SUMMARY, METRICS)]
-TWO = [(SUMMARY, METRICS), (SUMMARY, OTHER)]
+RUN = make_run_record(SUMMARY, METRICS)
+ONE = [RUN]
+TWO = [RUN, make_run_record(SUMMARY, OTHER)]
+
+
+def draw_accuracy(rows: Any, *more: Any) -> Any:
+    return figures.draw_accuracy(rows_of(rows), *more)
+
+
+def draw_costs(rows: Any) -> Any:
+    return figures.draw_accuracy_over_cost(rows_of(rows))
 
 
 def lines_of(axes: Any) -> dict[str, Any]:
@@ -49,7 +73,7 @@ def words_of(figure: Any) -> str:
 
 def test_accuracy_is_drawn_at_the_rounds_that_were_evaluated() -> None:
     """No value is carried into a round that measured none: rounds 1 and 4 have no marker, and the axis has them."""
-    figure = plots.accuracy_of_run(SUMMARY, METRICS)
+    figure = figures.draw_run_accuracy(RUN)
     left, right = figure.axes
     lines = lines_of(left)
     assert set(lines) == {"global", "local", "local, level 1", "local, level 2"}
@@ -66,28 +90,31 @@ def test_accuracy_is_drawn_at_the_rounds_that_were_evaluated() -> None:
 def test_what_was_not_measured_is_no_point_of_a_line() -> None:
     gap = [report(1, 0.4), report(2, 0.5), report(3, 0.6)]
     gap[1]["evaluate"]["static"]["global"] = None
-    assert list(lines_of(plots.accuracy_of_run(SUMMARY, gap).axes[0])["global"].get_xdata()) == [1, 3]
+    assert list(lines_of(figures.draw_run_accuracy(make_run_record(SUMMARY, gap)).axes[0])["global"].get_xdata()) == [
+        1,
+        3,
+    ]
 
 
 def test_panels_side_by_side_have_the_same_axes() -> None:
     """Also where what they show lies far apart; and what hardly moves is not drawn as if it moved much."""
-    run = plots.accuracy_of_run(SUMMARY, METRICS)
-    rows = plots.accuracy_of_rows({"a": ONE}, ["local", "global"])
-    cost = plots.accuracy_over_cost({"a": TWO})
+    run = figures.draw_run_accuracy(RUN)
+    rows = draw_accuracy({"a": ONE}, ["local", "global"])
+    cost = draw_costs({"a": TWO})
     assert cost is not None
     for figure in (run, rows, cost):
         assert len({axes.get_ylim() for axes in figure.axes}) == 1
         low, high = figure.axes[0].get_ylim()
         assert all(low < y < high for axes in figure.axes for line in axes.lines for y in line.get_ydata())
-    still = plots.accuracy_of_rows({"a": [(SUMMARY, [report(1, 0.5), report(2, 0.501)])]})
+    still = draw_accuracy({"a": [make_run_record(SUMMARY, [report(1, 0.5), report(2, 0.501)])]})
     low, high = still.axes[0].get_ylim()
     assert high - low >= 10
 
 
 def test_legends_lie_off_the_data() -> None:
-    cost = plots.accuracy_over_cost({"a": TWO, "b": ONE})
+    cost = draw_costs({"a": TWO, "b": ONE})
     assert cost is not None
-    for figure in (plots.accuracy_of_run(SUMMARY, METRICS), plots.accuracy_of_rows({"a": TWO, "b": ONE}), cost):
+    for figure in (figures.draw_run_accuracy(RUN), draw_accuracy({"a": TWO, "b": ONE}), cost):
         figure.canvas.draw()
         legends = [axes.get_legend() for axes in figure.axes if axes.get_legend()]
         assert legends
@@ -99,20 +126,20 @@ def test_legends_lie_off_the_data() -> None:
 
 def test_every_seed_is_drawn_and_it_is_said() -> None:
     """40 and 60 after round 2, 80 and 60 after round 3: thin lines, and thick ones through 50 and 70."""
-    figure = plots.accuracy_of_rows({"a": TWO}, ["global"])
+    figure = draw_accuracy({"a": TWO}, ["global"])
     thin = [line for line in figure.axes[0].lines if str(line.get_label()).startswith("_")]
     assert [list(line.get_ydata()) for line in thin] == [pytest.approx([40, 80]), pytest.approx([60, 60])]
     mean = lines_of(figure.axes[0])["a"]
     assert list(mean.get_ydata()) == pytest.approx([50, 70])
     assert mean.get_linewidth() > 2 * thin[0].get_linewidth()
     assert "2 seeds (thin) and their mean" in words_of(figure)
-    assert "1 to 2 seeds" in words_of(plots.accuracy_of_rows({"a": TWO, "b": ONE}))
-    assert "one seed" in words_of(plots.accuracy_of_rows({"a": ONE}))
+    assert "1 to 2 seeds" in words_of(draw_accuracy({"a": TWO, "b": ONE}))
+    assert "one seed" in words_of(draw_accuracy({"a": ONE}))
 
 
 def test_no_two_rows_look_the_same() -> None:
     rows = {f"row {i}": ONE for i in range(20)}
-    for figure in (plots.accuracy_of_rows(rows, ["global"]), plots.loss_of_rows(rows), plots.accuracy_over_cost(rows)):
+    for figure in (draw_accuracy(rows, ["global"]), figures.draw_loss(rows_of(rows)), draw_costs(rows)):
         assert figure is not None
         looks = [(line.get_color(), line.get_linestyle()) for line in lines_of(figure.axes[0]).values()]
         assert len(set(looks)) == 20
@@ -121,39 +148,42 @@ def test_no_two_rows_look_the_same() -> None:
 def test_a_mean_stands_only_where_all_seeds_were_measured() -> None:
     lacking = [report(2, 0.6), report(3, 0.6)]
     lacking[1]["evaluate"]["static"]["global"] = None
-    figure = plots.accuracy_of_rows({"a": [(SUMMARY, METRICS), (SUMMARY, lacking)]}, ["global"])
+    figure = draw_accuracy({"a": [RUN, make_run_record(SUMMARY, lacking)]}, ["global"])
     assert list(lines_of(figure.axes[0])["a"].get_xdata()) == [2]
 
 
 def test_a_comparison_draws_the_tables_accuracies_and_its_targets() -> None:
-    figure = plots.accuracy_of_rows({"a": ONE}, ["global"], {"global": [0.9], "local": [0.1]})
+    figure = draw_accuracy({"a": ONE}, ["global"], {"global": [0.9], "local": [0.1]})
     (axes,) = figure.axes
     target, curve = axes.lines
     assert list(target.get_ydata()) == [90.0, 90.0]
     assert list(curve.get_ydata()) == pytest.approx([40, 80])
-    assert len(plots.accuracy_of_rows({"a": ONE}).axes) == 2, "local and global by default"
+    assert len(draw_accuracy({"a": ONE}).axes) == 2, "local and global by default"
 
 
 def test_losses_are_drawn_of_every_round_that_has_one() -> None:
-    figure = plots.loss_of_rows({"a": TWO})
+    figure = figures.draw_loss(rows_of({"a": TWO}))
     assert figure is not None
     mean = lines_of(figure.axes[0])["a"]
     assert list(mean.get_xdata()) == [1, 2, 3] and list(mean.get_ydata()) == pytest.approx([1.5, 0.5, 0.5])
-    assert plots.loss_of_rows({"a": [(SUMMARY, [report(1, None, None)])]}) is None, "as with [secure]"
+    assert figures.draw_loss(rows_of({"a": [make_run_record(SUMMARY, [report(1, None, None)])]})) is None, (
+        "as with [secure]"
+    )
 
 
 def test_what_is_in_the_wrong_order_is_said_below() -> None:
-    behind = {**SUMMARY, "evaluate": {"static": {"exits": [0.7, 0.4], "test_levels": {"1": 0.5, "2": 0.45}}}}
-    said = words_of(plots.accuracy_of_run(behind, METRICS))
+    final = {"global": 0.4, "local": 0.5, "levels": {}, "exits": [0.7, 0.4], "test_levels": {"1": 0.5, "2": 0.45}}
+    behind = {**SUMMARY, "evaluate": {"static": final}}
+    said = words_of(figures.draw_run_accuracy(make_run_record(behind, METRICS)))
     assert "After 4 rounds the deeper exits have not caught up: exit 1 70.0%, exit 2 40.0%" in said
     assert "level 1 50.0%, level 2 45.0%" in said
-    both = words_of(plots.accuracy_of_rows({"a": [(behind, METRICS)], "b": ONE}))
+    both = words_of(draw_accuracy({"a": [make_run_record(behind, METRICS)], "b": ONE}))
     assert "The deeper exits have not caught up in a." in both
-    assert "caught up" not in words_of(plots.accuracy_of_run(SUMMARY, METRICS))
+    assert "caught up" not in words_of(figures.draw_run_accuracy(RUN))
 
 
 def cost_axes(rows: Any, cost: str) -> list[Any]:
-    figure = plots.accuracy_over_cost(rows)
+    figure = draw_costs(rows)
     assert figure is not None
     shown = {axes.get_xlabel(): column for column, axes in enumerate(figure.axes[-3:])}
     column = next(column for label, column in shown.items() if label.startswith(cost))
@@ -170,102 +200,97 @@ def test_seconds_and_multiply_adds_are_added_up_in_a_unit_that_suits_them() -> N
     _, axes = cost_axes({"a": TWO}, "simulated time (min)")
     assert list(axes.lines[0].get_xdata()) == pytest.approx([3.0, 4.5])
     assert list(axes.lines[0].get_ydata()) == pytest.approx([40, 80])
-    axes, _ = cost_axes({"a": TWO}, "multiply-adds of clients (10⁹)")
+    axes, _ = cost_axes({"a": TWO}, "multiply-adds of clients (G)")
     assert list(axes.lines[0].get_xdata()) == pytest.approx([4.0, 6.0])
 
 
 def test_a_run_has_local_and_global_in_one_panel() -> None:
-    figure = plots.accuracy_over_cost({"a": ONE})
+    figure = draw_costs({"a": ONE})
     assert figure is not None
     assert len(figure.axes) == 3 and all(set(lines_of(axes)) == {"local", "global"} for axes in figure.axes)
 
 
 def test_a_round_without_clients_takes_no_time() -> None:
     some = [METRICS[0], {**METRICS[1], "simulated_s": None}, *METRICS[2:]]
-    assert plots.spent(some, "seconds") == {1: 90.0, 2: 90.0, 3: 180.0, 4: 270.0}
+    curve = cost_curve(make_run_record(SUMMARY, some), "simulated_s")
+    assert [(point.round, point.y) for point in curve] == [(1, 90.0), (2, 90.0), (3, 180.0), (4, 270.0)]
 
 
 def test_what_no_run_reports_is_not_drawn() -> None:
     """Without profiles there are no seconds; beside a run with them, one without has no line."""
 
     def costs(*seeds: Any) -> list[str]:
-        figure = plots.accuracy_over_cost({str(i): [(SUMMARY, one)] for i, one in enumerate(seeds)})
+        figure = draw_costs({str(i): [make_run_record(SUMMARY, one)] for i, one in enumerate(seeds)})
         assert figure is not None
         return [label for axes in figure.axes if (label := axes.get_xlabel())]
 
     timeless = [{**m, "simulated_s": None} for m in METRICS]
-    assert costs(timeless) == ["sent, both directions (MB)", "multiply-adds of clients (10⁹)"]
-    (axes, _) = cost_axes({"a": TWO, "b": [(SUMMARY, timeless)]}, "simulated")
+    assert costs(timeless) == ["sent, both directions (MB)", "multiply-adds of clients (G)"]
+    (axes, _) = cost_axes({"a": TWO, "b": [make_run_record(SUMMARY, timeless)]}, "simulated")
     assert [len(line.get_xdata()) for line in lines_of(axes).values()] == [2, 0]
     old = [{k: v for k, v in m.items() if k not in ("simulated_s", "multiply_adds")} for m in METRICS]
     assert costs(old) == ["sent, both directions (MB)"]
     secret = [{**m, "bytes_down": None, "bytes_up": None} for m in old]
-    assert plots.accuracy_over_cost({"a": [(SUMMARY, secret)]}) is None
+    assert draw_costs({"a": [make_run_record(SUMMARY, secret)]}) is None
 
 
 def test_a_private_run_has_what_the_server_measures() -> None:
     """Nothing is said of its clients, and so nothing of them is drawn."""
     columns = {"avg": 0.4, "full": 0.5, "local": None, "global": None, "levels": {}}
     private = [{**report(1, 0.1), "evaluate": {"static": columns}}]
-    (axes,) = plots.accuracy_of_run({**SUMMARY, "privacy": {}}, private).axes
+    (axes,) = figures.draw_run_accuracy(make_run_record({**SUMMARY, "privacy": PRIVACY}, private)).axes
     assert {name: list(line.get_ydata()) for name, line in lines_of(axes).items()} == {
         "avg": [pytest.approx(40)], "full": [pytest.approx(50)]
     }  # fmt: skip
-    shape = plots.shapes({"a": [{**SUMMARY, "levels": [{**LEVELS[1], "clients": 3}]}]}).axes[0]
-    assert shape.get_title() == "level 2\nnot told", "which is not that there are none"
+    shape = figures.draw_levels({"a": [shapes({**LEVELS[1], "clients": 3})]}).axes[0]
+    assert shape.get_title() == "level 2\nwithheld", "which is not that there are none"
 
 
-def test_a_comparison_of_private_runs_has_what_the_server_measures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown: dict[str, Any] = {}
-    monkeypatch.setattr(plots, "saved", lambda figures, folder: shown.update(figures))
-    plots.plots_of_comparison(tmp_path, {("a", ""): [({**SUMMARY, "privacy": {}}, METRICS)]})
-    assert [axes.get_title("left") for axes in shown["accuracy"].axes] == ["avg accuracy", "full accuracy"]
+def test_a_comparison_of_private_runs_has_what_the_server_measures() -> None:
+    drawn = figures.draw_comparison(rows_of({"a": [make_run_record({**SUMMARY, "privacy": PRIVACY}, METRICS)]}))
+    assert [axes.get_title("left") for axes in drawn["accuracy"].axes] == ["avg accuracy", "full accuracy"]
 
 
 def test_shapes_have_the_levels_width_and_depth() -> None:
-    axes = plots.shapes({"a": [SUMMARY]}).axes[0]
+    axes = figures.draw_levels({"a": [shapes(*LEVELS)]}).axes[0]
     frame, level = axes.patches
     assert (frame.get_width(), frame.get_height()) == (1, 1)
     assert (level.get_width(), level.get_height()) == (0.5, 0.5)
     assert axes.get_title() == "level 1\n60.00%"
-    better = {**SUMMARY, "levels": [{**LEVELS[0], "local": 0.8}, LEVELS[1]]}
-    seeds = plots.shapes({"a": [SUMMARY, better]})
+    seeds = figures.draw_levels({"a": [shapes(*LEVELS), shapes({**LEVELS[0], "local": 0.8}, LEVELS[1])]})
     assert [axes.get_title() for axes in seeds.axes] == ["level 1\n70.00 ± 14.14%", "level 2\nno clients"]
     assert "of 2 seeds" in words_of(seeds)
 
 
 def test_a_dots_area_follows_the_count_and_no_samples_have_no_dot() -> None:
-    dots = plots.partition_dots([[4, 0], [1, 2]], "digits").axes[0].collections[0]
+    dots = figures.draw_class_counts([[4, 0], [1, 2]], "digits").axes[0].collections[0]
     assert [tuple(map(int, point)) for point in dots.get_offsets()] == [(0, 0), (1, 0), (1, 1)]
     sizes = dots.get_sizes()
     assert sizes[0] == pytest.approx(4 * sizes[1])
     assert sizes[2] == pytest.approx(2 * sizes[1])
 
 
-def test_a_runs_plots_are_files(tmp_path: Path) -> None:
-    (tmp_path / "fleet.json").write_text(json.dumps({"first": {"class_counts": [[1, 2], [3, 0]]}}))
-    files = plots.plots_of_run(tmp_path, SUMMARY, METRICS)
+def test_a_runs_figures_are_files(tmp_path: Path) -> None:
+    drawn = figures.draw_run(make_run_record(SUMMARY, METRICS, [[1, 2], [3, 0]]))
+    files = drawing.save_figures(drawn, tmp_path / "plots")
     assert sorted(f.name for f in files) == [
         "accuracy.png", "cost.png", "levels.png", "loss.png", "partition.png",
     ]  # fmt: skip
     assert all(f.read_bytes().startswith(b"\x89PNG") for f in files)
 
 
-def test_a_comparisons_plots_are_one_set_per_setting(tmp_path: Path) -> None:
-    keys = [("a", "alpha = 1"), ("b", "alpha = 1"), ("a", "alpha = 9")]
-    files = plots.plots_of_comparison(tmp_path, dict.fromkeys(keys, TWO))
-    assert sorted(f.name for f in files) == [
-        f"{kind}-alpha-{alpha}.png" for kind in ("accuracy", "cost", "levels", "loss") for alpha in (1, 9)
+def test_a_comparisons_figures_are_one_set_per_setting() -> None:
+    groups = [*rows_of({"a": TWO, "b": TWO}, "alpha = 1"), *rows_of({"a": TWO}, "alpha = 9")]
+    assert sorted(figures.draw_comparison(groups)) == [
+        f"{kind}-alpha-{alpha}" for kind in ("accuracy", "cost", "levels", "loss") for alpha in (1, 9)
     ]
 
 
-def test_without_matplotlib_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_matplotlib_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert not drawing.available()
+    assert not drawing.is_available()
     with raises(MissingExtra, extra="plots"):
-        plots.plots_of_run(tmp_path, SUMMARY, METRICS)
+        figures.draw_run(RUN)
 
 
 def test_drawing_leaves_pyplot_alone(tmp_path: Path) -> None:
@@ -273,7 +298,7 @@ def test_drawing_leaves_pyplot_alone(tmp_path: Path) -> None:
     import sys
 
     before = "matplotlib.pyplot" in sys.modules
-    plots.accuracy_of_run(SUMMARY, METRICS)
+    figures.draw_run_accuracy(RUN)
     assert ("matplotlib.pyplot" in sys.modules) == before
 
 
@@ -285,27 +310,28 @@ def _labels(figure: Any) -> str:
 def test_the_score_of_a_regression_is_called_r2_and_may_be_below_zero() -> None:
     """A run that says so, and one that does not; axes show numbers below zero."""
     summary = {**SUMMARY, "score": "R2"}
-    alone = _labels(plots.accuracy_of_run(summary, METRICS))
+    alone = _labels(figures.draw_run_accuracy(make_run_record(summary, METRICS)))
     assert "R2 (%)" in alone and "accuracy" not in alone
-    rows = plots.accuracy_of_rows({"a": [(summary, METRICS)]})
+    rows = draw_accuracy({"a": [make_run_record(summary, METRICS)]})
     assert "local R2" in _labels(rows) and "accuracy" not in _labels(rows)
-    assert "local R2" in _labels(plots.shapes({"a": [summary]}))
-    both = _labels(plots.accuracy_of_rows({"a": [(summary, METRICS)], "b": ONE}))
+    assert "local R2" in _labels(figures.draw_levels({"a": [shapes(*LEVELS)]}, score="R2"))
+    both = _labels(draw_accuracy({"a": [make_run_record(summary, METRICS)], "b": ONE}))
     assert "score (%)" in both, "runs of both kinds"
-    axes = drawing.figure_with_axes(4, 3)[1]
+    axes = drawing.make_figure(4, 3).add_subplot()
     axes.plot([1, 2], [-30.0, 40.0])
-    drawing.same_accuracies([axes])
+    drawing.share_accuracy_axis([axes])
     assert axes.get_ylim()[0] < -30
 
 
 def test_long_labels_leave_room_for_what_is_drawn(tmp_path: Path) -> None:
     """matplotlib gives its layout up with a warning where labels take all the room."""
     rows = {f"{i} " + "a label of many words, " * 4: TWO for i in range(3)}
-    figures = {
-        "accuracy": plots.accuracy_of_rows(rows), "cost": plots.accuracy_over_cost(rows),
-        "levels": plots.shapes({name: [SUMMARY] for name in rows}), "one": plots.shapes({"x" * 88: [SUMMARY]}),
-        "loss": plots.loss_of_rows(rows),
+    drawn = {
+        "accuracy": draw_accuracy(rows), "cost": draw_costs(rows),
+        "levels": figures.draw_levels({name: [shapes(*LEVELS)] for name in rows}),
+        "one": figures.draw_levels({"x" * 88: [shapes(*LEVELS)]}),
+        "loss": figures.draw_loss(rows_of(rows)),
     }  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        drawing.saved({name: figure for name, figure in figures.items() if figure is not None}, tmp_path)
+        drawing.save_figures({name: figure for name, figure in drawn.items() if figure is not None}, tmp_path)

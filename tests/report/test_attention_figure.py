@@ -13,7 +13,7 @@ from fleetfit.errors import ConfigError, MissingExtra
 from fleetfit.layout import build_module
 from fleetfit.models.ree import recurrent
 from fleetfit.models.vit import vit
-from fleetfit.papers.attention import (
+from fleetfit.report.attention import (
     ROWS,
     AttentionMaps,
     compute_shades,
@@ -21,7 +21,7 @@ from fleetfit.papers.attention import (
     draw_sample_attention,
     overlay,
 )
-from fleetfit.report.drawing import unscaled
+from fleetfit.report.drawing import restore_images
 
 matplotlib = pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
 
@@ -49,9 +49,9 @@ def test_a_picture_is_shown_as_it_was_before_mean_and_std() -> None:
     raw = colours()
     mine = data(raw, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.1))
     images, _ = mine.batch(torch.arange(9))
-    torch.testing.assert_close(unscaled(images, mine), raw / 255)
+    torch.testing.assert_close(restore_images(images, mine), raw / 255)
     floats = torch.tensor([-3.0, 1.0, 5.0, 0.0]).view(1, 1, 2, 2)
-    found = unscaled(floats, data(floats.expand(4, -1, -1, -1)))
+    found = restore_images(floats, data(floats.expand(4, -1, -1, -1)))
     torch.testing.assert_close(found.flatten(), torch.tensor([0.0, 0.5, 1.0, 0.375]))
 
 

@@ -14,9 +14,8 @@ from torch import Tensor
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError
 from fleetfit.inference import Scores, calibrate
-from fleetfit.papers import exits
-from fleetfit.papers.exits import LOST, RIGHT, WRONG
-from fleetfit.report import stopping
+from fleetfit.report import exits, figures
+from fleetfit.report.exits import LOST, RIGHT, WRONG
 
 matplotlib = pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
 
@@ -57,13 +56,13 @@ def test_borders_are_those_of_a_loop() -> None:
         said = [row.index(max(row)) for row in found.logits[:, n].tolist()]
         here, last = said[int(where[n])], said[-1]
         expected.append(RIGHT if here == label else LOST if last == label else WRONG)
-    assert exits.verdicts(found, where).tolist() == expected
+    assert exits.judge_samples(found, where).tolist() == expected
     assert set(expected) == {RIGHT, LOST, WRONG}
 
 
 def test_nothing_is_lost_at_the_last_exit() -> None:
     found = scored()
-    assert LOST not in exits.verdicts(found, torch.full((60,), 2))
+    assert LOST not in exits.judge_samples(found, torch.full((60,), 2))
 
 
 # ---- panels --------------------------------------------------
@@ -109,7 +108,7 @@ def test_the_picture_shows_those_samples_with_those_borders(channels: int) -> No
     found = scored()
     where, data = left(found), images(found, channels=channels)
     figure = exits.draw_exits(data, found, where, 1, share=1.0)
-    meant = exits.verdicts(found, where)
+    meant = exits.judge_samples(found, where)
     for axes, panel in zip(figure.axes, exits.select_panels(found, where, 1, share=1.0), strict=True):
         drawn: list[Any] = list(axes.images)
         shown = [round(255 * float(image.get_array()[0, 0, 0])) for image in drawn]
@@ -139,7 +138,7 @@ def test_classes_are_those_of_the_paper_or_the_first_five() -> None:
     assert exits.select_classes(images(found, ())) == [0, 1, 2]
     assert exits.select_classes(images(found), ["cat", "airplane", "cat"]) == [2, 0]
     cifar = images(found)
-    object.__setattr__(cifar, "class_names", ("deer", "frog", "ship", "horse", "dog", *exits.OF_THE_PAPER[:4]))
+    object.__setattr__(cifar, "class_names", ("deer", "frog", "ship", "horse", "dog", *exits.PAPER_CLASSES[:4]))
     assert [cifar.class_names[c] for c in exits.select_classes(cifar)] == ["airplane", "truck", "bird", "cat", "deer"]
     with raises(ConfigError, '"brid"', '"bird"', key="label"):
         exits.select_classes(images(found), ["brid"])
@@ -162,7 +161,7 @@ def test_what_is_no_image_is_said() -> None:
 def test_the_curve_is_the_calibrations(cost: str, scale: float) -> None:
     found, costs = scored(400, seed=2), [scale * c for c in (1.0, 2.0, 4.0)]
     calibration = calibrate("3", scored(400, seed=3), found, costs, 2.5 * scale, cost)
-    (axes,) = stopping.accuracy_over_budget(calibration.numbers()).axes
+    (axes,) = figures.draw_accuracy_over_budget(calibration.numbers()).axes
     lines: dict[str, Any] = {str(line.get_label()).split(" ")[0]: line for line in axes.lines}
     points = [(p["cost"] / scale, 100 * p["accuracy"]) for p in calibration.curve]
     chosen = (calibration.test.cost / scale, 100 * calibration.test.accuracy)
@@ -180,7 +179,7 @@ def test_the_legend_lies_off_the_curve_and_exits_in_the_wrong_order_are_said() -
     found = scored(100)
     numbers = calibrate("3", found, found, [1.0, 2.0, 4.0], 3.0).numbers()
     for accuracies, said in (([0.5, 0.6, 0.7], False), ([0.5, 0.8, 0.7], True)):
-        figure = stopping.accuracy_over_budget({**numbers, "accuracies": accuracies})
+        figure = figures.draw_accuracy_over_budget({**numbers, "accuracies": accuracies})
         figure.canvas.draw()
         (axes,) = figure.axes
         assert not axes.get_legend().get_window_extent().overlaps(axes.get_window_extent())
@@ -190,26 +189,26 @@ def test_the_legend_lies_off_the_curve_and_exits_in_the_wrong_order_are_said() -
 def test_a_budget_far_beyond_the_last_exit_leaves_the_axis_alone() -> None:
     found = scored(100)
     near, far = (
-        stopping.accuracy_over_budget(calibrate("3", found, found, [1.0, 2.0, 4.0], b).numbers()).axes[0]
+        figures.draw_accuracy_over_budget(calibrate("3", found, found, [1.0, 2.0, 4.0], b).numbers()).axes[0]
         for b in (3.0, 4e6)
     )
     assert far.get_xlim()[1] == pytest.approx(near.get_xlim()[1])
 
 
 def test_amounts_have_their_unit() -> None:
-    assert stopping.amount(0.035, "latency_s") == "35 ms"
-    assert stopping.amount(1.9e6, "multiply_adds") == "1.90 M multiply-adds"
+    assert figures.format_cost(0.035, "latency_s") == "35 ms"
+    assert figures.format_cost(1.9e6, "multiply_adds") == "1.90 M multiply-adds"
 
 
 LEVELS = [
-    stopping.LevelCost("1", (0.5,), (10_000.0,), (0.001,)),
-    stopping.LevelCost("2", (0.55, 0.7), (12_000.0, 40_000.0), (0.002, 0.004)),
-    stopping.LevelCost("3", (0.6, 0.65, 0.8), (15_000.0, 50_000.0, 90_000.0), (math.nan, math.nan, 0.008)),
+    figures.LevelCost("1", (0.5,), (10_000.0,), (0.001,)),
+    figures.LevelCost("2", (0.55, 0.7), (12_000.0, 40_000.0), (0.002, 0.004)),
+    figures.LevelCost("3", (0.6, 0.65, 0.8), (15_000.0, 50_000.0, 90_000.0), (math.nan, math.nan, 0.008)),
 ]
 
 
 def test_each_level_has_a_marker_and_its_exits_small_ones() -> None:
-    left_axes, right_axes = stopping.accuracy_by_level(LEVELS).axes
+    left_axes, right_axes = figures.draw_accuracy_by_level(LEVELS).axes
     for axes, xs in ((left_axes, [10, 40, 90]), (right_axes, [1, 4, 8])):
         marks = [line for line in axes.lines if str(line.get_label()).startswith("level ")]
         assert [line.get_label() for line in marks] == ["level 1", "level 2", "level 3"]
@@ -225,9 +224,9 @@ def test_each_level_has_a_marker_and_its_exits_small_ones() -> None:
 
 
 def test_levels_in_the_wrong_order_are_said_below_the_picture() -> None:
-    assert "behind" not in stopping.accuracy_by_level(LEVELS).get_supxlabel()
+    assert "behind" not in figures.draw_accuracy_by_level(LEVELS).get_supxlabel()
     worse = [*LEVELS[:2], replace(LEVELS[2], accuracies=(0.5, 0.9, 0.6))]
-    figure = stopping.accuracy_by_level(worse)
+    figure = figures.draw_accuracy_by_level(worse)
     said = figure.get_supxlabel()
     assert "behind a shallower one in level 3." in said and "A larger level is behind a smaller one" in said
     figure.canvas.draw()
@@ -235,14 +234,10 @@ def test_levels_in_the_wrong_order_are_said_below_the_picture() -> None:
     assert not any(legend.overlaps(axes.get_window_extent()) for axes in figure.axes)
 
 
-def test_nothing_below_the_verbs_imports_them() -> None:
-    """Nor what is drawn at a run's end: in a process that ran and reported, none of it is loaded."""
+def test_a_process_that_runs_and_reports_loads_no_figures_of_models() -> None:
     code = (
-        "import pkgutil, importlib, sys, fleetfit\n"
-        "for package in ('api', 'report', 'inference', 'engines', 'methods'):\n"
-        "    for module in pkgutil.iter_modules([f'{fleetfit.__path__[0]}/{package}']):\n"
-        "        importlib.import_module(f'fleetfit.{package}.{module.name}')\n"
-        "print([name for name in sys.modules if name.startswith('fleetfit.papers')])"
+        "import sys, fleetfit, fleetfit.api, fleetfit.cli.main\n"
+        "print([name for name in sys.modules if name in ('fleetfit.report.attention', 'fleetfit.report.exits')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

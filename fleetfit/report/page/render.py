@@ -1,7 +1,7 @@
 """A page as one file of HTML: the template escapes all text, scripts are named by their checksums, nothing is loaded.
 
-The content security policy lets the browser run the two scripts of the file and no other, and load nothing at all, so
-that text which got past the escaping could still do nothing.
+The content security policy lets the browser run the two scripts of the file and no other, and load nothing at all. So
+text that got past the escaping could still do nothing.
 """
 
 import base64
@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any
 
 from fleetfit.errors import escape_controls
-from fleetfit.report.page.parts import Fold, Page, Part, Plots
+from fleetfit.report.page.blocks import Block, Fold, Page, Plot, Plots
 
 PLOTLY = "plotly-basic-4.1.1.min.js"
 """The library of the plots, as its authors build it: the parts for lines, bars and dots."""
@@ -21,50 +21,50 @@ PLOTLY = "plotly-basic-4.1.1.min.js"
 
 def to_html(page: Page) -> str:
     """Return a page as one file of HTML."""
-    plotly, script, style = asset(PLOTLY), asset("page.js"), asset("page.css")
-    plots = [plot for section in page.sections for part in section.parts for plot in _plots_in(part)]
-    nest = {one.name: {"data": one.traces, "layout": one.layout, "height": one.height} for one in plots}
-    return _template().render(
+    plotly, script, style = read_asset(PLOTLY), read_asset("page.js"), read_asset("page.css")
+    plots = [plot for section in page.sections for block in section.blocks for plot in _list_plots(block)]
+    data = {plot.name: {"data": plot.traces, "layout": plot.layout, "height": plot.height} for plot in plots}
+    return _load_template().render(
         page=page,
         version=importlib.metadata.version("fleetfit"),
         library=PLOTLY.removesuffix(".min.js"),
-        plots=for_script(nest),
+        plots=dump_for_script(data),
         plotly=plotly if plots else "",
         script=script,
         style=style,
-        policy=policy(plotly, script),
+        policy=make_policy(plotly, script),
     )
 
 
-def _plots_in(part: Part) -> list[Any]:
-    if isinstance(part, Plots):
-        return list(part.plots)
-    return [plot for inner in part.parts for plot in _plots_in(inner)] if isinstance(part, Fold) else []
+def _list_plots(block: Block) -> list[Plot]:
+    if isinstance(block, Plots):
+        return list(block.plots)
+    return [plot for inner in block.blocks for plot in _list_plots(inner)] if isinstance(block, Fold) else []
 
 
-def for_script(value: Any) -> str:
-    """Return JSON that may stand in a script element: no text in it can end the element or begin a comment."""
+def dump_for_script(value: Any) -> str:
+    """Return JSON for a script element: no text in it can end the element or begin a comment."""
     text = json.dumps(value, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def policy(*scripts: str) -> str:
+def make_policy(*scripts: str) -> str:
     """Return the content security policy of a page with these scripts."""
-    allowed = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
+    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
     return (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
 
 
 @functools.cache
-def asset(name: str) -> str:
+def read_asset(name: str) -> str:
     """Return a file of `assets/`."""
     return resources.files("fleetfit.report.page").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 @functools.cache
-def _template() -> Any:
+def _load_template() -> Any:
     import jinja2
 
     environment = jinja2.Environment(
@@ -74,4 +74,4 @@ def _template() -> Any:
         lstrip_blocks=True,
         finalize=lambda value: escape_controls(value.expandtabs(4)) if type(value) is str else value,
     )
-    return environment.from_string(asset("page.html"))
+    return environment.from_string(read_asset("page.html"))

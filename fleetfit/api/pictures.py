@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit import inference
-from fleetfit.api import Run
 from fleetfit.api.inference import (
     calibration_file,
     compute_exit_costs,
@@ -23,15 +22,22 @@ from fleetfit.api.inference import (
     parse_budget,
     select_data,
 )
+from fleetfit.api.results import Run
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, ModelError, RunError
 from fleetfit.inference import Measure, Outcome, Scores
 from fleetfit.layout import outputs, some_input
-from fleetfit.papers.exits import class_names, draw_exits, explain_no_images, select_classes
 from fleetfit.report import drawing
-from fleetfit.report.plots import figures_of_run
-from fleetfit.report.stopping import LevelCost, accuracy_by_level, accuracy_over_budget, amount
+from fleetfit.report.exits import draw_exits, explain_no_images, get_class_names, select_classes
+from fleetfit.report.figures import (
+    LevelCost,
+    draw_accuracy_by_level,
+    draw_accuracy_over_budget,
+    draw_run,
+    format_cost,
+)
+from fleetfit.report.record import read_run
 from fleetfit.values import DataDescription
 
 if TYPE_CHECKING:
@@ -86,11 +92,13 @@ def draw_pictures(run: Run, options: PictureOptions) -> Pictures:
             share is not above 0.
         MissingExtra: matplotlib is not installed.
     """
-    if not drawing.available():  # checked before anything is computed
+    if not drawing.is_available():  # checked before anything is computed
         raise MissingExtra("plots", "Drawing plots")
     result = Pictures()
     if run.finished:
-        result.figures.update(figures_of_run(run.folder, run.summary, run.metrics))
+        record = read_run(run.folder, run.summary)
+        result.figures.update(draw_run(record))
+        result.notes.extend(record.problems)
         if not run.files.checkpoints():
             result.notes.append("No pictures of early stopping and of accuracy over cost: there is no checkpoint.")
             return result
@@ -131,21 +139,21 @@ def _draw_stopping(run: Run, level: str, options: PictureOptions, result: Pictur
     test = compute_scores(run, level, "test", None, data)
     numbers, outcome = _load_or_calibrate(run, level, options, test, result.notes)
     share = numbers["budget"] / numbers["costs"][-1]
-    budget = f"{amount(numbers['budget'], numbers['cost'])} ({100 * share:.0f}% of the last exit's)"
+    budget = f"{format_cost(numbers['budget'], numbers['cost'])} ({100 * share:.0f}% of the last exit's)"
     title = f"{data.name}, level {level}"
-    result.figures["stopping"] = accuracy_over_budget(numbers, f"{title}: accuracy with early stopping")
+    result.figures["stopping"] = draw_accuracy_over_budget(numbers, f"{title}: accuracy with early stopping")
     reason = explain_no_images(data)
     if reason:
         result.notes.append(f"No pictures of samples by exit: {reason}.")
         return
     present = set(test.labels.tolist())
-    lacking = [class_names(data)[label] for label in labels if label not in present]
+    lacking = [get_class_names(data)[label] for label in labels if label not in present]
     if lacking and not options.classes:
         result.notes.append(f"No test samples, so no pictures: class {', '.join(lacking)}.")
         labels = [label for label in labels if label in present]
     for label in labels:
         figure = draw_exits(data, test, outcome.exits, label, options.share, f"{title}, average budget {budget}")
-        result.figures[_format_name(class_names(data), label)] = figure
+        result.figures[_format_name(get_class_names(data), label)] = figure
 
 
 def _load_or_calibrate(
@@ -219,7 +227,7 @@ def _draw_levels(run: Run, result: Pictures) -> None:
     if costs:
         title = f"{run.experiment.method.name} on {run.assembly.data.name}: levels, and their exits as small markers"
         measure = run.assembly.federation.problem.task.score
-        result.figures["accuracy-cost"] = accuracy_by_level(costs, title, measure)
+        result.figures["accuracy-cost"] = draw_accuracy_by_level(costs, title, measure)
 
 
 def measure_level(run: Run, level: str, accuracies: Sequence[float]) -> LevelCost:

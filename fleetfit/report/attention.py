@@ -1,24 +1,26 @@
-"""Where a vision transformer with Ree looks before and after modulation (ReeFL, ICML 2024, appendix E).
+"""Where a vision transformer with Ree attends before and after modulation (ReeFL, ICML 2024, appendix E).
 
-The map of block l for a token a is the row of its attention that belongs to a, in the place of the class token, beside
+The map of block l for a token a is the row of its attention that belongs to a, in the place of the class token, over
 the tokens that enter the block: softmax(q(a) K / sqrt(head size)) over [a, patches], the mean over heads, without the
-element of a itself. Three tokens are asked: attn_x, the class token that enters block l (Eq. 7); attn_m, the m_l that
-Ree makes of the token that left it (Eq. 8); attn_c, the m_0 + z that is classified after it (Eq. 9). The model runs
-once; hooks record the inputs of blocks and the outputs of Ree.
+element of a itself. There are maps of three tokens: attn_x, the class token that enters block l (Eq. 7); attn_m, the
+m_l that Ree makes of the token that left it (Eq. 8); attn_c, the m_0 + z that is classified after it (Eq. 9). The
+model runs once; hooks record the inputs of blocks and the outputs of Ree.
 
-The picture, as Figures 1b and 11, has three rows for each image, a column for each block: where the class token that
-enters the block looks (blue), where the modulated one looks (pink), and the one that is classified (green). Colour goes
-from none at the smallest element of the block's three maps to full at the largest, so that these compare with each
-other and not with another block's. Where the two are nearer than the mean element, so that attention is almost even,
-full is that far from the smallest, and the maps stay pale. Above each block are the shares of a token's attention, in
-percent, at which colour is none and full, and the bars at the bottom are the colours in between. Under the columns of
-exits is the predicted class; the first correct exit is framed, as that is the block which the paper's Figure 11 shows.
+The figure, as Figures 1b and 11, has three rows for each image and a column for each block: the map of the class
+token (blue), of the modulated token (pink) and of the classified one (green). Colour goes from none at the smallest
+element of the block's three maps to full at the largest, so that maps of a block compare with each other, and those
+of different blocks do not. Where these two differ by less than the mean element, attention is almost even; full
+colour is then that mean above the smallest, and the maps are pale. Above each block are the shares of a token's
+attention, in percent, at which colour is none and full; bars at the bottom show the colours in between. Below the
+columns of exits is the predicted class. The first correct exit is framed, which is the block in the paper's Figure
+11.
 
-Differs from the paper, or is settled where it is open: z^{l-1} of Eq. 7 is the input of block l, so its class token is
-m_{l-1} where the backbone continues with Ree's token (Eq. 4), and attn_x is the attention that the forward pass uses;
-z^l of Eq. 9 is the output of block l, as in Eq. 3. The caption of Figure 1b names the patches after block l; here they
-are those before it, as in appendix E. With Ree at exits only there are maps of those blocks only. A distillation token
-is a key like the patches, but not a patch, so its element is left out too. Rows are not scaled up for that.
+Differs from the paper, or is settled where the paper is open: z^{l-1} of Eq. 7 is the input of block l, so its class
+token is m_{l-1} where the backbone continues with Ree's token (Eq. 4), and attn_x is the attention of the forward
+pass; z^l of Eq. 9 is the output of block l, as in Eq. 3. The caption of Figure 1b names the patches after block l;
+these are those before it, as in appendix E. With Ree at exits only there are maps of those blocks only. A
+distillation token is a key like the patches but not a patch, so its element is left out too. Rows are not scaled up
+for that.
 """
 
 from collections.abc import Sequence
@@ -34,7 +36,7 @@ from fleetfit.data import Data
 from fleetfit.errors import ConfigError, ModelError
 from fleetfit.models.ree import RecurrentModule
 from fleetfit.models.vit import VitModule
-from fleetfit.report.drawing import COLORS, DARK, empty, plain, unscaled
+from fleetfit.report.drawing import COLORS, DARK, make_figure, remove_ticks, restore_images, select_evenly
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,7 +67,7 @@ class AttentionMaps:
 
 
 def attention_maps(module: nn.Module, images: Tensor) -> AttentionMaps:
-    """Compute the maps of every block after which Ree reads.
+    """Compute the maps of every block whose output Ree reads.
 
     Args:
         module: A vision transformer with Ree, tuned in any way, in eval mode, as `Run.model` returns it.
@@ -105,15 +107,14 @@ def _split_model(module: nn.Module) -> tuple[RecurrentModule, VitModule, nn.Modu
     """Return the model, its backbone and its Ree."""
     if not isinstance(module, RecurrentModule) or module.ree is None:
         raise ModelError(
-            "attention maps before and after modulation need a model with Ree, which this one has not. Train a vision "
-            'transformer with method "reefl", and not with its ree = false.',
+            'attention maps need a model with Ree: a vision transformer trained with method "reefl" and ree = true.',
             key="method",
         )
     backbone = module.backbone
     if not isinstance(backbone, VitModule):
         raise ModelError(
-            "attention maps need attention over the patches of an image, so a vision transformer (vit, deit_ti, "
-            f"deit_s, deit_b); Ree sits on a {type(backbone).__name__} here.",
+            "attention maps need a vision transformer (vit, deit_ti, deit_s, deit_b), got Ree on a "
+            f"{type(backbone).__name__}.",
             key="model",
         )
     return module, backbone, module.ree
@@ -134,14 +135,14 @@ def _compute_attention(block: Any, token: Tensor, tokens: Tensor, patches: int) 
     return weights.mean(dim=1)[:, 0, -patches:]
 
 
-# ---- the picture -----------------------------------------------------------------------------------------------------
+# ---- the figure ------------------------------------------------------------------------------------------------------
 
-MOST = 32
-"""Images in one picture, at most."""
+MOST_IMAGES = 32
+"""Images in one figure, at most."""
 ROWS = ((COLORS[0], "class token"), ("#d6247f", "modulated"), (COLORS[2], "classified"))
 """Colour and name of the maps, in their order."""
-RIGHT, WRONG = COLORS[2], COLORS[4]
-_SEEN, _OPAQUE = 0.55, 0.85  # how strong the image under a map is, and the map's fullest colour
+_RIGHT, _WRONG = COLORS[2], COLORS[4]
+_FADED, _OPAQUE = 0.55, 0.85  # opacity of the image under a map, and of the map's fullest colour
 _PANEL, _BARS, _NARROWEST = 0.82, 1.1, 5.2  # inches
 
 
@@ -155,22 +156,21 @@ def draw_sample_attention(module: nn.Module, data: Data, samples: int = 4, title
         title: The title above them.
 
     Raises:
-        ConfigError: The test set or a picture has room for fewer.
+        ConfigError: There are fewer test images, or more than fit into a figure.
         ModelError: The model has no Ree, or is not a vision transformer.
         MissingExtra: matplotlib is not installed.
     """
     indices = data.split("test")
-    most = min(MOST, len(indices))
+    most = min(MOST_IMAGES, len(indices))
     if not 1 <= samples <= most:
         raise ConfigError(
             f"samples must be 1 to {most}, got {samples}: {data.name} has {len(indices)} test images, and at most "
-            f"{MOST} go into one picture.",
+            f"{MOST_IMAGES} go into one picture.",
             key="samples",
         )
-    chosen = indices[(2 * torch.arange(samples) + 1) * len(indices) // (2 * samples)]
-    images, labels = data.batch(chosen)
+    images, labels = data.batch(select_evenly(indices, samples))
     maps = attention_maps(module, images)
-    return draw_attention(unscaled(images, data), labels.tolist(), maps, data.class_names, title)
+    return draw_attention(restore_images(images, data), labels.tolist(), maps, data.class_names, title)
 
 
 def draw_attention(
@@ -191,8 +191,8 @@ def draw_attention(
     count, depth = len(images), len(maps.blocks)
     names = names or [str(c) for c in range(maps.logits.shape[-1])]
     height = 3 * _PANEL * images.shape[-2] / images.shape[-1] + 0.6
-    figure = empty(max(_NARROWEST, _PANEL * (depth + 3.2)), 0.6 + _BARS + count * height)
-    figure.suptitle(title or "where the tokens look", fontsize=10, color=DARK)
+    figure = make_figure(max(_NARROWEST, _PANEL * (depth + 3.2)), 0.6 + _BARS + count * height)
+    figure.suptitle(title or "attention of the tokens", fontsize=10, color=DARK)
     *parts, bottom = figure.subfigures(count + 1, 1, squeeze=False, height_ratios=[*[height] * count, _BARS])[:, 0]
     for i, part in enumerate(parts):
         _draw_image(part, i, images[i], labels[i], maps, names)
@@ -234,16 +234,16 @@ def compute_range(maps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def overlay(image: Tensor, heat: Tensor, color: str) -> Tensor:
-    """Return a picture [height, width, 3] of a map over a faded grey image.
+    """Return an image [height, width, 3] of a map over the image in faded grey.
 
     Args:
         image: [channels, height, width], from 0 to 1.
-        heat: [rows, columns] of patches, from 0, the image alone, to 1, full colour.
+        heat: [rows, columns] of patches, from 0, no colour, to 1, full colour.
         color: The map's colour.
     """
     from matplotlib.colors import to_rgb
 
-    grey = 1 - _SEEN * (1 - image.mean(0)[..., None])
+    grey = 1 - _FADED * (1 - image.mean(0)[..., None])
     rows, columns = (whole // part for whole, part in zip(image.shape[1:], heat.shape, strict=True))
     strength = _OPAQUE * heat.repeat_interleave(rows, 0).repeat_interleave(columns, 1)[..., None]
     return (1 - strength) * grey + strength * torch.tensor(to_rgb(color))
@@ -253,7 +253,7 @@ def _draw_image(part: Any, i: int, image: Tensor, label: int, maps: AttentionMap
     depth = len(maps.blocks)
     grid = part.add_gridspec(len(ROWS), depth + 2, width_ratios=[1.7, 0.9, *[1] * depth])
     axes = part.add_subplot(grid[:, 0])
-    plain(axes)
+    remove_ticks(axes)
     axes.imshow((image if len(image) == 3 else image.mean(0).expand(3, -1, -1)).permute(1, 2, 0).numpy())
     axes.set_title(names[label], fontsize=9, color=DARK)
     predictions = dict(zip(maps.exits, maps.logits[:, i].argmax(-1).tolist(), strict=True))
@@ -264,12 +264,12 @@ def _draw_image(part: Any, i: int, image: Tensor, label: int, maps: AttentionMap
         heading.text(1, 0.5, name, ha="right", va="center", fontsize=8, color=color)
         for c, block in enumerate(maps.blocks):
             axes = part.add_subplot(grid[r, c + 2])
-            plain(axes, framed=block == first)
+            remove_ticks(axes, framed=block == first)
             heat = compute_shades(maps.maps[:, i, c])[r].unflatten(0, maps.grid)
             axes.imshow(overlay(image, heat, color).numpy())
             if r == 0:
                 none, full = (100 * float(end) for end in compute_range(maps.maps[:, i, c]))
                 axes.set_title(f"block {block}\n{none:.2g} to {full:.2g}%", fontsize=7, color=DARK)
             if r == len(ROWS) - 1 and block in predictions:
-                color_of_name = RIGHT if predictions[block] == label else WRONG
-                axes.set_xlabel(names[predictions[block]], fontsize=8, color=color_of_name)
+                color = _RIGHT if predictions[block] == label else _WRONG
+                axes.set_xlabel(names[predictions[block]], fontsize=8, color=color)

@@ -16,10 +16,10 @@ from fleetfit.models.bert import bert
 from fleetfit.models.ree import recurrent
 from fleetfit.models.vim import vim
 from fleetfit.models.vit import Vit, vit
-from fleetfit.papers.attention import attention_maps
 from fleetfit.peft.lora import lora
 from fleetfit.peft.serial_adapter import serial_adapter
 from fleetfit.peft.ssf import ssf
+from fleetfit.report.attention import attention_maps
 
 SHAPE = (1, 4, 6)  # 2 x 3 patches
 HEADS = 2

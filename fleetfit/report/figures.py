@@ -1,0 +1,537 @@
+"""Figures of runs and comparisons for papers and slides; they need the extra `plots`.
+
+Accuracy and training loss over rounds; accuracy over bytes, multiply-adds and simulated time; the levels as
+rectangles with their accuracies (ScaleFL, CVPR 2023, Figure 2); classes of the first clients (Figure 4 of its
+appendix); how often each exit was the teacher, where a method counts that (ReeFL, ICML 2024, Figure 7). Of a
+checkpoint: accuracy over the budget of early stopping (ScaleFL, appendix 6.3) and accuracy of each level over its
+cost (Figure 3).
+
+Markers are measurements. Panels side by side have the same accuracy axis. Each seed is a thin line, their mean a
+thick one. Notes below a figure name deeper exits and larger levels that are behind smaller ones.
+
+Differs from the paper: Figure 3 has a line for each method and a marker for each level. Here one run is drawn, with a
+line for each level from its first exit to its last, whose marker is the large one. All classifiers before an exit
+count, in parameters and in seconds.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fleetfit.files import make_slug
+from fleetfit.records.schema import LevelRecord
+from fleetfit.report.columns import ON_THE_WAY
+from fleetfit.report.curves import (
+    COSTS,
+    MOST_CLIENTS,
+    Series,
+    accuracy_curve,
+    accuracy_curves,
+    accuracy_over_cost,
+    choose_unit,
+    cost_curve,
+    exit_curves,
+    level_curves,
+    loss_curves,
+    to_percent,
+)
+from fleetfit.report.drawing import (
+    COLORS,
+    DARK,
+    LIGHT,
+    add_legend_below,
+    add_notes,
+    draw_series,
+    get_color,
+    get_line_style,
+    get_shade,
+    label_axes,
+    make_figure,
+    share_accuracy_axis,
+    wrap_label,
+)
+from fleetfit.report.order import explain_order, explain_row_order, is_behind
+from fleetfit.report.record import RowRecord, RunRecord
+from fleetfit.report.text import format_count, format_mean, format_percent, get_score_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_PANEL = 3.5  # inches
+_LABEL = 24  # characters of a row's label at full size
+_WIDTHS = (3.4, 1.8)  # points: equal lines, as of runs with one level, are both visible
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+def draw_run(run: RunRecord) -> "dict[str, Figure]":
+    """Draw the figures of a run; return them by the names of their files.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
+    rows, title = [RowRecord(run.method, "", [(run.seed, run)])], _describe(run)
+    figures = {
+        "accuracy": draw_run_accuracy(run),
+        "loss": draw_loss(rows, title),
+        "cost": draw_accuracy_over_cost(rows, _list_main_kinds([run]), title),
+        "levels": draw_levels({run.method: [run.summary.levels]}, score=get_score_name(run.summary)),
+        "teachers": draw_teachers(run),
+        "partition": draw_class_counts(run.class_counts[:MOST_CLIENTS], run.summary.data) if run.class_counts else None,
+    }
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def draw_comparison(
+    rows: Sequence[RowRecord],
+    columns: Sequence[str] = ("local", "global"),
+    targets: Sequence[float] = (),
+    target_on: str = "global",
+) -> "dict[str, Figure]":
+    """Draw accuracy, loss, costs and levels of all rows and seeds, for each setting.
+
+    Args:
+        rows: The runs.
+        columns: Of the table; the accuracies among them are drawn.
+        targets: Accuracies, from 0 to 1, to which rounds are counted; drawn as lines.
+        target_on: The accuracy to which they belong.
+
+    Returns:
+        Figures by the names of their files.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
+    names = [*columns, *([target_on] if targets else [])]
+    kinds = list(dict.fromkeys(name for name in names if name in (*ON_THE_WAY, "avg", "full")))
+    runs = [run for row in rows for run in row.records]
+    kinds = kinds or ["local", "global"]
+    if all(run.is_private for run in runs):
+        kinds = [kind for kind in kinds if kind in ("avg", "full")] or _list_main_kinds(runs)
+    figures: dict[str, Figure | None] = {}
+    for setting in dict.fromkeys(row.setting for row in rows):
+        group = [row for row in rows if row.setting == setting]
+        main = [kind for kind in kinds if kind in ("local", "global")] or kinds
+        levels = {row.row: [run.summary.levels for run in row.records] for row in group}
+        suffix = f"-{make_slug(setting)}" if setting else ""
+        figures |= {
+            f"accuracy{suffix}": draw_accuracy(group, kinds, {target_on: targets}, setting),
+            f"loss{suffix}": draw_loss(group, setting),
+            f"cost{suffix}": draw_accuracy_over_cost(group, main, setting),
+            f"levels{suffix}": draw_levels(levels, setting, _get_score(group)),
+        }
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+# ---- titles ----------------------------------------------------------------------------------------------------------
+
+
+def _describe(run: RunRecord) -> str:
+    seed = "" if run.summary.seed is None else f", seed {run.summary.seed}"
+    return f"{run.method} on {run.summary.data}{seed}"
+
+
+def _set_title(figure: "Figure", title: str, rows: Sequence[RowRecord] = ()) -> None:
+    """Set the title of a figure; that of rows explains thin and thick lines: "3 seeds (thin) and their mean"."""
+    counts = sorted({len(row.runs) for row in rows})
+    if counts and "seed" not in title:
+        number = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+        seeds = "one seed" if counts[-1] == 1 else f"{number} seeds (thin) and their mean"
+        title = f"{title}: {seeds}" if title else seeds
+    figure.suptitle(title, fontsize=10, color=DARK, x=0.01, ha="left")
+
+
+def _get_score(rows: Sequence[RowRecord]) -> str:
+    return get_score_name(*(run.summary for row in rows for run in row.records))
+
+
+def _list_main_kinds(runs: Sequence[RunRecord]) -> list[str]:
+    return ["avg", "full"] if all(run.is_private for run in runs) else ["local", "global"]
+
+
+# ---- over rounds -----------------------------------------------------------------------------------------------------
+
+
+def draw_run_accuracy(run: RunRecord) -> "Figure":
+    """Draw the accuracies of a run and of its levels over rounds, and those of its exits beside them."""
+    exits = [series for series in exit_curves(run) if any(series.curves.values())]
+    panels = 2 if len(exits) > 1 else 1
+    figure = make_figure(1.2 + 4.6 * panels, 4.4)
+    _set_title(figure, _describe(run))
+    axes = figure.subplots(1, panels, sharex=True, sharey=True, squeeze=False)[0]
+    levels = level_curves(run)
+    levels = [series for series in levels if any(series.curves.values())] if len(levels) > 1 else []
+    for i, series in enumerate(levels):
+        label = Series(f"local, {series.label}", series.curves)
+        draw_series(axes[0], label, get_shade(DARK, i, len(levels)), 1.1)
+    for kind, color, width in zip(_list_main_kinds([run]), (COLORS[1], COLORS[0]), _WIDTHS, strict=True):
+        draw_series(axes[0], Series(kind, {run.seed: accuracy_curve(run, kind)}), color, width)
+    measured = "on the server's test set" if run.is_private else "mean over clients"
+    label_axes(axes[0], "round", f"{get_score_name(run.summary)} (%)", f"{measured}; markers: measured")
+    if panels > 1:
+        for i, series in enumerate(exits):
+            draw_series(axes[1], series, get_shade(COLORS[2], i, len(exits)), 1.6)
+        label_axes(axes[1], "round", "", "exits (after block) of the largest model")
+    share_accuracy_axis(axes)
+    axes[0].set_xlim(0, _count_rounds([run]) * 1.03)
+    for panel in axes:
+        add_legend_below(panel)
+    add_notes(figure, explain_order([run.summary]))
+    return figure
+
+
+def draw_accuracy(
+    rows: Sequence[RowRecord],
+    kinds: Sequence[str] = ("local", "global"),
+    targets: Mapping[str, Sequence[float]] | None = None,
+    title: str = "",
+) -> "Figure":
+    """Draw accuracies of rows over rounds, a panel for each kind.
+
+    Args:
+        rows: The runs of one setting.
+        kinds: The accuracies.
+        targets: Accuracies to reach by kind, from 0 to 1; drawn as lines.
+        title: The label of the setting.
+    """
+    figure = make_figure(1.0 + max(4.6, 4.2 * len(kinds)), 4.4)
+    _set_title(figure, title, rows)
+    score = _get_score(rows)
+    panels = figure.subplots(1, len(kinds), sharex=True, sharey=True, squeeze=False)[0]
+    for axes, kind in zip(panels, kinds, strict=True):
+        for target in (targets or {}).get(kind, ()):
+            axes.axhline(100 * target, color=DARK, linewidth=0.9, linestyle="--")
+        for i, series in enumerate(accuracy_curves(rows, kind)):
+            draw_series(axes, series, get_color(i), style=get_line_style(i))
+        label_axes(axes, "round", f"{score} (%)" if axes is panels[0] else "", f"{kind.replace('_', ' ')} {score}")
+    share_accuracy_axis(panels)
+    panels[0].set_xlim(0, _count_rounds([run for row in rows for run in row.records]) * 1.03)
+    add_legend_below(panels[0], 3 * len(kinds))
+    add_notes(figure, explain_row_order({row.row: [run.summary for run in row.records] for row in rows}))
+    return figure
+
+
+def draw_loss(rows: Sequence[RowRecord], title: str = "") -> "Figure | None":
+    """Draw the training loss of rows over rounds; None where no round reports one.
+
+    Args:
+        rows: The runs of one setting.
+        title: The label of the setting.
+    """
+    lines = loss_curves(rows)
+    if not any(curve for series in lines for curve in series.curves.values()):
+        return None
+    figure = make_figure(6.4, 4.2)
+    axes = figure.add_subplot()
+    _set_title(figure, title, rows)
+    for i, series in enumerate(lines):
+        draw_series(axes, series, get_color(i), style=get_line_style(i))
+    warning = "; methods add up different losses" if len(rows) > 1 else ""
+    label_axes(axes, "round", "training loss", f"mean over the clients of each round{warning}")
+    axes.set_xlim(0, _count_rounds([run for row in rows for run in row.records]) * 1.03)
+    if len(rows) > 1:
+        add_legend_below(axes, 4)
+    return figure
+
+
+def _count_rounds(runs: Sequence[RunRecord]) -> int:
+    return max((report.round for run in runs for report in run.rounds), default=1)
+
+
+# ---- over costs ------------------------------------------------------------------------------------------------------
+
+
+def draw_accuracy_over_cost(
+    rows: Sequence[RowRecord], kinds: Sequence[str] = ("local", "global"), title: str = ""
+) -> "Figure | None":
+    """Draw accuracy over bytes, multiply-adds and simulated time, as far as a run reports them.
+
+    Args:
+        rows: The runs of one setting; the kinds of a single run share a panel.
+        kinds: The accuracies.
+        title: The label of the setting.
+
+    Returns:
+        A column of panels for each cost, a row for each kind; None where no run reports a cost.
+    """
+    runs = [run for row in rows for run in row.records]
+    costs = [cost for cost in COSTS if any(cost_curve(run, cost) for run in runs)]
+    if not costs:
+        return None
+    lines = [kinds] if len(runs) == 1 else [[kind] for kind in kinds]
+    figure = make_figure(1.0 + max(4.6, _PANEL * len(costs)), 1.3 + 2.6 * len(lines))
+    _set_title(figure, title, rows)
+    panels = figure.subplots(len(lines), len(costs), sharey=True, sharex="col", squeeze=False)
+    for column, cost in enumerate(costs):
+        unit = choose_unit(rows, cost)
+        largest = max(curve[-1].y for run in runs if (curve := cost_curve(run, cost)))
+        for axes, line in zip(panels[:, column], lines, strict=True):
+            for j, kind in enumerate(line):
+                for i, series in enumerate(accuracy_over_cost(rows, kind, cost)):
+                    if len(runs) == 1:
+                        draw_series(axes, Series(kind, series.curves), get_color(1 - j), _WIDTHS[j % 2])
+                    else:
+                        draw_series(axes, series, get_color(i), style=get_line_style(i))
+            x = f"{COSTS[cost].label} ({unit.name})" if line is lines[-1] else ""
+            kind = "" if len(runs) == 1 else line[0].replace("_", " ")
+            label_axes(axes, x, "" if column else f"{kind} {_get_score(rows)} (%)".strip(), "")
+            axes.set_xlim(0, 1.03 * largest / unit.size or 1)
+    share_accuracy_axis(panels.flat)
+    add_legend_below(panels[-1][0], 3 * len(costs))
+    return figure
+
+
+# ---- levels and clients ----------------------------------------------------------------------------------------------
+
+
+def draw_levels(
+    rows: Mapping[str, Sequence[Sequence[LevelRecord]]], title: str = "", score: str = "accuracy"
+) -> "Figure":
+    """Draw each level as a rectangle, width by depth of the full model, with its local accuracy above.
+
+    Args:
+        rows: The levels of each seed by row; the first seed's are drawn.
+        title: The label of the setting.
+        score: The name of the accuracy.
+    """
+    from matplotlib.patches import Rectangle
+
+    most = max(len(seeds[0]) for seeds in rows.values())
+    figure = make_figure(1.0 + 1.75 * most, 0.7 + 2.25 * len(rows))
+    if title:
+        _set_title(figure, title)
+    for r, (name, seeds) in enumerate(rows.items()):
+        for i, level in enumerate(seeds[0]):
+            axes = figure.add_subplot(len(rows), most, r * most + i + 1)
+            depth, width = level.depth / level.blocks, level.width
+            axes.add_patch(Rectangle((0, 0), 1, 1, facecolor="none", edgecolor=LIGHT, linewidth=1.2))
+            axes.add_patch(Rectangle((0, 1 - depth), width, depth, facecolor=get_color(r), alpha=0.85, linewidth=0))
+            for exit in level.exits:
+                y = 1 - exit / level.blocks
+                axes.plot([0, width], [y, y], color="white" if exit < level.depth else DARK, linewidth=1.4)
+            axes.text(width / 2, -0.05, f"{100 * width:.0f}% wide", ha="center", va="top", fontsize=8, color=DARK)
+            axes.text(
+                1.08, 1 - depth / 2, f"{100 * depth:.0f}% deep", rotation=270, va="center", fontsize=8, color=DARK
+            )
+            accuracy = format_mean([levels[i].local for levels in seeds if i < len(levels)])
+            if accuracy == "-":  # clients of runs with `[privacy]` do not report it
+                accuracy = "withheld" if level.clients else "no clients"
+            else:
+                accuracy += "%"
+            axes.set_title(f"level {level.level}\n{accuracy}", fontsize=9, color=DARK)
+            axes.set(xlim=(-0.02, 1.24), ylim=(-0.16, 1.02))
+            axes.set_axis_off()
+            if i == 0:
+                size, letters = (10, _LABEL) if len(name) <= _LABEL else (7, 34)
+                axes.text(
+                    -0.08, 0.5, wrap_label(name, letters),
+                    rotation=90, ha="right", va="center", fontsize=size, fontweight="bold",
+                )  # fmt: skip
+    count = max(len(seeds) for seeds in rows.values())
+    over = f" (mean ± standard deviation of {count} seeds)" if count > 1 else ""
+    add_notes(figure, [f"grey frame: full model; lines: exits; above: local {score}{over}"])
+    return figure
+
+
+def draw_class_counts(class_counts: Sequence[Sequence[int]], data: str) -> "Figure":
+    """Draw a dot for each client and class, its area in proportion to the client's training samples of that class.
+
+    Args:
+        class_counts: Training samples [clients, classes].
+        data: The data set's name.
+    """
+    clients, classes = len(class_counts), len(class_counts[0])
+    figure = make_figure(max(4.5, 1.4 + 0.32 * clients), max(3.0, min(9.0, 1.4 + 0.3 * classes)))
+    axes = figure.add_subplot()
+    largest = max(1, *(max(counts) for counts in class_counts))
+    gap = min(0.32, 7.5 / classes) * 72  # points between two classes
+    scale = (0.95 * gap) ** 2 / largest
+    dots = [(k, c, n * scale) for k, counts in enumerate(class_counts) for c, n in enumerate(counts) if n]
+    if dots:
+        axes.scatter(*zip(*dots, strict=True), color=COLORS[0], alpha=0.75, linewidths=0)
+    title = f"training samples of the first {clients} clients, {data} (largest dot: {largest})"
+    label_axes(axes, "client", "class", wrap_label(title, int(12 * figure.get_figwidth())))
+    axes.set(xlim=(-0.8, clients - 0.2), ylim=(-0.8, classes - 0.2))
+    axes.set_xticks(range(0, clients, 1 if clients <= 20 else 5))
+    axes.set_yticks(range(0, classes, max(1, classes // 20)))
+    return figure
+
+
+# ---- teachers --------------------------------------------------------------------------------------------------------
+
+
+def draw_teachers(run: RunRecord) -> "Figure | None":
+    """Draw how often each exit was the teacher, beside the accuracy of the exits (ReeFL, ICML 2024, Figure 7).
+
+    Left: accuracy of each exit in the last evaluation. Middle: training steps in which each exit taught the others, at
+    the clients of the largest level, in the last round that had some, as in the paper. Right: all rounds and levels,
+    a shade for each level.
+
+    Returns:
+        The figure; None where the run's method counts no teachers.
+    """
+    rounds = {
+        report.round: steps
+        for report in run.rounds
+        if (steps := {k: v for k, v in report.counts.teachers.items() if v})
+    }
+    if not rounds:
+        return None
+    levels = sorted({level for steps in rounds.values() for level in steps}, key=int)
+    last = max(number for number, steps in rounds.items() if levels[-1] in steps)
+    totals = {level: Counter[str]() for level in levels}
+    for steps in rounds.values():
+        for level, by_exit in steps.items():
+            totals[level].update(by_exit)
+    exits = sorted({int(exit) for by_exit in totals.values() for exit in by_exit})
+    figure = make_figure(10.5, 3.4)
+    left, middle, right = figure.subplots(1, 3)
+    _draw_exit_accuracy(left, run)
+    label_axes(middle, "exit after block", "steps as teacher", f"level {levels[-1]} in round {last}")
+    label_axes(right, "exit after block", "steps as teacher", f"all levels in {len(rounds)} rounds")
+    for axes, by_level in ((middle, {levels[-1]: rounds[last][levels[-1]]}), (right, totals)):
+        below = [0] * len(exits)
+        for level, by_exit in by_level.items():
+            heights = [by_exit.get(str(exit), 0) for exit in exits]
+            shade = get_shade(COLORS[0], levels.index(level), len(levels))
+            axes.bar(range(len(exits)), heights, bottom=below, color=shade, width=0.7, label=level)
+            below = [low + height for low, height in zip(below, heights, strict=True)]
+        axes.set_xticks(range(len(exits)), [str(exit) for exit in exits])
+        axes.grid(visible=False, axis="x")
+    if len(levels) > 1:
+        right.legend(title="level", frameon=False, fontsize=8, title_fontsize=8)
+    return figure
+
+
+def _draw_exit_accuracy(axes: "Axes", run: RunRecord) -> None:
+    """Draw the accuracy of each exit of the largest level in the last evaluation as a bar."""
+    heights = [to_percent(share) for share in run.last.exits]
+    after = f"after round {run.evaluations[-1][0]}" if run.evaluations else "never evaluated"
+    axes.bar(range(len(heights)), heights, color=COLORS[1], width=0.7)
+    for x, height in enumerate(heights):
+        axes.annotate(f"{height:.1f}", (x, height), (0, 2), textcoords="offset points", ha="center", fontsize=8)
+    title = f"{run.method} on {run.summary.data}, {after}"
+    label_axes(axes, "exit after block", f"{get_score_name(run.summary)} (%)", title)
+    axes.set_xticks(range(len(heights)), [str(exit) for exit in run.summary.levels[-1].exits[: len(heights)]])
+    axes.grid(visible=False, axis="x")
+    axes.margins(y=0.1)
+
+
+# ---- early stopping --------------------------------------------------------------------------------------------------
+
+_BUDGET_MARGIN = 1.05  # a budget up to this share of the last exit's cost is in the figure
+_COST_LABELS = {"multiply_adds": "average multiply-adds of a sample", "latency_s": "average time of a sample"}
+_COUNTS = ((1e9, "G"), (1e6, "M"), (1e3, "K"))
+
+
+def draw_accuracy_over_budget(calibration: Mapping[str, Any], title: str = "") -> "Figure":
+    """Draw a calibration's curve with the chosen budget, each exit on its own, and the accuracy of the last exit.
+
+    Args:
+        calibration: The result of `Calibration.numbers`.
+        title: The title; the level by default.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
+    from matplotlib.patheffects import withStroke
+
+    figure = make_figure(6.4, 4.0)
+    axes = figure.add_subplot()
+    cost, costs = calibration["cost"], calibration["costs"]
+    scale, unit = (1e-3, "ms") if cost == "latency_s" else _fit_count(costs[-1])
+    accuracies = [100 * accuracy for accuracy in calibration["accuracies"]]
+    axes.axhline(accuracies[-1], color=DARK, linewidth=1.0, linestyle="--", label="last exit, for every sample")
+    chosen = {**calibration["test"], "budget": calibration["budget"]}
+    points = sorted([*calibration["curve"], chosen], key=lambda point: point["budget"])
+    axes.plot(
+        [point["cost"] / scale for point in points], [100 * point["accuracy"] for point in points],
+        color=COLORS[0], marker=".", markersize=5, label="early stopping",
+    )  # fmt: skip
+    exits = list(zip([value / scale for value in costs], accuracies, strict=True))
+    axes.plot(*zip(*exits, strict=True), "s", color=COLORS[1], markersize=6, label="each exit on its own")
+    for i, exit in enumerate(exits, 1):
+        axes.annotate(
+            f"exit {i}", exit, xytext=(0, -7), textcoords="offset points", ha="center", va="top", fontsize=8,
+            color=COLORS[1], path_effects=[withStroke(linewidth=2.5, foreground="white")],
+        )  # fmt: skip
+    if chosen["budget"] <= _BUDGET_MARGIN * costs[-1]:
+        axes.axvline(chosen["budget"] / scale, color=COLORS[0], linewidth=1.2, linestyle=":")
+    axes.plot(
+        [chosen["cost"] / scale], [100 * chosen["accuracy"]],
+        color=COLORS[0], marker="o", markersize=10, markerfacecolor="white", markeredgewidth=2, linestyle="none",
+        label=f"budget {format_cost(chosen['budget'], cost)}: {format_percent(chosen['accuracy'])}%",
+    )  # fmt: skip
+    label_axes(axes, f"{_COST_LABELS[cost]} ({unit})", "accuracy (%)", title or f"level {calibration['level']}")
+    axes.margins(x=0.07, y=0.14)
+    add_legend_below(axes, 2)
+    if is_behind(calibration["accuracies"]):
+        add_notes(figure, ["A deeper exit is behind a shallower one."])
+    return figure
+
+
+def format_cost(value: float, cost: str) -> str:
+    """Return the cost of a sample with its unit: "35 ms", "1.90 M multiply-adds"."""
+    return f"{1e3 * value:.3g} ms" if cost == "latency_s" else f"{format_count(value)} multiply-adds"
+
+
+def _fit_count(largest: float) -> tuple[float, str]:
+    return next(((size, unit) for size, unit in _COUNTS if largest >= size), (1.0, "1"))
+
+
+@dataclass(frozen=True)
+class LevelCost:
+    """Accuracy and cost of the exits of a level's model.
+
+    Attributes:
+        name: Of the level.
+        accuracies: Local accuracy of each exit, from 0 to 1 [E].
+        parameters: Of a model that ends there, earlier classifiers included [E].
+        latencies_s: Until the exit's prediction of one sample, seconds [E]; NaN where it was not measured.
+    """
+
+    name: str
+    accuracies: tuple[float, ...]
+    parameters: tuple[float, ...]
+    latencies_s: tuple[float, ...]
+
+
+def draw_accuracy_by_level(levels: Sequence[LevelCost], title: str = "", score: str = "accuracy") -> "Figure":
+    """Draw the accuracy of each level and of its exits over parameters and over seconds, side by side.
+
+    Args:
+        levels: Smallest first.
+        title: The title.
+        score: The name of the accuracy.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
+    figure = make_figure(9.2, 4.0)
+    figure.suptitle(title, fontsize=10, color=DARK)
+    scale, unit = _fit_count(max(level.parameters[-1] for level in levels))
+    left, right = figure.subplots(1, 2, sharey=True)
+    for i, level in enumerate(levels):
+        color, marker, heights = get_color(i), MARKERS[i % len(MARKERS)], [100 * a for a in level.accuracies]
+        for axes, costs in (
+            (left, [count / scale for count in level.parameters]),
+            (right, [1e3 * seconds for seconds in level.latencies_s]),
+        ):
+            axes.plot(costs, heights, color=color, marker=marker, markersize=3.5, linewidth=1.0, alpha=0.7)
+            axes.plot(
+                costs[-1:], heights[-1:], color=color, marker=marker, markersize=7 + 1.5 * min(i, 6), linestyle="none",
+                label=f"level {level.name}",
+            )  # fmt: skip
+    for axes in (left, right):
+        axes.margins(x=0.08, y=0.12)
+        axes.set_xlim(left=0)
+    label_axes(left, f"parameters ({unit})" if scale > 1 else "parameters", f"local {score} (%)", "over size")
+    label_axes(right, "time of one sample on this machine (ms)", "", "over time")
+    add_legend_below(left, 6)
+    behind = [level.name for level in levels if is_behind(level.accuracies)]
+    notes = [f"A deeper exit is behind a shallower one in level {', '.join(behind)}."] if behind else []
+    if is_behind([level.accuracies[-1] for level in levels]):
+        notes.append("A larger level is behind a smaller one, each on the data of its own clients, which differ.")
+    add_notes(figure, notes)
+    return figure

@@ -1,0 +1,326 @@
+"""The sections on accuracy: over rounds and costs, by level, by exit, and by client."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from fleetfit.records.schema import NO_ACCURACIES, EvaluationRecord, SummaryRecord
+from fleetfit.report.curves import (
+    COSTS,
+    KINDS,
+    SERVER_KINDS,
+    Point,
+    Series,
+    accuracy_curve,
+    accuracy_curves,
+    accuracy_over_cost,
+    choose_unit,
+    exit_curves,
+    level_curves,
+    loss_curve,
+    loss_curves,
+    to_percent,
+)
+from fleetfit.report.order import explain_order, explain_row_order
+from fleetfit.report.page.blocks import Block, PageSection, Paragraph, Plot, Plots, Sheet
+from fleetfit.report.page.run_set import MAIN_KINDS, PRIVATE_KINDS, RunSet, capitalise
+from fleetfit.report.page.traces import (
+    ROUNDS,
+    SEEDS_CAPTION,
+    Dots,
+    Line,
+    PlotAxis,
+    get_color,
+    get_level_color,
+    make_score_axis,
+    plot_dots,
+    plot_lines,
+    share_accuracy_axis,
+)
+from fleetfit.report.record import RowRecord, RunRecord
+from fleetfit.report.tables import make_total_table
+from fleetfit.report.text import Table, exit_names, format_mean, format_percent, get_score_name
+
+_MEANING = (
+    "Local: each client with the model of its own level. Global: every client with the largest. Worst tenth: mean over "
+    "the tenth of the clients that do worst."
+)
+_LOSS = PlotAxis("training loss", "", 4)
+_VISIBLE = (*MAIN_KINDS, "local_worst_tenth")  # accuracies of a run that are shown without a click
+_MOST_WORST = 15  # clients that are named
+
+
+# ---- over rounds and costs -------------------------------------------------------------------------------------------
+
+
+def make_run_accuracy(run: RunRecord) -> PageSection | None:
+    """Return accuracy and loss of a run over rounds, and accuracy over each cost."""
+    if not run.rounds:
+        return None
+    rows = [RowRecord(run.method, "", [(run.seed, run)])]
+    score, axis = capitalise(get_score_name(run.summary)), make_score_axis(get_score_name(run.summary))
+    curves = {kind: accuracy_curve(run, kind) for kind in KINDS}
+    enough = min(2, max(map(len, curves.values())))  # of a kind of the last evaluation alone there is no line
+    kinds = [kind for kind, curve in curves.items() if len(curve) >= max(1, enough)]
+    visible = SERVER_KINDS if run.is_private else _VISIBLE
+    lines = [
+        Line(Series(KINDS[kind], {run.seed: curves[kind]}), i, kind not in visible, kind in (*MAIN_KINDS, "full"))
+        for i, kind in enumerate(kinds)
+    ]
+    count = len(run.evaluations)
+    measured = f"Measured in {count} of {len(run.rounds)} rounds{', which have a marker' if count <= 40 else ''}"
+    caption = f"{'' if run.is_private else _MEANING + ' '}{measured}. Click a label to show or hide its line."
+    loss = Line(Series("mean of the clients", {run.seed: loss_curve(run)}), 4, strong=False)
+    plots = [
+        plot_lines("accuracy", f"{score} over rounds", lines, ROUNDS, axis, caption),
+        plot_lines("loss", "Training loss over rounds", [loss], ROUNDS, _LOSS),
+    ]
+    for cost in COSTS:
+        lines = [
+            Line(Series(kind, series.curves), i)
+            for i, kind in enumerate(MAIN_KINDS)
+            for series in accuracy_over_cost(rows, kind, cost)
+        ]
+        x, title = _make_cost_axis(rows, cost), f"{score} over {COSTS[cost].title}"
+        plots.append(plot_lines(f"accuracy-{cost}", title, lines, x, axis))
+    blocks: list[Block] = [Plots(share_accuracy_axis(plots))]
+    if run.is_private:
+        blocks.append(Paragraph("Training loss, bytes and multiply-adds are withheld ([privacy])."))
+    elif run.is_secure and not loss_curve(run):
+        blocks.append(Paragraph("Training loss is withheld: with [secure] the server sees no client's loss."))
+    return PageSection("learning", f"{score} and loss", blocks)
+
+
+def make_accuracy(runs: RunSet, setting: str, number: int) -> PageSection | None:
+    """Return accuracies and loss of the rows of a setting over rounds and costs, a plot for each kind."""
+    rows = runs.select(setting)
+    if not rows:
+        return None
+    private = [run.is_private for row in rows for run in row.records]
+    columns = [column for column in runs.columns if column in KINDS]
+    further = [*(PRIVATE_KINDS if any(private) else ()), *(() if all(private) else MAIN_KINDS)]
+    kinds = list(dict.fromkeys([*columns, *further]))
+    plot_count = len(runs.settings) * (len(kinds) + 1 + 2 * len(COSTS))
+    axis = make_score_axis(runs.score)
+
+    def plot(name: str, title: str, curves: Sequence[Series], x: PlotAxis, y: PlotAxis) -> Plot | None:
+        lines = [Line(series, runs.labels.index(series.label)) for series in curves]
+        return plot_lines(f"{name}-{number}", title, lines, x, y, plots=plot_count)
+
+    plots = [
+        plot(f"accuracy-{kind}", KINDS[kind].capitalize(), accuracy_curves(rows, kind), ROUNDS, axis) for kind in kinds
+    ]
+    plots.append(plot("loss", "Training loss", loss_curves(rows), ROUNDS, _LOSS))
+    for cost in COSTS:
+        x = _make_cost_axis(rows, cost)
+        for kind in MAIN_KINDS:
+            title = f"{kind.capitalize()} {runs.score} over {COSTS[cost].title}"
+            plots.append(plot(f"{kind}-{cost}", title, accuracy_over_cost(rows, kind, cost), x, axis))
+    has_seeds = max(len(row.runs) for row in rows) > 1
+    caption = SEEDS_CAPTION if has_seeds else "One seed: nothing here says how much chance moves a line."
+    title = f"{capitalise(runs.score)} and loss" + (f": {setting}" if setting else "")
+    return PageSection(f"learning-{number}", title, [Paragraph(caption, "quiet"), Plots(share_accuracy_axis(plots))])
+
+
+def _make_cost_axis(rows: Sequence[RowRecord], cost: str) -> PlotAxis:
+    unit = choose_unit(rows, cost).name
+    return PlotAxis(f"{COSTS[cost].label} ({unit})", f" {unit}", 2, zero=True)
+
+
+# ---- by level and exit -----------------------------------------------------------------------------------------------
+
+
+def make_run_levels(run: RunRecord) -> PageSection | None:
+    """Return the accuracy of a run by level and by exit: over rounds, and of the last evaluation."""
+    if not run.evaluations:
+        return None
+    score, axis = get_score_name(run.summary), make_score_axis(get_score_name(run.summary))
+    levels = [Line(one, get_level_color(i), strong=False) for i, one in enumerate(level_curves(run))]
+    exits = [Line(one, i, strong=False) for i, one in enumerate(exit_curves(run))]
+    where = "on the server's test set" if run.is_private else "all clients"
+    plots = [
+        plot_lines("levels", f"Local {score} of each level's clients", levels, ROUNDS, axis),
+        plot_lines("exits", f"{capitalise(score)} of each exit of the largest level, {where}", exits, ROUNDS, axis),
+    ]
+    blocks: list[Block] = [Plots(shared)] if (shared := share_accuracy_axis(plots)) else []
+    blocks.append(Sheet(_make_level_table(run)))
+    if run.summary.levels:
+        blocks += [Paragraph(sentence, "note") for sentence in explain_order([hide_private_numbers(run)])]
+    if run.is_finished:
+        rows = [row for row in make_total_table(run.summary).rows if row[0] != "time" and not row[0].startswith(" ")]
+        blocks.append(Sheet(Table(("what", "value"), tuple(rows), "The run as a whole")))
+    return PageSection("levels", "Levels and exits", blocks)
+
+
+def hide_private_numbers(run: RunRecord) -> SummaryRecord:
+    """Return the final numbers of a run without those that it withholds."""
+    summary = run.summary.model_copy(update={"rounds": len(run.rounds)})
+    if not run.is_private:
+        return summary
+    test = {"test_exits": run.last.test_exits, "test_levels": run.last.test_levels}
+    evaluate = EvaluationRecord().model_copy(update={run.norm: NO_ACCURACIES.model_copy(update=test)})
+    levels = [level.model_copy(update={"local": None}) for level in summary.levels]
+    return summary.model_copy(update={"levels": levels, "evaluate": evaluate})
+
+
+def _make_level_table(run: RunRecord) -> Table:
+    """Return the last evaluation by level: its own clients, each of its exits, the whole test set."""
+    levels = {level.level: level.exits for level in run.summary.levels}
+    exits = run.summary.levels[-1].exits if levels else []
+    columns: list[str] = ["level"]
+    if not run.is_private:
+        names = [f"exit {name}, local %" for name in exit_names(exits, exits)]
+        columns += ["clients", f"local {get_score_name(run.summary)} %", *names]
+    if run.last.test_levels:
+        columns.append("on the whole test set %")
+    rows = []
+    for name, level in run.last.levels.items():
+        cells = [name]
+        if not run.is_private:
+            by_exit = dict(zip(levels.get(name, ()), level.exits, strict=False))
+            cells += [
+                str(level.clients),
+                format_percent(level.local),
+                *(format_percent(by_exit.get(exit)) for exit in exits),
+            ]
+        if run.last.test_levels:
+            cells.append(format_percent(run.last.test_levels.get(name)))
+        rows.append(tuple(cells))
+    return Table(tuple(columns), tuple(rows), f"After round {run.evaluations[-1][0]}")
+
+
+def make_levels(runs: RunSet) -> PageSection:
+    """Return the last evaluation of all rows: by level, by exit, and of the worst tenth of the clients."""
+    plots: list[Plot | None] = []
+    for number, setting in enumerate(runs.settings):
+        suffix = f": {setting}" if setting else ""
+        # (row, name) -> order and label of its place; exits are placed by their blocks, in which rows may differ
+        levels = {row.row: row.records[0].summary.levels for row in runs.select(setting)}
+        level_places = {
+            (row, level.level): (i, f"level {level.level}")
+            for row, row_levels in levels.items()
+            for i, level in enumerate(row_levels)
+        }
+        exit_places = {
+            (row, str(i)): (exit, f"after block {exit}")
+            for row, row_levels in levels.items()
+            for i, exit in enumerate(row_levels[-1].exits if row_levels else (), 1)
+        }
+        plots += [
+            _plot_last(runs, setting, "per_level", f"Local {runs.score} by level{suffix}", level_places, number),
+            _plot_last(
+                runs, setting, "per_exit", f"{capitalise(runs.score)} of the exits of the largest level{suffix}",
+                exit_places, number,
+            ),
+        ]  # fmt: skip
+    blocks: list[Block] = [Plots(shared)] if (shared := share_accuracy_axis(plots)) else []
+    summaries = {row.label: [hide_private_numbers(run) for run in row.records] for row in runs.rows}
+    blocks += [Paragraph(sentence, "note") for sentence in explain_row_order(summaries)]
+    blocks.append(Sheet(_make_levels_table(runs)))
+    worst = _make_worst_table(runs)
+    if worst is not None:
+        blocks.append(Sheet(worst))
+    return PageSection("ends", "Levels, exits and clients", blocks)
+
+
+def _plot_last(
+    runs: RunSet,
+    setting: str,
+    attribute: str,
+    title: str,
+    places: Mapping[tuple[str, str], tuple[int, str]],
+    number: int,
+) -> Plot | None:
+    """Return a dot for each seed and place, from an attribute of `RunResult`."""
+    dots = []
+    for i, row in enumerate(runs.labels):
+        points = [
+            (places[row, name][1], value, f"seed {run.seed}")
+            for run in runs.results.runs
+            if (run.row, run.setting) == (row, setting)
+            for name, value in getattr(run, attribute).items()
+            if (row, name) in places
+        ]
+        dots.append(Dots(row, [p[0] for p in points], [p[1] for p in points], [p[2] for p in points], i))
+    order = list(dict.fromkeys(label for _, label in sorted(set(places.values()))))
+    name = f"{attribute.replace('_', '-')}-{number}"
+    return plot_dots(name, title, dots, order, make_score_axis(runs.score), "A dot for each seed, at the end.")
+
+
+def _make_levels_table(runs: RunSet) -> Table:
+    """Return the sizes of each row's levels, and their accuracy over the seeds."""
+    has_settings = len(runs.settings) > 1
+    cells: list[tuple[str, ...]] = []
+    for row in runs.rows:
+        label: tuple[str, ...] = (row.row, *([row.setting] if has_settings else []))
+        shares = [{level.level: level.local for level in run.summary.levels} for run in row.records]
+        for level in row.records[0].summary.levels:
+            sizes = (f"{level.width:.2f}", f"{level.depth}/{level.blocks}", f"{level.parameters:,}",
+                     f"{level.multiply_adds:,}", str(level.clients))  # fmt: skip
+            accuracy = format_mean([by_level.get(level.level) for by_level in shares])
+            cells.append((*label, level.level, *sizes, "withheld" if row.is_private else accuracy))
+            label = ("",) * len(label)
+    columns = ("row", *(["setting"] if has_settings else []), "level", "width", "depth", "parameters",
+               "multiply-adds", "clients", f"local {runs.score} %")  # fmt: skip
+    return Table(columns, tuple(cells), "What each level is, and how well its clients do")
+
+
+def _make_worst_table(runs: RunSet) -> Table | None:
+    """Return the mean accuracy of the worst tenth of the clients, over the seeds."""
+    rows = []
+    for row in runs.rows:
+        shares = [
+            [None if run.is_private else run.last.number(kind) for run in row.records]
+            for kind in ("local", "local_worst_tenth", "global", "global_worst_tenth")
+        ]
+        if any(share is not None for seeds in shares for share in seeds):
+            rows.append((row.label, *map(format_mean, shares)))
+    columns = ("row", "local, mean %", "local, worst tenth %", "global, mean %", "global, worst tenth %")
+    return Table(columns, tuple(rows), "All clients, and the worst tenth of them") if rows else None
+
+
+# ---- by client -------------------------------------------------------------------------------------------------------
+
+
+def make_client_ranking(run: RunRecord) -> PageSection | None:
+    """Return the accuracies of a run's clients from best to worst, and the names of the worst tenth."""
+    by_client = {"local": run.last.per_client.local, "global": run.last.per_client.global_}
+    ranked = {
+        kind: sorted(((share, name) for name, share in shares.items()), key=lambda pair: -pair[0])
+        for kind, shares in by_client.items()
+        if shares and not run.is_private
+    }
+    if not ranked:
+        return None
+    score = get_score_name(run.summary)
+    counts = {len(clients) for clients in ranked.values()}
+    shaded = "; shaded: the worst tenth" if len(counts) == 1 else ""
+    lines = [
+        Line(
+            Series(kind, {run.seed: [Point(i, i, to_percent(share)) for i, (share, _) in enumerate(clients, 1)]}),
+            number,
+            strong=False,
+        )
+        for number, (kind, clients) in enumerate(ranked.items())
+    ]
+    caption = (
+        f"Each line is in its own order{shaded}. What single clients reach is coarse, as each has few test samples."
+    )
+    x, y = PlotAxis("client, by rank", whole=True), make_score_axis(score)
+    plot = plot_lines("clients", f"{capitalise(score)} of single clients", lines, x, y, caption)
+    if plot is not None and len(counts) == 1:
+        (count,) = counts
+        strip = {
+            "type": "rect", "xref": "x", "yref": "paper", "x0": count - max(1, count // 10) + 0.5, "x1": count + 0.5,
+            "y0": 0, "y1": 1, "line": {"width": 0}, "fillcolor": get_color(7, 0.13), "layer": "below",
+        }  # fmt: skip
+        plot = replace(plot, layout={**plot.layout, "shapes": [strip]})
+    blocks: list[Block] = [Plots([plot])] if plot is not None else []
+    for kind, clients in ranked.items():
+        tenth = clients[-max(1, len(clients) // 10) :]
+        mean = run.last.number(f"{kind}_worst_tenth")
+        title = f"The worst tenth, {kind}" + (f": {format_percent(mean)} %" if mean is not None else "")
+        rows = tuple((name, format_percent(share)) for share, name in reversed(tenth[-_MOST_WORST:]))
+        more = len(tenth) - len(rows)
+        notes = (f"{more} more clients are in the worst tenth.",) if more > 0 else ()
+        blocks.append(Sheet(Table(("client", f"{score} %"), rows, title, notes)))
+    return PageSection("by-client", "Clients from best to worst", blocks)

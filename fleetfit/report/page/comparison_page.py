@@ -1,0 +1,112 @@
+"""The page of a comparison, and of runs from several folders."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from fleetfit.errors import truncate
+from fleetfit.report.columns import find_numbers
+from fleetfit.report.curves import KINDS
+from fleetfit.report.page.accuracy import make_accuracy, make_levels
+from fleetfit.report.page.blocks import Block, Fact, FactList, Fold, Page, PageSection, Paragraph, Sheet
+from fleetfit.report.page.participants import make_participation_table, make_partitions
+from fleetfit.report.page.plan import make_plans
+from fleetfit.report.page.provenance import list_links, make_comparison_provenance, make_runs_provenance
+from fleetfit.report.page.run_set import PRIVATE_KINDS, RunSet, collect_comparison, collect_runs
+from fleetfit.report.record import ComparisonRecord, RowRecord
+from fleetfit.report.statistics import paired_differences
+from fleetfit.report.tables import make_difference_table
+from fleetfit.report.text import Table, format_bytes, format_percent
+
+_MOST_RUNS = 300
+_MOST_PROBLEMS = 20
+
+
+def make_comparison_page(record: ComparisonRecord, page: Path) -> Page:
+    """Return the page of a comparison.
+
+    Args:
+        record: The comparison.
+        page: The file, from which links lead to others.
+    """
+    state = "" if record.entries else ", not finished"
+    provenance = make_comparison_provenance(record, page)
+    return _make_page(record.results.name, state, collect_comparison(record), provenance, page, record.problems)
+
+
+def make_runs_page(rows: Sequence[RowRecord], page: Path) -> Page:
+    """Return the page of runs from several folders.
+
+    Args:
+        rows: The runs, from `group_runs`; the first row is the reference.
+        page: The file, from which links lead to others.
+    """
+    problems = [f"{run.folder}: {sentence}" for row in rows for run in row.records for sentence in run.problems]
+    return _make_page("Several runs", "", collect_runs(rows), make_runs_provenance(rows), page, problems)
+
+
+def _make_page(
+    title: str, state: str, runs: RunSet, provenance: PageSection, page: Path, problems: Sequence[str]
+) -> Page:
+    runs = runs.hide_private()
+    sections = [
+        make_tables(runs),
+        provenance,
+        *(make_accuracy(runs, setting, i) for i, setting in enumerate(runs.settings)),
+        make_levels(runs),
+        make_plans(runs.rows),
+        make_participation_table(runs.rows),
+        make_partitions(runs.rows),
+        make_run_list(runs, page),
+    ]
+    seeds = {run.seed for run in runs.results.runs}
+    counts = {"row": len(runs.labels), "setting": len(runs.settings), "seed": len(seeds), "run": len(runs.results.runs)}
+    subtitle = ", ".join(
+        f"{count} {name}{'' if count == 1 else 's'}" for name, count in counts.items() if name != "setting" or count > 1
+    )
+    return Page(
+        truncate(title, 120),
+        subtitle + state,
+        [section for section in sections if section is not None],
+        notes=list(dict.fromkeys(problems))[:_MOST_PROBLEMS],
+    )
+
+
+def make_tables(runs: RunSet) -> PageSection:
+    """Return the table in the papers' layout, the differences, and the tuning."""
+    blocks: list[Block] = [Sheet(runs.make_table())]
+    paired = paired_differences(runs.results, runs.columns) if runs.has_differences else []
+    if paired:
+        blocks.append(Sheet(make_difference_table(paired, runs.results.against)))
+    tuning = runs.make_tuning_table()
+    if tuning is not None:
+        blocks.append(Fold("What was tuned", [Sheet(tuning)]))
+    return PageSection("table", "The table", blocks)
+
+
+def make_run_list(runs: RunSet, page: Path) -> PageSection | None:
+    """Return every run with its numbers and links to its files."""
+    kinds = [column for column in runs.columns if column in KINDS]
+    cells: list[tuple[str, ...]] = []
+    facts: list[Fact] = []
+    for row in runs.rows:
+        for seed, run in row.runs:
+            label = f"{row.label}, seed {seed}"
+            facts.append((label, list_links(run.folder, page)))
+            numbers = find_numbers(run.summary, run.rounds, kinds)
+            shares = [
+                "withheld" if run.is_private and kind not in PRIVATE_KINDS else format_percent(numbers[kind])
+                for kind in kinds
+            ]
+            down, up = run.sum_bytes("bytes_down"), run.sum_bytes("bytes_up")
+            sent = "-" if down is None or up is None else f"{format_bytes(down)} / {format_bytes(up)}"
+            seconds = math.fsum(report.seconds for report in run.rounds)
+            cells.append((label, str(len(run.rounds)), *shares, sent, f"{seconds:,.1f}"))
+    columns = ("run", "rounds", *(f"{kind} %" for kind in kinds), "bytes down / up", "wall seconds")
+    blocks: list[Block] = [
+        Sheet(Table(columns, tuple(cells[:_MOST_RUNS]))),
+        Fold("configuration and raw numbers of each run", [FactList(facts[:_MOST_RUNS])]),
+    ]
+    if len(cells) > _MOST_RUNS:
+        blocks.append(Paragraph(f"{len(cells) - _MOST_RUNS} more runs are in results.json.", "note"))
+    return PageSection("runs", "All runs", blocks) if cells else None

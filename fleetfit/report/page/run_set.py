@@ -1,0 +1,217 @@
+"""The runs of a page: rows, settings and seeds with their final numbers. One run is a set with one row."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fleetfit.records.schema import ComparisonResults, CurvesRecord, EntryRecord, RunResult
+from fleetfit.report.columns import is_rounds, make_final_numbers, number_name
+from fleetfit.report.curves import KINDS, to_percent
+from fleetfit.report.record import ComparisonRecord, RowRecord, RunRecord
+from fleetfit.report.tables import make_comparison_table, make_tuning_table
+from fleetfit.report.text import Table, describe_data, get_score_name
+
+MAIN_KINDS = ("local", "global")
+"""The accuracies of the papers' tables."""
+PRIVATE_KINDS = ("full", "avg")
+"""Those that a run with `[privacy]` reports."""
+_ALIKE = ("data", "fleet", "rounds", "evaluate")  # sections that comparable runs share
+
+
+@dataclass(frozen=True)
+class RunSet:
+    """The runs of a page.
+
+    Attributes:
+        rows: The runs, by row and setting.
+        results: Their final numbers, and the reference row.
+        columns: The columns of the table.
+        entries: The content of `compare.json`; empty where there is none.
+        notes: Sentences below the table.
+        has_differences: Whether differences between rows are meaningful.
+    """
+
+    rows: Sequence[RowRecord]
+    results: ComparisonResults
+    columns: Sequence[str]
+    entries: Sequence[EntryRecord] = ()
+    notes: Sequence[str] = ()
+    has_differences: bool = True
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of the rows."""
+        return list(dict.fromkeys(run.row for run in self.results.runs))
+
+    @property
+    def settings(self) -> list[str]:
+        """The labels of the settings."""
+        return list(dict.fromkeys(run.setting for run in self.results.runs))
+
+    @property
+    def records(self) -> list[RunRecord]:
+        """All runs."""
+        return [run for row in self.rows for run in row.records]
+
+    @property
+    def score(self) -> str:
+        """The name of the accuracies."""
+        return get_score_name(*(run.summary for run in self.records))
+
+    @property
+    def private_rows(self) -> set[tuple[str, str]]:
+        """Rows and settings with a run that withholds what its clients do."""
+        return {(row.row, row.setting) for row in self.rows if row.is_private}
+
+    def select(self, setting: str) -> list[RowRecord]:
+        """Return the runs of a setting, row by row."""
+        return [row for row in self.rows if row.setting == setting]
+
+    def hide_private(self) -> "RunSet":
+        """Return the set without numbers that its runs withhold."""
+        private = self.private_rows
+        if not private:
+            return self
+        runs, entries = list(self.results.runs), list(self.entries)
+        for i, run in enumerate(runs):
+            if (run.row, run.setting) in private:
+                final = {name: value for name, value in run.final.items() if name in PRIVATE_KINDS}
+                runs[i] = run.model_copy(update={"final": final, "per_level": {}, "per_exit": {}})
+        for i, entry in enumerate(entries):
+            if (entry.row, entry.setting) in private:
+                columns = {name: None if _is_hidden(name) else value for name, value in entry.columns.items()}
+                entries[i] = entry.model_copy(update={"columns": columns})
+        return replace(self, results=self.results.model_copy(update={"runs": runs}), entries=entries)
+
+    def make_table(self, title: str = "") -> Table:
+        """Return the table in the papers' layout; withheld numbers say so."""
+        numbers: dict[tuple[str, str], list[Mapping[str, float | None]]] = {}
+        printed: dict[tuple[str, str, str], float] = {}
+        for entry in self.entries:
+            key = (entry.row, entry.setting)
+            numbers.setdefault(key, []).append(entry.columns)
+            printed |= {(*key, column): value for column, value in entry.printed.items()}
+        if not numbers:
+            for run in self.results.runs:
+                numbers.setdefault((run.row, run.setting), []).append(_list_numbers(run, self.columns))
+        table = make_comparison_table(self.labels, self.settings, numbers, title, self.notes, self.columns, printed)
+        cells = [(setting, column) for setting in self.settings for column in self.columns]
+        rows = tuple(
+            (row, *(
+                "withheld" if (row, setting) in self.private_rows and _is_hidden(column) else text
+                for text, (setting, column) in zip(texts, cells, strict=True)
+            ))
+            for row, *texts in table.rows
+        )  # fmt: skip
+        return replace(table, rows=rows)
+
+    def make_tuning_table(self) -> Table | None:
+        """Return the table of the tuning; results do not name the accuracy that chose."""
+        tuning = self.results.tuning
+        by_rounds = any(candidate.rounds is not None for result in tuning for candidate in result.candidates)
+        return make_tuning_table(tuning, "rounds" if by_rounds else "") if tuning else None
+
+
+def _is_hidden(column: str) -> bool:
+    return column not in PRIVATE_KINDS and not is_rounds(column)
+
+
+def _list_numbers(run: RunResult, columns: Sequence[str]) -> dict[str, float | None]:
+    """Return the final numbers of a run by column, as shares or rounds."""
+    values = {column: run.final.get(number_name(column)) for column in columns}
+    return {column: v if v is None or is_rounds(column) else v / 100 for column, v in values.items()}
+
+
+def collect_comparison(record: ComparisonRecord) -> RunSet:
+    """Return the runs of a comparison's folder."""
+    columns = list(record.entries[0].columns) if record.entries else _choose_columns(record.rows)
+    return RunSet(record.rows, record.results, columns, record.entries, record.notes)
+
+
+def collect_runs(rows: Sequence[RowRecord]) -> RunSet:
+    """Return runs of several folders, from `group_runs`; the first row is the reference.
+
+    Runs that differ in data or clients have no differences between rows.
+    """
+    results = ComparisonResults(
+        name="", file="", versions={}, machine={}, against=rows[0].row, settings={},
+        runs=[_make_result(row, seed, run) for row in rows for seed, run in row.runs],
+    )  # fmt: skip
+    runs = [run for row in rows for run in row.records]
+    summaries = [run.summary for run in runs]
+    seeds = max(len(row.runs) for row in rows)
+    count = f"{seeds} seeds at most, mean ± standard deviation" if seeds > 1 else "1 seed"
+    notes = [f"{capitalise(get_score_name(*summaries))} in percent on {describe_data(*summaries)}; {count}."]
+    unlike = [key for key in _ALIKE if len({repr(_remove_seeds(run.get_setting(key))) for run in runs}) > 1]
+    if unlike:
+        notes.append(
+            f"These runs also differ in {', '.join(unlike)}: such numbers do not rank methods, and no differences "
+            "between rows are given."
+        )
+    return RunSet(rows, results, _choose_columns(rows), notes=notes, has_differences=not unlike)
+
+
+def group_runs(folders: Sequence[RunRecord | RowRecord]) -> list[RowRecord]:
+    """Return runs as rows, in their order: runs whose configurations differ in seeds and name only are one row.
+
+    A row has the name of its runs, or of their method where these have several names; rows of comparisons keep theirs.
+
+    Args:
+        folders: Runs, and the rows of comparisons in their settings.
+    """
+    names: dict[str, list[str]] = {}
+    runs: dict[str, list[tuple[int, RunRecord]]] = {}
+    for number, one in enumerate(folders):
+        if isinstance(one, RowRecord):
+            key, name, members = f"row {number}", one.label, list(one.runs)
+        else:
+            config = {name: value for name, value in one.config.items() if name != "name"}
+            key, name, members = repr(_remove_seeds(config)) if config else str(one.folder), one.name, [(one.seed, one)]
+        names.setdefault(key, []).append(name)
+        runs.setdefault(key, []).extend(members)
+    pending = [
+        (names[key][0] if len(set(names[key])) == 1 else group[0][1].method, group) for key, group in runs.items()
+    ]
+    rows: dict[str, RowRecord] = {}
+    for label, group in pending:
+        row, count = label, 2
+        while row in rows:
+            row, count = f"{label} ({count})", count + 1
+        by_seed: dict[int, RunRecord] = {}
+        copies = [(seed, run) for seed, run in group if by_seed.setdefault(seed, run) is not run]
+        rows[row] = RowRecord(row, "", sorted(by_seed.items(), key=lambda pair: pair[0]))
+        if copies:  # the same run in another folder is a row of its own
+            pending.append((label, copies))
+    return list(rows.values())
+
+
+def capitalise(text: str) -> str:
+    """Return a text with a capital first letter; `str.capitalize` would change the others."""
+    return text[:1].upper() + text[1:]
+
+
+def _remove_seeds(value: Any) -> Any:
+    """Return tables without the keys called "seed"."""
+    if isinstance(value, Mapping):
+        return {key: _remove_seeds(inner) for key, inner in value.items() if key != "seed"}
+    return value
+
+
+def _make_result(row: RowRecord, seed: int, run: RunRecord) -> RunResult:
+    if run.is_finished:
+        final = make_final_numbers(run.summary, run.rounds, (), "global")
+    else:
+        final = {kind: to_percent(share) for kind in KINDS if (share := run.last.number(kind)) is not None}
+    return RunResult(
+        row=row.row, setting=row.setting, seed=seed, rounds=len(run.rounds), speed="", digest="", final=final,
+        seconds=sum(report.seconds for report in run.rounds),
+        per_level={name: to_percent(one.local) for name, one in run.last.levels.items() if one.local is not None},
+        per_exit={str(i): to_percent(share) for i, share in enumerate(run.last.exits, 1)},
+        curves=CurvesRecord(round=[]),
+    )  # fmt: skip
+
+
+def _choose_columns(rows: Sequence[RowRecord]) -> list[str]:
+    private = [run.is_private for row in rows for run in row.records]
+    kinds = () if all(private) else (*MAIN_KINDS, "local_worst_tenth")
+    return [*kinds, *(PRIVATE_KINDS if any(private) else ())]

@@ -1,0 +1,240 @@
+"""Tables as people write them: every value is the one that pandas reads, and a fault names file, row and column."""
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+from support import Expected, raises
+
+from fleetfit.data.files import table as table_module
+from fleetfit.data.files.table import (
+    Column,
+    NumberForm,
+    TableEncoder,
+    detect_columns,
+    encode_table,
+    read_sheet,
+    read_table,
+    table,
+)
+from fleetfit.errors import DataError
+
+
+def detect(path: Path, **keys: Any) -> dict[str, Column]:
+    return detect_columns(read_sheet(path, **keys), keys.get("missing", ()))
+
+
+def check_values(columns: dict[str, Column], frame: pandas.DataFrame) -> None:
+    """Compare columns with those of pandas, by their places."""
+    assert list(columns) == [str(name) for name in frame.columns]
+    for column, (_, series) in zip(columns.values(), frame.items(), strict=True):
+        assert column.missing.tolist() == series.isna().tolist(), column.name
+        if pandas.api.types.is_numeric_dtype(series):
+            np.testing.assert_array_equal(column.numbers, series.astype("float64"))
+        else:
+            texts = [column.texts[code].as_py() if code >= 0 else None for code in column.codes.tolist()]
+            assert texts == [None if pandas.isna(text) else str(text).strip() for text in series], column.name
+
+
+PLAIN = "a,b,kind\n1,0.5,cat\n2,,dog\n3,1.5,cat\n"
+LONG = "x" * 200_000
+CASES: dict[str, tuple[str | bytes, dict[str, Any]]] = {
+    "plain": (PLAIN, {}),
+    "byte order mark": ("\ufeff" + PLAIN, {"encoding": "utf-8-sig"}),
+    "semicolons": (PLAIN.replace(",", ";"), {"sep": ";"}),
+    "tabs": (PLAIN.replace(",", "\t"), {"sep": "\t"}),
+    "bars": (PLAIN.replace(",", "|"), {"sep": "|"}),
+    "CRLF": (PLAIN.replace("\n", "\r\n"), {}),
+    "old Macintosh": (PLAIN.replace("\n", "\r"), {}),
+    "no end of line": (PLAIN.rstrip(), {}),
+    "empty lines": ("\n\n" + PLAIN.replace("\n", "\n\n"), {}),
+    "lines of white space": (PLAIN + "   \n", {"skipfooter": 1, "engine": "python"}),
+    "comment": ("# made by hand, in 2020\n" + PLAIN, {"comment": "#"}),
+    "comments": ("# made by hand\n\n#\n" + PLAIN, {"comment": "#"}),
+    "names that begin with #": ("#" + PLAIN, {}),
+    "quotes within quotes": ('a,kind\n1,"the ""big"" one"\n2,"a, b"\n3,"the ""big"" one"\n', {}),
+    "lines within quotes": ('a,kind\n1,"two\nlines"\n2,one\n', {}),
+    "quotes in a cell": ('a,kind\n1,5" wide\n2,6" wide\n', {"quoting": 3}),
+    "a long cell": (f"a,kind\n1,{LONG}\n2,b\n", {}),
+    "a long cell in quotes": (f'a,kind\n1,"{LONG},{LONG}"\n2,b\n', {}),
+    "one column": ("a\n1\n2\n", {}),
+    "one column of texts": ("kind\ncat\ndog\n", {}),
+    "exponents and signs": ("a,b\n1e5,+1\n-2.5E-3,-.5\n7.,+.25\n", {}),
+    "large whole numbers": ("a,b\n9007199254740993,1\n18446744073709551617,2\n", {"dtype": "float64"}),
+    "white space around numbers": ("a,b\n 1 ,x\n 2,y\n", {}),
+    "decimal commas": ("a;b\n1,5;x\n-0,25;y\n3;z\n", {"sep": ";", "decimal": ","}),
+    "decimal points between semicolons": ("a;b\n1.5;x\n-0.25;y\n", {"sep": ";"}),
+    "decimal commas in quotes": ('a,b\n"1,5",x\n"-0,25",y\n', {"decimal": ","}),
+    "decimal commas between tabs": ("a\tb\n1,5\tx\n0,25\ty\n3\tz\n", {"sep": "\t", "decimal": ","}),
+    "thousands": ('a,b\n"1,234",x\n"12,345,678.5",y\n999,z\n', {"thousands": ","}),
+    "thousands between tabs": ("a\tb\n1,234\tx\n-5,678\ty\n", {"sep": "\t", "thousands": ","}),
+    "thousands and decimal commas": ("a;b\n1.234,5;x\n12.345.678;y\n", {"sep": ";", "thousands": ".", "decimal": ","}),
+    "thousands in spaces": ("a,b\n1 234,x\n12 345 678,y\n", {"thousands": " "}),
+    "apostrophes": ("a,b\n1'234.5,x\n12'345,y\n", {"thousands": "'"}),
+    "no value": ("a,b\n1,NA\nn/a,x\n?,y\n-,NULL\nnan,z\n4,None\n", {"na_values": ["n/a", "?", "-", "None"]}),
+    "zeros in front": ("a,b\n007,x\n010,y\n", {}),
+    "truths are texts": ("a,b\ntrue,True\nfalse,False\n", {"dtype": str}),
+    "dates are texts": ("a,b,c\n2020-01-01,10:30,2020-01-01 10:30\n2021-02-03,11:45,2021-02-03\n", {"dtype": str}),
+    "other alphabets": ("Größe,Ünïcode\n1,日本\n2,ελληνικά\n", {}),
+    "texts after many numbers": ("a,b\n" + "1,2\n" * 3000 + "x,3\n", {"dtype": {"a": str}}),
+    "fractions after many whole numbers": ("a,b\n" + "1,2\n" * 3000 + "1.5,3\n", {}),
+    "numbers after many empty cells": ("a,b\n" + ",2\n" * 3000 + "1.5,3\n", {}),
+    "times after many dates": ("a,b\n" + "2020-01-01,2\n" * 3000 + "10:30,3\n", {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("block", [1 << 22, 1 << 10])
+def test_values_are_those_of_pandas(case: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyarrow parses a block at a time; what a column holds is the same wherever the blocks end."""
+    content, keys = CASES[case]
+    if LONG not in content:
+        monkeypatch.setattr(table_module, "_BLOCK", block)
+    path = tmp_path / "t.csv"
+    path.write_bytes(content.encode())
+    check_values(detect(path), pandas.read_csv(path, **keys))
+
+
+@pytest.mark.parametrize("rows", [["5.1,3.5,setosa", "4.9,3.0,virginica", "5.0,3.1,setosa"], ["1,2", "3,4"]])
+def test_a_file_without_names(rows: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(rows))
+    with raises(DataError, "header = false", key="header", path="t.csv"):
+        read_table(path)
+    frame = pandas.read_csv(path, header=None)
+    check_values(detect(path, header=False), frame.rename(columns=lambda place: place + 1))
+
+
+@pytest.mark.parametrize(
+    ("cells", "form", "values"),
+    [
+        (["$1,234.50", "-$3", "$0.25"], NumberForm(sign="$", thousands=","), [1234.5, -3, 0.25]),
+        (["1.234,50 €", "3 €", "0,25€"], NumberForm(sign="€", thousands=".", decimal=","), [1234.5, 3, 0.25]),
+        (["45%", "4.5 %", "100%"], NumberForm(sign="%"), [45, 4.5, 100]),
+        (["£5", "£-6", "£7"], NumberForm(sign="£"), [5, -6, 7]),
+        (["3,5%", "12,25%", "7%"], NumberForm(sign="%", thousands=".", decimal=","), [3.5, 12.25, 7]),
+    ],
+)
+def test_signs_are_left_out_of_numbers_with_a_note(
+    cells: list[str], form: NumberForm, values: list[float], tmp_path: Path
+) -> None:
+    frame = pandas.DataFrame({"price": cells * 12, "kind": list("abc") * 12})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    expected = frame.price.str.replace(form.thousands or "\0", "").str.replace(form.decimal, ".")
+    expected = expected.str.replace(form.sign, "").str.replace(" ", "").astype(float)
+    assert expected[:3].tolist() == values
+    column = detect(tmp_path / "t.csv")["price"]
+    assert column.form == form and column.numbers.tolist() == expected.tolist()
+    data = table(str(tmp_path / "t.csv"))
+    assert any("price" in note and cells[0] in note for note in data.notes[1:])
+    assert TableEncoder.from_json(data.columns, "").number_forms == {"price": form}
+    frame[:3].to_csv(tmp_path / "new.csv", index=False)
+    assert encode_table(tmp_path / "new.csv", data.columns).x.equal(data.x[:3])  # type: ignore[union-attr, arg-type]
+    categories = table(str(tmp_path / "t.csv"), categories=("price",))
+    assert TableEncoder.from_json(categories.columns, "").features == sorted(f"price = {cell}" for cell in cells)
+
+
+@pytest.mark.parametrize("cells", [["45%", "many", "5%"], ["$5", "€6", "$7"], ["1.2.3", "1.2.4", "2.0.1"],
+                                   ["12%", "13", "14%"], ["030 123", "030 456", "031 789"]])  # fmt: skip
+def test_a_column_that_is_not_all_numbers_stays_text(cells: list[str], tmp_path: Path) -> None:
+    pandas.DataFrame({"a": cells, "b": "xyz"}).to_csv(tmp_path / "t.csv", index=False)
+    column = detect(tmp_path / "t.csv")["a"]
+    assert column.kind == "texts" and column.texts.to_pylist() == cells
+
+
+def test_new_rows_are_read_in_the_form_of_the_training_rows(tmp_path: Path) -> None:
+    """1.234 is 1234 where the training rows have 1.234,50; a form of the new rows' own is refused."""
+    rows = "".join(f"{i}.234,50;{'ab'[i % 2]}\n" for i in range(1, 41))
+    (tmp_path / "t.csv").write_text("price;kind\n" + rows)
+    data = table(str(tmp_path / "t.csv"))
+    (tmp_path / "new.csv").write_text("price;kind\n1.234,50;a\n1.234;b\n")
+    column = detect_columns(read_sheet(tmp_path / "new.csv", texts=["price"]), (), {"price": NumberForm(
+        thousands=".", decimal=",")}, detect=False)["price"]  # fmt: skip
+    assert column.numbers.tolist() == [1234.5, 1234.0]
+    (tmp_path / "new.csv").write_text("price;kind\n5%;a\n7%;b\n")
+    with raises(DataError, '"5%"', row=1, column="price", path="new.csv"):
+        encode_table(tmp_path / "new.csv", data.columns)
+
+
+def test_a_column_of_one_kind_in_one_file_and_of_another_in_the_next(tmp_path: Path) -> None:
+    """As if both files were one: texts, as they are in the files."""
+    (tmp_path / "train.csv").write_text("code,kind\n" + "1.0,a\n2.50,b\n" * 20)
+    (tmp_path / "test.csv").write_text("code,kind\nx,a\n2.50,b\n" * 1)
+    sheet = read_sheet(tmp_path)
+    assert sheet.table.column("code").to_pylist() == ["1.0", "2.50"] * 20 + ["x", "2.50"]
+    assert sheet.sizes == {"train": 40, "test": 2}
+
+
+@pytest.mark.parametrize("kind", ["int64", "Int64", "float32", "string", "category", "bool", "boolean"])
+def test_parquet_has_the_values_of_pandas(kind: str, tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"a": [0, 1, 1], "b": [0.5, None, 2.5]})
+    frame["a"] = frame["a"].astype(kind)
+    frame.to_parquet(tmp_path / "t.parquet")
+    columns = detect(tmp_path / "t.parquet")
+    assert columns["a"].numbers.tolist() == [0, 1, 1]
+    np.testing.assert_array_equal(columns["b"].numbers, frame["b"])
+
+
+FAULTS: dict[str, tuple[str | bytes, Expected]] = {
+    "empty": ("", Expected()),
+    "white space": (" \n\n", Expected()),
+    "a comment only": ("# nothing\n", Expected()),
+    "no rows": ("a,b\n", Expected()),
+    "a cell too few": ("a,b\n1,2\n3\n", Expected(1, 2, row=3)),
+    "a cell too many": ("a,b\n" + "1,2\n" * 5000 + "3,4,5\n", Expected(3, 2, row=5002)),
+    "after a cell of two lines": ('a,b\n1,"x\ny"\n3\n', Expected(row=4)),
+    "an open quote": ('a,b\n1,x\n2,"y\n3,z\n', Expected(row=3)),
+    "an open quote far up": ('a,b\n1,x\n2,"y\n' + "3,z\n" * 9000, Expected(row=3)),
+    "Latin-1": ("a,b\n1,x\n2,größe\n".encode("latin-1"), Expected("0xf6", row=2, column="b")),
+    "Latin-1 names": ("größe,b\n1,x\n".encode("latin-1"), Expected("UTF-8")),
+    "UTF-16": ("a,b\n1,x\n".encode("utf-16"), Expected("UTF-16")),
+    "two columns of one name": ("a,b,a\n1,2,3\n", Expected(column="a")),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_a_fault_names_its_place(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content, expected = FAULTS[case]
+    monkeypatch.setattr(table_module, "_BLOCK", 1 << 13)
+    path = tmp_path / "t.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with raises(DataError, expected, path=path):
+        read_table(path)
+
+
+def test_new_rows_of_one_column(tmp_path: Path) -> None:
+    """A model of one feature takes a file of one column; such a file alone has nothing to learn from."""
+    pandas.DataFrame({"size": np.arange(40) * 0.5, "kind": list("ab") * 20}).to_csv(tmp_path / "t.csv", index=False)
+    data = table(str(tmp_path / "t.csv"))
+    (tmp_path / "new.csv").write_text("size\n0.0\n0.5\n")
+    assert encode_table(tmp_path / "new.csv", data.columns).x.equal(data.x[:2])  # type: ignore[union-attr, arg-type]
+    with raises(DataError, key="separator", path="new.csv"):
+        table(str(tmp_path / "new.csv"))
+
+
+def test_pyarrow_is_loaded_where_a_table_is_read() -> None:
+    """A run on data without a table, from the import to its end, never loads pyarrow."""
+    program = (
+        "import sys, tempfile, fleetfit as ff\n"
+        "ff.run(data={'name': 'digits', 'partition': {'clients': 2}}, model={'name': 'mlp', 'hidden': 8}, rounds=1,\n"
+        "       local={'max_steps': 1}, out=tempfile.mkdtemp() + '/run')\n"
+        "print('pyarrow' in sys.modules)"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert printed.stdout.splitlines()[-1] == "False"
+
+
+def test_numbers_have_the_last_digit_of_python() -> None:
+    """pyarrow rounds a decimal to the nearest float, as `float` does."""
+    from pyarrow import csv
+
+    rng = np.random.default_rng(0)
+    texts = [repr(float(number)) for number in rng.standard_normal(2000) * 10.0 ** rng.integers(-300, 300, 2000)]
+    texts += [f"{number:.25g}" for number in rng.standard_normal(2000)]
+    column = csv.read_csv(io.BytesIO(("a\n" + "\n".join(texts)).encode())).column("a")
+    assert column.to_pylist() == [float(text) for text in texts]
