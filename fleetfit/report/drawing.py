@@ -107,8 +107,14 @@ def share_accuracy_axis(panels: Iterable["Axes"]) -> None:
         axes.yaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
 
 
-def add_legend_below(axes: "Axes", columns: int = 3) -> None:
-    """Put the legend of axes below them, in at most that number of columns."""
+def add_legend_below(axes: "Axes", columns: int = 3, panels: bool = False) -> None:
+    """Put the legend of axes below them.
+
+    Args:
+        axes: The axes.
+        columns: Most columns of the legend.
+        panels: Whether it goes below the whole figure, since other panels have the same lines.
+    """
     from matplotlib.transforms import ScaledTranslation
 
     handles, labels = axes.get_legend_handles_labels()
@@ -119,6 +125,9 @@ def add_legend_below(axes: "Axes", columns: int = 3) -> None:
     labels = [wrap_label(label, _LEGEND_WIDTH) for label in labels]
     longest = max(len(line) for label in labels for line in label.splitlines() or [""])
     columns = min(columns, len(labels), max(1, int(figure.get_figwidth() * 14 / (longest + 6))))
+    if panels:
+        figure.legend(handles, labels, loc="outside lower left", frameon=False, fontsize=8, ncols=columns)
+        return
     lower = axes.transAxes + ScaledTranslation(0, -_LEGEND_GAP, figure.dpi_scale_trans)
     axes.legend(
         handles, labels, loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=lower, frameon=False, fontsize=8,

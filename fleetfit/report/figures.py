@@ -278,7 +278,7 @@ def draw_accuracy_over_cost(
             label_axes(axes, x, "" if column else f"{kind} {_get_score(rows)} (%)".strip(), "")
             axes.set_xlim(0, 1.03 * largest / unit.size or 1)
     share_accuracy_axis(panels.flat)
-    add_legend_below(panels[-1][0], 3 * len(costs))
+    add_legend_below(panels[-1][0], 3 * len(costs), panels=True)
     return figure
 
 

@@ -116,7 +116,7 @@ def test_legends_lie_off_the_data() -> None:
     assert cost is not None
     for figure in (figures.draw_run_accuracy(RUN), draw_accuracy({"a": TWO, "b": ONE}), cost):
         figure.canvas.draw()
-        legends = [axes.get_legend() for axes in figure.axes if axes.get_legend()]
+        legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]
         assert legends
         for legend in legends:
             box = legend.get_window_extent()

@@ -1,4 +1,4 @@
-"""The runs of a page: rows, settings and seeds with their final numbers. One run is a set with one row."""
+"""The runs of a page with several: rows, settings and seeds with their final numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
