@@ -195,7 +195,7 @@ def bert(
         intermediate: Width inside the MLP; four times `hidden` by default.
         max_positions: Rows of the position table; 512 by default.
         dropout: Share dropped everywhere; the checkpoint's or 0.1 by default.
-        heads: What width cuts: "whole" heads, or the channels of each head, with their number "fixed".
+        heads: Width cuts "whole" heads, or the channels of each head, with their number "fixed".
         head: Kind of the classifiers: BERT's "pooler", a layer "norm", or nothing before their "linear" layer.
 
     Raises:

@@ -28,7 +28,7 @@ class FamilyModule(ExitModel):
         family._initialise(self)
 
     def start(self, x: Tensor) -> Carry:
-        """Return what the stem makes of samples [B, ...], or the samples where there is no stem."""
+        """Return the stem's output for samples [B, ...], or the samples without a stem."""
         stem = getattr(self, self.stem_name)
         return x if stem is None else stem(x)
 
@@ -36,8 +36,8 @@ class FamilyModule(ExitModel):
 class Family(Architecture):
     """A model family that is built part by part.
 
-    A family is a frozen dataclass with the field `classes`. It says its `blocks` and its axes and builds its parts; a
-    part gets the size of every axis and the number of a block, or the number of blocks before a classifier.
+    A family is a frozen dataclass with the field `classes`. It has the number of its `blocks`, makes its axes and
+    builds its parts, each from the size of every axis and the number of a block, or of blocks before a classifier.
     """
 
     module_class: ClassVar[type[FamilyModule]] = FamilyModule
@@ -66,7 +66,7 @@ class Family(Architecture):
         raise NotImplementedError
 
     def _initialise(self, module: nn.Module) -> None:
-        """Draw the initial weights of a whole module; by default its layers keep what PyTorch drew."""
+        """Draw the initial weights of a whole module; by default they are PyTorch's."""
 
 
 # ---- families of convolutions ----------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def drop_connect(x: Tensor, share: float) -> Tensor:
 
 
 class InvertedBlock(nn.Module):
-    """Expand, filter, squeeze and excite, project; the last block of a network drops `dropped` of its samples."""
+    """Expand, filter, squeeze and excite, project; in training the branch of `dropped` of the samples is dropped."""
 
     def __init__(self, family: "Inverted", spec: BlockSpec, axes: Mapping[str, int], dropped: float) -> None:
         super().__init__()
@@ -322,8 +322,7 @@ def network(
             many, because a layout is found axis by axis.
 
     Raises:
-        ModelError: The stride is no power of two up to what it may be, the norm is unknown, or the group divides no
-            stage.
+        ModelError: The stride is not a power of two or too large, the norm is unknown, or the group divides no stage.
     """
     return Inverted(
         classes,

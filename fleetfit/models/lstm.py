@@ -142,7 +142,7 @@ def language_model(
         cell: "plain", or "peephole" for the paper's count.
 
     Raises:
-        ModelError: The inputs are not tokens, or there is no layer.
+        ModelError: The inputs are not tokens, the cell is unknown, or the model has no layer.
     """
     if vocabulary < 1:
         raise ModelError(

@@ -16,7 +16,7 @@ ScaleFL: base, growth and head channels are each cut to the floor, and everythin
 
 Differs from the paper: a 1x1 convolution before a 3x3 one may widen, where base is below twice the growth.
 Differs from ScaleFL's released code: wherever features are cut, each concatenated part is cut by itself, so that a
-sub-model computes with the channels that it was given (there, behind the first exit, it is the leading ones of all). As
+sub-model computes with its own channels (the released code takes the leading ones of all behind the first exit). As
 there, the finer scales in the last layer of a sub-model feed nothing: they belong to its size, but no gradient reaches
 them, so they are neither moved by weight decay nor counted in the average (see `fleetfit.training`).
 """
@@ -46,9 +46,9 @@ class ScaleStep:
         scale: The scale, from 0, the finest.
         own: The parts of the features that it reads at its own scale.
         finer: The parts that it reads at the next finer scale; none if it reads only its own.
-        normal: What it adds from its own scale.
-        down: What it adds from the finer scale, or "".
-        reduced: What its features are reduced to afterwards, because a scale ends here, or "".
+        normal: The part that it adds from its own scale.
+        down: The part that it adds from the finer scale, or "".
+        reduced: The part to which all are reduced afterwards where a scale ends, or "".
     """
 
     scale: int

@@ -93,7 +93,7 @@ def read_config(folder: str, kinds: Sequence[str]) -> dict[str, Any]:
         kinds: The values of `model_type` that fit.
 
     Raises:
-        ModelError: The folder or its config.json is not there or damaged, or it is another kind of model.
+        ModelError: The folder or its config.json is missing or damaged, or it is another kind of model.
     """
     path = Path(folder).expanduser()
     if not path.is_dir():

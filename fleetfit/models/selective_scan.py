@@ -4,7 +4,7 @@ Per channel d and state n, with a step size, an input weight B and an output wei
 (Algorithm 2, with the zero-order hold of Eq. 4 for A and its first-order form for B, as in the authors' code):
     h_t[d, n] = exp(step_t[d] A[d, n]) h_{t-1}[d, n] + step_t[d] B_t[n] x_t[d],    y_t[d] = sum_n C_t[n] h_t[d, n].
 
-Time comes first in every tensor here, so a step of the loop works on one contiguous stretch. The backward pass computes
+Time comes first in every tensor here, so a step of the loop works on contiguous memory. The backward pass computes
 the states anew, because keeping them costs state-size times the memory of the tokens in every block.
 Legend: B batch, L tokens, D channels, N states.
 """
@@ -19,17 +19,17 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 _SHORTEST_STEP, _LONGEST_STEP, _LEAST_STEP = 0.001, 0.1, 1e-4  # the authors' initial step sizes
-_ROOM, _ROOM_ON_ACCELERATOR = 2**18, 2**24  # numbers per stretch: a MiB stays in a core's cache
+_CPU_CHUNK, _ACCELERATOR_CHUNK = 2**18, 2**24  # numbers per chunk: a MiB stays in a core's cache
 
 
-def _stretches(like: Tensor, states: int) -> list[slice]:
-    """Cut the tokens of [L, B, D] into stretches whose [B, D, N] tensors together fit the cache."""
-    room = _ROOM_ON_ACCELERATOR if like.device.type not in ("cpu", "meta") else _ROOM
-    length = max(1, room // (math.prod(like.shape[1:]) * states))
-    return [slice(at, min(at + length, len(like))) for at in range(0, len(like), length)]
+def _split_tokens(x: Tensor, states: int) -> list[slice]:
+    """Split the tokens of [L, B, D] into chunks whose [B, D, N] tensors together fit the cache."""
+    numbers = _ACCELERATOR_CHUNK if x.device.type not in ("cpu", "meta") else _CPU_CHUNK
+    length = max(1, numbers // (math.prod(x.shape[1:]) * states))
+    return [slice(start, min(start + length, len(x))) for start in range(0, len(x), length)]
 
 
-def _decays_and_inputs(x: Tensor, step: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def _compute_decays_and_inputs(x: Tensor, step: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return exp(step A) and step B x, both [L, B, D, N]."""
     return torch.exp(step.unsqueeze(-1) * a), (step * x).unsqueeze(-1) * b.unsqueeze(-2)
 
@@ -49,8 +49,8 @@ class _Scan(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         ctx.save_for_backward(x, step, a, b, c)
         y, last = torch.empty_like(x), None
-        for s in _stretches(x, a.shape[-1]):
-            decays, states = _decays_and_inputs(x[s], step[s], a, b[s])
+        for s in _split_tokens(x, a.shape[-1]):
+            decays, states = _compute_decays_and_inputs(x[s], step[s], a, b[s])
             _accumulate(last, decays.unbind(0), states.unbind(0))
             y[s] = torch.matmul(states, c[s].unsqueeze(-1)).squeeze(-1)
             last = states[-1]
@@ -65,44 +65,46 @@ class _Scan(torch.autograd.Function):
         of step B x is g_t.
         """
         x, step, a, b, c = ctx.saved_tensors
-        grad = grad.contiguous()  # else g takes over its strides, and every product below copies
+        grad = grad.contiguous()  # else g has its strides, and every product below copies
         states = _states(x, step, a, b)
-        of_x, of_step, of_b, of_c = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, x, b, b))
-        of_a, after = torch.zeros_like(a), None
-        for s in reversed(_stretches(x, a.shape[-1])):
+        grad_x, grad_step, grad_b, grad_c = (
+            torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, x, b, b)
+        )
+        grad_a, after = torch.zeros_like(a), None
+        for s in reversed(_split_tokens(x, a.shape[-1])):
             decays = torch.exp(step[s].unsqueeze(-1) * a)
-            of_c[s] = torch.matmul(grad[s].unsqueeze(-2), states[s]).squeeze(-2)
+            grad_c[s] = torch.matmul(grad[s].unsqueeze(-2), states[s]).squeeze(-2)
             g = grad[s].unsqueeze(-1) * c[s].unsqueeze(-2)
             if after is not None:
                 g[-1] += after
             _accumulate(None, (decays[:1].unbind(0) + decays.unbind(0)[:0:-1]), g.unbind(0)[::-1])
-            of_b[s] = torch.matmul((step[s] * x[s]).unsqueeze(-2), g).squeeze(-2)
-            of_product = torch.matmul(g, b[s].unsqueeze(-1)).squeeze(-1)
+            grad_b[s] = torch.matmul((step[s] * x[s]).unsqueeze(-2), g).squeeze(-2)
+            grad_product = torch.matmul(g, b[s].unsqueeze(-1)).squeeze(-1)
             after = g.mul_(decays)[0].clone()
             g[1:] *= states[s][:-1]
             g[0] *= states[s.start - 1] if s.start else 0.0
-            of_x[s] = of_product * step[s]
-            of_step[s] = of_product * x[s] + torch.mul(g, a, out=decays).sum(-1)
-            of_a += g.mul_(step[s].unsqueeze(-1)).sum((0, 1))
-        return of_x, of_step, of_a, of_b, of_c
+            grad_x[s] = grad_product * step[s]
+            grad_step[s] = grad_product * x[s] + torch.mul(g, a, out=decays).sum(-1)
+            grad_a += g.mul_(step[s].unsqueeze(-1)).sum((0, 1))
+        return grad_x, grad_step, grad_a, grad_b, grad_c
 
 
 def _states(x: Tensor, step: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Return h [L, B, D, N]."""
     states, last = x.new_empty(*x.shape, a.shape[-1]), None
-    for s in _stretches(x, a.shape[-1]):
-        decays, states[s] = _decays_and_inputs(x[s], step[s], a, b[s])
+    for s in _split_tokens(x, a.shape[-1]):
+        decays, states[s] = _compute_decays_and_inputs(x[s], step[s], a, b[s])
         _accumulate(last, decays.unbind(0), states[s].unbind(0))
         last = states[s][-1]
     return states
 
 
-def _doubling(x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """Return y by log2(L) rounds over whole tensors: slow to train with, but a graph of few nodes, which export needs.
+def _scan_by_doubling(x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """Return y by log2(L) rounds over whole tensors: slow to train with, but a graph of few nodes, for export.
 
     After a round of stride k, each entry holds the last 2k inputs and the product of the last 2k decays.
     """
-    decays, states = _decays_and_inputs(x, step, a, b)
+    decays, states = _compute_decays_and_inputs(x, step, a, b)
     stride = 1
     while stride < len(x):
         states = torch.cat([states[:stride], states[stride:] + decays[stride:] * states[:-stride]])
@@ -122,9 +124,8 @@ def scan(x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         c: Output weights [L, B, N].
     """
     if torch.compiler.is_exporting():
-        return _doubling(x, step, a, b, c)
-    y: Tensor = _Scan.apply(x, step, a, b, c)  # type: ignore[no-untyped-call]
-    return y
+        return _scan_by_doubling(x, step, a, b, c)
+    return _Scan.apply(x, step, a, b, c)  # type: ignore[no-untyped-call]
 
 
 class SelectiveScan(nn.Module):

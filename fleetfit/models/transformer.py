@@ -16,7 +16,7 @@ from fleetfit.models.family import Family, FamilyModule, MakeNorm
 from fleetfit.models.pretrained import TensorNames, read_tensors
 
 Heads = Literal["whole", "fixed"]
-"""What width cuts: whole heads, or the channels of each, with their number fixed."""
+"""The parts that width cuts: whole heads, or the channels of each, with their number fixed."""
 HeadKind = Literal["linear", "pooler", "norm"]
 """The layer before a classifier's linear one: none, a linear one with tanh (BERT's pooler), or a norm (ViT's)."""
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {

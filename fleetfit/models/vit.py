@@ -193,7 +193,7 @@ def vit(
         intermediate: Width inside the MLP; four times `hidden` by default.
         patch: Side of a patch, which must divide height and width; 16 by default.
         dropout: Share dropped everywhere; the checkpoint's or 0 by default.
-        heads: What width cuts: "whole" heads, or the channels of each head, with their number "fixed".
+        heads: Width cuts "whole" heads, or the channels of each head, with their number "fixed".
         head: Kind of the classifiers: ViT's "norm", a "pooler" with tanh, or nothing before their "linear" layer.
 
     Raises:

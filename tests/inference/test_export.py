@@ -36,7 +36,7 @@ from fleetfit.values import DataDescription
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 
 
-def shipped_of(name: str, policy: Policy | None = None, width: float = 0.6, method: str = "") -> LevelModel:
+def make_level_model(name: str, policy: Policy | None = None, width: float = 0.6, method: str = "") -> LevelModel:
     """A cut model with drawn parameters and statistics."""
     problem = problem_of(name)
     if method:
@@ -54,9 +54,9 @@ def shipped_of(name: str, policy: Policy | None = None, width: float = 0.6, meth
     return LevelModel("2", architecture, sizes, exits, module, data_of(name, 48), policy)
 
 
-def logits_of(shipped: LevelModel, x: torch.Tensor) -> torch.Tensor:
+def logits_of(level_model: LevelModel, x: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        return torch.stack(ff.outputs(shipped.module, Preprocessing(shipped.data)(x)))
+        return torch.stack(ff.outputs(level_model.module, Preprocessing(level_model.data)(x)))
 
 
 FAMILIES = ["resnet18", "mobilenetv2", "msdnet", "bert", "vit", "char_lstm", "mlp_2nn"]
@@ -65,15 +65,15 @@ FAMILIES = ["resnet18", "mobilenetv2", "msdnet", "bert", "vit", "char_lstm", "ml
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_form_has_the_models_logits_at_any_batch_size(name: str, tmp_path: Path) -> None:
-    shipped = shipped_of(name)
-    found = export(shipped, tmp_path / "out")
-    out, x = found.folder, shipped.samples("test", 24)[0]
+    level_model = make_level_model(name)
+    found = export(level_model, tmp_path / "out")
+    out, x = found.folder, level_model.samples("test", 24)[0]
     config = json.loads((out / "config.json").read_text())
     segments = [out / file for file in config["onnx"]["float"]["segments"]]
-    assert len(segments) == len(shipped.exits) == 2
+    assert len(segments) == len(level_model.exits) == 2
     program = torch.export.load(out / "model.pt2").module()
     for batch in (x[:1], x[:3], x):
-        ours = logits_of(shipped, batch)
+        ours = logits_of(level_model, batch)
         scale = max(1.0, float(ours.abs().max()))
         for theirs in (
             run_whole(out / "model.onnx", batch),
@@ -84,19 +84,19 @@ def test_every_form_has_the_models_logits_at_any_batch_size(name: str, tmp_path:
     assert {v.name for v in found.variants} == {"pytorch", "float"}
     assert ("exactly 7 tokens" in str(found.notes)) == (name == "char_lstm")  # torch unrolls an LSTM over its steps
     state = load_file(out / "model.safetensors")
-    assert state.keys() == shipped.module.state_dict().keys()
-    assert all(torch.equal(state[n], t) for n, t in shipped.module.state_dict().items())
-    assert config["exits"] == list(shipped.exits) and config["sizes"] == dict(shipped.sizes)
+    assert state.keys() == level_model.module.state_dict().keys()
+    assert all(torch.equal(state[n], t) for n, t in level_model.module.state_dict().items())
+    assert config["exits"] == list(level_model.exits) and config["sizes"] == dict(level_model.sizes)
     _holds_nothing_of_this_machine(out)
 
 
 def test_the_batch_as_a_data_set_gives_it_is_what_the_graphs_compute_inside() -> None:
     for name in ("resnet18", "bert"):
-        shipped = shipped_of(name)
-        assert isinstance(shipped.data, Data)
-        x, indices = shipped.samples("test", 5)[0], shipped.data.split("test")[torch.tensor([0, 4, 9, 14, 19])]
-        batch = shipped.data.batch(indices)[0]
-        prepared = Preprocessing(shipped.data)(x)
+        level_model = make_level_model(name)
+        assert isinstance(level_model.data, Data)
+        x, indices = level_model.samples("test", 5)[0], level_model.data.split("test")[torch.tensor([0, 4, 9, 14, 19])]
+        batch = level_model.data.batch(indices)[0]
+        prepared = Preprocessing(level_model.data)(x)
         assert torch.allclose(prepared[..., : batch.shape[-1]].float(), batch.float(), atol=1e-6)
 
 
@@ -124,8 +124,8 @@ def _holds_nothing_of_this_machine(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_recurrent_exit_is_exported_with_its_queue(tmp_path: Path) -> None:
-    shipped = shipped_of("vit", width=1.0, method="reefl")
-    found = export(shipped, tmp_path / "out")
+    level_model = make_level_model("vit", width=1.0, method="reefl")
+    found = export(level_model, tmp_path / "out")
     assert found.variants[1].difference < 1e-4
     assert len(open_session(tmp_path / "out" / "segment2.onnx").get_inputs()) > 2
 
@@ -157,22 +157,22 @@ def on_device(out: Path, x: torch.Tensor, *words: str) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize("measure", ["max", "entropy", "margin"])
 def test_the_loader_stops_as_the_model_does_in_pytorch(measure: Any, tmp_path: Path) -> None:
-    bare = shipped_of("mlp_2nn", width=1.0)
+    bare = make_level_model("mlp_2nn", width=1.0)
     x = bare.samples("test", 24)[0]
     sure = Policy((2.0, 0.0), measure, (0.7, 1.0))
     from fleetfit.inference import confidence
 
     middle = float(confidence(logits_of(bare, x)[0], measure, 0.7).median())
     policy = Policy((middle, 0.0), measure, sure.temperatures)
-    shipped = LevelModel(bare.level, bare.architecture, bare.sizes, bare.exits, bare.module, bare.data, policy)
-    out = export(shipped, tmp_path / "out").folder
-    expected = stop_early(shipped.module, Preprocessing(shipped.data)(x), policy)
+    level_model = LevelModel(bare.level, bare.architecture, bare.sizes, bare.exits, bare.module, bare.data, policy)
+    out = export(level_model, tmp_path / "out").folder
+    expected = stop_early(level_model.module, Preprocessing(level_model.data)(x), policy)
     assert 0 < int(expected.exits.sum()) < 24
     found = on_device(out, x, "--stop")
     assert found[:, 0].tolist() == expected.logits.argmax(1).tolist()
     assert found[:, 1].tolist() == (expected.exits + 1).tolist()
     last = on_device(out, x)
-    assert last[:, 0].tolist() == logits_of(shipped, x)[-1].argmax(1).tolist() and set(last[:, 1]) == {2}
+    assert last[:, 0].tolist() == logits_of(level_model, x)[-1].argmax(1).tolist() and set(last[:, 1]) == {2}
 
 
 def test_the_loader_makes_no_pixels_of_fractions() -> None:
@@ -208,7 +208,7 @@ def test_int8_of_a_transformer_leaves_nothing_in_the_current_folder(
     """onnxruntime dumps a graph whose shapes it cannot infer into it, with its tensors beside."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    export(shipped_of("bert"), tmp_path / "out", ["int8"])
+    export(make_level_model("bert"), tmp_path / "out", ["int8"])
     assert not any((tmp_path / "here").iterdir())
 
 
@@ -227,9 +227,9 @@ def test_train_calibrate_export_run(name: str, tmp_path: Path) -> None:
     costs = run.calibrate(level, budget=1.0).costs
     calibration = run.calibrate(level, budget=(costs[0] + costs[-1]) / 2, temperature=True)
     found = run.export(level, tmp_path / "out", ["int8", "static-int8"])
-    shipped = ff.api.inference.prepare_export(run, level, None)
-    x, y = shipped.samples("test", 10**6)
-    expected = stop_early(shipped.module, Preprocessing(shipped.data)(x), calibration.policy)
+    level_model = ff.api.inference.prepare_export(run, level, None)
+    x, y = level_model.samples("test", 10**6)
+    expected = stop_early(level_model.module, Preprocessing(level_model.data)(x), calibration.policy)
     answers = on_device(found.folder, x, "--stop")
     same = (answers[:, 0] == expected.logits.argmax(1).numpy()) & (answers[:, 1] == expected.exits.numpy() + 1)
     assert same.mean() > 0.99  # a confidence may lie on its threshold
@@ -249,7 +249,7 @@ def test_train_calibrate_export_run(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["resnet18", "mobilenetv2"])
 def test_executorch_runs_every_segment(name: str, tmp_path: Path) -> None:
     pytest.importorskip("executorch", reason="the extra executorch is not installed")
-    found = export(shipped_of(name), tmp_path / "out", ["executorch"])
+    found = export(make_level_model(name), tmp_path / "out", ["executorch"])
     [pytorch, lowered] = found.variants
     assert lowered.name == "executorch" and lowered.difference < 1e-4 and lowered.agreement == (1.0, 1.0)
     assert lowered.samples == pytorch.samples > 8  # more than one batch
@@ -326,11 +326,11 @@ def test_a_graph_that_computes_something_else_is_refused(tmp_path: Path, monkeyp
 def test_the_model_of_a_fleet_whose_data_are_elsewhere(tmp_path: Path) -> None:
     facts = DataDescription("d", "classification", (2,), 2)
     there = of_module(nn.Sequential(nn.Linear(2, 2)))
-    shipped = LevelModel("1", there.architecture, there.sizes, there.exits, there.module, facts)
-    found = export(shipped, tmp_path / "out")
+    level_model = LevelModel("1", there.architecture, there.sizes, there.exits, there.module, facts)
+    found = export(level_model, tmp_path / "out")
     assert found.variants[1].accuracies == () and found.variants[1].difference < 1e-5
     with raises(ConfigError, "--data", key="data"):
-        export(shipped, tmp_path / "other", ["static-int8"])
+        export(level_model, tmp_path / "other", ["static-int8"])
 
 
 def test_the_table_of_forms_is_that_of_the_docs_and_names_the_extras() -> None:
@@ -401,8 +401,8 @@ def test_a_regression_answers_in_the_unit_of_its_targets(tmp_path: Path) -> None
     data = Data("prices", x, y, {"train": torch.arange(30), "validation": torch.arange(30, 40)}, 1, task="regression")
     mean, std = data.target_scale
     there = of_module(nn.Sequential(nn.Linear(2, 1)))
-    shipped = LevelModel("1", there.architecture, there.sizes, there.exits, there.module, data)
-    found = export(shipped, tmp_path / "out")  # and there is no test split
+    level_model = LevelModel("1", there.architecture, there.sizes, there.exits, there.module, data)
+    found = export(level_model, tmp_path / "out")  # and there is no test split
     [z] = run_whole(tmp_path / "out" / "model.onnx", x)
     assert torch.allclose(z, (there.module(x) * std + mean).detach(), rtol=1e-5)
     assert found.variants[1].agreement == () and found.variants[1].samples == 10

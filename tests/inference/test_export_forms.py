@@ -141,7 +141,7 @@ class Own(Architecture):
         return self.made()
 
 
-def shipped(name: str) -> LevelModel:
+def make_level_model(name: str) -> LevelModel:
     """A model with its parameters far from where they begin, so that logits of other samples are other ones."""
     if name in OWN:
         shape, made = OWN[name]
@@ -189,10 +189,10 @@ def _data(shape: tuple[int, ...], vocabulary: int = VOCABULARY, tokens: bool = F
 # ---- every one in every form ---------------------------------------------------------------------------------------
 
 
-def plain(ship: LevelModel, x: Tensor) -> Tensor:
+def plain(level_model: LevelModel, x: Tensor) -> Tensor:
     """What the module itself answers [E, N, ...], without anything of the export but scaling."""
     with torch.no_grad():
-        return torch.stack(ff.outputs(ship.module, Preprocessing(ship.data)(x)))
+        return torch.stack(ff.outputs(level_model.module, Preprocessing(level_model.data)(x)))
 
 
 def same(theirs: Tensor, ours: Tensor) -> None:
@@ -207,8 +207,8 @@ def near(theirs: Tensor, ours: Tensor) -> None:
     assert float((theirs - ours).square().mean().sqrt()) < 0.5 * float(ours.std()), "int8"
 
 
-def batches(ship: LevelModel, free_tokens: bool, longest: int) -> list[Tensor]:
-    x = ship.samples("test", 24)[0]
+def batches(level_model: LevelModel, free_tokens: bool, longest: int) -> list[Tensor]:
+    x = level_model.samples("test", 24)[0]
     found = [x[:1], x[:3], x[5:16], x]
     if free_tokens:
         more = torch.cat([x, x.flip(1)], dim=1).clamp(min=1)  # whole samples, without padding
@@ -218,13 +218,13 @@ def batches(ship: LevelModel, free_tokens: bool, longest: int) -> list[Tensor]:
 
 def judge(name: str, forms: tuple[str, ...], out: Path) -> tuple[str, ...]:
     """Export a model, run each form on batches of several sizes and lengths, and return the notes."""
-    ship = shipped(name)
-    notes = export(ship, out, forms).notes
+    level_model = make_level_model(name)
+    notes = export(level_model, out, forms).notes
     config = json.loads((out / "config.json").read_text())
-    free = ship.takes_tokens and not any("The graphs take samples of exactly" in note for note in notes)
+    free = level_model.takes_tokens and not any("The graphs take samples of exactly" in note for note in notes)
     program = torch.export.load(out / "model.pt2").module()
-    for x in batches(ship, free, LONGER):
-        ours = plain(ship, x)
+    for x in batches(level_model, free, LONGER):
+        ours = plain(level_model, x)
         with torch.no_grad():
             same(torch.stack(list(program(x))), ours)
         for variant, files in config["onnx"].items():
@@ -233,11 +233,11 @@ def judge(name: str, forms: tuple[str, ...], out: Path) -> tuple[str, ...]:
             if files["segments"]:
                 judged(run_segments([out / file for file in files["segments"]], x), ours)
     if "executorch" in forms:
-        _judge_lowered(ship, free, notes, out)
+        _judge_lowered(level_model, free, notes, out)
     return notes
 
 
-def _judge_lowered(ship: LevelModel, free: bool, notes: tuple[str, ...], out: Path) -> None:
+def _judge_lowered(level_model: LevelModel, free: bool, notes: tuple[str, ...], out: Path) -> None:
     """Run each method of the .pte by itself: its batches are the ones that are given, not those of the export."""
     from executorch.runtime import Runtime
 
@@ -246,13 +246,13 @@ def _judge_lowered(ship: LevelModel, free: bool, notes: tuple[str, ...], out: Pa
     methods = [program.load_method(name) for name in names]
     one = any("one sample at a time" in note for note in notes)
     free = free and not any("ExecuTorch program takes samples of exactly" in note for note in notes)
-    for x in batches(ship, free, LENGTH):
+    for x in batches(level_model, free, LENGTH):
         for part in x.split(1 if one else executorch.MOST):
             carry, row = [part.contiguous()], []
             for method in methods:
                 logits, *carry = [each.clone() for each in method.execute(carry)]
                 row.append(logits)
-            same(torch.stack([*row, *carry]), plain(ship, part))
+            same(torch.stack([*row, *carry]), plain(level_model, part))
 
 
 ALL = ("onnx", "int8", "static-int8", "executorch")
@@ -270,20 +270,20 @@ def test_every_form_answers_as_the_plain_module(name: str, tmp_path: Path) -> No
 # ---- some of it quickly --------------------------------------------------------------------------------------------
 
 
-def examples(ship: LevelModel) -> Tensor:
-    return ship.samples("test", 2)[0]
+def examples(level_model: LevelModel) -> Tensor:
+    return level_model.samples("test", 2)[0]
 
 
 @pytest.mark.parametrize("name", ["channels last", "series", "lstm", "tokens"])
 def test_a_carry_is_traced_row_by_row(name: str) -> None:
     """A runtime hands over numbers row by row; a program reads them by the strides that it was traced with."""
-    ship = shipped(name)
-    first, last = make_segment_graphs(ship, examples(ship), free_tokens=name == "tokens")
+    level_model = make_level_model(name)
+    first, last = make_segment_graphs(level_model, examples(level_model), free_tokens=name == "tokens")
     logits, *carry = trace_program(first, executorch.MOST).module()(*first.inputs)
     assert len(carry) == len(last.inputs) == 1
     for given in (*first.inputs, *last.inputs, *carry):
         assert given.stride() == torch.empty(given.shape).stride()
-    ours = plain(ship, examples(ship))
+    ours = plain(level_model, examples(level_model))
     same(logits.detach(), ours[0])
     same(trace_program(last, executorch.MOST).module()(*carry)[0].detach(), ours[1])
 
@@ -292,11 +292,13 @@ def test_a_carry_is_traced_row_by_row(name: str) -> None:
 def test_a_bound_for_samples_is_none_for_tokens(length: int) -> None:
     torch.manual_seed(0)
     module = Stack(Attention(6, True), lambda: Attention(6, False), lambda: Last(6)).eval()
-    ship = LevelModel("1", Own(lambda: module), {"classes": CLASSES}, (1, 3), module, _data((length,), tokens=True))
-    program = trace_program(make_whole_graph(ship, examples(ship)), executorch.MOST).module()
+    level_model = LevelModel(
+        "1", Own(lambda: module), {"classes": CLASSES}, (1, 3), module, _data((length,), tokens=True)
+    )
+    program = trace_program(make_whole_graph(level_model, examples(level_model)), executorch.MOST).module()
     for batch, tokens in ((1, length), (executorch.MOST, length), (3, 2), (2, length - 1)):
         x = torch.randint(1, VOCABULARY, (batch, tokens))
-        same(torch.stack(list(program(x))).detach(), plain(ship, x))
+        same(torch.stack(list(program(x))).detach(), plain(level_model, x))
     for batch, tokens in ((executorch.MOST + 1, length), (2, length + 1)):
         with pytest.raises(AssertionError, match="<="):
             program(torch.ones(batch, tokens, dtype=torch.int64))
@@ -313,7 +315,7 @@ def test_a_size_that_the_lowering_loses_is_fixed_and_a_note_says_so(
     loses: set[Any], said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first program is kept that gives the right numbers: with fewer free sizes, where it takes that."""
-    ship, tried = shipped("tokens"), []
+    level_model, tried = make_level_model("tokens"), []
 
     def write(graphs: Any, folder: Path, most: int) -> Path:
         tried.append((most, len(graphs[0].dims[0]) > 1))
@@ -322,35 +324,35 @@ def test_a_size_that_the_lowering_loses_is_fixed_and_a_note_says_so(
 
     def run(path: Path, graphs: Any, x: Tensor, most: int) -> Tensor:
         wrong = most in loses if len(graphs[0].dims[0]) > 1 else "batch" in loses and most > 1
-        return plain(ship, x) + (0.01 if wrong else 0.0)
+        return plain(level_model, x) + (0.01 if wrong else 0.0)
 
     monkeypatch.setattr(folder, "check_forms", lambda forms, model: None)
     monkeypatch.setattr(executorch, "write_executorch", write)
     monkeypatch.setattr(executorch, "run_executorch", run)
-    notes = [note for note in export(ship, tmp_path / "out", ["executorch"]).notes if "ExecuTorch" in note]
+    notes = [note for note in export(level_model, tmp_path / "out", ["executorch"]).notes if "ExecuTorch" in note]
     assert len(notes) == len([each for each in said if each]) == len({each for each in said if each})
     assert all(each in " ".join(notes) for each in said)
     assert tried == [(8, True), (1, True), (8, False), (1, False)][: len(tried)]
 
 
 def test_a_program_that_is_wrong_at_every_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ship = shipped("table")
+    level_model = make_level_model("table")
     monkeypatch.setattr(folder, "check_forms", lambda forms, model: None)
     monkeypatch.setattr(executorch, "write_executorch", lambda graphs, folder, most: folder)
-    monkeypatch.setattr(executorch, "run_executorch", lambda path, graphs, x, most: plain(ship, x) + 0.01)
+    monkeypatch.setattr(executorch, "run_executorch", lambda path, graphs, x, most: plain(level_model, x) + 0.01)
     with raises(ModelError, 0.01):
-        export(ship, tmp_path / "out", ["executorch"])
+        export(level_model, tmp_path / "out", ["executorch"])
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 def test_the_batches_of_the_comparison_have_several_sizes(tmp_path: Path) -> None:
     pytest.importorskip("executorch", reason="the extra executorch is not installed")
-    ship = shipped("table")
-    graphs = make_segment_graphs(ship, examples(ship))
+    level_model = make_level_model("table")
+    graphs = make_segment_graphs(level_model, examples(level_model))
     path = executorch.write_executorch(graphs, tmp_path)
     for n in (1, 2, 4, 11, 24):
-        x = ship.samples("test", n)[0]
-        same(executorch.run_executorch(path, graphs, x), plain(ship, x))
+        x = level_model.samples("test", n)[0]
+        same(executorch.run_executorch(path, graphs, x), plain(level_model, x))
     with raises(ModelError, "ExecuTorch"):
         executorch.run_executorch(path, graphs, torch.randn(20, 7), most=9)

@@ -140,12 +140,12 @@ def close(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
-def agrees(shipped: LevelModel, folder: Path) -> dict[str, Any]:
+def agrees(level_model: LevelModel, folder: Path) -> dict[str, Any]:
     """Write, open, compare the logits; return the config."""
-    files = write_transformers(shipped, folder)
+    files = write_transformers(level_model, folder)
     assert {file.name for file in files} == {file.name for file in folder.iterdir()}
-    x, _ = shipped.data.batch(torch.arange(4))
-    close(last(shipped.module, x), theirs_on(folder, x, shipped.data.padding))
+    x, _ = level_model.data.batch(torch.arange(4))
+    close(last(level_model.module, x), theirs_on(folder, x, level_model.data.padding))
     return json.loads((folder / "config.json").read_text())
 
 
@@ -158,8 +158,8 @@ CUTS = [("whole", 1.0, (1, 2, 3)), ("whole", 0.5, (1, 3)), ("whole", 0.75, (2,))
 @pytest.mark.parametrize(("heads", "width", "exits"), CUTS)
 def test_bert(tmp_path: Path, heads: str, width: float, exits: tuple[int, ...]) -> None:
     """Sizes by hand: 4 heads of 6 make 24; whole heads leave one by one, fixed ones lose channels together."""
-    shipped = level(small_bert(tokens(), heads), tokens(), width, exits)
-    config = agrees(shipped, tmp_path)
+    level_model = level(small_bert(tokens(), heads), tokens(), width, exits)
+    config = agrees(level_model, tmp_path)
     expected = {1.0: (24, 4, 36), 0.5: (12, 2, 18), 0.75: (18, 3, 27), 0.4: (8, 4, 12)}[width]
     if heads == "fixed" and width == 0.5:
         expected = (12, 4, 16)  # the MLP leaves in fours too
@@ -171,8 +171,8 @@ def test_bert(tmp_path: Path, heads: str, width: float, exits: tuple[int, ...]) 
 @pytest.mark.parametrize(("heads", "width", "exits"), [*CUTS, ("whole", 0.3, (1,)), ("fixed", 0.3, (3,))])
 def test_vit_and_deit(tmp_path: Path, heads: str, width: float, exits: tuple[int, ...], distilled: bool) -> None:
     """At 0.3, 7 channels and 1 or 4 heads of 6 or 2: neither is 7 together, so head_dim says it."""
-    shipped = level(small_vit(images(), heads, distilled), images(), width, exits)
-    config = agrees(shipped, tmp_path)
+    level_model = level(small_vit(images(), heads, distilled), images(), width, exits)
+    config = agrees(level_model, tmp_path)
     assert config["model_type"] == ("deit" if distilled else "vit") and config["num_hidden_layers"] == exits[-1]
     assert config["image_size"] == [8, 12] and config["num_channels"] == 3
     assert config.get("head_dim") == (None if width > 0.4 else {"whole": 6, "fixed": 2 if width == 0.3 else 3}[heads])
@@ -194,13 +194,13 @@ def test_other_arithmetic_and_tables(tmp_path: Path) -> None:
 
 def test_the_folder_is_fp32_and_a_checkpoint_of_ours(tmp_path: Path) -> None:
     """Read back as [model] checkpoint, all tensors have their bits; a half-precision module is written in fp32."""
-    shipped = level(small_bert(tokens()), tokens(), exits=(2, 3))
-    shipped.module.half()
-    write_transformers(shipped, tmp_path / "bert")
+    level_model = level(small_bert(tokens()), tokens(), exits=(2, 3))
+    level_model.module.half()
+    write_transformers(level_model, tmp_path / "bert")
     with safe_open(tmp_path / "bert" / "model.safetensors", framework="pt") as file:
         assert file.metadata() == {"format": "pt"}
         assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.float32}  # noqa: SIM118
-    state = shipped.module.state_dict()
+    state = level_model.module.state_dict()
     again = bert(CLASSES, (7,), 40, 3, str(tmp_path / "bert")).pretrained((3,))
     assert set(again) == {name for name in state if not name.startswith("heads.2")}
     assert all(torch.equal(tensor, state[name].float()) for name, tensor in again.items())
@@ -221,10 +221,10 @@ def test_fine_tuned_levels_are_merged(tmp_path: Path, kind: str, tuned: Any) -> 
     data = tokens() if kind == "bert" else images()
     keys = {"rank": 2, "alpha": 6.0, "targets": ("*.query", "*.mlp.fc1")} if tuned is lora else {}
     family = tuned(small_bert(data) if kind == "bert" else small_vit(data), **keys)
-    shipped = level(family, data, 0.5, (1, 2))
-    before = {name: tensor.clone() for name, tensor in shipped.module.state_dict().items()}
-    agrees(shipped, tmp_path)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in shipped.module.state_dict().items())
+    level_model = level(family, data, 0.5, (1, 2))
+    before = {name: tensor.clone() for name, tensor in level_model.module.state_dict().items()}
+    agrees(level_model, tmp_path)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in level_model.module.state_dict().items())
 
 
 # ---- tasks ---------------------------------------------------------------------------------------------------------
@@ -239,17 +239,17 @@ def test_the_task_is_in_the_config(tmp_path: Path, task: str) -> None:
 
 def test_a_regression_predicts_in_the_targets_unit(tmp_path: Path) -> None:
     data = tokens("regression")
-    shipped = level(small_bert(data), data)
-    write_transformers(shipped, tmp_path)
+    level_model = level(small_bert(data), data)
+    write_transformers(level_model, tmp_path)
     x, y = data.batch(torch.arange(6))
     mean, std = data.target_scale
     theirs = theirs_on(tmp_path, x, 3)
-    close(last(shipped.module, x) * std + mean, theirs)
+    close(last(level_model.module, x) * std + mean, theirs)
     torch.testing.assert_close(
-        ((theirs - mean) / std - y).square().mean(), (last(shipped.module, x) - y).square().mean()
+        ((theirs - mean) / std - y).square().mean(), (last(level_model.module, x) - y).square().mean()
     )
     assert hf.AutoConfig.from_pretrained(tmp_path).problem_type == "regression"
-    assert any("unit of the targets" in note for note in notes_on_transformers(shipped))
+    assert any("unit of the targets" in note for note in notes_on_transformers(level_model))
 
 
 def test_class_names_become_labels(tmp_path: Path) -> None:
@@ -285,8 +285,8 @@ def test_the_tokeniser_gives_our_tokens(tmp_path: Path, whose: str, length: int)
         other.save(str(tmp_path / "alone.json"))
         keys["tokenizer"] = str(tmp_path / "alone.json")
     data = texts(tmp_path / "set", **keys)
-    shipped = level(small_bert(data, max_positions=30), data)
-    write_transformers(shipped, tmp_path / "out")
+    level_model = level(small_bert(data, max_positions=30), data)
+    write_transformers(level_model, tmp_path / "out")
     reader = hf.AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)
     read = reader(TEXTS, truncation=True, padding="max_length", return_tensors="pt")
     assert torch.equal(read["input_ids"], data.x) and reader.model_max_length == length
@@ -301,7 +301,7 @@ def test_the_tokeniser_gives_our_tokens(tmp_path: Path, whose: str, length: int)
     assert torch.equal(longest["input_ids"], x)
     model = opened(tmp_path / "out", "SequenceClassification")
     with torch.no_grad():
-        close(last(shipped.module, x), model(**longest).logits)
+        close(last(level_model.module, x), model(**longest).logits)
     assert model.config.id2label == {0: "bad", 1: "good"}
 
 
@@ -338,23 +338,23 @@ def test_images_that_are_enlarged(tmp_path: Path) -> None:
     """Ours are enlarged as floats, theirs as whole pixels: at most one half of 1/255 apart, over the deviation."""
     pytest.importorskip("PIL.Image")
     data = images(resize=(16, 24))
-    shipped = level(small_vit(data), data)
-    write_transformers(shipped, tmp_path)
+    level_model = level(small_vit(data), data)
+    write_transformers(level_model, tmp_path)
     found = hf.AutoImageProcessor.from_pretrained(tmp_path)(list(data.x.numpy()), return_tensors="pt")["pixel_values"]
     expected, _ = data.batch(torch.arange(4))
     assert found.shape == (4, 3, 16, 24) and any(
-        "resizes whole pixels" in note for note in notes_on_transformers(shipped)
+        "resizes whole pixels" in note for note in notes_on_transformers(level_model)
     )
     torch.testing.assert_close(found, expected, atol=1.01 / 255 / 0.2, rtol=0)
 
 
 def test_data_that_cannot_say_how_they_were_made(tmp_path: Path) -> None:
     floats = replace(images(), x=torch.randn(4, 3, 8, 12))
-    for shipped, kind in ((level(small_vit(floats), floats), "image processor"),
+    for level_model, kind in ((level(small_vit(floats), floats), "image processor"),
                           (level(small_bert(tokens()), tokens()), "tokeniser")):  # fmt: skip
-        files = write_transformers(shipped, tmp_path / kind)
+        files = write_transformers(level_model, tmp_path / kind)
         assert [file.name for file in files] == ["config.json", "model.safetensors"]
-        assert any(f"so no {kind} is written" in note for note in notes_on_transformers(shipped))
+        assert any(f"so no {kind} is written" in note for note in notes_on_transformers(level_model))
 
 
 def test_notes_name_what_is_left_out(tmp_path: Path) -> None:
@@ -389,10 +389,10 @@ def test_another_process_opens_it_without_fleetfit(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     data = texts(tmp_path / "set")
-    shipped = level(small_bert(data), data, 0.5, (1, 2))
-    write_transformers(shipped, tmp_path / "out")
+    level_model = level(small_bert(data), data, 0.5, (1, 2))
+    write_transformers(level_model, tmp_path / "out")
     x, _ = data.batch(torch.arange(len(TEXTS)))
-    save_file({"logits": last(shipped.module, x)}, tmp_path / "given")
+    save_file({"logits": last(level_model.module, x)}, tmp_path / "given")
     (tmp_path / "given.txt").write_text("\n".join(TEXTS), encoding="utf-8")
     command = [sys.executable, "-c", ALONE, str(tmp_path / "out"), str(tmp_path / "given")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=tmp_path)
@@ -414,21 +414,21 @@ def test_a_level_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for number, entry in enumerate(federation.levels, 1):
         sizes = {**federation.problem.layout.full_sizes, **entry.submodel.sizes}
         module = run.model(number)
-        shipped = LevelModel(entry.name, federation.problem.architecture, sizes, entry.submodel.exits, module, data)
+        level_model = LevelModel(entry.name, federation.problem.architecture, sizes, entry.submodel.exits, module, data)
         folder = tmp_path / f"level{number}"
-        write_transformers(shipped, folder)
+        write_transformers(level_model, folder)
         x, _ = data.batch(data.split("test"))
         torch.testing.assert_close(last(module, x), theirs_on(folder, x, data.padding), atol=1e-6, rtol=1e-5)
-        again = bert(2, (12,), data.vocabulary, data.padding, str(folder)).pretrained((shipped.exits[-1],))
+        again = bert(2, (12,), data.vocabulary, data.padding, str(folder)).pretrained((level_model.exits[-1],))
         assert all(torch.equal(tensor, module.state_dict()[name]) for name, tensor in again.items())
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
-def refused(shipped: LevelModel, folder: Path, *mentions: object, **attributes: Any) -> None:
+def refused(level_model: LevelModel, folder: Path, *mentions: object, **attributes: Any) -> None:
     with raises(ModelError, "level 2", *mentions, **attributes):
-        write_transformers(shipped, folder / "out")
+        write_transformers(level_model, folder / "out")
     assert not (folder / "out").exists()
 
 
@@ -441,10 +441,10 @@ def test_divisible_but_not_the_same_heads(tmp_path: Path) -> None:
     """A BERT's width of 12 with 1 head of 6: hidden is divisible by heads, but the head would have 12 channels."""
     data = tokens()
     family = small_bert(data)
-    shipped = level(family, data)
+    level_model = level(family, data)
     sizes = {**family.sizes(1.0), "hidden": 12, "attention": 6}
     module = build_module(family, sizes, (3,)).eval()
-    refused(replace(shipped, sizes=sizes, exits=(3,), module=module), tmp_path, 1, 6, 12, key="heads")
+    refused(replace(level_model, sizes=sizes, exits=(3,), module=module), tmp_path, 1, 6, 12, key="heads")
 
 
 def test_a_bert_without_biases(tmp_path: Path) -> None:
@@ -484,19 +484,19 @@ def test_next_tokens(tmp_path: Path) -> None:
 
 
 def test_a_module_with_more_in_it(tmp_path: Path) -> None:
-    shipped = level(small_vit(images()), images())
-    shipped.module.add_module("extra", nn.Linear(2, 2))
-    refused(shipped, tmp_path, '"extra.weight"')
+    level_model = level(small_vit(images()), images())
+    level_model.module.add_module("extra", nn.Linear(2, 2))
+    refused(level_model, tmp_path, '"extra.weight"')
 
 
 def test_a_tokeniser_that_is_gone_or_damaged(tmp_path: Path) -> None:
     data = texts(tmp_path / "set")
-    shipped = level(small_bert(data), data)
+    level_model = level(small_bert(data), data)
     for damage in ("{", "[]", '{"model": {"vocab": {"a": "b"}}, "added_tokens": []}', None):
         if damage is None:
             Path(data.tokenizer).unlink()
         else:
             Path(data.tokenizer).write_text(damage)
         with raises(DataError, path=data.tokenizer):
-            write_transformers(shipped, tmp_path / "out")
+            write_transformers(level_model, tmp_path / "out")
         assert not (tmp_path / "out").exists()

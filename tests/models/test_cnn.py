@@ -3,12 +3,10 @@
 import pytest
 import torch
 from sklearn.datasets import load_digits
-from support import raises
 from torch import nn
 from torch.nn import functional as F
 
 from fleetfit.cost import full_cost
-from fleetfit.errors import ModelError
 from fleetfit.layout import build_module
 from fleetfit.models.cnn import cnn
 
@@ -48,8 +46,6 @@ def test_options() -> None:
     assert {m.p for m in module.modules() if isinstance(m, nn.Dropout)} == {0.3}
     assert [sum(isinstance(m, nn.Conv2d) for m in module.heads[e].modules()) for e in ("3", "6")] == [1, 0]
     assert cnn(norm="group", group=7).sizes(0.6) == {"stage1": 14, "stage2": 21, "classes": 10}
-    with raises(ModelError, 28, 8, key="granule"):
-        cnn(norm="group", group=8)
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])

@@ -1,9 +1,14 @@
-"""The layers that families for images share."""
+"""The layers that families for images share, and the keys that families refuse."""
+
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support import Expected, raises
 
+from fleetfit import names
+from fleetfit.errors import ModelError
 from fleetfit.models.family import Head, halve
 
 
@@ -37,3 +42,38 @@ def test_dropout_acts_in_training_only() -> None:
     assert torch.equal(head.eval()(x), head(x))
     head.train()
     assert not torch.equal(head(x), head(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "expected"),
+    [
+        *(("resnet", {"depth": depth}, Expected("6n+2", depth, key="depth")) for depth in (2, 9, 11, 21, 111)),
+        *((name, {"norm": "layer"}, Expected('"batch"', '"group"', key="norm")) for name in
+          ("cnn", "resnet", "resnet18", "vgg16", "msdnet", "mobilenetv2", "efficientnet_b0", "efficientnet_b4")),
+        *((name, {"norm": "group", "group": 0}, Expected(1, 0, key="group")) for name in ("cnn", "resnet", "vgg16")),
+        ("cnn", {"norm": "group", "group": 8}, Expected(28, 8, key="granule")),
+        ("resnet", {"norm": "group", "group": 5}, Expected(16, 5, key="granule")),
+        ("vgg16", {"norm": "group", "group": 3}, Expected(64, 3, key="granule")),
+        ("msdnet", {"norm": "group", "group": 4}, Expected(6, 4, key="granule")),
+        ("resnet18", {"stem": "medium"}, Expected('"small"', key="stem")),
+        ("resnet34", {"stem": "medium"}, Expected('"small"', key="stem")),
+        ("vgg16", {"input_shape": (7,)}, Expected("(7,)", key="input_shape")),
+        ("msdnet", {"layers": 0}, Expected(1, key="layers")),
+        ("mobilenetv2", {"stride": 12}, Expected(1, 32, 12, key="stride")),
+        ("efficientnet_b0", {"stride": 128}, Expected(1, 32, 128, key="stride")),
+        ("efficientnet_b4", {"stride": 128}, Expected(1, 64, 128, key="stride")),
+        ("mlp", {"hidden": 0}, Expected(0, key="hidden")),
+        ("mlp_2nn", {"hidden": ()}, Expected(key="hidden")),
+        ("fedavg_cnn", {"input_shape": (1, 3, 28)}, Expected("4x4", "(1, 3, 28)", key="input_shape")),
+        ("fedavg_cifar_cnn", {"input_shape": (80,)}, Expected("(80,)", key="input_shape")),
+        ("char_lstm", {"classes": 10, "vocabulary": 0}, Expected(key="vocabulary")),
+        ("word_lstm", {"layers": 0}, Expected(0, key="layers")),
+        ("char_lstm", {"cell": "gru"}, Expected('"plain"', '"peephole"', key="cell")),
+        ("vim", {"input_shape": (3, 30, 32)}, Expected(16, "(3, 30, 32)", key="patch")),
+        ("vim", {"input_shape": (80,)}, Expected("(80,)", key="patch")),
+        ("vim", {"depth": 0}, Expected(1, key="depth")),
+    ],
+)  # fmt: skip
+def test_keys_that_do_not_fit_are_refused(name: str, keys: dict[str, Any], expected: Expected) -> None:
+    with raises(ModelError, expected):
+        names.resolve("models", name)(**keys)

@@ -1,12 +1,10 @@
 import pytest
 import torch
 from proofs import built, get_shapes, proven, trains, whole_before
-from support import raises
 from torch import nn
 
 from fleetfit import names
 from fleetfit.cost import full_cost, submodel_cost
-from fleetfit.errors import ModelError
 from fleetfit.factories import call_factory
 from fleetfit.layout import build_module, infer_layout
 from fleetfit.models.inverted import mobilenetv2, multiply_channels
@@ -121,5 +119,3 @@ def test_keys_come_from_a_configuration() -> None:
     assert made == mobilenetv2(7, 1, stride=32, top=0)
     assert made != mobilenetv2(7, 1, top=0)
     assert "top" not in made.axes
-    with raises(ModelError, 1, 32, 12, key="stride"):
-        mobilenetv2(stride=12)

@@ -290,7 +290,3 @@ def test_names_and_keys() -> None:
         names.resolve("models", "msdnet24"), "msdnet24", "[model]", {}, classes=7, channels=1
     ) == msdnet(7, 1, 24, 3, 16, 6, 128, 2)
     proven(msdnet(3, 2, head_layers=0, **TWO), (2, 8, 8), (1, 2, 3))
-    with raises(ModelError, 1, key="layers"):
-        msdnet(layers=0)
-    with raises(ModelError, 6, 4, key="granule"):
-        msdnet(norm="group", group=4)

@@ -1,12 +1,10 @@
 import pytest
 import torch
 from proofs import built, get_shapes, proven, trains, whole_before
-from support import raises
 from torch import nn
 
 from fleetfit import names
 from fleetfit.cost import full_cost, submodel_cost
-from fleetfit.errors import ModelError
 from fleetfit.factories import call_factory
 from fleetfit.layout import build_module, infer_layout
 from fleetfit.models.vgg16 import vgg16
@@ -115,7 +113,3 @@ def test_keys_come_from_a_configuration() -> None:
     assert made == vgg16(5, (1, 28, 28), wide=64)
     assert hash(made) == hash(vgg16(5, (1, 28, 28), wide=64))
     assert made != vgg16(5, (1, 28, 28), wide=63)
-    with raises(ModelError, key="input_shape"):
-        vgg16(input_shape=(7,))
-    with raises(ModelError, 64, 3, key="granule"):
-        vgg16(norm="group", group=3)

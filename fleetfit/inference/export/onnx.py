@@ -97,7 +97,7 @@ def quantise_static(source: Path, target: Path, feeds: Sequence[Feed]) -> None:
 def _preprocess(source: Path) -> Iterator[Path]:
     """Yield a copy of a graph, simplified and with shapes, as quantisation needs it.
 
-    onnxruntime saves a graph whose shapes it cannot infer into the current folder; it is kept from that.
+    onnxruntime saves a graph whose shapes it cannot infer into the current folder; this is prevented.
     """
     from onnxruntime.quantization.shape_inference import quant_pre_process
     from onnxruntime.tools import symbolic_shape_infer

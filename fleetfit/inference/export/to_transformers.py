@@ -49,7 +49,7 @@ def write_transformers(model: LevelModel, folder: Path) -> list[Path]:
     """Write a level's last exit as a plain `transformers` folder.
 
     `AutoModelForSequenceClassification` (BERT) or `AutoModelForImageClassification` (ViT, DeiT) opens it, and
-    `AutoTokenizer` or `AutoImageProcessor` what comes along. The logits are those of the level's last exit; of a
+    `AutoTokenizer` or `AutoImageProcessor` the other files. The logits are those of the level's last exit; of a
     regression, the predictions are in the unit of the data's targets. `notes_on_transformers` lists differences.
 
     Args:
