@@ -97,11 +97,20 @@ def write_comparison_page(comparison: ComparisonRecord) -> None:
 
 def _write_page(folder: Path, make: Callable[[], Page]) -> None:
     try:
-        files.write_text(files.safe_join(folder, NAME), to_html(make()))
+        html = to_html(make())
     except Exception as error:  # the run is complete, whatever is wrong with its page
-        is_expected = isinstance(error, FleetFitError | OSError)
-        reason = str(error) if is_expected else f"{type(error).__name__}: {error}"
-        _LOGGER.warning(
-            "%s was not written: %s. All numbers are in the folder; `fleetfit report %s` tries again.",
-            folder / NAME, reason, folder,
-        )  # fmt: skip
+        _log_failure(folder, error)
+        return
+    try:
+        files.write_text(files.safe_join(folder, NAME), html)
+    except OSError as error:
+        _log_failure(folder, error)
+
+
+def _log_failure(folder: Path, error: Exception) -> None:
+    is_expected = isinstance(error, FleetFitError | OSError)
+    reason = str(error) if is_expected else f"{type(error).__name__}: {error}"
+    _LOGGER.warning(
+        "%s was not written: %s. All numbers are in the folder; `fleetfit report %s` tries again.",
+        folder / NAME, reason, folder,
+    )  # fmt: skip
