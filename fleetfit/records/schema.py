@@ -132,7 +132,9 @@ List = Annotated[list[E], Field(fail_fast=True)]
 """A list; its first wrong element ends the validation."""
 Full = Annotated[list[E], Field(fail_fast=True, min_length=1)]
 """A list of at least one element."""
-Number = Annotated[float, Field(gt=-1e300, lt=1e300, allow_inf_nan=False), WrapValidator(_validate_unchanged)]
+Finite = Annotated[float, Field(gt=-1e300, lt=1e300, allow_inf_nan=False)]
+"""A number; an int becomes a float."""
+Number = Annotated[Finite, WrapValidator(_validate_unchanged)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Digits = Annotated[str, Field(pattern=r"^[0-9]{1,11}$")]
@@ -159,8 +161,8 @@ class LevelAccuracy(Record):
 class ClientAccuracies(Record):
     """Accuracies of single clients by number: of the largest level, and of each client's own level."""
 
-    global_: dict[str, Number] = Field({}, alias="global")
-    local: dict[str, Number] = {}
+    global_: dict[str, Finite] = Field({}, alias="global")
+    local: dict[str, Finite] = {}
 
 
 class AccuracyRecord(Record):

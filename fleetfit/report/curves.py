@@ -4,6 +4,7 @@ Accuracies are in percent with four decimals, other numbers have six digits. A c
 the number. A run with `[privacy]` has curves of the server's test set only, whatever its folder holds.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,8 +88,10 @@ class Series:
             points = [one[number] for one in by_round if number in one]
             if len(points) == len(by_round):
                 ys = [point.y for point in points]
-                x, y = round_digits(statistics.fmean(point.x for point in points)), round_digits(statistics.fmean(ys))
-                mean.append(MeanPoint(number, x, y, statistics.stdev(ys)))
+                y = statistics.fmean(ys)
+                deviation = math.sqrt(sum((one - y) ** 2 for one in ys) / (len(ys) - 1))  # statistics.stdev takes fractions
+                x = statistics.fmean(point.x for point in points)
+                mean.append(MeanPoint(number, round_digits(x), round_digits(y), deviation))
         return mean
 
 
