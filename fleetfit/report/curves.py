@@ -89,7 +89,8 @@ class Series:
             if len(points) == len(by_round):
                 ys = [point.y for point in points]
                 y = statistics.fmean(ys)
-                deviation = math.sqrt(sum((one - y) ** 2 for one in ys) / (len(ys) - 1))  # statistics.stdev takes fractions
+                # Not statistics.stdev, which computes with fractions: that takes seconds for a long run.
+                deviation = math.sqrt(sum((one - y) ** 2 for one in ys) / (len(ys) - 1))
                 x = statistics.fmean(point.x for point in points)
                 mean.append(MeanPoint(number, round_digits(x), round_digits(y), deviation))
         return mean
