@@ -4,6 +4,7 @@ import ast
 import graphlib
 import importlib
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -338,3 +339,15 @@ def test_a_walk_names_functions_that_exist(title: str, least: int) -> None:
         for part in parts:
             found = getattr(found, part)
         assert callable(found), name
+
+
+def test_a_table_is_read_without_an_extra() -> None:
+    """The packages that the reader of tables imports are core dependencies."""
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    core = {re.split(r"[\[>=<; ]", line)[0] for line in dependencies}
+    for module in ("table", "memory"):
+        tree = ast.parse((ROOT / f"fleetfit/data/files/{module}.py").read_text(encoding="utf-8"))
+        modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        modules |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+        packages = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names - {"fleetfit"}
+        assert packages <= core, module
