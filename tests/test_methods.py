@@ -22,7 +22,7 @@ from fleetfit.engines.local import InProcess as LocalEngine
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError, ModelError
 from fleetfit.layout import Axis, State
-from fleetfit.method import build, round_submodel
+from fleetfit.method import build, get_round_submodel
 from fleetfit.methods.decoupled import shared
 from fleetfit.methods.heterofl import class_axis, kept_fractions, width_loss
 from fleetfit.methods.scalefl import exits_loss
@@ -509,17 +509,17 @@ def test_fedrolex_windows_by_hand() -> None:
         8: ([0, 1, 2, 3], [4, 5, 6, 7, 8, 9]),
     }
     for round, (a, b) in expected.items():
-        channels = round_submodel(federation, round, 0).channels
+        channels = get_round_submodel(federation, round, 0).channels
         assert (list(channels["a"]), list(channels["b"])) == (a, b)
         assert list(channels["classes"]) == [0, 1, 2, 3]
-        assert round_submodel(federation, round, 0) == round_submodel(federation, round, 3)
+        assert get_round_submodel(federation, round, 0) == get_round_submodel(federation, round, 3)
 
 
 def test_channels_that_do_not_rise_are_refused() -> None:
     federation = width_levels(tiny_federation({"name": "fedrolex"})[0])
     method = replace(federation.method, channels=lambda axis, n, round, client, rng: range(n)[::-1])
     with raises(ModelError, '"a"', key="channels"):
-        round_submodel(replace(federation, method=method), 0, 0)
+        get_round_submodel(replace(federation, method=method), 0, 0)
 
 
 def test_fedrolex_covers_the_whole_model_with_its_smallest_level() -> None:
@@ -532,7 +532,7 @@ def test_fedrolex_covers_the_whole_model_with_its_smallest_level() -> None:
         exits = federation.levels[0].submodel.exits
         covered = {n: torch.zeros(s) for n, s in layout.shapes({}, layout.exits).items()}
         for round in range(24):
-            piece = round_submodel(federation, round, 0)
+            piece = get_round_submodel(federation, round, 0)
             ones = {n: torch.ones(s) for n, s in layout.shapes(piece.sizes, piece.exits).items()}
             covered = put_back(layout, covered, piece, ones)
         mine = {n: t for n, t in covered.items() if layout.tensors[n].present(exits)}

@@ -169,7 +169,7 @@ def test_the_names_of_models_are_known_without_torch() -> None:
 
 PLUGIN = '''
 from dataclasses import dataclass
-from fleetfit.method import Method, by_count
+from fleetfit.method import Method, weigh_equally
 
 @dataclass  # a dataclass looks its module up
 class Kept:
@@ -177,7 +177,7 @@ class Kept:
 
 def quiet(pull: float = 0.1) -> Method:
     """Make the method."""
-    return Method(weight=by_count)
+    return Method(weight=weigh_equally)
 
 def wrong() -> int:
     return 3

@@ -16,7 +16,7 @@ from fleetfit.aggregate import Aggregate
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
 from fleetfit.layout import State
-from fleetfit.method import build, by_count
+from fleetfit.method import build, weigh_equally
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.values import Federation, Server, Simulation
 
@@ -191,7 +191,7 @@ def test_feddyn_goes_with_levels_and_with_channels_that_move() -> None:
     """A gradient kept for other channels is moved to the new ones; and two parts that both count clients agree."""
     spec = {"name": "scalefl", "hooks": {"channels": "rolling"}, "plus": {"feddyn": {}}}
     federation, simulation = tiny_federation(spec)
-    assert federation.method.weight is by_count
+    assert federation.method.weight is weigh_equally
     engine, server = local_engine(simulation), start(federation)
     for _ in range(4):
         server, report = run_round(federation, engine, Settings(4, plain(lr=0.05, batch_size=8)), server)

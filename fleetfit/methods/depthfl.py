@@ -20,7 +20,7 @@ from fleetfit.factories import declare_unused
 from fleetfit.layout import outputs
 from fleetfit.levels import split_levels
 from fleetfit.losses import check_temperature, mutual_distillation
-from fleetfit.method import Loss, Method, by_count
+from fleetfit.method import Loss, Method, weigh_equally
 from fleetfit.options.feddyn import feddyn
 from fleetfit.values import Device, Job
 
@@ -40,7 +40,7 @@ def depthfl(alpha: float = 0.1, ramp: int = 300, share: float = 1.0, temperature
     check_temperature(temperature)
     check_range("ramp", ramp, 0, closed=True)
     check_range("share", share, 0, closed=True)
-    base = feddyn(alpha) if alpha else Method(weight=by_count)
+    base = feddyn(alpha) if alpha else Method(weight=weigh_equally)
     loss = partial(mutual_loss, ramp=ramp, share=share, temperature=temperature)
     return replace(base, levels=partial(split_levels, mode="depth"), loss=loss)
 

@@ -26,7 +26,7 @@ from fleetfit.errors import ConfigError, check_range
 from fleetfit.factories import declare_unused
 from fleetfit.levels import split_levels
 from fleetfit.losses import check_temperature
-from fleetfit.method import CoverageMean, Method, by_count
+from fleetfit.method import CoverageMean, Method, weigh_equally
 from fleetfit.methods._distillation import Distillation
 from fleetfit.seeds import derive_seed
 from fleetfit.submodel import FlatState, Submodel, concat_state, get_shapes, whole
@@ -64,7 +64,7 @@ def feddf(
     check_range("lr", lr, 0)
     for name, number in (("batch_size", batch_size), ("check_every", check_every), ("patience", patience)):
         check_range(name, number, 1, closed=True)
-    base = Method(levels=partial(split_levels, mode="width"), weight=by_count)
+    base = Method(levels=partial(split_levels, mode="width"), weight=weigh_equally)
     if not steps:
         return base
     local = Local(lr, steps, batch_size, clip_norm=CLIP_NORM, max_steps=steps, patience=patience,

@@ -21,7 +21,7 @@ from fleetfit.errors import ConfigError
 from fleetfit.layout import Axis, State, outputs
 from fleetfit.levels import split_levels
 from fleetfit.losses import masked_cross_entropy
-from fleetfit.method import Loss, Method, all_of_it, by_count
+from fleetfit.method import Loss, Method, send_all, weigh_equally
 from fleetfit.planner import Targets
 from fleetfit.submodel import Submodel, narrowed
 from fleetfit.values import Device, Job, Level, Problem
@@ -37,8 +37,8 @@ def heterofl(scaler: bool = False, masked: bool = False) -> Method:
     return Method(
         levels=levels_of_classes if masked else partial(split_levels, mode="width"),
         loss=partial(width_loss, scaler=scaler, masked=masked),
-        reply=own_classes if masked else all_of_it,
-        weight=by_count,
+        reply=own_classes if masked else send_all,
+        weight=weigh_equally,
     )
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fleetfit.aggregate import Aggregate
 from fleetfit.errors import check_range
 from fleetfit.layout import State
-from fleetfit.method import Method, by_count
+from fleetfit.method import Method, weigh_equally
 from fleetfit.options._covered import Movement
 from fleetfit.submodel import FlatState, concat_state, get_shapes, kept_with, recut, submodel_of
 from fleetfit.values import Device, Failure, Federation, Job, Server, Update
@@ -38,7 +38,7 @@ def feddyn(alpha: float = 0.1) -> Method:
         penalty=partial(penalty, alpha=alpha),
         remember=partial(remember, alpha=alpha),
         step=partial(step, alpha=alpha),
-        weight=by_count,
+        weight=weigh_equally,
     )
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fleetfit.errors import check_range
-from fleetfit.method import Method, by_count
+from fleetfit.method import Method, weigh_equally
 from fleetfit.movements import Movements
 from fleetfit.options._ordered import at_least
 from fleetfit.training import one_thread
@@ -29,7 +29,7 @@ def krum(share: float = 0.2) -> Method:
         share: Of the round's clients that are expected to be hostile, above 0 and below 0.5; so many are left out.
     """
     check_range("method.plus.krum.share", share, 0, 0.5)
-    return Method(receive=partial(received, share=share), weight=by_count)
+    return Method(receive=partial(received, share=share), weight=weigh_equally)
 
 
 def received(federation: Federation, server: Server, updates: Sequence[Update], share: float) -> Iterable[Update]:

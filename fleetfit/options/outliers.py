@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fleetfit.errors import check_range
-from fleetfit.method import Method, by_count
+from fleetfit.method import Method, weigh_equally
 from fleetfit.movements import Movements
 from fleetfit.options._ordered import middle
 from fleetfit.training import one_thread
@@ -43,7 +43,7 @@ def outliers(threshold: float = 2.0, least: int = 4) -> Method:
     """
     check_range("method.plus.outliers.threshold", threshold, 1)
     check_range("method.plus.outliers.least", least, 3, closed=True)
-    return Method(receive=partial(received, threshold=threshold, least=least), weight=by_count)
+    return Method(receive=partial(received, threshold=threshold, least=least), weight=weigh_equally)
 
 
 def received(

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fleetfit.aggregate import Aggregate
 from fleetfit.errors import RunError
-from fleetfit.method.hooks import round_submodel
+from fleetfit.method.hooks import get_round_submodel
 from fleetfit.privacy.accountant import affordable, spent
 from fleetfit.privacy.ledger import Ledger
 from fleetfit.privacy.randomness import Randomness
@@ -253,5 +253,5 @@ def registered(federation: Federation, round: int) -> Tensor:
     levels = federation.level_of[federation.able]
     for level in np.unique(levels).tolist():
         mine = federation.able[levels == level]
-        cut(layout, round_submodel(federation, round, int(mine[0]))).scatter_scalar(found, float(len(mine)))
+        cut(layout, get_round_submodel(federation, round, int(mine[0]))).scatter_scalar(found, float(len(mine)))
     return found

@@ -9,7 +9,7 @@ import numpy as np
 from fleetfit.config.schema import Experiment
 from fleetfit.errors import ConfigError
 from fleetfit.method import FEDAVG, Method
-from fleetfit.method.hooks import round_submodel
+from fleetfit.method.hooks import get_round_submodel
 from fleetfit.options import krum, outliers, trimmed_mean
 from fleetfit.peft.lora import B
 from fleetfit.values import Federation, Problem
@@ -115,7 +115,8 @@ def check_comparable(experiment: Experiment, federation: Federation) -> None:
             )
         for level in range(len(federation.levels)):
             clients = np.flatnonzero(federation.level_of == level)[:_MOST_DRAWS].tolist()
-            if any(len({round_submodel(federation, r, client) for client in clients}) > 1 for r in range(_MOST_DRAWS)):
+            rounds = ({get_round_submodel(federation, r, client) for client in clients} for r in range(_MOST_DRAWS))
+            if any(len(submodels) > 1 for submodels in rounds):
                 raise ConfigError(
                     f"{where} compares clients that train the same channels, and here each client gets channels of its "
                     "own, so that few have an element in common. Take the first or rolling channels "

@@ -15,13 +15,12 @@ from fleetfit.config.components import build_component
 from fleetfit.config.schema import FRACTION, Experiment
 from fleetfit.errors import ConfigError, RunError, truncate
 from fleetfit.evaluate import has_batch_norm
-from fleetfit.method import FEDAVG
-from fleetfit.method.hooks import by_count, round_submodel
+from fleetfit.method import FEDAVG, get_round_submodel, keep_prefix, weigh_equally
 from fleetfit.privacy import Ledger, Privacy, affordable, noise_for, registered
 from fleetfit.records import RunFolder
 from fleetfit.rounds import Settings
 from fleetfit.secure import Quantiser, SecureRules, SecureRun, check_installed
-from fleetfit.submodel import cut, prefix, rolling, whole
+from fleetfit.submodel import cut, rolling, whole
 from fleetfit.values import Federation, Simulation
 
 # ---- hostile clients -----------------------------------------------------------------------------------------------
@@ -69,7 +68,7 @@ def draw_attackers(experiment: Experiment, attack: Attack, federation: Federatio
     levels_with_data = np.where(federation.clients.num_examples > 0, levels, -1)
     clients = drawn(levels_with_data, section.share, section.among, experiment.seed)
     own = {client: int(levels[client]) for client in clients}
-    return Attackers(attack, clients, own, partial(round_submodel, federation), experiment.seed)
+    return Attackers(attack, clients, own, partial(get_round_submodel, federation), experiment.seed)
 
 
 def apply_attack(
@@ -208,7 +207,7 @@ def _check_private_rounds(experiment: Experiment, federation: Federation) -> Non
         if further:
             owner, key = f"[method.plus.{further[0]}]", f"method.plus.{further[0]}"
         raise ConfigError(f"[privacy]: {owner} uses more than a round gives away. {_PLAIN_METHODS}", key=key)
-    if method.channels not in (prefix, rolling):
+    if method.channels not in (keep_prefix, rolling):
         raise ConfigError(
             "[privacy]: each client gets channels of its own, so that the number of clients that cover an element is "
             'not known beforehand. Take method.hooks.channels = "prefix" or "rolling".',
@@ -255,7 +254,7 @@ def _check_private_settings(experiment: Experiment) -> None:
 
 def apply_privacy(federation: Federation, settings: Settings, privacy: Privacy) -> tuple[Federation, Settings]:
     """Set the private hooks, and leave the results of single clients out of the evaluation."""
-    hooks: dict[str, Any] = {"choose": privacy.choose, "aggregate": privacy.aggregate, "weight": by_count}
+    hooks: dict[str, Any] = {"choose": privacy.choose, "aggregate": privacy.aggregate, "weight": weigh_equally}
     has_test_set = federation.device is not None
     wanted = replace(
         settings.wanted, clients=0, whole=has_test_set, always=has_test_set, norms=settings.wanted.norms[:1]
@@ -376,13 +375,13 @@ def _check_secure_rounds(experiment: Experiment, federation: Federation) -> None
             "checkpoint holds the memory of clients. Leave it out; on a fleet it stays on the nodes.",
             key=key,
         )
-    if method.weight is not by_count:
+    if method.weight is not weigh_equally:
         raise ConfigError(
             "[secure]: sums count every client alike, and here clients have weights. Set "
             'method.hooks.weight = "by_count".',
             key="method.hooks.weight",
         )
-    if method.channels not in (prefix, rolling):
+    if method.channels not in (keep_prefix, rolling):
         raise ConfigError(
             "[secure]: each client gets channels of its own, so that few have an element in common. Take "
             'method.hooks.channels = "prefix" or "rolling".',
