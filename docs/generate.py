@@ -2,8 +2,8 @@
 
     .venv/bin/python docs/generate.py
 
-The text of hooks.md is that of FedAvg's functions in `fleetfit.method.hooks`, and of the values' docstrings; the keys of
-a method, an option or a way of client selection are its parameters, explained in its docstring. A test compares.
+The text of hooks.md is that of FedAvg's functions in `fleetfit.method.hooks`, and of the values' docstrings; the keys
+of a method, an option or a way of client selection are its parameters, explained in its docstring. A test compares.
 """
 
 import ast

@@ -25,16 +25,16 @@ from fleetfit.evaluate import EvaluationScope, evaluate, level_module
 from fleetfit.layout import outputs
 from fleetfit.messages import pack
 from fleetfit.method import build
-from fleetfit.methods._pool import pool
-from fleetfit.methods._reinforcement import (
+from fleetfit.methods._pool import make_pool
+from fleetfit.methods.adaptivefl import (
     Tables,
-    after_refusal,
-    after_reply,
-    after_sending,
-    curiosity_reward,
-    probabilities,
-    resource_reward,
-    reward,
+    compute_curiosity_reward,
+    compute_probabilities,
+    compute_resource_reward,
+    compute_reward,
+    count_model,
+    credit_update,
+    lower_scores,
 )
 from fleetfit.models.vgg16 import vgg16
 from fleetfit.planner import Targets
@@ -67,8 +67,8 @@ S3, S2, S1, M3, M2, M1, L1 = range(7)
 
 def test_what_is_accepted_raises_larger_models_too() -> None:
     """Lines 14 to 18 for M2 of p = 3: each model from M2 on gains 1, and L1 gains p - 1 = 2 more."""
-    assert after_reply(np.ones(7), M2, M2).tolist() == [1, 1, 1, 1, 2, 2, 4]
-    assert after_reply(np.ones(7), L1, L1).tolist() == [1, 1, 1, 1, 1, 1, 4]
+    assert credit_update(np.ones(7), M2, M2).tolist() == [1, 1, 1, 1, 2, 2, 4]
+    assert credit_update(np.ones(7), L1, L1).tolist() == [1, 1, 1, 1, 1, 1, 4]
 
 
 def test_what_is_pruned_raises_the_smaller_and_lowers_the_larger() -> None:
@@ -76,8 +76,8 @@ def test_what_is_pruned_raises_the_smaller_and_lowers_the_larger() -> None:
 
     From scores of 5: S1 is 8, then 5 - 1, 5 - 2, 5 - 3, 5 - 4.
     """
-    assert after_reply(np.ones(7), L1, S1).tolist() == [1, 1, 4, 0, 0, 0, 0]
-    assert after_reply(np.full(7, 5.0), L1, S1).tolist() == [5, 5, 8, 4, 3, 2, 1]
+    assert credit_update(np.ones(7), L1, S1).tolist() == [1, 1, 4, 0, 0, 0, 0]
+    assert credit_update(np.full(7, 5.0), L1, S1).tolist() == [5, 5, 8, 4, 3, 2, 1]
 
 
 def by_the_authors(scores: list[float], sent: int, back: int, p: int) -> list[float]:
@@ -106,21 +106,21 @@ def test_the_authors_credit_l1_only_when_it_was_sent(p: int) -> None:
         scores = rng.integers(0, 9, size=2 * p + 1).astype(float)
         sent = int(rng.integers(2 * p + 1))
         back = int(rng.integers(sent + 1))
-        assert after_reply(scores, sent, back, "authors").tolist() == by_the_authors(scores.tolist(), sent, back, p)
-    assert after_reply(np.ones(7), M2, M2, "authors").tolist() == [1, 1, 1, 1, 2, 2, 2]
-    assert after_reply(np.ones(7), L1, L1, "authors").tolist() == [1, 1, 1, 1, 1, 1, 5]
+        assert credit_update(scores, sent, back, "authors").tolist() == by_the_authors(scores.tolist(), sent, back, p)
+    assert credit_update(np.ones(7), M2, M2, "authors").tolist() == [1, 1, 1, 1, 2, 2, 2]
+    assert credit_update(np.ones(7), L1, L1, "authors").tolist() == [1, 1, 1, 1, 1, 1, 5]
 
 
 def test_a_refusal_lowers_without_credit() -> None:
     """As lines 22 to 25 from m_i = M3 on: 5 - 0, 5 - 1, 5 - 2, 5 - 3."""
-    assert after_refusal(np.full(7, 5.0), M3).tolist() == [5, 5, 5, 5, 4, 3, 2]
+    assert lower_scores(np.full(7, 5.0), M3).tolist() == [5, 5, 5, 5, 4, 3, 2]
 
 
 def test_the_curiosity_table_counts_types_sent_and_received() -> None:
     """Lines 12 and 13: S3, S2, S1 are type S; L1 is type L."""
     column = np.ones(3)
     for model in (S3, S1, M2, L1, L1):
-        column = after_sending(column, model, 3)
+        column = count_model(column, model, 3)
     assert column.tolist() == [3, 2, 3]
 
 
@@ -137,7 +137,7 @@ def test_resource_reward_is_the_formula(p: int) -> None:
     tables = Tables(np.ones((3, 4)), make_numpy_rng(p).integers(0, 9, size=(2 * p + 1, 4)) + 0.5)
     for model in range(2 * p + 1):
         expected = [by_loops(tables.resources, model, c, p) for c in range(4)]
-        assert resource_reward(tables, model) == pytest.approx(expected, rel=1e-12)
+        assert compute_resource_reward(tables, model) == pytest.approx(expected, rel=1e-12)
 
 
 def test_rewards_by_hand() -> None:
@@ -146,25 +146,25 @@ def test_rewards_by_hand() -> None:
     Client 1 took L1 whole twice: scores 1, ..., 1, 7, so R_s(L1) = 7 / 13 above one half, and R_c(L) = 1 / sqrt(5).
     """
     scores = np.ones((7, 2))
-    scores[:, 1] = after_reply(after_reply(scores[:, 1], L1, L1), L1, L1)
+    scores[:, 1] = credit_update(credit_update(scores[:, 1], L1, L1), L1, L1)
     chosen = np.ones((3, 2))
     chosen[2, 1] = 5
     tables = Tables(chosen, scores)
-    assert resource_reward(tables, M2)[0] == pytest.approx(3 / 7)
-    assert resource_reward(tables, L1) == pytest.approx([1 / 7, 7 / 13])
-    assert curiosity_reward(tables, L1) == pytest.approx([1, 5**-0.5])
-    assert reward(tables, L1, "CS") == pytest.approx([1 / 7, 0.5 * 5**-0.5])
-    assert reward(tables, L1, "C") == pytest.approx([1, 5**-0.5])
-    assert reward(tables, L1, "S") == pytest.approx([1 / 7, 0.5])
-    assert reward(tables, L1, "random").tolist() == [1, 1]
+    assert compute_resource_reward(tables, M2)[0] == pytest.approx(3 / 7)
+    assert compute_resource_reward(tables, L1) == pytest.approx([1 / 7, 7 / 13])
+    assert compute_curiosity_reward(tables, L1) == pytest.approx([1, 5**-0.5])
+    assert compute_reward(tables, L1, "CS") == pytest.approx([1 / 7, 0.5 * 5**-0.5])
+    assert compute_reward(tables, L1, "C") == pytest.approx([1, 5**-0.5])
+    assert compute_reward(tables, L1, "S") == pytest.approx([1 / 7, 0.5])
+    assert compute_reward(tables, L1, "random").tolist() == [1, 1]
 
 
 def test_who_never_succeeded_is_not_drawn_unless_nobody_did() -> None:
     scores = np.ones((3, 3))
     scores[:, 1] = 0
-    rewards = reward(Tables(np.ones((3, 3)), scores), 0)
-    assert probabilities(rewards, np.arange(3)).tolist() == [0.5, 0, 0.5]
-    assert probabilities(rewards, np.array([1])).tolist() == [1]
+    rewards = compute_reward(Tables(np.ones((3, 3)), scores), 0)
+    assert compute_probabilities(rewards, np.arange(3)).tolist() == [0.5, 0, 0.5]
+    assert compute_probabilities(rewards, np.array([1])).tolist() == [1]
 
 
 # ---- slots -----------------------------------------------------------------------------------------------------------
@@ -196,10 +196,10 @@ def needs(federation: Federation) -> dict[str, float]:
 def test_the_levels_are_the_pool() -> None:
     federation, _ = fleet()
     assert [level.name for level in federation.levels] == ["S3", "S2", "S1", "M3", "M2", "M1", "L1"]
-    found = pool(federation.problem.architecture)
+    found = make_pool(federation.problem.architecture)
     assert [level.submodel for level in federation.levels] == [model.submodel for model in found]
     assert [level.name for level in federation.levels if level.averaged] == ["S1", "M1", "L1"]
-    assert [m.name for m in pool(federation.problem.architecture, p=1)] == ["S1", "M1", "L1"]
+    assert [m.name for m in make_pool(federation.problem.architecture, p=1)] == ["S1", "M1", "L1"]
 
 
 def test_each_slot_draws_a_model_and_a_client_of_its_own() -> None:
@@ -271,7 +271,7 @@ def test_a_device_trains_the_largest_model_contained_in_what_it_got() -> None:
 
 def test_the_pool_is_not_nested() -> None:
     """S1 is whole for longer than M3, so that a device that got M3 cannot make S1 of it."""
-    found = {model.name: model.submodel for model in pool(vgg16())}
+    found = {model.name: model.submodel for model in make_pool(vgg16())}
     assert not found["S1"].inside(found["M3"]) and found["S3"].inside(found["M3"])
 
 
@@ -339,15 +339,15 @@ def test_a_round_moves_the_tables_by_what_came_back() -> None:
             for i, level in enumerate(federation.levels)
             if level.needs <= budget and level.submodel.inside(piece)
         ]
-        column = after_sending(np.ones(3), model, 3)
+        column = count_model(np.ones(3), model, 3)
         if fits:
             index = max(fits)[1]
             back += max(fits)[0]
-            assert chosen[:, client].tolist() == after_sending(column, index, 3).tolist()
-            assert scores[:, client].tolist() == after_reply(np.ones(7), model, index).tolist()
+            assert chosen[:, client].tolist() == count_model(column, index, 3).tolist()
+            assert scores[:, client].tolist() == credit_update(np.ones(7), model, index).tolist()
         else:
             assert chosen[:, client].tolist() == column.tolist()
-            assert scores[:, client].tolist() == after_refusal(np.ones(7), model).tolist()
+            assert scores[:, client].tolist() == lower_scores(np.ones(7), model).tolist()
     total = sum(sizes[federation.levels[model].name] for _, model, _ in slots)
     assert report["waste"] == pytest.approx(1 - back / total, abs=1e-12)
     assert len(report["failures"]) == 1  # nobody can train with a hundredth
@@ -369,7 +369,7 @@ def test_a_job_that_failed_says_nothing_of_what_the_device_affords(flags: dict[s
     """A crash, a deadline that passed, a device that went away: T_c counts the sending; only a refusal moves T_r."""
     federation, _ = fleet()
     piece = federation.levels[M3].submodel
-    for declined, expected in ((False, np.ones(7)), (True, after_refusal(np.ones(7), M3))):
+    for declined, expected in ((False, np.ones(7)), (True, lower_scores(np.ones(7), M3))):
         report = Failure(0, 0, 2, M3, piece, "gone", declined=declined, **flags)
         server = federation.method.observe(federation, start(federation), Aggregate({}, {}), [report])
         kept = server.memory["adaptivefl"]
@@ -414,7 +414,7 @@ def decoupled_fleet(cohort: int, **given: Any) -> tuple[Federation, Simulation]:
 def test_decoupled_trains_each_model_on_all_who_afford_it() -> None:
     """S1, M1 and L1 of the pool; a cohort for each, no client twice, and over the rounds everybody who is able."""
     federation, simulation = decoupled_fleet(cohort=2)
-    ours = {model.name: model.submodel for model in pool(federation.problem.architecture)}
+    ours = {model.name: model.submodel for model in make_pool(federation.problem.architecture)}
     assert [level.submodel for level in federation.levels] == [ours[name] for name in ("S1", "M1", "L1")]
     trained: dict[int, set[int]] = {0: set(), 1: set(), 2: set()}
     for round in range(200):
@@ -482,7 +482,7 @@ def test_how_well_each_rule_tells_strong_clients_from_others() -> None:
     found = {credit: thousand_rounds(credit) for credit in ("printed", "authors")}
     medium, strong = {}, {}
     for credit, (tables, _, _) in found.items():
-        rewards = resource_reward(tables, L1)
+        rewards = compute_resource_reward(tables, L1)
         medium[credit], strong[credit] = rewards[40:70].mean(), rewards[70:].mean()
     assert medium["printed"] / strong["printed"] == pytest.approx(0.8, abs=0.06)
     assert medium["authors"] / strong["authors"] < 0.55

@@ -27,7 +27,7 @@ from fleetfit.errors import ConfigError, DataError, RunError
 from fleetfit.layout import State, build_module, outputs
 from fleetfit.messages import pack, unpack
 from fleetfit.method import Method, build
-from fleetfit.methods._distillation import Distillation
+from fleetfit.methods.feddf import Distillation
 from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.submodel import Submodel, extract, whole
 from fleetfit.tasks import classification, next_token
@@ -88,7 +88,7 @@ def test_the_loss_by_hand(temperature: float) -> None:
     q = [math.exp(z / temperature) for z in said["student"]]
     p, q = [v / sum(p) for v in p], [v / sum(q) for v in q]
     expected = temperature**2 * sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
-    torch.testing.assert_close(loss.taught(x), torch.tensor([mean] * 5))
+    torch.testing.assert_close(loss.compute_teacher_logits(x), torch.tensor([mean] * 5))
     assert loss(module, x, torch.empty(0)).item() == pytest.approx(expected, rel=1e-5)
     assert loss.metrics() == {}, "nothing was looked at that was held out"
 
@@ -102,11 +102,11 @@ def test_teachers_are_in_eval_mode_and_students_train() -> None:
     job = Job("train", 0, 1, 0, None, whole(problem.layout), {}, {}, 0)
     loss = Distillation(job, device, received(federation), pieces, 1.0)
     x = torch.randn(9, 1, 4, 4)
-    assert torch.equal(loss.taught(x), loss.taught(x))
+    assert torch.equal(loss.compute_teacher_logits(x), loss.compute_teacher_logits(x))
     module = build_module(problem.architecture, problem.layout.full_sizes, (3,))
-    several = [list(loss._logits(module.train(), x)) for _ in range(2)]
+    several = [list(loss._iter_logits(module.train(), x)) for _ in range(2)]
     assert all(not torch.equal(a, b) for a, b in zip(*several, strict=True))
-    several = [list(loss._logits(module.eval(), x)) for _ in range(2)]
+    several = [list(loss._iter_logits(module.eval(), x)) for _ in range(2)]
     assert all(torch.equal(a, b) for a, b in zip(*several, strict=True))
 
 
@@ -123,9 +123,9 @@ def test_padding_teaches_nothing() -> None:
     def with_other(row: int, place: int) -> Tensor:
         other = teacher.clone()
         other[row, place] = torch.tensor([9.0, 0.0, 0.0, -9.0])
-        return loss._divergence(other, nn.Embedding.from_pretrained(torch.eye(4)), x)
+        return loss._compute_divergence(other, nn.Embedding.from_pretrained(torch.eye(4)), x)
 
-    found = loss._divergence(teacher, nn.Embedding.from_pretrained(torch.eye(4)), x)
+    found = loss._compute_divergence(teacher, nn.Embedding.from_pretrained(torch.eye(4)), x)
     assert found > 0
     assert torch.equal(with_other(0, 2), found)
     assert not torch.equal(with_other(1, 2), found)

@@ -19,7 +19,7 @@ from fleetfit.errors import ConfigError
 from fleetfit.evaluate import level_module, level_state
 from fleetfit.layout import infer_layout
 from fleetfit.method import build
-from fleetfit.methods._own_blocks import own_blocks
+from fleetfit.methods.inclusivefl import find_own_blocks
 from fleetfit.models.resnet import resnet
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.values import Federation, Level, Local, Server, Simulation
@@ -206,7 +206,7 @@ def test_only_blocks_of_the_same_shapes_hand_their_movement_down() -> None:
     The last block of a level of one block learns from block 2, which has its stage's shapes; that of a level of two
     blocks, at the end of its stage, learns from nobody, and beta does nothing there.
     """
-    found = own_blocks(infer_layout(resnet(depth=14), (1, 2, 4, 6)), (1, 2, 4, 6))
+    found = find_own_blocks(infer_layout(resnet(depth=14), (1, 2, 4, 6)), (1, 2, 4, 6))
     blocks = {
         depth: [next(iter(b.values())).split("blocks.")[1].split(".")[0] for b in further]
         for depth, further in found.further.items()

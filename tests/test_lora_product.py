@@ -17,7 +17,7 @@ from fleetfit.errors import ConfigError
 from fleetfit.layout import State, infer_layout
 from fleetfit.method import build, keep_prefix, weigh_by_samples
 from fleetfit.models.vit import vit
-from fleetfit.options._factors import nearest
+from fleetfit.options.lora_product import factor_nearest
 from fleetfit.peft.lora import A, B, lora
 from fleetfit.submodel import Channels, Submodel, extract, put_back, random, rolling
 from fleetfit.values import Federation, Server, Update
@@ -162,7 +162,7 @@ def test_a_keeps_its_singular_values_and_lies_nearest_to_what_it_was() -> None:
     for _ in range(5):
         exact = torch.randn(7, 6, generator=rng, dtype=torch.float64)
         was = torch.tensor([[5.0], [1.0], [0.2]]) * torch.randn(3, 6, generator=rng, dtype=torch.float64)
-        a = nearest(exact, was)[1]
+        a = factor_nearest(exact, was)[1]
         torch.testing.assert_close(torch.linalg.svdvals(a), torch.linalg.svdvals(was))
         w, d, _ = torch.linalg.svd(was, full_matrices=False)
         space = torch.linalg.svd(a, full_matrices=False)[2]
@@ -177,7 +177,7 @@ def test_matrices_of_rank_one() -> None:
     """The best approximation of rank one is the largest singular value's; A keeps its length."""
     rng = torch.Generator().manual_seed(0)
     product, a = torch.randn(5, 4, generator=rng).double(), torch.randn(1, 4, generator=rng).double()
-    b, found = nearest(product, a)
+    b, found = factor_nearest(product, a)
     u, s, v = np.linalg.svd(product.numpy())
     np.testing.assert_allclose((b @ found).numpy(), s[0] * np.outer(u[:, 0], v[0]), atol=1e-12)
     assert float(found.norm()) == pytest.approx(float(a.norm()))
@@ -219,7 +219,7 @@ def test_any_shapes_and_ranks(out: int, into: int, rank: int, known: int) -> Non
     exact = torch.randn(out, into, generator=rng, dtype=torch.float64)
     a = torch.randn(rank, known, generator=rng, dtype=torch.float64) @ torch.randn(known, into, dtype=torch.float64,
                                                                                    generator=rng)  # fmt: skip
-    b, a = nearest(exact, a)
+    b, a = factor_nearest(exact, a)
     assert tuple(b.shape) == (out, rank) and tuple(a.shape) == (rank, into)
     np.testing.assert_allclose((b @ a).numpy(), best(exact.numpy(), rank), atol=1e-9)
 

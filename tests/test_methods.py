@@ -23,8 +23,8 @@ from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError, ModelError
 from fleetfit.layout import Axis, State
 from fleetfit.method import build, get_round_submodel
-from fleetfit.methods.decoupled import shared
-from fleetfit.methods.heterofl import class_axis, kept_fractions, width_loss
+from fleetfit.methods.decoupled import get_initial_state
+from fleetfit.methods.heterofl import compute_kept_fractions, find_class_axis, width_loss
 from fleetfit.methods.scalefl import exits_loss
 from fleetfit.planner import LevelShape, Targets
 from fleetfit.rounds import Settings, run_round, start
@@ -239,7 +239,7 @@ def test_the_scaler_divides_the_inputs_of_the_norm_layers() -> None:
     federation = width_levels(tiny_federation({"name": "heterofl", "scaler": True})[0])
     simulation = tiny_federation({"name": "heterofl"})[1]
     job = job_for(federation, 0, 0)
-    assert kept_fractions(job, simulation.device(0)) == {f"blocks.{i}.1": 0.5 for i in range(3)}
+    assert compute_kept_fractions(job, simulation.device(0)) == {f"blocks.{i}.1": 0.5 for i in range(3)}
     state = {n: t * (0.01 if n.startswith("stem") else 1) for n, t in job.state.items()}
     job = replace(job, state=state)
     data = simulation.device(0).data
@@ -269,7 +269,7 @@ def test_norm_layers_that_are_frozen_are_scaled_too(peft: str) -> None:
     found = assemble(load_experiment(table))
     federation, simulation = found.federation, found.simulation
     assert simulation is not None
-    fractions = kept_fractions(job_for(federation, 0, 0), simulation.device(0))
+    fractions = compute_kept_fractions(job_for(federation, 0, 0), simulation.device(0))
     piece = local_model_of(federation.problem, federation.levels[0].submodel, torch.device("cpu"))
     norms = {name for name, module in piece.module.named_modules() if isinstance(module, torch.nn.LayerNorm)}
     assert set(fractions) == norms and len(norms) >= 5
@@ -277,7 +277,7 @@ def test_norm_layers_that_are_frozen_are_scaled_too(peft: str) -> None:
 
 def test_the_full_level_is_not_scaled() -> None:
     federation, simulation = tiny_federation({"name": "heterofl", "scaler": True})
-    assert kept_fractions(job_for(width_levels(federation), 2, 2), simulation.device(2)) == {}
+    assert compute_kept_fractions(job_for(width_levels(federation), 2, 2), simulation.device(2)) == {}
 
 
 @pytest.mark.parametrize("kind", ["evaluate", "statistics"])
@@ -311,10 +311,10 @@ def missing_classes(simulation: Simulation, lacking: Mapping[int, set[int]]) -> 
 def test_the_axis_of_the_classes_is_the_one_of_that_name_or_the_only_one_that_can_be() -> None:
     hidden, classes = Axis(8), Axis(4, scaled=False)
     places = Axis(4, scaled=False, ordered=True)
-    assert class_axis({"places": places, "a": hidden, "labels": classes}) == "labels"
-    assert class_axis({"tokens": Axis(4, scaled=False), "classes": classes}) == "classes"
-    assert class_axis({"tokens": Axis(4, scaled=False), "labels": classes}) is None
-    assert class_axis({"a": hidden}) is None
+    assert find_class_axis({"places": places, "a": hidden, "labels": classes}) == "labels"
+    assert find_class_axis({"tokens": Axis(4, scaled=False), "classes": classes}) == "classes"
+    assert find_class_axis({"tokens": Axis(4, scaled=False), "labels": classes}) is None
+    assert find_class_axis({"a": hidden}) is None
 
 
 def test_masking_needs_an_axis_of_the_classes() -> None:
@@ -453,7 +453,7 @@ def test_decoupled_s_initial_model_has_tensors_whose_names_begin_with_level() ->
     """They are not those of a level's own model, `level1/...`."""
     tensor = torch.zeros(1)
     state = {"level_embedding": tensor, "levels.0.weight": tensor, "level2/levels.0.weight": tensor}
-    assert set(shared(state)) == {"level_embedding", "levels.0.weight"}
+    assert set(get_initial_state(state)) == {"level_embedding", "levels.0.weight"}
 
 
 def test_decoupled_averages_each_level_among_its_own() -> None:

@@ -18,7 +18,7 @@ from fleetfit.errors import ConfigError, ModelError
 from fleetfit.layout import Architecture, build_module, infer_layout, named_tensors, outputs
 from fleetfit.losses import best_exit_distillation
 from fleetfit.method import FEDAVG, build
-from fleetfit.methods.depthfl import ramped
+from fleetfit.methods.depthfl import ramp_up
 from fleetfit.models.bert import bert
 from fleetfit.models.ree import POSITION_AXIS, Ree, recurrent
 from fleetfit.models.resnet import resnet20
@@ -544,7 +544,7 @@ def test_the_distillation_grows_over_rounds() -> None:
         values.append(float(loss(Given([0.5, 1.0, 2.0]), None, torch.tensor([0])).detach()))
     plain = 3.5
     full = values[2] - plain
-    assert values[0] - plain == pytest.approx(full * ramped(0, 10), abs=1e-5)
+    assert values[0] - plain == pytest.approx(full * ramp_up(0, 10), abs=1e-5)
     assert values[1] - plain == pytest.approx(full * math.exp(-5 * 0.25), abs=1e-5)
 
 

@@ -20,9 +20,9 @@ from fleetfit.config import assemble, load_experiment
 from fleetfit.errors import ConfigError
 from fleetfit.method import build
 from fleetfit.movements import Movements
-from fleetfit.options._ordered import at_least, at_most, middle, network, ordered
-from fleetfit.options.krum import scores
-from fleetfit.options.outliers import measured
+from fleetfit.options._order_statistics import ceil_share, floor_share, make_network, select_ranks, take_median
+from fleetfit.options.krum import compute_scores
+from fleetfit.options.outliers import measure_movements
 from fleetfit.rounds import start
 from fleetfit.submodel import Submodel, concat_state, extract
 from fleetfit.values import Server, Update
@@ -73,11 +73,11 @@ def test_the_network_puts_the_same_where_sorting_does(count: int) -> None:
     for first in range(count):
         last = count - first
         if first < last:
-            found = torch.stack(ordered(numbers.clone(), first, last))
+            found = torch.stack(select_ranks(numbers.clone(), first, last))
             assert torch.equal(found, expected[first:last])
-            assert len(network(count, first, last)) <= len(network(count, 0, count))
+            assert len(make_network(count, first, last)) <= len(make_network(count, 0, count))
     half = (expected[(count - 1) // 2] + expected[count // 2]) / 2
-    torch.testing.assert_close(middle(numbers.clone()), half)
+    torch.testing.assert_close(take_median(numbers.clone()), half)
 
 
 @pytest.mark.parametrize("untrained", [(), ("heads.3.weight", "heads.3.bias")])
@@ -101,7 +101,7 @@ def test_chunks_cover_each_element_once_with_all_who_cover_it(
 
 def test_norms_are_those_of_the_movements() -> None:
     updates = mixed()
-    _, found = measured(Movements(LAYOUT, SERVER, updates), len(updates), 4)
+    _, found = measure_movements(Movements(LAYOUT, SERVER, updates), len(updates), 4)
     for norm, update in zip(found.tolist(), updates, strict=True):
         sent = concat_state(extract(LAYOUT, SENT, update.submodel))
         assert norm == pytest.approx(float((concat_state(update.state) - sent).norm()), rel=1e-5)
@@ -239,7 +239,7 @@ def test_the_order_in_which_untrained_tensors_are_named_is_no_coverage_of_its_ow
 
 @pytest.mark.parametrize(("share", "count", "below", "above"), [(0.07, 100, 7, 7), (0.29, 100, 29, 29), (0.3, 7, 2, 3)])
 def test_shares_of_a_number_are_not_a_matter_of_rounding(share: float, count: int, below: int, above: int) -> None:
-    assert (at_most(share, count), at_least(share, count)) == (below, above)
+    assert (floor_share(share, count), ceil_share(share, count)) == (below, above)
 
 
 def test_nobody_moved_and_nobody_there() -> None:
@@ -285,7 +285,7 @@ def test_a_score_of_krum_is_of_the_nearest_others() -> None:
     """On a line at 0, 1, 3 and 10, with two neighbours: 1 + 9, 1 + 4, 4 + 9, 49 + 81."""
     line = torch.tensor([0.0, 1.0, 3.0, 10.0], dtype=torch.float64)
     apart = (line[:, None] - line[None]) ** 2
-    assert scores(apart, 2).tolist() == [10.0, 5.0, 13.0, 130.0]
+    assert compute_scores(apart, 2).tolist() == [10.0, 5.0, 13.0, 130.0]
 
 
 def test_krum_keeps_those_with_near_neighbours_in_the_core() -> None:

@@ -24,7 +24,7 @@ from fleetfit.evaluate import evaluate
 from fleetfit.method import build
 from fleetfit.rounds import run, run_round, start
 from fleetfit.submodel import Submodel, extract
-from fleetfit.tasks import task_named
+from fleetfit.tasks import get_task
 from fleetfit.training import run_job
 from fleetfit.validation import (
     _find_implausible_sum,
@@ -215,7 +215,7 @@ def test_no_more_is_right_than_was_asked(changes: dict[str, Any], right: bool) -
 def test_a_regression_may_score_below_zero() -> None:
     """1 - (output - y)^2 of a bad model: far below 0, and at most 1 for each."""
     job, update = ANSWERED["evaluate"]
-    federation = replace(FEDERATION, problem=replace(FEDERATION.problem, task=task_named("regression")))
+    federation = replace(FEDERATION, problem=replace(FEDERATION.problem, task=get_task("regression")))
     below = replace(update, metrics={**SCORES, "correct": [-700.0, -3.0], "ensemble": -9.0})
     assert validate_reply(below, job, federation) is below
     above = replace(below, metrics={**SCORES, "correct": [-700.0, 5.5]})

@@ -45,14 +45,14 @@ def depthfl(alpha: float = 0.1, ramp: int = 300, share: float = 1.0, temperature
     return replace(base, levels=partial(split_levels, mode="depth"), loss=loss)
 
 
-def ramped(round: int, ramp: int) -> float:
+def ramp_up(round: int, ramp: int) -> float:
     """Return exp(-5 (1 - t / ramp)^2) before round `ramp`, counted from 0, and 1 from there on."""
     return math.exp(-5 * (1 - round / ramp) ** 2) if round < ramp else 1.0
 
 
 def mutual_loss(job: Job, device: Device, ramp: int, share: float, temperature: float) -> Loss:
     """Return the loss of all exits with mutual distillation, at this round's weight."""
-    task, weight = device.problem.task, share * ramped(job.round, ramp)
+    task, weight = device.problem.task, share * ramp_up(job.round, ramp)
 
     def loss(module: nn.Module, x: Any, y: Tensor) -> Tensor:
         return mutual_distillation(outputs(module, x), y, task, weight, temperature)

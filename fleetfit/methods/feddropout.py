@@ -22,10 +22,10 @@ def feddropout(drop: float = 0.25) -> Method:
         drop: Share of its level's channels that a client leaves out in a round, in [0, 1).
     """
     check_range("drop", drop, 0, 1, closed=True)
-    return Method(levels=partial(split_levels, mode="width"), channels=partial(some_channels, drop=drop))
+    return Method(levels=partial(split_levels, mode="width"), channels=partial(select_channels, drop=drop))
 
 
-def some_channels(
+def select_channels(
     axis: Axis, n: int, round: int, client: int | None, rng: np.random.Generator, drop: float
 ) -> Channels:
     """Keep (1 - drop) n random channels, in whole granules and at least one; evaluation: the first n."""

@@ -82,9 +82,9 @@ def check_model(experiment: Experiment, problem: Problem) -> None:
 
 
 COMPARING: dict[str, Callable[..., bool]] = {
-    "outliers": outliers.judges,
-    "krum": krum.judges,
-    "trimmed_mean": trimmed_mean.judges,
+    "outliers": outliers.is_large_enough,
+    "krum": krum.is_large_enough,
+    "trimmed_mean": trimmed_mean.is_large_enough,
 }
 """Options that compare the updates of a round, with a function that checks whether a number of updates is enough."""
 _MOST_CLIENTS = 10_000  # that are tried to find the smallest cohort
