@@ -16,7 +16,7 @@ from torch import Tensor
 
 import fleetfit as ff
 from fleetfit import names
-from fleetfit.attack import Attack, Attackers, Knowledge, Move, Scene, drawn
+from fleetfit.attack import Attack, Attackers, Knowledge, Move, Scene, draw_attackers
 from fleetfit.attacks.min_max import largest, measured
 from fleetfit.config import assemble, load_experiment
 from fleetfit.config.build.run import assemble_fleet
@@ -161,7 +161,7 @@ def test_each_round_and_each_client_has_noise_of_its_own() -> None:
     attackers, honest = hostile("noise"), update_of(FULL, 1, job)
     later = replace(job, round=2)
     first, again, next_round, other = (
-        concat_state(attackers.forged(honest, one, LAYOUT, Knowledge(LAYOUT)).state)
+        concat_state(attackers.forge(honest, one, LAYOUT, Knowledge(LAYOUT)).state)
         for one in (job, job, later, replace(job, client=3))
     )
     assert torch.equal(first, again)
@@ -214,7 +214,7 @@ def hostile(kind: str, clients: tuple[int, ...] = (1, 3), **keys: Any) -> Attack
 def test_label_flip_changes_the_labels_of_the_hostile_clients_alone(keys: dict[str, int], wrong: Any) -> None:
     data = tiny_data()
     parts = tiny_parts(data, 5)
-    made, dealt = hostile("label_flip", **keys).poisoned(data, parts)
+    made, dealt = hostile("label_flip", **keys).poison(data, parts)
     for client, (before, after) in enumerate(zip(parts, dealt, strict=True)):
         assert torch.equal(made.x[after["train"]], data.x[before["train"]])
         expected = data.y[before["train"]]
@@ -228,7 +228,7 @@ def test_a_backdoor_marks_a_share_of_the_samples_and_all_that_success_is_measure
     data = tiny_data()
     parts = tiny_parts(data, 5)
     attackers = hostile("backdoor", target=2, trigger=2, poisoned=0.25)
-    made, dealt = attackers.poisoned(data, parts)
+    made, dealt = attackers.poison(data, parts)
     old, new = parts[1]["train"], dealt[1]["train"]
     marked = (made.x[new] != data.x[old]).flatten(1).any(1)
     assert int(marked.sum()) == round(0.25 * len(old))
@@ -237,7 +237,7 @@ def test_a_backdoor_marks_a_share_of_the_samples_and_all_that_success_is_measure
     assert torch.equal(made.y[new][~marked], data.y[old][~marked])
     from fleetfit.values import Device
 
-    probed = attackers.probed(Device(PROBLEM, data))
+    probed = attackers.make_probe_device(Device(PROBLEM, data))
     assert probed is not None
     asked = data.split("test")[data.y[data.split("test")] != 2]
     assert len(probed.data.split("test")) == len(asked) == len(probed.data.x)
@@ -248,7 +248,7 @@ def test_a_backdoor_marks_a_share_of_the_samples_and_all_that_success_is_measure
 def test_floats_get_a_trigger_of_their_largest_value() -> None:
     data = tiny_data()
     floats = Data("floats", data.x.float() / 300, data.y, data.splits, 4)
-    made, dealt = hostile("backdoor", (0,), trigger=1, poisoned=1.0).poisoned(floats, tiny_parts(data, 5))
+    made, dealt = hostile("backdoor", (0,), trigger=1, poisoned=1.0).poison(floats, tiny_parts(data, 5))
     corner = made.x[dealt[0]["train"]][..., -1, -1]
     assert float(corner.min()) == float(corner.max()) >= 0.7
 
@@ -258,18 +258,18 @@ def test_floats_get_a_trigger_of_their_largest_value() -> None:
 
 def test_who_is_hostile_is_drawn_by_share_and_level() -> None:
     levels = np.array([0, 1, 2, -1] * 10)
-    everywhere = drawn(levels, 0.2, "all", 0)
+    everywhere = draw_attackers(levels, 0.2, "all", 0)
     assert len(everywhere) == 6 and everywhere == tuple(sorted(set(everywhere))) and min(levels[list(everywhere)]) >= 0
-    assert everywhere == drawn(levels, 0.2, "all", 0) != drawn(levels, 0.2, "all", 1)
-    each = drawn(levels, 0.2, "each", 0)
+    assert everywhere == draw_attackers(levels, 0.2, "all", 0) != draw_attackers(levels, 0.2, "all", 1)
+    each = draw_attackers(levels, 0.2, "each", 0)
     assert np.bincount(levels[list(each)]).tolist() == [2, 2, 2]
-    top = drawn(levels, 0.8, [3], 0)
+    top = draw_attackers(levels, 0.8, [3], 0)
     assert len(top) == 8 and set(levels[list(top)]) == {2}
-    assert set(levels[list(drawn(levels, 0.5, [1, 2], 0))]) == {0, 1}
+    assert set(levels[list(draw_attackers(levels, 0.5, [1, 2], 0))]) == {0, 1}
     with raises(ConfigError, 4, 1, 2, 3, key="attack.among"):
-        drawn(levels, 0.5, [4], 0)
+        draw_attackers(levels, 0.5, [4], 0)
     with raises(ConfigError, 0.001, 30, key="attack.share"):
-        drawn(levels, 0.001, "all", 0)
+        draw_attackers(levels, 0.001, "all", 0)
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
@@ -463,5 +463,5 @@ def test_an_attack_is_a_record_whose_parts_are_honest_by_default() -> None:
     attackers = Attackers(Attack(), (0,), {0: 0}, cores, 0)
     data = tiny_data()
     parts, engine = tiny_parts(data, 2), object()
-    assert attackers.poisoned(data, parts) == (data, parts)
-    assert attackers.on(engine, LAYOUT) is engine
+    assert attackers.poison(data, parts) == (data, parts)
+    assert attackers.wrap_engine(engine, LAYOUT) is engine

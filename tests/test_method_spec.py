@@ -23,8 +23,8 @@ from fleetfit.method import (
     HOOKS,
     Method,
     build,
+    choose_uniformly,
     is_portable,
-    uniform,
     weigh_by_samples,
     weigh_equally,
 )
@@ -208,7 +208,7 @@ def test_named_channels(kind: str) -> None:
 
 def test_other_hooks_by_name() -> None:
     assert build({"name": "scalefl", "hooks": {"weight": "by_samples", "choose": "uniform"}}).weight is weigh_by_samples
-    assert build({"name": "scalefl", "hooks": {"choose": "uniform"}}).choose is uniform
+    assert build({"name": "scalefl", "hooks": {"choose": "uniform"}}).choose is choose_uniformly
     assert build({"name": "fedavg", "hooks": {"weight": f"{HERE}:first_weight"}}).weight(None) == 1.0  # type: ignore[arg-type]
 
 

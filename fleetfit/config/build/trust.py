@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fleetfit.attack import Attack, Attackers, drawn
+from fleetfit.attack import Attack, Attackers, draw_attackers
 from fleetfit.config.build.levels import format_ranges
 from fleetfit.config.components import build_component
 from fleetfit.config.schema import FRACTION, Experiment
@@ -66,7 +66,7 @@ def draw_attackers(experiment: Experiment, attack: Attack, federation: Federatio
     """Draw the hostile clients, by the levels that clients truly afford."""
     section, levels = experiment.attack, federation.level_of
     levels_with_data = np.where(federation.clients.num_examples > 0, levels, -1)
-    clients = drawn(levels_with_data, section.share, section.among, experiment.seed)
+    clients = draw_attackers(levels_with_data, section.share, section.among, experiment.seed)
     own = {client: int(levels[client]) for client in clients}
     return Attackers(attack, clients, own, partial(get_round_submodel, federation), experiment.seed)
 
@@ -77,10 +77,10 @@ def apply_attack(
     """Apply an attack to the server's view, the devices' data, and the evaluation."""
     if attackers is None or simulation is None or federation.device is None:
         return federation, simulation, settings
-    probe = attackers.probed(federation.device)
-    data, parts = attackers.poisoned(simulation.data, simulation.parts)
+    probe = attackers.make_probe_device(federation.device)
+    data, parts = attackers.poison(simulation.data, simulation.parts)
     return (
-        replace(federation, clients=attackers.told(federation.clients)),
+        replace(federation, clients=attackers.tell(federation.clients)),
         replace(simulation, data=data, parts=parts),
         replace(settings, hostile=frozenset(attackers.clients), wanted=replace(settings.wanted, triggered=probe)),
     )
