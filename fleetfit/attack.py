@@ -217,7 +217,7 @@ class Knowledge:
 # ---- the attackers ---------------------------------------------------------------------------------------------------
 
 
-def draw_attackers(levels: np.ndarray, share: float, among: str | Sequence[int], seed: int) -> tuple[int, ...]:
+def draw_hostile_clients(levels: np.ndarray, share: float, among: str | Sequence[int], seed: int) -> tuple[int, ...]:
     """Draw the hostile clients.
 
     Args:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import fleetfit as ff
 from fleetfit import names
-from fleetfit.attack import Attack, Attackers, Knowledge, Move, Scene, draw_attackers
+from fleetfit.attack import Attack, Attackers, Knowledge, Move, Scene, draw_hostile_clients
 from fleetfit.attacks.min_max import largest, measured
 from fleetfit.config import assemble, load_experiment
 from fleetfit.config.build.run import assemble_fleet
@@ -258,18 +258,18 @@ def test_floats_get_a_trigger_of_their_largest_value() -> None:
 
 def test_who_is_hostile_is_drawn_by_share_and_level() -> None:
     levels = np.array([0, 1, 2, -1] * 10)
-    everywhere = draw_attackers(levels, 0.2, "all", 0)
+    everywhere = draw_hostile_clients(levels, 0.2, "all", 0)
     assert len(everywhere) == 6 and everywhere == tuple(sorted(set(everywhere))) and min(levels[list(everywhere)]) >= 0
-    assert everywhere == draw_attackers(levels, 0.2, "all", 0) != draw_attackers(levels, 0.2, "all", 1)
-    each = draw_attackers(levels, 0.2, "each", 0)
+    assert everywhere == draw_hostile_clients(levels, 0.2, "all", 0) != draw_hostile_clients(levels, 0.2, "all", 1)
+    each = draw_hostile_clients(levels, 0.2, "each", 0)
     assert np.bincount(levels[list(each)]).tolist() == [2, 2, 2]
-    top = draw_attackers(levels, 0.8, [3], 0)
+    top = draw_hostile_clients(levels, 0.8, [3], 0)
     assert len(top) == 8 and set(levels[list(top)]) == {2}
-    assert set(levels[list(draw_attackers(levels, 0.5, [1, 2], 0))]) == {0, 1}
+    assert set(levels[list(draw_hostile_clients(levels, 0.5, [1, 2], 0))]) == {0, 1}
     with raises(ConfigError, 4, 1, 2, 3, key="attack.among"):
-        draw_attackers(levels, 0.5, [4], 0)
+        draw_hostile_clients(levels, 0.5, [4], 0)
     with raises(ConfigError, 0.001, 30, key="attack.share"):
-        draw_attackers(levels, 0.001, "all", 0)
+        draw_hostile_clients(levels, 0.001, "all", 0)
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Free rider: sends back the state that it received, as if it had trained (Lin et al., 2019; Fraboni et al., AISTATS 2021)."""
+"""Free rider: sends back the state that it received, as if trained (Lin et al., 2019; Fraboni et al., AISTATS 2021)."""
 
 from functools import partial
 

@@ -17,8 +17,7 @@ def little_is_enough(z: float = 1.5) -> Attack:
     """Make the attack.
 
     Args:
-        z: Standard deviations, above 0. The largest that is not detected depends on the number of attackers; the paper has
-            0.3 to 1.5.
+        z: Standard deviations, above 0. The paper has 0.3 to 1.5, depending on the number of attackers.
     """
     check_range("attack.z", z, 0)
     return Attack(forge=partial(shift_mean, z=z), together=True)

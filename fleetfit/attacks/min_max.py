@@ -1,4 +1,4 @@
-"""Min-max: as far from the mean as two honest updates are from each other (Shejwalkar and Houmansadr, NDSS 2021, AGR-agnostic).
+"""Min-max: as far from the mean as two honest updates are apart (Shejwalkar and Houmansadr, NDSS 2021, AGR-agnostic).
 
 Hostile clients collude: each sends m - gamma * s with mean m and standard deviation s of the updates of its own
 sub-model, and the largest gamma for which no such update is farther away than two of them are from each other. With
@@ -59,7 +59,7 @@ def compute_products(moves: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, T
 def find_largest_gamma(products: Tensor, along: Tensor, length: float) -> float:
     """Return the largest gamma with |m + gamma * p - d_i| <= max |d_i - d_j| for all i, m being the mean of all d_i.
 
-    For each i, gamma^2 |p|^2 + 2 gamma p.(m - d_i) + |m - d_i|^2 <= D^2 must hold: gamma is the least of the upper roots.
+    For each i, gamma^2 |p|^2 + 2 gamma p.(m - d_i) + |m - d_i|^2 <= D^2 must hold: gamma is the least upper root.
 
     Args:
         products: d_i.d_j, float64 [K, K].

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fleetfit.attack import Attack, Attackers, draw_attackers
+from fleetfit.attack import Attack, Attackers, draw_hostile_clients
 from fleetfit.config.build.levels import format_ranges
 from fleetfit.config.components import build_component
 from fleetfit.config.schema import FRACTION, Experiment
@@ -66,7 +66,7 @@ def draw_attackers(experiment: Experiment, attack: Attack, federation: Federatio
     """Draw the hostile clients, by the levels that clients truly afford."""
     section, levels = experiment.attack, federation.level_of
     levels_with_data = np.where(federation.clients.num_examples > 0, levels, -1)
-    clients = draw_attackers(levels_with_data, section.share, section.among, experiment.seed)
+    clients = draw_hostile_clients(levels_with_data, section.share, section.among, experiment.seed)
     own = {client: int(levels[client]) for client in clients}
     return Attackers(attack, clients, own, partial(get_round_submodel, federation), experiment.seed)
 
