@@ -542,7 +542,7 @@ def run(
             server, report = _skip_round(federation, settings, server)
         else:
             if settings.privacy is not None:
-                settings.privacy.begin(server.round)
+                settings.privacy.begin_round(server.round)
             server, report = run_round(federation, engine, settings, server, timer)
         public = report if settings.privacy is None else settings.privacy.redact_report(report)
         if report["train"]["clients"]:

@@ -13,7 +13,7 @@ import fleetfit as ff
 from fleetfit import secure
 from fleetfit.config import assemble, load_experiment
 from fleetfit.errors import ConfigError, NoUsableUpdates
-from fleetfit.privacy import Privacy, registered
+from fleetfit.privacy import Privacy, count_registered
 from fleetfit.secure import Quantiser, keys
 from fleetfit.secured import Segments
 from fleetfit.submodel import concat_state
@@ -248,7 +248,7 @@ def test_a_private_server_gets_no_single_update_and_keeps_no_sum_without_noise(
         return found
 
     def noted(self: Privacy, federation: Any, server: Any, total: torch.Tensor) -> Any:
-        members = registered(federation, server.round) * self.rate
+        members = count_registered(federation, server.round) * self.rate
         wanted["means"].append((total / members + concat_state(server.state)).numpy().tobytes()[:64])
         return released(self, federation, server, total)
 

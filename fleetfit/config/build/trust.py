@@ -16,7 +16,7 @@ from fleetfit.config.schema import FRACTION, Experiment
 from fleetfit.errors import ConfigError, RunError, truncate
 from fleetfit.evaluate import has_batch_norm
 from fleetfit.method import FEDAVG, get_round_submodel, keep_prefix, weigh_equally
-from fleetfit.privacy import Ledger, Privacy, affordable, noise_for, registered
+from fleetfit.privacy import Ledger, Privacy, count_registered, find_noise, max_rounds
 from fleetfit.records import RunFolder
 from fleetfit.rounds import Settings
 from fleetfit.secure import Quantiser, SecureRules, SecureRun, check_installed
@@ -172,15 +172,18 @@ def build_privacy(experiment: Experiment, federation: Federation) -> Privacy | N
         )
     if noise is None:
         assert epsilon is not None
-        noise = noise_for(epsilon, rate, experiment.rounds, delta, is_secure)
-    elif epsilon is not None and not affordable(noise, rate, delta, epsilon, 1, is_secure):
+        noise = find_noise(epsilon, rate, experiment.rounds, delta, is_secure)
+    elif epsilon is not None and not max_rounds(noise, rate, delta, epsilon, 1, is_secure):
         raise ConfigError(
             f"[privacy] epsilon: {epsilon:g} is spent before the first round is over. Set more noise, a smaller "
             "cohort.fraction, or a larger epsilon.",
             key="privacy.epsilon",
         )
-    ledger = Ledger(again=federation.device is None)
-    return Privacy(clip, noise, rate, delta, epsilon, key_file, ledger, found=section.noise is None, known=is_secure)
+    ledger = Ledger(charges_repeats=federation.device is None)
+    return Privacy(
+        clip, noise, rate, delta, epsilon, key_file, ledger,
+        noise_from_budget=section.noise is None, known_cohorts=is_secure,
+    )  # fmt: skip
 
 
 def _check_private_rounds(experiment: Experiment, federation: Federation) -> None:
@@ -261,14 +264,14 @@ def apply_privacy(federation: Federation, settings: Settings, privacy: Privacy) 
     )
     return (
         replace(federation, method=replace(federation.method, **hooks)),  # type: ignore[type-var]
-        replace(settings, rounds=privacy.lasts(settings.rounds), wanted=wanted, privacy=privacy),
+        replace(settings, rounds=privacy.max_rounds(settings.rounds), wanted=wanted, privacy=privacy),
     )
 
 
 def describe_privacy(privacy: Privacy, federation: Federation, rounds: int) -> tuple[str, ...]:
     """Describe the guarantee, the rounds for which it lasts, and noise that is loud."""
-    lasts = privacy.lasts(rounds)
-    epsilon = replace(privacy, ledger=Ledger(begun=lasts)).told()["epsilon"]
+    lasts = privacy.max_rounds(rounds)
+    epsilon = replace(privacy, ledger=Ledger(begun=lasts)).make_report()["epsilon"]
     notes = [
         f"Differential privacy of clients: noise {privacy.noise:.3g} times the clipping norm of {privacy.clip:g}, each "
         f"client drawn with probability {privacy.rate:.3g}: epsilon {epsilon:.2f} at delta {privacy.delta:.2g} after "
@@ -276,7 +279,7 @@ def describe_privacy(privacy: Privacy, federation: Federation, rounds: int) -> t
     ]
     if lasts < rounds:
         notes.append(f"The budget of epsilon {privacy.epsilon:g} lasts for {lasts} of the {rounds} rounds.")
-    members = registered(federation, 0)
+    members = count_registered(federation, 0)
     loudness = {}
     for index in np.unique(federation.level_of[federation.able]).tolist():
         level = federation.levels[index]
