@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from fleetfit import messages
 from fleetfit.aggregate import Aggregate, average_sums
 from fleetfit.errors import ConfigError, FleetFitError, ModelError, NoUsableUpdates, RunError, format_exception
-from fleetfit.evaluate import EvaluationScope, Statistics, evaluate, trained_levels
+from fleetfit.evaluate import EvaluationScope, Statistics, evaluate, find_trained_levels
 from fleetfit.layout import State
 from fleetfit.method import FEDAVG
 from fleetfit.network import LinkFaults, LossyNetwork
@@ -79,8 +79,8 @@ class Settings:
         local: Local training; its `lr` is multiplied by `schedule(round)`.
         schedule: Factor on the learning rate of each round, 0-based.
         evaluate_every: Rounds between two evaluations; the last round is always evaluated. 0 for the last only.
-        wanted: Scope of the last evaluation. Earlier ones cover clients, with the first norm only, and the whole test
-            set if `wanted.always`.
+        scope: Scope of the last evaluation. Earlier ones cover clients, with the first norm only, and the whole test
+            set if `scope.always`.
         patience: Rounds in a row without a usable update, or rolled back, after which the run stops.
         hostile: Clients that attack, in a simulation. The report counts them apart, and once an update has come in, no
             number of empty rounds stops the run.
@@ -94,7 +94,7 @@ class Settings:
     local: Local = field(default_factory=Local)
     schedule: Callable[[int], float] = constant_schedule
     evaluate_every: int = 0
-    wanted: EvaluationScope = field(default_factory=EvaluationScope)
+    scope: EvaluationScope = field(default_factory=EvaluationScope)
     patience: int = 5
     hostile: frozenset[int] = frozenset()
     secure: SecureRun | None = None
@@ -393,7 +393,7 @@ def step_server(
         except Exception as error:
             return server, {}, explain_hook_error(step, error)
         after = replace(after, round=server.round + 1)
-    return replace(after, trained=trained_levels(federation, server, replies)), aggregate.metrics, ""
+    return replace(after, trained=find_trained_levels(federation, server, replies)), aggregate.metrics, ""
 
 
 def _call_step(hook: Callable[..., Any], step: str, *arguments: Any) -> Server:
@@ -482,7 +482,7 @@ def step_with_sums(
             after = _call_step(federation.method.step, step, federation, server, aggregate, summed.reports)
         except Exception as error:
             return server, explain_hook_error(step, error)
-    after = replace(after, round=server.round + 1, trained=trained_levels(federation, server, summed.reports))
+    after = replace(after, round=server.round + 1, trained=find_trained_levels(federation, server, summed.reports))
     with timer.on("validation"):
         return after, find_invalid_state(server, after) or ""
 
@@ -556,7 +556,7 @@ def run(
         has_failed = bool(empty) and not is_usable and not is_under_attack
         statistics = None
         if _is_evaluated(server.round, settings) and not (is_last and has_failed):
-            scope = settings.wanted if is_last else reduce_scope(settings.wanted)
+            scope = settings.scope if is_last else reduce_scope(settings.scope)
             with timer.on("evaluation"):
                 public["evaluate"], statistics = evaluate(federation, engine, server, scope)
         public |= {"seconds": time.perf_counter() - began, "seconds_of": timer.read()}

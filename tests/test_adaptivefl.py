@@ -21,7 +21,7 @@ from fleetfit.config import load_experiment
 from fleetfit.config.build.run import assemble
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
-from fleetfit.evaluate import EvaluationScope, evaluate, level_module
+from fleetfit.evaluate import EvaluationScope, build_level_module, evaluate
 from fleetfit.layout import outputs
 from fleetfit.messages import pack
 from fleetfit.method import build
@@ -57,7 +57,7 @@ from fleetfit.values import (
 )
 
 SETTINGS = Settings(
-    2, plain(lr=0.05, batch_size=8), wanted=EvaluationScope(Evaluation(batch_size=64), statistics_samples=60)
+    2, plain(lr=0.05, batch_size=8), scope=EvaluationScope(Evaluation(batch_size=64), statistics_samples=60)
 )
 S3, S2, S1, M3, M2, M1, L1 = range(7)
 
@@ -497,13 +497,13 @@ def test_local_is_the_model_that_each_client_affords() -> None:
     """Each client's own model, built from the server's state, on its own test images."""
     federation, simulation = fleet()
     engine, server = local_engine(simulation), start(federation)
-    columns, found = evaluate(federation, engine, server, SETTINGS.wanted)
+    columns, found = evaluate(federation, engine, server, SETTINGS.scope)
     per_client = columns["static"]["per_client"]["local"]
     assert set(per_client) == {str(c) for c in range(6)}
     for client in range(6):
         budget = (0.2, 0.5, 1.0)[client % 3]
         level = max((m.needs, i) for i, m in enumerate(federation.levels) if m.needs <= budget)[1]
-        module = level_module(federation, server, level, found)
+        module = build_level_module(federation, server, level, found)
         data = simulation.device(client).data
         x, y = data.batch(data.split("test"))
         with torch.no_grad():

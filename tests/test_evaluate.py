@@ -17,7 +17,14 @@ from tiny import plain, tiny_data, tiny_federation, tiny_parts
 from torch import Tensor
 
 from fleetfit.engines.local import local as local_engine
-from fleetfit.evaluate import EvaluationScope, evaluate, has_batch_norm, level_module, moments, on_data, statistics
+from fleetfit.evaluate import (
+    EvaluationScope,
+    build_level_module,
+    compute_moments,
+    evaluate,
+    evaluate_on_device,
+    has_batch_norm,
+)
 from fleetfit.layout import State
 from fleetfit.models.cnn import cnn
 from fleetfit.rounds import Settings, run_round, start
@@ -266,7 +273,7 @@ def test_no_variance_is_below_0_where_a_channel_is_always_the_same() -> None:
     added = torch.stack([x] * 7)
     sums = {"norm.sum": added.sum(0), "norm.squares": (added * added).sum(0), "norm.count": n}
     assert bool((sums["norm.squares"] / n - (sums["norm.sum"] / n) ** 2 < 0).any())
-    found = moments(sums)
+    found = compute_moments(sums)
     assert bool((found["norm.var"] >= 0).all()) and bool((found["norm.var"] < 1e-12).all())
     torch.testing.assert_close(found["norm.mean"], x.float())
 
@@ -418,7 +425,7 @@ def test_the_module_handed_out_says_what_was_evaluated(fleet: Trained) -> None:
     )
     x, y = fleet.simulation.data.batch(fleet.simulation.data.split("test"))
     for level in range(3):
-        module = level_module(fleet.federation, fleet.server, level, found)
+        module = build_level_module(fleet.federation, fleet.server, level, found)
         assert not module.training
         with torch.no_grad():
             right = float((module(x)[-1].argmax(1) == y).float().mean())
@@ -430,7 +437,7 @@ def test_columns_on_data_at_hand_are_those_of_a_plain_evaluation(fleet: Trained,
     """Every level on the same data, the last one evaluated as the full model."""
     found = evaluate(fleet.federation, local_engine(fleet.simulation), fleet.server, replace(WANTED, norms=("static",)))
     wanted = replace(WANTED, norms=(norm,), evaluation=replace(WANTED.evaluation, batch_size=10**6))
-    columns = on_data(fleet.federation, fleet.server, wanted, fleet.simulation.device(None), found[1])[norm]
+    columns = evaluate_on_device(fleet.federation, fleet.server, wanted, fleet.simulation.device(None), found[1])[norm]
     test = fleet.simulation.data.batch(fleet.simulation.data.split("test"))
     scores = [Plain(fleet, level, norm).hits(*test) for level in range(3)]
     assert columns["full"] == pytest.approx(scores[2][-1]) and columns["exits"] == pytest.approx(scores[2])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
-from fleetfit.evaluate import level_module, level_state
+from fleetfit.evaluate import build_level_module, get_level_state
 from fleetfit.layout import infer_layout
 from fleetfit.method import build
 from fleetfit.methods.inclusivefl import find_own_blocks
@@ -174,7 +174,7 @@ def test_fedadam_goes_on_top() -> None:
 def test_each_level_is_evaluated_with_its_own_last_block_and_classifier() -> None:
     federation, simulation = by_depth((1, 2, 3))
     server = after(federation, simulation, 2)[-1]
-    state, (low, middle, high) = server.state, (level_state(federation, server, i) for i in range(3))
+    state, (low, middle, high) = server.state, (get_level_state(federation, server, i) for i in range(3))
     name = "4.weight"
     assert torch.equal(low[f"blocks.0.{name}"], state[f"exit1/blocks.0.{name}"])
     assert torch.equal(middle[f"blocks.1.{name}"], state[f"exit2/blocks.1.{name}"])
@@ -185,7 +185,7 @@ def test_each_level_is_evaluated_with_its_own_last_block_and_classifier() -> Non
     assert not any(key.startswith("exit3/") for key in state), "the deepest level's is the full model's"
     assert [sorted({k.split(".")[1] for k in piece if k.startswith("heads")}) for piece in (low, middle, high)] == [
         ["1"], ["2"], ["3"]]  # fmt: skip
-    module = level_module(federation, server, 0, None)
+    module = build_level_module(federation, server, 0, None)
     assert torch.equal(module.get_parameter(f"blocks.0.{name}"), state[f"exit1/blocks.0.{name}"])
 
 
@@ -193,7 +193,7 @@ def test_a_level_that_has_not_trained_is_the_full_model_s_and_one_that_rests_sta
     federation, simulation = by_depth((1, 3), [[2, 5], [0, 2], [2]])
     _, first, second, third = after(federation, simulation, 3)
     assert "exit1/blocks.0.4.weight" not in first.state
-    low = level_state(federation, first, 0)
+    low = get_level_state(federation, first, 0)
     assert torch.equal(low["blocks.0.4.weight"], first.state["blocks.0.4.weight"])
     kept = [name for name in second.state if name.startswith("exit1/")]
     assert len(kept) == 4 and all(torch.equal(third.state[n], second.state[n]) for n in kept)

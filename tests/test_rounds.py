@@ -494,8 +494,8 @@ def test_the_schedule_multiplies_the_learning_rate() -> None:
 def test_evaluations_on_the_way_and_at_the_end() -> None:
     """Every second round and the last; those on the way cover the clients with the headline policy only."""
     federation, simulation = fleet()
-    wanted = EvaluationScope(Evaluation(batch_size=16), statistics_samples=60)
-    settings = Settings(5, LOCAL, evaluate_every=2, wanted=wanted)
+    scope = EvaluationScope(Evaluation(batch_size=16), statistics_samples=60)
+    settings = Settings(5, LOCAL, evaluate_every=2, scope=scope)
     reports = [r.report for r in run(federation, local_engine(simulation), settings, start(federation))]
     assert [r["round"] for r in reports] == [1, 2, 3, 4, 5]
     assert ["evaluate" in r for r in reports] == [False, True, False, True, True]

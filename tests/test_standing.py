@@ -17,7 +17,7 @@ from fleetfit.config import load_experiment
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError, NoUsableUpdates
-from fleetfit.evaluate import moments
+from fleetfit.evaluate import compute_moments
 from fleetfit.method import take_mean
 from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.submodel import FlatState, concat_state
@@ -300,7 +300,7 @@ def test_a_variance_is_never_below_zero() -> None:
     value = 1e8 + 1 / 3
     sums = {"n.sum": torch.tensor([4 * value], dtype=torch.float64), "n.count": torch.tensor([4.0]).double(),
             "n.squares": torch.tensor([4 * value * value - 8], dtype=torch.float64)}  # fmt: skip
-    found = moments(sums)
+    found = compute_moments(sums)
     assert found["n.var"].tolist() == [0.0] and found["n.mean"].tolist() == [pytest.approx(1e8)]
 
 

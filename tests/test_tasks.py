@@ -176,8 +176,8 @@ def made(task: str, spec: Mapping[str, Any]) -> tuple[Federation, Simulation]:
 def test_every_method_learns_every_task(name: str, task: str) -> None:
     """Better than the constant answer after a few rounds, which two rounds of noise would not be."""
     federation, simulation = made(task, spec_of(name))
-    wanted = EvaluationScope(Evaluation(batch_size=64), statistics_samples=200)
-    settings = Settings(12, plain(lr=0.1, epochs=3, batch_size=8, momentum=0.9), wanted=wanted)
+    scope = EvaluationScope(Evaluation(batch_size=64), statistics_samples=200)
+    settings = Settings(12, plain(lr=0.1, epochs=3, batch_size=8, momentum=0.9), scope=scope)
     if name == "fedsgd":
         settings = replace(settings, rounds=60, local=plain(lr=0.5))
     *_, last = run(federation, local_engine(simulation), settings, start(federation))

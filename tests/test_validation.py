@@ -423,7 +423,7 @@ def test_a_liar_changes_nothing_and_the_round_goes_on() -> None:
     assert [f["client"] for f in report["failures"]] == [3] and "refused" in report["failures"][0]["reason"]
     assert report["train"]["clients"] == 6
     assert all(float(t.abs().max()) < 1e6 for t in after.state.values())
-    columns, found = evaluate(federation, Lying(federation, honest, 3), after, SETTINGS.wanted)
+    columns, found = evaluate(federation, Lying(federation, honest, 3), after, SETTINGS.scope)
     reasons = {f["reason"].split(":")[0] for f in columns["failures"] if f["client"] == 3}
     assert reasons == {"batch-norm statistics", "evaluation"}
     assert 0 <= columns["batch"]["global"] <= 1 and columns["batch"]["global_clients"] == 6

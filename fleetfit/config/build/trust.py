@@ -82,7 +82,7 @@ def apply_attack(
     return (
         replace(federation, clients=attackers.tell(federation.clients)),
         replace(simulation, data=data, parts=parts),
-        replace(settings, hostile=frozenset(attackers.clients), wanted=replace(settings.wanted, triggered=probe)),
+        replace(settings, hostile=frozenset(attackers.clients), scope=replace(settings.scope, triggered=probe)),
     )
 
 
@@ -259,12 +259,10 @@ def apply_privacy(federation: Federation, settings: Settings, privacy: Privacy) 
     """Set the private hooks, and leave the results of single clients out of the evaluation."""
     hooks: dict[str, Any] = {"choose": privacy.choose, "aggregate": privacy.aggregate, "weight": weigh_equally}
     has_test_set = federation.device is not None
-    wanted = replace(
-        settings.wanted, clients=0, whole=has_test_set, always=has_test_set, norms=settings.wanted.norms[:1]
-    )
+    scope = replace(settings.scope, clients=0, whole=has_test_set, always=has_test_set, norms=settings.scope.norms[:1])
     return (
         replace(federation, method=replace(federation.method, **hooks)),  # type: ignore[type-var]
-        replace(settings, rounds=privacy.max_rounds(settings.rounds), wanted=wanted, privacy=privacy),
+        replace(settings, rounds=privacy.max_rounds(settings.rounds), scope=scope, privacy=privacy),
     )
 
 
