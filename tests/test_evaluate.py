@@ -448,7 +448,7 @@ def test_columns_on_data_at_hand_are_those_of_a_plain_evaluation(fleet: Trained,
 
 
 def test_statistics_are_the_same_each_time_and_belong_to_a_level(fleet: Trained) -> None:
-    a, b = (statistics(fleet.federation, Inline(fleet.simulation), fleet.server, WANTED)[0] for _ in range(2))
+    a, b = (estimate_statistics(fleet.federation, Inline(fleet.simulation), fleet.server, WANTED)[0] for _ in range(2))
     assert all(torch.equal(a[level][n], b[level][n]) for level in a for n in a[level])
     assert {level: len(a[level]["blocks.0.1.mean"]) for level in a} == {0: 6, 1: 8, 2: 12}
     assert not any("mean" in name or "running" in name for name in fleet.server.state)
