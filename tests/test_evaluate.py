@@ -21,6 +21,7 @@ from fleetfit.evaluate import (
     EvaluationScope,
     build_level_module,
     compute_moments,
+    estimate_statistics,
     evaluate,
     evaluate_on_device,
     has_batch_norm,
