@@ -21,7 +21,7 @@ from fleetfit.aggregate import Aggregate, average_sums
 from fleetfit.errors import ConfigError, FleetFitError, ModelError, NoUsableUpdates, RunError, format_exception
 from fleetfit.evaluate import EvaluationScope, Statistics, evaluate, find_trained_levels
 from fleetfit.layout import State
-from fleetfit.method import FEDAVG
+from fleetfit.method import FEDAVG, Slot
 from fleetfit.network import LinkFaults, LossyNetwork
 from fleetfit.privacy import Privacy
 from fleetfit.round_report import (
@@ -57,7 +57,7 @@ class Engine(Protocol):
         ...
 
     def load(self, memories: Mapping[str, Any]) -> None:
-        """Take back what `save` returned."""
+        """Restore the memories that `save` returned."""
         ...
 
     def close(self) -> None:
@@ -176,10 +176,6 @@ def run_round(
         return unchanged, make_rollback_report(federation, report, unchanged, local, record)
     report["failures"] += commit_memories(engine, results.replies)
     return after, report | ({"server": dict(metrics)} if metrics else {})
-
-
-Slot = tuple[int, int, Submodel]
-"""A client, its level (0-based) and its sub-model in a round."""
 
 
 def sort_by_cost(federation: Federation, slots: list[Slot]) -> list[Slot]:
@@ -555,7 +551,8 @@ def run(
         is_last = server.round == settings.rounds
         has_failed = bool(empty) and not is_usable and not is_under_attack
         statistics = None
-        if _is_evaluated(server.round, settings) and not (is_last and has_failed):
+        is_due = is_last or (settings.evaluate_every and server.round % settings.evaluate_every == 0)
+        if is_due and not (is_last and has_failed):
             scope = settings.scope if is_last else reduce_scope(settings.scope)
             with timer.on("evaluation"):
                 public["evaluate"], statistics = evaluate(federation, engine, server, scope)
@@ -568,10 +565,6 @@ def run(
 def reduce_scope(scope: EvaluationScope) -> EvaluationScope:
     """Return the scope of an evaluation before the last one."""
     return replace(scope, whole=scope.whole and scope.always, norms=scope.norms[:1])
-
-
-def _is_evaluated(rounds: int, settings: Settings) -> bool:
-    return rounds == settings.rounds or bool(settings.evaluate_every and rounds % settings.evaluate_every == 0)
 
 
 def _has_update(report: Mapping[str, Any]) -> bool:

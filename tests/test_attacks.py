@@ -17,7 +17,7 @@ from torch import Tensor
 import fleetfit as ff
 from fleetfit import names
 from fleetfit.attack import Attack, Attackers, Knowledge, Move, Scene, draw_hostile_clients
-from fleetfit.attacks.min_max import largest, measured
+from fleetfit.attacks.min_max import compute_products, find_largest_gamma
 from fleetfit.config import assemble, load_experiment
 from fleetfit.config.build.run import assemble_fleet
 from fleetfit.data import Data
@@ -123,9 +123,9 @@ def test_min_max_goes_exactly_as_far_as_two_others_are_apart(chunk: int, monkeyp
     for _ in range(5):
         moves = torch.randn(6, 9, generator=rng).double()
         mean, direction = moves.mean(0), -moves.std(0)
-        found_mean, deviation, products, along = measured(list(moves.float()))
+        found_mean, deviation, products, along = compute_products(list(moves.float()))
         torch.testing.assert_close([found_mean.double(), -deviation.double()], [mean, direction], atol=1e-6, rtol=1e-5)
-        gamma = largest(products, along, float(direction.square().sum()))
+        gamma = find_largest_gamma(products, along, float(direction.square().sum()))
         most = max(float((a - b).norm()) for a in moves for b in moves)
 
         def farthest(g: float, m: Tensor = mean, d: Tensor = direction, all_of: Tensor = moves) -> float:
