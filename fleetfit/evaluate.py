@@ -425,10 +425,10 @@ def measure_backdoor(
     top, split = find_top_level(federation), "test"
     tags: list[Tag] = [(norm, split, level, None) for level in range(top + 1)]
     scores: dict[str, float] = {}
-    scope = replace(scope, evaluation=replace(scope.evaluation, split=split))
+    device, scope = scope.triggered, replace(scope, evaluation=replace(scope.evaluation, split=split))
     for tag, job in zip(tags, _iter_jobs(federation, server, scope, tags, statistics), strict=True):
         with one_thread():
-            reply, _ = run_job(job, scope.triggered)
+            reply, _ = run_job(job, device)
         if isinstance(reply, Failure):
             failures.append(make_failure_record("evaluation of the backdoor", reply))
         elif reply.metrics["n"]:
