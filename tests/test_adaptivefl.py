@@ -65,13 +65,13 @@ S3, S2, S1, M3, M2, M1, L1 = range(7)
 # ---- the tables ------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_accepted_raises_larger_models_too() -> None:
+def test_an_accepted_model_raises_larger_ones_too() -> None:
     """Lines 14 to 18 for M2 of p = 3: each model from M2 on gains 1, and L1 gains p - 1 = 2 more."""
     assert credit_update(np.ones(7), M2, M2).tolist() == [1, 1, 1, 1, 2, 2, 4]
     assert credit_update(np.ones(7), L1, L1).tolist() == [1, 1, 1, 1, 1, 1, 4]
 
 
-def test_what_is_pruned_raises_the_smaller_and_lowers_the_larger() -> None:
+def test_a_pruned_model_raises_smaller_and_lowers_larger_ones() -> None:
     """Lines 20 to 25: S1 came back for L1. S1: 1 + 3 - 0, M3: 1 - 1, M2: max(1 - 2, 0), and so on.
 
     From scores of 5: S1 is 8, then 5 - 1, 5 - 2, 5 - 3, 5 - 4.
@@ -159,7 +159,7 @@ def test_rewards_by_hand() -> None:
     assert compute_reward(tables, L1, "random").tolist() == [1, 1]
 
 
-def test_who_never_succeeded_is_not_drawn_unless_nobody_did() -> None:
+def test_clients_without_success_are_drawn_last() -> None:
     scores = np.ones((3, 3))
     scores[:, 1] = 0
     rewards = compute_reward(Tables(np.ones((3, 3)), scores), 0)
@@ -245,7 +245,7 @@ def sent_to(budget: float, model: int, federation: Federation, simulation: Simul
     return run_job(job, device)[0]
 
 
-def test_a_device_trains_the_largest_model_contained_in_what_it_got() -> None:
+def test_a_device_trains_the_largest_contained_model() -> None:
     """For every model sent and budgets just above and below each cost, against a search over the pool."""
     federation, simulation = fleet()
     layout = federation.problem.layout
@@ -275,7 +275,7 @@ def test_the_pool_is_not_nested() -> None:
     assert not found["S1"].inside(found["M3"]) and found["S3"].inside(found["M3"])
 
 
-def test_a_device_may_take_the_server_s_largest_model_that_fits() -> None:
+def test_a_device_may_take_the_server_s_largest_fitting_model() -> None:
     """The authors' rule, for every model sent and budgets around each cost: nothing of containment, m_i at most.
 
     What M3 is sent with has S1's further channels, and they are the server's.
@@ -353,7 +353,7 @@ def test_a_round_moves_the_tables_by_what_came_back() -> None:
     assert len(report["failures"]) == 1  # nobody can train with a hundredth
 
 
-def test_a_piece_that_is_no_model_of_the_pool_moves_only_what_was_sent() -> None:
+def test_an_update_outside_the_pool_counts_as_sent_only() -> None:
     """A device may send back any part of what it got; the server goes on, and learns nothing of its resources."""
     federation, _ = fleet()
     piece = federation.levels[L1].submodel
@@ -365,7 +365,7 @@ def test_a_piece_that_is_no_model_of_the_pool_moves_only_what_was_sent() -> None
 
 
 @pytest.mark.parametrize("flags", [{}, {"late": True}, {"absent": True}])
-def test_a_job_that_failed_says_nothing_of_what_the_device_affords(flags: dict[str, bool]) -> None:
+def test_a_failed_job_lowers_no_score(flags: dict[str, bool]) -> None:
     """A crash, a deadline that passed, a device that went away: T_c counts the sending; only a refusal moves T_r."""
     federation, _ = fleet()
     piece = federation.levels[M3].submodel
@@ -436,7 +436,7 @@ def test_scalefl_s_decoupled_trains_each_model_on_its_own_clients() -> None:
     assert sorted((client, level) for client, level, _ in slots) == [(c, (c >= 4) + (c >= 7)) for c in range(10)]
 
 
-def test_a_choice_of_clients_beside_cohorts_for_each_model_is_refused() -> None:
+def test_a_client_selection_beside_cohorts_per_model_is_refused() -> None:
     spec = {"name": "decoupled", "trained_by": "able", "cohort": {"name": "size"}}
     with raises(ConfigError, key="cohort.choose"):
         build(spec)
@@ -473,7 +473,7 @@ def thousand_rounds(credit: str) -> tuple[Tables, float, float]:
 
 
 @pytest.mark.slow
-def test_how_well_each_rule_tells_strong_clients_from_others() -> None:
+def test_each_rule_separates_strong_clients() -> None:
     """By the printed rule all who accept anything gain on L1: a medium client's R_s is four fifths of a strong one's.
 
     L1 then comes back whole 0.41 of the times that it is sent, and is trained in 6% of the slots. By the authors' rule

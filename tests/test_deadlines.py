@@ -73,7 +73,7 @@ def test_the_deepest_exit_that_fits_is_trained() -> None:
     assert seen == {1, 2, 3}
 
 
-def test_an_update_of_a_shallower_exit_says_so_and_is_in_time() -> None:
+def test_an_update_of_a_shallower_exit_is_in_time() -> None:
     federation, simulation = tiny_federation(SHALLOWER)
     whole = one_job(federation, plain(epochs=2, batch_size=8))
     samples = len(simulation.parts[2]["train"])
@@ -119,7 +119,7 @@ def test_training_stops_at_the_last_step_that_ends_in_time(late: Any) -> None:
         assert all(torch.equal(found.state[name], tensor) for name, tensor in expected.state.items())
 
 
-def test_who_finishes_not_one_step_is_a_failure_that_was_late() -> None:
+def test_a_client_without_a_finished_step_is_late() -> None:
     federation, simulation = tiny_federation(SHALLOWER)
     for limit in (0.05, 0.5):  # before anything arrived; before the first step of the shallowest exit
         job = one_job(federation, plain(deadline_s=limit))
@@ -129,7 +129,7 @@ def test_who_finishes_not_one_step_is_a_failure_that_was_late() -> None:
         assert (found.multiply_adds, found.simulated_s, memory) == (0, limit, None)
 
 
-def test_a_reply_that_grew_beyond_what_was_foreseen_is_late() -> None:
+def test_a_reply_larger_than_predicted_is_late() -> None:
     """Metrics of 50 kB take a second on the way up, for which no time was left."""
     federation, simulation = tiny_federation({"name": "fedavg"})
     job = one_job(federation, plain(epochs=1, batch_size=8))
@@ -153,7 +153,7 @@ def talking_loss(job: Job, device: Device) -> Any:
     return Talking()
 
 
-def test_drop_loses_whoever_is_late_and_the_round_lasts_until_the_deadline() -> None:
+def test_drop_loses_late_clients() -> None:
     """The slow half cannot finish; what it computed until the deadline is counted, and no update of it."""
     federation, simulation = tiny_federation({"name": "scalefl"}, clients=6, cohort=6)
     slow = np.array([1e9, 1e9, 1e9, 1e3, 1e3, 1e3])
@@ -298,7 +298,7 @@ def test_real_time_stops_before_the_step_that_would_end_too_late() -> None:
     assert isinstance(all_of_it, Update) and "stopped" not in all_of_it.metrics
 
 
-def test_in_real_time_the_exit_follows_from_the_speed_of_the_job_before() -> None:
+def test_real_time_exits_follow_from_the_last_job_s_speed() -> None:
     federation, simulation = tiny_federation(SHALLOWER)
     samples = len(simulation.parts[2]["train"])
     forward = {

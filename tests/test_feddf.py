@@ -320,7 +320,7 @@ def test_interrupted_and_taken_up_again() -> None:
     assert same(rounds_of(federation, simulation, first).state, unbroken.state)
 
 
-def test_options_of_the_server_go_on_from_what_was_distilled() -> None:
+def test_server_options_start_from_the_distilled_state() -> None:
     """FedAvgM without momentum changes nothing, bit for bit."""
     plain = rounds_of(*by_width(spec_of("feddf")))
     still = rounds_of(*by_width({**spec_of("feddf"), "plus": {"fedavgm": {"momentum": 0.0}}}))
@@ -344,7 +344,7 @@ def threads_seen(job: Job, device: Device, seen: list[int]) -> Any:
     return loss
 
 
-def test_the_server_s_job_runs_in_one_thread_and_a_failure_is_an_error() -> None:
+def test_the_server_s_job_runs_in_one_thread() -> None:
     federation, simulation = by_width({"name": "fedavg"})
     seen: list[int] = []
     state = start(federation).state
@@ -372,7 +372,7 @@ def test_a_hyperparameter_out_of_range_is_a_sentence(values: dict[str, Any]) -> 
         build({"name": "feddf", "temperature": 0.0})
 
 
-def test_a_federation_without_data_on_the_server_is_refused() -> None:
+def test_feddf_without_server_data_is_refused() -> None:
     federation, _ = by_width(spec_of("feddf"))
     for device in (None, replace(federation.device or pytest.fail("no device"), unlabelled=None)):
         with raises(ConfigError, key="data.server"):
@@ -480,7 +480,7 @@ def test_an_object_may_stand_in_for_a_name() -> None:
     assert '"<Data>"' in to_toml(found.experiment)
 
 
-def test_a_method_that_does_not_train_on_the_server_does_not_load_them() -> None:
+def test_server_data_are_loaded_only_if_needed() -> None:
     """So that the rows of a comparison may share [data]."""
     for name in ("heterofl", "feddf"):
         changes = [*SMALL, f"method.name={name}", "data.server={name='digits'}", "method.steps=0"]
@@ -510,7 +510,7 @@ def test_a_method_that_does_not_train_on_the_server_does_not_load_them() -> None
         ),
     ],
 )
-def test_what_is_wrong_is_a_sentence(changes: list[str], expected: Expected) -> None:
+def test_wrong_server_data_are_refused(changes: list[str], expected: Expected) -> None:
     with raises(ConfigError, expected):
         assemble(load_experiment({}, [*SMALL, *changes]))
 

@@ -189,7 +189,7 @@ def test_each_level_is_evaluated_with_its_own_last_block_and_classifier() -> Non
     assert torch.equal(module.get_parameter(f"blocks.0.{name}"), state[f"exit1/blocks.0.{name}"])
 
 
-def test_a_level_that_has_not_trained_is_the_full_model_s_and_one_that_rests_stays() -> None:
+def test_untrained_levels_use_the_full_model() -> None:
     federation, simulation = by_depth((1, 3), [[2, 5], [0, 2], [2]])
     _, first, second, third = after(federation, simulation, 3)
     assert "exit1/blocks.0.4.weight" not in first.state

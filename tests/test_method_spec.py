@@ -189,7 +189,7 @@ def test_tables_that_are_none_are_refused(bad: dict[str, Any], key: str) -> None
         load_experiment({"method": {"name": "fedavg", **bad}})
 
 
-def test_equal_specs_are_built_once_whatever_the_order_of_their_keys() -> None:
+def test_equal_specs_are_built_once() -> None:
     assert build({"name": "scalefl", "beta": 0.2, "warmup": 0.1}) is build(
         {"warmup": 0.1, "beta": 0.2, "name": "scalefl"}
     )
@@ -251,7 +251,7 @@ def test_an_option_fills_a_hook_that_the_method_left_alone() -> None:
     assert build(with_options("counted")).weight is weigh_equally
 
 
-def test_a_hook_set_twice_is_an_error_that_says_what_to_write() -> None:
+def test_a_hook_set_twice_is_refused() -> None:
     with raises(ConfigError, f'"{HERE}:weighing_first"', '"weight"', "method.hooks.weight = "):
         build(with_options("weighing_first", name="scalefl"))
     with raises(ConfigError, f'"{HERE}:weighing_second"', '"weight"'):
@@ -302,7 +302,7 @@ def test_each_of_a_chain_has_the_device() -> None:
     assert found is not None and found.seed == 1001
 
 
-def test_each_observer_is_told_all_and_passes_on_what_it_made() -> None:
+def test_observers_are_chained() -> None:
     federation, _ = tiny_federation({"name": "fedavg"})
     first: list[Any] = []
     second: list[Any] = []
@@ -313,7 +313,7 @@ def test_each_observer_is_told_all_and_passes_on_what_it_made() -> None:
 
 
 @pytest.mark.parametrize("order", [("adapting_a", "adapting_c"), ("adapting_c", "adapting_a")], ids=str)
-def test_the_order_of_a_chain_does_not_depend_on_what_else_is_in_the_spec(order: tuple[str, str]) -> None:
+def test_the_order_of_a_chain_is_that_of_the_options(order: tuple[str, str]) -> None:
     """A function in place of a name, which makes the spec one that cannot travel, must not turn the options around."""
     federation, simulation = tiny_federation({"name": "fedavg"})
     job, device = job_for(federation, 5, 2, seed=0), simulation.device(5)
@@ -447,7 +447,7 @@ def with_wrong_default() -> Method:
     return Method(defaults={"local.learning_rate": 0.5})
 
 
-def test_a_method_has_its_own_defaults_of_keys_and_whatever_is_given_wins() -> None:
+def test_given_keys_override_a_method_s_defaults() -> None:
     own = {"method": f"{HERE}:with_defaults"}
     found = load_experiment(own)
     assert (found.local.optimiser, found.local.lr, found.local.eps) == ("adam", 0.5, 1e-8)

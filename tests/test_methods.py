@@ -212,7 +212,7 @@ def test_warmup_is_without_distillation() -> None:
     ],
     ids=str,
 )
-def test_scalefl_refuses_what_makes_no_sense(wrong: Mapping[str, float], expected: Expected) -> None:
+def test_wrong_settings_of_scalefl_are_refused(wrong: Mapping[str, float], expected: Expected) -> None:
     with raises(ConfigError, expected):
         build({"name": "scalefl", **wrong})
 
@@ -308,7 +308,7 @@ def missing_classes(simulation: Simulation, lacking: Mapping[int, set[int]]) -> 
     return replace(simulation, parts=parts)
 
 
-def test_the_axis_of_the_classes_is_the_one_of_that_name_or_the_only_one_that_can_be() -> None:
+def test_the_class_axis_is_found_by_name_or_by_elimination() -> None:
     hidden, classes = Axis(8), Axis(4, scaled=False)
     places = Axis(4, scaled=False, ordered=True)
     assert find_class_axis({"places": places, "a": hidden, "labels": classes}) == "labels"
@@ -355,7 +355,7 @@ def test_label_masked_averaging_of_the_output_rows() -> None:
     assert not torch.equal(after.state["stem.weight"], server.state["stem.weight"])
 
 
-def test_masked_training_uses_zero_for_the_logits_of_absent_classes() -> None:
+def test_masked_training_sets_logits_of_absent_classes_to_zero() -> None:
     """One job against the plain loop with the masked cross-entropy; only the rows of its classes come back."""
     federation, simulation = tiny_federation({"name": "heterofl", "masked": True})
     federation = width_levels(federation)
@@ -449,7 +449,7 @@ def test_decoupled_levels_never_mix() -> None:
         assert not torch.equal(states[0][level + "stem.weight"], states[1][level + "stem.weight"])
 
 
-def test_decoupled_s_initial_model_has_tensors_whose_names_begin_with_level() -> None:
+def test_the_initial_state_keeps_tensors_named_like_levels() -> None:
     """They are not those of a level's own model, `level1/...`."""
     tensor = torch.zeros(1)
     state = {"level_embedding": tensor, "levels.0.weight": tensor, "level2/levels.0.weight": tensor}
@@ -579,7 +579,7 @@ def test_all_large_gives_everybody_the_full_model() -> None:
         assert slot[1:] == (0, level.submodel)
 
 
-def test_exclusivefl_takes_only_those_who_afford_the_full_model() -> None:
+def test_exclusivefl_selects_clients_that_afford_the_full_model() -> None:
     """Budgets 0.2, 0.5, 1.0 in turn: of nine clients, 2, 5 and 8."""
     federation, _ = planned("exclusivefl", clients=9, cohort=4)
     assert federation.able.tolist() == [2, 5, 8]
@@ -626,7 +626,7 @@ def test_width_methods_have_one_exit_and_scalefl_one_per_level() -> None:
     assert depths == sorted(set(depths)) and depths[-1] == 3
 
 
-def test_a_client_without_training_data_is_never_chosen_and_reported_when_it_is_sent_a_job() -> None:
+def test_a_client_without_data_is_never_chosen_and_fails_its_job() -> None:
     federation, simulation = tiny_federation({"name": "fedavg"})
     counts = federation.clients.num_examples.copy()
     counts[1] = 0

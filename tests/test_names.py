@@ -113,7 +113,7 @@ def test_a_name_must_be_text(name: Any) -> None:
         ("data", "_decode"),
     ],
 )
-def test_modules_that_are_no_entries_are_not_among_the_names(kind: str, name: str) -> None:
+def test_helper_modules_are_not_names(kind: str, name: str) -> None:
     assert name not in names.list_names(kind)
     with pytest.raises(ConfigError):
         names.resolve(kind, name)
@@ -280,7 +280,7 @@ def test_a_mended_plug_in_is_imported_again(tmp_path: Path) -> None:
     assert names.resolve("methods", f"{path}:f")() == 5
 
 
-def test_a_plug_in_s_own_error_passes_and_a_wish_to_stop_too(tmp_path: Path) -> None:
+def test_errors_and_interrupts_of_plug_ins_pass(tmp_path: Path) -> None:
     path = tmp_path / "own.py"
     path.write_text("from fleetfit.errors import RunError\nraise RunError('in its own words')")
     with raises(RunError, "in its own words"):

@@ -72,7 +72,7 @@ def mean(values: list[float]) -> Any:
 
 
 @pytest.mark.parametrize("engine", ["local", pytest.param("processes", marks=pytest.mark.slow)])
-def test_a_metric_is_each_clients_own_and_its_means_are_those_of_accuracy(engine: str, tmp_path: Path) -> None:
+def test_own_metrics_are_averaged_like_accuracy(engine: str, tmp_path: Path) -> None:
     """Batches of 3 samples, whose means would be another number."""
     run = ff.run(table(tmp_path, "f1", batch_size=3), out=tmp_path / "run", engine={"name": engine})
     found = run.columns["static"]["metrics"]["f1"]
@@ -134,13 +134,13 @@ def test_a_metric_that_cannot_be_found_is_refused(metrics: list[str], said: str,
     assert said in str(caught.value) and not (tmp_path / "run").exists()
 
 
-def test_one_that_returns_no_number_is_a_failure_that_says_so(tmp_path: Path) -> None:
+def test_a_metric_without_a_number_is_a_failure(tmp_path: Path) -> None:
     run = ff.run(table(tmp_path, "text"), out=tmp_path / "run", rounds=1)
     reasons = {failure["reason"] for failure in run.columns["failures"]}
     assert all('mine.py:text" must return one number, got str' in reason for reason in reasons) and reasons
 
 
-def test_a_job_says_its_metrics_only_where_it_has_some_and_a_reply_must_have_them(tmp_path: Path) -> None:
+def test_a_reply_must_have_the_job_s_metrics(tmp_path: Path) -> None:
     run = ff.run(table(tmp_path, "f1"), out=tmp_path / "run", rounds=1)
     federation, name = run.assembly.federation, f"{tmp_path}/mine.py:f1"
     layout = federation.problem.layout

@@ -83,7 +83,7 @@ def renyi(noise: float, rate: float, rounds: int, delta: float) -> float:
 @pytest.mark.parametrize(
     ("noise", "rate", "delta"), [(0.6, 0.1, 1e-3), (1.0, 0.1, 1e-3), (1.0, 0.01, 1e-5), (2, 0.01, 1e-5)]
 )
-def test_many_rounds_cost_a_little_less_than_renyi_bounds_say(noise: float, rate: float, delta: float) -> None:
+def test_many_rounds_cost_less_than_the_renyi_bound(noise: float, rate: float, delta: float) -> None:
     bound = renyi(noise, rate, 200, delta)
     assert 0.6 * bound < compute_epsilon(noise, rate, 200, delta) < bound
 
@@ -109,11 +109,11 @@ def test_more_rounds_cost_more_and_more_noise_less() -> None:
     assert by_rate == sorted(by_rate)
 
 
-def test_a_delta_that_no_grid_is_fine_enough_for_gets_the_bound_of_renyi() -> None:
+def test_a_tiny_delta_gets_the_renyi_bound() -> None:
     assert 0.9 * renyi(1.0, 0.1, 10, 1e-15) < compute_epsilon(1.0, 0.1, 10, 1e-15) <= renyi(1.0, 0.1, 10, 1e-15)
 
 
-def test_the_noise_that_a_budget_asks_for_and_the_rounds_that_it_lasts() -> None:
+def test_noise_and_rounds_of_a_budget() -> None:
     noise = find_noise(3.0, 0.1, 50, 1e-3)
     assert compute_epsilon(noise, 0.1, 50, 1e-3) <= 3.0 < compute_epsilon(0.99 * noise, 0.1, 50, 1e-3)
     lasts = max_rounds(1.0, 0.1, 1e-3, 3.0, 1000)
@@ -198,7 +198,7 @@ def noise_in(assembly: Any, privacy: Privacy, round: int = 0) -> torch.Tensor:
     return concat_state(after.mean) - concat_state(server.state)
 
 
-def test_noise_comes_in_every_round_on_every_element_as_loud_as_promised(assembly: Any) -> None:
+def test_every_round_has_the_promised_noise_on_each_element(assembly: Any) -> None:
     """Also where nobody came: sigma C / D_j, over many rounds."""
     privacy = private(clip=2.0, noise=1.5, rate=0.5)
     drawn = torch.stack([noise_in(assembly, privacy, round) for round in range(400)])
@@ -223,7 +223,7 @@ def test_noise_goes_by_key_salt_and_round(assembly: Any) -> None:
     assert "x00" not in repr(Randomness(bytes(32), b"s" * 16))
 
 
-def test_each_client_is_drawn_by_itself_before_it_is_known_who_is_there(assembly: Any) -> None:
+def test_clients_are_drawn_independently_of_connections(assembly: Any) -> None:
     federation, privacy = assembly.federation, private(rate=0.3)
     rng = np.random.default_rng(0)
     times, together, sizes = np.zeros(10), np.zeros((10, 10)), set()
@@ -257,7 +257,7 @@ WITHHELD = {"train": {"loss": None, "clients": None, "samples": None, "by_level"
             "bytes_down": None, "bytes_up": None}  # fmt: skip
 
 
-def test_a_folder_does_not_tell_who_took_part_and_says_what_was_spent(tmp_path: Path) -> None:
+def test_a_folder_has_the_cost_and_no_participants(tmp_path: Path) -> None:
     run = ff.run(table(tmp_path), out=tmp_path / "run")
     assert len(run.metrics) == 4
     for number, report in enumerate(run.metrics, 1):
@@ -279,9 +279,7 @@ def test_a_folder_does_not_tell_who_took_part_and_says_what_was_spent(tmp_path: 
     assert any("epsilon" in note and "withheld" in note for note in run.summary["notes"])
 
 
-def test_screen_table_and_curves_show_what_was_spent_and_nothing_withheld(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_reports_show_the_cost_and_no_withheld_values(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """What is shown of one run, what a comparison keeps in files, and the run beside it that promises nothing."""
     given = table(tmp_path, rounds=2, evaluate={"every": 1, "norms": ["static"], "statistics_samples": 60})
     privacy = given.pop("privacy")
@@ -306,9 +304,7 @@ def test_screen_table_and_curves_show_what_was_spent_and_nothing_withheld(
     assert "avg" in found["private"]
 
 
-def test_the_key_is_in_no_file_of_the_run_and_only_its_owner_reads_it(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_key_is_private_and_outside_of_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     ff.run(table(tmp_path, rounds=1), out=tmp_path / "run")
     key = tmp_path / "keys" / "run.key"
     secret = key.read_text().strip()
@@ -344,7 +340,7 @@ def state_of(folder: Path) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_a_run_that_goes_on_has_the_same_bits_and_pays_once(tmp_path: Path, every: int) -> None:
+def test_a_resumed_run_has_the_same_bits_and_cost(tmp_path: Path, every: int) -> None:
     """With a checkpoint every three rounds two are done again, with the same noise."""
     folder = prepared(tmp_path, checkpoint={"every": every})
     shutil.copytree(folder, tmp_path / "whole")
@@ -356,7 +352,7 @@ def test_a_run_that_goes_on_has_the_same_bits_and_pays_once(tmp_path: Path, ever
     assert json.loads((folder / "privacy.json").read_text())["begun"] == 4
 
 
-def test_other_engines_have_the_same_bits_and_another_run_has_others(tmp_path: Path) -> None:
+def test_private_runs_have_equal_bits_on_all_engines(tmp_path: Path) -> None:
     folder = prepared(tmp_path)
     shutil.copytree(folder, tmp_path / "processes")
     config = tmp_path / "processes" / "config.toml"
@@ -367,7 +363,7 @@ def test_other_engines_have_the_same_bits_and_another_run_has_others(tmp_path: P
     assert not torch.equal(state_of(folder), state_of(tmp_path / "another"))
 
 
-def test_the_run_ends_when_the_budget_is_spent(tmp_path: Path) -> None:
+def test_a_run_ends_with_its_budget(tmp_path: Path) -> None:
     budget = (compute_epsilon(1.0, 0.5, 2, 0.01) + compute_epsilon(1.0, 0.5, 3, 0.01)) / 2
     changes = {"privacy": {"epsilon": budget}, "rounds": 9, "checkpoint": {"every": 5}}
     run = ff.run(table(tmp_path, **changes), out=tmp_path / "run")
@@ -377,7 +373,7 @@ def test_the_run_ends_when_the_budget_is_spent(tmp_path: Path) -> None:
     assert state_of(tmp_path / "run") is not None
 
 
-def test_a_budget_alone_finds_its_noise_which_a_resumed_run_keeps(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_the_noise_of_its_budget(tmp_path: Path) -> None:
     given = table(tmp_path)
     del given["privacy"]["noise"]
     given["privacy"]["epsilon"] = 5.0
@@ -416,14 +412,14 @@ def test_a_round_that_is_undone_is_paid_for_all_the_same(tmp_path: Path) -> None
     assert told["undone"]["reported"] == []
 
 
-def test_without_the_accountant_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_accountant_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "opacus"]:
         monkeypatch.setitem(sys.modules, name, None)
     with raises(MissingExtra, extra="privacy"):
         compute_epsilon(1.2345, 0.1, 3, 1e-3)
 
 
-def test_rounds_for_which_nobody_is_drawn_add_noise_and_end_no_run(tmp_path: Path) -> None:
+def test_rounds_without_clients_add_noise_and_continue(tmp_path: Path) -> None:
     """Six rounds with a client in a million: other runs stop after five without a usable update."""
     given = table(tmp_path, rounds=6, cohort={"fraction": 1e-6}, engine={"name": "processes", "workers": 1})
     run = ff.run(given, out=tmp_path / "run")
@@ -440,9 +436,7 @@ def test_a_run_whose_clients_all_fail_stops_and_names_none(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_hostile_clients_move_a_private_round_by_no_more_than_the_clip(
-    secure: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hostile_clients_are_bounded_by_the_clip(secure: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three of ten, a million times as far the other way: all that they can is to be of the clipping norm."""
     monkeypatch.setattr(Privacy, "_noise_on", lambda self, total, round: None)
     attack, found = {"kind": "sign_flip", "scale": 1e6, "share": 0.3}, []
@@ -460,7 +454,7 @@ def test_hostile_clients_move_a_private_round_by_no_more_than_the_clip(
     assert 0.1 < float(moved.norm()) <= 3 * 2 * 0.5 + 1e-3
 
 
-def test_a_private_run_with_an_attack_says_who_is_hostile_and_not_who_came(tmp_path: Path) -> None:
+def test_a_private_run_hides_participants_under_attack(tmp_path: Path) -> None:
     attack = {"kind": "backdoor", "target": 1, "trigger": 2, "share": 0.3}
     run = ff.run(table(tmp_path, rounds=2, attack=attack), out=tmp_path / "run")
     assert len(json.loads((tmp_path / "run" / "fleet.json").read_text())["hostile"]) == 3
@@ -470,7 +464,7 @@ def test_a_private_run_with_an_attack_says_who_is_hostile_and_not_who_came(tmp_p
     assert run.summary["privacy"]["epsilon"] == compute_epsilon(1.0, 0.5, 2, 0.01)
 
 
-def test_a_ledger_of_a_fleet_pays_again_for_a_round_that_is_begun_again() -> None:
+def test_a_fleet_s_ledger_charges_a_repeated_round() -> None:
     written: list[int] = []
     for again, rounds, indices in ((False, [0, 1, 1, 2], [0, 1, 1, 2]), (True, [0, 1, 1, 2], [0, 1, 2, 3])):
         ledger, found = Ledger(charges_repeats=again), []
@@ -551,7 +545,7 @@ def test_what_a_run_cannot_go_on_without(harm: Any, expected: Expected, tmp_path
     assert (folder / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_key_in_the_run_folder_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+def test_a_key_in_the_run_folder_is_refused(tmp_path: Path) -> None:
     with raises(ConfigError, key="privacy.key_file", path="a.key"):
         ff.run(table(tmp_path, privacy={"key_file": str(tmp_path / "run" / "a.key")}), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -590,9 +584,7 @@ REFUSED: list[tuple[dict[str, Any], Expected]] = [
 
 
 @pytest.mark.parametrize(("change", "expected"), REFUSED)
-def test_what_no_promise_can_be_kept_with_is_refused(
-    change: dict[str, Any], expected: Expected, tmp_path: Path
-) -> None:
+def test_settings_without_a_guarantee_are_refused(change: dict[str, Any], expected: Expected, tmp_path: Path) -> None:
     given = table(tmp_path, **change)
     given["privacy"] = {key: value for key, value in given["privacy"].items() if value is not None}
     with raises(ConfigError, expected):
@@ -606,7 +598,7 @@ def test_what_averages_plainly_runs(method: str, plus: dict[str, Any], tmp_path:
     assert run.summary["rounds"] == 2 and run.columns["static"]["full"] is not None
 
 
-def test_each_promise_of_the_threat_model_names_a_test_that_is_there() -> None:
+def test_promises_of_the_threat_model_name_existing_tests() -> None:
     text = (ROOT / "SECURITY.md").read_text().partition("## Differential privacy of clients")[2].partition("\n## ")[0]
     named = re.findall(r"`(?:(tests/[\w/]+\.py): )?(test_\w+)`", text)
     assert len(named) > 12

@@ -81,7 +81,7 @@ def full_round(assembly: Any) -> int:
 
 @pytest.mark.parametrize("kind", ["long", "short", "even", "one element", "all at the half of a step"])
 @pytest.mark.parametrize("bits", [8, 12, 20])
-def test_what_a_client_sends_is_never_longer_than_the_clip_rounding_included(kind: str, bits: int) -> None:
+def test_a_quantised_movement_stays_within_the_clip(kind: str, bits: int) -> None:
     grid, rng = Quantiser(0.5, bits, 0.3), np.random.default_rng(1)
     moved = {
         "long": rng.normal(size=500),
@@ -161,7 +161,7 @@ def test_a_round_is_the_plain_private_one_up_to_a_step_with_the_same_noise(fract
     )
 
 
-def test_noise_comes_on_every_element_of_every_sum_as_loud_as_promised() -> None:
+def test_every_sum_has_the_promised_noise() -> None:
     """Where no sum was opened, too: two of the four who have level 3 are away."""
     assembly = assembly_of()
     top = [int(c) for c in (assembly.federation.level_of == 2).nonzero()[0][:2]]
@@ -229,7 +229,7 @@ def summed_of(sums: list[int], counts: list[int]) -> Summed:
     return Summed((block([0, 2], sums, counts, 4),), 0.1, ())
 
 
-def test_a_client_that_sends_any_number_moves_a_sum_by_what_all_of_its_block_could() -> None:
+def test_a_hostile_client_is_bounded_by_its_block() -> None:
     """It is cut off, and not refused: whether a sum is too large may be what somebody else has sent."""
     privacy = Privacy(1.0, 1.0, 0.5, 1e-3, None, "none")
     held = privacy.clamp_sums(summed_of([10**9, -(10**9)], [4, 4]), 7)
@@ -238,7 +238,7 @@ def test_a_client_that_sends_any_number_moves_a_sum_by_what_all_of_its_block_cou
 
 
 @pytest.mark.parametrize("counts", [[4, 3], [5, 4], [4, -1]])
-def test_sums_with_other_counts_than_clients_are_refused_whatever_they_are(counts: list[int]) -> None:
+def test_sums_with_wrong_counts_are_refused(counts: list[int]) -> None:
     privacy = Privacy(1.0, 1.0, 0.5, 1e-3, None, "none")
     held = privacy.clamp_sums(summed_of([1, 1], counts), 7)
     assert "count other clients" in held.lost and held.blocks == ()
@@ -286,7 +286,7 @@ def test_a_server_that_shrinks_the_cohort_gets_no_sum(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("noise", "rounds", "delta"), [(1.0, 1, 1e-3), (2.0, 7, 1e-5), (3.0, 90, 1e-6)])
-def test_epsilon_where_all_are_drawn_is_that_of_the_accountant(noise: float, rounds: int, delta: float) -> None:
+def test_epsilon_of_full_cohorts_is_the_accountant_s(noise: float, rounds: int, delta: float) -> None:
     known = compute_epsilon(noise, 1.0, rounds, delta, known_cohorts=True)
     theirs = accountants.PRVAccountant()
     theirs.history = [(noise, 1.0, rounds)]
@@ -296,7 +296,7 @@ def test_epsilon_where_all_are_drawn_is_that_of_the_accountant(noise: float, rou
     assert known <= compute_epsilon(noise, 1.0, rounds, delta) <= known + 0.03
 
 
-def test_epsilon_where_cohorts_are_known_is_what_the_definition_says() -> None:
+def test_epsilon_of_known_cohorts_is_the_definition() -> None:
     """Delta is the mean over the cohorts, by integrating the Gaussians of those who were drawn n times."""
     noise, rate, rounds, delta = 1.5, 0.4, 3, 1e-3
     epsilon = compute_epsilon(noise, rate, rounds, delta, known_cohorts=True)
@@ -305,7 +305,7 @@ def test_epsilon_where_cohorts_are_known_is_what_the_definition_says() -> None:
     assert found == pytest.approx(delta, rel=1e-3)
 
 
-def test_known_cohorts_cost_more_than_hidden_ones_and_the_more_rounds_the_more() -> None:
+def test_known_cohorts_cost_more_than_hidden_ones() -> None:
     for rate in (0.05, 0.3, 0.9):
         known = [compute_epsilon(1.0, rate, rounds, 1e-3, known_cohorts=True) for rounds in range(30)]
         assert known == sorted(known) and known[0] == 0
@@ -324,7 +324,7 @@ def test_known_cohorts_cost_more_than_hidden_ones_and_the_more_rounds_the_more()
 # ---- a run -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_tells_what_was_spent_and_nothing_that_sums_hide(tmp_path: Path) -> None:
+def test_a_run_reports_its_cost_and_nothing_hidden(tmp_path: Path) -> None:
     run = ff.run(table(tmp_path), out=tmp_path / "run")
     for number, report in enumerate(run.metrics, 1):
         assert {key: report[key] for key in WITHHELD} == WITHHELD and "secure" not in report and "undone" not in report
@@ -335,7 +335,7 @@ def test_a_run_tells_what_was_spent_and_nothing_that_sums_hide(tmp_path: Path) -
     assert run.summary["privacy"] == run.metrics[-1]["privacy"]
 
 
-def test_the_run_ends_when_the_budget_is_spent(tmp_path: Path) -> None:
+def test_a_run_ends_with_its_budget(tmp_path: Path) -> None:
     budget = (
         compute_epsilon(1.0, 1.0, 2, 0.01, known_cohorts=True) + compute_epsilon(1.0, 1.0, 3, 0.01, known_cohorts=True)
     ) / 2
@@ -356,7 +356,7 @@ def test_engines_end_with_the_same_bits(engine: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_round_that_was_begun_is_skipped_on_resume_and_was_paid_for(
+def test_a_begun_round_is_paid_and_skipped_on_resume(
     again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where rounds that are begun again are paid for again, as on a fleet: this one is not begun again."""
@@ -393,16 +393,14 @@ def test_cohorts_that_are_all_too_small_end_no_run(tmp_path: Path, monkeypatch: 
     assert run.summary["privacy"]["epsilon"] == compute_epsilon(1.0, 1.0, 7, 0.01, known_cohorts=True)
 
 
-def test_a_cohort_that_never_stays_ends_the_run_and_names_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cohorts_that_never_stay_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secured.Simulated, "_goes", lambda self, phase, job: phase == "update" and job.client > 1)
     with raises(NoUsableUpdates, 5) as found:
         ff.run(table(tmp_path, {"rounds": 9}), out=tmp_path / "run")
     assert "withheld" in str(found.value) and "client 2" not in str(found.value)
 
 
-def test_a_run_does_not_go_on_without_its_sums_or_with_them(tmp_path: Path) -> None:
+def test_a_run_cannot_switch_secure_aggregation(tmp_path: Path) -> None:
     run = prepare(load_experiment(table(tmp_path)), tmp_path / "run")
     run._take_engine().close()
     config = tmp_path / "run" / "config.toml"
@@ -417,7 +415,7 @@ def test_a_run_does_not_go_on_without_its_sums_or_with_them(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("noise", [True, False])
-def test_no_file_and_no_line_has_a_single_update_or_a_sum_without_its_noise(
+def test_no_file_has_an_update_or_a_sum_without_noise(
     noise: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Without noise and masks the same search finds them: sums as the mean that they make, updates as they are sent."""
@@ -459,12 +457,12 @@ REFUSED: list[tuple[dict[str, Any], Expected]] = [
 
 
 @pytest.mark.parametrize(("change", "expected"), REFUSED)
-def test_what_no_promise_can_be_kept_with_is_refused(change: dict[str, Any], expected: Expected) -> None:
+def test_settings_without_a_guarantee_are_refused(change: dict[str, Any], expected: Expected) -> None:
     with raises(ConfigError, expected):
         assemble(load_experiment(laid(BOTH, change)))
 
 
-def test_more_clients_than_sums_can_hold_are_refused_however_few_are_to_be_drawn() -> None:
+def test_more_clients_than_sums_can_hold_are_refused() -> None:
     data = {"name": f"{HERE}/tiny.py:tiny_data", "n": 4000, "partition": {"kind": "iid", "clients": 300}}
     change = {"data": data, "cohort": {"fraction": 0.1}, "secure": {"bits": 24}, "privacy": {"delta": 1e-3}}
     with raises(ConfigError, "[secure] bits", 300):

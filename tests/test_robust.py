@@ -82,7 +82,7 @@ def test_the_network_puts_the_same_where_sorting_does(count: int) -> None:
 
 @pytest.mark.parametrize("untrained", [(), ("heads.3.weight", "heads.3.bias")])
 @pytest.mark.parametrize("chunk", [7, 64, 1 << 15])
-def test_chunks_cover_each_element_once_with_all_who_cover_it(
+def test_chunks_hold_each_element_once_with_its_coverers(
     untrained: tuple[str, ...], chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fleetfit.movements._CHUNK", chunk)
@@ -139,7 +139,7 @@ def ratios(updates: list[Update], least: int = 4, few: int = 32) -> dict[int, fl
     return found
 
 
-def test_outliers_are_those_whose_distance_from_the_median_is_too_large_in_some_block() -> None:
+def test_outliers_are_found_by_their_largest_block_distance() -> None:
     """One of the full sub-model moves 1.6 times as far, and at each threshold those above it are left out."""
     updates = [*mixed()[:-1], near(FULL, 30, 8, 1.6)]
     expected = ratios(updates)
@@ -165,7 +165,7 @@ def test_who_is_kept_is_clipped_to_the_median_norm() -> None:
             assert kept[k] is update
 
 
-def test_hostile_beyond_the_core_is_left_out_and_small_levels_are_not() -> None:
+def test_outliers_beyond_the_core_are_left_out() -> None:
     updates = mixed()
     for hostile in (8,):
         bad = near(FULL, 40, hostile)
@@ -208,7 +208,7 @@ def test_saying_that_little_was_trained_hides_nobody(tensor: str) -> None:
     assert set(given_on({"outliers": {}}, [*others, liar(8, tensor, 1.0)])) == set(range(9))
 
 
-def test_saying_that_nothing_was_trained_does_not_blind_krum() -> None:
+def test_krum_ignores_declared_untrained_tensors() -> None:
     updates = [*mixed()[:-2], near(FULL, 50, 7, -3.0), liar(8, "none of them", 0.0)]
     assert set(given_on({"krum": {}}, updates)) == set(range(7))
 
@@ -231,7 +231,7 @@ def test_as_many_coverages_as_there_are_clients(most: int, monkeypatch: pytest.M
     assert len(given_on({"outliers": {"threshold": 50.0}}, updates)) == 70
 
 
-def test_the_order_in_which_untrained_tensors_are_named_is_no_coverage_of_its_own() -> None:
+def test_the_order_of_untrained_names_does_not_matter() -> None:
     one, two = ("heads.3.weight", "heads.3.bias"), ("heads.3.bias", "heads.3.weight")
     updates = [near(FULL, 10 + k, k, untrained=one if k % 2 else two) for k in range(4)]
     assert {part.block for part in Movements(LAYOUT, SERVER, updates).chunks()} == {1}
@@ -249,7 +249,7 @@ def test_nobody_moved_and_nobody_there() -> None:
         assert given_on({option: {}}, []) == {}
 
 
-def test_where_most_send_back_what_they_got_nobody_is_left_out_for_having_moved() -> None:
+def test_a_moving_client_among_unmoved_ones_stays() -> None:
     """Three of the five that cover the rest of the full sub-model move nothing there."""
     updates = [near(CORE, 10 + i, i) for i in range(6)] + [near(FULL, 20 + i, 6 + i) for i in range(5)]
     core, sent = elements(extract(LAYOUT, SENT, CORE)).keys(), elements(SENT)
@@ -379,7 +379,7 @@ REFUSED: list[tuple[dict[str, Any], Expected]] = [
 
 
 @pytest.mark.parametrize(("change", "expected"), REFUSED)
-def test_what_cannot_be_compared_is_refused(change: dict[str, Any], expected: Expected) -> None:
+def test_incomparable_updates_are_refused(change: dict[str, Any], expected: Expected) -> None:
     with raises(ConfigError, expected):
         assemble(load_experiment({**TINY, **change}))
 

@@ -111,7 +111,7 @@ def test_availability_takes_those_chosen_least_often() -> None:
     assert shares(chosen(federation, server, 2000), 6) == pytest.approx([0, 1, 0.5, 0.5, 0, 0], abs=0.05)
 
 
-def test_everybody_has_had_a_turn_before_anybody_has_a_second() -> None:
+def test_availability_takes_turns() -> None:
     federation, simulation = fleet("availability", 6, 2)
     server, seen = start(federation), []
     for _ in range(3):
@@ -308,7 +308,7 @@ def test_facility_location_is_greedy() -> None:
         assert found[i] == min(left, key=lambda c: cost([*found[:i], c]))
 
 
-def test_directions_that_stand_for_the_others_are_chosen() -> None:
+def test_representative_directions_are_chosen() -> None:
     """Two bundles of directions: one client of each; a client never seen comes before them."""
     federation, _ = fleet("diversity", 6, 2, candidates=6)
     rng = np.random.default_rng(0)
@@ -343,7 +343,7 @@ def coming(federation: Federation, simulation: Simulation, **keys: Any) -> tuple
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_only_connected_clients_are_chosen_and_nobody_twice(choice: str) -> None:
+def test_connected_clients_are_chosen_once(choice: str) -> None:
     federation, simulation = coming(*fleet(choice, 12, 4))
     assert federation.connected is not None
     engine, server = local(simulation), start(federation)
@@ -406,7 +406,7 @@ def test_a_method_that_chooses_refuses_another_choice() -> None:
         ({"name": "size", "candidates": 3}, Expected('"candidates"')),
     ],
 )
-def test_what_a_choice_refuses(keys: dict[str, Any], expected: Expected) -> None:
+def test_wrong_selections_are_refused(keys: dict[str, Any], expected: Expected) -> None:
     with raises(ConfigError, expected):
         build({"name": "fedavg", "cohort": keys})
 
@@ -426,7 +426,7 @@ def test_what_others_remember_stays(choice: str) -> None:
     assert server.memory.keys() == {"first"}
 
 
-def test_regions_are_what_a_level_has_beyond_the_smaller_ones() -> None:
+def test_regions_are_the_elements_beyond_smaller_levels() -> None:
     """With a bucket for every element, a region's length is that of its own part of the movement."""
     federation, _ = fleet("diversity")
     layout, moved = federation.problem.layout, drawn_movement(federation, 9)
@@ -445,7 +445,7 @@ LEFT_OPEN = [name for name in names.list_names("methods") if build({"name": name
 
 
 @pytest.mark.parametrize("method", LEFT_OPEN)
-def test_directions_are_seen_with_every_method(method: str) -> None:
+def test_directions_work_with_every_method(method: str) -> None:
     """A row for each that came back, with something in every level up to the client's own, and nothing beyond.
 
     Channels that a method draws or rolls may be in other levels, and need not be in each.

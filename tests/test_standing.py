@@ -82,7 +82,7 @@ def spoiling(value: float, where: str = "state", rounds: Sequence[int] = (1,)) -
 
 @pytest.mark.parametrize("where", ["state", "moments", "table"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -3e38])
-def test_a_round_that_would_spoil_the_state_is_undone_as_a_whole(where: str, value: float) -> None:
+def test_an_invalid_state_rolls_the_round_back(where: str, value: float) -> None:
     """State, memory, what clients remember: as before; the third round goes on as if it were the second."""
     if where != "state" and value == -3e38:
         value = float("-inf")
@@ -134,7 +134,7 @@ def test_what_a_hook_raises_undoes_its_round(hook: str) -> None:
     assert {k["version"] for k in engine.save().values()} == {1}
 
 
-def test_undone_rounds_in_a_row_stop_the_run_and_name_the_largest() -> None:
+def test_rollbacks_in_a_row_stop_the_run() -> None:
     """Client 4's update is the largest in each of them."""
     federation, simulation = fleet("fedavg", hooks={"step": spoiling(float("nan"), rounds=range(9))})
 
@@ -148,7 +148,7 @@ def test_undone_rounds_in_a_row_stop_the_run_and_name_the_largest() -> None:
         list(run(federation, Meddling(simulation, larger), settings, start(federation)))
 
 
-def test_where_clients_are_known_to_attack_undone_rounds_stop_nothing() -> None:
+def test_rollbacks_under_attack_do_not_stop_the_run() -> None:
     federation, simulation = fleet("fedavg", hooks={"step": spoiling(float("nan"), rounds=range(9))})
     settings = Settings(9, LOCAL, patience=3, hostile=frozenset({4}))
     left = list(run(federation, local_engine(simulation), settings, start(federation)))
@@ -197,7 +197,7 @@ def absurd(value: float) -> Callable[[int, Update | Failure], Update | Failure]:
 
 
 @pytest.mark.parametrize("value", [1e38, -3e38, 1e19])
-def test_an_absurd_update_is_its_clients_failure_and_the_others_train_on(value: float) -> None:
+def test_an_absurd_update_fails_alone(value: float) -> None:
     """Finite, but its square is not: every mean with it would be the end of the state."""
     federation, simulation = fleet("fedavg")
     reports = list(run(federation, Meddling(simulation, absurd(value)), Settings(3, LOCAL), start(federation)))
@@ -208,7 +208,7 @@ def test_an_absurd_update_is_its_clients_failure_and_the_others_train_on(value: 
 
 
 @pytest.mark.parametrize("hook", ["note", "weight"])
-def test_what_note_and_weight_raise_is_that_updates_failure(hook: str) -> None:
+def test_errors_of_note_and_weight_fail_one_update(hook: str) -> None:
     def broken(*given: Any) -> Any:
         update = given[-1]
         if update.client == 5:

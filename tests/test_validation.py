@@ -243,7 +243,7 @@ def test_sums_that_so_many_samples_cannot_give(key: str, change: Callable[[Tenso
 
 
 @pytest.mark.parametrize(("counted", "right"), [(20, True), (60, True), (19, False), (20.5, False), (0, False)])
-def test_inputs_are_counted_in_whole_ones_where_a_sample_s_are_not_known(counted: float, right: bool) -> None:
+def test_unknown_inputs_are_counted_as_whole_numbers(counted: float, right: bool) -> None:
     """A layer whose shapes do not tell has at least one input of each sample."""
     moments = {"norm.sum": torch.zeros(3), "norm.squares": torch.ones(3), "norm.count": torch.tensor([counted])}
     assert (_find_implausible_sum(moments, "norm", 20, None) is None) == right

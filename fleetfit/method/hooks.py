@@ -426,7 +426,7 @@ def take_mean(federation: Federation, server: Server, aggregate: Aggregate, repo
         in which `aggregate`, `step` or `observe` raises, is rolled back as a whole: state, memory and the clients'
         memories are those from before.
     Keeps: what it puts into the server's `memory`, which is part of the checkpoint.
-    FedAvg: replaces what was trained by its mean.
+    FedAvg: replaces each trained element by its mean.
 
     Args:
         federation: The server's view.
