@@ -1,35 +1,68 @@
 """One thread: two change the last bits, and wait for each other on a busy machine."""
 
+import gc
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+# No test cuts the power, and a small run would wait for the disk some thirty times.
+os.fsync = lambda handle: None
+
+
+# ---- the plots of runs ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _runs_draw_nothing() -> Iterator[None]:
+    """Let runs and comparisons end without plots, in which most of a small run's time would go."""
+    import fleetfit.api.comparison.results
+    import fleetfit.api.run
+    from fleetfit.errors import MissingExtra
+
+    def draw(*_: Any) -> Any:
+        raise MissingExtra("plots", "Drawing plots")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fleetfit.api.run, "figures", SimpleNamespace(draw_run=draw))
+        patch.setattr(fleetfit.api.comparison.results, "figures", SimpleNamespace(draw_comparison=draw))
+        yield
+
+
+@pytest.fixture
+def runs_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runs and comparisons draw their plots, for a test that looks at them."""
+    import fleetfit.api.comparison.results
+    import fleetfit.api.run
+    from fleetfit.report import figures
+
+    monkeypatch.setattr(fleetfit.api.run, "figures", figures)
+    monkeypatch.setattr(fleetfit.api.comparison.results, "figures", figures)
 
 
 @pytest.fixture
 def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw nothing, as without the extra `plots`: most of a small run's time would go into its plots."""
+    """Draw nothing, as without the extra `plots`."""
     from fleetfit.report import drawing
 
     monkeypatch.setattr(drawing, "is_available", lambda: False)
 
 
-@pytest.fixture(scope="module")
-def without_plots_in_module() -> Iterator[None]:
-    """Draw nothing in all tests of a module, and in its fixtures."""
-    from fleetfit.report import drawing
+# ---- collection ----------------------------------------------------------------------------------------------------
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "is_available", lambda: False)
-        yield
+
+def pytest_collection_finish() -> None:
+    """Leave what lasts as long as the session (PyTorch, thousands of tests) out of garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 # ---- the tree after the tests --------------------------------------------------------------------------------------

@@ -23,9 +23,6 @@ from fleetfit.cli import listing
 SMALL = ["--set", "data.partition.clients=8", "--set", "rounds=2", "--set", "local.epochs=1", "--set", "cohort.count=4"]
 
 
-pytestmark = pytest.mark.usefixtures("without_plots_in_module")
-
-
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of one finished run."""
