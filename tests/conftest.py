@@ -1,6 +1,7 @@
 """One thread: two change the last bits, and wait for each other on a busy machine."""
 
 import gc
+import importlib
 import os
 import subprocess
 
@@ -23,32 +24,30 @@ os.fsync = lambda handle: None
 
 # ---- the plots of runs ---------------------------------------------------------------------------------------------
 
+_DRAWING = ("fleetfit.api.run", "fleetfit.api.comparison.results")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _runs_draw_nothing() -> Iterator[None]:
     """Let runs and comparisons end without plots, in which most of a small run's time would go."""
-    import fleetfit.api.comparison.results
-    import fleetfit.api.run
     from fleetfit.errors import MissingExtra
 
     def draw(*_: Any) -> Any:
         raise MissingExtra("plots", "Drawing plots")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fleetfit.api.run, "figures", SimpleNamespace(draw_run=draw))
-        patch.setattr(fleetfit.api.comparison.results, "figures", SimpleNamespace(draw_comparison=draw))
+        for module in map(importlib.import_module, _DRAWING):
+            patch.setattr(module, "figures", SimpleNamespace(draw_run=draw, draw_comparison=draw))
         yield
 
 
 @pytest.fixture
 def runs_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let runs and comparisons draw their plots, for a test that looks at them."""
-    import fleetfit.api.comparison.results
-    import fleetfit.api.run
     from fleetfit.report import figures
 
-    monkeypatch.setattr(fleetfit.api.run, "figures", figures)
-    monkeypatch.setattr(fleetfit.api.comparison.results, "figures", figures)
+    for module in map(importlib.import_module, _DRAWING):
+        monkeypatch.setattr(module, "figures", figures)
 
 
 @pytest.fixture
@@ -67,14 +66,12 @@ def _workers_are_forks() -> Iterator[None]:
     """Fork workers from a process that has imported FleetFit; `fresh_workers` has them fresh, as users do."""
     from support.zygote import shared_zygote
 
-    from fleetfit.engines import processes
-
     def start(command: Any, **how: Any) -> Any:
         return shared_zygote().start(command, **how)
 
     forks = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "subprocess", forks)
+        patch.setattr(importlib.import_module("fleetfit.engines.processes"), "subprocess", forks)
         yield
     if shared_zygote.cache_info().currsize:
         shared_zygote().close()
@@ -83,10 +80,8 @@ def _workers_are_forks() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def fresh_workers() -> Iterator[None]:
     """Let all workers of a module's tests be fresh processes of Python."""
-    from fleetfit.engines import processes
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "subprocess", subprocess)
+        patch.setattr(importlib.import_module("fleetfit.engines.processes"), "subprocess", subprocess)
         yield
 
 
@@ -97,3 +92,10 @@ def pytest_collection_finish() -> None:
     """Leave what lasts as long as the session (PyTorch, thousands of tests) out of garbage collection."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _garbage_is_seen_at_the_end() -> Iterator[None]:
+    """Let Hypothesis look for references, which it does where it is imported last."""
+    yield
+    gc.unfreeze()
