@@ -320,7 +320,7 @@ def one(folders: Folders, kind: str, verb: str, done: list[Step]) -> None:
 
 
 @given(kinds, verbs, several)
-@settings(max_examples=25, **fuzzing)
+@settings(max_examples=10, **fuzzing)
 def test_some_damaged_folders(folders: Folders, kind: str, verb: str, done: list[Step]) -> None:
     one(folders, kind, verb, done)
 
