@@ -11,7 +11,7 @@ from local_grid import LocalGrid, node_file
 
 import fleetfit as ff
 from fleetfit.api.fleet import ServerAppConfig, serve
-from fleetfit.engines.flower import transport
+from fleetfit.fleet import transport
 
 CLIENTS = 5
 DIVISION = {"kind": "dirichlet", "alpha": 1.0, "clients": CLIENTS}
