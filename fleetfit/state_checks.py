@@ -175,18 +175,18 @@ def _check_server_memory(server: Mapping[str, Any], federation: Federation) -> N
     _check_table(memory, where)
     shapes = {name: tuple(tensor.shape) for name, tensor in server["state"].items()}
     for key, value in memory.items():
-        place = f"{where}/{key}"
+        path = f"{where}/{key}"
         if key == "choice":
-            _check_table(value, place)
-            _check_choice(value, place)
+            _check_table(value, path)
+            _check_choice(value, path)
         elif key == "adaptivefl":
-            _check_reward_tables(value, place, len(federation.levels))
+            _check_reward_tables(value, path, len(federation.levels))
         elif key == "movement":
-            _check_table(value, place)
+            _check_table(value, path)
             for depth, state in value.items():
-                _check(state, _get_block_shapes(layout, depth), f"{place}/{depth}/")
+                _check(state, _get_block_shapes(layout, depth), f"{path}/{depth}/")
         else:
-            _walk_states(value, place, shapes, layout)
+            _walk_states(value, path, shapes, layout)
 
 
 def _get_block_shapes(layout: Layout, depth: str) -> Shapes:
@@ -199,32 +199,32 @@ def _get_block_shapes(layout: Layout, depth: str) -> Shapes:
     }
 
 
-def _check_reward_tables(value: Any, place: str, models: int) -> None:
+def _check_reward_tables(value: Any, path: str, models: int) -> None:
     """Check AdaptiveFL's tables, [3, clients] and [models, clients]."""
-    _check_table(value, place)
+    _check_table(value, path)
     for key in ("curiosity", "resources"):
         table = value.get(key)
         is_table = isinstance(table, Tensor) and table.dim() == 2 and table.dtype == torch.float64
         if not is_table or not bool(torch.isfinite(table).all()):
-            raise CheckpointError(f"{place}/{key} is not a table of scores by client")
+            raise CheckpointError(f"{path}/{key} is not a table of scores by client")
     (kinds, clients), (rows, others) = value["curiosity"].shape, value["resources"].shape
     if (kinds, rows) != (3, models) or clients != others or len(value) > 2:
-        raise CheckpointError(f'"{place}" has tables of {kinds} x {clients} and {rows} x {others}')
+        raise CheckpointError(f'"{path}" has tables of {kinds} x {clients} and {rows} x {others}')
 
 
-def _check_choice(tables: Mapping[str, Any], place: str) -> None:
+def _check_choice(tables: Mapping[str, Any], path: str) -> None:
     """Expect numbers by client [clients], and a row of directions [clients, levels, buckets] for each of "clients"."""
     for key, value in tables.items():
         is_named = key in ("directions", "clients")
         if not isinstance(value, Tensor) or (value.dim() != 1 and not is_named) or bool(value.isnan().any()):
-            raise CheckpointError(f"{place}/{key} is not a table of numbers by client")
+            raise CheckpointError(f"{path}/{key} is not a table of numbers by client")
     if not {"clients", "directions"} & tables.keys():
         return
     ids, rows = tables.get("clients"), tables.get("directions")
     if not isinstance(ids, Tensor) or not isinstance(rows, Tensor) or ids.dim() != 1 or len(ids) != len(rows):
-        raise CheckpointError(f'"{place}" has no direction for each client that it names')
+        raise CheckpointError(f'"{path}" has no direction for each client that it names')
     if ids.dtype != torch.int64 or bool((ids < 0).any()) or not bool(torch.isfinite(rows).all()):
-        raise CheckpointError(f'"{place}" has clients or directions that are not valid')
+        raise CheckpointError(f'"{path}" has clients or directions that are not valid')
 
 
 def _walk_states(table: Any, where: str, shapes: Shapes, layout: Layout) -> None:
@@ -253,8 +253,8 @@ def _walk(table: Any, where: str, layout: Layout) -> None:
             for key, value in table.items():
                 _walk(value, f"{where}/{key}", layout)
     elif isinstance(table, list | tuple):
-        for place, value in enumerate(table):
-            _walk(value, f"{where}/{place}", layout)
+        for index, value in enumerate(table):
+            _walk(value, f"{where}/{index}", layout)
 
 
 def _parse_submodel(table: Mapping[str, Any], where: str, layout: Layout) -> Submodel:

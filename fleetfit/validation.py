@@ -199,7 +199,7 @@ def _find_type_error(update: Update) -> str | None:
         return f"its client is {_format_value(update.client)}."
     if not _are_seconds(update.simulated_s):
         return f"its simulated_s is {_format_value(update.simulated_s)}."
-    if not all(isinstance(piece, Submodel) for piece in (update.submodel, update.dispatched)):
+    if not all(isinstance(one, Submodel) for one in (update.submodel, update.dispatched)):
         return "it does not say what it contains."
     if not isinstance(update.metrics, Mapping) or not all(isinstance(key, str) for key in update.metrics):
         return "its metrics are not a table."
@@ -314,21 +314,21 @@ def _find_scale_error(update: Update) -> str | None:
 
 
 def _find_evaluation_error(update: Update, job: Job, federation: Federation) -> str | None:
-    metrics, piece = update.metrics, update.submodel
+    metrics, submodel = update.metrics, update.submodel
     if job.evaluation.own:
-        federation.level_index(piece)  # raises where it is none
-    elif piece != job.submodel:
+        federation.level_index(submodel)  # raises where it is none
+    elif submodel != job.submodel:
         return "it has evaluated another sub-model than it was sent."
     n, correct, ensemble = metrics.get("n"), metrics.get("correct"), metrics.get("ensemble")
     if not _is_count(n) or n > _MOST_UNITS or not _is_number(ensemble):
         return "it does not say how many samples it has evaluated, and how well."
-    if not isinstance(correct, list) or len(correct) != len(piece.exits) or not all(_is_number(c) for c in correct):
-        return f"it has no score for each of {len(piece.exits)} exits."
+    if not isinstance(correct, list) or len(correct) != len(submodel.exits) or not all(_is_number(c) for c in correct):
+        return f"it has no score for each of {len(submodel.exits)} exits."
     # of a regression a hit is at most 1 and may be far below 0; of all other tasks it is between 0 and 1
     least = -math.inf if federation.problem.task.name == "regression" else 0.0
     if not all(least <= hits <= n for hits in (*correct, ensemble)):
         return f"it scores {_format_value(max(correct, key=abs))} of {n}: more than there are, or below 0."
-    return _find_metric_error(metrics.get("own", {}), job.evaluation.metrics, len(piece.exits))
+    return _find_metric_error(metrics.get("own", {}), job.evaluation.metrics, len(submodel.exits))
 
 
 def _find_metric_error(values: Any, names: Sequence[str], exits: int) -> str | None:
@@ -416,14 +416,14 @@ def _identity(x: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _count_norm_inputs(problem: Problem, piece: Submodel) -> dict[str, tuple[int, int | None]]:
+def _count_norm_inputs(problem: Problem, submodel: Submodel) -> dict[str, tuple[int, int | None]]:
     """Return each batch-norm layer's channels, and how many inputs of each channel a sample gives it.
 
     The latter is read off a pass on the meta device; None for a layer, or a model, that does not tell.
     """
     batch = 2
     with on_meta():
-        module = build_module(problem.architecture, {**problem.layout.full_sizes, **piece.sizes}, piece.exits)
+        module = build_module(problem.architecture, {**problem.layout.full_sizes, **submodel.sizes}, submodel.exits)
         x = some_input(problem.architecture, problem.input_shape, batch)
     norms, seen = batch_norms(module), dict[str, int]()
 

@@ -44,7 +44,7 @@ def select_updates(federation: Federation, server: Server, updates: Sequence[Upd
         return updates
     order = compute_scores(distances, len(updates) - hostile - 2).argsort(stable=True).tolist()
     admitted = set(order[: len(updates) - hostile])
-    return [update for place, update in enumerate(updates) if place in admitted]
+    return [update for index, update in enumerate(updates) if index in admitted]
 
 
 def is_large_enough(count: int, share: float = 0.2) -> bool:
