@@ -359,16 +359,6 @@ def test_the_server_s_job_runs_in_one_thread() -> None:
         run_on_server(replace(job, local=plain(math.inf)), simulation.device(None))
 
 
-@pytest.mark.parametrize(
-    "values", [{"steps": -1}, {"lr": 0.0}, {"batch_size": 0}, {"check_every": 0}, {"patience": 0}], ids=str
-)
-def test_a_hyperparameter_out_of_range_is_a_sentence(values: dict[str, Any]) -> None:
-    with raises(ConfigError, key=f"method.{next(iter(values))}"):
-        build({"name": "feddf", **values})
-    with raises(ConfigError, 0, key="method.temperature"):
-        build({"name": "feddf", "temperature": 0.0})
-
-
 def test_feddf_without_server_data_is_refused() -> None:
     federation, _ = by_width(spec_of("feddf"))
     for device in (None, replace(federation.device or pytest.fail("no device"), unlabelled=None)):

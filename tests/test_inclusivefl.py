@@ -9,16 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from support import raises
 from support.training import assert_close, last_exit_loss, plain_sgd
 from tiny import tiny_federation
 from torch import Tensor
 
 from fleetfit.engines.local import local as local_engine
-from fleetfit.errors import ConfigError
 from fleetfit.evaluate import build_level_module, get_level_state
 from fleetfit.layout import infer_layout
-from fleetfit.method import build
 from fleetfit.methods.inclusivefl import find_own_blocks
 from fleetfit.models.resnet import resnet
 from fleetfit.rounds import Settings, run_round, start
@@ -214,9 +211,3 @@ def test_only_blocks_of_the_same_shapes_hand_their_movement_down() -> None:
     assert blocks == {2: ["1"], 4: [], 6: []}
     assert found.below == {2: 1, 4: 2, 6: 4}
     assert {n.split("/")[0] for n in found.layout.tensors if "/" in n} == {"exit1", "exit2", "exit4", "exit6"}
-
-
-@pytest.mark.parametrize("beta", [-0.1, 1.1])
-def test_beta_outside_its_range_is_a_sentence(beta: float) -> None:
-    with raises(ConfigError, 0, 1, key="method.beta"):
-        build({"name": "inclusivefl", "beta": beta})

@@ -195,19 +195,35 @@ def test_warmup_is_without_distillation() -> None:
     assert float(equation_5(0.5, 3.0)(logits, y)) != pytest.approx(float(equation_5(0.0, 3.0)(logits, y)), rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "expected"),
-    [
-        ({"beta": 1.0}, Expected(0, 1, key="method.beta")),
-        ({"beta": -0.1}, Expected(0, 1, key="method.beta")),
-        ({"warmup": 1.5}, Expected(0, 1, key="method.beta")),
-        ({"temperature": 0.0}, Expected(key="method.temperature")),
-    ],
-    ids=str,
-)
-def test_wrong_settings_of_scalefl_are_refused(wrong: Mapping[str, float], expected: Expected) -> None:
+REFUSED: list[tuple[dict[str, Any], Expected]] = [
+    ({"name": "feddf", "batch_size": 0}, Expected(key="method.batch_size")),
+    ({"name": "feddf", "check_every": 0}, Expected(key="method.check_every")),
+    ({"name": "feddf", "lr": 0.0}, Expected(key="method.lr")),
+    ({"name": "feddf", "patience": 0}, Expected(key="method.patience")),
+    ({"name": "feddf", "steps": -1}, Expected(key="method.steps")),
+    ({"name": "feddf", "temperature": 0.0}, Expected(0, key="method.temperature")),
+    ({"name": "feddropout", "drop": -0.1}, Expected(0, 1, key="method.drop")),
+    ({"name": "feddropout", "drop": 1.0}, Expected(0, 1, key="method.drop")),
+    ({"name": "inclusivefl", "beta": -0.1}, Expected(0, 1, key="method.beta")),
+    ({"name": "inclusivefl", "beta": 1.1}, Expected(0, 1, key="method.beta")),
+    ({"name": "scalefl", "beta": -0.1}, Expected(0, 1, key="method.beta")),
+    ({"name": "scalefl", "beta": 1.0}, Expected(0, 1, key="method.beta")),
+    ({"name": "scalefl", "temperature": 0.0}, Expected(key="method.temperature")),
+    ({"name": "scalefl", "warmup": 1.5}, Expected(0, 1, key="method.beta")),
+    ({"plus": {"fedadam": {"tau": 0.0}}}, Expected(0, key="method.plus.fedadam.tau")),
+    ({"plus": {"fedavgm": {"lr": 0.0}}}, Expected(0, 0.0, key="method.plus.fedavgm.lr")),
+    ({"plus": {"fedavgm": {"momentum": 1.0}}}, Expected(0, 1, 1.0, key="method.plus.fedavgm.momentum")),
+    ({"plus": {"feddyn": {"alpha": 0.0}}}, Expected(0, key="method.plus.feddyn.alpha")),
+    ({"plus": {"fedprox": {"mu": -1.0}}}, Expected(0, key="method.plus.fedprox.mu")),
+    ({"plus": {"fedyogi": {"begins": -1.0}}}, Expected(0, key="method.plus.fedyogi.begins")),
+    ({"plus": {"fedyogi": {"beta2": -0.1}}}, Expected(0, 1, key="method.plus.fedyogi.beta2")),
+]
+
+
+@pytest.mark.parametrize(("spec", "expected"), REFUSED, ids=str)
+def test_hyperparameters_out_of_range_are_refused(spec: dict[str, Any], expected: Expected) -> None:
     with raises(ConfigError, expected):
-        build({"name": "scalefl", **wrong})
+        build(spec)
 
 
 # ---- HeteroFL -------------------------------------------------
@@ -406,11 +422,6 @@ def test_fedprox_training_is_plain_sgd_with_the_penalty() -> None:
     free = train_job(replace(job, method={"name": "fedavg"}), device).state
     moved = [sum(float(((s[n] - job.state[n]) ** 2).sum()) for n in s) for s in (found, free)]
     assert moved[0] < moved[1]
-
-
-def test_a_negative_mu_is_refused() -> None:
-    with raises(ConfigError, 0, key="method.plus.fedprox.mu"):
-        build({"name": "fedavg", "plus": {"fedprox": {"mu": -1.0}}})
 
 
 # ---- Decoupled -------------------------------------------------
