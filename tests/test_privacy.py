@@ -420,7 +420,7 @@ def test_a_run_whose_clients_all_fail_stops_and_names_none(tmp_path: Path) -> No
 @pytest.mark.parametrize("secure", [False, True])
 def test_hostile_clients_are_bounded_by_the_clip(secure: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three of ten, a million times as far the other way: all that they can is to be of the clipping norm."""
-    monkeypatch.setattr(Privacy, "_noise_on", lambda self, total, round: None)
+    monkeypatch.setattr(Privacy, "_add_noise", lambda self, total, round: None)
     attack, found = {"kind": "sign_flip", "scale": 1e6, "share": 0.3}, []
     given = table(tmp_path, cohort={"fraction": 1.0}, **({"secure": {"minimum": 2}} if secure else {}))
     for further in ({}, {"attack": attack}):

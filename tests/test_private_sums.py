@@ -62,7 +62,7 @@ def round_of(
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the noise away, to look at what it covers."""
-    monkeypatch.setattr(Privacy, "_noise_on", lambda self, total, round: None)
+    monkeypatch.setattr(Privacy, "_add_noise", lambda self, total, round: None)
 
 
 def drawn(assembly: Any, round: int = 0) -> list[int]:
@@ -437,7 +437,7 @@ def test_no_file_has_an_update_or_a_sum_without_noise(
     monkeypatch.setattr(Privacy, "release", noted)
     monkeypatch.setattr(secured.Segments, "words", sent)
     if not noise:
-        monkeypatch.setattr(Privacy, "_noise_on", lambda self, total, round: None)
+        monkeypatch.setattr(Privacy, "_add_noise", lambda self, total, round: None)
     ff.run(table(tmp_path, {"checkpoint": {"every": 1}}), out=tmp_path / "run", on_round=print)
     files = [file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()]
     everything = [*files, "".join(capfd.readouterr()).encode()]

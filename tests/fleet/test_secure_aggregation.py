@@ -258,7 +258,7 @@ def test_a_private_server_gets_no_single_update_and_keeps_no_sum_without_noise(
     monkeypatch.setattr(Privacy, "release", noted)
     if not masks:
         monkeypatch.setattr(keys, "masked", lambda words, key, sign: None)
-        monkeypatch.setattr(Privacy, "_noise_on", lambda self, total, round: None)
+        monkeypatch.setattr(Privacy, "_add_noise", lambda self, total, round: None)
     lab = lab_of(tmp_path, private_table(tmp_path))
     lab.grid.twist = kept
     run = lab.serve()
