@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from run_folders import settings
@@ -47,8 +48,8 @@ ROOT = Path(__file__).parents[1]
 README, START, PLUG_INS, WHICH = (
     (ROOT / name).read_text() for name in ("README.md", "docs/start.md", "docs/plug-ins.md", "docs/which-method.md")
 )
-# The pages that explain what every user needs, one after the other; docs/guide.md leads to them.
-GUIDE_PAGES = ["guide", "run-file", "data", "models", "budgets", "devices", "engines", "cluster", "runs", "experiments"]
+# The pages that explain what every user needs, one after the other.
+GUIDE_PAGES = ["run-file", "data", "models", "budgets", "devices", "engines", "runs", "experiments"]
 GUIDE = "\n".join((ROOT / "docs" / f"{name}.md").read_text() for name in [*GUIDE_PAGES, "plug-ins"])
 METHODS, ERRORS, OWN_MODEL, ADD_A_METHOD, SHIP = (
     (ROOT / "docs" / f"{name}.md").read_text() for name in ("methods", "errors", "own-model", "add-a-method", "ship")
@@ -77,9 +78,16 @@ def write_files(markdown: str, folder: Path) -> None:
             (folder / name).write_text(re.sub(r"^rounds = \d+", "rounds = 1", block, flags=re.MULTILINE))
 
 
+def shell_lines(block: str) -> list[str]:
+    """Return the commands of a block of shell, each in one line, without comments above them."""
+    lines = re.sub(r"\\\n\s*", " ", block).splitlines()
+    return [line for line in lines if line.strip() and not line.startswith("#")]
+
+
 def commands(markdown: str) -> list[list[str]]:
-    """Return the arguments of each `fleetfit` command."""
-    lines = [line for block in fenced(markdown, "sh") for line in block.splitlines()]
+    """Return the arguments of each `fleetfit` command that is not marked as not run."""
+    marked = re.sub(r"^<!-- not run: .*? -->\n```sh\n.*?^```", "", markdown, flags=re.DOTALL | re.MULTILINE)
+    lines = [line for block in fenced(marked, "sh") for line in shell_lines(block)]
     return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("fleetfit ")]
 
 
@@ -91,6 +99,19 @@ def write_iris(folder: Path) -> None:
     table.to_csv(folder / "iris.csv", index=False)
     table.iloc[::5].to_csv(folder / "more-rows.csv", index=False)
     table.iloc[::7].drop(columns="species").to_csv(folder / "new-rows.csv", index=False)
+
+
+def write_photos(folder: Path) -> None:
+    """Write the images of the first page: two classes to train on, and new ones to predict."""
+    Image = pytest.importorskip("PIL.Image", reason="the extra images is not installed")
+    rng = np.random.default_rng(0)
+    for name, count in (("photos", 30), ("new-photos", 3)):
+        for channel, kind in enumerate(("cat", "dog")):
+            (folder / name / kind).mkdir(parents=True)
+            for i in range(count):
+                pixels = rng.integers(0, 120, (24, 32, 3)).astype(np.uint8)
+                pixels[..., channel] += 100
+                Image.fromarray(pixels).save(folder / name / kind / f"{i}.jpg")
 
 
 def exit_code(arguments: list[str]) -> int:
@@ -119,6 +140,7 @@ def shown(tmp_path_factory) -> Path:
     """A folder in which the files of the first page lie and its first run has been made."""
     folder = tmp_path_factory.mktemp("readme")
     write_files(START, folder)
+    write_photos(folder)
     ff.run(folder / "first.toml", out=folder / "runs" / "first", overrides=["local.epochs=1"])
     return folder
 
@@ -130,7 +152,7 @@ def shown(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("page", "verbs"),
     [
-        (START, {"plan", "run", "eval", "compare", "list", "calibrate", "export"}),
+        (START, {"plan", "run", "eval", "predict", "compare", "list", "calibrate", "export"}),
         (PLUG_INS, {"run", "check-model"}),
         (WHICH, {"compare"}),
     ],
@@ -138,6 +160,8 @@ def shown(tmp_path_factory) -> Path:
 )
 def test_the_commands_of_the_first_pages_work(tmp_path, monkeypatch, capsys, page, verbs):
     write_files(page, tmp_path)
+    if page is START:
+        write_photos(tmp_path)
     monkeypatch.chdir(tmp_path)
     given = commands(page)
     assert verbs <= {arguments[0] for arguments in given}
@@ -156,10 +180,28 @@ def test_the_python_of_the_first_page_works(shown, monkeypatch, capsys):
     assert blocks, "there is no Python to run"
     found: dict = {}
     for block in blocks:
-        exec(compile(block, "start.md", "exec"), found)
+        exec(compile(block.replace("rounds=20", "rounds=1"), "start.md", "exec"), found)
     assert found["logits"].shape == (1, 10)
     assert found["again"].summary == found["run"].summary
-    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert found["photos"].finished
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_the_plan_on_the_first_page_is_what_plan_prints(shown, monkeypatch, capsys):
+    monkeypatch.chdir(shown)
+    monkeypatch.setenv("COLUMNS", "160")
+    assert exit_code(["plan", "first.toml"]) == 0
+    printed = [set(re.split(r"\s*[│┃]\s*", line)) for line in capsys.readouterr().out.splitlines()]
+    [table] = [block for block in fenced(START, "text") if "target" in block]
+    for row in table.splitlines()[1:]:
+        cells = set(re.split(r"  +", row))
+        assert any(cells <= line for line in printed), row
+
+
+@pytest.mark.parametrize("page", [README, START], ids=["README", "start"])
+def test_the_first_pages_define_local_and_global(page):
+    text = " ".join(page.split())
+    assert re.search(r"`local`(\*\*)?(:| is)", text) and re.search(r"`global`(\*\*)?(:| is)", text)
 
 
 def test_the_readme_is_short_and_its_python_works(tmp_path, monkeypatch, capsys):
@@ -169,7 +211,7 @@ def test_the_readme_is_short_and_its_python_works(tmp_path, monkeypatch, capsys)
     [shell] = fenced(README, "sh")
     assert [line.partition("#")[0].strip() for line in shell.splitlines()] == ["make demo", "make test"]
     [block] = fenced(README, "python")
-    assert len([line for line in block.splitlines() if line]) <= 5
+    assert len([line for line in block.splitlines() if line and not line.startswith("#")]) <= 5
     found: dict = {}
     exec(compile(block, "README.md", "exec"), found)
     assert found["again"].summary == found["run"].summary and isinstance(found["small"], torch.nn.Module)
