@@ -16,8 +16,8 @@ PLACES = {"README.md": "docs/", "docs/index.md": ""}
 """The pages that have the table, and how docs/ is reached from each."""
 WIDTH = 120
 NOTE = (
-    "pp: percentage points. Inconclusive: at the size that was run. Verdicts use tests with Holm's correction; intervals "
-    'are uncorrected, so an interval may exclude zero where the verdict is inconclusive. "Of 4": the claim consists of '
+    "pp: percentage points. Inconclusive: at the size that was run. Verdicts use tests with Holm's correction; "
+    'intervals are uncorrected, so an interval may exclude zero where the verdict is inconclusive. "Of 4": the claim consists of '
     "four differences, and the weakest one decides."
 )
 BEGIN, END = "<!-- evidence: made by make results -->", "<!-- end of evidence -->"
@@ -50,7 +50,8 @@ def evidence(
     table = shown[0].table
     figure = next((one for one in drawn if one.file == table.file and one.name.endswith("-rows.svg")), None)
     head = figure.title if figure else f"{table.paper}, {table.title}."
-    said = f"{head} Run: {page.settings_line(results[table.file])}. [How the paper's setting differs]({docs}results.md#{page.anchor(table.title)})."
+    link = f"[How the paper's setting differs]({docs}results.md#{page.anchor(table.title)})"
+    said = f"{head} Run: {page.settings_line(results[table.file])}. {link}."
     rows = [(one.claim.says, page.of_paper(one), page.here(one), one.verdict.value) for one in shown]
     made = page.markdown_table(("claim of the paper", "paper", "ours, 95% interval", "verdict"), rows)
     image = [f"![{figure.kind}]({docs}results/{figure.name})", ""] if figure else []

@@ -40,8 +40,8 @@ are those of the one that decides. "Order only": the paper prints no number. Int
 may exclude zero where the verdict is inconclusive.
 """
 
-TERMS = """**Words.** *local* is the accuracy of each client's own level on its own test data, averaged over the clients,
-*global* that of the largest model there. *avg* and *full* are on the whole test set: the mean over all levels' models,
+TERMS = """**Words.** *local* is the accuracy of each client's own level on its own test data, averaged over the
+clients, *global* that of the largest model there. *avg* and *full* are on the whole test set: the mean over all levels' models,
 and the largest alone. Accuracies are in percent. *Rounds* count up to the target accuracy in the experiment's file.
 *Level 1* is the smallest piece, *exit 1* the earliest classifier of the largest model, *ensemble* the mean of all its
 exits' probabilities. *4:3:3* are the shares of weak, medium and strong devices. *alpha* is the parameter of the
