@@ -56,8 +56,8 @@ class Claim(_Table):
         says: The claim in a sentence.
         column, setting: Those of all sides that name no other.
         measure: Whether sides are subtracted (percentage points) or divided (rounds, sizes, times).
-        by: How much greater at least, in percentage points or as a ratio; by default more than zero. Below zero: how much
-            may be lost.
+        by: How much greater at least, in percentage points or as a ratio; by default more than zero. Below zero: how
+            much may be lost.
         exact: Chance plays no part in it, as with numbers of parameters: it needs no interval, and one run is enough.
         changed: What was changed in it after the file was first written, when, and why.
         rounds_differ: The experiments that it compares have different numbers of rounds; the table's note says why.

@@ -17,8 +17,8 @@ PLACES = {"README.md": "docs/", "docs/index.md": ""}
 WIDTH = 120
 NOTE = (
     "pp: percentage points. Inconclusive: at the size that was run. Verdicts use tests with Holm's correction; "
-    'intervals are uncorrected, so an interval may exclude zero where the verdict is inconclusive. "Of 4": the claim consists of '
-    "four differences, and the weakest one decides."
+    'intervals are uncorrected, so an interval may exclude zero where the verdict is inconclusive. "Of 4": the claim '
+    "consists of four differences, and the weakest one decides."
 )
 BEGIN, END = "<!-- evidence: made by make results -->", "<!-- end of evidence -->"
 

@@ -41,13 +41,13 @@ may exclude zero where the verdict is inconclusive.
 """
 
 TERMS = """**Words.** *local* is the accuracy of each client's own level on its own test data, averaged over the
-clients, *global* that of the largest model there. *avg* and *full* are on the whole test set: the mean over all levels' models,
-and the largest alone. Accuracies are in percent. *Rounds* count up to the target accuracy in the experiment's file.
-*Level 1* is the smallest piece, *exit 1* the earliest classifier of the largest model, *ensemble* the mean of all its
-exits' probabilities. *4:3:3* are the shares of weak, medium and strong devices. *alpha* is the parameter of the
-Dirichlet shares of classes: the lower, the more skewed. *C* is the share of the clients in a round (0: one client), *E*
-the local epochs, *B* the batch (all: a client's data at once). *Credit* is what a row of AdaptiveFL's table earns by
-what comes back. More: [runs](runs.md), [methods](methods.md), [the papers](papers.md).
+clients, *global* that of the largest model there. *avg* and *full* are on the whole test set: the mean over all
+levels' models, and the largest alone. Accuracies are in percent. *Rounds* count up to the target accuracy in the
+experiment's file. *Level 1* is the smallest piece, *exit 1* the earliest classifier of the largest model, *ensemble*
+the mean of all its exits' probabilities. *4:3:3* are the shares of weak, medium and strong devices. *alpha* is the
+parameter of the Dirichlet shares of classes: the lower, the more skewed. *C* is the share of the clients in a round
+(0: one client), *E* the local epochs, *B* the batch (all: a client's data at once). *Credit* is what a row of
+AdaptiveFL's table earns by what comes back. More: [runs](runs.md), [methods](methods.md), [the papers](papers.md).
 """
 
 
