@@ -135,7 +135,7 @@ def keys_page() -> str:
         "# Every key of a run file",
         MADE.format("the docstrings of fleetfit/config/schema.py"),
         "Look up a key, its type and its limits. [The run file](run-file.md) has all defaults in one block, and "
-        "explains overrides. A section that names a method, a model, a data set or an engine takes the keys of that, too: "
+        "explains overrides. A section that names a method, a model, a data set or an engine takes its keys, too: "
         "[methods](methods.md), [all others](built-in.md).",
     ]
     seen: set[type[Section]] = set()
