@@ -4,9 +4,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from support import raises
 from support.engines import RecordingEngine
 from tiny import plain, tiny_federation, tiny_problem
 
+from fleetfit.errors import ConfigError
 from fleetfit.layout import Axis
 from fleetfit.method import build, get_round_submodel
 from fleetfit.methods.feddropout import select_channels
@@ -72,3 +74,9 @@ def test_the_levels_are_those_of_width() -> None:
     problem, targets = tiny_problem(exits=(3,)), Targets((0.3, 1.0), (0.25, 0.25))
     found, expected = (build({"name": name}).levels(problem, targets) for name in ("feddropout", "heterofl"))
     assert [level.submodel for level in found] == [level.submodel for level in expected]
+
+
+@pytest.mark.parametrize("drop", [-0.1, 1.0])
+def test_a_share_outside_its_range_is_a_sentence(drop: float) -> None:
+    with raises(ConfigError, 0, 1, key="method.drop"):
+        build({"name": "feddropout", "drop": drop})
