@@ -92,7 +92,7 @@ class Mean:
         self._total: Tensor | None = None
         self._coverage: Tensor | None = None
         self._group: tuple[Submodel, tuple[str, ...]] | None = None
-        self._first: tuple[Tensor, float] | None = None  # the group's first update and its weight, while it is alone
+        self._first: tuple[Tensor, float] | None = None  # of a group of one update: it, and its weight
         self._sum = self._room = torch.empty(0)
         self._weight = 0.0
         self._everywhere = False  # whether a client trained the whole model
