@@ -66,12 +66,13 @@ def ruled(doc: str) -> tuple[str, dict[str, str], str]:
 
 def hooks_page() -> str:
     """Return hooks.md."""
+    hook_sections = [hook_section(hook) for hook in HOOKS]
     rows = ["| hook | where | what it does | FedAvg |", "| --- | --- | --- | --- |"]
     for hook in HOOKS:
         summary, rules, _ = ruled(getattr(FEDAVG, hook).__doc__)
         where = re.split(r"[,:]", rules["Where"])[0]
         rows.append(f"| [`{hook}`](#{hook}) | {where} | {summary} | {rules['FedAvg']} |")
-    parts = [HEAD, "\n".join(rows), *map(hook_section, HOOKS), declared_section(), *map(value_section, VALUES)]
+    parts = [HEAD, "\n".join(rows), *hook_sections, declared_section(), *map(value_section, VALUES)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 

@@ -13,7 +13,6 @@ from support.training import make_job
 from tiny import plain, tiny_federation
 from torch import Tensor, nn
 
-from fleetfit import submodel
 from fleetfit.config import load_experiment, to_table
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
@@ -25,12 +24,14 @@ from fleetfit.method import (
     build,
     choose_uniformly,
     is_portable,
+    keep_prefix,
     weigh_by_samples,
     weigh_equally,
 )
 from fleetfit.method.building import _add_option
 from fleetfit.methods.scalefl import scalefl
 from fleetfit.rounds import Settings, run, run_round, start
+from fleetfit.submodel import Submodel, random, rolling, window
 from fleetfit.values import Device, Job, Server, Update
 
 # ---- parts, named as `test_method_spec:...` -------------------------------------------------
@@ -199,10 +200,12 @@ def test_equal_specs_are_built_once() -> None:
 # ---- single hooks -------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["prefix", "window", "rolling", "random"])
-def test_named_channels(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "function"), [("prefix", keep_prefix), ("window", window), ("rolling", rolling), ("random", random)]
+)
+def test_named_channels(kind: str, function: Any) -> None:
     method = build({"name": "scalefl", "hooks": {"channels": kind}})
-    assert method.channels is getattr(submodel, kind)
+    assert method.channels is function
     assert method.weight is weigh_equally  # the rest stays
 
 
@@ -338,7 +341,7 @@ def costing_300() -> Method:
 def test_notes_of_two_parts_are_both_in_the_report() -> None:
     """The later part has the last word on a key that both have."""
     method = build({"name": "test_method_spec:noting_a", "plus": {"test_method_spec:noting_b": {}}})
-    piece = submodel.Submodel({}, (1,))
+    piece = Submodel({}, (1,))
     update = Update(0, 0, 7, 2, piece, piece, {}, 5, {})
     federation, _ = tiny_federation({"name": "fedavg"})
     assert method.note(federation, start(federation), update) == {"a": 7, "b": 2, "both": "b"}
