@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.bits import assert_same_bits
 from tiny import tiny_federation
 from torch import Tensor
 
@@ -30,9 +31,6 @@ RUN: dict[str, Any] = {
 }
 CLOSE = 1e-4
 """Largest difference of a weight after three rounds, as a share of the largest: the rounding of another batch shape."""
-
-
-pytestmark = pytest.mark.usefixtures("without_plots")
 
 
 def merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,10 +76,6 @@ def close(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(float((a[n] - b[n]).abs().max()) <= CLOSE * largest for n in a)
 
 
-def equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
-
-
 SOUND = [
     {},
     {"local": {"patience": 1}},
@@ -123,14 +117,14 @@ def test_file_beyond_memory_has_equal_bits(tmp_path: Path) -> None:
     all_in_memory, columns = finished(tmp_path / "memory", kept(1e9))
     for bytes_ in (1.0, 24 * 4, 100 * 24 * 4):
         found, others = finished(tmp_path / f"{bytes_:.0f}", kept(bytes_))
-        assert equal(all_in_memory, found)
+        assert_same_bits(all_in_memory, found)
         assert columns == others
 
 
 def test_workers_and_resumed_run_have_equal_bits(tmp_path: Path) -> None:
     here, columns = finished(tmp_path / "here", kept(1e9))
     there, others = finished(tmp_path / "there", kept(1e9), {"engine": {"name": "processes", "workers": 2}})
-    assert equal(here, there)
+    assert_same_bits(here, there)
     assert columns == others
 
     def stop(report: Mapping[str, Any]) -> None:
@@ -141,7 +135,7 @@ def test_workers_and_resumed_run_have_equal_bits(tmp_path: Path) -> None:
         ff.run(merged(RUN, kept(1e9)), out=tmp_path / "cut", on_round=stop)
     resumed = RunFolder.open(ff.resume(tmp_path / "cut").folder).load_checkpoint()
     assert resumed is not None
-    assert equal(here, dict(resumed["server"]["state"]))
+    assert_same_bits(here, dict(resumed["server"]["state"]))
 
 
 def test_fast_run_caches_features(embedded: Counter[bytes], tmp_path: Path) -> None:
@@ -153,7 +147,7 @@ def test_fast_run_caches_features(embedded: Counter[bytes], tmp_path: Path) -> N
     here, columns = finished(tmp_path / "here", fast)
     assert sum(embedded.values()) < 0.5 * usual
     there, others = finished(tmp_path / "there", fast, {"engine": {"name": "processes", "workers": 2}})
-    assert equal(here, there)
+    assert_same_bits(here, there)
     assert columns == others
 
 
@@ -173,7 +167,7 @@ def test_changing_features_are_not_cached(change: dict[str, Any], embedded: Coun
     usual = sum(embedded.values())
     embedded.clear()
     found, _ = finished(tmp_path / "kept", change, kept(1e9))
-    assert equal(plain, found)
+    assert_same_bits(plain, found)
     assert sum(embedded.values()) > 0.8 * usual
 
 
@@ -183,7 +177,7 @@ def test_default_caches_nothing(embedded: Counter[bytes], tmp_path: Path) -> Non
     usual = sum(embedded.values())
     embedded.clear()
     found, _ = finished(tmp_path / "none", kept(0))
-    assert equal(plain, found)
+    assert_same_bits(plain, found)
     assert sum(embedded.values()) == usual
 
 
@@ -199,7 +193,7 @@ def test_fleet_nodes_have_equal_bits(embedded: Counter[bytes], tmp_path: Path) -
     pytest.importorskip("flwr", reason="the extra flower is not installed")
     from local_fleet import Lab, described
 
-    from fleetfit.engines.flower import node as nodes_side
+    from fleetfit.fleet import node as nodes_side
 
     model = {"name": "vit", "hidden": 12, "depth": 3, "attention_heads": 3, "patch": 2}
     table = {**described({"name": "depthfl"}, model=model, peft={"name": "frozen"}, local={"epochs": 9}), **kept(1e9)}
@@ -212,7 +206,7 @@ def test_fleet_nodes_have_equal_bits(embedded: Counter[bytes], tmp_path: Path) -
         run = Lab(tmp_path / name, table, [float(b) for b in base.assembly.fleet.budgets]).serve(**engine)
         counts.append(sum(embedded.values()))
         assert not any(line["failures"] for line in run.metrics)
-    assert equal(dict(base.server.state), dict(run.server.state))
+    assert_same_bits(dict(base.server.state), dict(run.server.state))
     assert counts[1] < 0.7 * counts[0]
 
 
@@ -238,7 +232,7 @@ def test_hidden_dependencies_are_found_by_trying(
     monkeypatch.setattr(VitModule, "start", lambda net, x: change(net, plain_start(net, x)))
     plain, _ = finished(tmp_path / "plain")
     found, _ = finished(tmp_path / "kept", kept(1e9))
-    assert equal(plain, found)
+    assert_same_bits(plain, found)
 
 
 def test_lazy_samples_load_on_use() -> None:

@@ -20,7 +20,6 @@ import tomli_w
 from run_folders import TINY, settings
 
 import fleetfit as ff
-from fleetfit.report import drawing
 
 pytestmark = pytest.mark.slow
 
@@ -109,10 +108,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run, calibrated, and run files."""
     place = tmp_path_factory.mktemp("trained")
     tables = {**TINY, "rounds": 2}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "is_available", lambda: False)
-        ff.run(settings(), out=place / "run")
-        ff.run({**tables, **ATTENTIVE}, out=place / "attentive")
+    ff.run(settings(), out=place / "run")
+    ff.run({**tables, **ATTENTIVE}, out=place / "attentive")
     (place / "run.toml").write_text(tomli_w.dumps(tables))
     (place / "rows.toml").write_text(tomli_w.dumps({**tables, "compare": {"row": [{"label": "a"}]}}))
     return place
@@ -276,13 +273,13 @@ def test_an_app_that_somebody_has_edited_is_not_written_over(command: Caller, tm
 def test_a_nodes_memory_is_old_or_new(command: Caller, tmp_path: Path) -> None:
     """Killed while it keeps a version, a node has the one before, or both; tensors of a digest are there or not."""
     pytest.importorskip("flwr", reason="the extra `flower` is not installed")
-    from fleetfit.engines.flower.node import NodeMemory
-    from fleetfit.engines.flower.protocol import digest_of
+    from fleetfit.fleet.node import NodeMemory
+    from fleetfit.fleet.protocol import digest_of
 
     run, content = "0123456789abcdef", b"x" * 1000
     keep = f"""
 from pathlib import Path
-from fleetfit.engines.flower.node import NodeMemory, digest_of
+from fleetfit.fleet.node import NodeMemory, digest_of
 kept = NodeMemory(Path("node"))
 kept.keep("{run}", VERSION - 1, VERSION, ("memory", VERSION))
 kept.keep_base(digest_of(b"x" * 1000), b"x" * 1000)

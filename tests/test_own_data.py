@@ -25,16 +25,13 @@ from fleetfit.cli.listing import make_key_table
 from fleetfit.config import load_experiment
 from fleetfit.data.files.detect import detect_format
 from fleetfit.data.files.table import table
-from fleetfit.engines.flower.settings import own_data, read_settings
 from fleetfit.errors import ConfigError, DataError
+from fleetfit.fleet.settings import own_data, read_settings
 from fleetfit.report.tables import make_level_table, make_row_level_table, make_total_table
 
 IRIS = load_iris()
 QUICK: dict[str, Any] = {"rounds": 2, "model": {"name": "mlp", "hidden": 16, "layers": 4}, "local": {"epochs": 10}}
 Called = Callable[..., str]
-
-
-pytestmark = pytest.mark.usefixtures("without_plots_in_module")
 
 
 def written(path: Path, rows: range, label: bool = True) -> Path:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support import raises
+from support.profiles import FACTS, TABLES, with_fleet
 
 from fleetfit.api import profiling
 from fleetfit.api.profiling import Machine, ProfileResult, parse_wishes, profile
@@ -24,17 +25,6 @@ from fleetfit.training.profiling import (
     Timing,
 )
 from fleetfit.values import DataDescription, NodeDescription
-
-FACTS = DataDescription("made-up samples", "classification", (1, 4, 4), 4)
-RATIOS = [0.25, 0.5, 1.0]
-TABLES: dict[str, Any] = {
-    "model": {"name": "tiny:tiny"}, "data": {"name": "tiny:tiny_data", "partition": {"kind": "iid", "clients": 6}},
-    "fleet": {"levels": RATIOS, "tolerance": 0.2, "groups": [{"budget": b} for b in RATIOS]},
-}  # fmt: skip
-
-
-def with_fleet(**fleet: Any) -> dict[str, Any]:
-    return {**TABLES, "fleet": {**TABLES["fleet"], **fleet}}
 
 
 def found_of(step_s: float = 0.1, latency_s: float = 0.01, memory: int | None = 10**6, **more: Any) -> Measurement:
@@ -89,7 +79,7 @@ def test_group_with_budget_file_gets_level(chosen: int, wish: str, measuring: An
 @pytest.mark.parametrize("chosen", [0, 1, 2])
 def test_node_with_budget_file_gets_level(chosen: int, measuring: Any, tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="the extra flower is not installed")
-    from fleetfit.engines.flower.settings import read_settings, told_budget
+    from fleetfit.fleet.settings import read_settings, told_budget
 
     measuring(THREE)
     profile(TABLES, wishes=parse_wishes(step_s=0.1 * 2**chosen), facts=FACTS, out=tmp_path / "budget.toml")

@@ -35,7 +35,7 @@ def init(
 ) -> None:
     """Write the thin folder that `flwr run` takes: pyproject.toml, run.toml, and an example of a node's file."""
     from fleetfit.cli import output
-    from fleetfit.engines.flower.app_folder import write_app
+    from fleetfit.fleet.app_folder import write_app
 
     write_app(folder, run_file)
     output.print_line(
@@ -58,7 +58,7 @@ def certificates(
 ) -> None:
     """Make an authority and the SuperLink's certificate. Nodes get ca.crt; ca.key stays with you."""
     from fleetfit.cli import output
-    from fleetfit.engines.flower.certificates import make_certificates
+    from fleetfit.fleet.certificates import make_certificates
 
     make_certificates(folder, host, days)
     output.print_line(f"Written: {folder}. Give each node ca.crt, and keep ca.key where only you can read it.")
@@ -77,7 +77,7 @@ def key(
 ) -> None:
     """Make a node's key pair. Register the .pub: flwr supernode register FILE.pub SUPERLINK."""
     from fleetfit.cli import output
-    from fleetfit.engines.flower.certificates import make_node_key
+    from fleetfit.fleet.certificates import make_node_key
 
     make_node_key(file)
     output.print_line(f"Written: {file} stays on the node; register {file}.pub with the SuperLink.")
@@ -100,7 +100,7 @@ def member(
 ) -> None:
     """Make a node's key for secure rounds, signed by the fleet's authority, which the server must not have."""
     from fleetfit.cli import output
-    from fleetfit.engines.flower.certificates import make_member
+    from fleetfit.fleet.certificates import make_member
 
     make_member(file, authority)
     output.print_line(
@@ -138,13 +138,13 @@ def node(
     """Run a device's node until Ctrl-C; it trains what the server sends, within its configuration."""
     if check:
         from fleetfit.cli import output
-        from fleetfit.engines.flower.node import Node
-        from fleetfit.engines.flower.settings import read_settings
+        from fleetfit.fleet.node import Node
+        from fleetfit.fleet.settings import read_settings
 
         output.print_line(Node(read_settings(file)).introduced())
         return
-    from fleetfit.engines.flower.connection import Connection
-    from fleetfit.engines.flower.launcher import run_node
+    from fleetfit.fleet.connection import Connection
+    from fleetfit.fleet.launcher import run_node
 
     if not superlink:
         raise ConfigError("a node needs the SuperLink's address: --superlink HOST:PORT.", key="superlink")
@@ -170,7 +170,7 @@ def resume(
     """Continue a fleet's run whose server was stopped, after its last checkpoint. Run it where the folder is."""
     from fleetfit.api.fleet import check_run
     from fleetfit.cli import output
-    from fleetfit.engines.flower.app_folder import write_app
+    from fleetfit.fleet.app_folder import write_app
 
     path = check_run(folder).path.resolve()
     flwr = Path(sys.executable).parent / "flwr"

@@ -1,0 +1,51 @@
+"""A real fleet over the network, by Flower: nodes train on their own data. It needs the extra `flower`.
+
+The function takes the keys of `[engine]`. What trains on nodes is `fleetfit.fleet`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fleetfit.errors import ConfigError, check_range
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When a fleet's run begins, and when its rounds end; see `flower` and `[cohort]` for the meaning."""
+
+    nodes: int = 1
+    wait_s: float = 600.0
+    deadline_s: float = 600.0
+    quorum: float = 1.0
+    over_selection: float = 0.0  # both are keys of [cohort]
+
+
+def flower(
+    nodes: int = 1,
+    wait_s: float = 600.0,
+    deadline_s: float = 600.0,
+    simulation: Any = None,
+) -> Rules:
+    """Say how a fleet's run goes.
+
+    Args:
+        nodes: Nodes that must have enrolled before the first round. Levels are planned from their budgets; more may
+            join later.
+        wait_s: Seconds that the run waits for them.
+        deadline_s: Seconds from sending a job until it counts as failed.
+        simulation: Given by `fleetfit run`, which has no nodes.
+
+    Raises:
+        ConfigError: A setting is out of range, or this is no run of a fleet.
+    """
+    if simulation is not None:
+        raise ConfigError(
+            "engine flower trains on real nodes and is not started by `fleetfit run`: write an app with `fleetfit "
+            "flower init DIR`, and start it with `flwr run DIR`.",
+            key="engine.name",
+        )
+    if nodes < 1:
+        raise ConfigError(f"engine.nodes must be at least 1, got {nodes}.", key="engine.nodes")
+    check_range("engine.wait_s", wait_s, 0)
+    check_range("engine.deadline_s", deadline_s, 0)
+    return Rules(nodes, wait_s, deadline_s)

@@ -1,0 +1,296 @@
+"""Why a node does not join: each cause by a server on this machine that has it."""
+
+import datetime
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import raises
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from tls_servers import DAY, Authority, free_port, serving
+
+from fleetfit.errors import ConfigError
+from fleetfit.fleet import connection as module
+from fleetfit.fleet.certificates import load_node_key, make_certificates, make_node_key
+from fleetfit.fleet.connection import (
+    CLOCK_REFUSED,
+    SIGNATURE_REFUSED,
+    Connection,
+    Fault,
+    FaultReporter,
+    check_root_certificates,
+    check_superlink,
+    find_clock_fault,
+    find_fault,
+)
+
+HOUR = datetime.timedelta(hours=1)
+
+
+@pytest.fixture(autouse=True)
+def no_proxy_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("https_proxy", "http_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+def fault(connection: Connection, lasting: bool) -> str:
+    found = find_fault(connection)
+    assert found is not None and found.lasting == lasting, found
+    assert found.cause.isprintable()
+    return found.cause
+
+
+# ---- certificates --------------------------------------------------------------------------------------------------
+
+LATER, EARLIER = "is not yet valid, and this device's clock says", "has expired, and this device's clock says"
+CERTIFICATES: dict[str, tuple[Callable[[Authority], ssl.SSLContext], str]] = {
+    "another name": (lambda a: a.server("fleet.example.org"), "is for fleet.example.org, not for 127.0.0.1"),
+    "other names": (lambda a: a.server("a.example", "10.0.0.1"), "is for a.example, 10.0.0.1, not for 127.0.0.1"),
+    "another address": (lambda a: a.server("127.0.0.2"), "is for 127.0.0.2, not for 127.0.0.1"),
+    "many names": (lambda a: a.server(*(f"{c}.example" for c in "abcdefgh")), "e.example and 3 more, not for"),
+    "an hour early": (lambda a: a.server("127.0.0.1", since=HOUR), LATER),
+    "a day early": (lambda a: a.server("127.0.0.1", since=DAY, until=2 * DAY), LATER),
+    "years early": (lambda a: a.server("127.0.0.1", since=800 * DAY, until=900 * DAY), LATER),
+    "an hour late": (lambda a: a.server("127.0.0.1", until=-HOUR), EARLIER),
+    "a minute late": (lambda a: a.server("127.0.0.1", until=-HOUR / 60), EARLIER),
+    "years late": (lambda a: a.server("127.0.0.1", since=-900 * DAY, until=-800 * DAY), EARLIER),
+    "another authority": (lambda a: Authority(a.folder / "2", "b").server("127.0.0.1"), "is not of an authority in"),
+    "a namesake": (lambda a: Authority(a.folder / "2", a.name).server("127.0.0.1"), "is not of an authority in"),
+    "an early authority": (lambda a: _early(a), LATER),
+}  # fmt: skip
+
+
+def _early(authority: Authority) -> ssl.SSLContext:
+    other = Authority(authority.folder, since=HOUR)
+    return other.server("127.0.0.1")
+
+
+@pytest.mark.parametrize("kind", CERTIFICATES)
+def test_what_is_wrong_with_a_certificate(kind: str, tmp_path: Path) -> None:
+    made, words = CERTIFICATES[kind]
+    authority = Authority(tmp_path)
+    with serving(made(authority)) as port:
+        said = fault(Connection(f"127.0.0.1:{port}", authority.file), lasting=True)
+    assert words in said and f"127.0.0.1:{port}" in said
+    assert sum(each in said for each in (", not for ", LATER, EARLIER, "is not of an authority")) == 1
+    day = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
+    assert (words not in (LATER, EARLIER)) or day in said
+    assert ("It is valid from" in said) == (kind.endswith("early") and words == LATER and "authority" not in kind)
+
+
+def test_the_right_certificate_is_no_fault_and_the_projects_own_is_right(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "a")
+    with serving(authority.server("localhost", "127.0.0.1")) as port:
+        for host in ("127.0.0.1", "localhost"):
+            assert find_fault(Connection(f"{host}:{port}", authority.file)) is None
+        said = fault(Connection(f"127.0.0.1:{port}"), lasting=True)  # an authority that the system does not know
+        assert "the system's list of authorities" in said
+    own = tmp_path / "own"
+    make_certificates(own, ["fleet.example.org"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(own / "server.pem", own / "server.key")
+    with serving(context) as port:
+        assert "is for fleet.example.org" in fault(Connection(f"127.0.0.1:{port}", own / "ca.crt"), lasting=True)
+
+
+def test_names_of_a_stranger_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    with serving(authority.server("x\x1b]0;owned\x07.example", f"{'n' * 300}.example")) as port:
+        said = fault(Connection(f"127.0.0.1:{port}", authority.file), lasting=True)
+    assert "owned" in said and "\x1b" not in said and "n" * 100 not in said
+
+
+# ---- servers that are not there ------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    port, authority = free_port(), Authority(tmp_path)
+    for address in (f"127.0.0.1:{port}", f"localhost:{port}"):
+        said = fault(Connection(address, authority.file), lasting=False)
+        assert f"{address} refuses the connection: no program listens on port {port}" in said
+    for name in ("no-such-host.invalid", "a.b.c.invalid", "fleet.test.invalid"):
+        said = fault(Connection(f"{name}:8000", authority.file), lasting=False)
+        assert f"{name}:8000: {name} cannot be resolved" in said
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        said = fault(Connection(f"127.0.0.1:{deaf.getsockname()[1]}", authority.file), lasting=False)
+    assert "does not answer within" in said
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
+def test_an_address_in_brackets_is_an_address(tmp_path: Path) -> None:
+    port = free_port()
+    said = fault(Connection(f"[::1]:{port}", Authority(tmp_path).file), lasting=False)
+    assert f"[::1]:{port} " in said
+
+
+def test_what_answers_and_is_no_superlink(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    context = authority.server("127.0.0.1")
+    for status, words, lasting in (
+        (503, "answers with HTTP 503", False),
+        (502, "answers with HTTP 502", False),
+        (404, "is not a SuperLink: GET /health should give HTTP 200, got 404", True),
+        (401, "got 401", True),
+    ):
+        with serving(context, status) as port:
+            assert words in fault(Connection(f"127.0.0.1:{port}", authority.file), lasting)
+    with serving() as port:
+        assert "does not speak TLS" in fault(Connection(f"127.0.0.1:{port}", authority.file), lasting=True)
+        assert find_fault(Connection(f"127.0.0.1:{port}", insecure=True)) is None
+    with serving(context) as port:
+        assert "must run without TLS too" in fault(Connection(f"127.0.0.1:{port}", insecure=True), lasting=False)
+
+
+def test_a_proxy_that_applies_is_named_without_its_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority, closed = Authority(tmp_path), free_port()
+    with serving(authority.server("127.0.0.1")) as port, serving(status=403) as proxy:
+        connection = Connection(f"127.0.0.1:{port}", authority.file)
+        for name, value, words in (
+            ("https_proxy", f"http://me:secret@127.0.0.1:{closed}", f"127.0.0.1:{closed} of the environment variable"),
+            ("HTTPS_PROXY", f"http://127.0.0.1:{closed}", "HTTPS_PROXY refuses the connection: no program listens"),
+            ("all_proxy", f"http://127.0.0.1:{proxy}", "the proxy refuses (403 Forbidden)"),
+            ("https_proxy", "http://proxy.invalid:3128", "the proxy's name cannot be resolved"),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setenv(name, value)
+                said = fault(connection, lasting=False)
+                assert words in said and name in said and "secret" not in said
+                assert f"unset {name} or add 127.0.0.1 to no_proxy" in said
+                assert "--superlink" not in said
+                patch.setenv("no_proxy", "127.0.0.1")
+                assert find_fault(connection) is None
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{closed}")  # of connections without TLS
+        assert find_fault(connection) is None
+
+
+# ---- addresses, keys, authorities ----------------------------------------------------------------------------------
+
+
+def test_an_ipv6_address_without_brackets_is_refused_with_them() -> None:
+    for given, better in (
+        ("::1:8000", '"[::1]:8000"'),
+        ("2001:db8::1:8000", '"[2001:db8::1]:8000"'),
+        ("fe80::1%eth0:8000", '"[fe80::1%eth0]:8000"'),
+        ("2001:db8:0:0:0:0:0:1", '"[2001:db8:0:0:0:0:0:1]:PORT"'),
+    ):
+        with raises(ConfigError, better, key="superlink"):
+            check_superlink(given)
+    for right in ("[::1]:8000", "[2001:db8::1]:8000", "10.0.0.1:8000", "fleet.example.org:1"):
+        check_superlink(right)
+
+
+def test_a_file_that_is_no_key_or_no_authority_is_refused(tmp_path: Path) -> None:
+    make_node_key(tmp_path / "key")
+    load_node_key(tmp_path / "key")
+    other = rsa.generate_private_key(65537, 2048)
+    form = serialization.PrivateFormat.OpenSSH
+    (tmp_path / "rsa").write_bytes(other.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    own = ec.generate_private_key(ec.SECP384R1())
+    (tmp_path / "pem").write_bytes(own.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+    (tmp_path / "empty").write_bytes(b"")
+    authority = Authority(tmp_path / "a")
+    for name in ("rsa", "pem", "empty", "key.pub", "a/ca.crt"):
+        with raises(ConfigError, "`fleetfit flower key FILE`"):
+            load_node_key(tmp_path / name)
+    check_root_certificates(authority.file)
+    for name in ("key", "empty", "key.pub"):
+        with raises(ConfigError, "ca.crt", path=tmp_path / name):
+            check_root_certificates(tmp_path / name)
+    (tmp_path / "latin").write_bytes("-----BEGIN CERTIFICATE----- ä".encode("latin-1"))
+    with raises(ConfigError, path="latin"):
+        check_root_certificates(tmp_path / "latin")
+
+
+# ---- clocks --------------------------------------------------------------------------------------------------------
+
+
+def date(off: float) -> dict[str, str]:
+    """Headers of a server whose clock is behind this one by so many seconds."""
+    at = datetime.datetime.fromtimestamp(time.time() - off, datetime.UTC)
+    return {"date": at.strftime("%a, %d %b %Y %H:%M:%S GMT")}
+
+
+@pytest.mark.parametrize(
+    ("off", "words"),
+    [
+        (20, "20 s ahead of"), (6, "6 s ahead of"), (3600, "60 min ahead of"), (86400 * 400, "576000 min ahead of"),
+        (-3600, "60 min behind"), (-310, "310 s behind"), (0, ""), (3, ""), (-5, ""), (-300, ""),
+    ],
+)  # fmt: skip
+def test_a_clock_that_is_off_by_more_than_is_accepted(off: float, words: str) -> None:
+    said = find_clock_fault(date(off), 5, 305)
+    assert (words in said or words.replace(str(abs(off)), str(abs(off) + 1)) in said) if words else not said
+
+
+def test_a_server_that_tells_no_time_has_no_fault() -> None:
+    for headers in ({}, {"date": "yesterday"}, {"date": ""}, {"date": "\x1b[31m"}):
+        assert not find_clock_fault(headers, 5, 305)
+
+
+# ---- saying it -----------------------------------------------------------------------------------------------------
+
+
+def test_a_cause_is_told_at_once_and_then_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    said: list[float] = []
+    reporter = FaultReporter(lambda: Fault("closed"), lambda cause: said.append(now[0] - 1000))
+
+    def at(second: float) -> None:
+        now[0] = 1000 + second
+        reporter.note_failure()
+        while reporter._busy.locked():
+            time.sleep(0.001)
+
+    for second in range(2000):
+        at(second)
+    assert said[:6] == [0, 10, 30, 70, 150, 310] and said[-1] - said[-2] == 600
+    reporter.note_success()
+    said.clear()
+    at(2001)
+    assert said == [2001]
+
+
+# ---- what the launcher makes of it ---------------------------------------------------------------------------------
+
+NO = "Failed to initialize the connection to the SuperLink.\n"
+GONE, WRONG = Fault("nobody listens"), Fault("another authority", lasting=True)
+
+
+@pytest.mark.parametrize(
+    ("ends", "faults", "code"),
+    [
+        ([(0, f"{CLOCK_REFUSED}is 20 s ahead. SuperNode terminated gracefully.")], [], 2),
+        ([(0, "SuperNode terminated gracefully.")], [], 0),
+        ([(0, f"{SIGNATURE_REFUSED}. SuperNode terminated gracefully."), (0, "terminated gracefully")], [], 0),
+        ([(1, NO + "[code: 2001]")], [], 2),
+        ([(1, NO)], [WRONG], 2),
+        ([(1, NO)] * 5 + [(0, "terminated gracefully")], [GONE] * 5, 0),
+        ([(1, NO)] * 3, [GONE, GONE, WRONG], 2),
+        ([(1, NO), (0, "terminated gracefully")], [None], 0),
+        ([(1, NO), (1, NO)], [None, None], 1),
+        ([(1, "Exit Code: 606")], [], 1),
+        ([(-9, "")], [], 137),
+    ],
+)
+def test_what_ends_a_node_and_what_is_tried_again(
+    ends: list[tuple[int, str]], faults: list[Fault | None], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fleetfit.fleet import launcher
+
+    pauses: list[float] = []
+    monkeypatch.setattr(launcher.time, "sleep", pauses.append)
+    left, causes = list(ends), list(faults)
+    assert launcher._accepted(lambda: left.pop(0), lambda: causes.pop(0)) == code
+    assert not left and not causes
+    assert pauses == sorted(pauses) and len(pauses) == len(ends) - 1

@@ -1,0 +1,755 @@
+"""Engine flower, its own code in one process: same bits as `local`; late, lost, false and missing replies."""
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sampling import some_quick
+from support import Expected, raises
+from support.bits import have_same_state
+from tiny import spec_of, tiny_data
+
+import fleetfit as ff
+from fleetfit import names
+from fleetfit.cli import main
+from fleetfit.errors import ConfigError, FleetFitError, RunError
+from fleetfit.messages import LIGHTER
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from local_fleet import ALLOW, CLIENTS, Lab, described
+from local_grid import LocalGrid
+
+from fleetfit.api.fleet import ServerAppConfig, serve
+from fleetfit.engines.flower import flower
+from fleetfit.fleet import node as nodes_side
+from fleetfit.fleet import transport
+from fleetfit.fleet.transport import Reply, Transport
+from fleetfit.messages import pack, unpack
+from fleetfit.privacy import Privacy
+
+
+@pytest.fixture(autouse=True)
+def fresh_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes_side.node_of.cache_clear()
+
+
+def simulated(folder: Path, table: dict[str, Any]) -> ff.Run:
+    return ff.run(table, out=folder / "local")
+
+
+def lab_of(folder: Path, table: dict[str, Any], **node: Any) -> tuple[Lab, ff.Run]:
+    base = simulated(folder, table)
+    return Lab(folder, table, [float(b) for b in base.assembly.fleet.budgets], node), base
+
+
+# ---- the same bits -----------------------------------------------------------------------------------------------
+
+SPECS: list[dict[str, Any]] = [
+    *(spec_of(name) for name in names.list_names("methods")),
+    {"name": "plugin_method:counting", "pull": 0.1},
+    {"name": "scalefl", "plus": {"feddyn": {}}},
+    {"name": "heterofl", "hooks": {"channels": "random"}},
+]
+
+
+QUICK = [*map(spec_of, ("fedavg", "scalefl", "depthfl", "feddf")), *SPECS[-3:]]
+
+
+@pytest.mark.parametrize(
+    "spec", some_quick(SPECS, QUICK), ids=lambda spec: f"{spec['name']}{'+' if len(spec) > 1 else ''}"
+)
+def test_every_method_ends_with_the_bits_of_local(spec: dict[str, Any], tmp_path: Path) -> None:
+    lab, base = lab_of(tmp_path, described(spec))
+    run = lab.serve()
+    assert have_same_state(base, run)
+    assert pack(base.server.memory) == pack(run.server.memory)
+    for ours, theirs in zip(run.metrics, base.metrics, strict=True):
+        assert ours["train"] == theirs["train"] and ours["failures"] == []
+        assert ours["bytes_up"] == theirs["bytes_up"] and ours["waste"] == theirs["waste"]
+
+
+@pytest.mark.parametrize("kind", LIGHTER)
+def test_lighter_updates_too(kind: str, tmp_path: Path) -> None:
+    table = described({"name": "scalefl"})
+    table["local"]["compress"] = kind
+    lab, base = lab_of(tmp_path, table)
+    assert have_same_state(base, lab.serve())
+
+
+@pytest.mark.parametrize("how", [{}, {"precision": "bf16"}], ids=["chosen", "bf16"])
+def test_a_fast_run_has_the_bits_of_local(how: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bf16 too where that is emulated: nodes go back to fp32 where they lack it, which one machine must not."""
+    monkeypatch.setattr(nodes_side, "replace_emulated_bf16", lambda problem, accelerator: problem)
+    fast = {"speed": "fast", **how}
+    lab, base = lab_of(tmp_path, described({"name": "scalefl"}, model={"name": "cnn"}, engine=fast))
+    run = lab.serve(**fast)
+    assert have_same_state(base, run)
+    assert run.experiment.engine.chosen == base.experiment.engine.chosen
+    assert set(run.experiment.engine.chosen.values()) == {f"{'bf16' if how else 'fp32'} channels_last"}
+    exact = ff.run(described({"name": "scalefl"}, model={"name": "cnn"}), out=tmp_path / "exact")
+    assert not have_same_state(exact, run)
+
+
+def test_a_client_is_measured_on_its_own_level_only(tmp_path: Path) -> None:
+    """What devices cannot run they do not evaluate; the accuracy at a client's own level is the simulation's."""
+    lab, base = lab_of(tmp_path, described({"name": "scalefl"}))
+    run = lab.serve()
+    ours, theirs = run.columns["static"], base.columns["static"]
+    top = [c for c, level in enumerate(base.assembly.federation.level_of) if level == 1]
+    assert ours["global_clients"] == len(top) < theirs["global_clients"] == CLIENTS
+    assert ours["per_client"]["global"] == {str(c): ours["per_client"]["local"][str(c)] for c in top}
+    asked = [unpack(transport.parts_of(m)["header"]) for m in lab.grid.sent]
+    jobs = [(h["job"]["client"], h["job"]["level"]) for h in asked if h["what"] == "job"]
+    assert all(level <= base.assembly.federation.level_of[client] for client, level in jobs)
+
+
+def test_callbacks_are_called_on_the_server_and_nodes_hear_nothing_of_them(tmp_path: Path) -> None:
+    (tmp_path / "heard.py").write_text(
+        "from pathlib import Path\n\n\ndef heard(report):\n"
+        "    with (Path(__file__).parent / 'heard.txt').open('a') as file:\n"
+        "        file.write(f'{report[\"round\"]}\\n')\n"
+    )
+    lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, callbacks=[f"{tmp_path}/heard.py:heard"]))
+    (tmp_path / "heard.txt").unlink()
+    lab.serve()
+    assert (tmp_path / "heard.txt").read_text().splitlines() == ["1", "2", "3"]
+    headers = [transport.parts_of(message)["header"] for message in lab.grid.sent]
+    assert headers and not [header for header in headers if b"heard" in header]
+
+
+def test_nodes_compute_metrics_that_they_allow_and_no_others(tmp_path: Path) -> None:
+    metric = "own_metric:share"
+    model = {"name": "tiny:tiny", "norm": False}  # whose statistics a fleet measures on fewer clients
+    table = described({"name": "scalefl"}, rounds=1, model=model, evaluate={"metrics": [metric]})
+    lab, base = lab_of(tmp_path, table, allow=[*ALLOW, metric])
+    ours, theirs = lab.serve().columns["static"], base.columns["static"]
+    assert ours["metrics"]["share"]["levels"] == theirs["metrics"]["share"]["levels"]
+    refusing, _ = lab_of(tmp_path / "refusing", table)
+    reasons = [failure["reason"] for failure in refusing.serve().columns["failures"]]
+    assert reasons and all(f'names "{metric}"' in reason for reason in reasons)
+
+
+def test_a_level_is_one_flower_object_for_all_of_its_nodes(tmp_path: Path) -> None:
+    lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=1, cohort={"fraction": 1.0}))
+    lab.serve()
+    states: dict[int, set[str]] = {}
+    for message in lab.grid.sent:
+        header = unpack(transport.parts_of(message)["header"])
+        if message.metadata.message_type == "train":
+            states.setdefault(header["job"]["level"], set()).add(message.content["state"].object_id)
+    assert sorted(states) == [0, 1] and all(len(ids) == 1 for ids in states.values())
+    assert states[0] != states[1]
+
+
+def test_the_models_and_pictures_are_there_without_any_data(tmp_path: Path, runs_draw: None) -> None:
+    lab, base = lab_of(tmp_path, described({"name": "scalefl"}))
+    lab.serve()
+    loaded = ff.load(tmp_path / "run")
+    x = torch.rand(6, 1, 4, 4)
+    for level in (1, 2):
+        ours, theirs = loaded.model(level)(x), base.model(level)(x)
+        assert [tuple(z.shape) for z in ours] == [tuple(z.shape) for z in theirs]
+    assert loaded.finished and (tmp_path / "run" / "plots" / "levels.png").is_file()
+    with raises(ConfigError, "evaluate(data=...)"):
+        loaded.evaluate()
+
+
+# ---- going on ----------------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """The server's process ends."""
+
+
+@pytest.mark.parametrize("name", ["scalefl", "plugin_method:counting"])
+@pytest.mark.parametrize("when", [1, 2])
+def test_a_run_whose_server_was_killed_goes_on_with_the_same_bits(name: str, when: int, tmp_path: Path) -> None:
+    """Memories lie on the nodes: also what a node remembered of a round that never counted must not be used."""
+    lab, base = lab_of(tmp_path, described({"name": name}, rounds=4))
+    answered = 0
+
+    def twist(message: Message, reply: Message) -> Message:
+        nonlocal answered
+        answered += message.metadata.group_id == str(when + 1) and message.metadata.message_type == "train"
+        if answered == 2:  # they have trained, and remember it
+            raise Killed
+        return reply
+
+    lab.grid.twist = twist
+    with pytest.raises(Killed):
+        lab.serve()
+    assert len(ff.load(tmp_path / "run").metrics) == when
+    lab.grid.twist = lambda message, reply: reply
+    nodes_side.node_of.cache_clear()  # the nodes were restarted as well
+    assert have_same_state(base, lab.serve(resume=True))
+    lab.said.clear()
+    assert lab.serve(resume=True).finished and "finished already" in lab.heard
+
+
+def test_an_undone_round_is_undone_on_the_nodes_too(tmp_path: Path) -> None:
+    """After it nodes begin with what they remembered before it, and the bits are those of local."""
+    step = "test_standing:in_the_second"
+    method = {"name": "plugin_method:counting", "pull": 0.1, "hooks": {"step": step}}
+    lab, base = lab_of(tmp_path, described(method, rounds=4, cohort={"fraction": 1.0}), allow=[*ALLOW, step])
+    run = lab.serve()
+    for metrics in (run.metrics, base.metrics):
+        assert ["undone" in report for report in metrics] == [False, True, False, False]
+        assert len(metrics[1]["undone"]["reported"]) == 2 and metrics[1]["train"]["clients"] == 0  # two are able
+    assert have_same_state(base, run) and pack(base.server.memory) == pack(run.server.memory)
+    jobs = [unpack(transport.parts_of(m)["header"])["job"] for m in lab.grid.sent if m.metadata.message_type == "train"]
+    assert {(job["round"], job["memory_version"]) for job in jobs} == {(0, -1), (1, 0), (2, 0), (3, 2)}
+    assert 'Round 2 was rolled back: "stem.bias" would not be finite' in lab.heard and "norm: node-" in lab.heard
+
+
+def test_what_goes_on_must_be_a_run_of_a_fleet(tmp_path: Path) -> None:
+    lab, _ = lab_of(tmp_path, described({"name": "fedavg"}, rounds=1))
+    with raises(RunError, "fleetfit resume"):
+        lab.serve("local", resume=True)
+    lab.serve("run")
+    with raises(RunError, "fleetfit flower resume"):
+        lab.serve("run")
+
+
+# ---- who does not answer as it should ----------------------------------------------------------------------------
+
+
+def reply_twisted(lab: Lab, client: int, change: Callable[[dict[str, Any]], Any], round: int = 1) -> None:
+    """Have one client's reply of a round of training changed on its way."""
+
+    def twist(message: Message, reply: Message) -> Message | None:
+        mine = message.metadata.message_type == "train" and message.metadata.dst_node_id == 101 + client
+        if not mine or message.metadata.group_id != str(round):
+            return reply
+        changed = change(unpack(transport.parts_of(reply)["answer"]))
+        if changed is None or isinstance(changed, RecordDict):
+            return None if changed is None else Message(changed, reply_to=message)
+        return transport.reply(message, {"answer": changed if isinstance(changed, bytes) else pack(changed)})
+
+    lab.grid.twist = twist
+
+
+def in_reply(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda nest: {**nest, "reply": {**nest["reply"], **fields}}
+
+
+def in_state(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda nest: {**nest, "reply": {**nest["reply"], "state": change(nest["reply"]["state"])}}
+
+
+def first(state: Mapping[str, Any], change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+    name = next(iter(state))
+    return {**state, name: change(state[name])}
+
+
+def raw(header: bytes) -> bytes:
+    """A message with any header."""
+    return b"FFIT" + bytes([1, 0, 0, 0]) + len(header).to_bytes(8, "little") + header
+
+
+WHOLE = {"channels": {"a": {"from": 0, "to": 8}, "b": {"from": 0, "to": 12}, "classes": {"from": 0, "to": 4}},
+         "exits": [1, 2, 3]}  # fmt: skip
+LIES = {
+    "a size-1 dimension": in_state(lambda s: first(s, lambda t: t[:1])),
+    "a dimension more": in_state(lambda s: first(s, lambda t: t[None])),
+    "a tensor less": in_state(lambda s: dict(list(s.items())[1:])),
+    "a tensor more": in_state(lambda s: {**s, "strange": torch.zeros(1)}),
+    "another name": in_state(lambda s: {f"x{name}": t for name, t in s.items()}),
+    "NaN": in_state(lambda s: first(s, lambda t: t * float("nan"))),
+    "infinity": in_state(lambda s: first(s, lambda t: t / 0)),
+    "other numbers": in_state(lambda s: first(s, lambda t: t.double())),
+    "a larger sub-model": in_reply(submodel=WHOLE),
+    "too many samples": in_reply(num_examples=10**6),
+    "a negative number of samples": in_reply(num_examples=-1),
+    "another client": in_reply(client=4),
+    "another round": in_reply(round=7),
+    "no table": lambda nest: {**nest, "reply": [1, 2]},
+    "no reply": lambda nest: {"protocol": 1},
+    "another protocol": lambda nest: {**nest, "protocol": 2},
+    "no message of ours": lambda nest: b"GARBAGE" * 9,
+    "a message cut off": lambda nest: pack(nest)[:-5],
+    "another format version": lambda nest: pack(nest)[:4] + bytes([9]) + pack(nest)[5:],
+    "no part": lambda nest: RecordDict({}),
+    "another record": lambda nest: RecordDict({"answer": ConfigRecord({"bytes": b"123"})}),
+    "a false label": lambda nest: RecordDict(
+        {"answer": ArrayRecord({"bytes": Array("uint8", (9,), "numpy.ndarray", Array(torch.ones(3).numpy()).data)})}
+    ),
+    "numbers that are tensors": lambda nest: {**nest, "protocol": torch.ones(2)},
+    "flags that are tensors": in_reply(compressed=torch.ones(2)),
+    "a huge number": in_reply(metrics={"loss": 10**400, "steps": 1}),
+    "a nest that cannot be": lambda nest: raw(b'{"$u":5}'),
+    "a nest without end": lambda nest: raw(b"[" * 600 + b"]" * 600),
+    "a shape without end": lambda nest: raw(b'{"$t":["uint8",[Infinity]]}'),
+    "a refusal": lambda nest: {"protocol": 1, "refused": "not today"},
+}
+
+
+@pytest.fixture(scope="module")
+def without_one(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[float], ff.Run]:
+    """The run in which client 0 fails honestly in the first round."""
+    folder = tmp_path_factory.mktemp("honest")
+    table = described({"name": "scalefl"}, rounds=2, cohort={"fraction": 1.0}, seed=0)
+    lab, _ = lab_of(folder, table)
+    nodes_side.node_of.cache_clear()
+    reply_twisted(lab, 0, lambda nest: {"protocol": 1, "refused": "the reference"})
+    return table, lab.budgets, lab.serve()
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_is_false_is_refused_and_leaves_the_state_alone(lie: str, without_one: Any, tmp_path: Path) -> None:
+    table, budgets, honest = without_one
+    lab = Lab(tmp_path, table, budgets)
+    reply_twisted(lab, 0, LIES[lie])
+    run = lab.serve()
+    assert have_same_state(run, honest)
+    failures = run.metrics[0]["failures"]
+    assert [f["client"] for f in failures] == [0] and len(failures[0]["reason"]) < 600
+    assert any(line.startswith("  Node node-0: ") for line in lab.said), lab.heard
+    assert run.metrics[1]["train"]["clients"] == CLIENTS and not run.metrics[1]["failures"]
+
+
+def test_a_round_ends_by_the_deadline_and_the_late_answer_is_not_used(without_one: Any, tmp_path: Path) -> None:
+    table, budgets, _ = without_one
+    lab = Lab(tmp_path, table, budgets)
+    reply_twisted(lab, 0, lambda nest: None)
+    began = time.monotonic()
+    run = lab.serve(deadline_s=1.0)
+    assert time.monotonic() - began > 1.0
+    assert "did not answer within 1 s" in lab.heard
+    assert run.metrics[0]["train"]["clients"] == CLIENTS - 1
+    # its job of round 1 is still out: nobody sends it another one until Flower has dropped that
+    assert run.metrics[1]["train"]["clients"] == CLIENTS - 1 and run.metrics[1]["online"] == CLIENTS - 1
+
+
+def test_a_late_answer_frees_its_node(tmp_path: Path) -> None:
+    lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=4, cohort={"fraction": 1.0}))
+    kept: list[tuple[str, Message]] = []
+
+    def twist(message: Message, reply: Message) -> Message | None:
+        metadata = message.metadata
+        if metadata.message_type == "train" and metadata.dst_node_id == 101 and metadata.group_id == "1":
+            kept.append((metadata.message_id, reply))
+            return None
+        if metadata.message_type == "train" and metadata.group_id == "2" and kept:
+            time.sleep(0.3)
+            lab.grid.replies.update(kept)
+            kept.clear()
+        return reply
+
+    lab.grid.twist = twist
+    run = lab.serve(deadline_s=0.6)
+    assert "answered a job after its round had ended" in lab.heard
+    assert [report["online"] for report in run.metrics] == [5, 4, 5, 5]
+
+
+def test_an_answer_that_comes_again_counts_once(tmp_path: Path) -> None:
+    """Twice at once, and once more for every message of the server's that is asked for later."""
+    lab, base = lab_of(tmp_path, described({"name": "scalefl", "plus": {"feddyn": {}}}))
+    pull, before = lab.grid.pull_messages, list[Message]()
+
+    def again(ids: Any) -> list[Message]:
+        found = list(pull(ids))
+        repeated = [*found, *found, *before] if found else []
+        before[:] = [*before, *found][-20:]
+        return repeated
+
+    lab.grid.pull_messages = again  # type: ignore[method-assign]
+    run = lab.serve()
+    assert len(before) == 20 and have_same_state(base, run)
+    assert [m["train"] for m in run.metrics] == [m["train"] for m in base.metrics]
+    assert not any(m["failures"] for m in run.metrics)
+
+
+def test_enough_answers_end_a_round(without_one: Any, tmp_path: Path) -> None:
+    table, budgets, _ = without_one
+    lab = Lab(tmp_path, {**table, "cohort": {"fraction": 1.0, "quorum": 0.8}}, budgets)
+    reply_twisted(lab, 0, lambda nest: None)
+    began = time.monotonic()
+    run = lab.serve(deadline_s=300.0)
+    assert time.monotonic() - began < 100
+    assert run.metrics[0]["train"]["clients"] == 4 and "enough others" in run.metrics[0]["failures"][0]["reason"]
+
+
+def test_over_selection_fills_the_cohort(tmp_path: Path) -> None:
+    lab, _ = lab_of(tmp_path, described({"name": "fedavg"}, rounds=1, cohort={"count": 3, "over_selection": 0.5}))
+    reply_twisted(lab, 0, lambda nest: None)
+    reply_twisted_too = lab.grid.twist
+    lab.grid.twist = lambda m, r: None if m.metadata.dst_node_id == 102 and m.metadata.message_type == "train" else (
+        reply_twisted_too(m, r))  # fmt: skip
+    run = lab.serve(deadline_s=60.0)
+    assert sum(m.metadata.message_type == "train" for m in lab.grid.sent) == 5
+    assert run.metrics[0]["train"]["clients"] == 3 and len(run.metrics[0]["failures"]) == 2
+
+
+def test_a_node_that_goes_away_comes_back_and_one_that_comes_late(tmp_path: Path) -> None:
+    """AdaptiveFL keeps a table of the clients, which grows with them."""
+    table = described({"name": "adaptivefl", "p": 1}, rounds=6, cohort={"fraction": 1.0})
+    lab, _ = lab_of(tmp_path, table)
+    lab.grid.offline = {105}  # it has not come yet
+
+    def twist(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train":
+            lab.grid.offline = {"1": {105}, "2": {101}, "3": {101}}.get(message.metadata.group_id, set())
+        return reply
+
+    lab.grid.twist = twist
+    run = lab.serve(nodes=4)
+    online = [report["online"] for report in run.metrics]
+    assert online == [4, 4, 4, 4, 5, 5], online  # 105 comes in the second round, 101 is away in the third and fourth
+    assert run.server.memory["adaptivefl"]["curiosity"].shape[1] == 5
+    again = serve(lab.grid, ServerAppConfig(resume=str(tmp_path / "run")), lab.said.append)
+    assert again.finished and len(again.assembly.federation.levels) == 3
+
+
+def test_a_reply_that_hangs_while_it_is_pulled_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    """As when a node dies while it uploads: Flower then blocks for minutes."""
+    lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=1, cohort={"fraction": 1.0}))
+    hung, over = set[str](), threading.Event()
+    pull = lab.grid.pull_messages
+
+    def slow(ids: Any) -> Any:
+        ids = list(ids)
+        first_train = next((m for m in lab.grid.sent if m.metadata.message_type == "train"), None)
+        if first_train is not None and first_train.metadata.message_id in ids:
+            hung.update(ids)
+            over.wait(60)
+            return []
+        return pull(ids)
+
+    lab.grid.pull_messages = slow  # type: ignore[method-assign]
+    try:
+        began = time.monotonic()
+        run = lab.serve(deadline_s=4.0)
+        assert hung and time.monotonic() - began < 50
+        assert run.metrics[0]["train"]["clients"] == CLIENTS - 1
+    finally:
+        over.set()
+
+
+def test_nobody_is_there_any_more_and_the_run_waits(tmp_path: Path) -> None:
+    lab, _ = lab_of(tmp_path, described({"name": "fedavg"}, rounds=2))
+    gone = threading.Event()
+
+    def twist(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train" and not gone.is_set():
+            gone.set()
+            lab.grid.offline = set(lab.grid.contexts)
+            threading.Timer(1.0, lab.grid.offline.clear).start()
+        return reply
+
+    lab.grid.twist = twist
+    run = lab.serve()
+    assert run.metrics[1]["train"]["clients"] == 4
+
+
+# ---- who may take part -------------------------------------------------------------------------------------------
+
+
+def test_who_does_not_fit_is_named_and_left_out(tmp_path: Path) -> None:
+    lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=1, cohort={"fraction": 1.0}))
+    lab.config(1, reports_budget=False)
+    lab.config(2, data={"name": "digits"})
+    lab.config(3, allow=[])
+    run = lab.serve(nodes=3)
+    assert "Node 102 does not take part: it does not report a budget" in lab.heard
+    assert "Node node-2 does not take part: its data are classification, samples [1, 8, 8]" in lab.heard
+    assert 'Node node-3 does not take part: the server names "tiny:tiny"' in lab.heard
+    assert set(run.metrics[0]["train"]["by_level"]) <= {"1", "2"} and run.metrics[0]["online"] == 2
+
+
+def test_a_budget_that_means_nothing_here_leaves_its_node_out_and_the_run_goes_on(tmp_path: Path) -> None:
+    lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=3, cohort={"fraction": 1.0}))
+    lab.config(1, budget={"memory_bytes": "200 MB"})
+    lab.grid.offline = {102}
+
+    def twist(message: Message, reply: Message) -> Message:
+        lab.grid.offline.clear()
+        return reply
+
+    lab.grid.twist = twist
+    run = lab.serve(nodes=4)
+    assert "Node 102 does not take part: its budget does not fit this run" in lab.heard
+    assert [report["online"] for report in run.metrics] == [4, 4, 4]
+
+
+def test_a_node_that_comes_back_as_another_is_asked_again_until_it_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleetfit.fleet.client_manager._AGAIN_S", 0.05)
+    lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=6, cohort={"fraction": 1.0}))
+
+    def twist(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train":
+            lab.grid.offline = {101} if message.metadata.group_id == "1" else set()
+            if message.metadata.group_id == "1":
+                lab.config(0, data={"name": "digits"})
+                nodes_side.node_of.cache_clear()
+        return reply
+
+    lab.grid.twist = twist
+    run = lab.serve()
+    assert "Node node-0 does not take part: its data are classification, samples [1, 8, 8]" in lab.heard
+    assert [report["online"] for report in run.metrics] == [5, 4, 4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("lost", ["once", "late"])
+def test_a_question_without_an_answer_is_asked_again(
+    lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node loses its first answer; or sends each with the next message, as Flower's own does after a stopped run."""
+    monkeypatch.setattr("fleetfit.fleet.client_manager._REPEAT_S", 0.3)
+    lab, base = lab_of(tmp_path, described({"name": "scalefl"}, rounds=2))
+    waiting: list[tuple[Message, Message]] = []
+    healed = []
+
+    def twist(message: Message, reply: Message) -> Message | None:
+        if message.metadata.dst_node_id != 101 or healed:
+            return reply
+        before = waiting.pop() if waiting else None
+        if before is not None:
+            lab.grid.replies[before[0].metadata.message_id] = before[1]
+        if lost == "once" or (before is not None and transport.HOLD in before[0].content):
+            healed.append(message)
+            return None if lost == "once" else reply
+        waiting.append((message, reply))
+        return None
+
+    lab.grid.twist = twist
+    run = lab.serve(wait_s=60.0)
+    assert healed and "does not take part" not in lab.heard
+    assert have_same_state(base, run) and not any(report["failures"] for report in run.metrics)
+
+
+def test_too_few_nodes_and_a_broken_one(tmp_path: Path) -> None:
+    lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=1))
+    lab.configs[0].write_text("name = 3")
+    with raises(RunError, 4, 5, 1):
+        lab.serve(wait_s=1.0)
+    assert "name: should be a valid string" in lab.heard
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_not_told_does_not_travel(tmp_path: Path) -> None:
+    lab, _ = lab_of(tmp_path, described({"name": "adaptivefl", "p": 1}, rounds=1), reports_budget=False)
+    run = lab.serve()
+    assert '"budget": 0.' not in (tmp_path / "run" / "nodes.json").read_text()
+    assert run.metrics[0]["waste"] >= 0 and "budget not told" in lab.heard
+
+
+def test_what_is_never_trained_is_sent_once_and_again_when_it_was_lost(tmp_path: Path) -> None:
+    table = described({"name": "scalefl"}, peft={"name": "frozen"}, rounds=2)
+    lab, base = lab_of(tmp_path, table)
+    run = lab.serve()
+    assert have_same_state(base, run)
+    asked = [(unpack(transport.parts_of(m)["header"])["what"], m.metadata.dst_node_id) for m in lab.grid.sent]
+    assert sorted(node for what, node in asked if what == "base") == [101, 102, 103, 104, 105]
+    for path in (tmp_path / "node-0").rglob("base/*.ffit"):
+        path.write_bytes(b"damaged")
+    nodes_side.node_of.cache_clear()
+    lab.grid.sent.clear()
+    assert have_same_state(base, lab.serve("again"))
+    again = [m.metadata.dst_node_id for m in lab.grid.sent if unpack(transport.parts_of(m)["header"])["what"] == "base"]
+    assert again == [101]
+
+
+# ---- settings ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"nodes": 0}, Expected(1, key="engine.nodes")),
+        ({"wait_s": 0.0}, Expected(0, key="engine.wait_s")),
+        ({"deadline_s": -1.0}, Expected(0, key="engine.deadline_s")),
+    ],
+)
+def test_rules_out_of_range(settings: dict[str, Any], expected: Expected) -> None:
+    with raises(ConfigError, expected):
+        flower(**settings)
+
+
+def test_a_fleet_is_not_started_as_a_simulation(tmp_path: Path) -> None:
+    with raises(ConfigError, key="engine.name"):
+        ff.run(described({"name": "fedavg"}, engine={"name": "flower"}), out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"outt": "x"}, Expected("outt = 'x'")),
+        ({"out": 3}, Expected("out = 3")),
+        ({"run-file": True}, Expected("run-file = True")),
+    ],
+)
+def test_a_wrong_run_config_is_one_sentence(config: dict[str, Any], expected: Expected, tmp_path: Path) -> None:
+    with raises(ConfigError, expected):
+        ServerAppConfig.from_run_config(config, tmp_path)
+
+
+def test_the_run_file_is_that_of_the_app(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("rounds = 2")
+    assert ServerAppConfig.from_run_config({"run-file": "run.toml", "set": "a=1 b=2"}, tmp_path) == ServerAppConfig(
+        str(tmp_path / "run.toml"), overrides=["a=1", "b=2"]
+    )
+    with raises(ConfigError, "nowhere.toml"):
+        serve(LocalGrid([]), ServerAppConfig("nowhere.toml"))
+
+
+# ---- the transport -----------------------------------------------------------------------------------------------
+
+
+def test_replies_beyond_the_bound_wait_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(transport, "_IN_MEMORY", 3000)
+    lab, base = lab_of(tmp_path, described({"name": "scalefl"}, cohort={"fraction": 1.0}))
+    kinds: list[type] = []
+    kept = Transport._kept
+    monkeypatch.setattr(Transport, "_kept", lambda self, content: kinds.append(type(k := kept(self, content))) or k)
+    assert have_same_state(base, lab.serve())
+    assert any(issubclass(kind, Path) for kind in kinds) and bytearray in kinds
+
+
+def test_a_superlink_that_is_away_for_a_moment_is_asked_again(tmp_path: Path) -> None:
+    import httpx
+
+    lab, base = lab_of(tmp_path, described({"name": "scalefl"}, rounds=2))
+    pull, asked = lab.grid.pull_messages, []
+
+    def away(ids: Any) -> Any:
+        asked.append(1)
+        if len(asked) % 2:
+            raise httpx.ConnectError("away")
+        return pull(ids)
+
+    lab.grid.pull_messages = away  # type: ignore[method-assign]
+    assert have_same_state(base, lab.serve())
+
+
+def test_replies_are_what_they_say() -> None:
+    replies: queue.Queue[Reply] = queue.Queue()
+    replies.put(Reply("1", bytearray(b"x")))
+    reply = replies.get()
+    assert reply.content == b"x" and replace(reply, problem="p").problem == "p"
+
+
+# ---- the folder of a finished run --------------------------------------------------------------------------------
+
+
+def fleet_folder(folder: Path) -> Path:
+    """A finished run of a fleet, whose nodes have data of the same shape as `tiny:tiny_data`."""
+    lab, _ = lab_of(folder, described({"name": "scalefl"}))
+    lab.serve()
+    return folder / "run"
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[Any, str]:
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    captured = capsys.readouterr()
+    return ended.value.code, captured.out + captured.err
+
+
+def test_what_is_asked_of_any_run_is_answered_for_a_fleets_with_data_that_are_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = fleet_folder(tmp_path)
+    here = ("--data", "tiny:tiny_data")
+    x, y = tiny_data().batch(tiny_data().split("test"))
+    right = {level: (ff.load(run).predict(x, level).argmax(-1) == y).double().mean().item() for level in (1, 2)}
+    columns = ff.load(run).evaluate(data="tiny:tiny_data")["static"]
+    assert {name: entry["accuracy"] for name, entry in columns["levels"].items()} == {
+        str(level): pytest.approx(share) for level, share in right.items()
+    }
+    assert columns["full"] == pytest.approx(right[2]) and columns["samples"] == len(y)
+    code, text = said(capsys, "eval", run, *here)
+    assert code == 0 and f"{100 * right[1]:.2f}" in text and f"{100 * right[2]:.2f}" in text
+    for verb in (("calibrate", run, "--level", 2), ("predict", run, "--level", 2, "--stop"), ("pictures", run)):
+        code, text = said(capsys, *verb, *here)
+        assert code == 0, text
+    assert (run / "plots" / "stopping.png").is_file()
+    assert json.loads((run / "inference" / "level-2.json").read_text())["data"] == "tiny"
+
+
+@pytest.mark.parametrize("verb", ["eval", "predict", "calibrate"])
+def test_without_data_the_sentence_says_where_they_are(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = fleet_folder(tmp_path)
+    assert "data" not in json.loads((run / "environment.json").read_text()), "nothing to compare them by is written"
+    code, text = said(capsys, verb, run)
+    assert code == 2 and "on the nodes of a fleet" in text and "--data" in text
+    code, text = said(capsys, verb, run, "--data", "digits")
+    assert code == 2 and "does not fit" in text
+
+
+def test_the_folder_says_what_the_nodes_have_and_who_enrolled(tmp_path: Path) -> None:
+    run = fleet_folder(tmp_path)
+    data = json.loads((run / "nodes.json").read_text())["data"]
+    assert (data["sample_shape"], data["classes"], data["task"]) == ([1, 4, 4], 4, "classification")
+    groups = ff.load(run).experiment.fleet.groups
+    told = ff.load(run).assembly.fleet
+    assert [group.name for group in groups] == [f"node-{i}" for i in range(CLIENTS)]
+    assert [group.budget for group in groups] == list(told.budgets)
+    assert "on its nodes" in (run / "config.toml").read_text()
+
+
+# ---- differential privacy of clients -------------------------------------------------------------------------------
+
+
+def private_table(folder: Path, **changes: Any) -> dict[str, Any]:
+    privacy = {"clip": 0.5, "noise": 1.0, "delta": 0.01, "key_file": str(folder / "keys" / "run.key")}
+    model = {"name": "tiny:tiny", "norm": False}
+    given = {"rounds": 6, "model": model, "cohort": {"fraction": 0.5}, "privacy": privacy, "evaluate": {"every": 0}}
+    return described({"name": "scalefl"}, **{**given, **changes})
+
+
+def test_a_private_fleet_waits_for_all_who_were_drawn_and_ends_with_the_bits_of_local(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one salt for both; cohorts are larger than is to be expected at times, and nobody is cut off then."""
+    pytest.importorskip("opacus", reason="the accountant is an extra: fleetfit[privacy]")
+    monkeypatch.setattr("secrets.token_hex", lambda size: "5a" * size)
+    lab, base = lab_of(tmp_path, private_table(tmp_path))
+    run = lab.serve()
+    asked = [unpack(transport.parts_of(m)["header"]) for m in lab.grid.sent]
+    rounds = [h["job"]["round"] for h in asked if h["what"] == "job" and h["job"]["kind"] == "train"]
+    assert max(map(rounds.count, rounds)) > round(0.5 * CLIENTS)
+    assert have_same_state(base, run)
+    assert [r["privacy"] for r in run.metrics] == [r["privacy"] for r in base.metrics]
+
+
+def test_a_private_fleet_tells_no_more_than_what_was_spent_and_pays_again_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accountant = pytest.importorskip("fleetfit.privacy.accountant")
+    pytest.importorskip("opacus", reason="the accountant is an extra: fleetfit[privacy]")
+    lab, _ = lab_of(tmp_path, private_table(tmp_path, rounds=3))
+    real, calls = Privacy.aggregate, []
+
+    def cut_off(*given: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return real(*given)
+
+    monkeypatch.setattr(Privacy, "aggregate", cut_off)
+    with pytest.raises((KeyboardInterrupt, FleetFitError)):
+        lab.serve()
+    run = lab.serve(resume=True)
+    assert len(calls) == 4  # the first round was begun twice
+    assert [r["privacy"]["epsilon"] for r in run.metrics] == [accountant.spent(1.0, 0.5, n, 0.01) for n in (2, 3, 4)]
+    assert json.loads((run.folder / "privacy.json").read_text())["begun"] == 4
+    assert json.loads((run.folder / "fleet.json").read_text())["first"]["samples"] is None
+    rounds = [line for line in lab.said if line.startswith("Round")]
+    assert len(rounds) == 3 and all("epsilon" in line and "level" not in line and "loss" not in line for line in rounds)
+    secret = (tmp_path / "keys" / "run.key").read_text().strip()
+    assert secret not in lab.heard
+    assert not any(secret.encode() in file.read_bytes() for file in run.folder.rglob("*") if file.is_file())
+    assert not any(secret.encode() in part for m in lab.grid.sent for part in transport.parts_of(m).values())

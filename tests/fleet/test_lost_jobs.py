@@ -1,0 +1,157 @@
+"""Messages that get lost between server and nodes: the job is sent again, and never to a node that works on it."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.bits import have_same_state
+
+import fleetfit as ff
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+
+from flwr.app import Error, Message
+from local_fleet import Lab, described
+
+from fleetfit.fleet import doubts, transport
+from fleetfit.fleet import node as nodes_side
+from fleetfit.messages import unpack
+
+FEDDYN = {"name": "scalefl", "plus": {"feddyn": {}}}  # its nodes remember
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes_side.node_of.cache_clear()
+    monkeypatch.setattr(doubts, "_SILENT_S", 0.2)
+    monkeypatch.setattr(doubts, "_AFTER_S", 0.2)
+
+
+def fleet(folder: Path) -> tuple[Lab, ff.Run]:
+    table = described(FEDDYN, rounds=2, cohort={"fraction": 1.0})
+    base = ff.run(table, out=folder / "local")
+    return Lab(folder, table, [float(b) for b in base.assembly.fleet.budgets]), base
+
+
+def asked(lab: Lab) -> list[str]:
+    """What the first node was asked for, in order, from its first job on."""
+    heads = [unpack(transport.parts_of(m)["header"]) for m in lab.grid.sent if m.metadata.dst_node_id == 101]
+    words = [head["job"]["kind"] if head["what"] == "job" else head["what"] for head in heads]
+    return words[words.index("train") :]
+
+
+def is_first_job(message: Message) -> bool:
+    metadata = message.metadata
+    return (metadata.message_type, metadata.dst_node_id, metadata.group_id) == ("train", 101, "1")
+
+
+def is_same_without_failures(base: ff.Run, run: ff.Run) -> bool:
+    return have_same_state(base, run) and not any(m["failures"] for m in run.metrics)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_answer_that_got_lost_is_asked_for_again(times: int, tmp_path: Path) -> None:
+    """The node does its job again from what it remembered before, so that nothing is another than without the loss."""
+    lab, base = fleet(tmp_path)
+    left = [times]
+
+    def twist(message: Message, reply: Message) -> Message | None:
+        lost = is_first_job(message) and left[0] > 0
+        left[0] -= lost
+        return None if lost else reply
+
+    lab.grid.twist = twist
+    run = lab.serve(deadline_s=60.0)
+    assert is_same_without_failures(base, run) and run.metrics[0]["bytes_up"] == base.metrics[0]["bytes_up"]
+    assert asked(lab)[: 2 * times + 1] == ["train", "hello"] * times + ["train"]
+    assert lab.heard.count("Node node-0 has nothing to do, and its answer has not come: it gets its job again") == times
+
+
+def test_an_answer_to_the_lost_job_that_comes_after_all_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor kept: at the end no answer waits in memory."""
+    lab, base = fleet(tmp_path)
+    waiting: list[int] = []
+    close = transport.Transport.close
+    monkeypatch.setattr(transport.Transport, "close", lambda self: (waiting.append(self._waiting_bytes), close(self)))
+    kept: list[tuple[str, Message]] = []
+
+    def twist(message: Message, reply: Message) -> Message | None:
+        if is_first_job(message) and not kept:
+            kept.append((message.metadata.message_id, reply))
+            return None
+        if is_first_job(message):
+            lab.grid.replies.update(kept)
+        return reply
+
+    lab.grid.twist = twist
+    assert is_same_without_failures(base, lab.serve(deadline_s=60.0)) and "after its round had ended" not in lab.heard
+    assert set(waiting) == {0}
+
+
+def at_work(lab: Lab, seconds: float) -> Callable[[], int]:
+    """Have the first node take so long for its first job, and Flower drop what else it is asked."""
+    until: list[float] = []
+
+    def twist(message: Message, reply: Message) -> Message | None:
+        if is_first_job(message) and not until:
+            until.append(time.monotonic() + seconds)
+            answer = {message.metadata.message_id: reply}
+            threading.Timer(seconds, lab.grid.replies.update, (answer,)).start()
+            return None
+        if message.metadata.dst_node_id == 101 and until and time.monotonic() < until[0]:
+            return Message(Error(3, "expired"), reply_to=message)
+        return reply
+
+    lab.grid.twist = twist
+    return lambda: sum(map(is_first_job, lab.grid.sent))
+
+
+def test_a_node_at_work_gets_nothing_twice_and_is_asked_less_and_less_often(tmp_path: Path) -> None:
+    """Each question lasts until the next one, so that at most one waits for it."""
+    lab, base = fleet(tmp_path)
+    jobs = at_work(lab, 3.5)
+    run = lab.serve(deadline_s=60.0)
+    assert is_same_without_failures(base, run) and jobs() == 1
+    lasting = [m.metadata.ttl for m in lab.grid.sent if m.metadata.dst_node_id == 101 and m.metadata.ttl < 30]
+    assert len(lasting) >= 3 and lasting == [0.2 * 2**i for i in range(len(lasting))]
+    assert asked(lab)[: len(lasting) + 1] == ["train", *["hello"] * len(lasting)]
+
+
+def test_an_answer_that_is_just_coming_is_waited_for(tmp_path: Path) -> None:
+    """The reply is there, and its content takes a while."""
+    lab, base = fleet(tmp_path)
+    pull, slow = lab.grid.pull_messages, list[str]()
+
+    def pulling(ids: Any) -> Any:
+        mine = [m.metadata.message_id for m in lab.grid.sent if is_first_job(m)]
+        if set(ids) & set(mine) and not slow:
+            slow.extend(mine)
+            time.sleep(5.0)
+        return pull(ids)
+
+    lab.grid.pull_messages = pulling  # type: ignore[method-assign]
+    run = lab.serve(deadline_s=60.0)
+    assert slow and is_same_without_failures(base, run) and sum(map(is_first_job, lab.grid.sent)) == 1
+    assert "hello" in asked(lab)  # it has said meanwhile that it has nothing to do
+
+
+def test_a_message_that_was_sent_in_part_is_sent_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the SuperLink was started anew between a message and its content: Flower's push then fails."""
+    monkeypatch.setattr(transport, "_PUSH_AGAIN_S", 0.01)
+    lab, base = fleet(tmp_path)
+    push, failed = lab.grid.push_messages, list[Message]()
+
+    def pushing(messages: Any) -> Any:
+        if is_first_job(messages[0]) and not failed:
+            failed.extend(messages)
+            raise RuntimeError("The push session may have expired or been replaced.")
+        return push(messages)
+
+    lab.grid.push_messages = pushing  # type: ignore[method-assign]
+    assert is_same_without_failures(base, lab.serve())
+    assert [m for m in lab.grid.sent if is_first_job(m)] == failed  # the same message, whose parts count

@@ -1,0 +1,496 @@
+"""The device's side of engine flower: configuration, what it tells, keeps and refuses; keys, certificates, the app."""
+
+import dataclasses
+import mmap
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import Expected, raises
+from tiny import plain, tiny_federation
+
+from fleetfit.cli import main
+from fleetfit.errors import ConfigError, RunError
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from fleetfit.fleet import worker
+from fleetfit.fleet.app_folder import write_app
+from fleetfit.fleet.certificates import make_certificates, make_node_key
+from fleetfit.fleet.memory_limit import MemoryLimit
+from fleetfit.fleet.node import NodeMemory, answer, node_of
+from fleetfit.fleet.protocol import answer_of, checked_header, digest_of, hello_of, packed
+from fleetfit.fleet.settings import read_settings
+from fleetfit.messages import dump_job, dump_state, pack, unpack
+from fleetfit.rounds import start
+from fleetfit.training import run_job
+from fleetfit.values import Device, Job
+
+GOOD: dict[str, Any] = {"name": "pi", "budget": 0.5, "data": {"name": "tiny:tiny_data"}}
+THREE = {"kind": "iid", "clients": 3}
+HELLO = {"what": "hello", "asks_budget": True, "asks_labels": True}
+
+
+def config(folder: Path, **changes: Any) -> Path:
+    table = {key: value for key, value in {**GOOD, **changes}.items() if value is not None}
+    (folder / "node.toml").write_text(tomli_w.dumps(table))
+    node_of.cache_clear()
+    return folder / "node.toml"
+
+
+def told(folder: Path, **changes: Any) -> dict[str, Any]:
+    nest = answer_of(answer(str(config(folder, **changes)), {"header": packed(HELLO)}))
+    found: dict[str, Any] = nest.get("hello", nest)
+    return found
+
+
+# ---- configuration -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"name": None}, "name: this key is needed"),
+        ({"name": "a b"}, "at most 60 letters"),
+        ({"data": None}, "data: this key is needed"),
+        ({"data": {"name": "tiny:tiny_data", "client": 1}}, "go together"),
+        ({"data": {"name": "digitss"}}, 'Did you mean "digits"'),
+        ({"data": {"name": "tiny:tiny"}}, "must return a fleetfit.Data"),
+        (
+            {"data": {"name": "tiny:tiny_data", "client": 9, "partition": {"kind": "iid", "clients": 3}}},
+            "clients 0 to 2",
+        ),
+        ({"budgett": 0.1}, 'Did you mean "budget"'),
+        ({"budget": -0.1}, "budget"),
+        ({"memory_limit": "300"}, "memory_limit"),
+        ({"memory_limit": "300 XB"}, "300 XB"),
+        ({"threads": 0}, "threads"),
+        ({"device": "cuda:99"}, "CUDA devices"),
+        ({"budget": "missing.toml"}, "missing.toml"),
+        ({"budget": "200 cheese"}, "budget"),
+        ({"budget": {"memory": 0.5}}, '"memory" is no cost'),
+    ],
+)
+def test_a_wrong_configuration_is_a_sentence(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    answered = answer_of(answer(str(config(tmp_path, **changes)), {"header": packed(HELLO)}))
+    assert said in answered["refused"] and "Traceback" not in answered["refused"], answered
+
+
+def test_paths_are_seen_from_the_files_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from tiny import tiny_data as load\n")
+    (tmp_path / "budget.toml").write_text("budget = { parameters = 0.3 }\ntolerance = 0.2\n")
+    found = read_settings(config(tmp_path, data={"name": "mine.py:load"}, budget="budget.toml", allow=["m.py:f"]))
+    assert found.data.name == f"{tmp_path / 'mine.py'}:load" and found.allow == [f"{tmp_path / 'm.py'}:f"]
+    assert found.budget == {"parameters": 0.3} and found.tolerance == 0.2
+    assert found.folder == str(tmp_path / "fleetfit-node" / "pi")
+
+
+def test_what_a_node_tells(tmp_path: Path) -> None:
+    found = told(tmp_path)
+    assert found["examples"] == {"train": 168, "validation": 24, "test": 48} and found["budget"] == 0.5
+    assert found["facts"]["sample_shape"] == [1, 4, 4] and "labels" not in found
+    shy = told(tmp_path, reports_budget=False, reports_labels=True)
+    assert "budget" not in shy and sum(shy["labels"]) == 168
+    part = {"kind": "iid", "clients": 4}
+    assert told(tmp_path, data={"name": "tiny:tiny_data", "client": 1, "partition": part})["examples"]["train"] == 42
+    assert hello_of(found).num_examples == 168 and hello_of(hello_of(shy).nest) == hello_of(shy)
+
+
+def test_check_shows_it_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["flower", "node", str(config(tmp_path)), "--check"])
+    assert end.value.code == 0 and "Node pi: tiny, 168 training samples" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as end:
+        main(["flower", "node", str(config(tmp_path, name="a b")), "--check"])
+    assert end.value.code == 2 and "at most 60 letters" in capsys.readouterr().err
+
+
+# ---- what a server may not do ------------------------------------------------------------------------------------
+
+SETUP: dict[str, Any] = {
+    "what": "setup", "run": "ab" * 8, "base": "", "cost": "parameters", "method": {"name": "fedavg"},
+    "problem": {"model": {"name": "tiny:tiny"}, "given": {"classes": 4, "input_shape": [1, 4, 4]},
+                "task": "classification", "exits": [3]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"method": {"name": "plugin_method:counting"}},
+        {"method": {"name": "fedavg", "hooks": {"loss": "os:system"}}},
+        {"method": {"name": "fedavg", "plus": {"/tmp/x.py:f": {}}}},
+        {"method": {"name": "fedavg", "cohort": {"name": "os:system"}}},
+        {"problem": {**SETUP["problem"], "model": {"name": "os:system"}}},
+        {"problem": {**SETUP["problem"], "task": "os:system"}},
+        {"problem": {**SETUP["problem"], "peft": {"name": "shutil:rmtree"}}},
+    ],
+)
+def test_no_name_from_the_server_is_imported_unless_it_is_allowed(change: dict[str, Any], tmp_path: Path) -> None:
+    path = str(config(tmp_path, allow=["tiny:tiny"]))
+    assert answer_of(answer(path, {"header": packed(SETUP)})) == {"protocol": 1, "ready": True}
+    for what in ("setup", "base", "job"):
+        base = pack({"w": torch.ones(1)}) if what == "base" else b""
+        header = {**SETUP, **change, "what": what, "job": {}, "base": digest_of(base) if base else ""}
+        refused = answer_of(answer(path, {"header": packed(header), "base": base}))["refused"]
+        assert "not built in" in refused, refused
+
+
+def test_what_is_allowed_runs(tmp_path: Path) -> None:
+    path = str(config(tmp_path, allow=["tiny:tiny", "plugin_method:counting"]))
+    header = {**SETUP, "method": {"name": "plugin_method:counting"}}
+    assert answer_of(answer(path, {"header": packed(header)}))["ready"] is True
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {}, {"header": b""}, {"header": b"FFIT"}, {"header": pack([1])}, {"header": pack({"protocol": 2})},
+        {"header": packed({"what": "format the disk"})}, {"header": packed({"what": "job"})},
+        {"header": packed({**SETUP, "what": "job", "job": {}})},
+        {"header": packed({**SETUP, "run": "../../etc/passwd", "what": "job", "job": {}})},
+        {"header": packed({**SETUP, "base": "../x", "what": "setup"})},
+        {"header": packed({**SETUP, "base": "ab" * 32, "what": "base"}), "base": b"other tensors"},
+    ],
+)  # fmt: skip
+def test_every_message_has_an_answer(parts: dict[str, bytes], tmp_path: Path) -> None:
+    assert "refused" in answer_of(answer(str(config(tmp_path, allow=["tiny:tiny"])), parts))
+    assert not list(tmp_path.rglob("*.ffit"))
+
+
+ODD: tuple[Any, ...] = (None, True, -1, 1 << 70, 1.5, float("nan"), "x", "", [], [1], [[]], {}, {"x": 1}, {None: 1},
+                        {2: 3}, {True: {}}, {"a": [{None: 1}]})  # fmt: skip
+
+
+def places(nest: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths of all values of a nest, and of a key that it does not have."""
+    found: list[tuple[Any, ...]] = [path] if path else []
+    if isinstance(nest, dict):
+        found += [(*path, None)]
+    inner = nest.items() if isinstance(nest, dict) else enumerate(nest) if isinstance(nest, list) else ()
+    return found + [place for key, value in inner for place in places(value, (*path, key))]
+
+
+def replaced(nest: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    if isinstance(nest, list):
+        return [replaced(inner, path[1:], value) if i == path[0] else inner for i, inner in enumerate(nest)]
+    return {**nest, path[0]: replaced(nest.get(path[0], {}), path[1:], value)}
+
+
+@pytest.mark.parametrize("part", ["problem", "method", "job", ""])
+def test_no_value_in_a_job_s_header_is_unexpected(part: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each value of a good job is replaced by odd ones, and each table gets a key that is not text."""
+    federation, _ = tiny_federation({"name": "fedavg"})
+    problem, sub = federation.problem, federation.levels[0].submodel
+    state = federation.method.dispatch(federation, start(federation), 0, sub)
+    job = Job("train", 1, 1, 0, 0, sub, state, {"name": "fedavg"}, 1, 0, local=plain(0.1, 1, 8))
+    path = str(config(tmp_path, allow=["tiny:tiny"]))
+    good: Any = {**SETUP, "what": "job", "problem": {**SETUP["problem"], "exits": list(problem.exits)},
+                 "job": dump_job(dataclasses.replace(job, state={}), problem.layout)}  # fmt: skip
+    sent = pack(dump_state(state, problem.layout, sub))
+    assert "reply" in answer_of(answer(path, {"header": packed(good), "state": sent}))
+    every = [place for place in places(good) if (place[0] if place[0] in ("problem", "method", "job") else "") == part]
+    assert len(every) > 2
+    for number, place in enumerate(every):
+        for odd in ODD[number % 3 :: 3] if part == "job" else ODD:
+            answered = answer_of(answer(path, {"header": packed(replaced(good, place, odd)), "state": sent}))
+            assert "unexpectedly" not in answered.get("refused", ""), (place, odd, answered)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+NESTS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(
+        ["name", "facts", "examples", "train", "budget", "tolerance", "labels", "sample_shape", "classes", "task",
+         "vocabulary", "padding", "what", "protocol", "run", "problem", "method", "base", "cost", "job"]), inner),
+    max_leaves=12,
+)  # fmt: skip
+HELLO_REPLY: dict[str, Any] = {
+    "name": "pi", "examples": {"train": 5}, "budget": 0.5, "tolerance": 0.1, "labels": [2, 3],
+    "facts": {"name": "d", "task": "classification", "sample_shape": [1, 4], "classes": 2, "vocabulary": 0,
+              "padding": -1},
+}  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(NESTS, st.sampled_from([*HELLO_REPLY, None]))
+def test_no_hello_breaks_the_server(nest: Any, where: str | None) -> None:
+    for tried in (nest, {**HELLO_REPLY, **({} if where is None else {where: nest})}):
+        try:
+            found = hello_of(tried)
+        except RunError:
+            continue
+        assert isinstance(found.name, str) and found.num_examples >= 0 and found.facts.classes >= 1
+        assert 0 <= found.tolerance < 100 and hello_of(found.nest) == found
+
+
+@settings(max_examples=200, deadline=None)
+@given(NESTS)
+def test_no_header_breaks_a_node(nest: Any) -> None:
+    try:
+        checked_header(nest)
+    except RunError:
+        return
+    assert nest["what"] in ("hello", "setup", "base", "job")
+
+
+def test_a_hello_that_lies_in_its_numbers() -> None:
+    assert hello_of(HELLO_REPLY).labels == (2, 3)
+    for change, expected in [
+        ({"labels": [2, 2]}, Expected(key="labels")), ({"labels": [5]}, Expected(key="labels")),
+        ({"examples": {"train": True}}, Expected(key="examples")),
+        ({"tolerance": float("nan")}, "tolerance"), ({"name": "x" * 61}, "name"), ({"budget": {}}, "budget"),
+        ({"budget": float("inf")}, "budget"),
+    ]:  # fmt: skip
+        with raises(RunError, expected):
+            hello_of({**HELLO_REPLY, **change})
+
+
+# ---- what it keeps -----------------------------------------------------------------------------------------------
+
+
+def test_the_last_two_versions_are_kept(tmp_path: Path) -> None:
+    kept, run = NodeMemory(tmp_path / "node"), "0123456789abcdef"
+    assert kept.memory(run, -1) == (None, False) and kept.memory(run, 3) == (None, True)
+    kept.keep(run, -1, 0, {"mean": torch.ones(2)})
+    kept.keep(run, 0, 4, {"mean": torch.zeros(2)})
+    assert torch.equal(kept.memory(run, 0)[0]["mean"], torch.ones(2))  # round 4 may never have counted
+    kept.keep(run, 0, 5, "five")
+    assert kept.memory(run, 4) == (None, True) and kept.memory(run, 5) == ("five", False)
+    kept.keep(run, 5, 6, ("a", 1, None))
+    assert NodeMemory(tmp_path / "node").memory(run, 6) == (("a", 1, None), False)
+    assert kept.memory(run, 0) == (None, True)
+    [path] = (tmp_path / "node").rglob("*.ffit")
+    path.write_bytes(path.read_bytes()[:-3])
+    assert kept.memory(run, 6) == (None, True)
+    assert stat.S_IMODE((tmp_path / "node").stat().st_mode) == 0o700
+
+
+def test_runs_long_ago_are_forgotten(tmp_path: Path) -> None:
+    kept = NodeMemory(tmp_path)
+    for number in range(12):
+        kept.keep(f"{number:016x}", -1, 0, number)
+    assert len(list(tmp_path.rglob("*.ffit"))) == 8 and kept.memory(f"{11:016x}", 0) == (11, False)
+
+
+def test_tensors_that_are_never_trained_are_those_of_the_digest(tmp_path: Path) -> None:
+    kept, content = NodeMemory(tmp_path), pack({"w": torch.ones(3)})
+    assert kept.base(digest_of(content)) is None
+    kept.keep_base(digest_of(content), content)
+    assert torch.equal(unpack(kept.base(digest_of(content)) or b"")["w"], torch.ones(3))
+    next(iter(tmp_path.rglob("*.ffit"))).write_bytes(b"x")
+    assert kept.base(digest_of(content)) is None
+    with raises(RunError, key="base"):
+        kept.keep_base(digest_of(content), b"other")
+
+
+# ---- the worker --------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_is_asked_twice_and_ends_with_who_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import subprocess
+    import sys
+    import time
+
+    import psutil
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    path = config(tmp_path)
+    asking = "import sys, time; from pathlib import Path; time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", asking]) as node:
+        monkeypatch.setattr("os.getppid", lambda: node.pid)
+        monkeypatch.setenv("PYTHONPATH", f"{Path.cwd()}:{Path.cwd() / 'tests'}")
+        first = worker.asked({"header": packed(HELLO)}, str(path))
+        began = time.monotonic()
+        assert worker.asked({"header": packed(HELLO)}, str(path)) == first and time.monotonic() - began < 2
+        assert answer_of(first)["hello"]["name"] == "pi"
+        places = [p for p in tmp_path.rglob("*") if p.name in ("socket", "log")]
+        assert {stat.S_IMODE(p.parent.stat().st_mode) for p in places} == {0o700}
+        [process] = [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
+        node.kill()
+        node.wait()
+        process.wait(10)
+    assert not [p for p in tmp_path.rglob("*") if p.name == "socket"]
+
+
+NEVER_THE_FIRST_TIME = """
+import time
+from pathlib import Path
+
+from tiny import tiny_data
+
+
+def load():
+    begun = Path(__file__).with_name("begun")
+    if not begun.exists():
+        begun.touch()
+        time.sleep(600)
+    return tiny_data()
+"""
+ASKING = """
+import os, sys
+
+os.getppid = lambda: int(sys.argv[2])
+from fleetfit.fleet import worker
+from fleetfit.fleet.protocol import packed
+
+sys.stdout.buffer.write(worker.asked({"header": packed({"what": "hello", "asks_budget": 1 > 0, "asks_labels": 1 > 0})},
+                                   sys.argv[1]))
+"""
+
+
+def test_a_worker_does_not_go_on_for_somebody_who_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a run is stopped in the middle of a long job: the next message does not wait for that job."""
+    import subprocess
+    import sys
+    import time
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{Path.cwd()}:{Path.cwd() / 'tests'}")
+    (tmp_path / "slow.py").write_text(NEVER_THE_FIRST_TIME)
+    path = config(tmp_path, data={"name": "slow.py:load"})
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as node:
+        command = [sys.executable, "-c", ASKING, str(path), str(node.pid)]
+        try:
+            with subprocess.Popen(command) as first:
+                while not (tmp_path / "begun").exists():
+                    assert first.poll() is None
+                    time.sleep(0.05)
+                second = subprocess.Popen(command, stdout=subprocess.PIPE)  # waits, since the worker is at work
+                first.kill()
+            found, _ = second.communicate(timeout=240)
+            assert answer_of(found)["hello"]["name"] == "pi"
+        finally:
+            node.kill()
+
+
+def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / f"fleetfit-{os.getuid()}").mkdir()
+    (tmp_path / f"fleetfit-{os.getuid()}").chmod(0o755)
+    with pytest.raises(RuntimeError, match="only this user"):
+        worker.asked({}, str(config(tmp_path)))
+
+
+# ---- the app, keys and certificates ------------------------------------------------------------------------------
+
+
+def test_the_apps_folder_is_thin_and_names_this_package(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("rounds = 3\n")
+    write_app(tmp_path / "My App", tmp_path / "mine.toml", {"out": "x"})
+    table = tomllib.loads((tmp_path / "My App" / "pyproject.toml").read_text())
+    app = table["tool"]["flwr"]["app"]
+    assert table["project"]["name"] == "my-app" and app["config"]["out"] == "x"
+    assert app["components"]["clientapp"] == "fleetfit.fleet.client_app:app"
+    assert (tmp_path / "My App" / "run.toml").read_text() == "rounds = 3\n"
+    assert not list((tmp_path / "My App").glob("*.py"))
+    read_settings(tmp_path / "My App" / "node.example.toml")
+    for args, expected in [
+        ((tmp_path / "My App",), Expected(path="My App")),
+        ((tmp_path / "b", tmp_path / "no.toml"), Expected("no.toml")),
+    ]:
+        with raises(ConfigError, expected):
+            write_app(*args)
+    (tmp_path / "bad.toml").write_text("a = ")
+    with raises(ConfigError, "bad.toml"):
+        write_app(tmp_path / "b", tmp_path / "bad.toml")
+
+
+def test_the_example_of_a_run_file_is_valid(tmp_path: Path) -> None:
+    from fleetfit.api.fleet import make_rules
+    from fleetfit.config import load_experiment
+
+    write_app(tmp_path / "app")
+    assert make_rules(load_experiment(tmp_path / "app" / "run.toml")).nodes == 2
+
+
+def test_certificates_name_the_hosts_and_secrets_are_secret(tmp_path: Path) -> None:
+    make_certificates(tmp_path, ["10.0.0.1", "fleet.example.org"], days=10)
+    found = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
+    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fleet.example.org"]
+    assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.1"]
+    authority = x509.load_pem_x509_certificate((tmp_path / "ca.crt").read_bytes())
+    found.verify_directly_issued_by(authority)
+    for name in ("ca.key", "server.key"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+    with raises(ConfigError, path="server.pem"):
+        make_certificates(tmp_path, ["10.0.0.1"])
+    for name in ("server.pem", "server.key"):
+        (tmp_path / name).unlink()
+    make_certificates(tmp_path, ["10.0.0.2"])  # the authority stays: nodes need not be told
+    assert x509.load_pem_x509_certificate((tmp_path / "ca.crt").read_bytes()) == authority
+    x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes()).verify_directly_issued_by(authority)
+    with raises(ConfigError, key="hosts"):
+        make_certificates(tmp_path / "other", [])
+
+
+def test_a_nodes_key_is_an_openssh_pair(tmp_path: Path) -> None:
+    make_node_key(tmp_path / "keys" / "pi")
+    private = serialization.load_ssh_private_key((tmp_path / "keys" / "pi").read_bytes(), None)
+    public = serialization.load_ssh_public_key((tmp_path / "keys" / "pi.pub").read_bytes())
+    assert private.public_key() == public
+    assert stat.S_IMODE((tmp_path / "keys" / "pi").stat().st_mode) == 0o600
+    with raises(ConfigError, path="pi.pub"):
+        make_node_key(tmp_path / "keys" / "pi")
+
+
+# ---- memory ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fails", [0, 1, 2])
+def test_a_job_without_memory_is_tried_again_once(fails: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What earlier runs left in the process must not count against this one, so it is let go of first."""
+    federation, _ = tiny_federation({"name": "fedavg"})
+    problem, calls = federation.problem, []
+
+    def scarce(job: Job, device: Device) -> Any:
+        calls.append(job)
+        if len(calls) <= fails:
+            raise MemoryError
+        return run_job(job, device)
+
+    monkeypatch.setattr("fleetfit.fleet.node.run_job", scarce)
+    sub = federation.levels[0].submodel
+    state = federation.method.dispatch(federation, start(federation), 0, sub)
+    job = Job("train", 1, 1, 0, 0, sub, state, {"name": "fedavg"}, 1, 0, local=plain(0.1, 1, 8))
+    path = str(config(tmp_path, allow=["tiny:tiny"], memory_limit="2 GB"))
+    header = {**SETUP, "what": "job", "problem": {**SETUP["problem"], "exits": list(problem.exits)}}
+    bare = dump_job(dataclasses.replace(job, state={}), problem.layout)
+    found = answer_of(
+        answer(path, {"header": packed({**header, "job": bare}), "state": pack(dump_state(state, problem.layout, sub))})
+    )
+    assert len(calls) == min(fails, 1) + 1, found
+    assert ("no memory was left" in str(found["reply"].get("reason"))) == (fails == 2), found
+
+
+def test_the_memory_limit_counts_what_was_written_to() -> None:
+    """Kernels that earlier jobs compiled take much address space and little memory; what is in memory counts."""
+
+    def fits(size_mb: int) -> bool:
+        try:
+            with limit.held(), mmap.mmap(-1, size_mb << 20, mmap.MAP_PRIVATE):
+                return True
+        except OSError:
+            return False
+
+    limit = MemoryLimit(100 << 20)
+    assert fits(80) and not fits(120)
+    with mmap.mmap(-1, 200 << 20, mmap.MAP_PRIVATE) as kept:
+        assert fits(80) and not fits(120)
+        kept[: 60 << 20] = bytes(60 << 20)
+        assert fits(20) and not fits(80)
+    assert fits(80)

@@ -1,0 +1,349 @@
+"""Secure rounds of a fleet in one process: the simulation's bits, losses in each phase, and what the server gets."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import raises
+
+import fleetfit as ff
+from fleetfit import secure
+from fleetfit.config import assemble, load_experiment
+from fleetfit.errors import ConfigError, NoUsableUpdates
+from fleetfit.privacy import Privacy, registered
+from fleetfit.secure import Quantiser, keys
+from fleetfit.secured import Segments
+from fleetfit.submodel import concat_state
+from fleetfit.values import Failure
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+
+from flwr.app import Message
+from local_fleet import CLIENTS, Lab, described
+from open_updates import needles
+
+from fleetfit.fleet import node as nodes_side
+from fleetfit.fleet import transport
+from fleetfit.fleet.certificates import make_member
+from fleetfit.fleet.member import read_member
+
+SECURE: dict[str, Any] = {"minimum": 2, "threshold": 0.6}
+TABLE = described(
+    {"name": "scalefl"}, secure=SECURE, model={"name": "tiny:tiny", "norm": False}, cohort={"fraction": 1.0}, rounds=2
+)
+
+
+@pytest.fixture(autouse=True)
+def fresh_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes_side.node_of.cache_clear()
+
+
+def lab_of(folder: Path, table: Mapping[str, Any] = TABLE, **of_member: Any) -> Lab:
+    """Return a fleet whose nodes have keys of one authority."""
+    budgets = assemble(load_experiment(dict(table))).fleet.budgets
+    lab = Lab(folder, dict(table), [float(b) for b in budgets])
+    for client in range(CLIENTS):
+        place = folder / f"node-{client}"
+        make_member(place / "own.member", folder / "authority")
+        lab.config(client, secure={"member": "own.member", "minimum": 2, **of_member})
+    return lab
+
+
+def phase_of(message: Message) -> str:
+    """Return which phase a message asks for, or ""."""
+    from fleetfit.messages import unpack
+
+    header = unpack(transport.parts_of(message)["header"], bounded=True)
+    return str(header["secure"]["phase"]) if header["what"] == "secure" else ""
+
+
+def test_a_fleet_ends_with_the_bits_of_the_simulation(tmp_path: Path) -> None:
+    base = ff.run(TABLE, out=tmp_path / "local")
+    run = lab_of(tmp_path).serve()
+    assert torch.equal(concat_state(run.server.state), concat_state(base.server.state))
+    for ours, theirs in zip(run.metrics, base.metrics, strict=True):
+        assert ours["train"] == theirs["train"] and ours["failures"] == [] and ours["train"]["clients"] == CLIENTS
+        assert ours["secure"] == theirs["secure"] and ours["train"]["loss"] is None
+        assert ours["bytes_up"] == pytest.approx(theirs["bytes_up"], abs=200), "names of runs and clients differ"
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_the_server_gets_and_keeps_no_single_update(
+    masks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in any reply, nor in what it says and writes; without masks the same search finds every client's."""
+    lab, came = lab_of(tmp_path), []
+    wanted = needles(TABLE)
+    if not masks:
+        monkeypatch.setattr(keys, "masked", lambda words, key, sign: None)
+
+    def kept(message: Message, reply: Message) -> Message:
+        came.append(b"".join(bytes(part) for part in transport.parts_of(reply).values()))
+        return reply
+
+    lab.grid.twist = kept
+    run = lab.serve()
+    assert all(report["failures"] == [] for report in run.metrics), "sums are right either way"
+    files = [path.read_bytes() for path in run.folder.rglob("*") if path.is_file()]
+    everything = [*came, *files, lab.heard.encode()]
+    found = {
+        client for client, pieces in wanted.items() for piece in pieces if any(piece in text for text in everything)
+    }
+    assert len(wanted) == CLIENTS and found == (set() if masks else set(range(CLIENTS)))
+
+
+@pytest.mark.parametrize("phase", ["keys", "shares", "train", "sign", "unmask"])
+def test_a_node_whose_worker_ends_in_a_phase_has_gone_away(phase: str, tmp_path: Path) -> None:
+    lab, ended = lab_of(tmp_path), []
+
+    def ends(message: Message, reply: Message) -> Message | None:
+        if phase_of(message) == phase and message.metadata.dst_node_id == 103 and not ended:
+            ended.append(message)
+            nodes_side.node_of(str(lab.configs[2]))._member._client = None  # its secrets were in memory only
+            return _failed(message)
+        return reply
+
+    lab.grid.twist = ends
+    run = lab.serve()
+    first, second = run.metrics
+    counts = phase in ("sign", "unmask")
+    assert [f["client"] for f in first["failures"]] == ([] if counts else [2])
+    assert first["train"]["clients"] == CLIENTS - (not counts) and "undone" not in first
+    assert second["failures"] == [] and second["train"]["clients"] == CLIENTS
+
+
+def in_vain(lab: Lab) -> ff.Run:
+    """Serve a run of which no round has a usable update; return it with its reports."""
+    with pytest.raises(NoUsableUpdates):
+        lab.serve()
+    return ff.load(lab.folder / "run")
+
+
+def _failed(message: Message) -> Message:
+    from flwr.app import Error
+
+    return Message(Error(8, "killed"), reply_to=message)
+
+
+def test_a_node_with_a_members_key_refuses_to_train_in_the_open(tmp_path: Path) -> None:
+    lab = lab_of(tmp_path)
+    del lab.table["secure"]
+    run = in_vain(lab)
+    reasons = [failure["reason"] for failure in run.metrics[0]["failures"]]
+    assert len(reasons) == CLIENTS and all("trains in secure rounds only" in reason for reason in reasons)
+
+
+def test_a_node_without_a_members_key_does_not_take_part(tmp_path: Path) -> None:
+    lab = lab_of(tmp_path)
+    lab.config(1)
+    run = lab.serve()
+    assert [f["client"] for f in run.metrics[0]["failures"]] == [1]
+    assert "has no key of a member" in run.metrics[0]["failures"][0]["reason"]
+
+
+def test_a_node_of_another_authority_is_refused_by_the_others(tmp_path: Path) -> None:
+    """The server cannot invent members: nobody goes on with one that the authority has not signed."""
+    lab = lab_of(tmp_path)
+    (tmp_path / "node-1/own.member").unlink()
+    make_member(tmp_path / "node-1/own.member", tmp_path / "stranger")
+    run = in_vain(lab)
+    assert "0 clients dealt shares, and at least" in run.metrics[0]["undone"]["reason"]
+    reasons = {f["client"]: f["reason"] for f in run.metrics[0]["failures"]}
+    assert all("the key of client 1 is not signed" in reasons[c] for c in range(CLIENTS) if c != 1)
+
+
+def test_a_node_goes_by_a_minimum_of_its_own(tmp_path: Path) -> None:
+    lab = lab_of(tmp_path, minimum=6)
+    run = in_vain(lab)
+    assert "0 clients dealt shares, and at least" in run.metrics[0]["undone"]["reason"]
+    assert "the cohort has 5 members, and at least 6 are asked for" in run.metrics[0]["failures"][0]["reason"]
+
+
+def test_a_node_does_no_round_twice_also_when_its_worker_was_started_anew(tmp_path: Path) -> None:
+    """The server forgets that rounds were begun, and asks once more, by the same name."""
+    lab = lab_of(tmp_path)
+    name = json.loads((lab.serve().folder / "secure.json").read_text())["run"]
+    nodes_side.node_of.cache_clear()
+    lab.table["rounds"] = 3
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(secure, "token_hex", lambda size: name)
+        again = lab.serve("again")
+    for report in again.metrics[:2]:
+        assert len(report["failures"]) == CLIENTS and report["train"]["clients"] == 0
+        assert all(f["reason"].endswith("would show a single update.") for f in report["failures"])
+    assert again.metrics[2]["train"]["clients"] == CLIENTS, "a round that was not begun"
+
+
+@pytest.mark.parametrize("twist", ["range", "bits", "lr"])
+def test_a_server_that_asks_nodes_for_different_things_gets_noise(
+    twist: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fleetfit.fleet import member
+
+    lab, answer, seen = lab_of(tmp_path), member.Membership.trained, []
+    changes: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "range": lambda h: h["secure"].update(range=h["secure"]["range"] * 1e6),
+        "bits": lambda h: h["secure"].update(bits=19),
+        "lr": lambda h: h["job"]["local"].update(lr=0.0),
+    }
+
+    def lied(self: Any, header: Any, message: bytes) -> Any:
+        if not seen:
+            seen.append(changes[twist](header))
+        return answer(self, header, message)
+
+    monkeypatch.setattr(member.Membership, "trained", lied)
+    lab.table["rounds"] = 1
+    run = in_vain(lab)
+    assert (
+        "masks are left in it" in run.metrics[0]["undone"]["reason"]
+        or "sent other states" in (run.metrics[0]["undone"]["reason"])
+    )
+
+
+# ---- with differential privacy -------------------------------------------------------------------------------------
+
+
+def private_table(folder: Path, **changes: Any) -> dict[str, Any]:
+    pytest.importorskip("opacus", reason="the accountant is an extra: fleetfit[privacy]")
+    privacy = {"clip": 0.05, "noise": 1.0, "delta": 0.01, "key_file": str(folder / "keys" / "run.key")}
+    return {**TABLE, "privacy": privacy, "evaluate": {"every": 0}, **changes}
+
+
+def test_a_private_fleet_of_sums_ends_with_the_bits_of_the_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one salt for both. Nodes clip themselves, as the simulated clients do."""
+    monkeypatch.setattr("secrets.token_hex", lambda size: "5a" * size)
+    table = private_table(tmp_path)
+    base = ff.run(table, out=tmp_path / "local")
+    run = lab_of(tmp_path, table).serve()
+    assert torch.equal(concat_state(run.server.state), concat_state(base.server.state))
+    assert [r["privacy"] for r in run.metrics] == [r["privacy"] for r in base.metrics]
+    assert all(r["train"]["clients"] is None and "secure" not in r and "undone" not in r for r in run.metrics)
+    monkeypatch.setattr(Quantiser, "shortened", lambda self, moved: self.quantised(moved)[0])
+    nodes_side.node_of.cache_clear()
+    loose = lab_of(tmp_path / "loose", table).serve()
+    assert not torch.equal(concat_state(loose.server.state), concat_state(base.server.state)), (
+        "and clipping shortens something"
+    )
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_a_private_server_gets_no_single_update_and_keeps_no_sum_without_noise(
+    masks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in any reply, nor in what it says and writes; without masks and noise the same search finds both."""
+    wanted: dict[str, list[bytes]] = {"updates": [], "means": []}
+    words, released, came = Segments.words, Privacy.release, []
+
+    def sent(*given: Any) -> Any:
+        found = words(*given)
+        wanted["updates"] += [part.tobytes()[:64] for part in found[0].values()]
+        return found
+
+    def noted(self: Privacy, federation: Any, server: Any, total: torch.Tensor) -> Any:
+        members = registered(federation, server.round) * self.rate
+        wanted["means"].append((total / members + concat_state(server.state)).numpy().tobytes()[:64])
+        return released(self, federation, server, total)
+
+    def kept(message: Message, reply: Message) -> Message:
+        came.append(b"".join(bytes(part) for part in transport.parts_of(reply).values()))
+        return reply
+
+    monkeypatch.setattr(Segments, "words", sent)
+    monkeypatch.setattr(Privacy, "release", noted)
+    if not masks:
+        monkeypatch.setattr(keys, "masked", lambda words, key, sign: None)
+        monkeypatch.setattr(Privacy, "_noise_on", lambda self, total, round: None)
+    lab = lab_of(tmp_path, private_table(tmp_path))
+    lab.grid.twist = kept
+    run = lab.serve()
+    secret = (tmp_path / "keys" / "run.key").read_text().strip()
+    files = [path.read_bytes() for path in run.folder.rglob("*") if path.is_file()]
+    everything = [*came, *files, lab.heard.encode()]
+    assert not any(secret.encode() in text or bytes.fromhex(secret) in text for text in everything)
+    found = {kind for kind, parts in wanted.items() for part in parts if any(part in text for text in everything)}
+    assert len(wanted["updates"]) >= 2 * CLIENTS and len(wanted["means"]) == 2
+    assert found == (set() if masks else {"updates", "means"})
+    assert "updates" not in lab.heard and lab.heard.count("epsilon") >= 2
+
+
+@pytest.mark.parametrize("twist", ["clip", "none", "beyond"])
+def test_a_server_that_has_a_node_clip_to_something_else_gets_noise(
+    twist: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a longer movement, or to none, or to one that does not lie within the range, which the node refuses."""
+    from fleetfit.fleet import member
+
+    lab, answer, seen = lab_of(tmp_path, private_table(tmp_path, rounds=1)), member.Membership.trained, []
+    changes: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "clip": lambda h: h["secure"].update(clip=0.9),
+        "none": lambda h: h["secure"].pop("clip"),
+        "beyond": lambda h: h["secure"].update(clip=9.0),
+    }
+
+    def lied(self: Any, header: Any, message: bytes) -> Any:
+        if not seen:
+            seen.append(changes[twist](header))
+        return answer(self, header, message)
+
+    monkeypatch.setattr(member.Membership, "trained", lied)
+    run = lab.serve() if twist == "beyond" else in_vain(lab)
+    undone = run.metrics[0].get("undone", {}).get("reason", "")
+    assert len(seen) == 1 and (twist == "beyond") == (undone == "")
+    assert twist == "beyond" or "what was opened is none that they can have" in undone
+    assert undone in lab.heard
+
+
+def test_a_node_that_could_not_train_sends_zeros_and_does_not_go_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, real = [], nodes_side.run_job
+
+    def broken(job: Any, device: Any) -> Any:
+        trained.append(job.client)
+        found = real(job, device)
+        return (Failure.of(job, "it diverged"), None) if job.client == 1 and job.kind == "train" else found
+
+    monkeypatch.setattr(nodes_side, "run_job", broken)
+    reported: list[Any] = []
+    real_released = Privacy.release_sums
+
+    def noted(self: Privacy, federation: Any, server: Any, summed: Any) -> Any:
+        reported.append(summed)
+        return real_released(self, federation, server, summed)
+
+    monkeypatch.setattr(Privacy, "release_sums", noted)
+    lab_of(tmp_path, private_table(tmp_path, rounds=1)).serve()
+    assert trained.count(1) == 1 and max(block.clients for block in reported[0].blocks) == CLIENTS
+    assert not any(isinstance(report, Failure) for report in reported[0].reports)
+
+
+def test_a_quorum_is_refused(tmp_path: Path) -> None:
+    lab = lab_of(tmp_path)
+    lab.table["cohort"] = {"fraction": 1.0, "quorum": 0.5}
+    with raises(ConfigError, "[cohort] quorum"):
+        lab.serve()
+
+
+def test_a_members_key_is_one_file_that_only_its_owner_reads(tmp_path: Path) -> None:
+    make_member(tmp_path / "a", tmp_path / "authority")
+    make_member(tmp_path / "b", tmp_path / "authority")
+    (one, authority), (other, same) = read_member(tmp_path / "a"), read_member(tmp_path / "b")
+    assert authority == same and one.signer.public != other.signer.public
+    for identity in (one, other):
+        assert keys.signed_by(authority, identity.certificate, keys.membership(identity.signer.public))
+    for path in (tmp_path / "a", tmp_path / "authority/members.key"):
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert bytes.fromhex((tmp_path / "authority/members.key").read_text()).hex() not in (tmp_path / "a").read_text()
+    with raises(ConfigError, path="a"):
+        make_member(tmp_path / "a", tmp_path / "authority")
+    (tmp_path / "c").write_text("{}")
+    with raises(ConfigError, key="secure.member", path="c"):
+        read_member(tmp_path / "c")
+    with raises(ConfigError, key="secure.member", path="d"):
+        read_member(tmp_path / "d")

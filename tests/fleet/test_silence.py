@@ -1,0 +1,103 @@
+"""What a fleet's messages show of a node that tells no budget: the size of what it has trained, and no more."""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fleetfit as ff
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+
+from flwr.app import Message
+from local_fleet import CLIENTS, Lab, described
+
+from fleetfit.fleet import node as nodes_side
+from fleetfit.fleet import transport
+from fleetfit.messages import load_job, load_reply, unpack
+from fleetfit.values import Update
+
+SILENT = {"name": "adaptivefl"}
+# The tiny model's levels cost 0.21, 0.41 and 1 of it, and a node takes what costs up to 1.45 of its budget.
+
+
+@pytest.fixture(autouse=True)
+def fresh_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes_side.node_of.cache_clear()
+
+
+def recorded(folder: Path, budgets: list[float], **changes: Any) -> tuple[ff.Run, list[tuple[int, Any, Any, bytes]]]:
+    """A run, and each of its messages: node, header, answer, the answer's bytes."""
+    lab = Lab(folder, described(SILENT, evaluate={"every": 1}, **changes), budgets)
+    found: list[tuple[int, Any, Any, bytes]] = []
+
+    def note(message: Message, reply: Message) -> Message:
+        header, content = unpack(transport.parts_of(message)["header"]), transport.parts_of(reply)["answer"]
+        found.append((message.metadata.dst_node_id, header, unpack(content), bytes(content)))
+        return reply
+
+    lab.grid.twist = note
+    return lab.serve(), found
+
+
+def by_node(found: list[tuple[int, Any, Any, bytes]]) -> dict[int, list[tuple[str, bytes]]]:
+    """What each node was asked and answered, in its order; which node is ahead of another is a matter of threads."""
+    answers = defaultdict(list)
+    for node, header, _, content in found:
+        answers[node].append((header["what"], content))
+    return answers
+
+
+def test_every_message_of_a_run_is_the_same_whatever_else_the_node_affords(tmp_path: Path) -> None:
+    """Budgets that admit the same models of the pool give the same bytes, tolerances included."""
+    a, first = recorded(tmp_path / "a", [0.2, 0.9, 1.0, 0.6, 0.3])
+    b, second = recorded(tmp_path / "b", [0.25, 0.75, 0.95, 0.4, 0.5])
+    assert a.metrics[-1]["train"] == b.metrics[-1]["train"]
+    assert by_node(first) == by_node(second)
+    assert {header["what"] for _, header, _, _ in first} == {"hello", "setup", "job"}
+
+
+def test_a_node_is_asked_for_nothing_larger_than_what_it_has_trained(tmp_path: Path) -> None:
+    run, found = recorded(tmp_path, [0.25, 0.5, 1.0, 0.5, 0.25], rounds=6)
+    levels, trained, kinds = run.assembly.federation, defaultdict(set), set()
+    for node, header, nest, _ in found:
+        if header["what"] == "hello":
+            assert nest["hello"].keys() == {"name", "facts", "examples"}
+        if header["what"] != "job":
+            continue
+        job = load_job({**header["job"], "state": {}, "statistics": {}}, levels.problem.layout)
+        reply = load_reply(nest["reply"], levels.problem.layout)
+        kinds.add(job.kind)
+        if job.kind == "train":
+            trained[node] |= {levels.level_index(reply.submodel)} if isinstance(reply, Update) else set()
+        else:
+            assert isinstance(reply, Update), "nobody declines what is no larger than what it has trained"
+            assert levels.level_index(job.submodel) <= max(trained[node])  # an error where it has trained nothing
+            assert not job.evaluation.own
+    assert kinds == {"train", "evaluate", "statistics"}
+    columns, shown = run.columns["static"], {node - 101: max(found) for node, found in trained.items() if found}
+    assert columns["local_clients"] == len(shown) == CLIENTS
+    assert columns["per_client"]["global"].keys() == {str(c) for c, level in shown.items() if level == 2}
+    assert {name: entry["clients"] for name, entry in columns["levels"].items()} == {
+        name: list(shown.values()).count(i) for i, name in enumerate(("S1", "M1", "L1"))
+    }
+
+
+def test_a_server_that_asks_which_model_a_node_affords_is_refused(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, described(SILENT, rounds=1), [1.0] * CLIENTS)
+    asked = []
+
+    def note(message: Message, reply: Message) -> Message:
+        asked.append((transport.parts_of(message), reply))
+        return reply
+
+    lab.grid.twist = note
+    lab.serve()
+    parts = next(p for p, _ in asked if unpack(p["header"]).get("job", {}).get("kind") == "evaluate")
+    header = unpack(parts["header"])
+    header["job"]["evaluation"]["own"] = True
+    from fleetfit.fleet.protocol import packed
+
+    answer = unpack(nodes_side.answer(str(lab.configs[0]), {**parts, "header": packed(header)}))
+    assert "does not tell" in answer["refused"]
