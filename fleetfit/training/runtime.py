@@ -31,7 +31,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -83,7 +83,9 @@ def has_bf16(accelerator: torch.device) -> bool:
     limit = os.environ.get(_ISA_LIMIT, "ALL").upper()
     if not any(isa in limit for isa in _ISAS_WITH_BF16):
         return False
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # PyTorch 2.11; an older one keeps to fp32
+    capabilities: Mapping[str, Any] = getattr(
+        torch.cpu, "get_capabilities", dict
+    )()  # PyTorch 2.11; an older one keeps to fp32
     return any(capabilities.get(name, False) for name in _BF16)
 
 
