@@ -28,7 +28,7 @@ from fleetfit.errors import DataError, ModelError
 from fleetfit.layout import State, batch_norms, build_module, named_tensors
 from fleetfit.layout.meta import on_meta
 from fleetfit.seeds import derive_seed, make_numpy_rng
-from fleetfit.training import one_thread, run_job, with_statistics
+from fleetfit.training import one_thread, run_job, set_statistics
 from fleetfit.validation import pair_jobs_with_replies, validate_reply
 from fleetfit.values import Device, Evaluation, Failure, Federation, Job, Server, Update
 
@@ -199,7 +199,7 @@ def build_level_module(federation: Federation, server: Server, level: int, stati
             if name in state:
                 tensor.copy_(state[name])
     if statistics and level in statistics:
-        with_statistics(module, statistics[level]).__enter__()
+        set_statistics(module, statistics[level])
     return module.eval()
 
 

@@ -22,7 +22,7 @@ from fleetfit.method import Method, Slot
 from fleetfit.methods._pool import make_pool, make_pool_levels
 from fleetfit.planner import Targets
 from fleetfit.submodel import Submodel, extract
-from fleetfit.training.start import OF_LEVEL
+from fleetfit.training.start import LEVEL_PREFIX
 from fleetfit.values import Federation, Level, Problem, Server, Update
 
 
@@ -73,7 +73,7 @@ def dispatch_own_model(federation: Federation, server: Server, client: int | Non
 
 def get_initial_state(state: State) -> State:
     """Return the initial model's tensors of the server's state: those that are not a level's own."""
-    return {name: tensor for name, tensor in state.items() if not OF_LEVEL.match(name)}
+    return {name: tensor for name, tensor in state.items() if not LEVEL_PREFIX.match(name)}
 
 
 class SeparateMeans:

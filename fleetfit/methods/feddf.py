@@ -34,7 +34,7 @@ from fleetfit.method import CoverageMean, Method, weigh_equally
 from fleetfit.seeds import derive_seed
 from fleetfit.submodel import FlatState, Submodel, concat_state, cut, get_shapes, whole
 from fleetfit.tasks import NOT_SCORED
-from fleetfit.training import joined, local_model_of, run_on_server
+from fleetfit.training import get_local_model, iter_batches, run_on_server
 from fleetfit.values import Device, Federation, Job, Local, Server, Update
 
 CLIP_NORM = 5.0
@@ -152,7 +152,7 @@ class Distillation:
         self._device, self._temperature = device, temperature
         self._teachers = [
             (
-                local_model_of(problem, update.submodel, accelerator, "teacher"),
+                get_local_model(problem, update.submodel, accelerator, "teacher"),
                 FlatState(concat_state(update.state).to(accelerator), get_shapes(update.state)),
             )
             for update in teachers
@@ -160,7 +160,7 @@ class Distillation:
         for model, _ in self._teachers:
             model.module.eval()
         self._students = [
-            (local_model_of(problem, submodel, accelerator, "student").module, cut(problem.layout, submodel))
+            (get_local_model(problem, submodel, accelerator, "student").module, cut(problem.layout, submodel))
             for submodel in students
         ]
         self._held_out: dict[int, Tensor] = {}
@@ -207,7 +207,7 @@ class Distillation:
         """Return the divergence on the held-out data; the teachers' logits are kept, up to `_ROOM` numbers."""
         data, total = self._device.data, 0.0
         indices = data.split("validation")
-        for i, batch in enumerate(joined(indices, _BATCH)):
+        for i, batch in enumerate(iter_batches(indices, _BATCH)):
             x = self._device.put(data.batch(batch)[0])
             teacher = self._held_out.get(i)
             if teacher is None:

@@ -733,7 +733,7 @@ def test_the_first_experiment_that_was_run_is_shown(repository: Repository, monk
     monkeypatch.setattr(headline, "PREFERRED", ("nothing.toml", file))
     assert main([], repository.root) == 0
     said = (repository.root / "README.md").read_text()
-    assert "| holds |" in said and "[there](docs/results.md#table-1)" in said
+    assert "| holds |" in said and "(docs/results.md#table-1)" in said
     figure = "small-made-up-rows.svg"
     assert said.index(f"](docs/results/{figure})") < said.index("| holds |")
     drawn = (repository.root / PAGE.with_suffix("") / figure).read_text()
