@@ -188,7 +188,7 @@ def test_each_level_gets_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) 
     assert given == [(10.0, 30.0), (14.0, 28.0), (18.0, 18.0)]
     given.clear()
     found = profile(TABLES, facts=FACTS, machine=Machine(limit_s=12.5))
-    assert len(given) == 2 and "the time was over" in found.levels[2].reasons[0]
+    assert len(given) == 2 and "time limit" in found.levels[2].reasons[0]
     assert found.affords.level == 1
 
 
@@ -310,7 +310,7 @@ def test_refused_options(
     arguments: list[str], said: str, measuring: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(profiling, "find_energy_meter", lambda: EnergyMeter("not told by this machine"))
+    monkeypatch.setattr(profiling, "find_energy_meter", lambda: EnergyMeter("not reported by this machine"))
     measuring([found_of()] * 4)
     with pytest.raises(SystemExit) as end:
         main(["profile", *arguments])

@@ -32,6 +32,7 @@ from fleetfit.config.build.levels import LevelPlan, plan_levels
 from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ConfigError, FleetFitError, PlanError, escape_controls
 from fleetfit.files import write_text
+from fleetfit.machine import free_memory
 from fleetfit.planner import Amount, absolute, assign, budgets_by_cost
 from fleetfit.report.text import Table, format_bytes
 from fleetfit.tensor_defaults import isolate_torch_state
@@ -42,7 +43,6 @@ from fleetfit.training.profiling import (
     ProfileRequest,
     Timing,
     find_energy_meter,
-    free_memory,
     profile_level,
 )
 from fleetfit.values import DataDescription, Level
@@ -298,7 +298,7 @@ def _derive_budget(plan: LevelPlan, levels: Sequence[ProfiledLevel], chosen: int
 
 
 def _compute_tolerance(tolerance: float, budget: float, larger: Sequence[float]) -> float:
-    """Return a tolerance with which none of the larger levels comes in, as far as there is one."""
+    """Return a tolerance that excludes the larger levels, if possible."""
     nearest = min((needs / budget - 1 for needs in larger if needs > budget), default=math.inf)
     return tolerance if nearest > 1.01 * tolerance else math.floor(nearest / 2 * 1e6) / 1e6
 
@@ -312,8 +312,8 @@ def _assign_level(plan: LevelPlan, budget: DeviceBudget) -> int:
     def compute_need(level: Level, name: str) -> float:
         if level.needs <= 0:
             return 0.0
-        known = level.further.get(name)
-        return plan.cost(level, name) / plan.cost(None, name) if known is None else known
+        need = level.further.get(name)
+        return plan.cost(level, name) / plan.cost(None, name) if need is None else need
 
     further = [(fractions[name], [compute_need(level, name) for level in levels]) for name in fractions if name != cost]
     return int(assign(fractions[cost], budget.tolerance, [level.needs for level in levels], further)[0])
@@ -441,7 +441,7 @@ def _measure_levels(
         elif predicted > free:
             reason = f"not tried: a step takes at least {format_bytes(predicted)}, and {format_bytes(free)} are free"
         elif left_s < _LEAST_S:
-            reason = "not tried: the time was over (allow more with --limit-s)"
+            reason = "not tried: the time limit was reached (raise it with --limit-s)"
         if reason:
             measurement = Measurement(failed=reason)
         else:
