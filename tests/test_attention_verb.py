@@ -70,7 +70,7 @@ def test_out_says_file_and_format(done: Path, tmp_path: Path) -> None:
     [
         (["--samples", "0"], "samples must be 1 to 32, got 0"),
         (["--samples", "33"], "samples must be 1 to 32, got 33"),
-        (["--out", "picture.doc"], "--out must end in .png, .pdf or .svg, got picture.doc."),
+        (["--out", "picture.doc"], "--out must end in .png, .pdf or .svg; got picture.doc."),
         (["--out", "picture"], "got picture."),
         (["--out", "/nowhere/a.png"], "the picture cannot be written to /nowhere/a.png: No such file"),
     ],

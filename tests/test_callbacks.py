@@ -303,7 +303,7 @@ class Misspelt:
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [(Misspelt(), 'Did you mean "on_round"?'), (Heard, "is a class; give an object"), (3, "or be a function")],
+    [(Misspelt(), 'Did you mean "on_round"?'), (Heard, "is a class. Pass an object"), (3, "or be a function")],
     ids=["misspelt", "a class", "no callback"],
 )
 def test_an_object_that_is_no_callback_is_refused(given: Any, said: str, tmp_path: Path) -> None:

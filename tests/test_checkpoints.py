@@ -133,7 +133,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(
     for path in checkpoints(folder):
         path.unlink()
     before = (folder / "metrics.jsonl").read_bytes()
-    assert "their checkpoints are gone" in sentence(capsys, "resume", folder)
+    assert "their checkpoints are missing" in sentence(capsys, "resume", folder)
     assert (folder / "metrics.jsonl").read_bytes() == before
     (folder / "metrics.jsonl").write_bytes(before.splitlines(keepends=True)[0])
     assert [r["round"] for r in ff.resume(folder).metrics] == [1, 2, 3]

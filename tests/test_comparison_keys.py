@@ -180,7 +180,7 @@ def test_a_key_that_one_run_uses_is_used(tmp_path: Path) -> None:
 def test_keys_of_a_method_that_no_row_has_are_a_note(tmp_path: Path) -> None:
     rows = "[[compare.row]]\nmethod.name = 'fedavg'\n[[compare.row]]\nmethod.name = 'heterofl'\n"
     found = compared(tmp_path, "method.beta = 0.3\n" + rows)
-    assert "method.beta of the file is in no run: every row names something else in its place." in found.table.notes
+    assert "method.beta of the file has no effect: every row names another component." in found.table.notes
 
 
 def test_another_comparison_in_the_same_folder_is_told_apart_by_its_keys(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_another_comparison_in_the_same_folder_is_told_apart_by_its_keys(tmp_pat
 def test_verbs_for_one_run_refuse_a_comparison(tmp_path: Path, part: str, verb: str) -> None:
     (tmp_path / "two.toml").write_text(HEAD + part)
     said = run_verb(verb, tmp_path / "two.toml", "--out", tmp_path / "out", code=2).err
-    assert "use `fleetfit compare`" in said and "compare" in said.partition(":")[2].partition("]")[0]
+    assert "Use `fleetfit compare`" in said and "compare" in said.partition(":")[2].partition("]")[0]
     assert not (tmp_path / "out").exists()
 
 
@@ -226,7 +226,7 @@ def test_a_run_says_what_it_does_not_use(tmp_path: Path) -> None:
     file, out = tmp_path / "run.toml", tmp_path / "out"
     said = run_verb("run", file, "--set", "method.name=heterofl", "--set", "rounds=1", "--out", out, "-q", code=0).out
     assert "Note: [cohort] late is not used here: there is no deadline_s." in said
-    assert "Note: [method] beta of the run file: dropped, with the name that an override replaced." in said
+    assert "Note: [method] beta of the run file: dropped, because an override names another component." in said
     assert (
         "[cohort] late is not used here: there is no deadline_s."
         in json.loads((out / "summary.json").read_text())["notes"]

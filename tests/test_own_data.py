@@ -107,7 +107,7 @@ def test_other_verbs_take_a_path(done: ff.Run, called: Called, place: Path) -> N
     assert (place / "device" / "columns.json").read_text() == (done.folder / "columns.json").read_text()
     assert "columns.json" in (place / "device" / "README.md").read_text()
     said = called("eval", done.folder, "--data", written(place / "bare.csv", range(9), label=False), code=2)
-    assert "has no labels, so nothing can be measured" in said
+    assert "has no labels, so accuracy cannot be measured" in said
     assert "there is no file or folder" in called("predict", done.folder, "--data", "nowhere/a.csv", code=2)
 
 
@@ -153,7 +153,7 @@ def data_noted(folder: Path) -> dict[str, Any]:
     ("rows", "says"),
     [
         (range(0, 150, 2), "samples 150 then, 75 now"),
-        (range(149, -1, -1), "other labels, or the same in another order"),
+        (range(149, -1, -1), "other labels, or the same labels in another order"),
     ],
 )
 def test_a_run_that_goes_on_with_other_data_says_so(
@@ -470,7 +470,7 @@ def test_a_regression_is_predicted_in_its_own_unit(called: Called, tmp_path: Pat
     error, explained = (float(number) for number in re.findall(r"│ ([\d.]+) ", said))
     assert error == pytest.approx(mean_absolute_error(y[:50], found.prediction), rel=2e-3)
     assert explained == pytest.approx(100 * r2_score(y[:50], found.prediction), abs=0.02)
-    assert "are for classes" in called("predict", run.folder, "--adaptive", code=2)
+    assert "are for classification" in called("predict", run.folder, "--adaptive", code=2)
 
 
 def test_a_comparison_on_a_table_goes_on(place: Path, done: ff.Run, tmp_path: Path) -> None:

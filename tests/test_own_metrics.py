@@ -121,7 +121,7 @@ def test_a_client_without_a_value_is_not_in_the_mean(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metrics", "said"),
     [
-        (["f1"], "names no function"),
+        (["f1"], "is not a function"),
         (["mine.py:nothing"], 'has no "nothing"'),
         (["mine.py:f1", "mine.py:f1"], 'two functions are called "f1"'),
     ],

@@ -169,7 +169,7 @@ def test_a_level_that_fails_ends_it(measuring: Any) -> None:
     assert [a.level for a in asked] == [0, 1] and found.affords.level == 0
     assert [level.reasons for level in found.levels[1:]] == [
         ("no memory was left for it",),
-        ("not tried, since a smaller one failed",),
+        ("not tried, because a smaller level failed",),
     ]
     assert any("no memory was left for it" in line for line in said)
 
@@ -304,8 +304,8 @@ def budget_of_file(path: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--energy-j", "3"], "--energy-j; leave it out"),
-        (["--input-shape", "1,8,8"], "--input-shape and --classes go together"),
+        (["--energy-j", "3"], "--energy-j cannot be checked. Leave it out."),
+        (["--input-shape", "1,8,8"], "--input-shape and --classes need each other"),
         (["run.toml", "--model", "cnn"], "a run file or --model, not both"),
         (["--memory", "300"], "--memory: a budget of memory_bytes"),
         (["--step-s", "0"], "step_s must be above 0"),

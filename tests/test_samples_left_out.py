@@ -88,5 +88,5 @@ def test_a_comparison_says_so_below_its_table(tmp_path: Path) -> None:
     )
     found = ff.compare(path, out=tmp_path / "compared")
     for kind in ("local", "global"):
-        (note,) = [n for n in found.table.notes if n.startswith("Measured on fewer") and f": {kind} " in n]
+        (note,) = [n for n in found.table.notes if n.startswith("Measured on a part") and f": {kind} " in n]
         assert "(30 of 40 samples)" in note and "scalefl" in note and "heterofl" in note

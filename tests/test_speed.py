@@ -186,7 +186,7 @@ def test_bf16_that_was_asked_for_or_begun_with_is_computed_and_said(
     found = images(tmp_path, {"precision": "bf16"})
     assert any("computes in bf16, and this machine has no" in note for note in found.assembly.notes)
     again = ff.load(fast.folder)
-    assert any("as it did where it began" in note for note in again.assembly.notes)
+    assert any("as on the machine that started it" in note for note in again.assembly.notes)
     assert again.experiment.engine.chosen == fast.experiment.engine.chosen
 
 
