@@ -1,4 +1,4 @@
-"""Tables as HTML for notebooks: text is escaped, and there are no colours but those around, light or dark."""
+"""Tables as HTML for notebooks. Text is escaped, and colours follow the light or dark theme."""
 
 from collections.abc import Sequence
 from html import escape
@@ -24,8 +24,8 @@ def html_table(
 
     Args:
         columns: Headings.
-        rows: One text per column; all but the first are set to the right.
-        title: What stands above it.
+        rows: One text per column. All but the first are right-aligned.
+        title: Title above the table.
         notes: Sentences below it.
         groups: Headings above the columns, each with the number of columns it spans.
     """

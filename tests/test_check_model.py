@@ -128,7 +128,7 @@ def test_models_of_tokens_get_tokens(report: Report) -> None:
 
 def test_a_model_without_room_for_four_exits_gets_fixed_widths(report: Report) -> None:
     text = report(STACK.replace("blocks=4", "blocks=2"), "Stack")
-    assert "Levels of fixed widths 0.3, 0.5, 0.8, 1.0, since the planner finds none" in text
+    assert "Levels of fixed widths 0.3, 0.5, 0.8, 1.0: the planner finds none" in text
     assert "3 smaller levels need as many different depths, and the model has 1." in text
     assert [row[1] for row in table_rows(text)] == ["0.30", "0.50", "0.80", "1.00"]
 

@@ -428,6 +428,6 @@ def test_reports_that_are_gone_are_missed(
     (folder / "summary.json").unlink()
     lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_bytes(lines[0])
-    assert "whole reports of 1 rounds only" in sentence(capsys, "resume", folder)
+    assert "complete reports of only 1 rounds" in sentence(capsys, "resume", folder)
     (folder / "metrics.jsonl").write_bytes(b"".join(lines[:2]))
     assert [report["round"] for report in ff.resume(folder).metrics] == [1, 2, 3]

@@ -170,11 +170,11 @@ def test_a_key_that_one_run_uses_is_used(tmp_path: Path) -> None:
     rows = "[[compare.row]]\nlabel = 'on'\n[[compare.row]]\nlabel = 'off'\nmethod.beta = 0.0\n"
     found = compared(tmp_path, "method.temperature = 5.0\ncohort.late = 'drop'\n" + rows)
     assert [note for note in found.table.notes if "not used" in note] == [
-        "[cohort] late is not used here: there is no deadline_s."
+        "[cohort] late is not used here: deadline_s is not set."
     ]
     for (row, _), (run,) in found.runs.items():
         noted = [note for note in run.summary["notes"] if "not used" in note]
-        assert noted == ["[cohort] late is not used here: there is no deadline_s."], row
+        assert noted == ["[cohort] late is not used here: deadline_s is not set."], row
 
 
 def test_keys_of_a_method_that_no_row_has_are_a_note(tmp_path: Path) -> None:
@@ -225,10 +225,10 @@ def test_a_run_says_what_it_does_not_use(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(HEAD + 'cohort.late = "drop"\nmethod.beta = 0.3\n')
     file, out = tmp_path / "run.toml", tmp_path / "out"
     said = run_verb("run", file, "--set", "method.name=heterofl", "--set", "rounds=1", "--out", out, "-q", code=0).out
-    assert "Note: [cohort] late is not used here: there is no deadline_s." in said
+    assert "Note: [cohort] late is not used here: deadline_s is not set." in said
     assert "Note: [method] beta of the run file: dropped, because an override names another component." in said
     assert (
-        "[cohort] late is not used here: there is no deadline_s."
+        "[cohort] late is not used here: deadline_s is not set."
         in json.loads((out / "summary.json").read_text())["notes"]
     )
 
@@ -301,7 +301,7 @@ def test_runs_on_different_data_are_told_as_such_on_one_page(tmp_path: Path) -> 
         (
             'evaluate = { split = "train" }\n',
             "evaluate.split",
-            'row "Scale" has evaluate.split = "test" and row "fedavg" has "train"',
+            'row "Scale" has evaluate.split = "test", but row "fedavg" has "train"',
         ),
         (SETTINGS + 'evaluate.split = "validation"\n', "evaluate.split", 'setting "few" has "validation"'),
         ('[compare.grid]\nevaluate.split = ["validation", "test"]\n', "evaluate.split", '"validation"'),

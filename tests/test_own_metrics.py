@@ -123,7 +123,7 @@ def test_a_client_without_a_value_is_not_in_the_mean(tmp_path: Path) -> None:
     [
         (["f1"], "is not a function"),
         (["mine.py:nothing"], 'has no "nothing"'),
-        (["mine.py:f1", "mine.py:f1"], 'two functions are called "f1"'),
+        (["mine.py:f1", "mine.py:f1"], 'two functions have the name "f1"'),
     ],
 )
 def test_a_metric_that_cannot_be_found_is_refused(metrics: list[str], said: str, tmp_path: Path) -> None:

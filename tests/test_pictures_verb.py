@@ -113,9 +113,9 @@ def test_a_calibration_of_another_state_is_refused(own: Path) -> None:
         (["--measure", "maxx"], '"maxx"'),
         (["--class", "33"], 'tiny has no class "33"; it has 0, 1, 2, 3.'),
         (["--share", "0"], "share must be above 0 and at most 1, got 0."),
-        (["--level", "9"], "there is no level 9"),
-        (["--format", "pmg"], '--format must be png, pdf, svg, got pmg. Did you mean "png"?'),
-        (["--out", "/dev/null/x"], "the picture cannot be written to /dev/null/x/accuracy.png: Not a directory."),
+        (["--level", "9"], "no such level: 9"),
+        (["--format", "pmg"], '--format must be png, pdf, svg; got pmg. Did you mean "png"?'),
+        (["--out", "/dev/null/x"], "cannot write the figure to /dev/null/x/accuracy.png: Not a directory."),
     ],
 )
 def test_a_mistake_is_a_sentence(done: Path, arguments: list[str], message: str) -> None:

@@ -198,7 +198,7 @@ def test_each_level_gets_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) 
     assert given == [(10.0, 30.0), (14.0, 28.0), (18.0, 18.0)]
     given.clear()
     found = profile(TABLES, facts=FACTS, machine=Machine(limit_s=12.5))
-    assert len(given) == 2 and "the time was over" in found.levels[2].reasons[0]
+    assert len(given) == 2 and "the time is over" in found.levels[2].reasons[0]
     assert found.affords.level == 1
 
 

@@ -72,7 +72,7 @@ def test_some_clients_are_evaluated(tmp_path: Path) -> None:
     data = {"path": place, "partition": {"kind": "iid", "clients": 4}}
     run = ff.run({**FAST, "data": data, "evaluate": {"clients": 1}}, out=tmp_path / "run")
     assert "(10 of 40 samples)" in total(run)["global accuracy %"]
-    assert any("1 of 4 clients: [evaluate] clients" in note for note in run.notes)
+    assert any("1 of 4 clients ([evaluate] clients)" in note for note in run.notes)
     whole = ff.run({**FAST, "data": data}, out=tmp_path / "whole")
     assert "samples" not in total(whole)["global accuracy %"] and not any("no client" in n for n in whole.notes)
 

@@ -162,7 +162,7 @@ def test_fast_keeps_to_fp32_where_bf16_is_emulated_and_says_so(tmp_path: Path, m
     monkeypatch.setenv(*HELD)
     found = images(tmp_path / "b", {"speed": "fast"})
     assert set(found.experiment.engine.chosen.values()) == {"fp32 channels_last"}
-    assert any("keeps to fp32: this machine has no bf16 instructions" in note for note in found.assembly.notes)
+    assert any("uses fp32: this machine has no bf16 instructions" in note for note in found.assembly.notes)
 
 
 @pytest.mark.parametrize(

@@ -374,7 +374,7 @@ def test_nothing_behind_a_link_goes(own: Path, tmp_path: Path) -> None:
 def test_a_run_that_is_being_written_keeps_its_own(own: Path) -> None:
     with RunFolder(own / "whole").hold():
         _, out, _ = fleetfit(own, "--clear-checkpoints", "--yes")
-    assert "Kept: " in out and "another process is writing into" in out
+    assert "Kept: " in out and "another process is writing to" in out
     assert "Removed: 0 checkpoints of 0 runs, 0 B." in out
     assert checkpoints(own / "whole") == NAMES
 

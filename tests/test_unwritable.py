@@ -94,7 +94,7 @@ def test_a_full_disk(place: Path, tmp_path: Path, arguments: list[str], expected
         (["resume", "stopped", "-q"], "stopped/metrics.jsonl cannot be written: you have no permission"),
         (["calibrate", "finished"], "level-3.json cannot be written: you have no permission"),
         (["export", "finished", "--no-onnx", "--out", "finished-export"], "cannot be written"),
-        (["pictures", "finished"], "no picture can be written"),
+        (["pictures", "finished"], "cannot write figures"),
     ],
     ids=lambda given: given[0] if isinstance(given, list) else "",
 )

@@ -69,12 +69,12 @@ def make_callbacks(entries: Sequence[Any], objects: Sequence[Any] = ()) -> list[
     pairs = [_make_callback(entry) for entry in entries]
     pairs += [(getattr(callback, "__qualname__", type(callback).__name__), callback) for callback in objects]
     counts: Counter[str] = Counter()
-    named = []
+    result = []
     for name, callback in pairs:  # names must be distinct, because the last round is stored by name
         counts[name] += 1
         unique_name = f"{name} ({counts[name]})" if counts[name] > 1 else name
-        named.append(NamedCallback(unique_name, _validate(name, callback)))
-    return named
+        result.append(NamedCallback(unique_name, _validate(name, callback)))
+    return result
 
 
 def _make_callback(entry: str | Mapping[str, Any]) -> tuple[str, Any]:
@@ -142,22 +142,22 @@ class CallbackRunner:
         if not self._callbacks:
             return
         config = tomllib.loads(self._files.text("config.toml"))
-        for named in list(self._callbacks):
+        for entry in list(self._callbacks):
             start = RunStart(self._files.path, self._title, self._group, copy.deepcopy(config), rounds, done)
-            self._call(named, "on_start", start)
-        first = min((self._last_rounds.get(named.name, 0) for named in self._callbacks), default=done)
+            self._call(entry, "on_start", start)
+        first = min((self._last_rounds.get(entry.name, 0) for entry in self._callbacks), default=done)
         for report in self._files.metrics()[:done] if first < done else ():
             self.round(report)
 
     def round(self, report: Mapping[str, Any]) -> None:
         """Call `on_round` and `on_evaluate` with the report of a round."""
         number = report["round"]
-        for named in list(self._callbacks):
-            if self._last_rounds.get(named.name, 0) >= number:
+        for entry in list(self._callbacks):
+            if self._last_rounds.get(entry.name, 0) >= number:
                 continue
             hooks = ("on_round", "on_evaluate") if "evaluate" in report else ("on_round",)
-            if all(self._call(named, hook, copy.deepcopy(dict(report)), f" of round {number}") for hook in hooks):
-                self._last_rounds[named.name] = number
+            if all(self._call(entry, hook, copy.deepcopy(dict(report)), f" of round {number}") for hook in hooks):
+                self._last_rounds[entry.name] = number
         if self._callbacks:
             self._files.write(FILE, json.dumps({"told": self._last_rounds}) + "\n")
 
@@ -166,14 +166,14 @@ class CallbackRunner:
         if self._ended:
             return
         self._ended = True
-        for named in list(self._callbacks):
-            self._call(named, "on_end", copy.deepcopy(summary))
+        for entry in list(self._callbacks):
+            self._call(entry, "on_end", copy.deepcopy(summary))
         for sentence in self._failures:
             _logger.warning("%s", sentence)
 
-    def _call(self, named: NamedCallback, hook: str, value: Any, occasion: str = "") -> bool:
+    def _call(self, entry: NamedCallback, hook: str, value: Any, occasion: str = "") -> bool:
         """Call a hook if the callback has it. If it raises an error, drop the callback and return False."""
-        function = getattr(named.callback, hook, None)
+        function = getattr(entry.callback, hook, None)
         if function is None:
             return True
         try:
@@ -181,8 +181,8 @@ class CallbackRunner:
         except FleetFitError:
             raise
         except (Exception, SystemExit) as error:
-            self._callbacks.remove(named)
-            failure = f"the callback {named.name} failed in {hook}{occasion}"
+            self._callbacks.remove(entry)
+            failure = f"the callback {entry.name} failed in {hook}{occasion}"
             self._failures.append(f"{failure}, and was not called again.")
             _logger.warning("%s: %s. It will not be called again. The run continues.", failure, format_exception(error))
             return False

@@ -73,15 +73,15 @@ def find_level(run: TrainedRun, level: LevelName) -> Level:
     """Return a level of the run.
 
     Raises:
-        ConfigError: There is no such level.
+        ConfigError: The level is unknown.
     """
     levels = {entry.name: entry for entry in run.assembly.federation.levels}
-    known = list(levels)
-    name = known[-1] if level is None else str(level)
-    if name not in levels and name.isdecimal() and 1 <= int(name) <= len(known):
-        name = known[int(name) - 1]
+    names = list(levels)
+    name = names[-1] if level is None else str(level)
+    if name not in levels and name.isdecimal() and 1 <= int(name) <= len(names):
+        name = names[int(name) - 1]
     if name not in levels:
-        raise ConfigError(f"no such level: {level}. The levels of this run are {', '.join(known)}.", key="level")
+        raise ConfigError(f"no such level: {level}. The levels of this run are {', '.join(names)}.", key="level")
     return levels[name]
 
 
@@ -92,8 +92,8 @@ def build_level_module(run: TrainedRun, level: LevelName) -> nn.Module:
     statistics = run.checkpoint["statistics"] or {}
     if index not in statistics and evaluate.has_batch_norm(assembly.federation):
         with contextlib.closing(assembly.engine()) as engine:
-            wanted = assembly.settings.wanted
-            statistics, _ = evaluate.statistics(assembly.federation, engine, run.server, wanted, [index])
+            evaluation = assembly.settings.wanted
+            statistics, _ = evaluate.statistics(assembly.federation, engine, run.server, evaluation, [index])
         if index not in statistics:
             raise RunError(f"level {name} has no batch-norm statistics: no client could measure them.")
     return evaluate.level_module(assembly.federation, run.server, index, statistics)
@@ -170,28 +170,29 @@ def check_other_data(run: TrainedRun, data: Any, labels: bool = True) -> Data:
     Raises:
         ConfigError: Samples or classes differ, or labels are missing.
     """
-    own = run.assembly.data
+    run_data = run.assembly.data
     if not isinstance(data, Data):
         raise ConfigError(f"data must be a fleetfit.Data, got {type(data).__name__}.", key="data")
-    kind, expected = ((d.task, d.sample_shape, d.classes, d.vocabulary) for d in (data, own))
+    kind, expected = ((d.task, d.sample_shape, d.classes, d.vocabulary) for d in (data, run_data))
     if kind != expected:
+        tokens = f" and {run_data.vocabulary} tokens" if run_data.vocabulary else ""
         raise ConfigError(
-            f"{data!r} does not fit a model for {own.task} of samples {list(own.sample_shape)}, {own.classes} "
-            f"classes{f' and {own.vocabulary} tokens' if own.vocabulary else ''}.",
+            f"{data!r} does not fit a model for {run_data.task} of samples {list(run_data.sample_shape)}, "
+            f"{run_data.classes} classes{tokens}.",
             key="data",
         )
     if labels and not data.labelled:
         raise ConfigError(
             f"{data.name} has no labels, so accuracy cannot be measured. Use predict, which needs none.", key="data"
         )
-    return _rescale_targets(own, data)
+    return _rescale_targets(run_data, data)
 
 
-def _rescale_targets(own: Any, data: Data) -> Data:
+def _rescale_targets(run_data: Any, data: Data) -> Data:
     """Return data with targets scaled like the run's training targets."""
-    if data.task != "regression" or not isinstance(own, Data) or own is data:
+    if data.task != "regression" or not isinstance(run_data, Data) or run_data is data:
         return data
-    return replace(data, targets=tuple(tuple(moment.tolist()) for moment in own.target_scale))
+    return replace(data, targets=tuple(tuple(moment.tolist()) for moment in run_data.target_scale))
 
 
 def load_other_data(run: TrainedRun, name: str, halves: bool = False) -> Data:
@@ -216,17 +217,17 @@ def load_other_data(run: TrainedRun, name: str, halves: bool = False) -> Data:
         if not isinstance(data, Data):
             raise ConfigError(f"{name} must return a fleetfit.Data, got {type(data).__name__}.", key="data")
         return data
-    place = resolve_folder(name)
+    path = resolve_folder(name)
     if run.files.has(COLUMNS):
-        return encode_table(place, run.files.text(COLUMNS), halves)
-    return _read_prepared(run, section, place, halves)
+        return encode_table(path, run.files.text(COLUMNS), halves)
+    return _read_prepared(run, section, path, halves)
 
 
-def _read_prepared(run: TrainedRun, section: Mapping[str, Any], place: Path, halves: bool) -> Data:
+def _read_prepared(run: TrainedRun, section: Mapping[str, Any], path: Path, halves: bool) -> Data:
     """Read the samples of a file or folder, prepared like the run's data."""
-    own, own_section = run.assembly.data, run.experiment.data
+    run_data, run_section = run.assembly.data, run.experiment.data
     kind = str(section["name"])
-    if isinstance(own, DataDescription):
+    if isinstance(run_data, DataDescription):
         if kind == "table":
             raise ConfigError(
                 f"{run.folder} lacks the encoding of the nodes' tables. Copy their {COLUMNS} there, and repeat "
@@ -235,34 +236,34 @@ def _read_prepared(run: TrainedRun, section: Mapping[str, Any], place: Path, hal
             )
         settings = dict(section)
     else:
-        if own_section.name != kind:
+        if run_section.name != kind:
             raise ConfigError(
-                f"{place} was detected as {kind}, but this run was trained on {short_name(own_section.name)}. Name "
+                f"{path} was detected as {kind}, but this run was trained on {short_name(run_section.name)}. Name "
                 "data of the same format.",
                 key="data",
-                path=place,
+                path=path,
             )
         if kind == _PLAIN_TEXT:
             raise ConfigError(
                 "the tokens of a plain text are its characters, so another text has other tokens.",
                 key="data",
-                path=place,
+                path=path,
             )
-        settings = {**own_section.settings, **{key: section[key] for key in ("folder", "file") if key in section}}
-        settings |= {"tokenizer": own.tokenizer} if own.tokenizer else {}
+        settings = {**run_section.settings, **{key: section[key] for key in ("folder", "file") if key in section}}
+        settings |= {"tokenizer": run_data.tokenizer} if run_data.tokenizer else {}
         if settings.pop("standardise", False):
-            settings |= {"mean": list(own.mean), "std": list(own.std)}
+            settings |= {"mean": list(run_data.mean), "std": list(run_data.std)}
     settings = {key: value for key, value in settings.items() if key not in ("name", "partition", "samples", "augment")}
     if kind != _PLAIN_TEXT:
         settings["test"] = 0.0  # so that the reader returns test samples only if there is a test set
     data: Data = call_factory(names.resolve("data", kind), kind, "--data", settings)
-    classes = getattr(own, "class_names", ())
+    classes = getattr(run_data, "class_names", ())
     if classes and data.class_names and classes != data.class_names:
         raise ConfigError(
-            f"{place} has classes {', '.join(data.class_names[:10])}, but the run was trained on "
+            f"{path} has classes {', '.join(data.class_names[:10])}, but the run was trained on "
             f"{', '.join(classes[:10])}.",
             key="data",
-            path=place,
+            path=path,
         )
     if kind != _PLAIN_TEXT and len(data.split("test")):
         return data
@@ -299,8 +300,8 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
         assembly = assemble(_change_experiment(run, sections), run.files.load_base() or None)
         if isinstance(assembly.data, Data):
             evaluate.check_samples(assembly.data, assembly.settings.wanted.evaluation.split)
-    own, other = (one.federation.problem.layout for one in (run.assembly, assembly))
-    if own.shapes({}, own.exits) != other.shapes({}, other.exits):
+    layout, other_layout = (one.federation.problem.layout for one in (run.assembly, assembly))
+    if layout.shapes({}, layout.exits) != other_layout.shapes({}, other_layout.exits):
         raise ModelError(
             f"the model was trained on {run.assembly.data!r} and does not fit {assembly.data!r}: shapes of its tensors "
             "differ."
@@ -313,10 +314,10 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
 
 def _load_evaluation_data(run: TrainedRun, section: Any) -> Data | None:
     """Load data at a path or in memory, prepared like the run's; None for a data set or `Data`."""
-    own = run.assembly.data
+    run_data = run.assembly.data
     memory = read_memory(section)
-    if isinstance(memory, Samples) and isinstance(own, Data):
-        return prepare_arrays(*(memory.test or memory.train), own)
+    if isinstance(memory, Samples) and isinstance(run_data, Data):
+        return prepare_arrays(*(memory.test or memory.train), run_data)
     if isinstance(memory, TableSplits):
         if not run.files.has(COLUMNS):
             raise ConfigError(
@@ -378,11 +379,11 @@ def calibrate(
     limit = parse_budget(budget, cost, costs)
     calibration = inference.calibrate(entry.name, validation, test, costs, limit, cost, mode, measure, temperature)
     problem = run.assembly.federation.problem
-    counted = submodel_cost(problem.architecture, find_counted_submodel(problem, entry), problem.input_shape)
+    model_cost = submodel_cost(problem.architecture, find_counted_submodel(problem, entry), problem.input_shape)
     calibration = replace(
         calibration,
         exits=tuple(exit_names(entry.submodel.exits, problem.exits)),
-        level_cost=float(counted.multiply_adds) if cost == "multiply_adds" else None,
+        level_cost=float(model_cost.multiply_adds) if cost == "multiply_adds" else None,
     )
     if client is None:
         numbers = {"round": run.server.round, "data": data.name, **calibration.numbers()}

@@ -56,7 +56,8 @@ def find_accuracy(columns: Mapping[str, Any], kind: str, level: int | None, norm
     if not isinstance(values.get(kind), int | float):
         numbers = [key for key, value in values.items() if isinstance(value, int | float)]
         raise ConfigError(
-            f'no such accuracy: "{kind}". The accuracies are {", ".join(numbers)}.{did_you_mean(kind, numbers)}', key="kind"
+            f'no such accuracy: "{kind}". The accuracies are {", ".join(numbers)}.{did_you_mean(kind, numbers)}',
+            key="kind",
         )
     return float(values[kind])
 

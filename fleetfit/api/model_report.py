@@ -61,7 +61,7 @@ def check_model_report(
     architecture, classes = _make_architecture(name, settings, shape, classes, task)
     yield f"{named(architecture)}: {_describe_samples(architecture, shape, scores.name, classes)}"
     yield _format_section("What scales", what_scales(architecture))
-    problem, levels, how = _find_levels(Problem(architecture, shape, scores, (architecture.blocks,)))
+    problem, levels, note = _find_levels(Problem(architecture, shape, scores, (architecture.blocks,)))
     yield _format_section("Inferred by building the model larger", what_was_inferred(problem.layout))
     yield _format_section("Declared", what_is_declared(architecture, problem.layout))
     with torch.device("meta"):
@@ -71,13 +71,13 @@ def check_model_report(
     yield _format_section("Proof", what_was_proved(proof))
     data = random_data(problem, classes, _BATCH, make_torch_rng("check-model"))
     _check_outputs(problem, data)
-    yield how
+    yield note
     yield _train_levels(problem, levels, data)
     unused = _find_unused_parameters(problem, data)
     if unused:
-        rest = f" and {len(unused) - _MOST_LISTED} more" * (len(unused) > _MOST_LISTED)
+        others = f" and {len(unused) - _MOST_LISTED} more" * (len(unused) > _MOST_LISTED)
         yield (
-            f"No exit uses {', '.join(unused[:_MOST_LISTED])}{rest}. They would be sent and averaged without effect: "
+            f"No exit uses {', '.join(unused[:_MOST_LISTED])}{others}. They would be sent and averaged without effect: "
             "remove them from the module."
         )
     yield "No files were written."

@@ -254,9 +254,9 @@ def find_budget(plan: LevelPlan, levels: Sequence[ProfiledLevel], wishes: Wishes
             f"this device affords no level: even the smallest, level {smallest.name}, does not fit: "
             f"{'; '.join(smallest.reasons)}. Raise the limits ({wishes}), or plan a smaller level."
         )
-    for chosen in reversed(fitting):
-        budget = _derive_budget(plan, levels, chosen, wishes)
-        if _assign_level(plan, budget) == chosen:
+    for level_index in reversed(fitting):
+        budget = _derive_budget(plan, levels, level_index, wishes)
+        if _assign_level(plan, budget) == level_index:
             return budget
     raise PlanError(
         f"this device affords level {levels[fitting[-1]].name}, but {plan.experiment.method.name} would assign a "
@@ -264,22 +264,22 @@ def find_budget(plan: LevelPlan, levels: Sequence[ProfiledLevel], wishes: Wishes
     )
 
 
-def _derive_budget(plan: LevelPlan, levels: Sequence[ProfiledLevel], chosen: int, wishes: Wishes) -> DeviceBudget:
-    cost, level, planned = plan.experiment.fleet.cost, levels[chosen], plan.planned.levels
-    needs = planned[chosen].needs or level.share
+def _derive_budget(plan: LevelPlan, levels: Sequence[ProfiledLevel], index: int, wishes: Wishes) -> DeviceBudget:
+    cost, level, planned = plan.experiment.fleet.cost, levels[index], plan.planned.levels
+    needs = planned[index].needs or level.share
     amount: Amount = _round_up(needs)
     if needs > 1:  # above the full model: absolute, with the cost's unit if it has one
         absolute_needs = needs * plan.cost(None, cost)
         amount = _format_amount(cost, absolute_needs) if cost in _UNITS else float(math.ceil(absolute_needs))
     budget: dict[str, Amount] = {cost: amount}
-    larger = [other.needs for other in planned[chosen + 1 :]]
+    larger = [other.needs for other in planned[index + 1 :]]
     tolerance = _compute_tolerance(plan.experiment.fleet.tolerance, _round_up(needs), larger)
     notes = []
     if wishes.memory_bytes is not None and cost != "memory_bytes":
-        predicted = plan.cost(planned[chosen], "memory_bytes")
-        taken = max(level.predicted_bytes, level.measurement.memory_bytes or 0.0)
+        predicted = plan.cost(planned[index], "memory_bytes")
+        needed_bytes = max(level.predicted_bytes, level.measurement.memory_bytes or 0.0)
         budget["memory_bytes"] = _format_amount(
-            "memory_bytes", wishes.memory_bytes * predicted / taken / (1 + tolerance)
+            "memory_bytes", wishes.memory_bytes * predicted / needed_bytes / (1 + tolerance)
         )
         if level.measurement.memory_bytes is None:
             notes.append("This platform does not report the memory of a process. The predicted memory is used.")
@@ -291,9 +291,9 @@ def _derive_budget(plan: LevelPlan, levels: Sequence[ProfiledLevel], chosen: int
         full_s = timed[last] * whole / part
         if last < len(levels) - 1:
             notes.append(f"The full model's latency is extrapolated from level {levels[last].name} by multiply-adds.")
-        share = max(wishes.latency_s / full_s / (1 + tolerance), timed[chosen] / full_s)
+        share = max(wishes.latency_s / full_s / (1 + tolerance), timed[index] / full_s)
         budget["latency_s"] = min(1.0, _round_up(share))
-    return DeviceBudget(chosen, budget, tolerance, tuple(notes))
+    return DeviceBudget(index, budget, tolerance, tuple(notes))
 
 
 def _compute_tolerance(tolerance: float, budget: float, larger: Sequence[float]) -> float:
@@ -311,8 +311,8 @@ def _assign_level(plan: LevelPlan, budget: DeviceBudget) -> int:
     def compute_need(level: Level, name: str) -> float:
         if level.needs <= 0:
             return 0.0
-        known = level.further.get(name)
-        return plan.cost(level, name) / plan.cost(None, name) if known is None else known
+        need = level.further.get(name)
+        return plan.cost(level, name) / plan.cost(None, name) if need is None else need
 
     further = [(fractions[name], [compute_need(level, name) for level in levels]) for name in fractions if name != cost]
     return int(assign(fractions[cost], budget.tolerance, [level.needs for level in levels], further)[0])

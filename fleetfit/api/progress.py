@@ -52,8 +52,8 @@ class RoundFacts:
         """Add the report of a round."""
         self._report, self.done = report, report["round"]
         self._seconds, self._count = self._seconds + report["seconds"], self._count + 1
-        sent = report["bytes_down"], report["bytes_up"]
-        self._bytes = None if None in sent or self._bytes is None else self._bytes + sum(sent)
+        message_bytes = report["bytes_down"], report["bytes_up"]
+        self._bytes = None if None in message_bytes or self._bytes is None else self._bytes + sum(message_bytes)
         columns = report.get("evaluate", {}).get(self._norm)
         if columns:
             self._columns, self._evaluated_round = columns, self.done
@@ -113,11 +113,11 @@ class RoundFacts:
     def level_accuracies(self) -> str:
         """The accuracy of each level on its own clients in the last evaluation."""
         levels = [(name, entry["local"]) for name, entry in self._columns.get("levels", {}).items()]
-        measured = [(name, local) for name, local in levels if local is not None]
-        if len(levels) < 2 or not measured:
+        evaluated = [(name, local) for name, local in levels if local is not None]
+        if len(levels) < 2 or not evaluated:
             return ""
-        first = [f"{truncate(name)} {format_percent(local)}%" for name, local in measured[:_LEVELS]]
-        return "by level: " + "  ".join(first) + ("  ..." if len(measured) > _LEVELS else "")
+        first = [f"{truncate(name)} {format_percent(local)}%" for name, local in evaluated[:_LEVELS]]
+        return "by level: " + "  ".join(first) + ("  ..." if len(evaluated) > _LEVELS else "")
 
     @property
     def rows(self) -> list[tuple[str, str]]:
@@ -262,17 +262,17 @@ class TaskProgress:
             return ""
         return f"{format_duration((time.monotonic() - self._start) * (self._total - self._done) / self._done)} left"
 
-    def update(self, done: int, format_line: Callable[[], str]) -> None:
+    def update(self, count: int, format_line: Callable[[], str]) -> None:
         """Show the count. `format_line` returns the line if one is due; it may use `time_left`."""
-        self._done = done
+        self._done = count
         now = time.monotonic()
-        if now - self._last < (self._line_s if self._bar is None else _REDRAW_S) or done >= self._total:
+        if now - self._last < (self._line_s if self._bar is None else _REDRAW_S) or count >= self._total:
             return
         self._last = now
         if self._bar is None:
             self._print_line(format_line())
         else:
-            self._bar.update(self._task, completed=done, refresh=True)
+            self._bar.update(self._task, completed=count, refresh=True)
 
     def close(self) -> None:
         """Restore the terminal."""

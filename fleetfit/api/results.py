@@ -67,8 +67,8 @@ class Run:
 
     def __repr__(self) -> str:
         """Return the folder and the progress of the run."""
-        done = f"{len(self.metrics)} of {self.experiment.rounds} rounds"
-        return f"Run({str(self.folder)!r}, {done}{', finished' if self.finished else ''})"
+        progress = f"{len(self.metrics)} of {self.experiment.rounds} rounds"
+        return f"Run({str(self.folder)!r}, {progress}{', finished' if self.finished else ''})"
 
     def _repr_html_(self) -> str:
         """Return the tables of a finished run, or the progress of an unfinished one, for notebooks."""
@@ -186,7 +186,7 @@ class Run:
             level: 1..L, or its name ("S1" of AdaptiveFL's pool); the largest by default.
 
         Raises:
-            ConfigError: There is no such level.
+            ConfigError: The level is unknown.
         """
         return inference.build_level_module(self, level)
 
@@ -201,7 +201,7 @@ class Run:
             level: 1..L, or its name; the largest by default.
 
         Raises:
-            ConfigError: There is no such level, or x holds other samples than the run's.
+            ConfigError: The level is unknown, or x does not fit the run's samples.
         """
         return next(predictions(inference.load_model(self, level), inference.check_samples(self, x), every=False))
 
@@ -215,7 +215,7 @@ class Run:
             level: 1..L, or its name; the largest by default.
 
         Raises:
-            ConfigError: There is no such level, or x holds other samples than the run's.
+            ConfigError: The level is unknown, or x does not fit the run's samples.
             ModelError: The model cannot be run segment by segment.
         """
         with own_mode():
@@ -240,7 +240,7 @@ class Run:
             client: The client whose validation data are used; all by default.
 
         Raises:
-            ConfigError: There is no such level or client, or the task is not a classification.
+            ConfigError: The level or client is unknown, or the task is not a classification.
             DataError: There are no validation samples.
         """
         return inference.best_exit(self, level, client)

@@ -443,19 +443,19 @@ def _write_rounds(
     files, assembly, often = target.files, target.assembly, target.experiment.checkpoint
     settings = assembly.settings
     if settings.privacy is not None:
-        left = settings.privacy.left(server.round, settings.rounds - server.round)
-        settings = replace(settings, rounds=server.round + left)
+        remaining = settings.privacy.left(server.round, settings.rounds - server.round)
+        settings = replace(settings, rounds=server.round + remaining)
     before = files.metrics()[: server.round]
-    for done in rounds.run(assembly.federation, engine, settings, server, renew, before):
-        report = to_json_value(add_seconds(done.report, saving.read()))
+    for outcome in rounds.run(assembly.federation, engine, settings, server, renew, before):
+        report = to_json_value(add_seconds(outcome.report, saving.read()))
         files.append(report)
-        after = done.server
+        after = outcome.server
         if after.round % often.every == 0 or after.round == settings.rounds:
             checkpoint = {
                 "server": {"state": after.state, "round": after.round, "memory": after.memory}
                 | ({"trained": after.trained} if after.trained else {}),
                 "clients": engine.save(),
-                "statistics": done.statistics,
+                "statistics": outcome.statistics,
             }
             with saving.on("checkpoints"):
                 files.save_checkpoint(after.round, checkpoint, often.keep)

@@ -140,13 +140,14 @@ class Bert(EncoderFamily):
         hidden, (heads, size) = sizes["hidden"], self.encoder.heads_at(sizes)
         if heads * size != hidden:
             raise ModelError(
-                f"{heads} heads of {size} channels do not make up its width of {hidden}: transformers gives every head "
-                'of a BERT hidden / heads channels, so hidden must be divisible by heads. With [model] heads = "fixed" '
-                "every level fits.",
+                f"{heads} heads of {size} channels do not add up to its width of {hidden}: in transformers each head "
+                'of a BERT has hidden / heads channels. Set [model] heads = "fixed", so that every level fits.',
                 key="heads",
             )
         if not self.encoder.bias:
-            raise ModelError("its query, key and value have no biases; a BERT in transformers has them.", key="bias")
+            raise ModelError(
+                "its query, key and value have no biases, but a BERT in transformers has them.", key="bias"
+            )
         if self.head != "pooler":
             raise ModelError(
                 f'its classifier is of the kind [model] head = "{self.head}", that of a BERT in transformers has a '
@@ -181,15 +182,15 @@ def bert(
     heads: Heads = "whole",
     head: HeadKind = "pooler",
 ) -> Bert:
-    """Return a BERT family: BERT-base unless a checkpoint or keys say otherwise.
+    """Return a BERT family; BERT-base by default.
 
     Args:
         classes: Classes; never cut.
         input_shape: (L,): tokens of one sample, at most `max_positions`.
-        vocabulary: Token ids are below it.
-        padding: The token id that pads, which attention does not see; -1 for none.
+        vocabulary: Number of token ids.
+        padding: The token id of padding, which attention masks; -1 for none.
         checkpoint: A Hugging Face folder (config.json, model.safetensors) that gives sizes and initial weights.
-        hidden: Width of the stream; 768 by default. With a checkpoint, its sizes hold, and others are refused.
+        hidden: Width of the stream; 768 by default. With a checkpoint, only its sizes are accepted.
         layers: Blocks; 12 by default. With a checkpoint, at most its number of blocks, the first ones.
         attention_heads: Heads; one per 64 channels by default.
         intermediate: Width inside the MLP; four times `hidden` by default.
@@ -214,7 +215,7 @@ def bert(
     rows, positions = int(config.get("vocab_size", vocabulary)), int(config.get("max_position_embeddings", 512))
     if max_positions is not None and config and max_positions != positions:
         raise ModelError(
-            f"max_positions = {max_positions} contradicts the checkpoint's {positions}; leave it out.",
+            f"max_positions = {max_positions} contradicts the checkpoint's {positions}. Leave it out.",
             key="max_positions",
         )
     positions = max_positions or positions

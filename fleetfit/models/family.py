@@ -1,4 +1,4 @@
-"""A family of models, built of a stem, blocks and classifiers; and the layers that families for images share."""
+"""A family of models built from a stem, blocks and classifiers, and the shared layers of image models."""
 
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal

@@ -14,11 +14,11 @@ axes: `normal{k}_{s}` and `down{k}_{s}` are what they add at scale s while k sca
 channels inside classifiers. An axis's block is the first that has it; `head` comes after all blocks. Widths as in
 ScaleFL: base, growth and head channels are each cut to the floor, and everything else follows from them.
 
-Differs from the paper: a 1x1 convolution before a 3x3 one may widen, where base is below twice the growth.
-Differs from ScaleFL's released code: wherever features are cut, each concatenated part is cut by itself, so that a
-sub-model computes with its own channels (the released code takes the leading ones of all behind the first exit). As
-there, the finer scales in the last layer of a sub-model feed nothing: they belong to its size, but no gradient reaches
-them, so they are neither moved by weight decay nor counted in the average (see `fleetfit.training`).
+Differs from the paper: a 1x1 convolution before a 3x3 one may widen, where base is below twice the growth. Differs from
+ScaleFL's released code: wherever features are cut, each concatenated part is cut separately, so a sub-model computes
+with its own channels (the released code takes the leading ones of all behind the first exit). As there, the finer
+scales in the last layer of a sub-model feed nothing: they belong to its size, but no gradient reaches them, so they are
+neither moved by weight decay nor counted in the average (see `fleetfit.training`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -188,7 +188,7 @@ class Msdnet(ConvFamily):
         }
 
     def _count_ended(self, layer: int) -> int:
-        """Return how many scales have ended after a layer: one ends in the first layer of each share but the first."""
+        """Return the number of ended scales after a layer: one ends in the first layer of each share but the first."""
         return max(0, layer - 1) // -(-self.blocks // self.scales)
 
     def _derive_sizes(self, base: int, growth: int, head: int) -> dict[str, int]:

@@ -65,7 +65,7 @@ class _Scan(torch.autograd.Function):
         of step B x is g_t.
         """
         x, step, a, b, c = ctx.saved_tensors
-        grad = grad.contiguous()  # else g has its strides, and every product below copies
+        grad = grad.contiguous()  # otherwise g has its strides, and every product below copies
         states = _states(x, step, a, b)
         grad_x, grad_step, grad_b, grad_c = (
             torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, x, b, b)

@@ -1,4 +1,4 @@
-"""The parts that models of tokens share: families of encoders, attention, blocks, classifiers, initial parameters."""
+"""Shared parts of token models: families of encoders, attention, blocks, classifiers, initial parameters."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -96,11 +96,11 @@ class Encoder:
 
     @property
     def size_dependent(self) -> str:
-        """Why a narrow model computes something else than the masked full one, if it does."""
-        return "" if self.heads == "whole" else "attention is divided by the root of the head's size, which width cuts"
+        """Why a narrow model differs from the masked full model, if it does."""
+        return "" if self.heads == "whole" else "attention is divided by the root of the head size, which width cuts"
 
     def heads_at(self, axes: Mapping[str, int]) -> tuple[int, int]:
-        """Return how many heads a model of these sizes has, and the channels of each."""
+        """Return the number of heads of a model with these sizes, and the channels of each."""
         if self.heads == "whole":
             return axes["attention"] // self.head_size, self.head_size
         return self.attention_heads, axes["head"]
@@ -137,7 +137,7 @@ class Attention(nn.Module):
 
         Args:
             x: Tokens [B, tokens, hidden].
-            seen: Which tokens may be looked at, bool [B, 1, 1, tokens]; all by default.
+            seen: Mask of visible tokens, bool [B, 1, 1, tokens]; all by default.
         """
         query, key, value = self._project(x)
         mixed = attend(query, key, value, seen, self.dropout if self.training else 0.0)
@@ -146,7 +146,7 @@ class Attention(nn.Module):
     def _project(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return query, key and value [B, heads, tokens, head_size]: one product where training computes in bf16."""
         layers = (self.query, self.key, self.value)
-        if _trains_in_bf16(x) and all(type(layer) is nn.Linear for layer in layers):  # LoRA's are others
+        if _trains_in_bf16(x) and all(type(layer) is nn.Linear for layer in layers):  # LoRA replaces the layers
             weight = torch.cat([layer.weight for layer in layers])
             bias = None if self.query.bias is None else torch.cat([layer.bias for layer in layers])
             stacked = F.linear(x, weight, bias).unflatten(-1, (3, -1, self.head_size))
@@ -168,7 +168,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, share
     if not _trains_in_bf16(query):
         return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, dropout_p=share)
     scores = torch.matmul(query, key.transpose(-1, -2)).float() * query.shape[-1] ** -0.5
-    if seen is not None:  # a sample that shows nothing attends to zeros
+    if seen is not None:  # a sample without visible tokens attends to zeros
         scores, value = scores.masked_fill(~seen, _UNSEEN), value.masked_fill(~seen.transpose(-1, -2), 0.0)
     weights = scores.softmax(-1)
     return torch.matmul(dropout(weights, share) if share else weights, value)
@@ -263,7 +263,7 @@ def check_head(kind: str) -> None:
 
 
 def initialise(module: nn.Module, std: float = 0.02) -> None:
-    """Draw initial parameters as BERT and ViT do: normal, cut off at two deviations; biases zero.
+    """Draw initial parameters as BERT and ViT do: normal, truncated at two deviations; biases zero.
 
     By inverting the distribution function: `nn.init.trunc_normal_` takes ten times as long.
 
@@ -430,7 +430,7 @@ def _read_config_sizes(config: Mapping[str, Any], keys: Mapping[str, int | None]
         may_be_less = entry == "num_hidden_layers"
         if not may_be_less or value > sizes[entry]:
             raise ModelError(
-                f"{key} = {value} contradicts the checkpoint, whose {entry} is {sizes[entry]}; leave {key} out"
+                f"{key} = {value} contradicts the checkpoint, whose {entry} is {sizes[entry]}. Leave {key} out"
                 + (", or take fewer." if may_be_less else "."),
                 key=key,
             )

@@ -15,7 +15,7 @@ from typing import Any
 
 def describe_environment() -> dict[str, Any]:
     """Return versions, platform, threads, and the git commits of FleetFit and of the working folder."""
-    import numpy as np  # a list of run folders does without both
+    import numpy as np  # listing run folders imports neither
     import torch
 
     return {
@@ -41,7 +41,7 @@ def _find_own_commit() -> str | None:
     """Return the commit of FleetFit's checkout, "-dirty" if the package differs; None for an installed package."""
     package = Path(__file__).resolve().parents[1]
     top = _git("rev-parse", "--show-toplevel", at=package)
-    if top is None or Path(top).resolve() != package.parent:  # installed inside another repository
+    if top is None or Path(top).resolve() != package.parent:  # FleetFit is installed inside another repository
         return None
     commit = _git("rev-parse", "HEAD", at=package)
     changes = _git("status", "--porcelain", "--", str(package), at=package)
@@ -49,7 +49,7 @@ def _find_own_commit() -> str | None:
 
 
 def get_processor_name() -> str:
-    """Return the processor's name, or its architecture where the system has no name."""
+    """Return the processor's name, or its architecture if the system has no name."""
     with contextlib.suppress(OSError):
         match = re.search(r"^model name\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         if match:

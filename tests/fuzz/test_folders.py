@@ -230,7 +230,7 @@ def check(folders: Folders, kind: str, verb: str, steps: list[Step], place: Path
     touched = {step[1] for step in steps} | {step[2] for step in steps if step[0] == "swap"}
     settings_changed = touched & {"config.toml", "nodes.json"} or "is not used" in found.said
     if found.code == 0 and verb in OPENS and _settings_differ(found, folders.answer(kind, verb), steps):
-        assert "config.toml was changed after" in found.said
+        assert "config.toml has changed since" in found.said
     if found.code == 0 and not settings_changed:
         expected = folders.answer(kind, verb)
         if verb == "eval" and not _of_an_earlier_round(steps):
@@ -364,7 +364,7 @@ def test_settings_that_were_changed_are_used_and_said(folders: Folders, tmp_path
     (folder / "config.toml").write_text(text.replace("lr = 0.05", "lr = 0.06"))
     assert (folder / "config.toml").read_text() != text
     code, _, said = called(arguments, tmp_path)
-    assert code == 0 and "config.toml was changed after this run began" in said
+    assert code == 0 and "config.toml has changed since this run started" in said
     noted = json.loads((folder / "environment.json").read_text())
     del noted["sha256"]
     (folder / "environment.json").write_text(json.dumps(noted))

@@ -119,7 +119,7 @@ def test_the_picture_shows_those_samples_with_those_borders(channels: int) -> No
             x0, _, _, top = image.get_extent()
             expected = {RIGHT: "#1f5fa8", LOST: "#d1661b", WRONG: None}[int(meant[n])]
             assert framed.get((x0, top)) == expected
-    assert figure.axes[0].get_title().startswith("bird samples that left\nat exit 1 (")
+    assert figure.axes[0].get_title().startswith("bird samples that stopped\nat exit 1 (")
 
 
 def test_many_exits_go_into_rows_of_four() -> None:

@@ -397,9 +397,8 @@ class _Executor:
             return None
         run = load(folder, **_find_objects(planned.table, planned.experiment))
         expected = restore_records(fill_in_defaults(planned.experiment), run.experiment)
-        if to_table(run.experiment) != to_table(
-            expected
-        ):  # compare tables, not texts: a newer version may have more keys
+        # compare tables, not texts: a newer version may have more keys
+        if to_table(run.experiment) != to_table(expected):
             raise RunError(
                 f"{folder} has another run: {_format_difference(run.experiment, expected)}. Choose another folder "
                 "with --out, or delete this one.",
@@ -429,9 +428,9 @@ def _format_difference(existing: Experiment, expected: Experiment) -> str:
     def format_value(value: tuple[Any, ...]) -> str:
         return truncate(json.dumps(value[0], default=str)) if value else "not set"
 
-    there, here = to_table(existing), to_table(expected)
-    keys = sorted({*list_keys(there), *list_keys(here)})
-    values = [(key, find_value(there, key), find_value(here, key)) for key in keys]
+    existing_table, expected_table = to_table(existing), to_table(expected)
+    keys = sorted({*list_keys(existing_table), *list_keys(expected_table)})
+    values = [(key, find_value(existing_table, key), find_value(expected_table, key)) for key in keys]
     changes = [f"{key} is {format_value(a)} there and {format_value(b)} here" for key, a, b in values if a != b]
     return ", ".join(changes[:3]) + (f", and {len(changes) - 3} more keys" if len(changes) > 3 else "")
 
@@ -662,8 +661,8 @@ class _Worker:
         assert self.task is not None
         self.connection.close()
         code = self.process.wait()
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return f"the process of {self.task.title} ended by {how}"
+        cause = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return f"the process of {self.task.title} ended by {cause}"
 
 
 def pack_error(error: Exception) -> dict[str, Any]:

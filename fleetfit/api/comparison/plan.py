@@ -381,7 +381,7 @@ def _check_label(entry: ComparisonEntry) -> str:
 
 def _make_settings(section: CompareSection) -> dict[str, dict[str, Any]]:
     """Return the changes of each setting by its label; one empty label if the file has one setting."""
-    listed: list[tuple[str, Mapping[str, Any]]] = []
+    changes: list[tuple[str, Mapping[str, Any]]] = []
     for entry in _list_entries("setting", section.setting):
         if not entry.table.get("label"):
             raise ConfigError(
@@ -392,11 +392,11 @@ def _make_settings(section: CompareSection) -> dict[str, dict[str, Any]]:
                 f"{entry.heading} printed: only rows have printed numbers. Move it to a row.",
                 key=f"{entry.key}.printed",
             )
-        listed.append((_check_label(entry), entry.change))
+        changes.append((_check_label(entry), entry.change))
     grid = _read_lists(section.grid, "compare.grid")
     grid.pop("seed", None)
     settings: dict[str, dict[str, Any]] = {}
-    for (name, change), values in itertools.product(listed or [("", {})], _combine(grid)):
+    for (name, change), values in itertools.product(changes or [("", {})], _combine(grid)):
         label = join(name, format_label(values))
         if label in settings:
             raise ConfigError(
@@ -524,13 +524,13 @@ def _check_allowed_keys(entries: Sequence[ComparisonEntry], grid: Iterable[str],
         ("[compare.grid]", "compare.grid", [key.partition(".")[0] for key in grid if key != "seed"]),
         ("[compare.tune]", "compare.tune", [key.partition(".")[0] for key in tune]),
     ]
-    for heading, place, keys in sources:
+    for heading, section, keys in sources:
         for key in keys:
             if key in _SAME_IN_ALL_RUNS:
-                raise ConfigError(f"{heading} {key}: {_SAME_IN_ALL_RUNS[key]}.", key=f"{place}.{key}")
+                raise ConfigError(f"{heading} {key}: {_SAME_IN_ALL_RUNS[key]}.", key=f"{section}.{key}")
             if key in _NOT_IN_RUN_FILES:
                 raise ConfigError(
-                    f"{heading} {key}: is a key of rows, not of runs. Move it to a row.", key=f"{place}.{key}"
+                    f"{heading} {key}: is a key of rows, not of runs. Move it to a row.", key=f"{section}.{key}"
                 )
 
 
@@ -639,9 +639,9 @@ def _check_heads(plan: ComparisonPlan) -> None:
     is_declared = re.search(r"\bheads?\b|\bclassifiers?\b", plan.section.differs, re.IGNORECASE)
     is_tuned = any("model.head" in dict(values) for values in plan.tuning)
     if not is_declared and (is_tuned or len(set(kinds.values())) > 1):
-        listed = ", ".join(f'"{row}" {kind}' for row, kind in kinds.items())
+        row_list = ", ".join(f'"{row}" {kind}' for row, kind in kinds.items())
         raise ConfigError(
-            f"[compare] rows have different kinds of classifiers, which hides the effect of their methods: {listed}. "
+            f"[compare] rows have different kinds of classifiers, which hides the effect of their methods: {row_list}. "
             "Set the same model.head in all rows, or mention the heads in compare.differs.",
             key="model.head",
         )
@@ -768,10 +768,10 @@ def _check_keys(
                 return None
         return reason
 
-    def refuse(keys: Iterable[str], runs: Sequence[PlannedRun], heading: str, place: str) -> None:
+    def refuse(keys: Iterable[str], runs: Sequence[PlannedRun], heading: str, section: str) -> None:
         for key in keys:
             if (reason := find_unused(key, runs)) is not None:
-                raise ConfigError(f"{heading} {key}: {reason} Leave it out.", key=f"{place}{key}")
+                raise ConfigError(f"{heading} {key}: {reason} Leave it out.", key=f"{section}{key}")
 
     for entry in plan.entries:
         runs = plan.select_runs(entry)
@@ -796,8 +796,8 @@ def _check_keys(
         if not any(find_value(run.table, key) for run in first)
     ]
     notes = [*dropped, *dict.fromkeys(str(reason) for reason in reasons.values() if reason is not None)]
-    used = {*list_keys(plan.run_overrides), *(key for key, reason in reasons.items() if reason is None)}
-    return notes, used - {*tuned}
+    used_keys = {*list_keys(plan.run_overrides), *(key for key, reason in reasons.items() if reason is None)}
+    return notes, used_keys - {*tuned}
 
 
 def list_plans(file: str | Path, overrides: Sequence[str] = ()) -> list[tuple[list[str], Assembly]]:

@@ -130,8 +130,8 @@ class ResultsFile:
         """Add a finished run without writing the file."""
         plan = self._plan
         changes = (plan.row_changes.get(planned.row, {}), plan.settings[planned.setting])
-        own = {key: make_plain(find_value(table, key)[0]) for table in changes for key in list_keys(table)}
-        self._runs[planned.subfolder] = _make_run_result(plan, planned, run, self._shorten_paths(own), tuned)
+        values = {key: make_plain(find_value(table, key)[0]) for table in changes for key in list_keys(table)}
+        self._runs[planned.subfolder] = _make_run_result(plan, planned, run, self._shorten_paths(values), tuned)
         names = {"level", "width", "depth", "blocks", "parameters", "multiply_adds"}
         self._levels.setdefault(planned.group, [
             LevelResult(row=planned.row, setting=planned.setting, **level.model_dump(include=names, warnings=False))
@@ -152,21 +152,21 @@ class ResultsFile:
     @property
     def results(self) -> ComparisonResults:
         """The added results, in the order of the table."""
-        done = [run for run in self._plan.runs if run.subfolder in self._runs]
+        finished = [run for run in self._plan.runs if run.subfolder in self._runs]
         table = to_table(parse_experiment(merge_tables(self._plan.base, self._plan.run_overrides)))
         cores = (one.processors for one in self._environments if one.processors is not None)
-        file, here = self._file.resolve(), Path.cwd()
+        file, working_folder = self._file.resolve(), Path.cwd()
         return ComparisonResults(
             name=self._file.stem,
-            file=file.relative_to(here).as_posix() if file.is_relative_to(here) else file.name,
+            file=file.relative_to(working_folder).as_posix() if file.is_relative_to(working_folder) else file.name,
             versions={name: self._join(name) or "unknown" for name in ("fleetfit", "torch", "python")},
             commit=self._join("fleetfit_commit"),
             machine={"processor": self._join("processor") or "unknown", "cores": next(cores, 0)},
             against=self._against,
             settings=self._shorten_paths({key: table[key] for key in _SECTIONS if key in table}),
-            runs=[self._runs[run.subfolder] for run in done],
+            runs=[self._runs[run.subfolder] for run in finished],
             tuning=self._tuning,
-            levels=[level for key in dict.fromkeys(run.group for run in done) for level in self._levels[key]],
+            levels=[level for key in dict.fromkeys(run.group for run in finished) for level in self._levels[key]],
         )
 
     def _join(self, key: str) -> str | None:
@@ -265,10 +265,10 @@ def write_comparison(
     """Write the tables, numbers, plots and page of finished runs."""
     folder, numbers = results.path.parent, results.results
     summaries = {key: [run.files.read_summary() for run in group] for key, group in runs.items()}
-    on = plan.section.target_on
+    target_on = plan.section.target_on
     cells = {
         key: [
-            find_numbers(summary, run._read_rounds(), plan.columns, plan.targets, on)
+            find_numbers(summary, run._read_rounds(), plan.columns, plan.targets, target_on)
             for run, summary in zip(group, summaries[key], strict=True)
         ]
         for key, group in runs.items()
@@ -316,10 +316,13 @@ def write_comparison(
         for run, columns in zip(group, cells[row, setting], strict=True)
     ]
     write_text(folder / "compare.json", json.dumps(entries, indent=2) + "\n")
-    stored = read_comparison(folder)
+    comparison_record = read_comparison(folder)
     with contextlib.suppress(MissingExtra):  # the command line reports missing plots
-        save_figures(figures.draw_comparison(stored.rows, plan.columns, plan.targets, on), make_plots_folder(folder))
-    page.write_comparison_page(stored)
+        save_figures(
+            figures.draw_comparison(comparison_record.rows, plan.columns, plan.targets, target_on),
+            make_plots_folder(folder),
+        )
+    page.write_comparison_page(comparison_record)
     return comparison
 
 
@@ -425,9 +428,9 @@ def _count_runs(path: Path) -> int:
     """
     if not path.is_dir():
         raise RunError(f"no such folder: {path}.", path=path)
-    listed = list_planned_runs(path)
+    planned = list_planned_runs(path)
     single, results = files.is_file(path / "config.toml"), files.is_file(path / RESULTS_FILE)
-    if single or not (listed or results):
+    if single or not (planned or results):
         hint = " It is a single run: open it with fleetfit.load." if single else ""
         raise RunError(f"{path} is not a comparison's folder: it has no {RESULTS_FILE}.{hint}", path=path)
     if not results:
@@ -435,4 +438,4 @@ def _count_runs(path: Path) -> int:
             f"no run of the comparison in {path} is finished. Run the same fleetfit compare command to continue it.",
             path=path,
         )
-    return sum(run.subfolder.parts[:1] != (TUNING_FOLDER,) for run in listed)
+    return sum(run.subfolder.parts[:1] != (TUNING_FOLDER,) for run in planned)

@@ -25,7 +25,7 @@ from fleetfit.data.image_reader import Origin, count_threads
 from fleetfit.errors import DataError, import_optional
 
 _FLOOR_DB = -120.0
-_BATCH = 64  # sounds in memory at a time
+_BATCH = 64  # number of sounds in memory
 
 Sound = tuple[Callable[[], bytes], Origin]
 """A function that reads an encoded sound, and the sound's origin, for messages."""
@@ -136,7 +136,7 @@ class Spectrogram:
         if not np.isfinite(wave).all():
             problem = "has a sample that is not finite."
         elif rate != self.rate:
-            problem = f"has {rate} samples per second; resample it to {self.rate}."
+            problem = f"has {rate} samples per second, but {self.rate} are needed. Resample it."
         if problem:
             raise DataError(f"{origin} {problem}", path=origin.path, row=origin.row)
         padded = np.zeros(self.samples, dtype=np.float32)
