@@ -227,8 +227,8 @@ def format_exception(error: BaseException, most: int = 300) -> str:
     if isinstance(error, FleetFitError):
         return one_line(str(error), most)
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {one_line(str(error), most)}{place}"
+    location = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {one_line(str(error), most)}{location}"
 
 
 def format_cause(error: BaseException, *, typed: bool = False, most: int = 300) -> str:

@@ -73,20 +73,20 @@ def parse_path(text: str | Path, what: str = "a path") -> Path:
     Raises:
         ConfigError: The path is empty or not UTF-8 text, has a null character, or its home folder does not exist.
     """
-    written = str(text)
-    if not written.strip():
+    raw = str(text)
+    if not raw.strip():
         raise ConfigError(f"{what} must not be empty.")
     try:
-        written.encode()
+        raw.encode()
     except UnicodeEncodeError:
-        raise ConfigError(f"{what} must be UTF-8 text, got {os.fsencode(written)!r}. Rename it.") from None
-    if "\0" in written:
-        raise ConfigError(f"{what} must not have a null character, got {written!r}.", path=text)
+        raise ConfigError(f"{what} must be UTF-8 text, got {os.fsencode(raw)!r}. Rename it.") from None
+    if "\0" in raw:
+        raise ConfigError(f"{what} must not have a null character, got {raw!r}.", path=text)
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        user = written.partition("/")[0]
-        raise ConfigError(f'{written}: "{user}" has no home folder here. Write the path out.', path=text) from None
+        user = raw.partition("/")[0]
+        raise ConfigError(f'{raw}: "{user}" has no home folder here. Write the path out.', path=text) from None
 
 
 def parse_input_file(text: str | Path) -> Path:

@@ -330,21 +330,21 @@ class ClearedRun:
     kept: str = ""
 
 
-def iter_runs(listed: Sequence[StoredRun]) -> Iterator[StoredRun]:
+def iter_runs(stored_runs: Sequence[StoredRun]) -> Iterator[StoredRun]:
     """Yield runs, with those of comparisons in place of these."""
-    for run in listed:
+    for run in stored_runs:
         yield from iter_runs(run.children) if run.kind == "comparison" else [run]
 
 
-def plan_cleanup(listed: Sequence[StoredRun], *, last: bool = False, unfinished: bool = False) -> list[ClearedRun]:
+def plan_cleanup(stored_runs: Sequence[StoredRun], *, last: bool = False, unfinished: bool = False) -> list[ClearedRun]:
     """Return the checkpoints that `clear_checkpoints` would remove.
 
     Args:
-        listed: Runs and comparisons.
+        stored_runs: Runs and comparisons.
         last: Also remove the newest readable checkpoint, without which a run has no trained model.
         unfinished: Also clear unfinished runs, by the same rule.
     """
-    plans = [_plan_run(run, last) for run in iter_runs(listed) if unfinished or run.finished]
+    plans = [_plan_run(run, last) for run in iter_runs(stored_runs) if unfinished or run.finished]
     return [plan for plan in plans if plan.files or plan.kept]
 
 
@@ -403,7 +403,7 @@ def remove_checkpoints(plan: ClearedRun) -> ClearedRun:
     from fleetfit.records import RunFolder  # imports PyTorch
 
     removed: list[Path] = []
-    kept = ""
+    reason = ""
     try:
         with RunFolder(plan.folder).hold():
             present = set(list_checkpoints(plan.folder))  # another process may have created links
@@ -412,14 +412,14 @@ def remove_checkpoints(plan: ClearedRun) -> ClearedRun:
                     path.unlink()
                     removed.append(path)
     except RunError as error:
-        kept = str(error).rstrip(".")
+        reason = str(error).rstrip(".")
     except OSError as error:
-        kept = f"{plan.folder} cannot be written to: {files.format_os_error(error)}"
+        reason = f"{plan.folder} cannot be written to: {files.format_os_error(error)}"
     is_complete = len(removed) == len(plan.files)
     return dataclasses.replace(
         plan,
         files=tuple(removed),
         last=plan.last and is_complete,
-        kept=kept,
+        kept=reason,
         size_bytes=plan.size_bytes if is_complete else 0,
     )

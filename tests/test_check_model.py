@@ -84,7 +84,7 @@ def test_counts_are_those_of_the_formula(report: Report) -> None:
     assert "depth: 4 blocks; a classifier may sit after any of them" in text
     assert "nothing, and nothing has to be" in text
     assert "a deployed model can stop at any exit" in text
-    assert text.rstrip().endswith("Nothing was written.")
+    assert text.rstrip().endswith("No files were written.")
 
 
 def test_every_level_is_trained_for_a_step(report: Report) -> None:
@@ -174,7 +174,7 @@ def test_parameters_that_no_exit_uses_are_named(report: Report) -> None:
     idle = STACK.replace(
         "self.stem = nn.Linear(5, hidden)", "self.stem, self.idle = nn.Linear(5, hidden), nn.Linear(2, 3)"
     )
-    assert "No exit uses idle.weight, idle.bias:" in report(idle, "Stack")
+    assert "No exit uses idle.weight, idle.bias." in report(idle, "Stack")
     assert "No exit uses" not in report(STACK, "Stack")
 
 

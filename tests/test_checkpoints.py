@@ -390,7 +390,7 @@ def test_one_flipped_bit_is_found_wherever_it_is(
     newest.write_bytes(content)
     assert ff.load(folder).server.round == 2
     (line,) = [record.getMessage() for record in caplog.records if record.name == "fleetfit"]
-    assert "round-000003.safetensors is not used" in line and "The state after round 2 is used instead" in line
+    assert "Skipped" in line and "round-000003.safetensors" in line and "Using the state after round 2." in line
 
 
 def test_a_run_goes_on_from_the_last_good_checkpoint(
@@ -404,7 +404,7 @@ def test_a_run_goes_on_from_the_last_good_checkpoint(
     content[-10] ^= 1
     newest.write_bytes(content)
     ff.resume(folder)
-    assert "The state after round 1 is used instead" in caplog.text
+    assert "Using the state after round 1." in caplog.text
     unbroken = finished("decoupled")
     assert checkpoints(folder)[-1].read_bytes() == checkpoints(unbroken)[-1].read_bytes()
     assert without_times(folder) == without_times(unbroken)

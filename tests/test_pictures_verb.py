@@ -111,7 +111,7 @@ def test_a_calibration_of_another_state_is_refused(own: Path) -> None:
             'cost of a prediction: "latency". The costs are multiply_adds and latency_s. Did you mean',
         ),
         (["--measure", "maxx"], '"maxx"'),
-        (["--class", "33"], 'tiny has no class "33"; it has 0, 1, 2, 3.'),
+        (["--class", "33"], 'tiny has no class "33". Its classes are 0, 1, 2, 3.'),
         (["--share", "0"], "share must be above 0 and at most 1, got 0."),
         (["--level", "9"], "no such level: 9"),
         (["--format", "pmg"], '--format must be png, pdf, svg; got pmg. Did you mean "png"?'),

@@ -44,8 +44,8 @@ def make_key(name: str, files: Sequence[Path], parameters: Sequence[object], suf
 def find_cache_folder() -> Path | None:
     """Return the cache folder, creating it if necessary; None if that is impossible."""
     try:
-        chosen = os.environ.get("FLEETFIT_CACHE")
-        folder = Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "fleetfit"
+        variable = os.environ.get("FLEETFIT_CACHE")
+        folder = Path(variable).expanduser() if variable else Path.home() / ".cache" / "fleetfit"
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):  # RuntimeError: no home folder
         return None

@@ -108,14 +108,14 @@ class Data:
         _check_labels(self)
         if self.augment is not None:
             check_augmentation(self.augment, self.x)
-        scale, shift = _scale_and_shift(self)
+        scale, shift = _compute_normalisation(self)
         object.__setattr__(self, "_scale", scale)
         object.__setattr__(self, "_shift", shift)
         object.__setattr__(self, "splits", _check_splits(self, self.splits))
         if self.task == "regression":
-            object.__setattr__(self, "_targets", self._standard_targets())
+            object.__setattr__(self, "_targets", self._compute_target_scale())
 
-    def _standard_targets(self) -> tuple[Tensor, Tensor]:
+    def _compute_target_scale(self) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation of the targets, each [classes]: `targets`, or of the training samples."""
         if self.targets:
             mean, std = (torch.tensor(values, device=self.y.device) for values in self.targets)
@@ -233,8 +233,8 @@ class Data:
 
 def _trim_padding(x: Tensor, y: Tensor, padding: int) -> tuple[Tensor, Tensor]:
     """Cut off the columns in which every sample of a batch is padded, except the first."""
-    used = (x != padding).any(0).nonzero()
-    length = int(used[-1]) + 1 if len(used) else 1
+    columns = (x != padding).any(0).nonzero()
+    length = int(columns[-1]) + 1 if len(columns) else 1
     return x[:, :length], y[:, :length] if y.ndim == 2 and y.shape[1] == x.shape[1] else y
 
 
@@ -381,7 +381,7 @@ def _check_multi_labels(data: Data) -> None:
         )
 
 
-def _scale_and_shift(data: Data) -> tuple[Tensor | None, Tensor | None]:
+def _compute_normalisation(data: Data) -> tuple[Tensor | None, Tensor | None]:
     """Return scale and shift, to broadcast over [B, C, ...]: x * scale + shift = (x / 255 - mean) / std."""
     x, mean, std = data.x, tuple(data.mean), tuple(data.std)
     if len(mean) != len(std):

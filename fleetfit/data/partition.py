@@ -106,10 +106,10 @@ def partition(data: Data, kind: str, clients: int | None, seed: int, **parameter
     accepted = list(inspect.signature(KINDS[kind]).parameters)[3:]
     for name in parameters:
         if name not in accepted:
-            listed = ", ".join(accepted) or "no parameters"
+            parameter_list = ", ".join(accepted) or "no parameters"
             raise DataError(
                 f'partition "{kind}" has no parameter "{name}". Its parameters are '
-                f"{listed}.{did_you_mean(name, accepted)}",
+                f"{parameter_list}.{did_you_mean(name, accepted)}",
                 key=name,
             )
     return KINDS[kind](data, clients, make_data_rng(seed, _PARTITION), **parameters)

@@ -222,7 +222,7 @@ def choose_policy(
     confidences = torch.stack([confidence(z, measure, t) for z, t in zip(scores.logits, divisors, strict=True)])
 
     def make_policy(log_p: float) -> Policy:
-        return Policy(_find_thresholds(confidences, _geometric_shares(log_p, count)), measure, temperatures)
+        return Policy(_find_thresholds(confidences, _compute_geometric_shares(log_p, count)), measure, temperatures)
 
     def is_affordable(log_p: float) -> bool:
         return apply_policy(scores, make_policy(log_p), costs).cost <= budget * (1 + 1e-9)
@@ -236,7 +236,7 @@ def choose_policy(
     return make_policy(low)
 
 
-def _geometric_shares(log_p: float, count: int) -> np.ndarray:
+def _compute_geometric_shares(log_p: float, count: int) -> np.ndarray:
     """Return shares in proportion to p^k that add up to one."""
     powers = log_p * np.arange(count)
     shares: np.ndarray = np.exp(powers - powers.max())

@@ -87,9 +87,9 @@ class BertModule(TokenModule):
     def segment(self, i: int, carry: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Run the blocks after exit i-1 up to exit i."""
         x, real = carry
-        seen = real[:, None, None] if self.embeddings.padding >= 0 else None
+        visible = real[:, None, None] if self.embeddings.padding >= 0 else None
         for b in range(self.exits[i - 1] if i else 0, self.exits[i]):
-            x = self.blocks[b](x, seen)
+            x = self.blocks[b](x, visible)
         return x, real
 
 
@@ -246,7 +246,7 @@ def bert(
     )
 
 
-def _size(hidden: int, layers: int, attention_heads: int) -> dict[str, int | None]:
+def _make_size(hidden: int, layers: int, attention_heads: int) -> dict[str, int | None]:
     """Return the keys of a size; positions are 512, or the checkpoint's."""
     return {
         "hidden": hidden,
@@ -259,13 +259,14 @@ def _size(hidden: int, layers: int, attention_heads: int) -> dict[str, int | Non
 
 SIZES = {
     "bert_tiny": Preset(
-        "BERT-Tiny: 2 blocks of width 128 with 2 heads, 4.4 M parameters with 30,522 tokens.", _size(128, 2, 2)
+        "BERT-Tiny: 2 blocks of width 128 with 2 heads, 4.4 M parameters with 30,522 tokens.", _make_size(128, 2, 2)
     ),
     "bert_small": Preset(
-        "BERT-Small: 4 blocks of width 512 with 8 heads, 28.8 M parameters with 30,522 tokens.", _size(512, 4, 8)
+        "BERT-Small: 4 blocks of width 512 with 8 heads, 28.8 M parameters with 30,522 tokens.", _make_size(512, 4, 8)
     ),
     "bert_base": Preset(
-        "BERT-base: 12 blocks of width 768 with 12 heads, 109.5 M parameters with 30,522 tokens.", _size(768, 12, 12)
+        "BERT-base: 12 blocks of width 768 with 12 heads, 109.5 M parameters with 30,522 tokens.",
+        _make_size(768, 12, 12),
     ),
 }
 bert_tiny, bert_small, bert_base = make_presets(bert, SIZES)

@@ -75,7 +75,7 @@ class ScaleStep:
         return (*axes, self.down, f"{self.down}_inner") if self.down else axes
 
 
-def _bottleneck(before: int, inner: int, after: int, stride: int, norm: MakeNorm) -> nn.Sequential:
+def _make_bottleneck(before: int, inner: int, after: int, stride: int, norm: MakeNorm) -> nn.Sequential:
     return nn.Sequential(*conv_norm_relu(before, inner, 1, 1, norm), *conv_norm_relu(inner, after, 3, stride, norm))
 
 
@@ -86,8 +86,8 @@ class StepModule(nn.Module):
         super().__init__()
         norm = family.make_norm
         own, finer = (sum(axes[part] for part in parts) for parts in (step.own, step.finer))
-        self.normal = _bottleneck(own, axes[f"{step.normal}_inner"], axes[step.normal], 1, norm)
-        self.down = _bottleneck(finer, axes[f"{step.down}_inner"], axes[step.down], 2, norm) if step.down else None
+        self.normal = _make_bottleneck(own, axes[f"{step.normal}_inner"], axes[step.normal], 1, norm)
+        self.down = _make_bottleneck(finer, axes[f"{step.down}_inner"], axes[step.down], 2, norm) if step.down else None
         self.reduce: nn.Module = nn.Identity()
         if step.reduced:
             before = sum(axes[part] for part in step.concatenated)

@@ -124,10 +124,10 @@ def read_tensors(
         ModelError: A tensor is missing, or the files cannot be read.
     """
     files = _map_files(Path(folder).expanduser())
-    stored = {_simplify(name, prefixes): name for name in files}
+    stored_names = {_simplify(name, prefixes): name for name in files}
     by_file: dict[Path, dict[str, str]] = {}  # our names, and those in the file
     for ours, alternatives in names.items():
-        matches = _match(ours, alternatives, stored)
+        matches = _match(ours, alternatives, stored_names)
         if not matches and ours not in optional:
             raise ModelError(
                 f'the checkpoint {folder} has no "{alternatives[0]}". Name the folder of a complete model.', path=folder
@@ -141,14 +141,14 @@ def read_tensors(
     return tensors
 
 
-def _match(ours: str, alternatives: Sequence[str], stored: Mapping[str, str]) -> dict[str, str]:
+def _match(ours: str, alternatives: Sequence[str], stored_names: Mapping[str, str]) -> dict[str, str]:
     """Return the tensors of one of our modules or parameters, with their names in the folder."""
     for theirs in alternatives:
-        if theirs in stored:
-            return {ours: stored[theirs]}
-        parameters = [kind for kind in ("weight", "bias") if f"{theirs}.{kind}" in stored]
+        if theirs in stored_names:
+            return {ours: stored_names[theirs]}
+        parameters = [kind for kind in ("weight", "bias") if f"{theirs}.{kind}" in stored_names]
         if parameters:
-            return {f"{ours}.{kind}": stored[f"{theirs}.{kind}"] for kind in parameters}
+            return {f"{ours}.{kind}": stored_names[f"{theirs}.{kind}"] for kind in parameters}
     return {}
 
 

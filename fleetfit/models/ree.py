@@ -172,11 +172,11 @@ class Recurrent(Wrapped):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        own = {}
+        ree_axes = {}
         if self.ree:
             inner = max(1, int(self.mlp * self._width[0]))
-            own = {MLP_AXIS: Axis(inner), POSITION_AXIS: Axis(self.blocks + 1, scaled=False, ordered=True)}
-        object.__setattr__(self, "axes", {**self.inner.axes, **own})
+            ree_axes = {MLP_AXIS: Axis(inner), POSITION_AXIS: Axis(self.blocks + 1, scaled=False, ordered=True)}
+        object.__setattr__(self, "axes", {**self.inner.axes, **ree_axes})
 
     def list_stops(self, exits: tuple[int, ...]) -> tuple[int, ...]:
         """Return the block counts after which Ree reads, for a module with these exits."""
@@ -189,8 +189,8 @@ class Recurrent(Wrapped):
 
     def sizes(self, width: float) -> dict[str, int]:
         """Return the size of each axis at a width."""
-        own = {name: axis for name, axis in self.axes.items() if name not in self.inner.axes}
-        return {**self.inner.sizes(width), **default_sizes(own, width)}
+        ree_axes = {name: axis for name, axis in self.axes.items() if name not in self.inner.axes}
+        return {**self.inner.sizes(width), **default_sizes(ree_axes, width)}
 
     @cached_property
     def _width(self) -> tuple[int, str | None]:

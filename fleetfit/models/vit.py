@@ -249,14 +249,20 @@ def _check_image(shape: tuple[int, ...], patch: int, channels: int | None) -> tu
     return shape[0], shape[1], shape[2]
 
 
-def _deit(hidden: int) -> dict[str, int]:
+def _make_deit(hidden: int) -> dict[str, int]:
     return {"hidden": hidden, "attention_heads": hidden // 64, "intermediate": 4 * hidden}
 
 
 _DEIT = {"depth": 12, "patch": 16}
 SIZES = {
-    "deit_ti": Preset("DeiT-Ti for images of 224x224: 12 blocks of width 192 with 3 heads, 5.7 M.", _deit(192), _DEIT),
-    "deit_s": Preset("DeiT-S for images of 224x224: 12 blocks of width 384 with 6 heads, 22.1 M.", _deit(384), _DEIT),
-    "deit_b": Preset("DeiT-B for images of 224x224: 12 blocks of width 768 with 12 heads, 86.6 M.", _deit(768), _DEIT),
+    "deit_ti": Preset(
+        "DeiT-Ti for images of 224x224: 12 blocks of width 192 with 3 heads, 5.7 M.", _make_deit(192), _DEIT
+    ),
+    "deit_s": Preset(
+        "DeiT-S for images of 224x224: 12 blocks of width 384 with 6 heads, 22.1 M.", _make_deit(384), _DEIT
+    ),
+    "deit_b": Preset(
+        "DeiT-B for images of 224x224: 12 blocks of width 768 with 12 heads, 86.6 M.", _make_deit(768), _DEIT
+    ),
 }
 deit_ti, deit_s, deit_b = make_presets(vit, SIZES)

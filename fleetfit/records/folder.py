@@ -327,7 +327,7 @@ class RunFolder:
         """Return the intact lines of `metrics.jsonl` as text and report, and the damage of the next line."""
         if not self.has("metrics.jsonl"):
             return [], ""
-        *lines, rest = self._read_metrics().split(b"\n")
+        *lines, remainder = self._read_metrics().split(b"\n")
         reports: list[tuple[str, dict[str, Any]]] = []
         for number, line in enumerate(lines, 1):
             try:
@@ -336,7 +336,7 @@ class RunFolder:
                 if not isinstance(report, dict) or type(report.get("round")) is not int or report["round"] != number:
                     raise ValueError(f"it is not of round {number}")
             except ValueError as error:
-                return reports, "" if number == len(lines) and not rest else str(error)
+                return reports, "" if number == len(lines) and not remainder else str(error)
             reports.append((text, report))
         return reports, ""
 

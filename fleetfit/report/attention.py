@@ -126,8 +126,8 @@ def _compute_attention(block: Any, token: Tensor, tokens: Tensor, patches: int) 
     attention = block.attention
     normed = block.norm1(torch.cat([token[:, None], tokens[:, 1:]], dim=1))
     query, key = (
-        layer(of).unflatten(-1, (-1, attention.head_size)).transpose(1, 2)
-        for layer, of in ((attention.query, normed[:, :1]), (attention.key, normed))
+        layer(tokens_of_layer).unflatten(-1, (-1, attention.head_size)).transpose(1, 2)
+        for layer, tokens_of_layer in ((attention.query, normed[:, :1]), (attention.key, normed))
     )
     weights: Tensor = (query @ key.transpose(-1, -2) / attention.head_size**0.5).softmax(dim=-1)
     return weights.mean(dim=1)[:, 0, -patches:]

@@ -91,14 +91,14 @@ def _iter_difference_lines(differences: Sequence[Difference], against: str) -> I
     for (row, setting), group in groups.items():
         seeds = max(len(one.seeds) for one in group)
         labels: dict[str, str | float] = {"row": row, "setting": setting, "against": against, "seeds": seeds}
-        for what, values in (
+        for kind, values in (
             ("difference", {one.column: one.mean for one in group}),
             ("low", {one.column: one.low for one in group}),
             ("high", {one.column: one.high for one in group}),
         ):
             numbers = {number_name(column): _round(value) for column, value in values.items() if value is not None}
             if numbers:
-                yield {"what": what, **labels, **numbers}
+                yield {"what": kind, **labels, **numbers}
 
 
 def _iter_paper_lines(printed: Mapping[tuple[str, str, str], float]) -> Iterator[Line]:

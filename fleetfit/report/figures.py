@@ -167,8 +167,8 @@ def draw_run_accuracy(run: RunRecord) -> "Figure":
         draw_series(axes[0], label, get_shade(DARK, i, len(levels)), 1.1)
     for kind, color, width in zip(_list_main_kinds([run]), (COLORS[1], COLORS[0]), _WIDTHS, strict=True):
         draw_series(axes[0], Series(kind, {run.seed: accuracy_curve(run, kind)}), color, width)
-    measured = "on the server's test set" if run.is_private else "mean over clients"
-    label_axes(axes[0], "round", f"{get_score_name(run.summary)} (%)", f"{measured}; markers: measured")
+    description = "on the server's test set" if run.is_private else "mean over clients"
+    label_axes(axes[0], "round", f"{get_score_name(run.summary)} (%)", f"{description}; markers: measured")
     if panels > 1:
         for i, series in enumerate(exits):
             draw_series(axes[1], series, get_shade(COLORS[2], i, len(exits)), 1.6)
@@ -443,8 +443,8 @@ def draw_accuracy_over_budget(calibration: Mapping[str, Any], title: str = "") -
     scale, unit = (1e-3, "ms") if cost == "latency_s" else _fit_count(costs[-1])
     accuracies = [100 * accuracy for accuracy in calibration["accuracies"]]
     axes.axhline(accuracies[-1], color=DARK, linewidth=1.0, linestyle="--", label="last exit, for every sample")
-    chosen = {**calibration["test"], "budget": calibration["budget"]}
-    points = sorted([*calibration["curve"], chosen], key=lambda point: point["budget"])
+    choice = {**calibration["test"], "budget": calibration["budget"]}
+    points = sorted([*calibration["curve"], choice], key=lambda point: point["budget"])
     axes.plot(
         [point["cost"] / scale for point in points], [100 * point["accuracy"] for point in points],
         color=COLORS[0], marker=".", markersize=5, label="early stopping",
@@ -456,12 +456,12 @@ def draw_accuracy_over_budget(calibration: Mapping[str, Any], title: str = "") -
             f"exit {i}", exit, xytext=(0, -7), textcoords="offset points", ha="center", va="top", fontsize=8,
             color=COLORS[1], path_effects=[withStroke(linewidth=2.5, foreground="white")],
         )  # fmt: skip
-    if chosen["budget"] <= _BUDGET_MARGIN * costs[-1]:
-        axes.axvline(chosen["budget"] / scale, color=COLORS[0], linewidth=1.2, linestyle=":")
+    if choice["budget"] <= _BUDGET_MARGIN * costs[-1]:
+        axes.axvline(choice["budget"] / scale, color=COLORS[0], linewidth=1.2, linestyle=":")
     axes.plot(
-        [chosen["cost"] / scale], [100 * chosen["accuracy"]],
+        [choice["cost"] / scale], [100 * choice["accuracy"]],
         color=COLORS[0], marker="o", markersize=10, markerfacecolor="white", markeredgewidth=2, linestyle="none",
-        label=f"budget {format_cost(chosen['budget'], cost)}: {format_percent(chosen['accuracy'])}%",
+        label=f"budget {format_cost(choice['budget'], cost)}: {format_percent(choice['accuracy'])}%",
     )  # fmt: skip
     label_axes(axes, f"{_COST_LABELS[cost]} ({unit})", "accuracy (%)", title or f"level {calibration['level']}")
     axes.margins(x=0.07, y=0.14)

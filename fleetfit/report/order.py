@@ -60,7 +60,7 @@ class PartAccuracies:
         gaps = [a - b for a, b in zip(self.seeds[small], self.seeds[large], strict=True)]
         deviation = statistics.stdev(gaps) if len(gaps) > 1 else 0.0
         means = self.means
-        chance = math.hypot(*(_standard_error(means[name], self.counts.get(name)) for name in (small, large)))
+        chance = math.hypot(*(_compute_standard_error(means[name], self.counts.get(name)) for name in (small, large)))
         return statistics.fmean(gaps) > max(BEHIND, _ERRORS * chance, deviation)
 
     @property
@@ -69,7 +69,7 @@ class PartAccuracies:
         return bool(self.seeds) and list(self.seeds)[-1] in self.behind
 
 
-def _standard_error(accuracy: float, count: int | None) -> float:
+def _compute_standard_error(accuracy: float, count: int | None) -> float:
     """Return sqrt(p (1 - p) / n). Outside of 0 to 1 (a regression) p counts as one half; 0 if n is unknown."""
     if not count:
         return 0.0
@@ -168,13 +168,13 @@ def measure_levels(summaries: "Sequence[SummaryRecord]") -> PartAccuracies:
         return PartAccuracies(
             on_test, dict.fromkeys(on_test, samples) if samples else {}, "all on the server's test set"
         )
-    own = _collect_seeds([{level.level: level.local for level in summary.levels} for summary in summaries])
+    local_accuracies = _collect_seeds([{level.level: level.local for level in summary.levels} for summary in summaries])
     clients = {
         name: _find_smallest([one.levels[name].clients if name in one.levels else None for one in headlines])
-        for name in own
+        for name in local_accuracies
     }
     counts = {name: count for name, count in clients.items() if count}
-    return PartAccuracies(own, counts, "each on the data of its own clients")
+    return PartAccuracies(local_accuracies, counts, "each on the data of its own clients")
 
 
 def _find_smallest(counts: Sequence[int | None]) -> int | None:

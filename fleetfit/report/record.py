@@ -115,18 +115,18 @@ def _make_excluded_shares(rounds: Sequence[RoundRecord]) -> dict[str, float | No
         "hostile_excluded", "honest_excluded", and by level "honest_excluded_1"; empty if no client is hostile and the
         method excludes no updates.
     """
-    sent, left_out = Counter[str](), Counter[str]()
+    updates, left_out = Counter[str](), Counter[str]()
     for received in (record.received for record in rounds if record.received is not None):
-        sent.update({"hostile": received.sent.hostile, **received.sent.honest})
+        updates.update({"hostile": received.sent.hostile, **received.sent.honest})
         left_out.update({"hostile": received.left_out.hostile, **received.left_out.honest})
-    if not sent:
+    if not updates:
         return {}
-    levels = sorted(sent.keys() - {"hostile"}, key=int)
-    honest = sum(sent[level] for level in levels)
+    levels = sorted(updates.keys() - {"hostile"}, key=int)
+    honest = sum(updates[level] for level in levels)
     return {
-        "hostile_excluded": left_out["hostile"] / sent["hostile"] if sent["hostile"] else None,
+        "hostile_excluded": left_out["hostile"] / updates["hostile"] if updates["hostile"] else None,
         "honest_excluded": sum(left_out[level] for level in levels) / honest if honest else None,
-        **{f"honest_excluded_{level}": left_out[level] / sent[level] for level in levels},
+        **{f"honest_excluded_{level}": left_out[level] / updates[level] for level in levels},
     }
 
 
@@ -285,12 +285,12 @@ def read_run(folder: str | Path, summary: Mapping[str, Any] | None = None) -> Ru
         try:
             return load() if name == "metrics.jsonl" or files.has(name) else default
         except (FleetFitError, ValueError, RecursionError) as error:
-            problems.append(f"Left out {name}, which cannot be read: {error}")
+            problems.append(f"{name} cannot be read and is left out: {error}")
             return default
 
     rounds = read("metrics.jsonl", files.read_rounds, list[RoundRecord]())
     if not problems and (damage := read("metrics.jsonl", files.find_damaged_end, "")):
-        problems.append(f"Left out a part of metrics.jsonl: {damage}.")
+        problems.append(f"metrics.jsonl: {damage} and left out.")
     text = read("config.toml", lambda: files.text("config.toml"), "")
     return RunRecord(
         folder=files.path,

@@ -66,10 +66,12 @@ def paired_differences(results: ComparisonResults, columns: Sequence[str], again
     settings = dict.fromkeys(setting for _, setting in numbers)
     differences = []
     for row, setting, column in product(rows, settings, columns):
-        own, other = numbers.get((row, setting), {}), numbers.get((reference, setting), {})
+        row_numbers, reference_numbers = numbers.get((row, setting), {}), numbers.get((reference, setting), {})
         name = number_name(column)
-        seeds = tuple(seed for seed in own if name in own[seed] and name in other.get(seed, {}))
-        values = [own[seed][name] - other[seed][name] for seed in seeds]
+        seeds = tuple(
+            seed for seed in row_numbers if name in row_numbers[seed] and name in reference_numbers.get(seed, {})
+        )
+        values = [row_numbers[seed][name] - reference_numbers[seed][name] for seed in seeds]
         low, high = confidence_interval(values) or (None, None)
         mean = statistics.fmean(values) if values else None
         differences.append(Difference(row, setting, column, seeds, mean, low, high))

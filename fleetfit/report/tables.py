@@ -248,23 +248,21 @@ def make_comparison_table(
         columns: Columns of each setting.
         printed: A paper's numbers by (row, setting, column), in percent or rounds, for a line below the row's.
     """
-    places = [(setting, column) for setting in settings for column in columns]
+    pairs = [(setting, column) for setting in settings for column in columns]
     paper = printed or {}
     lines = []
     for row in rows:
         cells = []
-        for setting, column in places:
-            own, first = results.get((row, setting), ()), results.get((rows[0], setting), ())
-            start = None if row == rows[0] else [numbers.get(column) for numbers in first]
-            cells.append(format_cell(column, [numbers.get(column) for numbers in own], start))
+        for setting, column in pairs:
+            row_seeds, first_seeds = results.get((row, setting), ()), results.get((rows[0], setting), ())
+            start = None if row == rows[0] else [numbers.get(column) for numbers in first_seeds]
+            cells.append(format_cell(column, [numbers.get(column) for numbers in row_seeds], start))
         lines.append((row, *cells))
-        if any((row, *place) in paper for place in places):
+        if any((row, *pair) in paper for pair in pairs):
             first_row = None if row == rows[0] else rows[0]
-            lines.append(
-                (f"{row}{OF_THE_PAPER}", *(_format_printed(paper, row, first_row, *place) for place in places))
-            )
+            lines.append((f"{row}{OF_THE_PAPER}", *(_format_printed(paper, row, first_row, *pair) for pair in pairs)))
     groups = (("", 1), *((setting, len(columns)) for setting in settings))
-    return Table(("method", *(column for _, column in places)), tuple(lines), title, tuple(notes), groups)
+    return Table(("method", *(column for _, column in pairs)), tuple(lines), title, tuple(notes), groups)
 
 
 def _format_printed(
@@ -344,14 +342,14 @@ def _iter_difference_notes(differences: Sequence["Difference"]) -> Iterator[str]
 # ---- tuning ----------------------------------------------------------------------------------------------------------
 
 
-def make_tuning_table(tuning: Sequence["TuningResult"], on: str) -> Table:
+def make_tuning_table(tuning: Sequence["TuningResult"], criterion: str) -> Table:
     """Return the candidates of each row and setting with their scores on validation data.
 
     Args:
         tuning: The tried and chosen values.
-        on: The criterion: "local", "global" or "rounds"; "" if unknown.
+        criterion: The criterion: "local", "global" or "rounds"; "" if unknown.
     """
-    has_settings, counts_rounds = any(one.setting for one in tuning), on == "rounds"
+    has_settings, counts_rounds = any(one.setting for one in tuning), criterion == "rounds"
     columns = ("row", *(["setting"] if has_settings else []), "candidate", *(["rounds"] if counts_rounds else []),
                "score %", "")  # fmt: skip
     rows = tuple(
@@ -370,8 +368,8 @@ def make_tuning_table(tuning: Sequence["TuningResult"], on: str) -> Table:
     note = f"On validation data, with seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
     if counts_rounds:
         note += ", by fewest rounds to the first target, then the best accuracy"
-    elif on:
-        note += f', by the "{on}" accuracy'
+    elif criterion:
+        note += f', by the "{criterion}" accuracy'
     return Table(columns, rows, "Tuned", (f"{note}.", *find_grid_edges(tuning)))
 
 

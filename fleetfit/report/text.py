@@ -47,8 +47,8 @@ class Table:
 
     def to_markdown(self) -> str:
         """Return the table as Markdown. A heading above columns is repeated in each of them."""
-        lines = [_markdown_line(self.headings), "|" + " --- |" * len(self.columns)]
-        lines += [_markdown_line(row) for row in self.rows]
+        lines = [_format_markdown_line(self.headings), "|" + " --- |" * len(self.columns)]
+        lines += [_format_markdown_line(row) for row in self.rows]
         parts = [f"**{self.title}**\n"] if self.title else []
         return "\n".join([*parts, *lines, *(f"\n{note}" for note in self.notes)]) + "\n"
 
@@ -71,7 +71,7 @@ class Table:
         return [f"{a} {c}".strip() for a, c in zip(above, self.columns, strict=True)]
 
 
-def _markdown_line(cells: Sequence[str]) -> str:
+def _format_markdown_line(cells: Sequence[str]) -> str:
     escaped = (cell.replace("|", "\\|") for cell in cells)
     return f"| {' | '.join(escaped)} |"
 
@@ -142,8 +142,8 @@ def format_duration(seconds: float) -> str:
     """Abbreviate seconds: 3.2 s, 4 min 10 s, 2 h 05 min."""
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    minutes, remainder = divmod(round(seconds), 60)
+    return f"{minutes} min {remainder:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def format_privacy(epsilon: float, delta: float) -> str:

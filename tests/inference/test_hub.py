@@ -93,9 +93,7 @@ def test_no_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (hub.errors.OfflineModeIsEnabled(f"offline,\nwith {TOKEN}"), ConnectionError("refused."), OSError()):
         said = refused_by(error, folder, monkeypatch)
         assert type(error).__name__ in said and ".." not in said
-        assert said.endswith(
-            "Check the network. The folder is complete, and can be pushed later."
-        )
+        assert said.endswith("Check the network. The folder is complete, and can be pushed later.")
 
 
 @pytest.mark.parametrize(

@@ -169,8 +169,8 @@ def test_the_curve_is_the_calibrations(cost: str, scale: float) -> None:
     expected = sorted([*points, chosen])
     assert [v for pair in sorted(drawn) for v in pair] == pytest.approx([v for pair in expected for v in pair])
     assert tuple(v[0] for v in lines["budget"].get_data()) == pytest.approx(chosen)
-    assert list(lines["each"].get_xdata()) == pytest.approx([1.0, 2.0, 4.0])
-    assert list(lines["each"].get_ydata()) == pytest.approx([100 * a for a in calibration.accuracies])
+    assert list(lines["single"].get_xdata()) == pytest.approx([1.0, 2.0, 4.0])
+    assert list(lines["single"].get_ydata()) == pytest.approx([100 * a for a in calibration.accuracies])
     assert set(lines["last"].get_ydata()) == {100 * calibration.accuracies[-1]}
     assert axes.get_xlabel().endswith({"multiply_adds": "(M)", "latency_s": "(ms)"}[cost])
 

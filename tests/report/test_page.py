@@ -295,7 +295,7 @@ def test_a_damaged_file_is_said_and_the_rest_is_shown(copied: Path, name: str, t
     (copied / name).write_text(text)
     found = read(page.write_report(copied))
     assert "paged" in found.text
-    assert f"Left out {name}, which cannot be read" in found.text
+    assert f"{name} cannot be read and is left out" in found.text
 
 
 def test_values_of_odd_forms_are_damage(copied: Path) -> None:
@@ -307,7 +307,7 @@ def test_values_of_odd_forms_are_damage(copied: Path) -> None:
     reports[2] |= {"undone": 5, "deadline": 3, "links": {"lost_up": "many"}}
     (copied / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in reports))
     found = read(page.write_report(copied))
-    assert "paged" in found.text and "Left out metrics.jsonl, which cannot be read" in found.text
+    assert "paged" in found.text and "metrics.jsonl cannot be read and is left out" in found.text
 
 
 def test_folders_of_earlier_versions_have_what_they_say(copied: Path) -> None:
@@ -322,8 +322,8 @@ def test_folders_of_earlier_versions_have_what_they_say(copied: Path) -> None:
         one.get("evaluate", {}).get("static", {}).pop("per_client", None)
     (copied / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in reports))
     found = read(page.write_report(copied))
-    assert "Left out" not in found.text
-    assert "Left out" not in found.text
+    assert "is left out" not in found.text
+    assert "is left out" not in found.text
     assert {"accuracy", "loss", "bytes"} <= found.plots.keys()
 
 

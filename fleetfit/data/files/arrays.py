@@ -119,9 +119,9 @@ def arrays(
         raise DataError(f'{path}: "{x}" has {len(samples)} samples but "{y}" has {len(labels)}.', path=path, column=y)
     target, count, names = _convert_labels(labels, task, classes or vocabulary or None)
     if classes not in (None, count) and task != "regression":
-        what = f"are {count} different texts" if names else f"have {count} columns"
+        detail = f"are {count} different texts" if names else f"have {count} columns"
         raise DataError(
-            f'{path}: classes = {classes}, but the labels "{y}" {what}. Leave classes out, or correct it.',
+            f'{path}: classes = {classes}, but the labels "{y}" {detail}. Leave classes out, or correct it.',
             path=path,
             key="classes",
             column=y,
@@ -176,7 +176,7 @@ def _check_keys(classes: int | None, standardise: bool, mean: tuple[float, ...],
 
 
 def wrap_arrays(
-    x: Any, y: Any, held: tuple[Any, Any] | None = None, seed: int = 0, channels_last: bool | None = None,
+    x: Any, y: Any, test: tuple[Any, Any] | None = None, seed: int = 0, channels_last: bool | None = None,
     begun_with: Sequence[int] = (),
 ) -> Data:  # fmt: skip
     """Wrap samples and labels in memory (arrays, tensors or lists of numbers) as a data set.
@@ -187,7 +187,7 @@ def wrap_arrays(
     Args:
         x: Samples [N, ...].
         y: Labels [N], or targets [N, targets].
-        held: Test samples and labels; None: a fifth of x. A tenth of the remaining samples is for validation.
+        test: Test samples and labels; None: a fifth of x. A tenth of the remaining samples is for validation.
         seed: Seed of held out samples.
         channels_last: Whether x is [N, ..., C], to be converted to [N, C, ...]; None: detected from its shape.
         begun_with: The shape of a sample in the resumed run. If x has that shape, its channels stay in place.
@@ -195,7 +195,7 @@ def wrap_arrays(
     Raises:
         DataError: Samples and labels do not match, or the place of the channels is ambiguous.
     """
-    parts = {"train": (x, y)} | ({} if held is None else {"test": held})
+    parts = {"train": (x, y)} | ({} if test is None else {"test": test})
     samples = {split: as_array(pair[0], "x") for split, pair in parts.items()}
     labels = {split: as_array(pair[1], "y") for split, pair in parts.items()}
     for split in parts:
@@ -209,9 +209,9 @@ def wrap_arrays(
             raise DataError("data=(x, y): test and training samples have different shapes.", key="x")
     for split in parts:
         for name, array in (("x", samples[split]), ("y", labels[split])):
-            if where := find_not_finite(array):
+            if position := find_not_finite(array):
                 raise DataError(
-                    f"data=(x, y): {name}{'_test' * (split == 'test')} is not finite in {where}. Remove these "
+                    f"data=(x, y): {name}{'_test' * (split == 'test')} is not finite in {position}. Remove these "
                     "samples, or fill the gaps. Only tables (data.path or data=frame) may have gaps.",
                     key=name,
                 )
@@ -223,9 +223,9 @@ def wrap_arrays(
         task, answers = ("regression", answers) if fractions else ("classification", answers.astype(np.int64))
     names: tuple[str, ...] = ()
     if task == "classification" and answers.dtype.kind in "iuUb":
-        places, values = _encode_values(answers.astype(np.int64) if answers.dtype.kind == "b" else answers, "labels")
+        codes, values = _encode_values(answers.astype(np.int64) if answers.dtype.kind == "b" else answers, "labels")
         contiguous = answers.dtype.kind != "U" and values == tuple(map(str, range(len(values))))
-        answers, names = places, () if contiguous else values
+        answers, names = codes, () if contiguous else values
     target, count, _ = _convert_labels(answers, task, None)
     sizes = {split: len(rows) for split, rows in samples.items()}
     notes = [*make_empty_split_notes("data=(x, y)", sizes)]
@@ -298,63 +298,64 @@ def _convert_objects(array: NDArray[Any], name: str) -> NDArray[Any]:
     return array
 
 
-def prepare_arrays(x: Any, y: Any, own: Data) -> Data:
+def prepare_arrays(x: Any, y: Any, run_data: Data) -> Data:
     """Prepare samples and labels in memory like a run's data: its means, its classes, the unit of its targets.
 
     Args:
         x: Samples [N, ...], arrays, tensors or lists of numbers.
         y: Labels [N], or targets [N, targets].
-        own: The run's data, of classes or numbers.
+        run_data: The run's data, of classes or numbers.
 
     Raises:
         DataError: They are of another kind, or a label is not a class of the run.
     """
-    if own.task not in ("classification", "regression"):
+    if run_data.task not in ("classification", "regression"):
         raise DataError(
-            f"data=(x, y) is for classes or numbers, but the task of the run is {own.task}. Name a path.", key="data"
+            f"data=(x, y) is for classes or numbers, but the task of the run is {run_data.task}. Name a path.",
+            key="data",
         )
     array, labels = as_array(x, "x"), as_array(y, "y")
-    shape = tuple(own.x.shape[1:])
+    shape = tuple(run_data.x.shape[1:])
     channels_last = array.ndim > 3 and array.shape[1:] != shape and (array.shape[-1], *array.shape[1:-1]) == shape
     samples = convert_samples(array, tokens=False, channels_last=channels_last)
     if len(samples) != len(labels):
         raise DataError(f"data=(x, y): x has {len(samples)} samples, but y has {len(labels)} labels.", key="y")
-    if own.resize is None and tuple(samples.shape[1:]) != shape:
+    if run_data.resize is None and tuple(samples.shape[1:]) != shape:
         raise DataError(f"data=(x, y): x is {list(samples.shape)}, but a sample of the run is {list(shape)}.", key="x")
-    kinds = {one.dtype.is_floating_point for one in (samples, own.x)}
+    kinds = {one.dtype.is_floating_point for one in (samples, run_data.x)}
     if len(kinds) > 1:
         raise DataError(
             f"data=(x, y): x has {str(samples.dtype).removeprefix('torch.')}, but the run was trained on "
-            f"{str(own.x.dtype).removeprefix('torch.')}. Convert x.",
+            f"{str(run_data.x.dtype).removeprefix('torch.')}. Convert x.",
             key="x",
         )
-    if where := find_not_finite(array):
-        _LOG.warning("data=(x, y): x is not finite in %s. What these samples score means nothing.", where)
+    if position := find_not_finite(array):
+        _LOG.warning("data=(x, y): x is not finite in %s. Scores on these samples are meaningless.", position)
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     return Data(
         "own-data", samples,
-        _convert_targets(labels, own) if own.task == "regression" else _encode_classes(labels, own),
-        {"test": torch.arange(len(samples))}, own.classes, class_names=own.class_names, mean=own.mean, std=own.std,
-        task=own.task, resize=own.resize,
-        targets=tuple(tuple(m.tolist()) for m in own.target_scale) if own.task == "regression" else (),
+        _convert_targets(labels, run_data) if run_data.task == "regression" else _encode_classes(labels, run_data),
+        {"test": torch.arange(len(samples))}, run_data.classes, class_names=run_data.class_names,
+        mean=run_data.mean, std=run_data.std, task=run_data.task, resize=run_data.resize,
+        targets=tuple(tuple(m.tolist()) for m in run_data.target_scale) if run_data.task == "regression" else (),
     )  # fmt: skip
 
 
-def _convert_targets(labels: NDArray[Any], own: Data) -> Tensor:
+def _convert_targets(labels: NDArray[Any], run_data: Data) -> Tensor:
     if labels.dtype.kind == "U":
         raise DataError(
-            f"data=(x, y): y has text, but the run was trained on {own.classes} numbers per sample.", key="y"
+            f"data=(x, y): y has text, but the run was trained on {run_data.classes} numbers per sample.", key="y"
         )
     return torch.from_numpy(labels.reshape(len(labels), -1).astype(np.float32))
 
 
-def _encode_classes(labels: NDArray[Any], own: Data) -> Tensor:
-    names = own.class_names or tuple(map(str, range(own.classes)))
+def _encode_classes(labels: NDArray[Any], run_data: Data) -> Tensor:
+    names = run_data.class_names or tuple(map(str, range(run_data.classes)))
     if labels.dtype.kind == "f" and (labels == np.floor(labels)).all():
         labels = labels.astype(np.int64)
     texts = labels.astype(np.int64).astype(str) if labels.dtype.kind == "b" else labels.astype(str)
-    places = {name: i for i, name in enumerate(names)}
-    unknown = sorted({str(text) for text in np.unique(texts)} - places.keys())
+    numbers = {name: i for i, name in enumerate(names)}
+    unknown = sorted({str(text) for text in np.unique(texts)} - numbers.keys())
     if labels.ndim != 1 or unknown:
         raise DataError(
             f"data=(x, y): y has "
@@ -362,7 +363,7 @@ def _encode_classes(labels: NDArray[Any], own: Data) -> Tensor:
             f"and the run was trained on the classes {', '.join(map(truncate, names[:_SHOWN]))}.",
             key="y",
         )
-    return torch.tensor([places[str(text)] for text in texts])
+    return torch.tensor([numbers[str(text)] for text in texts])
 
 
 _CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
@@ -470,14 +471,14 @@ def _concatenate_parts(store: "Arrays", name: str, parts: Mapping[str, str]) -> 
     """Return labels or groups in the order of the samples."""
     if name in store:
         return store.load(name)
-    own = _find_parts(store, name)
-    if list(own) != list(parts):
+    label_parts = _find_parts(store, name)
+    if list(label_parts) != list(parts):
         raise DataError(
-            f'{store.path}: "{name}" has the parts {", ".join(own)}, but the samples have {", ".join(parts)}.',
+            f'{store.path}: "{name}" has the parts {", ".join(label_parts)}, but the samples have {", ".join(parts)}.',
             path=store.path,
             column=name,
         )
-    return np.concatenate([store.load(part) for part in own.values()])
+    return np.concatenate([store.load(part) for part in label_parts.values()])
 
 
 def convert_samples(array: NDArray[Any], tokens: bool, channels_last: bool) -> Tensor:
@@ -501,8 +502,8 @@ def convert_samples(array: NDArray[Any], tokens: bool, channels_last: bool) -> T
 def _convert_labels(array: NDArray[Any], task: str, classes: int | None) -> tuple[Tensor, int, tuple[str, ...]]:
     """Convert labels for the task; return them with the number of classes and the names of classes or ()."""
     if task == "classification" and array.dtype.kind == "U":
-        places, names = _encode_values(array, "the labels")
-        return torch.from_numpy(places), len(names), names
+        codes, names = _encode_values(array, "the labels")
+        return torch.from_numpy(codes), len(names), names
     if task == "classification" and array.dtype.kind in "biuf" and _is_one_hot(array):
         raise DataError(
             f"the labels {list(array.shape)} are one-hot. Save the class of each sample, y.argmax(1).", key="y"
@@ -553,8 +554,8 @@ def _encode_values(values: NDArray[Any], what: str, key: str = "y") -> tuple[NDA
         )
     if values.ndim != 1 or values.dtype.kind not in "iuU":
         raise DataError(f"{what} must be whole numbers or text [N], got {values.dtype} {list(values.shape)}.", key=key)
-    names, places = np.unique(values, return_inverse=True)
-    return places.astype(np.int64), tuple(str(name) for name in names)
+    names, codes = np.unique(values, return_inverse=True)
+    return codes.astype(np.int64), tuple(str(name) for name in names)
 
 
 def _choose_strata(groups: NDArray[np.int64] | None, y: Tensor, task: str, rows: int) -> NDArray[np.int64]:
@@ -689,9 +690,9 @@ class Arrays:
                     at += len(some)
             whole.flush()
 
-        return load_folder(self._key([*names]), build, lambda target: np.load(target / "whole.npy", mmap_mode="c"))
+        return load_folder(self._make_key([*names]), build, lambda target: np.load(target / "whole.npy", mmap_mode="c"))
 
-    def _key(self, parameters: Sequence[str]) -> str:
+    def _make_key(self, parameters: Sequence[str]) -> str:
         stamps = [self.path / f"{name}.npy" for name in parameters] if self.path.is_dir() else [self.path]
         return cache.make_key(self.path.stem, stamps, ["arrays", *parameters], suffix="")
 
@@ -731,7 +732,7 @@ class Arrays:
                     )
                 archive.extract(member, target)
 
-        return load_folder(self._key([name]), build, lambda target: np.load(target / f"{name}.npy", mmap_mode="c"))
+        return load_folder(self._make_key([name]), build, lambda target: np.load(target / f"{name}.npy", mmap_mode="c"))
 
 
 def _count_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
@@ -744,8 +745,10 @@ def _count_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 def _read_header(content: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
     """Return shape, Fortran order, dtype and the length of the header of a `.npy` file."""
     version = np.lib.format.read_magic(content)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(content)
+    read_array_header = (
+        np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    )
+    shape, fortran, dtype = read_array_header(content)
     if dtype.hasobject:
         raise ValueError("it has Python objects. Save numbers or text")
     return shape, fortran, dtype, content.tell()

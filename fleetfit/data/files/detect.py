@@ -43,13 +43,13 @@ def detect_format(path: str, keys: Keys | None = None) -> Keys:
             return _detect_file(location, keys or {})
     except OSError as error:
         raise DataError(f"{location} cannot be read: {files.format_os_error(error)}.", path=location) from None
-    here = files.parse_path(path, "data.path")
-    candidates = [location] if location == here else [here, location]
+    path_here = files.parse_path(path, "data.path")
+    candidates = [location] if location == path_here else [path_here, location]
     neighbours = [name for candidate in candidates for name in _list_names(candidate.parent)]
     near = [name for name in neighbours if name.lower() == location.name.lower() or Path(name).stem == location.name]
     hint = f' Did you mean "{truncate(near[0])}"?' if near else did_you_mean(location.name, neighbours)
-    listed = " nor ".join(map(str, candidates)) + (" (FLEETFIT_DATA)" if len(candidates) > 1 else "")
-    raise DataError(f"data.path: no such file or folder: {listed}.{hint}", path=location)
+    paths = " nor ".join(map(str, candidates)) + (" (FLEETFIT_DATA)" if len(candidates) > 1 else "")
+    raise DataError(f"data.path: no such file or folder: {paths}.{hint}", path=location)
 
 
 def _list_names(folder: Path) -> list[str]:

@@ -87,8 +87,8 @@ def find_parquet_files(name: str, folder: str | None) -> dict[str, list[Path]]:
             splits = {split: _find_split_files(candidate, split) for split in SPLITS}
             if splits["train"]:
                 return {split: paths for split, paths in splits.items() if paths}
-    listed = " or ".join(map(str, tops))
-    raise DataError(f"{name}: no train.parquet and no train-00000-of-....parquet in {listed}.")
+    tops_text = " or ".join(map(str, tops))
+    raise DataError(f"{name}: no train.parquet and no train-00000-of-....parquet in {tops_text}.")
 
 
 def _find_split_files(folder: Path, split: str) -> list[Path]:

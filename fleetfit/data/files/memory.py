@@ -120,7 +120,7 @@ def _convert_table(value: Any) -> Any:
     if hasattr(value, "column_names"):  # pyarrow.Table
         return _make_table(value.column_names, value.columns)
     if hasattr(value, "iloc"):  # names of pandas may occur twice
-        return _make_table(list(value.columns), [value.iloc[:, place] for place in range(len(value.columns))])
+        return _make_table(list(value.columns), [value.iloc[:, i] for i in range(len(value.columns))])
     return _make_table(list(value.columns), [value[name] for name in value.columns])
 
 

@@ -34,7 +34,7 @@ class File:
         from pyarrow import parquet
 
         check_file(path, DataError)
-        with self._explained(""):
+        with self._convert_errors(""):
             self._parquet = parquet.ParquetFile(path, memory_map=True, page_checksum_verification=True)
             self.rows: int = self._parquet.metadata.num_rows
             self.columns: list[str] = self._parquet.schema_arrow.names
@@ -43,7 +43,7 @@ class File:
             raise DataError(f"{path} claims {self.rows:,} rows in {size:,} bytes. It is damaged.", path=path)
 
     @contextlib.contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
+    def _convert_errors(self, what: str) -> Iterator[None]:
         try:
             yield
         except FleetFitError:
@@ -66,16 +66,16 @@ class File:
                 column=column,
             )
 
-    def column(self, wanted: str | None, usual: Sequence[str], what: str) -> str:
+    def column(self, requested: str | None, usual: Sequence[str], what: str) -> str:
         """Return the name of an existing column."""
-        for name in usual if wanted is None else (wanted,):
+        for name in usual if requested is None else (requested,):
             if self.columns.count(name) > 1:
                 raise DataError(f'{self.path} has more than one column "{name}".', path=self.path, column=name)
             if name in self.columns:
                 return name
-        asked = f'no column "{wanted}"' if wanted is not None else f"no {what} column ({' or '.join(usual)})"
+        problem = f'no column "{requested}"' if requested is not None else f"no {what} column ({' or '.join(usual)})"
         raise DataError(
-            f'{self.path} has {asked}. Its columns are {", ".join(self.columns)}. Set {what} = "...".', path=self.path
+            f'{self.path} has {problem}. Its columns are {", ".join(self.columns)}. Set {what} = "...".', path=self.path
         )
 
     def values(self, column: str, missing: str | None = None) -> Any:
@@ -86,7 +86,7 @@ class File:
             missing: Value for missing values; None: refuse missing values.
         """
         self.column(column, (), "the column's name:")
-        with self._explained(f'column "{column}"'):
+        with self._convert_errors(f'column "{column}"'):
             self._check_size(column)
             values = self._parquet.read(columns=[column]).column(column).combine_chunks()
             values.validate(full=True)
@@ -115,7 +115,7 @@ class File:
 
         self.column(column, (), what)
         row = 0
-        for batch in self._batches(column):
+        for batch in self._iter_batches(column):
             values = batch.column(0)
             if types.is_struct(values.type) and values.type.get_field_index("bytes") >= 0:
                 values = values.field("bytes")
@@ -142,12 +142,12 @@ class File:
                 column=column,
             )
 
-    def _batches(self, column: str) -> Iterator[Any]:
-        with self._explained(f'column "{column}"'):
+    def _iter_batches(self, column: str) -> Iterator[Any]:
+        with self._convert_errors(f'column "{column}"'):
             self._check_size(column)
             batches = self._parquet.iter_batches(batch_size=_ROWS, columns=[column])
         while True:
-            with self._explained(f'column "{column}"'):
+            with self._convert_errors(f'column "{column}"'):
                 batch = next(batches, None)
                 if batch is not None:
                     batch.validate(full=True)
@@ -224,15 +224,15 @@ def read_values(files: Sequence[File], column: str, missing: str | None = None) 
         if types.is_dictionary(values.type):
             values = values.dictionary_decode()
         if types.is_integer(values.type):
-            found = values.to_numpy(zero_copy_only=False)
-            if found.dtype == np.uint64 and len(found) and found.max() > np.iinfo(np.int64).max:
+            numbers = values.to_numpy(zero_copy_only=False)
+            if numbers.dtype == np.uint64 and len(numbers) and numbers.max() > np.iinfo(np.int64).max:
                 raise DataError(
-                    f'{file.place(int(found.argmax()))} has {found.max()} in column "{column}", which is too large.',
+                    f'{file.place(int(numbers.argmax()))} has {numbers.max()} in column "{column}", above 63 bits.',
                     column=column,
                     path=file.path,
-                    row=int(found.argmax()),
+                    row=int(numbers.argmax()),
                 )
-            parts.append(found.astype(np.int64))
+            parts.append(numbers.astype(np.int64))
         elif types.is_string(values.type) or types.is_large_string(values.type):
             parts.append(np.array(values.to_pylist(), dtype=object))
         else:
@@ -254,10 +254,10 @@ def encode_values(values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, .
     """Return the index of each value among the sorted distinct values, and these."""
     if values.dtype.kind == "O":  # text: NumPy's text arrays reserve the longest length in every row
         texts = sorted(set(values.tolist()))
-        place = {text: number for number, text in enumerate(texts)}
-        return np.array([place[text] for text in values.tolist()], dtype=np.int64), tuple(texts)
-    names, places = np.unique(values, return_inverse=True)
-    return places.astype(np.int64), tuple(str(name) for name in names)
+        codes = {text: number for number, text in enumerate(texts)}
+        return np.array([codes[text] for text in values.tolist()], dtype=np.int64), tuple(texts)
+    names, indices = np.unique(values, return_inverse=True)
+    return indices.astype(np.int64), tuple(str(name) for name in names)
 
 
 def find_long_texts(values: NDArray[Any], files: Sequence[RowFile]) -> Iterator[tuple[RowFile, int]]:

@@ -185,12 +185,12 @@ class Vocabulary:
         return codes[order], order + 2
 
     def _encode_characters(self, text: str) -> Ints:
-        known, tokens = self._characters
+        characters, tokens = self._characters
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-        if not len(known):
+        if not len(characters):
             return np.full(len(codes), UNKNOWN, dtype=np.int64)
-        indices = np.minimum(np.searchsorted(known, codes), len(known) - 1)
-        return np.where(known[indices] == codes, tokens[indices], UNKNOWN).astype(np.int64)
+        indices = np.minimum(np.searchsorted(characters, codes), len(characters) - 1)
+        return np.where(characters[indices] == codes, tokens[indices], UNKNOWN).astype(np.int64)
 
 
 def split_words(text: str) -> list[str]:

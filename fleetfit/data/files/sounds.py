@@ -124,11 +124,11 @@ class Spectrogram:
                 target[start : start + len(batch)] = self.transform(waves).numpy()
                 start += len(batch)
 
-    def _read_wave(self, read: Callable[[], bytes], origin: Origin) -> NDArray[np.float32]:
+    def _read_wave(self, read_bytes: Callable[[], bytes], origin: Origin) -> NDArray[np.float32]:
         """Return a sound, mono and of `samples` samples."""
         soundfile = import_optional("soundfile", "audio", "Reading sounds")
         try:
-            wave, rate = soundfile.read(io.BytesIO(read()), dtype="float32", always_2d=True, frames=self.samples)
+            wave, rate = soundfile.read(io.BytesIO(read_bytes()), dtype="float32", always_2d=True, frames=self.samples)
         except (OSError, RuntimeError, TypeError, ValueError, MemoryError) as error:
             problem = f"{origin} cannot be decoded as a sound: {error}"
             raise DataError(problem, path=origin.path, row=origin.row) from error

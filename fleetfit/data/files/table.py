@@ -208,9 +208,9 @@ class TableSheet:
         starts = np.cumsum([0, *(rows for _, _, rows in self.parts)])
         part = int(np.searchsorted(starts, row or 0, side="right")) - 1
         path, number = self.parts[part][1], None if row is None else row - int(starts[part]) + 1
-        place = path if number is None else f"{path}, row {number}"
+        location = path if number is None else f"{path}, row {number}"
         return DataError(
-            f'{place}: column "{truncate(column)}" {reason}', path=path, row=number, column=column, key=key
+            f'{location}: column "{truncate(column)}" {reason}', path=path, row=number, column=column, key=key
         )
 
 
@@ -496,12 +496,12 @@ def _detect_layout(
         candidates.append((mark, skip - is_header, [*first, *rows] if is_header else rows))
     if not candidates[0][2]:
         raise DataError(f"{path} is empty.", path=path)
-    mark, skip, rows = max(candidates, key=lambda candidate: _rate_columns(candidate[2]))
+    mark, skip, rows = max(candidates, key=lambda candidate: _count_columns(candidate[2]))
     if not header:
         return _Layout(mark, [str(i + 1) for i in range(len(rows[0]))], header, skip, rows, quoting)
     names = [name.strip() or f"column {i + 1}" for i, name in enumerate(rows[0])]
     if strict:
-        if _are_data(rows[0], rows[1:]):
+        if _is_data_line(rows[0], rows[1:]):
             raise DataError(
                 f"{path} has numbers in its first line instead of column names. Add a line with names, or set header "
                 "= false.",
@@ -509,18 +509,18 @@ def _detect_layout(
                 key="header",
             )
         if any("\ufffd" in name for name in names):
-            raise _encoding_error(path, "the first line")
+            raise _make_encoding_error(path, "the first line")
         check_names(path, names)
     return _Layout(mark, names, header, skip, rows[1:], quoting)
 
 
-def _rate_columns(rows: Sequence[Sequence[str]]) -> tuple[bool, int]:
+def _count_columns(rows: Sequence[Sequence[str]]) -> tuple[bool, int]:
     """Return whether all first rows have the same number of cells, more than one, and that number."""
     cells = len(rows[0])
     return cells > 1 and all(len(row) == cells for row in rows[:_FEW_ROWS]), cells
 
 
-def _are_data(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+def _is_data_line(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Return whether a line has at least one number, and otherwise only numbers and texts that occur again below."""
     numbers = [_NUMBER.fullmatch(cell.strip()) is not None for cell in first]
     below = [{row[i] for row in rows if len(row) == len(first)} for i in range(len(first))]
@@ -532,7 +532,7 @@ def _read_first_lines(path: Path) -> list[str]:
     with files.open_file(path, DataError) as file:
         start = file.read(4)
         if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            raise _encoding_error(path, "it is UTF-16")
+            raise _make_encoding_error(path, "it is UTF-16")
         if start == b"PAR1" or start[:2] == b"PK":
             kind = "a Parquet file. Name it .parquet" if start == b"PAR1" else "a compressed file or a spreadsheet"
             raise DataError(f"{path} is {kind}.", path=path)
@@ -543,18 +543,18 @@ def _read_first_lines(path: Path) -> list[str]:
             lines.append(line)
             size += len(line)
         if lines and len(lines[-1]) == _BLOCK:
-            raise _line_error(path, len(lines), f"more than {_BLOCK:,} characters. Is this a table?")
+            raise _make_line_error(path, len(lines), f"more than {_BLOCK:,} characters. Is this a table?")
     return lines
 
 
 def _split(lines: Sequence[str], separator: str, quoting: Literal[0, 3]) -> list[list[str]]:
-    with _without_cell_limit():
+    with _lift_cell_limit():
         rows = csv.reader(lines, delimiter=separator, quoting=quoting)
         return [row for row in rows if "".join(row).strip() or len(row) > 1]
 
 
 @contextlib.contextmanager
-def _without_cell_limit() -> Iterator[None]:
+def _lift_cell_limit() -> Iterator[None]:
     """Lift the csv module's limit of 131,072 characters per cell, which is global in the process."""
     limit = csv.field_size_limit(1 << 30)
     try:
@@ -609,10 +609,10 @@ def _read_csv(path: Path, layout: _Layout, missing: Sequence[str] | None, texts:
         raise DataError(f"{path} cannot be read as CSV: {format_cause(error)}", path=path) from error
     if quoted and _has_open_quote(path):  # pyarrow would read one cell up to the end of the file
         _check_rows(path, layout)
-    for place, column in enumerate(rows.schema):
+    for i, column in enumerate(rows.schema):
         kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
         if pa.types.is_binary(kind):
-            rows = rows.set_column(place, column.name, _decode(path, column.name, rows.column(place)))
+            rows = rows.set_column(i, column.name, _decode(path, column.name, rows.column(i)))
     return rows.replace_schema_metadata({"decimal": ","} if decimal_comma else {})
 
 
@@ -624,7 +624,7 @@ def _has_open_quote(path: Path) -> bool:
 def _check_rows(path: Path, layout: _Layout) -> None:
     """Refuse a file with a row that has another number of cells, too many characters, or an open quote."""
     line = layout.skip + 1
-    with files.open_file(path, DataError) as file, _without_cell_limit():
+    with files.open_file(path, DataError) as file, _lift_cell_limit():
         text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="")
         for _ in range(layout.skip):
             text.readline()
@@ -635,12 +635,14 @@ def _check_rows(path: Path, layout: _Layout) -> None:
                 if len(row) != len(layout.names) and (len(row) > 1 or "".join(row).strip()):
                     separator = SEPARATORS.get(layout.separator, layout.separator)
                     reason = f"{len(row)} cells, but the first line has {len(layout.names)}. Put cells that contain the"
-                    raise _line_error(path, last, f"{reason} separator ({separator}) in double quotes.")
+                    raise _make_line_error(path, last, f"{reason} separator ({separator}) in double quotes.")
                 if sum(map(len, row)) > _BLOCK:
-                    raise _line_error(path, line, f"more than {_BLOCK:,} characters. Check for a missing double quote.")
+                    raise _make_line_error(
+                        path, line, f"more than {_BLOCK:,} characters. Check for a missing double quote."
+                    )
                 line = last + 1
         except csv.Error as error:
-            raise _line_error(path, line, f"{error}. Check for a missing double quote.") from None
+            raise _make_line_error(path, line, f"{error}. Check for a missing double quote.") from None
 
 
 def _decode(path: Path, name: str, column: Any) -> Any:
@@ -655,17 +657,17 @@ def _decode(path: Path, name: str, column: Any) -> Any:
             try:
                 (value or b"").decode()
             except UnicodeDecodeError as error:
-                place = f'row {row + 1}, column "{truncate(name)}": byte {value[error.start]:#04x}'
-                raise _encoding_error(path, place, row=row + 1, column=name) from None
+                position = f'row {row + 1}, column "{truncate(name)}": byte {value[error.start]:#04x}'
+                raise _make_encoding_error(path, position, row=row + 1, column=name) from None
         raise
 
 
-def _encoding_error(path: Path, reason: str, **place: Any) -> DataError:
+def _make_encoding_error(path: Path, reason: str, **details: Any) -> DataError:
     sentence = f'{path} is not UTF-8 text ({reason}). Save it as UTF-8; spreadsheets call that "CSV UTF-8".'
-    return DataError(sentence, path=path, **place)
+    return DataError(sentence, path=path, **details)
 
 
-def _line_error(path: Path, line: int, reason: str) -> DataError:
+def _make_line_error(path: Path, line: int, reason: str) -> DataError:
     return DataError(f"{path}, line {line}: {reason}", path=path, row=line)
 
 
@@ -778,12 +780,12 @@ def _detect_column(sheet: TableSheet, name: str, missing: Sequence[str], form: N
     if infinite.any():
         row = int(infinite.argmax())
         raise sheet.error(
-            name, f'has "{column.numbers[row]}", which is not finite. {_advise(str(column.numbers[row]))}', row
+            name, f'has "{column.numbers[row]}", which is not finite. {_format_advice(str(column.numbers[row]))}', row
         )
     return column
 
 
-def _advise(text: str) -> str:
+def _format_advice(text: str) -> str:
     return f'Fix the value, or treat it as missing: missing = ["{truncate(text)}"].'
 
 
@@ -801,9 +803,9 @@ def _drop_marks(numbers: NDArray[np.float64], missing: Sequence[str], kind: Any 
     if kind is not None and types.is_boolean(kind):
         marks = [float(value) for value in (False, True) if str(value).lower() in texts]
     else:
-        stored = kind.to_pandas_dtype() if kind is not None and types.is_floating(kind) else np.float64
+        dtype = kind.to_pandas_dtype() if kind is not None and types.is_floating(kind) else np.float64
         with np.errstate(over="ignore"):
-            marks = [float(stored(text)) for text in texts if _NUMBER.fullmatch(text) or text.strip("+-") == "inf"]
+            marks = [float(dtype(text)) for text in texts if _NUMBER.fullmatch(text) or text.strip("+-") == "inf"]
     marked = np.isin(numbers, marks) if marks else np.zeros(0, bool)
     return np.where(marked, np.nan, numbers) if marked.any() else numbers
 
@@ -899,7 +901,7 @@ def check_numbers(sheet: TableSheet, column: Column) -> NDArray[np.float64]:
     if column.kind == "texts":
         row = int(column.strange[0])
         text = _find_text(sheet, column, row)
-        raise sheet.error(column.name, f'has "{truncate(text)}", which is not a number. {_advise(text)}', row)
+        raise sheet.error(column.name, f'has "{truncate(text)}", which is not a number. {_format_advice(text)}', row)
     return column.numbers
 
 
@@ -1078,11 +1080,11 @@ class TableEncoder(_Stored):
                     features[:, 1] = column.missing
                 continue
             codes, texts = column.encode_values()
-            known = {value: place for place, value in enumerate(encoding.values)}
-            places = np.array([*(known.get(text, -1) for text in texts), -1])[codes]
-            rows = np.flatnonzero(places >= 0)
-            features[rows, places[rows]] = 1.0
-            if unknown := int(((places < 0) & (codes >= 0)).sum()):
+            numbers = {value: number for number, value in enumerate(encoding.values)}
+            codes_of_row = np.array([*(numbers.get(text, -1) for text in texts), -1])[codes]
+            rows = np.flatnonzero(codes_of_row >= 0)
+            features[rows, codes_of_row[rows]] = 1.0
+            if unknown := int(((codes_of_row < 0) & (codes >= 0)).sum()):
                 notes.append(
                     f"{unknown} row{'s have a value' if unknown > 1 else ' has a value'} of "
                     f'"{truncate(column.name)}" that training rows lack or rarely have. It is encoded as no '
@@ -1155,7 +1157,7 @@ def _fit_number(sheet: TableSheet, column: Column, train: NDArray[np.int64]) -> 
         return f"they hold {'dates' if column.kind == 'numbers' else column.kind}"
     if column.missing.all():
         return "they are empty"
-    if _numbers_rows(column):
+    if _is_row_number(column):
         return "they number the rows"
     values = column.numbers[train]
     missing = np.isnan(values)
@@ -1220,7 +1222,7 @@ def _describe_slip(sheet: TableSheet, column: Column, rows: int) -> DataError:
     )
 
 
-def _numbers_rows(column: Column) -> bool:
+def _is_row_number(column: Column) -> bool:
     values = column.numbers
     if len(values) < _FEW_ROWS or column.missing.any() or not bool((values == np.floor(values)).all()):
         return False
@@ -1294,7 +1296,7 @@ def encode_labels(sheet: TableSheet, columns: Mapping[str, Column], label: Label
     if task == "regression":
         return check_numbers(sheet, column).astype(np.float32)[:, None]
     codes, texts = column.encode_values()
-    classes = {name: place for place, name in enumerate(label.classes)}
+    classes = {name: number for number, name in enumerate(label.classes)}
     unknown = np.array([*(text not in classes for text in texts), False])[codes]
     if unknown.any():
         row = int(unknown.argmax())

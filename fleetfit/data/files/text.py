@@ -157,14 +157,14 @@ class TextTable(Protocol):
     rows: int
     columns: list[str]
 
-    def column(self, wanted: str | None, usual: Sequence[str], what: str) -> str:
+    def column(self, requested: str | None, usual: Sequence[str], what: str) -> str:
         """Return the name of an existing column."""
 
     def texts(self, column: str) -> list[str]:
         """Return a column as text."""
 
 
-def _opened(path: Path, header: bool) -> TextTable:
+def _open_rows(path: Path, header: bool) -> TextTable:
     """Open the rows of a file by its suffix.
 
     Args:
@@ -181,7 +181,7 @@ def _opened(path: Path, header: bool) -> TextTable:
         is_tsv = path.suffix == ".tsv"
         return Cells(path, read_cells(path, "\t" if is_tsv else None, header, quoted=not is_tsv))
     if path.suffix in (".jsonl", ".json"):
-        return Cells(path, _objects(path))
+        return Cells(path, _read_objects(path))
     raise DataError(f"{path} has an unknown suffix. Use one of {', '.join(SUFFIXES)}.", path=path)
 
 
@@ -193,18 +193,18 @@ class Cells:
         self.columns = list(cells)
         self.rows = len(next(iter(cells.values()), []))
 
-    def column(self, wanted: str | None, usual: Sequence[str], what: str) -> str:
+    def column(self, requested: str | None, usual: Sequence[str], what: str) -> str:
         """Return the name of an existing column.
 
         Raises:
             DataError: There is none.
         """
-        for name in usual if wanted is None else (wanted,):
+        for name in usual if requested is None else (requested,):
             if name in self._cells:
                 return name
-        asked = f'no column "{wanted}"' if wanted is not None else f"no {what} column ({' or '.join(usual)})"
+        problem = f'no column "{requested}"' if requested is not None else f"no {what} column ({' or '.join(usual)})"
         raise DataError(
-            f'{self.path} has {asked}. Its columns are {", ".join(self.columns)}. Set {what} = "...", or header = '
+            f'{self.path} has {problem}. Its columns are {", ".join(self.columns)}. Set {what} = "...", or header = '
             "false if its first line is no header.",
             path=self.path,
         )
@@ -234,14 +234,14 @@ class Cells:
         return [str(value) for value in self._cells[column]]
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
         raise ValueError("a key occurs twice")
-    return found
+    return table
 
 
-def _objects(path: Path) -> dict[str, list[Any]]:
+def _read_objects(path: Path) -> dict[str, list[Any]]:
     """Read a file with one JSON object per line, or with one JSON list of objects."""
     content = files.read_text(path, DataError)
     whole = content.lstrip()[:1] == "["
@@ -249,12 +249,12 @@ def _objects(path: Path) -> dict[str, list[Any]]:
     for number, part in enumerate([content] if whole else content.split("\n"), 1):
         if part.strip():
             try:
-                found = json.loads(part, object_pairs_hook=_each_once)
+                parsed = json.loads(part, object_pairs_hook=_refuse_duplicate_keys)
             except (ValueError, RecursionError) as error:
                 raise DataError(
                     f"{'' if whole else f'line {number} of '}{path} is not JSON: {error}", path=path, row=number
                 ) from error
-            objects.extend(found if whole else [found])
+            objects.extend(parsed if whole else [parsed])
     wrong = next((i for i, value in enumerate(objects) if not isinstance(value, dict)), None)
     if wrong is not None:
         raise DataError(
@@ -320,26 +320,28 @@ def read_corpus(
         if groups is not None:
             raise DataError(f"{name}: class folders have no column of groups. Leave groups out.", key="groups")
         return _read_class_folders(class_files)
-    tables = {split: [_opened(file, header) for file in files] for split, files in find_text_files(name, path).items()}
+    tables = {
+        split: [_open_rows(file, header) for file in files] for split, files in find_text_files(name, path).items()
+    }
     first = tables["train"][0]
     label = first.column(label, _LABEL, "label")
     names = [text] if isinstance(text, str) or text is None else list(text)
     columns = [first.column(column, TEXT_COLUMNS, "text") for column in names]
-    for split in [s for s in tables if s != "train" and all(_withheld(table, label) for table in tables[s])]:
+    for split in [s for s in tables if s != "train" and all(_has_withheld_labels(table, label) for table in tables[s])]:
         del tables[split]
     all_tables = [table for split_tables in tables.values() for table in split_tables]
     if not sum(table.rows for table in tables.get("train", ())):
         raise DataError(f"{first.path} has no rows to train on: it is empty, or all labels are -1.", path=first.path)
-    y, classes, class_names = _labels(all_tables, label)
+    y, classes, class_names = _read_labels(all_tables, label)
     return Corpus(
         files=[table.path for table in all_tables],
         key=[columns, header],
-        read_texts=lambda: [" ".join(cells) for table in all_tables for cells in _cells(table, columns)],
+        read_texts=lambda: [text for table in all_tables for text in _join_columns(table, columns)],
         y=y,
         sizes={split: sum(table.rows for table in split_tables) for split, split_tables in tables.items()},
         classes=classes,
         class_names=class_names,
-        groups=None if groups is None else parquet.encode_values(_values(all_tables, groups))[0],
+        groups=None if groups is None else parquet.encode_values(_read_values(all_tables, groups))[0],
     )
 
 
@@ -398,15 +400,15 @@ def find_text_files(name: str, path: Path | None) -> dict[str, list[Path]]:
         ) from error
 
 
-def _cells(rows: TextTable, columns: Sequence[str]) -> list[tuple[str, ...]]:
-    return list(zip(*(rows.texts(column) for column in columns), strict=True))
+def _join_columns(table: TextTable, columns: Sequence[str]) -> list[str]:
+    return [" ".join(cells) for cells in zip(*(table.texts(column) for column in columns), strict=True)]
 
 
-def _values(every: Sequence[TextTable], column: str) -> NDArray[Any]:
+def _read_values(every: Sequence[TextTable], column: str) -> NDArray[Any]:
     """Return a column over all files: integers if all values are integers, else text."""
-    found = [rows for rows in every if isinstance(rows, parquet.File)]
-    if found:
-        return parquet.read_values(found, column)
+    parquet_files = [rows for rows in every if isinstance(rows, parquet.File)]
+    if parquet_files:
+        return parquet.read_values(parquet_files, column)
     cells = [text.strip() for rows in every for text in rows.texts(column)]
     for rows in every:
         for row, text in enumerate(rows.texts(column)):
@@ -422,12 +424,12 @@ def _values(every: Sequence[TextTable], column: str) -> NDArray[Any]:
     return np.array(cells, dtype=object)
 
 
-def _labels(every: Sequence[TextTable], column: str) -> tuple[NDArray[np.int64], int, tuple[str, ...]]:
+def _read_labels(every: Sequence[TextTable], column: str) -> tuple[NDArray[np.int64], int, tuple[str, ...]]:
     """Return labels, the number of classes and their names; in CSV and JSON, classes are the distinct values."""
-    found = [rows for rows in every if isinstance(rows, parquet.File)]
-    if found:
-        return parquet.read_labels(found, column)
-    values = _values(every, column)
+    parquet_files = [rows for rows in every if isinstance(rows, parquet.File)]
+    if parquet_files:
+        return parquet.read_labels(parquet_files, column)
+    values = _read_values(every, column)
     for rows, row in parquet.find_long_texts(values, every):
         raise DataError(
             f"row {row} of {rows.path} has a text of more than {parquet.LONGEST} characters as its label.",
@@ -438,9 +440,9 @@ def _labels(every: Sequence[TextTable], column: str) -> tuple[NDArray[np.int64],
     return y, len(names), names
 
 
-def _withheld(rows: TextTable, label: str) -> bool:
+def _has_withheld_labels(rows: TextTable, label: str) -> bool:
     """Return whether all labels of a file are -1, as in test sets of competitions."""
-    values = _values([rows], label)
+    values = _read_values([rows], label)
     return values.dtype.kind == "i" and bool((values == _WITHHELD).all())
 
 

@@ -36,7 +36,7 @@ SETS = {
 }
 
 
-def _photographs(
+def _make_cifar(
     name: str,
     label: str,
     folder: str | None = None,
@@ -76,4 +76,4 @@ def _photographs(
     return make_data(name, labelled, validation, 0.0, seed, augment, mean, std, resize, samples)
 
 
-cifar10, cifar100 = make_presets(_photographs, SETS)
+cifar10, cifar100 = make_presets(_make_cifar, SETS)

@@ -36,7 +36,7 @@ SETS = {
 }
 
 
-def _grey(
+def _make_mnist(
     name: str,
     repository: str,
     mean: tuple[float, ...],
@@ -73,4 +73,4 @@ def _grey(
     return make_data(name, labelled, validation, 0.0, seed, augment, mean, std, resize, samples)
 
 
-mnist, fashion_mnist = make_presets(_grey, SETS)
+mnist, fashion_mnist = make_presets(_make_mnist, SETS)

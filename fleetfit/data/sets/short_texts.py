@@ -50,7 +50,7 @@ SETS = {
 }
 
 
-def _texts(
+def _make_short_texts(
     name: str,
     repository: str,
     class_names: tuple[str, ...],
@@ -92,4 +92,4 @@ def _texts(
     return dataclasses.replace(data, name=name, class_names=class_names)
 
 
-ag_news, sst2 = make_presets(_texts, SETS)
+ag_news, sst2 = make_presets(_make_short_texts, SETS)

@@ -61,7 +61,7 @@ def run_executorch(path: Path, graphs: Sequence[Graph], x: Tensor, most: int = M
         ModelError: The runtime fails.
     """
     first = [size for size in (1, 3) if size < most and size < len(x)]
-    rest = len(x) - sum(first)
+    remaining = len(x) - sum(first)
     batches = []
     with quiet_exporters(), _silence_stderr():
         from executorch.runtime import Runtime
@@ -69,7 +69,7 @@ def run_executorch(path: Path, graphs: Sequence[Graph], x: Tensor, most: int = M
         try:
             program = Runtime.get().load_program(path)
             methods = [program.load_method(graph.name) for graph in graphs]
-            for batch in x.split([*first, *[most] * (rest // most), *[rest % most] * (rest % most > 0)]):
+            for batch in x.split([*first, *[most] * (remaining // most), *[remaining % most] * (remaining % most > 0)]):
                 carry, exits = [batch.contiguous()], []
                 for method in methods:
                     logits, *carry = method.execute(carry)

@@ -408,8 +408,10 @@ def compare_logits(name: str, size_bytes: int, expected: Tensor, logits: Tensor,
         labels: int64 [N], or empty.
         task: The task: multi-label predictions are compared label by label, and a regression has no agreement.
     """
-    answers, own = (z > 0 if task == "multi_label" else z.argmax(-1) for z in (logits, expected))  # [E, N(, L)]
-    agreement = (answers == own).double().flatten(1).mean(1).tolist() if task != "regression" else []
+    answers, model_answers = (
+        z > 0 if task == "multi_label" else z.argmax(-1) for z in (logits, expected)
+    )  # [E, N(, L)]
+    agreement = (answers == model_answers).double().flatten(1).mean(1).tolist() if task != "regression" else []
     accuracies = (answers == labels).double().mean(1).tolist() if len(labels) == answers.shape[1] else []
     difference = float((expected - logits).abs().max())
     return Variant(name, size_bytes, tuple(accuracies), tuple(agreement), difference, answers.shape[1], len(expected))

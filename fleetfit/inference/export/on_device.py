@@ -29,16 +29,16 @@ class Model:
     def predict(self, x, stop=True):
         """Return classes [N] and exits [N] (from 1) of samples. Without `stop` all use the last exit."""
         x = x.astype(self.config["input"]["dtype"], "C", "same_kind" if x.dtype.kind == "f" else "unsafe")
-        carry, here = [x], np.arange(len(x))
+        carry, remaining = [x], np.arange(len(x))
         classes, exits = np.zeros(len(x), int), np.full(len(x), len(self.segments))
         for i, segment in enumerate(self.segments):
             logits, *carry = segment.run(None, {a.name: c for a, c in zip(segment.get_inputs(), carry)})
-            classes[here] = logits.argmax(1)
+            classes[remaining] = logits.argmax(1)
             if stop and self.config["policy"] and i < len(self.segments) - 1:
                 stays = ~self.leaves(i, logits, self.config["policy"])
-                exits[here[~stays]] = i + 1
-                here, carry = here[stays], [c[stays] for c in carry]
-            if not len(here):
+                exits[remaining[~stays]] = i + 1
+                remaining, carry = remaining[stays], [c[stays] for c in carry]
+            if not len(remaining):
                 break
         return classes, exits
 
@@ -49,11 +49,13 @@ if __name__ == "__main__":
     parser.add_argument("--labels", help=".npy with labels, to print the accuracy")
     parser.add_argument("--variant", default="float", help="float, int8 or static-int8")
     parser.add_argument("--stop", action="store_true", help="stop early")
-    given = parser.parse_args()
-    model, x = Model(Path(__file__).parent, given.variant), np.load(given.samples)
-    if given.stop and not model.config["policy"]:
+    arguments = parser.parse_args()
+    model, x = Model(Path(__file__).parent, arguments.variant), np.load(arguments.samples)
+    if arguments.stop and not model.config["policy"]:
         raise SystemExit("this model was exported without calibration, so it cannot stop early.")
-    classes, exits = map(np.concatenate, zip(*(model.predict(x[i : i + 64], given.stop) for i in range(0, len(x), 64))))
+    classes, exits = map(
+        np.concatenate, zip(*(model.predict(x[i : i + 64], arguments.stop) for i in range(0, len(x), 64)))
+    )
     print("class exit", *(f"{c} {e}" for c, e in zip(classes, exits)), sep="\n")
-    if given.labels:
-        print(f"accuracy {(classes == np.load(given.labels)).mean():.4f}, mean exit {exits.mean():.2f}")
+    if arguments.labels:
+        print(f"accuracy {(classes == np.load(arguments.labels)).mean():.4f}, mean exit {exits.mean():.2f}")

@@ -67,8 +67,8 @@ def make_run_accuracy(run: RunRecord) -> PageSection | None:
         for i, kind in enumerate(kinds)
     ]
     count = len(run.evaluations)
-    measured = f"Evaluated in {count} of {len(run.rounds)} rounds{', which have a marker' if count <= 40 else ''}"
-    caption = f"{'' if run.is_private else _MEANING + ' '}{measured}. Click a label to show or hide its line."
+    description = f"Evaluated in {count} of {len(run.rounds)} rounds{', which have a marker' if count <= 40 else ''}"
+    caption = f"{'' if run.is_private else _MEANING + ' '}{description}. Click a label to show or hide its line."
     loss = Line(Series("mean of the clients", {run.seed: loss_curve(run)}), 4, strong=False)
     plots = [
         plot_lines("accuracy", f"{score} over rounds", lines, ROUNDS, axis, caption),
@@ -136,10 +136,10 @@ def make_run_levels(run: RunRecord) -> PageSection | None:
     score, axis = get_score_name(run.summary), make_score_axis(get_score_name(run.summary))
     levels = [Line(one, get_level_color(i), strong=False) for i, one in enumerate(level_curves(run))]
     exits = [Line(one, i, strong=False) for i, one in enumerate(exit_curves(run))]
-    where = "on the server's test set" if run.is_private else "all clients"
+    data = "on the server's test set" if run.is_private else "all clients"
     plots = [
         plot_lines("levels", f"Local {score} of each level's clients", levels, ROUNDS, axis),
-        plot_lines("exits", f"{capitalise(score)} of each exit of the largest level, {where}", exits, ROUNDS, axis),
+        plot_lines("exits", f"{capitalise(score)} of each exit of the largest level, {data}", exits, ROUNDS, axis),
     ]
     blocks: list[Block] = [Plots(shared)] if (shared := share_accuracy_axis(plots)) else []
     blocks.append(Sheet(_make_level_table(run)))

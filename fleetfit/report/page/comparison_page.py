@@ -99,9 +99,9 @@ def make_run_list(runs: RunSet, page: Path) -> PageSection | None:
                 for kind in kinds
             ]
             down, up = run.sum_bytes("bytes_down"), run.sum_bytes("bytes_up")
-            sent = "-" if down is None or up is None else f"{format_bytes(down)} / {format_bytes(up)}"
+            traffic = "-" if down is None or up is None else f"{format_bytes(down)} / {format_bytes(up)}"
             seconds = math.fsum(report.seconds for report in run.rounds)
-            cells.append((label, str(len(run.rounds)), *shares, sent, f"{seconds:,.1f}"))
+            cells.append((label, str(len(run.rounds)), *shares, traffic, f"{seconds:,.1f}"))
     columns = ("run", "rounds", *(f"{kind} %" for kind in kinds), "bytes down / up", "wall seconds")
     blocks: list[Block] = [
         Sheet(Table(columns, tuple(cells[:_MOST_RUNS]))),

@@ -131,9 +131,9 @@ def _make_failure_table(reasons: Sequence[FailureReason]) -> Block:
         low, high = min(one.rounds), max(one.rounds)
         rounds = str(low) if low == high else f"{low} to {high}"
         rows.append((one.reason, one.job, str(one.count), names + more, rounds))
-    left = reasons[_MOST_REASONS:]
-    jobs = sum(one.count for one in left)
-    notes = (f"{jobs} more jobs failed, for {len(left)} other reasons.",) if left else ()
+    others = reasons[_MOST_REASONS:]
+    jobs = sum(one.count for one in others)
+    notes = (f"{jobs} more jobs failed, for {len(others)} other reasons.",) if others else ()
     title = f"{sum(one.count for one in reasons):,} failed jobs"
     return Sheet(Table(("reason", "job", "times", "clients (times)", "rounds"), tuple(rows), title, notes))
 
@@ -236,8 +236,10 @@ def plot_partition(run: RunRecord, name: str = "partition") -> Plot | None:
         return None
     counts = run.class_counts[:MOST_CLIENTS]
     total, largest = run.fleet.clients if run.fleet else None, max(n for row in counts for n in row)
-    which = f"the first {len(counts)} of {total}" if total is not None and total > len(counts) else f"all {len(counts)}"
-    caption = f"Training samples by class of {which} clients; area: number of samples, the largest {largest}."
+    extent = (
+        f"the first {len(counts)} of {total}" if total is not None and total > len(counts) else f"all {len(counts)}"
+    )
+    caption = f"Training samples by class of {extent} clients; area: number of samples, the largest {largest}."
     return plot_class_counts(name, "Classes of the clients", counts, caption)
 
 

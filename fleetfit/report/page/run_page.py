@@ -32,9 +32,9 @@ def make_run_page(run: RunRecord, page: Path) -> Page:
         make_clients(run),
         make_costs(run),
     ]
-    summary, done = run.summary, len(run.rounds)
+    summary, rounds_done = run.summary, len(run.rounds)
     title = f"{run.method} on {summary.data} with {summary.model}" if run.is_finished else run.method
-    rounds = f"{done} round{'s' if done != 1 else ''}"
+    rounds = f"{rounds_done} round{'s' if rounds_done != 1 else ''}"
     state = rounds if run.is_finished else f"{rounds} of {run.get_setting('rounds', default=None)}, not finished"
     return Page(
         truncate(run.name, 120),
@@ -129,9 +129,9 @@ def _make_time_table(run: RunRecord) -> Table | None:
     total = sum(report.seconds for report in run.rounds)
     if not seconds or not total:
         return None
-    rest = max(0.0, total - seconds.total())
+    remainder = max(0.0, total - seconds.total())
     rows = [
         (activity, format_duration(value), f"{100 * value / total:.1f}")
-        for activity, value in {**seconds, "everything else": rest, "together": total}.items()
+        for activity, value in {**seconds, "everything else": remainder, "together": total}.items()
     ]
     return Table(("wall time of all rounds", "time", "%"), tuple(rows))

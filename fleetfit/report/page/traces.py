@@ -98,7 +98,7 @@ def _make_plot(
     """Return a plot with two axes. Up to `_FEW` rounds have a tick each."""
     x, y = axes
     across = x.to_layout()
-    if x.whole and max((place for trace in traces for place in trace["x"]), default=0) <= _FEW:
+    if x.whole and max((x_value for trace in traces for x_value in trace["x"]), default=0) <= _FEW:
         across["dtick"] = 1
     height = 320 + 18 * max(0, labels - 3)  # the legend is below the plot
     return Plot(name, title, traces, {"xaxis": across, "yaxis": y.to_layout(), **layout}, caption, height)
