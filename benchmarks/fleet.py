@@ -76,6 +76,4 @@ def _cpu_s(process: psutil.Process) -> float:
 
 def _workers() -> list[psutil.Process]:
     """Return warm workers, which are no descendants of the node."""
-    return [
-        p for p in psutil.process_iter(["cmdline"]) if "fleetfit.engines.flower.worker" in (p.info["cmdline"] or [])
-    ]
+    return [p for p in psutil.process_iter(["cmdline"]) if "fleetfit.fleet.worker" in (p.info["cmdline"] or [])]

@@ -30,8 +30,8 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_connection import http_request_response
 
-from fleetfit.engines.flower import transport
-from fleetfit.engines.flower.protocol import packed
+from fleetfit.fleet import transport
+from fleetfit.fleet.protocol import packed
 from fleetfit.messages import dump_reply, load_job, unpack
 from fleetfit.method import rebuild_problem
 from fleetfit.values import Job, Problem, Update

@@ -20,7 +20,7 @@ from demo import SECURE, secure_nodes
 from deployment import Deployment
 
 import fleetfit as ff
-from fleetfit.engines.flower.certificates import make_member
+from fleetfit.fleet.certificates import make_member
 
 ROUNDS = 8
 _PLAIN: Mapping[str, Any] = {**SECURE, "rounds": ROUNDS, "evaluate": {"every": 0}}

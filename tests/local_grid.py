@@ -10,7 +10,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fleetfit.engines.flower.client_app import app
+from fleetfit.fleet.client_app import app
 
 
 class LocalGrid(Grid):

@@ -205,7 +205,7 @@ def test_nodes_of_a_fleet_have_the_same_bits(embedded: Counter[bytes], tmp_path:
     pytest.importorskip("flwr", reason="the extra flower is not installed")
     from local_fleet import Lab, described
 
-    from fleetfit.engines.flower import node as nodes_side
+    from fleetfit.fleet import node as nodes_side
 
     model = {"name": "vit", "hidden": 12, "depth": 3, "attention_heads": 3, "patch": 2}
     table = {**described({"name": "depthfl"}, model=model, peft={"name": "frozen"}, local={"epochs": 9}), **kept(1e9)}

@@ -49,8 +49,8 @@ import fleetfit as ff
 from fleetfit.api import profiling
 from fleetfit.api.progress import RoundFacts, RoundProgress, format_html
 from fleetfit.cli import main, output
-from fleetfit.engines.flower import launcher, logs
 from fleetfit.errors import FleetFitError, escape_controls, make_printable
+from fleetfit.fleet import launcher, logs
 from fleetfit.inference.export import to_transformers
 from fleetfit.markup import html_table
 from fleetfit.report import drawing
@@ -599,8 +599,8 @@ KNOWN = (
     "cli/output.py: print(line,",
     "cli/main.py: typer.echo(__version__)",
     "cli/main.py: typer.echo(context.get_help())",
-    "engines/flower/launcher.py: sys.stderr.buffer.write(_make_printable(line))",
-    "engines/flower/logs.py: sys.stderr.write(line)",
+    "fleet/launcher.py: sys.stderr.buffer.write(_make_printable(line))",
+    "fleet/logs.py: sys.stderr.write(line)",
     "inference/export/on_device.py: print(",  # numbers
     "training/profiling/process.py: print(json.dumps(",  # to another process
 )

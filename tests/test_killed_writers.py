@@ -276,13 +276,13 @@ def test_an_app_that_somebody_has_edited_is_not_written_over(command: Caller, tm
 def test_a_nodes_memory_is_old_or_new(command: Caller, tmp_path: Path) -> None:
     """Killed while it keeps a version, a node has the one before, or both; tensors of a digest are there or not."""
     pytest.importorskip("flwr", reason="the extra `flower` is not installed")
-    from fleetfit.engines.flower.node import NodeMemory
-    from fleetfit.engines.flower.protocol import digest_of
+    from fleetfit.fleet.node import NodeMemory
+    from fleetfit.fleet.protocol import digest_of
 
     run, content = "0123456789abcdef", b"x" * 1000
     keep = f"""
 from pathlib import Path
-from fleetfit.engines.flower.node import NodeMemory, digest_of
+from fleetfit.fleet.node import NodeMemory, digest_of
 kept = NodeMemory(Path("node"))
 kept.keep("{run}", VERSION - 1, VERSION, ("memory", VERSION))
 kept.keep_base(digest_of(b"x" * 1000), b"x" * 1000)

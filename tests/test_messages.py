@@ -15,8 +15,8 @@ from tiny import plain, tiny_federation
 
 import fleetfit
 from fleetfit import names
-from fleetfit.engines.flower.protocol import PROTOCOL, answer_of
 from fleetfit.errors import RunError, one_line
+from fleetfit.fleet.protocol import PROTOCOL, answer_of
 from fleetfit.layout import Layout, infer_layout
 from fleetfit.messages import (
     compress,

@@ -25,8 +25,8 @@ from fleetfit.cli.listing import make_key_table
 from fleetfit.config import load_experiment
 from fleetfit.data.files.detect import detect_format
 from fleetfit.data.files.table import table
-from fleetfit.engines.flower.settings import own_data, read_settings
 from fleetfit.errors import ConfigError, DataError
+from fleetfit.fleet.settings import own_data, read_settings
 from fleetfit.report.tables import make_level_table, make_row_level_table, make_total_table
 
 IRIS = load_iris()

@@ -55,8 +55,8 @@ def test_several_runs_at_a_time_are_refused_on_windows(monkeypatch: pytest.Monke
 
 def test_a_fleets_node_is_refused_on_windows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="the extra flower is not installed")
-    from fleetfit.engines.flower.connection import Connection
-    from fleetfit.engines.flower.launcher import run_node
+    from fleetfit.fleet.connection import Connection
+    from fleetfit.fleet.launcher import run_node
 
     monkeypatch.setattr(errors, "WINDOWS", True)
     with raises(ConfigError, "WSL 2"):

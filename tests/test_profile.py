@@ -89,7 +89,7 @@ def test_a_group_that_names_the_file_gets_the_level(chosen: int, wish: str, meas
 @pytest.mark.parametrize("chosen", [0, 1, 2])
 def test_a_node_that_names_the_file_gets_the_level(chosen: int, measuring: Any, tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="the extra flower is not installed")
-    from fleetfit.engines.flower.settings import read_settings, told_budget
+    from fleetfit.fleet.settings import read_settings, told_budget
 
     measuring(THREE)
     profile(TABLES, wishes=parse_wishes(step_s=0.1 * 2**chosen), facts=FACTS, out=tmp_path / "budget.toml")

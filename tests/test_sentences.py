@@ -53,7 +53,7 @@ def test_the_program_s_name_stands_once(run: ff.Run, kind: str, caplog: pytest.L
 
 def test_from_python_messages_have_no_name_of_their_own(run: ff.Run, caplog: pytest.LogCaptureFixture) -> None:
     """The logger's name says whose they are; a node's handler and the command line put it before them."""
-    from fleetfit.engines.flower.logs import _Lines
+    from fleetfit.fleet.logs import _Lines
 
     spoil(run, "data")
     ff.resume(run.folder)

@@ -25,8 +25,8 @@ from fleetfit.api.run import prepare
 from fleetfit.config import Assembly, Experiment, assemble, load_experiment
 from fleetfit.config.dump import dump_section
 from fleetfit.config.schema import Cosine, Exponential, LevelSection, ProfileSection, Step
-from fleetfit.engines.flower.settings import read_settings
 from fleetfit.errors import ConfigError, FleetFitError
+from fleetfit.fleet.settings import read_settings
 from fleetfit.method import FEDAVG, HOOKS, CoverageMean, Method, find_unused_parts
 from fleetfit.methods.scalefl import scalefl
 from fleetfit.planner import Plan
@@ -190,7 +190,7 @@ def test_made_up_keys_of_files_that_a_run_file_names(tmp_path: Path) -> None:
         (tmp_path / "node.toml").write_text(tomli_w.dumps(bad))
 
         def loaded() -> None:
-            from fleetfit.engines.flower.settings import own_data
+            from fleetfit.fleet.settings import own_data
 
             own_data(read_settings(tmp_path / "node.toml"))
 

@@ -18,8 +18,8 @@ from deployment import Deployment
 from open_updates import WITHOUT_MASKS, Search, needles
 
 from fleetfit.config import assemble, load_experiment
-from fleetfit.engines.flower.certificates import make_member
 from fleetfit.errors import FleetFitError
+from fleetfit.fleet.certificates import make_member
 
 BUDGETS = {"phone": 0.125, "pi": 0.25, "jetson": 0.5, "server": 1.0}
 RUN = {

@@ -20,8 +20,8 @@ from typing import Any
 
 import tomli_w
 
-from fleetfit.engines.flower.app_folder import write_app
-from fleetfit.engines.flower.certificates import make_certificates, make_node_key
+from fleetfit.fleet.app_folder import write_app
+from fleetfit.fleet.certificates import make_certificates, make_node_key
 
 BIN = Path(sys.executable).parent
 # How often Flower's executors ask for work: each question costs a core some milliseconds, on both sides.

@@ -35,8 +35,8 @@ from fleetfit.config.components import build_component
 from fleetfit.config.dump import fill_in_defaults
 from fleetfit.config.schema import EngineSection, GroupSection
 from fleetfit.engines.flower import Rules
-from fleetfit.engines.flower.protocol import digest_of, key_of
 from fleetfit.errors import ConfigError, RunError
+from fleetfit.fleet.protocol import digest_of, key_of
 from fleetfit.messages import pack
 from fleetfit.method import build
 from fleetfit.planner import budget_problem
@@ -50,9 +50,9 @@ from fleetfit.values import DataDescription, Federation, NodeDescription
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
-    from fleetfit.engines.flower.client_manager import ClientManager
-    from fleetfit.engines.flower.engine import FlowerEngine
-    from fleetfit.engines.flower.transport import Transport
+    from fleetfit.fleet.client_manager import ClientManager
+    from fleetfit.fleet.engine import FlowerEngine
+    from fleetfit.fleet.transport import Transport
 
 HEADING = (
     f"# The run of a fleet. The clients' data are on its nodes ({NODES} describes them), not in [data] below;\n"
@@ -117,7 +117,7 @@ def replace_groups(experiment: Experiment, nodes: Sequence[NodeDescription]) -> 
 
 def make_manager(transport: "Transport", experiment: Experiment, say: Callable[[str], None]) -> "ClientManager":
     """Return the manager of a run's clients, none of whom has enrolled yet."""
-    from fleetfit.engines.flower.client_manager import ClientManager
+    from fleetfit.fleet.client_manager import ClientManager
 
     method = build(build_method_spec(experiment))
     questions = {"asks_budget": method.needs_budgets, "asks_labels": experiment.fleet.reports_labels}
@@ -249,7 +249,7 @@ def serve(grid: "Grid", config: ServerAppConfig, say: Callable[[str], None] = pr
     Raises:
         FleetFitError: Something does not fit, or too few nodes enrolled.
     """
-    from fleetfit.engines.flower.transport import Transport
+    from fleetfit.fleet.transport import Transport
 
     transport = Transport(grid)
     try:
@@ -348,9 +348,9 @@ class _FleetRun:
         run: Run, assembly: Assembly, manager: "ClientManager", rules: Rules, key: str, planned: list[NodeDescription],
         say: Callable[[str], None],
     ) -> "_FleetRun":  # fmt: skip
-        from fleetfit.engines.flower.client_manager import Setup
-        from fleetfit.engines.flower.engine import FlowerEngine
-        from fleetfit.engines.flower.parties import NodeParties
+        from fleetfit.fleet.client_manager import Setup
+        from fleetfit.fleet.engine import FlowerEngine
+        from fleetfit.fleet.parties import NodeParties
 
         federation = assembly.federation
         problem = federation.problem

@@ -12,8 +12,8 @@ from typing import Any
 from fleetfit.config import Assembly
 from fleetfit.data import Data
 from fleetfit.data.splits import SPLITS
-from fleetfit.engines.flower.protocol import hello_of
 from fleetfit.errors import ConfigError, RunError, did_you_mean
+from fleetfit.fleet.protocol import hello_of
 from fleetfit.records import RunFolder
 from fleetfit.values import NodeDescription
 

@@ -35,7 +35,7 @@ def init(
 ) -> None:
     """Write an app folder for `flwr run`: pyproject.toml, run.toml, and an example of a node's configuration."""
     from fleetfit.cli import output
-    from fleetfit.engines.flower.app_folder import write_app
+    from fleetfit.fleet.app_folder import write_app
 
     write_app(folder, run_file)
     output.print_line(f"Written: {folder}. Edit {folder / 'run.toml'}, then run: flwr run {folder} SUPERLINK --stream")
@@ -56,7 +56,7 @@ def certificates(
 ) -> None:
     """Make a certificate authority and the SuperLink's certificate. Copy ca.crt to each node; keep ca.key secret."""
     from fleetfit.cli import output
-    from fleetfit.engines.flower.certificates import make_certificates
+    from fleetfit.fleet.certificates import make_certificates
 
     make_certificates(folder, host, days)
     output.print_line(f"Written: {folder}. Copy ca.crt to each node. Keep ca.key secret.")
@@ -75,7 +75,7 @@ def key(
 ) -> None:
     """Make a node's key pair. Register the public key: flwr supernode register FILE.pub SUPERLINK."""
     from fleetfit.cli import output
-    from fleetfit.engines.flower.certificates import make_node_key
+    from fleetfit.fleet.certificates import make_node_key
 
     make_node_key(file)
     output.print_line(f"Written: {file}. Keep it on the node, and register {file}.pub with the SuperLink.")
@@ -98,7 +98,7 @@ def member(
 ) -> None:
     """Make a node's key for secure rounds, signed by the fleet's authority. Never run this on the server."""
     from fleetfit.cli import output
-    from fleetfit.engines.flower.certificates import make_member
+    from fleetfit.fleet.certificates import make_member
 
     make_member(file, authority)
     output.print_line(
@@ -140,13 +140,13 @@ def node(
     """Run a node on this device until Ctrl-C. It trains the server's jobs, within its configuration."""
     if check:
         from fleetfit.cli import output
-        from fleetfit.engines.flower.node import Node
-        from fleetfit.engines.flower.settings import read_settings
+        from fleetfit.fleet.node import Node
+        from fleetfit.fleet.settings import read_settings
 
         output.print_line(Node(read_settings(file)).introduced())
         return
-    from fleetfit.engines.flower.connection import Connection
-    from fleetfit.engines.flower.launcher import run_node
+    from fleetfit.fleet.connection import Connection
+    from fleetfit.fleet.launcher import run_node
 
     if not superlink:
         raise ConfigError("a node needs the SuperLink's address: --superlink HOST:PORT.", key="superlink")
@@ -174,7 +174,7 @@ def resume(
     """Continue a stopped run of a fleet from its last checkpoint. Run this on the SuperLink's machine."""
     from fleetfit.api.fleet import check_run
     from fleetfit.cli import output
-    from fleetfit.engines.flower.app_folder import write_app
+    from fleetfit.fleet.app_folder import write_app
 
     path = check_run(folder).path.resolve()
     flwr = Path(sys.executable).parent / "flwr"

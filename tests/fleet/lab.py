@@ -143,7 +143,7 @@ import json
 import sys
 from pathlib import Path
 
-from fleetfit.engines.flower import connection, launcher, logs
+from fleetfit.fleet import connection, launcher, logs
 from fleetfit.errors import FleetFitError
 
 logs.hear()

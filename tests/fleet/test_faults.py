@@ -58,7 +58,7 @@ def deployed(
 
 LINK = """
 import os, sys
-if "fleetfit.engines.flower.warm.supernode" in sys.orig_argv:
+if "fleetfit.fleet.warm.supernode" in sys.orig_argv:
     import contextlib, random
     import flwr.supernode.start_client_internal as inside
     whole, before, name = inside.http_request_response, [], os.environ["NODE"]
@@ -275,7 +275,7 @@ def test_a_node_that_dies_while_it_uploads_does_not_hold_the_round_past_the_dead
 
 STALLS = """
 import os, sys, time
-if "fleetfit.engines.flower.warm.supernode" in sys.orig_argv:
+if "fleetfit.fleet.warm.supernode" in sys.orig_argv:
     import flwr.supernode.start_client_internal as inside
     push = inside.push_object_contents_from_iterable
     def stalling(contents, *given, **named):
@@ -290,8 +290,8 @@ if "fleetfit.engines.flower.warm.supernode" in sys.orig_argv:
 
 LIES = """
 import itertools, os, sys
-if "fleetfit.engines.flower.warm.zygote" in sys.orig_argv:
-    import fleetfit.engines.flower.transport as transport
+if "fleetfit.fleet.warm.zygote" in sys.orig_argv:
+    import fleetfit.fleet.transport as transport
     told, count = transport.reply, os.environ["COUNT"]
     def lying(message, parts):
         if message.metadata.message_type != "train":

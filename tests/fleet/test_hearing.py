@@ -18,7 +18,7 @@ WAYS = {"forking": False, "ordinary": True}
 # The node is held where it confirms that it has a message, while the file STALL is there.
 STALLS = """
 import os, sys, time
-if any("flower-supernode" in part or part == "fleetfit.engines.flower.warm.supernode" for part in sys.orig_argv):
+if any("flower-supernode" in part or part == "fleetfit.fleet.warm.supernode" for part in sys.orig_argv):
     from flwr.supernode.fleet_http_client import FleetHttpClient
     confirm = FleetHttpClient.ConfirmMessageReceived
     def stalling(self, request):

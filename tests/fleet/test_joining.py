@@ -23,7 +23,7 @@ CLOCK = """
 import datetime, os, time
 off, truth = float(os.environ.get("CLOCK_OFF", 0)), time.time
 time.time = lambda: truth() + off
-if "fleetfit.engines.flower.warm.supernode" in __import__("sys").orig_argv:
+if "fleetfit.fleet.warm.supernode" in __import__("sys").orig_argv:
     import flwr.supercore.date as dates
     now = dates.now
     dates.now = lambda: now() + datetime.timedelta(seconds=off)

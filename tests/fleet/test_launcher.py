@@ -14,10 +14,10 @@ import pytest
 from fleet.lab import Lab, alive, cpu_s, descendants, free_port, kill, wait_for
 from support import raises
 
-from fleetfit.engines.flower import launcher
-from fleetfit.engines.flower.connection import Connection
-from fleetfit.engines.flower.launcher import _checked
 from fleetfit.errors import ConfigError
+from fleetfit.fleet import launcher
+from fleetfit.fleet.connection import Connection
+from fleetfit.fleet.launcher import _checked
 
 pytestmark = pytest.mark.fleet
 
@@ -173,7 +173,7 @@ def test_a_wrong_authority_and_a_missing_key_are_told_and_not_tried_again(lab):
 MOVED = """
 import sys
 
-if "fleetfit.engines.flower.warm.zygote" in " ".join(sys.orig_argv):
+if "fleetfit.fleet.warm.zygote" in " ".join(sys.orig_argv):
     import flwr.supercore.superexec.run_superexec as module
 
     def get_executor(sort, **more):
@@ -203,7 +203,7 @@ SHAPES = """
 import flwr.supercore.superexec.executor as executor
 import flwr.supernode.runtime.run_clientapp as client
 import flwr.supernode.start_client_internal as node
-from fleetfit.engines.flower.warm.private_names import missing_names
+from fleetfit.fleet.warm.private_names import missing_names
 
 assert missing_names() == []
 

@@ -43,7 +43,7 @@ def worker_of(lab: Deployment, name: str) -> psutil.Process:
     config = str(lab.folder / name / "node.toml")
     for process in psutil.process_iter(["cmdline"]):
         line = process.info["cmdline"] or []
-        if "fleetfit.engines.flower.worker" in line and config in line:
+        if "fleetfit.fleet.worker" in line and config in line:
             return process
     raise AssertionError(f"{name} has no worker")
 

@@ -48,7 +48,7 @@ def folders(place: Path) -> Target:
 
 
 INPUTS: dict[str, tuple[Callable[[Path], Target], list[str]]] = {
-    "messages": (messages, ["fleetfit.validation", "fleetfit.messages", "fleetfit.engines.flower.protocol"]),
+    "messages": (messages, ["fleetfit.validation", "fleetfit.messages", "fleetfit.fleet.protocol"]),
     "run_files": (run_files, ["fleetfit.config", "fleetfit.files"]),
     "data_files": (data_files, ["fleetfit.data", "fleetfit.files"]),
     "folders": (folders, ["fleetfit.records", "fleetfit.files", "fleetfit.rounds"]),

@@ -21,10 +21,10 @@ import torch
 from fuzz.mutations import KINDS, SETTINGS, WANTED, Draw, Reply, answer_to, asked, failed, mutated, real
 
 from fleetfit.aggregate import Mean, apply_mean
-from fleetfit.engines.flower.node import answer
-from fleetfit.engines.flower.protocol import answer_of, hello_of
 from fleetfit.errors import FleetFitError
 from fleetfit.evaluate import evaluate
+from fleetfit.fleet.node import answer
+from fleetfit.fleet.protocol import answer_of, hello_of
 from fleetfit.layout import Layout, State
 from fleetfit.messages import load_job, load_reply, unpack
 from fleetfit.rounds import run_round, validate_and_measure

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import torch
 from tiny import plain, tiny_federation
 
-from fleetfit.engines.flower.protocol import packed
 from fleetfit.engines.local import local
 from fleetfit.errors import RunError
 from fleetfit.evaluate import EvaluationScope, evaluate
+from fleetfit.fleet.protocol import packed
 from fleetfit.messages import (
     compress,
     count_scales,

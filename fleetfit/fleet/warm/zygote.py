@@ -2,11 +2,11 @@
 
 Flower starts a Python for every message. Here Flower's SuperExec hands the message to a process that has imported
 everything already (the zygote); its fork runs FleetFit's client app, and no other one, whatever app the server names.
-The app hands the work to the node's worker, which keeps torch, data and models (`fleetfit.engines.flower.worker`): in a
+The app hands the work to the node's worker, which keeps torch, data and models (`fleetfit.fleet.worker`): in a
 fork that did it itself they would have to be made for each message. This leans on names inside Flower: see
-`fleetfit.engines.flower.warm.private_names`.
+`fleetfit.fleet.warm.private_names`.
 
-Run as `python -m fleetfit.engines.flower.warm.zygote ...` by `fleetfit.engines.flower.launcher`.
+Run as `python -m fleetfit.fleet.warm.zygote ...` by `fleetfit.fleet.launcher`.
 """
 
 import contextlib
@@ -26,22 +26,22 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
-from fleetfit.engines.flower.logs import hear
-from fleetfit.engines.flower.warm.private_names import (
+from fleetfit.errors import ConfigError
+from fleetfit.fleet.logs import hear
+from fleetfit.fleet.warm.private_names import (
     CLIENT,
     beat_every,
     missing_names,
     often,
     say_failed,
 )
-from fleetfit.errors import ConfigError
 
 _LOG = logging.getLogger("fleetfit")
 
 _BEAT_S = 10.0  # a fork ends within half of it when its message has been given up
 _tasks: dict[int, Mapping[str, Any]] = {}  # what the forks that run were told, by process
 
-PRELOAD = ("numpy", "flwr.supernode.runtime.run_clientapp", "fleetfit.engines.flower.client_app")
+PRELOAD = ("numpy", "flwr.supernode.runtime.run_clientapp", "fleetfit.fleet.client_app")
 
 
 def _zygote(report: str, app: str, *preload: str) -> None:

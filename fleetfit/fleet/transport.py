@@ -25,8 +25,8 @@ import httpx
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from fleetfit.engines.flower.logs import traced
 from fleetfit.errors import format_exception, one_line
+from fleetfit.fleet.logs import traced
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid

@@ -25,8 +25,8 @@ from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.nodestate import NodeStateFactory
 
-from fleetfit.engines.flower.warm import turns
-from fleetfit.engines.flower.warm.turns import Turns
+from fleetfit.fleet.warm import turns
+from fleetfit.fleet.warm.turns import Turns
 
 NODE, OLD, NEW = 7, 1, 2  # the node, a run that is stopped, and the next one
 

@@ -11,7 +11,7 @@ message with the reply to the one before, after
 - an error of the SuperLink (its database is locked for some seconds, say): the loop, or its heartbeat, ends.
 
 `Turns` stands between the loop and its two halves and sees to it that a message that will not be answered is given up
-with all that belongs to it. It leans on names inside Flower: see `fleetfit.engines.flower.warm.private_names`.
+with all that belongs to it. It leans on names inside Flower: see `fleetfit.fleet.warm.private_names`.
 """
 
 import importlib
@@ -26,8 +26,8 @@ from flwr.common.constant import ErrorCode, Status, SubStatus
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
 from flwr.supercore.run import RunNotRunningException
 
-from fleetfit.engines.flower.logs import traced
-from fleetfit.engines.flower.warm.private_names import CONNECTION, beat_every
+from fleetfit.fleet.logs import traced
+from fleetfit.fleet.warm.private_names import CONNECTION, beat_every
 
 _LOG = logging.getLogger("fleetfit")
 

@@ -30,9 +30,9 @@ from functools import partial
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 
-from fleetfit.engines.flower import logs
-from fleetfit.engines.flower.logs import traced
 from fleetfit.errors import refuse_on_windows
+from fleetfit.fleet import logs
+from fleetfit.fleet.logs import traced
 
 # ---- asking the worker ---------------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ def _try(place: Path) -> Connection | None:
 def _start(place: Path, config: str, watched: int) -> Connection:
     with contextlib.suppress(OSError):
         (place / "socket").unlink()
-    command = [sys.executable, "-m", "fleetfit.engines.flower.worker", str(place / "socket"), config, str(watched)]
+    command = [sys.executable, "-m", "fleetfit.fleet.worker", str(place / "socket"), config, str(watched)]
     with (place / "log").open("ab") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -184,7 +184,7 @@ _LOOK_S = 0.5  # at whether whoever asked is still there
 
 def main(place: str, config: str, watched: str) -> None:
     """Answer messages until the watched process ends."""
-    from fleetfit.engines.flower.node import answer
+    from fleetfit.fleet.node import answer
 
     os.umask(0o077)
     logs.hear()

@@ -28,9 +28,10 @@ from local_fleet import ALLOW, CLIENTS, Lab, described
 from local_grid import LocalGrid
 
 from fleetfit.api.fleet import ServerAppConfig, serve
-from fleetfit.engines.flower import flower, transport
-from fleetfit.engines.flower import node as nodes_side
-from fleetfit.engines.flower.transport import Reply, Transport
+from fleetfit.engines.flower import flower
+from fleetfit.fleet import node as nodes_side
+from fleetfit.fleet import transport
+from fleetfit.fleet.transport import Reply, Transport
 from fleetfit.messages import pack, unpack
 from fleetfit.privacy import Privacy
 from fleetfit.report import figures
@@ -489,7 +490,7 @@ def test_a_budget_that_means_nothing_here_leaves_its_node_out_and_the_run_goes_o
 def test_a_node_that_comes_back_as_another_is_asked_again_until_it_fits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleetfit.engines.flower.client_manager._AGAIN_S", 0.05)
+    monkeypatch.setattr("fleetfit.fleet.client_manager._AGAIN_S", 0.05)
     lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=6, cohort={"fraction": 1.0}))
 
     def twist(message: Message, reply: Message) -> Message:
@@ -511,7 +512,7 @@ def test_a_question_without_an_answer_is_asked_again(
     lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node loses its first answer; or sends each with the next message, as Flower's own does after a stopped run."""
-    monkeypatch.setattr("fleetfit.engines.flower.client_manager._REPEAT_S", 0.3)
+    monkeypatch.setattr("fleetfit.fleet.client_manager._REPEAT_S", 0.3)
     lab, base = lab_of(tmp_path, described({"name": "scalefl"}, rounds=2))
     waiting: list[tuple[Message, Message]] = []
     healed = []

@@ -16,9 +16,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from tls_servers import DAY, Authority, free_port, serving
 
-from fleetfit.engines.flower import connection as module
-from fleetfit.engines.flower.certificates import load_node_key, make_certificates, make_node_key
-from fleetfit.engines.flower.connection import (
+from fleetfit.errors import ConfigError
+from fleetfit.fleet import connection as module
+from fleetfit.fleet.certificates import load_node_key, make_certificates, make_node_key
+from fleetfit.fleet.connection import (
     CLOCK_REFUSED,
     SIGNATURE_REFUSED,
     Connection,
@@ -29,7 +30,6 @@ from fleetfit.engines.flower.connection import (
     find_clock_fault,
     find_fault,
 )
-from fleetfit.errors import ConfigError
 
 HOUR = datetime.timedelta(hours=1)
 
@@ -286,7 +286,7 @@ GONE, WRONG = Fault("nobody listens"), Fault("another authority", lasting=True)
 def test_what_ends_a_node_and_what_is_tried_again(
     ends: list[tuple[int, str]], faults: list[Fault | None], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fleetfit.engines.flower import launcher
+    from fleetfit.fleet import launcher
 
     pauses: list[float] = []
     monkeypatch.setattr(launcher.time, "sleep", pauses.append)

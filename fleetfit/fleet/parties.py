@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from fleetfit.engines.flower.engine import FlowerEngine
 from fleetfit.errors import RunError, format_exception
+from fleetfit.fleet.engine import FlowerEngine
 from fleetfit.secure import Keys, MaskedUpdate, Opened, SecureRun, Shares, Signed, packed, read
 from fleetfit.secured import Answer, Asked
 from fleetfit.values import Failure, Job, Update

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fleetfit.engines.flower import Rules, transport
-from fleetfit.engines.flower.client_manager import ClientManager
-from fleetfit.engines.flower.doubts import Doubts
-from fleetfit.engines.flower.protocol import answer_of, packed
-from fleetfit.engines.flower.transport import Replies, Reply, Transport
+from fleetfit.engines.flower import Rules
 from fleetfit.errors import ConfigError, format_exception, one_line
+from fleetfit.fleet import transport
+from fleetfit.fleet.client_manager import ClientManager
+from fleetfit.fleet.doubts import Doubts
+from fleetfit.fleet.protocol import answer_of, packed
+from fleetfit.fleet.transport import Replies, Reply, Transport
 from fleetfit.layout import Layout, State
 from fleetfit.messages import dump_job, dump_state, load_reply, pack
 from fleetfit.method import is_portable

@@ -23,13 +23,13 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from fleetfit.engines.flower import worker
-from fleetfit.engines.flower.app_folder import write_app
-from fleetfit.engines.flower.certificates import make_certificates, make_node_key
-from fleetfit.engines.flower.memory_limit import MemoryLimit
-from fleetfit.engines.flower.node import NodeMemory, answer, node_of
-from fleetfit.engines.flower.protocol import answer_of, checked_header, digest_of, hello_of, packed
-from fleetfit.engines.flower.settings import read_settings
+from fleetfit.fleet import worker
+from fleetfit.fleet.app_folder import write_app
+from fleetfit.fleet.certificates import make_certificates, make_node_key
+from fleetfit.fleet.memory_limit import MemoryLimit
+from fleetfit.fleet.node import NodeMemory, answer, node_of
+from fleetfit.fleet.protocol import answer_of, checked_header, digest_of, hello_of, packed
+from fleetfit.fleet.settings import read_settings
 from fleetfit.messages import dump_job, dump_state, pack, unpack
 from fleetfit.rounds import start
 from fleetfit.training import run_job
@@ -342,8 +342,8 @@ ASKING = """
 import os, sys
 
 os.getppid = lambda: int(sys.argv[2])
-from fleetfit.engines.flower import worker
-from fleetfit.engines.flower.protocol import packed
+from fleetfit.fleet import worker
+from fleetfit.fleet.protocol import packed
 
 sys.stdout.buffer.write(worker.asked({"header": packed({"what": "hello", "asks_budget": 1 > 0, "asks_labels": 1 > 0})},
                                    sys.argv[1]))
@@ -394,7 +394,7 @@ def test_the_apps_folder_is_thin_and_names_this_package(tmp_path: Path) -> None:
     table = tomllib.loads((tmp_path / "My App" / "pyproject.toml").read_text())
     app = table["tool"]["flwr"]["app"]
     assert table["project"]["name"] == "my-app" and app["config"]["out"] == "x"
-    assert app["components"]["clientapp"] == "fleetfit.engines.flower.client_app:app"
+    assert app["components"]["clientapp"] == "fleetfit.fleet.client_app:app"
     assert (tmp_path / "My App" / "run.toml").read_text() == "rounds = 3\n"
     assert not list((tmp_path / "My App").glob("*.py"))
     read_settings(tmp_path / "My App" / "node.example.toml")
@@ -463,7 +463,7 @@ def test_a_job_without_memory_is_tried_again_once(fails: int, tmp_path: Path, mo
             raise MemoryError
         return run_job(job, device)
 
-    monkeypatch.setattr("fleetfit.engines.flower.node.run_job", scarce)
+    monkeypatch.setattr("fleetfit.fleet.node.run_job", scarce)
     sub = federation.levels[0].submodel
     state = federation.method.dispatch(federation, start(federation), 0, sub)
     job = Job("train", 1, 1, 0, 0, sub, state, {"name": "fedavg"}, 1, 0, local=plain(0.1, 1, 8))

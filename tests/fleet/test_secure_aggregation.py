@@ -25,10 +25,10 @@ from flwr.app import Message
 from local_fleet import CLIENTS, Lab, described
 from open_updates import needles
 
-from fleetfit.engines.flower import node as nodes_side
-from fleetfit.engines.flower import transport
-from fleetfit.engines.flower.certificates import make_member
-from fleetfit.engines.flower.member import read_member
+from fleetfit.fleet import node as nodes_side
+from fleetfit.fleet import transport
+from fleetfit.fleet.certificates import make_member
+from fleetfit.fleet.member import read_member
 from fleetfit.report import figures
 
 SECURE: dict[str, Any] = {"minimum": 2, "threshold": 0.6}
@@ -183,7 +183,7 @@ def test_a_node_does_no_round_twice_also_when_its_worker_was_started_anew(tmp_pa
 def test_a_server_that_asks_nodes_for_different_things_gets_noise(
     twist: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fleetfit.engines.flower import member
+    from fleetfit.fleet import member
 
     lab, answer, seen = lab_of(tmp_path), member.Membership.trained, []
     changes: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -279,7 +279,7 @@ def test_a_server_that_has_a_node_clip_to_something_else_gets_noise(
     twist: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To a longer movement, or to none, or to one that does not lie within the range, which the node refuses."""
-    from fleetfit.engines.flower import member
+    from fleetfit.fleet import member
 
     lab, answer, seen = lab_of(tmp_path, private_table(tmp_path, rounds=1)), member.Membership.trained, []
     changes: dict[str, Callable[[dict[str, Any]], Any]] = {

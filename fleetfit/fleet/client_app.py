@@ -9,8 +9,8 @@ import sys
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fleetfit.engines.flower import transport, worker
-from fleetfit.engines.flower.logs import traced
+from fleetfit.fleet import transport, worker
+from fleetfit.fleet.logs import traced
 
 app = ClientApp()
 
@@ -26,7 +26,7 @@ def _answer(message: Message, context: Context) -> Message:
     parts = transport.parts_of(message)
     held = parts.pop(transport.HOLD, None) is not None
     if "torch" in sys.modules:
-        from fleetfit.engines.flower.node import answer
+        from fleetfit.fleet.node import answer
 
         body = answer(config, parts)
     else:

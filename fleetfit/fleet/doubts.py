@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from fleetfit.engines.flower.transport import Reply, Transport
+from fleetfit.fleet.transport import Reply, Transport
 
 _SILENT_S = 30.0  # until a node is asked: not sooner, since slow nodes answer all; twice as long each further time
 _AFTER_S = 3.0  # that the answer to the job may come after the one to the question

@@ -17,7 +17,7 @@ from flwr.proto.runtime_pb2 import PushTaskOutputRequest
 APP = """
 import os, signal, sys
 from types import SimpleNamespace
-from fleetfit.engines.flower.warm.server_app import spoken_for
+from fleetfit.fleet.warm.server_app import spoken_for
 
 grid = SimpleNamespace(_addr=sys.argv[1], _token="secret", _insecure=True, _cert=None)
 with spoken_for(grid):

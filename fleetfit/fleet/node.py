@@ -24,9 +24,10 @@ import torch
 from fleetfit import files, names
 from fleetfit.cost import BATCH_SIZE, Conditions, Piece, cost_of
 from fleetfit.data import Data, class_counts
-from fleetfit.engines.flower.member import TOLD, Membership
-from fleetfit.engines.flower.memory_limit import MemoryLimit
-from fleetfit.engines.flower.protocol import (
+from fleetfit.errors import ConfigError, FleetFitError, RunError, format_exception
+from fleetfit.fleet.member import TOLD, Membership
+from fleetfit.fleet.memory_limit import MemoryLimit
+from fleetfit.fleet.protocol import (
     Header,
     checked_header,
     digest_of,
@@ -36,8 +37,7 @@ from fleetfit.engines.flower.protocol import (
     packed,
     refusal,
 )
-from fleetfit.engines.flower.settings import NodeSettings, own_data, read_settings, told_budget
-from fleetfit.errors import ConfigError, FleetFitError, RunError, format_exception
+from fleetfit.fleet.settings import NodeSettings, own_data, read_settings, told_budget
 from fleetfit.machine import is_out_of_memory
 from fleetfit.messages import dump_failure, dump_reply, load_job, pack, unpack
 from fleetfit.method import build, rebuild_problem

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleetfit.engines.flower import transport
-from fleetfit.engines.flower.protocol import answer_of, hello_of, packed
-from fleetfit.engines.flower.transport import Replies, Reply, Transport
 from fleetfit.errors import RunError, format_exception, one_line
+from fleetfit.fleet import transport
+from fleetfit.fleet.protocol import answer_of, hello_of, packed
+from fleetfit.fleet.transport import Replies, Reply, Transport
 from fleetfit.values import DataDescription, NodeDescription
 
 _ANSWER_S = 90.0  # a Raspberry Pi needs a minute to import torch

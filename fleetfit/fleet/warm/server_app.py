@@ -2,7 +2,7 @@
 
 Such a process says how its task went when it ends. Of one that was killed (no memory was left, say) Flower hears
 nothing, and takes it for alive for a minute: for so long all nodes work for a server app that is gone. So a small
-process beside it speaks for it: `python -m fleetfit.engines.flower.warm.server_app`, started by `spoken_for`.
+process beside it speaks for it: `python -m fleetfit.fleet.warm.server_app`, started by `spoken_for`.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from fleetfit.engines.flower.warm.private_names import GRID, say_failed
+from fleetfit.fleet.warm.private_names import GRID, say_failed
 
 _TRY_S = 60.0  # to reach a SuperLink that is away; by then Flower has noticed by itself
 _PAUSE_S = 2.0
@@ -62,7 +62,7 @@ def spoken_for(grid: Any) -> Iterator[None]:
         return
     task = {"address": address, "token": token, "insecure": bool(getattr(grid, "_insecure", False)),
             "certificates": certificates and certificates.decode("ascii", "replace")}  # fmt: skip
-    command = [sys.executable, "-P", "-m", "fleetfit.engines.flower.warm.server_app"]
+    command = [sys.executable, "-P", "-m", "fleetfit.fleet.warm.server_app"]
     quiet = subprocess.DEVNULL
     # A session of its own: who ends the server app's group with it must not end this one first.
     beside = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True)

@@ -16,8 +16,8 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 from flwr.app import Error, Message
 from local_fleet import Lab, described
 
-from fleetfit.engines.flower import doubts, transport
-from fleetfit.engines.flower import node as nodes_side
+from fleetfit.fleet import doubts, transport
+from fleetfit.fleet import node as nodes_side
 from fleetfit.messages import unpack
 from fleetfit.report import figures
 

@@ -8,9 +8,9 @@ from flwr.common.config import get_project_dir
 from flwr.serverapp import Grid, ServerApp
 
 from fleetfit.api.fleet import ServerAppConfig, serve
-from fleetfit.engines.flower import logs
-from fleetfit.engines.flower.warm.server_app import warmed
 from fleetfit.errors import FleetFitError, make_printable
+from fleetfit.fleet import logs
+from fleetfit.fleet.warm.server_app import warmed
 
 app = ServerApp()
 

@@ -109,8 +109,8 @@ def _pyproject(name: str, config: Mapping[str, str]) -> dict[str, object]:
         },
         "tool": {"flwr": {"app": {
             "publisher": "fleetfit", "fab-format-version": 1, "flwr-version-target": _TARGET,
-            "components": {"serverapp": "fleetfit.engines.flower.server_app:app",
-                           "clientapp": "fleetfit.engines.flower.client_app:app"},
+            "components": {"serverapp": "fleetfit.fleet.server_app:app",
+                           "clientapp": "fleetfit.fleet.client_app:app"},
             "config": settings,
         }}},
     }  # fmt: skip

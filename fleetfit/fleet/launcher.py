@@ -25,7 +25,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from fleetfit.engines.flower.connection import (
+from fleetfit.errors import ConfigError, MissingExtra, RunError, make_printable, refuse_on_windows
+from fleetfit.fleet.connection import (
     CLOCK_REFUSED,
     SIGNATURE_REFUSED,
     Connection,
@@ -37,8 +38,7 @@ from fleetfit.engines.flower.connection import (
     find_in_thread,
     split_address,
 )
-from fleetfit.engines.flower.warm.zygote import PRELOAD
-from fleetfit.errors import ConfigError, MissingExtra, RunError, make_printable, refuse_on_windows
+from fleetfit.fleet.warm.zygote import PRELOAD
 
 _LOG = logging.getLogger("fleetfit")
 
@@ -169,10 +169,10 @@ def told_to_end() -> Iterator[None]:
 
 # ---- the node ------------------------------------------------------------------------------------------------------
 
-CLIENT_APP = "fleetfit.engines.flower.client_app:app"
+CLIENT_APP = "fleetfit.fleet.client_app:app"
 
-_SUPERNODE = "fleetfit.engines.flower.warm.supernode"
-_ZYGOTE = "fleetfit.engines.flower.warm.zygote"
+_SUPERNODE = "fleetfit.fleet.warm.supernode"
+_ZYGOTE = "fleetfit.fleet.warm.zygote"
 _REFUSED = "[code: 2004]"
 _NO_KEY = "[code: 2001]"
 _TOLD = "terminated gracefully"  # what the SuperNode says when somebody has told it to end
@@ -228,7 +228,7 @@ def run_node(
     if importlib.util.find_spec("flwr") is None:
         raise MissingExtra("flower", "A fleet's node")
     if connection.key is not None:
-        from fleetfit.engines.flower.certificates import load_node_key
+        from fleetfit.fleet.certificates import load_node_key
 
         load_node_key(connection.key.expanduser())
     environment = _environment()

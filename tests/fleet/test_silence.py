@@ -13,8 +13,8 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 from flwr.app import Message
 from local_fleet import CLIENTS, Lab, described
 
-from fleetfit.engines.flower import node as nodes_side
-from fleetfit.engines.flower import transport
+from fleetfit.fleet import node as nodes_side
+from fleetfit.fleet import transport
 from fleetfit.messages import load_job, load_reply, unpack
 from fleetfit.report import figures
 from fleetfit.values import Update
@@ -99,7 +99,7 @@ def test_a_server_that_asks_which_model_a_node_affords_is_refused(tmp_path: Path
     parts = next(p for p, _ in asked if unpack(p["header"]).get("job", {}).get("kind") == "evaluate")
     header = unpack(parts["header"])
     header["job"]["evaluation"]["own"] = True
-    from fleetfit.engines.flower.protocol import packed
+    from fleetfit.fleet.protocol import packed
 
     answer = unpack(nodes_side.answer(str(lab.configs[0]), {**parts, "header": packed(header)}))
     assert "does not tell" in answer["refused"]

@@ -14,10 +14,10 @@ import pytest
 import fleetfit
 
 PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
-FOLDER_OF_AN_APP = ("engines/flower/server_app.py", "flwr.common.config")  # nothing public says where it is
+FOLDER_OF_AN_APP = ("fleet/server_app.py", "flwr.common.config")  # nothing public says where it is
 PACKAGE = Path(fleetfit.__file__).parent
-OUTSIDE = sorted(set(PACKAGE.rglob("*.py")) - set((PACKAGE / "engines/flower/warm").rglob("*.py")))
-QUIET = "fleetfit.engines.flower.logs", "fleetfit.engines.flower.client_app"
+OUTSIDE = sorted(set(PACKAGE.rglob("*.py")) - set((PACKAGE / "fleet/warm").rglob("*.py")))
+QUIET = "fleetfit.fleet.logs", "fleetfit.fleet.client_app"
 
 
 def flowers_modules(path: Path) -> Iterator[str]:
@@ -42,8 +42,8 @@ def test_apps_of_any_version_find_us_by_these_names() -> None:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
 
-    assert isinstance(importlib.import_module("fleetfit.engines.flower.server_app").app, ServerApp)
-    assert isinstance(importlib.import_module("fleetfit.engines.flower.client_app").app, ClientApp)
+    assert isinstance(importlib.import_module("fleetfit.fleet.server_app").app, ServerApp)
+    assert isinstance(importlib.import_module("fleetfit.fleet.client_app").app, ClientApp)
 
 
 def test_the_process_of_a_message_does_without_torch() -> None:
@@ -57,7 +57,7 @@ def test_the_process_of_a_message_does_without_torch() -> None:
 
 
 def test_what_a_process_of_a_fleet_logs_is_a_line_of_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fleetfit.engines.flower.logs import hear
+    from fleetfit.fleet.logs import hear
 
     logger, stderr = logging.getLogger("fleetfit"), io.StringIO()
     monkeypatch.setattr(logger, "handlers", [])

@@ -1,6 +1,6 @@
-"""Flower's SuperNode, and the SuperExec that hands its messages to the zygote (`fleetfit.engines.flower.warm.zygote`).
+"""Flower's SuperNode, and the SuperExec that hands its messages to the zygote (`fleetfit.fleet.warm.zygote`).
 
-Run as `python -m fleetfit.engines.flower.warm.supernode ROLE ...` by `fleetfit.engines.flower.launcher`.
+Run as `python -m fleetfit.fleet.warm.supernode ROLE ...` by `fleetfit.fleet.launcher`.
 """
 
 import contextlib
@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleetfit.engines.flower.connection import CLOCK_REFUSED, SIGNATURE_REFUSED, find_clock_fault
-from fleetfit.engines.flower.logs import hear
-from fleetfit.engines.flower.warm.private_names import (
+from fleetfit.fleet.connection import CLOCK_REFUSED, SIGNATURE_REFUSED, find_clock_fault
+from fleetfit.fleet.logs import hear
+from fleetfit.fleet.warm.private_names import (
     CONNECTION,
     EXECUTOR,
     SUPEREXEC,
@@ -62,7 +62,7 @@ def _plain(*arguments: str) -> None:
 
 def _in_turns() -> Callable[..., None]:
     """Put `Turns` into the SuperNode's loop; return what sends replies."""
-    from fleetfit.engines.flower.warm.turns import Turns, lasting_heartbeat
+    from fleetfit.fleet.warm.turns import Turns, lasting_heartbeat
 
     module = importlib.import_module(SUPERNODE)
     turns = Turns(module._pull_and_store_message, module._push_messages, module._insert_message)

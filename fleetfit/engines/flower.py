@@ -1,18 +1,6 @@
 """A real fleet over the network, by Flower: nodes train on their own data. It needs the extra `flower`.
 
-`fleetfit flower init` writes a Flower app, `fleetfit flower node` runs a device's node, and `flwr run` starts a run.
-The server sends each node the piece of the model that fits it, as `fleetfit.messages` messages.
-
-- The server's side: `server_app` (what Flower starts), `engine` (jobs out, updates in), `doubts` (which of them got
-  lost), `client_manager` (who takes part), `transport` (messages, replies, threads).
-- The device's side: `launcher` (a node's processes), `client_app` (what Flower starts for each message), `worker` (who
-  keeps torch, data and models meanwhile), `node` (the answers, and what it remembers), `settings` (its configuration).
-- Both: `protocol` (what the messages say), `logs`.
-- Beforehand: `app_folder` (what `flwr run` takes), `certificates`.
-- `warm`: what makes a message cost half a second and not five, and is alone in using names inside Flower; everything
-  else is on Flower's public API.
-
-Nothing here imports torch or Flower: the process that Flower starts for each message reads this module first.
+The function takes the keys of `[engine]`. What trains on nodes is `fleetfit.fleet`.
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,16 @@
+"""A fleet of real devices, with Flower: the server's app, a device's node, and what both need.
+
+`fleetfit flower init` writes a Flower app, `fleetfit flower node` runs a device's node, and `flwr run` starts a run.
+The server sends each node the sub-model that fits it, as `fleetfit.messages` messages.
+
+- The server's side: `server_app` (what Flower starts), `engine` (jobs out, updates in), `doubts` (which jobs were
+  lost), `client_manager` (who takes part), `transport` (messages, replies, threads).
+- The device's side: `launcher` (a node's processes), `client_app` (what Flower starts for each message), `worker` (the
+  process that keeps torch, data and models), `node` (its replies and its memory), `settings` (its configuration file).
+- Both: `protocol` (the messages' contents), `logs`.
+- Beforehand: `app_folder` (what `flwr run` takes), `certificates`.
+- `warm`: reduces the cost of a message from five seconds to half a second. It alone uses names inside Flower;
+  everything else uses Flower's public API.
+
+Nothing here imports torch or Flower: the process that Flower starts for each message reads this module first.
+"""
