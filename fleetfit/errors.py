@@ -126,12 +126,6 @@ class MissingExtra(FleetFitError, ImportError):  # type: ignore[misc]  # ImportE
     """
 
     def __init__(self, extra: str, what: str) -> None:
-        """Format the message.
-
-        Args:
-            extra: Name of the extra.
-            what: The feature, as the start of a sentence ("Reading Parquet files").
-        """
         super().__init__(f'{what} needs an optional dependency: pip install "fleetfit[{extra}]"')
         self.extra = extra
 

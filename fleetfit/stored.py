@@ -268,7 +268,6 @@ def _read_text(path: Path) -> str:
 
 
 def _shorten_name(name: object) -> str:
-    """Return a name of a run file without the module or file of its function."""
     return str(name or "").rpartition(":")[2][:_MOST_CHARACTERS]
 
 

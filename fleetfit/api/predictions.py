@@ -105,7 +105,6 @@ def predict_dataset(options: PredictOptions) -> Table:
 
 
 def _list_notes(data: Data, options: PredictOptions) -> tuple[str, ...]:
-    """Return notes on samples without labels: those of their file, and a hint at --out."""
     return (*data.notes, *([] if options.out else ["--out FILE.csv writes the prediction of each row."]))
 
 

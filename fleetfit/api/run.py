@@ -242,7 +242,6 @@ def prepare(
 
 
 def _parse_callbacks(entries: Sequence[Any]) -> list[Any]:
-    """Return names and tables in the form of a run file's `callbacks`."""
     return load_experiment({"callbacks": list(entries)}).callbacks
 
 

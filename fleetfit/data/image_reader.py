@@ -407,6 +407,14 @@ def _read_range(path: Path, start: int, length: int) -> bytes:
 class EncodedImages:
     """Encoded images with the interface of a tensor of uint8 images [N, C, H, W], as far as `Data` needs it.
 
+    Args:
+        index: The images.
+        shape: C, H, W of the decoded images.
+        centre: Share of the shorter side for the central square, 0 < centre <= 1, which is resized to H x W. None:
+            every image must be H x W.
+        upright: Whether to apply the EXIF orientation.
+        device: Device of the batches.
+
     Attributes:
         shape: N, C, H, W of the decoded images.
         device: Device of the decoded batches.
@@ -423,16 +431,6 @@ class EncodedImages:
         upright: bool = True,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Nothing is read.
-
-        Args:
-            index: The images.
-            shape: C, H, W of the decoded images.
-            centre: Share of the shorter side that the central square keeps, 0 < centre <= 1; it is resized to H x W.
-                None: every image must be H x W.
-            upright: Whether to apply the EXIF orientation.
-            device: Device of the batches.
-        """
         self.shape = torch.Size((len(index), *shape))
         self.device = torch.device(device)
         self._index, self._centre, self._upright = index, centre, upright

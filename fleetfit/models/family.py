@@ -53,7 +53,6 @@ class Family(Architecture):
         return self.module_class(self, axes, exits)
 
     def _make_axes(self) -> dict[str, Axis]:
-        """Return all axes but that of the classes."""
         raise NotImplementedError
 
     def _build_stem(self, axes: Mapping[str, int]) -> nn.Module | None:

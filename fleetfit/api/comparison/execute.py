@@ -420,7 +420,6 @@ def _find_folder(folder: Path, subfolder: Path) -> Path:
 
 
 def _find_objects(table: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
-    """Return the sections of a run's tables that have objects in place of names."""
     return {section: table[section] for section in find_object_sections(to_table(experiment))}
 
 

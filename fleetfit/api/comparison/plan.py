@@ -489,7 +489,6 @@ def _read_lists(table: Mapping[str, Any], section: str, path: tuple[str, ...] = 
 
 
 def _combine(lists: Mapping[str, list[Any]]) -> Iterator[TunedValues]:
-    """Yield every combination of the lists' values."""
     for values in itertools.product(*lists.values()):
         yield tuple(zip(lists, values, strict=True))
 

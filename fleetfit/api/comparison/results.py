@@ -170,7 +170,6 @@ class ResultsFile:
         )
 
     def _join(self, key: str) -> str | None:
-        """Return the common value of all environments, or their different values."""
         return ", ".join(dict.fromkeys(getattr(one, key) for one in self._environments if getattr(one, key))) or None
 
     def _shorten_paths(self, value: Any) -> Any:

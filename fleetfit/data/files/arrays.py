@@ -597,11 +597,6 @@ class Arrays:
     """The arrays of one file or folder, by name."""
 
     def __init__(self, path: Path) -> None:
-        """List the arrays.
-
-        Raises:
-            DataError: The path is neither an `.npz` file nor a folder of `.npy` files.
-        """
         self.path = path
         if path.is_dir():
             self.names = [file.stem for file in list_sample_files(path, "*.npy")]

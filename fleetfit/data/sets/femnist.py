@@ -93,7 +93,6 @@ def _find_leaf_files(name: str, folder: str | None) -> dict[str, list[Path]]:
 
 
 def _find_set(name: str, folder: str | None) -> None:
-    """Raise DataError if the set is missing."""
     if not _find_leaf_files(name, folder):
         find_parquet_files(name, folder)
 

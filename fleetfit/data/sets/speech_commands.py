@@ -148,7 +148,6 @@ class _LabelledSounds:
 
 
 def _find_set(name: str, folder: str | None) -> None:
-    """Raise DataError if the set is missing."""
     archive = find_set_folder(name, folder)
     if archive is None or not _list_words(archive):
         find_parquet_files(name, folder)
