@@ -103,7 +103,7 @@ def test_a_calibration_of_another_state_is_refused(own: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--budget", "0.01"], "a sample that leaves at the first exit costs"),
+        (["--budget", "0.01"], "a sample that stops at the first exit costs"),
         (["--budget", "nan"], "a budget must be above 0, got nan."),
         (["--budget", "much"], 'got "much"'),
         (

@@ -149,7 +149,7 @@ def _draw_stopping(run: Run, level: str, options: PictureOptions, result: Pictur
     present = set(test.labels.tolist())
     lacking = [get_class_names(data)[label] for label in labels if label not in present]
     if lacking and not options.classes:
-        result.notes.append(f"No figures, because there are no test samples: class {', '.join(lacking)}.")
+        result.notes.append(f"No figures without test samples: class {', '.join(lacking)}.")
         labels = [label for label in labels if label in present]
     for label in labels:
         figure = draw_exits(data, test, outcome.exits, label, options.share, f"{title}, average budget {budget}")

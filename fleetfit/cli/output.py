@@ -16,7 +16,7 @@ from fleetfit.errors import make_printable
 if TYPE_CHECKING:
     from fleetfit.report.text import Table
 
-_PLAIN_WIDTH = 160  # characters of a table where the output is not a terminal
+_PLAIN_WIDTH = 160  # width of a table if the output is not a terminal
 _TEXT_WIDTH = 110  # characters of a line of text there
 
 

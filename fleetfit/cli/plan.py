@@ -53,7 +53,7 @@ class PlanOptions:
 
 @dataclass(frozen=True)
 class PlanView:
-    """A plan and what is printed with it.
+    """A plan and the information to print with it.
 
     Attributes:
         plan: The plan.

@@ -28,7 +28,7 @@ class UnusedKey:
     reason: str
 
     def __str__(self) -> str:
-        """Return the sentence: `[cohort] late is not used here: there is no deadline_s.`."""
+        """Return the sentence: `[cohort] late is not used here: deadline_s is not set.`."""
         section, dot, inner = self.key.partition(".")
         return f"{f'[{section}] {inner}' if dot else section} is not used here: {self.reason}."
 

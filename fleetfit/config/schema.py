@@ -133,7 +133,7 @@ CLIENTS = 40
 MIN_SAMPLES = 30
 """Training samples per client, at least; small data have fewer clients by default."""
 MIN_COHORT = 4
-"""Clients of a default cohort, at least, where the number of clients follows from the data."""
+"""Smallest default cohort if the number of clients follows from the data."""
 FRACTION = 0.1
 """Default p, the share of the clients in a cohort."""
 
@@ -550,7 +550,7 @@ class Overrides:
     Attributes:
         keys: The dotted keys of `--set` and keywords.
         dropped: The file's keys that belonged to a name which an override replaced.
-        model: The model that was chosen because it fits the data; empty where the file names one.
+        model: The model that was chosen for the data; empty if the file names one.
     """
 
     keys: tuple[str, ...] = ()

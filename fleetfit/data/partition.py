@@ -239,7 +239,7 @@ def natural(
         minimum: Groups with fewer training samples are left out.
 
     Raises:
-        DataError: There are no groups, or fewer than clients.
+        DataError: There are no groups, or more clients than groups.
     """
     if data.groups is None:
         raise DataError(
@@ -335,7 +335,7 @@ def _run_flower_partitioner(
 ) -> tuple[Ints, int]:
     """Return the client of each training sample, -1 for none, and the number of clients.
 
-    The partitioner sees a data set with the columns `label` and, where there are groups, `group`.
+    The partitioner sees a data set with the columns `label` and, if there are groups, `group`.
     """
     accepted = inspect.signature(partitioner_class).parameters
     unknown = [key for key in settings if key not in accepted]

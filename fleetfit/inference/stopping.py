@@ -210,8 +210,8 @@ def choose_policy(
         )
     if not budget >= costs[0] * (1 - 1e-9):
         raise ConfigError(
-            f"a sample that leaves at the first exit costs {costs[0]:g}, {costs[0] / costs[-1]:.3f} of what the last "
-            f"exit costs; the budget is {budget:g}.",
+            f"a sample that stops at the first exit costs {costs[0]:g}, {costs[0] / costs[-1]:.3f} of the last exit's "
+            f"cost; the budget is {budget:g}.",
             key="budget",
         )
     count, temperatures = len(costs), tuple(temperatures)

@@ -48,7 +48,7 @@ class ScaleStep:
         finer: The parts that it reads at the next finer scale; none if it reads only its own.
         normal: The part that it adds from its own scale.
         down: The part that it adds from the finer scale, or "".
-        reduced: The part to which all are reduced afterwards where a scale ends, or "".
+        reduced: The part to which all are reduced afterwards if a scale ends, or "".
     """
 
     scale: int
@@ -261,7 +261,7 @@ def msdnet(
         group: Channels per group of the group norm, which are kept or cut together; base and growth must be multiples.
 
     Raises:
-        ModelError: A number is below 1, the norm unknown, or the group does not divide what is made of base and growth.
+        ModelError: A number is below 1, the norm unknown, or the group does not divide base and growth.
     """
     if min(layers, scales, base, growth, head_channels) < 1:
         raise ModelError(

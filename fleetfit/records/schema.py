@@ -217,7 +217,7 @@ class FailureRecord(Record):
     Attributes:
         client: Number of the client; None for a job of the server.
         level: Number of the level, from 1.
-        reason: Why there is no result.
+        reason: The reason of the failure.
         absent: Whether the client sent nothing.
     """
 
@@ -416,10 +416,10 @@ class SummaryRecord(Record):
         waste: 1 - elements returned / elements sent, mean over the rounds.
         failures: Jobs without a result.
         seconds: Wall time; `seconds_of`: wall time by activity.
-        notes: What the user must know.
+        notes: Notes for the user.
         simulated_s: Simulated seconds.
         privacy: The privacy that was spent.
-        score: What the task's accuracy is called.
+        score: Name of the task's accuracy.
         empty_rounds: Rounds without a usable update.
         multiply_adds: Of all clients.
         name: Name of the run.
@@ -489,7 +489,7 @@ class EnvironmentRecord(Record):
         processors: Number of cores; `threads` of these that PyTorch used.
         cuda: Name of the GPU.
         fleetfit_commit: Commit of FleetFit, "-dirty" if the package was changed.
-        git_commit: Commit of the working folder; `git_changes` where it was changed.
+        git_commit: Commit of the working folder; `git_changes` if it was changed.
         resumed: The times at which the run was resumed.
     """
 
@@ -547,7 +547,7 @@ class NodesRecord(Record):
 
 
 class CallbacksRecord(Record):
-    """The last round of which each callback was notified, `callbacks.json`."""
+    """The last round that each callback has received, `callbacks.json`."""
 
     told: dict[str, Count]
 
@@ -556,7 +556,7 @@ class CallbacksRecord(Record):
 
 
 class OutcomeRecord(Record):
-    """What a policy does to samples: shares by exit, accuracy, cost of a sample."""
+    """The outcome of a policy: shares by exit, accuracy, cost of a sample."""
 
     shares: Full[Share]
     accuracy: Share
@@ -564,7 +564,7 @@ class OutcomeRecord(Record):
 
 
 class TestOutcomeRecord(OutcomeRecord):
-    """The outcome on test samples, beside the accuracy of the last exit."""
+    """The outcome on test samples, with the accuracy of the last exit."""
 
     full: Share
 
@@ -576,7 +576,7 @@ class CurveRecord(OutcomeRecord):
 
 
 class PolicyRecord(Record):
-    """When a sample leaves."""
+    """A policy of early stopping."""
 
     thresholds: Full[Number]
     measure: str
@@ -603,7 +603,7 @@ class CalibrationRecord(Record):
 
 
 class PlannedRunRecord(Record):
-    """A run of a comparison, perhaps one that has not started."""
+    """A run of a comparison, which may not have started."""
 
     place: str
     title: str
@@ -619,7 +619,7 @@ Series = List[Number | None]
 
 
 class CurvesRecord(Record):
-    """The evaluated rounds of a run, and what was measured after each: series of one length.
+    """The evaluated rounds of a run and their measurements, as series of the same length.
 
     Attributes:
         round: The rounds.
@@ -650,13 +650,13 @@ class RunResult(Record):
 
     Attributes:
         row: Label of its row.
-        setting: Label of its setting; empty where the file has none.
+        setting: Label of its setting; empty if the file has none.
         seed: Its seed.
-        overrides: What its row and its setting set, by dotted key of a run file.
-        tuned: The values that were chosen for its row and setting on validation data, by dotted key.
+        overrides: The keys that its row and setting set, by dotted key of a run file.
+        tuned: The values chosen for its row and setting on validation data, by dotted key.
         rounds: Number of rounds.
         seconds: Wall time of all rounds.
-        training_seconds: The part of it that training took; None where it was not measured.
+        training_seconds: The part spent on training; None if not measured.
         speed: `engine.speed`, "exact" or "fast".
         digest: SHA-256 of its resolved configuration, `config.toml`.
         final: Its final numbers by name (`fleetfit.report.columns.make_final_numbers`): percent, rounds, costs.
@@ -682,13 +682,13 @@ class RunResult(Record):
 
 
 class TuningCandidate(Record):
-    """Values that were tried for a row in a setting.
+    """Tried values of a row in a setting.
 
     Attributes:
         values: The values by dotted key.
-        score: The accuracy on validation data by which they were judged, in percent; None where there is none.
-        seed: The seed of the run that tried them.
-        rounds: Rounds to the target on validation data, where these decide; None where it was not reached.
+        score: The accuracy on validation data in percent, the criterion; None if there is none.
+        seed: The seed of the tuning run.
+        rounds: Rounds to the target on validation data, if these decide; None if not reached.
     """
 
     values: dict[str, Any]
@@ -698,13 +698,13 @@ class TuningCandidate(Record):
 
 
 class TuningResult(Record):
-    """The values that a row got in a setting, and those that were tried.
+    """The chosen values of a row in a setting, and the tried ones.
 
     Attributes:
         row: Label of the row.
         setting: Label of the setting.
-        chosen: The values that were chosen, by dotted key.
-        candidates: All that were tried, once for each seed.
+        chosen: The chosen values, by dotted key.
+        candidates: The tried values, once per seed.
     """
 
     row: str
@@ -738,19 +738,19 @@ class LevelResult(Record):
 
 
 class ComparisonResults(Record):
-    """The results of a comparison, `results.json`, perhaps of one that is not finished.
+    """The results of a comparison, `results.json`, finished or not.
 
     Attributes:
         name: Name of the run file.
-        file: Path of the run file, as it was seen from the working folder.
+        file: Path of the run file, relative to the working folder.
         versions: Of `fleetfit`, `torch` and `python`.
         commit: Commit of the checkout of FleetFit, "-dirty" if its package was changed; None outside of one.
         machine: `processor` and `cores`.
-        against: Label of the row that the others are measured against.
+        against: Label of the baseline row.
         settings: The file's tables with every default.
         runs: The finished runs, row by row.
         levels: The levels of each row and setting; empty in files of earlier versions.
-        tuning: The tuning of each row and setting; empty where nothing was tuned.
+        tuning: The tuning of each row and setting; empty without tuning.
     """
 
     format: Count = 1

@@ -240,7 +240,7 @@ def make_comparison_table(
 
     Args:
         rows: Labels of the rows.
-        settings: Labels of the settings; one empty label where there is only one setting.
+        settings: Labels of the settings; one empty label if there is only one setting.
         results: The numbers of all seeds by (row, setting), each by column (`fleetfit.report.columns`); a pair may be
             missing.
         title: Title of the table.

@@ -111,7 +111,7 @@ def set_feature_cache(problem: Problem, section: EngineSection) -> Problem:
 
 
 def find_server_device(section: EngineSection) -> torch.device:
-    """Return where the server computes: the engine's device if this machine has it, else the CPU."""
+    """Return the server's device: the engine's device if this machine has it, else the CPU."""
     name = section.settings.get("device", "cpu")
     try:
         return accelerator_named(name if isinstance(name, str) else "cpu")

@@ -119,7 +119,7 @@ def _assemble(
 def build_federation(
     experiment: Experiment, clients: int, planned: PlannedProblem, members: FleetMembers
 ) -> Federation:  # fmt: skip
-    """Return the server's view of a number of clients: without budgets where the method needs none."""
+    """Return the server's view of a number of clients, without budgets if the method does not need them."""
     truth, simulation = members.clients, members.simulation
     availability = None if simulation is None else simulation.resources.availability
     return Federation(

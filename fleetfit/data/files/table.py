@@ -9,7 +9,7 @@ numbers and constant columns are left out, with a note. The encoding is written 
 encodes other rows in the same way, such as rows to predict and rows of a fleet's nodes.
 
 The encoding is that of scikit-learn's `StandardScaler` and `OneHotEncoder`, and tests compare with them. It is computed
-here because theirs differs where it is stored: `StandardScaler` has other last digits than NumPy's mean and standard
+here because theirs differs in stored values: `StandardScaler` has other last digits than NumPy's mean and standard
 deviation, on which stored runs depend, and `OneHotEncoder` gives rare categories a feature of their own.
 """
 
@@ -190,7 +190,7 @@ class TableSheet:
         """Return the name of a column.
 
         Raises:
-            DataError: There is no such column.
+            DataError: The column does not exist.
         """
         names = self.table.column_names
         if name not in names:

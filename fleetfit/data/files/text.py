@@ -205,7 +205,7 @@ class Cells:
         problem = f'no column "{requested}"' if requested is not None else f"no {what} column ({' or '.join(usual)})"
         raise DataError(
             f'{self.path} has {problem}. Its columns are {", ".join(self.columns)}. Set {what} = "...", or header = '
-            "false if its first line is no header.",
+            "false if its first line is not a header.",
             path=self.path,
         )
 

@@ -61,7 +61,7 @@ def _make_cifar(
         coarse: Whether the labels are the 20 superclasses.
         resize: Side in pixels to which batches are enlarged after augmentation; None: they keep their size.
         samples: Number of training images to draw, class by class, those held out included; None: all.
-        hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk.
+        hub: Whether to download the set from the Hugging Face hub if it is not on disk.
         normalise: By "fixed" values, mean 0.5 and deviation 0.25, or by the set's "own" mean and deviation per channel.
 
     Raises:

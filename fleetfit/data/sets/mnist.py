@@ -63,7 +63,7 @@ def _make_mnist(
         seed: Seed of the held out samples.
         resize: Side in pixels to which batches are enlarged after augmentation; None: they keep their size.
         samples: Number of training images to draw, class by class, those held out included; None: all.
-        hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk.
+        hub: Whether to download the set from the Hugging Face hub if it is not on disk.
 
     Raises:
         DataError: The files are missing or wrong, or `validation` is out of range.

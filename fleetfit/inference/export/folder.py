@@ -60,7 +60,7 @@ class Form:
 
     summary: str
     models: str = "that can be traced"
-    exits: str = "all, and each by itself"
+    exits: str = "all together, and each separately"
     has_preprocessing: bool = True
     is_exact: bool = True
     packages: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ FORMS: Mapping[str, Form] = {
     ),
     "executorch": Form(
         "one .pte file lowered to XNNPACK, a method for each segment",
-        exits="each by itself",
+        exits="each separately",
         packages=("executorch",),
         extra="executorch",
     ),
@@ -499,14 +499,15 @@ logits = model({example})
 ```
 """
 _DEVICE = """
-Without PyTorch, with numpy and onnxruntime; `--stop` leaves early where the model is sure, if it was calibrated:
+Without PyTorch, with numpy and onnxruntime; `--stop` stops early if the model is confident (only for calibrated
+models):
 
 ```sh
 pip install numpy onnxruntime
 python run.py samples.npy{stop}             # or: from run import Model
 ```
 
-`model.onnx` computes every exit at once, whatever output is asked for; only the segments save time.
+`model.onnx` computes every exit at once. Only the segments save time.
 """
 
 

@@ -85,7 +85,7 @@ class LevelModel:
 
     @property
     def sample_count(self) -> int:
-        """How many samples forms are compared on: a thousand, and fewer where the logits would fill the memory."""
+        """Number of samples for comparing forms: a thousand, fewer if the logits would fill the memory."""
         positions = self.data.sample_shape[0] if self.data.task == "next_token" else 1
         return max(2, min(_SAMPLES, _LOGITS // (len(self.exits) * self.data.classes * positions)))
 
@@ -94,7 +94,7 @@ class LevelModel:
 
         Args:
             split: "test", "validation" or "train".
-            count: Their number, or all where the split has fewer.
+            count: Their number, or all if the split has fewer.
         """
         if isinstance(self.data, DataDescription):
             rng = torch.Generator().manual_seed(0)
