@@ -24,7 +24,7 @@ SAMPLE ?= 500
 PARTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env package test-package check-files sbom demo fleet-demo test test-all test-fleet test-fleet-all test-browser lint audit format bench bench-check peers-env results mutants docs docs-open clean clean-env
+.PHONY: help env package test-package check-files sbom demo fleet-demo test test-all test-quick test-slow test-fleet test-fleet-all test-browser lint audit format bench bench-check peers-env results mutants docs docs-open clean clean-env
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r a b; do printf '%-18s %s\n' "$$a" "$$b"; done
@@ -62,10 +62,17 @@ $(STAMP): pyproject.toml constraints.txt
 demo: env ## train ScaleFL, FedAvg and HeteroFL on the handwritten digits, and compare them
 	$(BIN)/fleetfit demo
 
-test: lint ## linters, types, import directions, and the quick tests (gpu ones skip where there is no GPU)
+# Linters have a core of their own while workers collect tests, and share it with the tests after that.
+test: env ## linters, types, import directions, and the quick tests (gpu ones skip where there is no GPU)
+	@$(MAKE) --no-print-directory -j 2 lint test-quick
+
+test-all: env ## the same with the slow tests
+	@$(MAKE) --no-print-directory -j 2 lint test-slow
+
+test-quick: env
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
-test-all: lint ## the same with the slow tests
+test-slow: env
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m "not network and not fleet and not browser" $(PYTEST_ARGS)
 
 test-fleet: env ## whole fleets of real processes on this machine: faults, restarts, TLS and keys

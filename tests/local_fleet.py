@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tomli_w
 from local_grid import LocalGrid, node_file
 
 import fleetfit as ff
 from fleetfit.api.fleet import ServerAppConfig, serve
+from fleetfit.fleet import transport
 
 CLIENTS = 5
 DIVISION = {"kind": "dirichlet", "alpha": 1.0, "clients": CLIENTS}
@@ -62,11 +64,10 @@ class Lab:
         path = self.folder / "run.toml"
         path.write_text(tomli_w.dumps({**self.table, "engine": engine}))
         target = str(self.folder / out)
-        return serve(
-            self.grid,
-            ServerAppConfig(resume=target) if resume else ServerAppConfig(str(path), target),
-            self.said.append,
-        )
+        config = ServerAppConfig(resume=target) if resume else ServerAppConfig(str(path), target)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(transport, "_EVERY_S", 0.005)  # between questions: nothing travels here
+            return serve(self.grid, config, self.said.append)
 
     @property
     def heard(self) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from support import Expected, raises
+from support.bits import has_same_bits
 
 import fleetfit as ff
 from fleetfit.api.comparison import format_label, plan_comparison
@@ -31,9 +32,6 @@ SMALL: dict[str, Any] = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("without_plots_in_module")
-
-
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> ff.Run:
     """One finished run, for the tests that only look at it."""
@@ -43,8 +41,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> ff.Run:
 def states_equal(a: ff.Run, b: ff.Run) -> bool:
     x, y = (RunFolder.open(r.folder).load_checkpoint() for r in (a, b))
     assert x is not None and y is not None
-    first, second = x["server"]["state"], y["server"]["state"]
-    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+    return has_same_bits(x["server"]["state"], y["server"]["state"])
 
 
 def timeless(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """Attacks: each formula on small numbers, who is drawn, what reaches the devices and the server, the same bits."""
 
-import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from support import Expected, raises
-from tiny import tiny_data, tiny_parts, tiny_problem
+from support.attacks import CORE, FULL, LAYOUT, MIDDLE, PROBLEM, SENT, TINY, elements, make_job, make_update
+from tiny import tiny_data, tiny_parts
 from torch import Tensor
 
 import fleetfit as ff
@@ -25,54 +25,22 @@ from fleetfit.errors import ConfigError
 from fleetfit.submodel import Submodel, concat_state, extract
 from fleetfit.values import Clients, DataDescription, Job, NodeDescription, Update
 
-PROBLEM = tiny_problem()
-LAYOUT = PROBLEM.layout
-CORE, MIDDLE, FULL = (PROBLEM.submodel(w, e) for w, e in ((0.5, (1,)), (0.75, (1, 2)), (1.0, (1, 2, 3))))
-TINY: dict[str, Any] = {
-    "rounds": 3,
-    "data": {"name": "tiny:tiny_data", "partition": {"kind": "iid", "clients": 10}},
-    "model": {"name": "tiny:tiny"},
-    "fleet": {"groups": [{"budget": 0.4}, {"budget": 1.0}], "tolerance": 0.5},
-    "local": {"epochs": 8, "batch_size": 8, "lr": 0.1},
-    "cohort": {"fraction": 1.0},
-    "evaluate": {"every": 0, "norms": ["static"], "statistics_samples": 60},
-}
 KINDS = names.list_names("attacks")
-
-
-def random_state(seed: int) -> dict[str, Tensor]:
-    rng = torch.Generator().manual_seed(seed)
-    return {n: torch.randn(s, generator=rng) for n, s in LAYOUT.shapes(LAYOUT.full_sizes, LAYOUT.exits).items()}
-
-
-SENT = random_state(0)
-
-
-def job_of(piece: Submodel, index: int = 0) -> Job:
-    return Job("train", 1, 3, index, index, piece, extract(LAYOUT, SENT, piece), {"name": "fedavg"}, 5)
-
-
-def update_of(piece: Submodel, seed: int, job: Job) -> Update:
-    state = extract(LAYOUT, random_state(seed), piece)
-    return Update(1, job.index, job.client, 0, job.submodel, piece, state, 20, {"loss": 1.0})
 
 
 def forged(
     kind: str, piece: Submodel = FULL, own: Submodel = FULL, untrained: tuple[str, ...] = (), **keys: Any
 ) -> tuple[Update, Update, Job]:
     """Return an honest update, what an attack makes of it when two others of the round are known, and its job."""
-    job = job_of(piece)
-    honest = update_of(piece, 1, job)
-    moves = [Move(p, concat_state(update_of(p, s, job_of(p)).state) - concat_state(extract(LAYOUT, SENT, p)), untold)
-             for p, s, untold in ((piece, 1, ()), (FULL, 2, untrained), (CORE, 3, ()))]  # fmt: skip
+    job = make_job(piece)
+    honest = make_update(piece, 1, job)
+    moves = [
+        Move(p, concat_state(make_update(p, s, make_job(p)).state) - concat_state(extract(LAYOUT, SENT, p)), untold)
+        for p, s, untold in ((piece, 1, ()), (FULL, 2, untrained), (CORE, 3, ()))
+    ]
     attack = names.resolve("attacks", kind)(**keys)
     scene = Scene(LAYOUT, job, CORE, own, Knowledge(LAYOUT, moves))
     return honest, attack.forge(honest, scene, torch.Generator().manual_seed(7)), job
-
-
-def elements(state: Mapping[str, Tensor]) -> dict[tuple[str, tuple[int, ...]], float]:
-    """Return a state, number by number; prefixes keep their places."""
-    return {(name, at): float(t[at]) for name, t in state.items() for at in itertools.product(*map(range, t.shape))}
 
 
 @pytest.mark.parametrize(
@@ -102,7 +70,7 @@ def test_colluders_use_the_moments_of_those_who_cover_an_element(kind: str, keys
     untrained = ("stem.weight", "heads.2.bias")
     _, found, _ = forged(kind, MIDDLE, untrained=untrained, **keys)
     sent = elements(SENT)
-    known = [elements(update_of(p, s, job_of(p)).state) for p, s in ((MIDDLE, 1), (FULL, 2), (CORE, 3))]
+    known = [elements(make_update(p, s, make_job(p)).state) for p, s in ((MIDDLE, 1), (FULL, 2), (CORE, 3))]
     counts = set()
     for place, number in elements(found.state).items():
         trained = [one for one in known if place in one and not (one is known[1] and place[0] in untrained)]
@@ -137,7 +105,7 @@ def test_min_max_goes_exactly_as_far_as_two_others_are_apart(chunk: int, monkeyp
 
 def test_min_max_is_of_its_own_sub_model_alone_and_honest_without_company() -> None:
     _, found, job = forged("min_max", FULL)
-    moves = torch.stack([concat_state(update_of(FULL, s, job).state) - concat_state(job.state) for s in (1, 2)])
+    moves = torch.stack([concat_state(make_update(FULL, s, job).state) - concat_state(job.state) for s in (1, 2)])
     moved = concat_state(found.state) - concat_state(job.state)
     most = float((moves[0] - moves[1]).norm())
     assert max(float((moved - one).norm()) for one in moves) == pytest.approx(most, rel=1e-4)
@@ -157,8 +125,8 @@ def test_noise_is_as_long_as_asked_for_and_repeats_by_its_seed() -> None:
 
 
 def test_each_round_and_each_client_has_noise_of_its_own() -> None:
-    job = job_of(FULL, 1)
-    attackers, honest = hostile("noise"), update_of(FULL, 1, job)
+    job = make_job(FULL, 1)
+    attackers, honest = hostile("noise"), make_update(FULL, 1, job)
     later = replace(job, round=2)
     first, again, next_round, other = (
         concat_state(attackers.forged(honest, one, LAYOUT, Knowledge(LAYOUT)).state)
@@ -189,8 +157,8 @@ def test_lies_about_samples_budget_and_level() -> None:
 
 
 def test_an_update_of_a_part_of_what_was_sent_is_forged_where_it_is() -> None:
-    job = job_of(FULL)
-    part = update_of(MIDDLE, 1, job)
+    job = make_job(FULL)
+    part = make_update(MIDDLE, 1, job)
     scene = Scene(LAYOUT, job, CORE, FULL, Knowledge(LAYOUT))
     found = names.resolve("attacks", "sign_flip")(scale=2.0).forge(part, scene, torch.Generator())
     sent, trained = elements(SENT), elements(part.state)

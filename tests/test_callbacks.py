@@ -15,6 +15,7 @@ import tomli_w
 import torch
 from run_folders import TINY, Stopped, stopped_run
 from support import raises, run_verb
+from support.bits import have_same_state
 from waiting import wait_until
 
 import fleetfit as ff
@@ -24,9 +25,6 @@ from fleetfit.errors import ConfigError
 
 QUICK: dict[str, Any] = {**TINY, "evaluate": {"every": 2, "statistics_samples": 60, "norms": ["static"]}}
 HERE = Path(__file__).parent
-
-
-pytestmark = pytest.mark.usefixtures("without_plots")
 
 
 @pytest.fixture(autouse=True)
@@ -62,11 +60,6 @@ class Heard(ff.Callback):
 def written(folder: Path) -> list[dict[str, Any]]:
     """Return the lines of `metrics.jsonl`, read without the package."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def same_state(a: ff.Run, b: ff.Run) -> bool:
-    one, other = a.server.state, b.server.state
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 # ---- what is told ----------------------------------------------------------------------------------------------------
@@ -108,7 +101,7 @@ def test_a_run_that_is_told_of_has_the_same_bits(tmp_path: Path) -> None:
     heard = Heard()
     told = ff.run(QUICK, out=tmp_path / "told", callbacks=[meddles, heard])
     alone = ff.run(QUICK, out=tmp_path / "alone")
-    assert same_state(told, alone)
+    assert have_same_state(told, alone)
     assert [value for what, value in heard.all if what == "round"] == written(told.folder)
     assert told.columns == alone.columns
     assert (told.folder / "config.toml").read_text() == (alone.folder / "config.toml").read_text()

@@ -22,9 +22,6 @@ from fleetfit.errors import RunError
 Change = Callable[[dict[str, torch.Tensor], Any], None]
 
 
-pytestmark = pytest.mark.usefixtures("without_plots_in_module")
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Finished runs by name, each made once."""

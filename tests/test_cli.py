@@ -23,9 +23,6 @@ from fleetfit.cli import listing
 SMALL = ["--set", "data.partition.clients=8", "--set", "rounds=2", "--set", "local.epochs=1", "--set", "cohort.count=4"]
 
 
-pytestmark = pytest.mark.usefixtures("without_plots_in_module")
-
-
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of one finished run."""
@@ -141,7 +138,7 @@ def test_no_arguments_show_the_help() -> None:
     assert "Usage" in found.out
 
 
-def test_run_shows_rounds_and_ends_with_tables_and_the_folder(tmp_path: Path) -> None:
+def test_run_shows_rounds_and_ends_with_tables_and_the_folder(tmp_path: Path, without_plots: None) -> None:
     found = run_verb("run", *SMALL, "--out", tmp_path / "run", code=0)
     assert re.search(r"^round 1/2  loss \d\.\d{3}  .*left$", found.out, re.MULTILINE)
     assert re.search(r"^round 2/2  loss .*local \d+\.\d\d%  global \d+\.\d\d%", found.out, re.MULTILINE)

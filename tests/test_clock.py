@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import raises
+from support.devices import FIGURES, set_speeds
 from tiny import plain, tiny_federation
 
 from fleetfit import messages
@@ -24,19 +25,10 @@ from fleetfit.training import run_job
 from fleetfit.training.clock import STEP, forward_work, planned_passes
 from fleetfit.values import DeviceResources, Failure, Federation, Job, Local, Simulation, Speed, Update
 
-FIGURES = ("multiply_adds_per_s", "down_bytes_per_s", "up_bytes_per_s", "latency_s")
-
-
-def fast(simulation: Simulation, *figures: float, jitter: float = 0.0) -> Simulation:
-    """Return the simulation with the same figures for all clients."""
-    count = len(simulation.parts)
-    speeds = {name: np.full(count, value) for name, value in zip(FIGURES, figures, strict=True)}
-    return replace(simulation, resources=replace(simulation.resources, speeds=speeds, jitter=jitter))
-
 
 def clocked(spec: dict[str, Any] | None = None, **more: Any) -> tuple[Federation, Simulation]:
     federation, simulation = tiny_federation(spec or {"name": "scalefl"}, **more)
-    return federation, fast(simulation, 1e6, 2e4, 1e4, 0.25)
+    return federation, set_speeds(simulation, 1e6, 2e4, 1e4, 0.25)
 
 
 def replies(federation: Federation, simulation: Simulation, training: Local) -> list[Update | Failure]:
@@ -131,9 +123,9 @@ def test_what_a_clock_says_is_not_sent() -> None:
     """Bytes are the same with and without figures; else seconds would depend on the digits of seconds."""
     federation, simulation = tiny_federation({"name": "scalefl"})
     bare = run_round(federation, local(simulation), Settings(1, plain()), start(federation))[1]
-    timed = run_round(federation, local(fast(simulation, 1e6, 1e4, 1e4, 0.1)), Settings(1, plain()), start(federation))[
-        1
-    ]
+    timed = run_round(
+        federation, local(set_speeds(simulation, 1e6, 1e4, 1e4, 0.1)), Settings(1, plain()), start(federation)
+    )[1]
     assert timed["simulated_s"] is not None
     assert (bare["bytes_down"], bare["bytes_up"]) == (timed["bytes_down"], timed["bytes_up"])
 

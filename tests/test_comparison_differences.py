@@ -47,9 +47,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-pytestmark = pytest.mark.usefixtures("without_plots")
-
-
 @pytest.fixture
 def found(place: Path) -> ff.Comparison:
     return ff.compare(place / "three.toml", out=place / "out")

@@ -45,9 +45,6 @@ cohort.count = 2
 """
 
 
-pytestmark = pytest.mark.usefixtures("without_plots")
-
-
 def compared(tmp_path: Path, text: str, *overrides: str) -> ff.Comparison:
     return compare_text(tmp_path, HEAD + text, "two.toml", overrides=overrides)
 
@@ -356,9 +353,8 @@ def test_a_row_called_tune_keeps_apart_from_the_runs_that_tune(tmp_path: Path) -
     assert (one.rounds, one.asked, len(one.children)) == (2, 2, 6)
 
 
-def test_long_settings_have_folders_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_settings_have_folders_and_pictures(tmp_path: Path, runs_draw: None) -> None:
     """Lists of tables make labels that no file system takes."""
-    monkeypatch.undo()  # with plots, whose files are called after settings too
     long = f'[{{ budget = 0.4, name = "{"small " * 30}" }}, {{ budget = 1.0, name = "{"large " * 30}" }}]'
     grid = f"[compare.grid]\nfleet.groups = [{long}, {long.replace('0.4', '0.5')}]\n"
     found = compared(tmp_path, ROWS + grid, "rounds=1", "evaluate.every=1")

@@ -38,9 +38,6 @@ seed = [0, 1]
 """
 
 
-pytestmark = pytest.mark.usefixtures("without_plots")
-
-
 def compared(place: Path, text: str, **more: Any) -> ff.Comparison:
     return compare_text(place, HEAD + text, "two.toml", **more)
 
@@ -175,7 +172,9 @@ def test_a_finished_comparison_is_only_written_anew(tmp_path: Path) -> None:
     assert again == text.replace('"against": "Scale"', '"against": "fedavg"') != text
 
 
-def test_only_the_comparison_draws_and_with_all_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_comparison_draws_and_with_all_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs_draw: None
+) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(figures, "draw_run", lambda run: drawn.append(run) or {})
     monkeypatch.setattr(figures, "draw_comparison", lambda rows, *more: drawn.append(rows) or {})

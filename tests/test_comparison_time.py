@@ -107,9 +107,6 @@ local.lr = [0.1, 0.05]
 """
 
 
-pytestmark = pytest.mark.usefixtures("without_plots")
-
-
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_comparison_says_how_far_it_is(tmp_path: Path, jobs: int) -> None:
     """Eight runs, four of which tune; what is left is known from the first round on; the second time all are there."""

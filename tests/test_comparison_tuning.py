@@ -45,7 +45,7 @@ TUNE = "[compare.tune]\nlocal.lr = [0.00001, 0.05, 0.1]\nlocal.weight_decay = [0
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, without_plots: None) -> Path:
+def place(tmp_path: Path) -> Path:
     (tmp_path / "data.py").write_text(DATA)
     return tmp_path
 

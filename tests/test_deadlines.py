@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support import aggregate_updates
-from test_clock import fast
+from support.devices import set_speeds
 from tiny import plain, spec_of, tiny_federation
 
 import fleetfit
@@ -157,7 +157,7 @@ def test_drop_loses_whoever_is_late_and_the_round_lasts_until_the_deadline() -> 
     """The slow half cannot finish; what it computed until the deadline is counted, and no update of it."""
     federation, simulation = tiny_federation({"name": "scalefl"}, clients=6, cohort=6)
     slow = np.array([1e9, 1e9, 1e9, 1e3, 1e3, 1e3])
-    simulation = fast(simulation, 1e9, 1e6, 1e6, 0.1)
+    simulation = set_speeds(simulation, 1e9, 1e6, 1e6, 0.1)
     figures = {**simulation.resources.speeds, "multiply_adds_per_s": slow}
     simulation = replace(simulation, resources=replace(simulation.resources, speeds=figures))
     training = plain(epochs=2, batch_size=8, deadline_s=5.0, late="drop")
@@ -181,7 +181,7 @@ def test_deadlines_that_nobody_misses_change_no_bit() -> None:
     for late in ("shallower", "stop", "drop"):
         timed, _ = tiny_federation({**spec, "plus": {"in_time": {}}})
         training = plain(deadline_s=1e6, late=late)  # type: ignore[arg-type]
-        engine = local(fast(simulation, 1e9, 1e6, 1e6, 0.1))
+        engine = local(set_speeds(simulation, 1e9, 1e6, 1e6, 0.1))
         found, report = run_round(timed, engine, Settings(1, training), start(timed))
         assert all(torch.equal(found.state[name], tensor) for name, tensor in expected.state.items())
         assert report["deadline"] == {"shallower": 0, "stopped": 0, "late": 0}
@@ -222,7 +222,7 @@ def test_a_deadline_works_with_max_steps_and_patience() -> None:
 def test_methods_take_shallower_and_stopped_updates(name: str, plus: Mapping[str, Any]) -> None:
     """Two rounds in which the deadline bites: everybody's update is accepted, and client memories move along."""
     federation, simulation = tiny_federation({**spec_of(name), "plus": {**plus, "in_time": {}}}, clients=6, cohort=6)
-    engine = local(fast(simulation, 2e5, 1e6, 1e6, 0.1))
+    engine = local(set_speeds(simulation, 2e5, 1e6, 1e6, 0.1))
     settings = Settings(2, plain(lr=0.05, epochs=3, batch_size=8, deadline_s=0.4))
     server = start(federation)
     for _ in range(2):

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_train import Losses, close, plain_sgd
+from support.training import Losses, assert_close, plain_sgd
 from tiny import tiny_federation
 from torch import Tensor
 
@@ -92,7 +92,7 @@ def test_rounds_are_the_exits_losses_with_the_ramp_and_feddyn(share: float, temp
             if those:
                 h[n] = h[n] - alpha / 6 * torch.stack([t - x[n] for t in those]).sum(0)
                 x[n] = torch.stack(those).mean(0) - (h[n] / alpha if alpha else 0)
-        close(server.state, x, atol=2e-5)
+        assert_close(server.state, x, atol=2e-5)
     assert federation.method.weight is by_count
 
 

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 import typer
-from test_readme import GUIDE_PAGES, exit_code, file_name, write_files, write_iris
+from support.pages import GUIDE_PAGES, exit_code, file_name, write_files, write_iris
 
 import fleetfit as ff
 from fleetfit.cli.main import make_app
 from fleetfit.config import load_experiment
-from fleetfit.report import drawing
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -147,7 +146,6 @@ def test_a_run_file_runs(block: Block, tmp_path: Path, monkeypatch: pytest.Monke
     """For one round of one epoch; rows and settings as they stand, with one seed and one value each."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(drawing, "is_available", lambda: False)
     write_files(
         "\n".join(f"```toml\n{b.text}```\n" for b in BLOCKS if b.page == block.page and b.language == "toml"), tmp_path
     )

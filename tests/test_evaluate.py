@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from test_train import Inline, Moments, of_the_batch, plain_outputs, pooled_moments
+from support.training import InlineEngine, Moments, batch_moments, plain_outputs, pooled_moments
 from tiny import plain, tiny_data, tiny_federation, tiny_parts
 from torch import Tensor
 
@@ -69,7 +69,7 @@ class Plain:
     def __init__(self, fleet: Trained, level: int, norm: str) -> None:
         self.state = state_of(fleet, level)
         self.exits = fleet.federation.levels[level].submodel.exits
-        self.moments: Moments = of_the_batch
+        self.moments: Moments = batch_moments
         if norm == "static":
             found = pooled_moments(fleet.federation, fleet.simulation, self.state, level)
             self.moments = lambda layer, z: (found[f"{layer}.mean"], found[f"{layer}.var"])
@@ -347,7 +347,7 @@ def test_levels_that_devices_take_themselves_are_those_of_their_budgets() -> Non
 # ---- what is asked for -------------------------------------------------
 
 
-class Watching(Inline):
+class Watching(InlineEngine):
     """Notes the jobs."""
 
     def __init__(self, simulation: Simulation) -> None:
@@ -441,7 +441,7 @@ def test_columns_on_data_at_hand_are_those_of_a_plain_evaluation(fleet: Trained,
 
 
 def test_statistics_are_the_same_each_time_and_belong_to_a_level(fleet: Trained) -> None:
-    a, b = (statistics(fleet.federation, Inline(fleet.simulation), fleet.server, WANTED)[0] for _ in range(2))
+    a, b = (statistics(fleet.federation, InlineEngine(fleet.simulation), fleet.server, WANTED)[0] for _ in range(2))
     assert all(torch.equal(a[level][n], b[level][n]) for level in a for n in a[level])
     assert {level: len(a[level]["blocks.0.1.mean"]) for level in a} == {0: 6, 1: 8, 2: 12}
     assert not any("mean" in name or "running" in name for name in fleet.server.state)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from sampling import some_quick
 from support import raises
+from support.bits import assert_same_bits, has_same_bits
 from tiny import plain, spec_of, tiny_data, tiny_federation, tiny_parts, tiny_problem, tiny_server_data
 from torch import Tensor
 
@@ -23,7 +24,7 @@ from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.evaluate import EvaluationScope, level_module
 from fleetfit.factories import call_factory
-from fleetfit.layout import State, outputs
+from fleetfit.layout import outputs
 from fleetfit.method import FEDAVG, apply_model_hook, build, is_portable
 from fleetfit.planner import Targets
 from fleetfit.round_report import LEFT_OUT
@@ -128,15 +129,15 @@ def test_a_method_trains_and_evaluates(spec: dict[str, Any]) -> None:
     first, last = start(federation), finished(federation, simulation)
     assert last.report["train"]["clients"] + left_out(last, spec) == min(4, len(federation.able))
     assert all(bool(torch.isfinite(t).all()) for t in last.server.state.values())
-    assert not same(first.state, last.server.state)
+    assert not has_same_bits(first.state, last.server.state)
     columns = last.report["evaluate"]["static"]
     for key in ("global", "local", "avg", "full", "ensemble", "mean_over_exits", "best_exit", "global_worst_tenth"):
         assert 0 <= columns[key] <= 1, key
     json.dumps(last.report, allow_nan=False)
     again = finished(*planned(spec, dropout=0.1))
-    assert same(last.server.state, again.server.state)
+    assert_same_bits(last.server.state, again.server.state)
     other, simulation = planned(spec, dropout=0.1)
-    assert not same(finished(replace(other, seed=1), simulation).server.state, last.server.state)
+    assert not has_same_bits(finished(replace(other, seed=1), simulation).server.state, last.server.state)
 
 
 def left_out(last: Round, spec: Mapping[str, Any]) -> int:
@@ -145,10 +146,6 @@ def left_out(last: Round, spec: Mapping[str, Any]) -> int:
     assert not failures or spec.get("plus", {}).keys() & {"outliers", "krum"}, failures
     assert all(failure["reason"] == LEFT_OUT for failure in failures)
     return len(failures)
-
-
-def same(a: State, b: State) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)

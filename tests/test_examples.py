@@ -26,7 +26,6 @@ from fleetfit.config.toml import read_toml
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
 from fleetfit.planner import Plan
-from fleetfit.report import drawing
 from fleetfit.rounds import start
 
 ROOT = Path(__file__).parents[1]
@@ -98,7 +97,6 @@ def test_lines_of_code_are_counted():
 
 
 def test_an_own_tracker_takes_ten_lines_and_keeps_every_number(tmp_path, monkeypatch):
-    monkeypatch.setattr(drawing, "is_available", lambda: False)
     script = EXAMPLES / "own_tracker.py"
     head = [line for line in script.read_text().splitlines() if line.startswith(("import", "from"))]
     assert lines_of_code(script.read_text()) - len(head) <= 10
@@ -114,7 +112,6 @@ def test_optuna_searches_and_prunes(tmp_path, monkeypatch):
     """With fewer rounds; the third trial's accuracies are made the worst, and it is cut off at its first evaluation."""
     optuna = pytest.importorskip("optuna", reason="the example searches with Optuna: pip install optuna")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(drawing, "is_available", lambda: False)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     made = runpy.run_path(str(EXAMPLES / "optuna_search.py"))
     made["BASE"].update(TINY, rounds=2, evaluate={**made["BASE"]["evaluate"], "every": 1})
@@ -182,7 +179,6 @@ def test_the_layout_of_an_example_is_right(model):
 @pytest.mark.parametrize("model", MODELS)
 def test_an_example_of_a_model_learns_at_four_levels(model, method, tmp_path, monkeypatch):
     needs_transformers(model)
-    monkeypatch.setattr(drawing, "is_available", lambda: False)
     few = ("rounds=3", "local.epochs=2", "data.partition={kind='dirichlet', alpha=100.0, clients=4}", "data.test=0.6",
            "cohort.count=4", "evaluate.every=0")  # fmt: skip
     name = f"{EXAMPLES / model}.py:{MODELS[model]}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.bits import assert_same_bits
 from tiny import tiny_federation
 from torch import Tensor
 
@@ -30,9 +31,6 @@ RUN: dict[str, Any] = {
 }
 CLOSE = 1e-4
 """Largest difference of a weight after three rounds, as a share of the largest: the rounding of another batch shape."""
-
-
-pytestmark = pytest.mark.usefixtures("without_plots")
 
 
 def merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,10 +76,6 @@ def close(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(float((a[n] - b[n]).abs().max()) <= CLOSE * largest for n in a)
 
 
-def equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
-
-
 SOUND = [
     {},
     {"local": {"patience": 1}},
@@ -125,14 +119,14 @@ def test_what_exceeds_the_memory_is_in_a_file_and_gives_the_same_bits(tmp_path: 
     all_in_memory, columns = finished(tmp_path / "memory", kept(1e9))
     for bytes_ in (1.0, 24 * 4, 100 * 24 * 4):
         found, others = finished(tmp_path / f"{bytes_:.0f}", kept(bytes_))
-        assert equal(all_in_memory, found)
+        assert_same_bits(all_in_memory, found)
         assert columns == others
 
 
 def test_workers_and_a_resumed_run_have_the_same_bits(tmp_path: Path) -> None:
     here, columns = finished(tmp_path / "here", kept(1e9))
     there, others = finished(tmp_path / "there", kept(1e9), {"engine": {"name": "processes", "workers": 2}})
-    assert equal(here, there)
+    assert_same_bits(here, there)
     assert columns == others
 
     def stop(report: Mapping[str, Any]) -> None:
@@ -143,7 +137,7 @@ def test_workers_and_a_resumed_run_have_the_same_bits(tmp_path: Path) -> None:
         ff.run(merged(RUN, kept(1e9)), out=tmp_path / "cut", on_round=stop)
     resumed = RunFolder.open(ff.resume(tmp_path / "cut").folder).load_checkpoint()
     assert resumed is not None
-    assert equal(here, dict(resumed["server"]["state"]))
+    assert_same_bits(here, dict(resumed["server"]["state"]))
 
 
 def test_a_fast_run_keeps_what_is_constant(embedded: Counter[bytes], tmp_path: Path) -> None:
@@ -155,7 +149,7 @@ def test_a_fast_run_keeps_what_is_constant(embedded: Counter[bytes], tmp_path: P
     here, columns = finished(tmp_path / "here", fast)
     assert sum(embedded.values()) < 0.5 * usual
     there, others = finished(tmp_path / "there", fast, {"engine": {"name": "processes", "workers": 2}})
-    assert equal(here, there)
+    assert_same_bits(here, there)
     assert columns == others
 
 
@@ -177,7 +171,7 @@ def test_what_depends_on_training_or_chance_is_computed_each_time(
     usual = sum(embedded.values())
     embedded.clear()
     found, _ = finished(tmp_path / "kept", change, kept(1e9))
-    assert equal(plain, found)
+    assert_same_bits(plain, found)
     assert sum(embedded.values()) > 0.8 * usual
 
 
@@ -187,7 +181,7 @@ def test_by_default_nothing_is_kept(embedded: Counter[bytes], tmp_path: Path) ->
     usual = sum(embedded.values())
     embedded.clear()
     found, _ = finished(tmp_path / "none", kept(0))
-    assert equal(plain, found)
+    assert_same_bits(plain, found)
     assert sum(embedded.values()) == usual
 
 
@@ -218,7 +212,7 @@ def test_nodes_of_a_fleet_have_the_same_bits(embedded: Counter[bytes], tmp_path:
         run = Lab(tmp_path / name, table, [float(b) for b in base.assembly.fleet.budgets]).serve(**engine)
         counts.append(sum(embedded.values()))
         assert not any(line["failures"] for line in run.metrics)
-    assert equal(dict(base.server.state), dict(run.server.state))
+    assert_same_bits(dict(base.server.state), dict(run.server.state))
     assert counts[1] < 0.7 * counts[0]
 
 
@@ -244,7 +238,7 @@ def test_what_no_module_tells_is_found_by_trying(
     monkeypatch.setattr(VitModule, "start", lambda net, x: change(net, plain_start(net, x)))
     plain, _ = finished(tmp_path / "plain")
     found, _ = finished(tmp_path / "kept", kept(1e9))
-    assert equal(plain, found)
+    assert_same_bits(plain, found)
 
 
 def test_samples_that_are_not_made_yet_are_made_for_whoever_looks() -> None:

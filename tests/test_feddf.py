@@ -13,7 +13,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support import Expected, aggregate_plainly, aggregate_updates, raises
-from test_train import close, plain_outputs
+from support.bits import assert_same_bits, has_same_bits
+from support.training import assert_close, plain_outputs
 from tiny import plain, spec_of, tiny, tiny_data, tiny_federation, tiny_server_data
 from torch import Tensor, nn
 
@@ -203,7 +204,7 @@ def test_the_server_trains_as_a_plain_loop_does(temperature: float, every: int) 
     expected = Plain(federation, updates, tiny_server_data(), temperature).run(mean, local)
     divergences = [d for d, _ in expected]
     assert divergences == sorted(divergences, reverse=True)  # so the last state is the best
-    close(found.mean, expected[-1][1], atol=1e-5)
+    assert_close(found.mean, expected[-1][1], atol=1e-5)
     assert found.metrics["steps"] == 8
     assert found.metrics["before"] == pytest.approx(divergences[0], rel=1e-4, abs=1e-6)
     assert found.metrics["after"] == pytest.approx(divergences[-1], rel=1e-4, abs=1e-6)
@@ -237,7 +238,7 @@ def test_the_best_state_is_kept_and_patience_ends_the_training() -> None:
             break
     assert stopped < len(checks) - 1 and 0 <= best < stopped, "the learning rate was to overshoot"
     assert found.metrics["steps"] == stopped * every
-    close(found.mean, checks[best][1], atol=1e-4)
+    assert_close(found.mean, checks[best][1], atol=1e-4)
 
 
 def test_a_student_that_only_gets_worse_stays_the_mean() -> None:
@@ -279,19 +280,15 @@ def rounds_of(federation: Federation, simulation: Simulation, server: Server | N
     return last.server
 
 
-def same(a: State, b: State) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
-
-
 def test_it_starts_from_heterofl_s_mean() -> None:
     heterofl, no_steps, feddf = (rounds_of(*by_width(spec)).state for spec in (
         {"name": "heterofl"}, {"name": "feddf", "steps": 0}, spec_of("feddf")))  # fmt: skip
-    assert same(heterofl, no_steps) and not same(heterofl, feddf)
+    assert has_same_bits(heterofl, no_steps) and not has_same_bits(heterofl, feddf)
     federation, _ = by_width(spec_of("feddf"))
     updates = received(federation)
     plain = aggregate_plainly(federation, start(federation), updates)
     found, mean = merged(federation, updates, start(federation))
-    assert same(plain.mean, mean) and not same(found.mean, mean)  # the whole model is covered
+    assert has_same_bits(plain.mean, mean) and not has_same_bits(found.mean, mean)  # the whole model is covered
 
 
 def test_what_nobody_sent_is_distilled_too() -> None:
@@ -310,14 +307,14 @@ def test_a_round_without_updates_distils_nothing() -> None:
     federation, _ = by_width(spec_of("feddf"))
     server = start(federation)
     found = aggregate_updates(federation, server, [])
-    assert same(apply_mean(server.state, found), server.state)
+    assert_same_bits(apply_mean(server.state, found), server.state)
 
 
 def test_interrupted_and_taken_up_again() -> None:
     federation, simulation = by_width(spec_of("feddf"), dropout=0.2)
     unbroken = rounds_of(federation, simulation)
     first, _ = run_round(federation, local_engine(simulation), SETTINGS, start(federation))
-    assert same(rounds_of(federation, simulation, first).state, unbroken.state)
+    assert_same_bits(rounds_of(federation, simulation, first).state, unbroken.state)
 
 
 def test_options_of_the_server_go_on_from_what_was_distilled() -> None:
@@ -325,7 +322,7 @@ def test_options_of_the_server_go_on_from_what_was_distilled() -> None:
     plain = rounds_of(*by_width(spec_of("feddf")))
     still = rounds_of(*by_width({**spec_of("feddf"), "plus": {"fedavgm": {"momentum": 0.0}}}))
     moved = rounds_of(*by_width({**spec_of("feddf"), "plus": {"fedavgm": {}}}))
-    assert same(plain.state, still.state) and not same(plain.state, moved.state)
+    assert has_same_bits(plain.state, still.state) and not has_same_bits(plain.state, moved.state)
 
 
 def test_options_of_the_clients_do_not_reach_the_server() -> None:
@@ -333,7 +330,7 @@ def test_options_of_the_clients_do_not_reach_the_server() -> None:
     federation, _ = by_width(spec_of("feddf"))
     other, _ = by_width({**spec_of("feddf"), "plus": {"fedprox": {"mu": 10.0}}})
     updates, server = received(federation), start(federation)
-    assert same(merged(federation, updates, server)[0].mean, merged(other, updates, server)[0].mean)
+    assert_same_bits(merged(federation, updates, server)[0].mean, merged(other, updates, server)[0].mean)
 
 
 def threads_seen(job: Job, device: Device, seen: list[int]) -> Any:
@@ -417,7 +414,7 @@ def test_labels_are_never_used(task: str) -> None:
         federation, simulation = by_width(spec_of("feddf"))
         device = replace(federation.device or pytest.fail("no device"), unlabelled=drop_labels(data))
         states.append(rounds_of(replace(federation, device=device), simulation).state)
-    assert same(*states)
+    assert has_same_bits(*states)
 
 
 def test_workers_do_not_get_them() -> None:
@@ -537,7 +534,7 @@ def test_a_run_that_is_stopped_and_resumed(tmp_path: Path) -> None:
         fleetfit.run(overrides=changes, out=tmp_path / "stopped", on_round=stop)
     assert len(fleetfit.load(tmp_path / "stopped").metrics) == 1
     resumed = fleetfit.resume(tmp_path / "stopped")
-    assert same(resumed.server.state, unbroken.server.state)
+    assert_same_bits(resumed.server.state, unbroken.server.state)
     for report in resumed.metrics:
         assert report["server"]["steps"] == 4 and report["server"]["after"] <= report["server"]["before"]
 

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from support import raises
-from test_methods import Recorded
+from support.engines import RecordingEngine
 from tiny import plain, tiny_federation, tiny_problem
 
 from fleetfit.errors import ConfigError
@@ -56,7 +56,7 @@ def test_clients_and_rounds_draw_for_themselves() -> None:
 def test_each_element_is_the_mean_of_those_who_drew_it_and_else_stays() -> None:
     """The stem's bias has one element per channel: sum n_k x_kj / sum n_k over the clients k that kept channel j."""
     federation, simulation = tiny_federation({"name": "feddropout", "drop": 0.5}, norm=False)
-    server, engine = start(federation), Recorded(simulation)
+    server, engine = start(federation), RecordingEngine(simulation)
     after, _ = run_round(federation, engine, Settings(1, plain(lr=0.3)), server)
     updates = [reply for reply in engine.replies if isinstance(reply, Update)]
     assert len({u.submodel.channels["a"] for u in updates}) > 1, "clients keep different channels"

@@ -354,11 +354,16 @@ PLUGS = ("method.name=FILE:made", "method.name=FILE:weighed", "method.name=FILE:
          'callbacks=["FILE:told"]')  # fmt: skip
 
 
+ERRORS = ("ValueError", "KeyError", "ff.ConfigError", "SystemExit")
+
+
 @pytest.mark.parametrize("plug", PLUGS)
-@pytest.mark.parametrize("error", ["ValueError", "KeyError", "ff.ConfigError", "SystemExit"])
+@pytest.mark.parametrize("error", ERRORS)
 def test_what_a_plug_in_raises_reaches_no_terminal(root: Path, tmp_path: Path, error: str, plug: str) -> None:
+    """Each error of each hook with two of the texts, which take turns: each text comes from each hook."""
     (tmp_path / "run.toml").write_text(tomli_w.dumps(described(root / "flowers.csv", rounds=1)))
-    for number, text in enumerate(TEXTS):
+    for number in range(ERRORS.index(error), len(TEXTS), len(ERRORS)):
+        text = TEXTS[number]
         file, folder = tmp_path / f"plug{number}.py", tmp_path / f"run{number}"
         file.write_text(RAISES.format(error=f"{error}({text!r})"), encoding="utf-8")
         words = ["--set", plug.replace("FILE", str(file)), "--out", str(folder)]
@@ -430,10 +435,12 @@ def opened(root: Path, at: Path, file: str, place: Place, text: str, behind: boo
     return said
 
 
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2))])
 @pytest.mark.parametrize("file", OF_A_RUN + OF_A_COMPARISON)
-def test_what_python_is_told_is_printable(root: Path, tmp_path: Path, file: str) -> None:
+def test_what_python_is_told_is_printable(root: Path, tmp_path: Path, file: str, part: int) -> None:
+    """Each third place, with one text after the other."""
     kind = "above/compared" if file in OF_A_COMPARISON else place_of(file, "eval")[0]
-    places = list(one_of_each(places_in(read_nest(root / kind / file))))
+    places = list(one_of_each(places_in(read_nest(root / kind / file))))[part::3]
     for number, (place, text) in enumerate(zip(places, itertools.cycle(TEXTS), strict=False)):
         for said in opened(root, tmp_path, file, place, text, number // len(TEXTS) % 2 == 0):
             check_text(said, 10**8 if said.startswith("{") else LONGEST_HTML if said.startswith("<") else LONGEST)
@@ -583,13 +590,15 @@ def test_nothing_is_printed_past_what_makes_it_printable() -> None:
     found = []
     for path in sorted(package.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            calls = isinstance(node, ast.Call) and _PRINTS.search(ast.unparse(node.func))
+            named = isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in _WRITERS
+            calls = named and _PRINTS.search(ast.unparse(node.func))
             found += [f"{path.relative_to(package)}: {ast.unparse(node)}"] if calls else []
     strange = [call for call in found if "make_printable(" not in call and not any(map(call.startswith, KNOWN))]
     assert not strange
     assert all(any(map(str.startswith, found, [one] * len(found))) for one in KNOWN), "what is gone stands here no more"
 
 
+_WRITERS = {"print", "echo", "write", "pprint"}
 _PRINTS = re.compile(r"^print$|\.echo$|console\.print$|std(out|err)(\.buffer)?\.write$|^rich\.print$|^pprint")
 KNOWN = (
     "api/progress.py: print(text,",  # made printable in the line before

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support import raises
-from test_train import close, last_exit, plain_sgd
+from support.training import assert_close, last_exit_loss, plain_sgd
 from tiny import tiny_federation
 from torch import Tensor
 
@@ -77,7 +77,7 @@ class Reference:
             depth = self.depths[int(self.federation.level_of[client])]
             data = self.simulation.device(client).data
             batches = [data.batch(data.split("train"))] * LOCAL.epochs
-            weights = plain_sgd(self.sent(depth), (depth,), batches, last_exit, LOCAL)
+            weights = plain_sgd(self.sent(depth), (depth,), batches, last_exit_loss, LOCAL)
             groups.setdefault(depth, []).append((float(len(data.split("train"))), dict(weights)))
         mean = {d: {n: sum(w * s[n] for w, s in g) / sum(w for w, _ in g) for n in g[0][1]} for d, g in groups.items()}
         g: dict[int, Plain] = {d: {n: t - self.sent(d)[n] for n, t in m.items()} for d, m in mean.items()}  # type: ignore[operator]
@@ -130,7 +130,7 @@ def test_momentum_distillation_is_liu_et_al_s_formula(depths: tuple[int, ...], b
     plain = Reference(federation, simulation, None if beta == 0 else beta, damped)
     for server, chosen in zip(after(federation, simulation, len(ROUNDS))[1:], ROUNDS, strict=True):
         plain.round(chosen)
-        close(server.state, plain.state(), atol=2e-5)
+        assert_close(server.state, plain.state(), atol=2e-5)
 
 
 def test_numbers_of_the_first_three_rounds() -> None:
@@ -167,7 +167,7 @@ def test_fedadam_goes_on_top() -> None:
     for server, chosen in zip(after(federation, simulation, len(ROUNDS))[1:], ROUNDS, strict=True):
         plain.round(chosen, adam)
         # a g of about tau or less (a unit that is off) is divided by itself, so fp32 noise in it counts in full
-        close(server.state, plain.state(), atol=2e-4)
+        assert_close(server.state, plain.state(), atol=2e-4)
     assert set(server.memory) == {"first", "second", "movement", "movement_round"}
 
 

@@ -20,7 +20,6 @@ import tomli_w
 from run_folders import TINY, settings
 
 import fleetfit as ff
-from fleetfit.report import drawing
 
 pytestmark = pytest.mark.slow
 
@@ -109,10 +108,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run, calibrated, and run files."""
     place = tmp_path_factory.mktemp("trained")
     tables = {**TINY, "rounds": 2}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "is_available", lambda: False)
-        ff.run(settings(), out=place / "run")
-        ff.run({**tables, **ATTENTIVE}, out=place / "attentive")
+    ff.run(settings(), out=place / "run")
+    ff.run({**tables, **ATTENTIVE}, out=place / "attentive")
     (place / "run.toml").write_text(tomli_w.dumps(tables))
     (place / "rows.toml").write_text(tomli_w.dumps({**tables, "compare": {"row": [{"label": "a"}]}}))
     return place

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_train import close, fleet, job_for, last_exit, plain_outputs, plain_sgd, trained
+from support.training import assert_close, last_exit_loss, make_job, plain_outputs, plain_sgd, tiny_fleet, train_job
 from tiny import plain
 from torch import Tensor
 
@@ -24,47 +24,47 @@ def whole_batch(device: Device) -> tuple[Tensor, Tensor]:
 
 def test_cutting_by_value_is_one_step_of_cut_elements() -> None:
     """w' = w - lr * clamp(g, -v, v), with g from autograd in float64."""
-    federation, simulation = fleet(norm=False)
+    federation, simulation = tiny_fleet(norm=False)
     device, local = simulation.device(5), at_once(1, clip_value=0.002)
-    job = job_for(federation, 5, 2, local=local)
+    job = make_job(federation, 5, 2, local=local)
     leaves = {n: t.double().requires_grad_() for n, t in job.state.items()}
     x, y = whole_batch(device)
-    value = last_exit(plain_outputs(leaves, x.double(), (1, 2, 3)), y)
+    value = last_exit_loss(plain_outputs(leaves, x.double(), (1, 2, 3)), y)
     grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
     assert max(float(g.abs().max()) for g in grads if g is not None) > 0.002  # something is cut
     expected = {n: (w - 0.5 * (torch.zeros_like(w) if g is None else g).clamp(-0.002, 0.002)).detach()
                 for (n, w), g in zip(leaves.items(), grads, strict=True)}  # fmt: skip
-    close(trained(job, device).state, expected)
+    assert_close(train_job(job, device).state, expected)
 
 
 def test_value_comes_before_norm() -> None:
-    federation, simulation = fleet(norm=False)
-    job = job_for(federation, 5, 2, local=at_once(1, clip_value=0.002, clip_norm=0.001))
-    found = trained(job, simulation.device(5)).state
+    federation, simulation = tiny_fleet(norm=False)
+    job = make_job(federation, 5, 2, local=at_once(1, clip_value=0.002, clip_norm=0.001))
+    found = train_job(job, simulation.device(5)).state
     length = sum(float(((found[n] - t) ** 2).sum()) for n, t in job.state.items()) ** 0.5
     assert length == pytest.approx(0.5 * 0.001, rel=1e-3)
 
 
 def test_at_most_so_many_steps() -> None:
-    federation, simulation = fleet()
+    federation, simulation = tiny_fleet()
     device = simulation.device(5)
     local = plain(lr=0.1, epochs=4, batch_size=8)
     for most in (1, 3, 5):
-        found = trained(job_for(federation, 5, 2, local=replace(local, max_steps=most)), device)
+        found = train_job(make_job(federation, 5, 2, local=replace(local, max_steps=most)), device)
         assert found.metrics["steps"] == most
-    free = trained(job_for(federation, 5, 2, local=local), device)
-    bounded = trained(job_for(federation, 5, 2, local=replace(local, max_steps=free.metrics["steps"])), device)
+    free = train_job(make_job(federation, 5, 2, local=local), device)
+    bounded = train_job(make_job(federation, 5, 2, local=replace(local, max_steps=free.metrics["steps"])), device)
     assert all(torch.equal(bounded.state[n], t) for n, t in free.state.items())
 
 
 def test_early_stopping_keeps_the_best_epoch() -> None:
     """A plain run notes the validation loss after each epoch; a learning rate that overshoots makes it rise."""
-    federation, simulation = fleet(norm=False)
+    federation, simulation = tiny_fleet(norm=False)
     device, patience = simulation.device(5), 2
     local = at_once(12, momentum=0.9)
-    job = job_for(federation, 5, 2, local=replace(local, patience=patience))
+    job = make_job(federation, 5, 2, local=replace(local, patience=patience))
     x, y = device.data.batch(device.data.split("validation"))
-    states = [plain_sgd(job.state, (1, 2, 3), [whole_batch(device)] * n, last_exit, local) for n in range(1, 13)]
+    states = [plain_sgd(job.state, (1, 2, 3), [whole_batch(device)] * n, last_exit_loss, local) for n in range(1, 13)]
     losses = [float(F.cross_entropy(plain_outputs(s, x.double(), (1, 2, 3))[-1], y)) for s in states]
     best, stop = 0, len(losses)
     for epoch, loss in enumerate(losses):
@@ -73,33 +73,35 @@ def test_early_stopping_keeps_the_best_epoch() -> None:
             stop = epoch + 1
             break
     assert stop < 12, "the learning rate was to make the loss rise"
-    found = trained(job, device)
+    found = train_job(job, device)
     assert found.metrics["steps"] == stop
-    close(found.state, states[best], atol=2e-5)
+    assert_close(found.state, states[best], atol=2e-5)
 
 
 def test_a_look_after_every_step_is_one_after_every_epoch_of_one_batch() -> None:
     """Bit for bit, where the first epoch is better than the start, which only a look at every step sees."""
-    federation, simulation = fleet(norm=False)
+    federation, simulation = tiny_fleet(norm=False)
     device, local = simulation.device(5), at_once(12, momentum=0.9, patience=2)
-    found = [trained(job_for(federation, 5, 2, local=replace(local, check_every=every)), device) for every in (None, 1)]
+    found = [
+        train_job(make_job(federation, 5, 2, local=replace(local, check_every=every)), device) for every in (None, 1)
+    ]
     assert found[0].metrics == found[1].metrics and found[0].metrics["steps"] < 12
     assert all(torch.equal(found[1].state[n], t) for n, t in found[0].state.items())
 
 
 def test_a_look_at_every_third_step() -> None:
     """It stops where the validation loss of a third, sixth, ... step has not been the lowest for so many steps."""
-    federation, simulation = fleet(norm=False)
+    federation, simulation = tiny_fleet(norm=False)
     device, local = simulation.device(5), at_once(30, momentum=0.9)
-    job = job_for(federation, 5, 2, local=replace(local, patience=6, check_every=3))
+    job = make_job(federation, 5, 2, local=replace(local, patience=6, check_every=3))
     x, y = device.data.batch(device.data.split("validation"))
     steps = range(0, 31, 3)
-    states = [plain_sgd(job.state, (1, 2, 3), [whole_batch(device)] * n, last_exit, local) for n in steps]
+    states = [plain_sgd(job.state, (1, 2, 3), [whole_batch(device)] * n, last_exit_loss, local) for n in steps]
     losses = [float(F.cross_entropy(plain_outputs(s, x.double(), (1, 2, 3))[-1], y)) for s in states]
     best = next(i for i in range(len(losses)) if losses[i] < min(losses[i + 1 : i + 3]))
-    found = trained(job, device)
+    found = train_job(job, device)
     assert found.metrics["steps"] == 3 * best + 6 < 30
-    close(found.state, states[best], atol=2e-5)
+    assert_close(found.state, states[best], atol=2e-5)
 
 
 class Watched:
@@ -125,19 +127,19 @@ def test_after_a_look_the_model_trains_on(loss: type[Watched], every: int | None
     """Steps have dropout and the batch's statistics, looks have neither, whoever computes what is looked at."""
     modes: list[tuple[str, bool]] = []
     hooks = {"loss": lambda job, device: loss(modes, device)}
-    federation, simulation = fleet({"name": "fedavg", "hooks": hooks}, dropout=0.5)
+    federation, simulation = tiny_fleet({"name": "fedavg", "hooks": hooks}, dropout=0.5)
     local = Local(lr=0.01, epochs=3, batch_size=14, patience=50, check_every=every)
-    trained(job_for(federation, 5, 2, local=local), simulation.device(5))
+    train_job(make_job(federation, 5, 2, local=local), simulation.device(5))
     assert [training for what, training in modes if what == "step"] == [True] * 6
     looks = [training for what, training in modes if what == "look"]
     assert looks == ([False] * {None: 3, 1: 7}[every] if loss is WatchedLooking else [])
 
 
 def test_adam_along_a_cosine_is_torch_s() -> None:
-    federation, simulation = fleet(norm=False)
+    federation, simulation = tiny_fleet(norm=False)
     device = simulation.device(5)
     local = Local(0.01, 7, None, weight_decay=0.1, max_steps=7, optimiser="adam", schedule_in_round="cosine")
-    job = job_for(federation, 5, 2, local=local)
+    job = make_job(federation, 5, 2, local=local)
     leaves = {n: t.double().requires_grad_() for n, t in job.state.items()}
     adam = torch.optim.Adam(list(leaves.values()), lr=0.01, weight_decay=0.1)
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(adam, 7)
@@ -145,22 +147,22 @@ def test_adam_along_a_cosine_is_torch_s() -> None:
     for _ in range(7):
         for leaf in leaves.values():
             leaf.grad = None  # torch leaves alone what got no gradient: a head that the loss never uses
-        last_exit(plain_outputs(leaves, x.double(), (1, 2, 3)), y).backward()
+        last_exit_loss(plain_outputs(leaves, x.double(), (1, 2, 3)), y).backward()
         adam.step()
         falling.step()
-    close(trained(job, device).state, {n: t.detach() for n, t in leaves.items()}, atol=1e-5)
+    assert_close(train_job(job, device).state, {n: t.detach() for n, t in leaves.items()}, atol=1e-5)
 
 
 def test_another_optimiser_is_refused() -> None:
-    federation, simulation = fleet()
-    job = job_for(federation, 5, 2, local=Local(lr=0.1, optimiser="adagrad"))  # type: ignore[arg-type]
+    federation, simulation = tiny_fleet()
+    job = make_job(federation, 5, 2, local=Local(lr=0.1, optimiser="adagrad"))  # type: ignore[arg-type]
     reply, _ = run_job(job, simulation.device(5))
     assert isinstance(reply, Failure) and "must be one of sgd, adam, adamw, got 'adagrad'" in reply.reason
 
 
 def test_without_validation_data_nothing_stops() -> None:
-    federation, simulation = fleet(norm=False)
+    federation, simulation = tiny_fleet(norm=False)
     parts = [{**p, "validation": p["validation"][:0]} for p in simulation.parts]
     device = replace(simulation, parts=parts).device(5)
-    found = trained(job_for(federation, 5, 2, local=at_once(12, momentum=0.9, patience=1)), device)
+    found = train_job(make_job(federation, 5, 2, local=at_once(12, momentum=0.9, patience=1)), device)
     assert found.metrics["steps"] == 12

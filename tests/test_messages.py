@@ -11,6 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import raises
+from support.bits import assert_same_bits, has_same_bits
+from support.nests import nests
 from tiny import plain, tiny_federation
 
 import fleetfit
@@ -29,48 +31,15 @@ from fleetfit.messages import (
     unpack,
 )
 from fleetfit.rounds import start
-from fleetfit.submodel import FlatState, Submodel, concat_state, cut, extract
+from fleetfit.submodel import Submodel, concat_state, cut, extract
 from fleetfit.values import Failure, Job, Update
-
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool]
-
-
-@st.composite
-def tensors(draw: st.DrawFn) -> torch.Tensor:
-    shape = draw(st.lists(st.integers(0, 3), max_size=3))
-    seed = draw(st.integers(0, 99))
-    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 9
-    return numbers.to(draw(st.sampled_from(DTYPES)))
-
-
-scalars = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=5)
-nests = st.recursive(
-    scalars | tensors(),
-    lambda inner: st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple)
-    | st.dictionaries(st.text(max_size=4) | st.integers(0, 9), inner, max_size=3),
-    max_leaves=8,
-)  # fmt: skip
-
-
-def same(a: object, b: object) -> bool:
-    if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, FlatState) or isinstance(b, FlatState):
-        return same(dict(a), dict(b))  # type: ignore[call-overload]
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)  # type: ignore[attr-defined, index]
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))  # type: ignore[arg-type]
-    return a == b
 
 
 @given(nests)
 @settings(max_examples=150, deadline=None)
 def test_round_trip(nest: object) -> None:
     message = pack(nest)
-    assert same(unpack(message), nest)
+    assert has_same_bits(unpack(message), nest)
     assert packed_size(nest) == len(message)
 
 
@@ -105,9 +74,9 @@ def test_jobs_and_replies_round_trip() -> None:
     job, update = job_and_update()
     back = load_job(unpack(pack(dump_job(job, LAYOUT))), LAYOUT)
     assert {k: v for k, v in vars(back).items() if k != "state"} == {k: v for k, v in vars(job).items() if k != "state"}
-    assert same(back.state, job.state)
+    assert_same_bits(back.state, job.state)
     found = load_reply(unpack(pack(dump_reply(update, LAYOUT))), LAYOUT)
-    assert isinstance(found, Update) and found.submodel == update.submodel and same(found.state, update.state)
+    assert isinstance(found, Update) and found.submodel == update.submodel and has_same_bits(found.state, update.state)
     assert concat_state(found.state).data_ptr() == next(iter(found.state.values())).data_ptr()  # read as one, no copy
     assert found.untrained == () and "untrained" not in dump_reply(update, LAYOUT)
     some = replace(update, untrained=("heads.1.weight", "heads.1.bias"))
@@ -301,7 +270,11 @@ def test_a_header_is_less_than_a_hundredth_of_an_update(family: str, width: floa
     assert len(message) == packed_size(dump_reply(update, layout))
     assert 0 < len(message) - numbers < 0.01 * len(message)
     found = load_reply(unpack(message, bounded=True), layout)
-    assert isinstance(found, Update) and same(found.state, update.state) and same(dict(found.scales), update.scales)
+    assert (
+        isinstance(found, Update)
+        and has_same_bits(found.state, update.state)
+        and has_same_bits(dict(found.scales), update.scales)
+    )
 
 
 def test_a_state_that_its_sub_model_does_not_say_travels_by_name() -> None:
@@ -313,16 +286,24 @@ def test_a_state_that_its_sub_model_does_not_say_travels_by_name() -> None:
     for state in (some, {**update.state, "more": torch.ones(2)}, wider):
         nest = dump_reply(replace(update, state=state), LAYOUT)
         found = load_reply(unpack(pack(nest)), LAYOUT)
-        assert nest["state"].keys() == state.keys() and isinstance(found, Update) and same(dict(found.state), state)
+        assert (
+            nest["state"].keys() == state.keys()
+            and isinstance(found, Update)
+            and has_same_bits(dict(found.state), state)
+        )
     found = load_reply(unpack(pack(dump_reply(replace(update, state=turned), LAYOUT))), LAYOUT)
-    assert isinstance(found, Update) and same(found.state, update.state) and list(found.state) == list(update.state)
+    assert (
+        isinstance(found, Update)
+        and has_same_bits(found.state, update.state)
+        and list(found.state) == list(update.state)
+    )
     rows = Submodel({**update.submodel.channels, "classes": (0, 2)}, update.submodel.exits)
     full = start(tiny_federation({"name": "fedavg"})[0]).state
     left_out = replace(update, submodel=rows, state=extract(LAYOUT, full, rows))
     nest = dump_reply(left_out, LAYOUT)
     assert nest["submodel"]["channels"]["classes"] == [0, 2] and isinstance(nest["state"], torch.Tensor)
     found = load_reply(unpack(pack(nest)), LAYOUT)
-    assert isinstance(found, Update) and found.submodel == rows and same(found.state, left_out.state)
+    assert isinstance(found, Update) and found.submodel == rows and has_same_bits(found.state, left_out.state)
 
 
 @pytest.mark.parametrize("numbers", [torch.zeros(3), torch.zeros(0), torch.zeros(2, 2), torch.zeros(())])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support import Expected, raises
-from test_train import job_for
+from support.training import make_job
 from tiny import plain, tiny_federation
 from torch import Tensor, nn
 
@@ -273,7 +273,7 @@ def test_hooks_name_the_winner() -> None:
 def test_adapts_chain() -> None:
     """seed -> 10 seed + i for option i: 0 -> 1 -> 12 -> 123; the method's own (fedsgd's) comes first."""
     federation, simulation = tiny_federation({"name": "fedavg"})
-    job, device = job_for(federation, 5, 2, seed=0), simulation.device(5)
+    job, device = make_job(federation, 5, 2, seed=0), simulation.device(5)
 
     def adapted(*options: str, name: str = "fedavg") -> Job | None:
         return build(with_options(*options, name=name)).adapt(job, device)
@@ -300,7 +300,7 @@ def observing(place: list[Any]) -> Method:
 
 def test_each_of_a_chain_has_the_device() -> None:
     federation, simulation = tiny_federation({"name": "fedavg"})
-    job, device = job_for(federation, 5, 2, seed=0), replace(simulation.device(5), memory={"kept": 1})
+    job, device = make_job(federation, 5, 2, seed=0), replace(simulation.device(5), memory={"kept": 1})
     two = {"a": adapting_to_the_client(), "b": adapting_to_the_client()}
     method = functools.reduce(lambda one, name: _add_option(one, two[name], name, set()), two, Method())
     found = method.adapt(job, device)
@@ -321,7 +321,7 @@ def test_each_observer_is_told_all_and_passes_on_what_it_made() -> None:
 def test_the_order_of_a_chain_does_not_depend_on_what_else_is_in_the_spec(order: tuple[str, str]) -> None:
     """A function in place of a name, which makes the spec one that cannot travel, must not turn the options around."""
     federation, simulation = tiny_federation({"name": "fedavg"})
-    job, device = job_for(federation, 5, 2, seed=0), simulation.device(5)
+    job, device = make_job(federation, 5, 2, seed=0), simulation.device(5)
     by_name = build(with_options(*order, weight="by_count")).adapt(job, device)
     by_object = build(with_options(*order, weight=by_count)).adapt(job, device)
     assert by_name is not None and by_object is not None
@@ -377,7 +377,7 @@ def test_feddyn_and_reefl_remember_side_by_side() -> None:
 
 def test_penalties_add_up() -> None:
     federation, simulation = tiny_federation({"name": "fedavg"})
-    job, device = job_for(federation, 5, 2), simulation.device(5)
+    job, device = make_job(federation, 5, 2), simulation.device(5)
 
     def total(*options: str, **plus: Any) -> float | None:
         spec = with_options(*options)

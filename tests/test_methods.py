@@ -4,7 +4,7 @@ The network and the optimiser on the plain side are those of `test_train`: no mo
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +13,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support import Expected, raises
-from test_train import close, failed, job_for, last_exit, of_the_batch, plain_outputs, plain_sgd, trained
+from support.engines import RecordingEngine
+from support.training import (
+    assert_close,
+    batch_moments,
+    fail_job,
+    last_exit_loss,
+    make_job,
+    plain_outputs,
+    plain_sgd,
+    train_job,
+)
 from tiny import plain, tiny_federation
 from torch import Tensor
 
 from fleetfit.config import assemble, load_experiment
-from fleetfit.engines.local import InProcess as LocalEngine
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError, ModelError
 from fleetfit.layout import Axis, State
@@ -31,7 +40,7 @@ from fleetfit.rounds import Settings, run_round, start
 from fleetfit.seeds import make_numpy_rng
 from fleetfit.submodel import extract, put_back
 from fleetfit.training import local_model_of, run_job
-from fleetfit.values import Evaluation, Failure, Federation, Job, Level, Local, Server, Simulation, Update
+from fleetfit.values import Evaluation, Federation, Job, Level, Local, Server, Simulation, Update
 
 AT_ONCE = Local(lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=3, batch_size=None)
 
@@ -45,22 +54,6 @@ def only(*clients: int) -> Any:
         return list(clients)
 
     return choose
-
-
-class Recorded(LocalEngine):
-    """The local engine, which keeps what it was given and what it gave."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        super().__init__(simulation, torch.device("cpu"), 1)
-        self.jobs: list[Job] = []
-        self.replies: list[Update | Failure] = []
-
-    def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
-        for job in jobs:
-            self.jobs.append(job)
-            (reply,) = super().run(iter([job]))
-            self.replies.append(reply)
-            yield reply
 
 
 def a_round(
@@ -156,7 +149,7 @@ def test_a_round_of_scalefl_is_algorithms_1_to_3(chosen: tuple[int, ...]) -> Non
         expected = {n: torch.where(count[n] > 0, total[n] / count[n].clamp_min(1), before[n].double()) for n in before}
         server, report = a_round(federation, simulation, server, AT_ONCE)
         assert report["train"]["clients"] == len(chosen) and not report["failures"]
-        close(server.state, expected, atol=5e-6)
+        assert_close(server.state, expected, atol=5e-6)
         for name, tensor in before.items():
             nobody = count[name] == 0
             assert torch.equal(server.state[name][nobody], tensor[nobody]), name
@@ -177,12 +170,12 @@ def test_weights_by_samples_are_the_samples() -> None:
     total = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in sent.items()}
     for client, n in ((0, 4), (1, 8), (2, 28)):
         data = simulation.device(client).data
-        back = plain_sgd(sent, (3,), [data.batch(data.split("train"))] * 3, last_exit, AT_ONCE)
+        back = plain_sgd(sent, (3,), [data.batch(data.split("train"))] * 3, last_exit_loss, AT_ONCE)
         for name in total:
             total[name] += n * back[name] / 40
     after, report = a_round(federation, simulation, server, AT_ONCE)
     assert report["train"]["samples"] == 40
-    close({n: after.state[n] for n in total}, total, atol=5e-6)
+    assert_close({n: after.state[n] for n in total}, total, atol=5e-6)
 
 
 def test_warmup_is_without_distillation() -> None:
@@ -191,7 +184,7 @@ def test_warmup_is_without_distillation() -> None:
     data = simulation.device(5).data
     x, y = data.batch(data.split("train"))
     for round in range(5):
-        job = job_for(federation, 5, 2, round=round, rounds=10)
+        job = make_job(federation, 5, 2, round=round, rounds=10)
         piece = local_model_of(federation.problem, job.submodel, torch.device("cpu"))
         piece.load(job.state)
         piece.module.train()
@@ -224,7 +217,7 @@ def scaled(fraction: float) -> Any:
     """Batch norm whose inputs are divided by the kept fraction: z / f has mean / f and var / f^2."""
 
     def moments(layer: str, z: Tensor) -> tuple[Tensor, Tensor]:
-        mean, var = of_the_batch(layer, z / fraction)
+        mean, var = batch_moments(layer, z / fraction)
         # ((z / f) - mean) / sqrt(var + eps) written for an input z: multiply through by f
         return mean * fraction, (var + 1e-5) * fraction**2 - 1e-5
 
@@ -238,7 +231,7 @@ def test_the_scaler_divides_the_inputs_of_the_norm_layers() -> None:
     """
     federation = width_levels(tiny_federation({"name": "heterofl", "scaler": True})[0])
     simulation = tiny_federation({"name": "heterofl"})[1]
-    job = job_for(federation, 0, 0)
+    job = make_job(federation, 0, 0)
     assert kept_fractions(job, simulation.device(0)) == {f"blocks.{i}.1": 0.5 for i in range(3)}
     state = {n: t * (0.01 if n.startswith("stem") else 1) for n, t in job.state.items()}
     job = replace(job, state=state)
@@ -251,7 +244,7 @@ def test_the_scaler_divides_the_inputs_of_the_norm_layers() -> None:
         on: float(width_loss(job, simulation.device(0), on, False)(piece.module, x, y).detach()) for on in (True, False)
     }
     double = {n: t.double() for n, t in state.items()}
-    for on, moments in ((True, scaled(0.5)), (False, of_the_batch)):
+    for on, moments in ((True, scaled(0.5)), (False, batch_moments)):
         expected = F.cross_entropy(plain_outputs(double, x.double(), (3,), moments)[-1], y)
         assert found[on] == pytest.approx(float(expected), rel=1e-6)
     assert found[True] != pytest.approx(found[False], rel=1e-3)
@@ -269,7 +262,7 @@ def test_norm_layers_that_are_frozen_are_scaled_too(peft: str) -> None:
     found = assemble(load_experiment(table))
     federation, simulation = found.federation, found.simulation
     assert simulation is not None
-    fractions = kept_fractions(job_for(federation, 0, 0), simulation.device(0))
+    fractions = kept_fractions(make_job(federation, 0, 0), simulation.device(0))
     piece = local_model_of(federation.problem, federation.levels[0].submodel, torch.device("cpu"))
     norms = {name for name, module in piece.module.named_modules() if isinstance(module, torch.nn.LayerNorm)}
     assert set(fractions) == norms and len(norms) >= 5
@@ -277,7 +270,7 @@ def test_norm_layers_that_are_frozen_are_scaled_too(peft: str) -> None:
 
 def test_the_full_level_is_not_scaled() -> None:
     federation, simulation = tiny_federation({"name": "heterofl", "scaler": True})
-    assert kept_fractions(job_for(width_levels(federation), 2, 2), simulation.device(2)) == {}
+    assert kept_fractions(make_job(width_levels(federation), 2, 2), simulation.device(2)) == {}
 
 
 @pytest.mark.parametrize("kind", ["evaluate", "statistics"])
@@ -288,13 +281,13 @@ def test_the_scaler_is_for_training_only(kind: str) -> None:
     settings = Evaluation(split="train", norm="batch")
     specs = [{"name": "heterofl", "scaler": on} for on in (False, True)]
     replies = [
-        run_job(job_for(federation, 0, 0, kind, method=s, evaluation=settings), simulation.device(0))[0] for s in specs
+        run_job(make_job(federation, 0, 0, kind, method=s, evaluation=settings), simulation.device(0))[0] for s in specs
     ]
     without, with_scaler = replies
     assert isinstance(without, Update) and isinstance(with_scaler, Update)
     assert without.metrics == with_scaler.metrics
     assert all(torch.equal(without.state[n], with_scaler.state[n]) for n in without.state)
-    states = [trained(job_for(federation, 0, 0, method=s, local=AT_ONCE), simulation.device(0)).state for s in specs]
+    states = [train_job(make_job(federation, 0, 0, method=s, local=AT_ONCE), simulation.device(0)).state for s in specs]
     assert not all(torch.equal(states[0][n], states[1][n]) for n in states[0])
 
 
@@ -337,7 +330,7 @@ def test_label_masked_averaging_of_the_output_rows() -> None:
     federation, simulation = tiny_federation(spec)
     federation = width_levels(federation)
     simulation = missing_classes(simulation, {0: {0, 3}, 1: {3}, 2: {1, 3}})
-    server, engine = start(federation), Recorded(simulation)
+    server, engine = start(federation), RecordingEngine(simulation)
     after, report = run_round(federation, engine, Settings(1, AT_ONCE), server)
     assert not report["failures"]
     updates = {u.client: u for u in engine.replies if isinstance(u, Update)}
@@ -360,7 +353,7 @@ def test_masked_training_uses_zero_for_the_logits_of_absent_classes() -> None:
     federation, simulation = tiny_federation({"name": "heterofl", "masked": True})
     federation = width_levels(federation)
     simulation = missing_classes(simulation, {2: {1, 3}})
-    job, device = job_for(federation, 2, 2, local=AT_ONCE), simulation.device(2)
+    job, device = make_job(federation, 2, 2, local=AT_ONCE), simulation.device(2)
 
     def masked(logits: list[Tensor], y: Tensor) -> Tensor:
         z = logits[-1] * torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
@@ -369,7 +362,7 @@ def test_masked_training_uses_zero_for_the_logits_of_absent_classes() -> None:
     expected = plain_sgd(job.state, (3,), [device.data.batch(device.data.split("train"))] * 3, masked, AT_ONCE)
     for name in ("heads.3.weight", "heads.3.bias"):
         expected[name] = expected[name][[0, 2]]
-    close(trained(job, device).state, expected, atol=5e-6)
+    assert_close(train_job(job, device).state, expected, atol=5e-6)
 
 
 # ---- FedProx -------------------------------------------------
@@ -379,7 +372,7 @@ def test_fedprox_penalty_and_gradient() -> None:
     """mu / 2 * sum (w - w_received)^2 with gradient mu (w - w_received), on moved weights; zero where nothing moved."""
     spec = {"name": "fedavg", "plus": {"fedprox": {"mu": 0.3}}}
     federation, simulation = tiny_federation(spec)
-    job = job_for(federation, 5, 2)
+    job = make_job(federation, 5, 2)
     penalty = build(spec).penalty(job, simulation.device(5))
     assert penalty is not None
     piece = local_model_of(federation.problem, job.submodel, torch.device("cpu"))
@@ -402,15 +395,15 @@ def test_fedprox_penalty_and_gradient() -> None:
 def test_fedprox_training_is_plain_sgd_with_the_penalty() -> None:
     spec = {"name": "fedavg", "plus": {"fedprox": {"mu": 2.0}}}
     federation, simulation = tiny_federation(spec)
-    job, device = job_for(federation, 5, 2, local=AT_ONCE), simulation.device(5)
+    job, device = make_job(federation, 5, 2, local=AT_ONCE), simulation.device(5)
 
     def penalty(weights: State) -> Tensor:
         return sum(((w - job.state[n]) ** 2).sum() for n, w in weights.items()) * 1.0  # type: ignore[return-value]
 
     batches = [device.data.batch(device.data.split("train"))] * 3
-    found = trained(job, device).state
-    close(found, plain_sgd(job.state, (1, 2, 3), batches, last_exit, AT_ONCE, penalty), atol=5e-6)
-    free = trained(replace(job, method={"name": "fedavg"}), device).state
+    found = train_job(job, device).state
+    assert_close(found, plain_sgd(job.state, (1, 2, 3), batches, last_exit_loss, AT_ONCE, penalty), atol=5e-6)
+    free = train_job(replace(job, method={"name": "fedavg"}), device).state
     moved = [sum(float(((s[n] - job.state[n]) ** 2).sum()) for n in s) for s in (found, free)]
     assert moved[0] < moved[1]
 
@@ -459,7 +452,7 @@ def test_decoupled_s_initial_model_has_tensors_whose_names_begin_with_level() ->
 def test_decoupled_averages_each_level_among_its_own() -> None:
     """level2/ is the mean of clients 1 and 4, by samples; the initial model itself never changes."""
     federation, simulation = decoupled_fleet()
-    server, engine = start(federation), Recorded(simulation)
+    server, engine = start(federation), RecordingEngine(simulation)
     after, _ = run_round(federation, engine, Settings(1, AT_ONCE), server)
     updates = {u.client: u for u in engine.replies if isinstance(u, Update)}
     for level in range(3):
@@ -480,14 +473,14 @@ def test_a_level_that_nobody_trained_stays() -> None:
     one, _ = a_round(federation, simulation, first, AT_ONCE)
     assert {n.partition("/")[0] for n in one.state if "/" in n} == {"level1"}
     federation, _ = decoupled_fleet(only(1, 4))
-    engine = Recorded(simulation)
+    engine = RecordingEngine(simulation)
     two, _ = run_round(federation, engine, Settings(3, AT_ONCE), one)
     piece = federation.levels[1].submodel
     sent = extract(federation.problem.layout, first.state, piece)
     assert all(torch.equal(engine.jobs[0].state[n], t) for n, t in sent.items())
     assert all(torch.equal(two.state[n], one.state[n]) for n in one.state)
     federation, _ = decoupled_fleet(only(0, 3))
-    engine = Recorded(simulation)
+    engine = RecordingEngine(simulation)
     three, _ = run_round(federation, engine, Settings(3, AT_ONCE), two)
     assert all(torch.equal(engine.jobs[0].state[n], one.state[f"level1/{n}"]) for n in engine.jobs[0].state)
     assert all(torch.equal(three.state[n], t) for n, t in two.state.items() if n.startswith("level2/"))
@@ -634,5 +627,5 @@ def test_a_client_without_training_data_is_never_chosen_and_reported_when_it_is_
     assert 1 not in federation.able.tolist()
     parts = [dict(p) for p in simulation.parts]
     parts[1]["train"] = parts[1]["train"][:0]
-    assert "no training data" in failed(job_for(federation, 1, 1), replace(simulation, parts=parts).device(1))
-    assert math.isfinite(trained(job_for(federation, 0, 0), simulation.device(0)).metrics["loss"])
+    assert "no training data" in fail_job(make_job(federation, 1, 1), replace(simulation, parts=parts).device(1))
+    assert math.isfinite(train_job(make_job(federation, 0, 0), simulation.device(0)).metrics["loss"])

@@ -4,12 +4,9 @@ import json
 import re
 from pathlib import Path
 
-import pytest
 import tomli_w
 from run_folders import TINY
 from support import run_verb
-
-pytestmark = pytest.mark.usefixtures("without_plots")
 
 
 def test_neither_accuracy_nor_calibration_error(tmp_path: Path) -> None:

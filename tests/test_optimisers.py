@@ -8,7 +8,7 @@ import pytest
 import torch
 from same_bits import SETTINGS, finished, fleets, same
 from support import Expected, raises
-from test_train import fleet, job_for, trained
+from support.training import make_job, tiny_fleet, train_job
 from tiny import plain
 from torch.nn import functional as F
 
@@ -128,9 +128,9 @@ def test_they_are_torch_s_bit_for_bit(settings: dict[str, Any]) -> None:
 
     PyTorch's kernels round a few last bits otherwise, as do the ends of tensors; so the layout belongs to the bits.
     """
-    federation, simulation = fleet(norm=False)
+    federation, simulation = tiny_fleet(norm=False)
     device, local = simulation.device(5), Local(epochs=4, batch_size=8, **settings)
-    job = job_for(federation, 5, 2, local=local)
+    job = make_job(federation, 5, 2, local=local)
     problem, piece = federation.problem, job.submodel
     modules = [build_module(problem.architecture, problem.layout.full_sizes, piece.exits) for _ in range(2)]
     for module in modules:
@@ -153,7 +153,7 @@ def test_they_are_torch_s_bit_for_bit(settings: dict[str, Any]) -> None:
                 F.cross_entropy(module(x)[-1], y).backward()
                 theirs.step()
             steps += 1
-    found = trained(job, device)
+    found = train_job(job, device)
     assert steps == found.metrics["steps"] >= 12
     for name, tensor in modules[0].state_dict().items():
         if name not in found.untrained:
@@ -166,12 +166,12 @@ def test_they_are_torch_s_bit_for_bit(settings: dict[str, Any]) -> None:
 
 
 def test_nesterov_is_torch_s() -> None:
-    federation, simulation = fleet(norm=False)
+    federation, simulation = tiny_fleet(norm=False)
     device = simulation.device(5)
     states = []
     for nesterov in (True, False):
         local = Local(lr=0.2, epochs=4, batch_size=None, momentum=0.8, weight_decay=0.0, nesterov=nesterov)
-        job = job_for(federation, 5, 2, local=local)
+        job = make_job(federation, 5, 2, local=local)
         module = build_module(federation.problem.architecture, federation.problem.layout.full_sizes, (1, 2, 3))
         module.load_state_dict(job.state)
         theirs = torch.optim.SGD(module.parameters(), lr=0.2, momentum=0.8, nesterov=nesterov)
@@ -180,7 +180,7 @@ def test_nesterov_is_torch_s() -> None:
             theirs.zero_grad()
             F.cross_entropy(module(x)[-1], y).backward()
             theirs.step()
-        states.append(trained(job, device).state)
+        states.append(train_job(job, device).state)
         for name, tensor in module.state_dict().items():
             torch.testing.assert_close(states[-1][name], tensor, atol=1e-6, rtol=1e-5)
     assert not torch.allclose(states[0]["stem.weight"], states[1]["stem.weight"], atol=1e-5)
@@ -188,20 +188,20 @@ def test_nesterov_is_torch_s() -> None:
 
 def test_it_begins_anew_in_every_job() -> None:
     """The same job twice: what the first left in the optimiser would show in the second."""
-    federation, simulation = fleet()
-    job = job_for(federation, 5, 2, local=Local(optimiser="adamw", epochs=2, batch_size=8))
-    first, second = (trained(job, simulation.device(5)).state for _ in range(2))
+    federation, simulation = tiny_fleet()
+    job = make_job(federation, 5, 2, local=Local(optimiser="adamw", epochs=2, batch_size=8))
+    first, second = (train_job(job, simulation.device(5)).state for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_a_cosine_within_the_round_goes_over_all_its_steps() -> None:
     """lr (1 + cos(pi s / S)) / 2 at step s of S = epochs times batches, or of max_steps where that is less."""
-    federation, simulation = fleet(norm=False)
+    federation, simulation = tiny_fleet(norm=False)
     device = simulation.device(5)
     n = len(device.data.split("train"))
     for most in (None, 5):
         local = plain(lr=0.5, epochs=3, batch_size=8, schedule_in_round="cosine", max_steps=most)
-        job = job_for(federation, 5, 2, local=local)
+        job = make_job(federation, 5, 2, local=local)
         module = build_module(federation.problem.architecture, federation.problem.layout.full_sizes, (1, 2, 3))
         module.load_state_dict(job.state)
         sgd = torch.optim.SGD(module.parameters(), lr=0.5)
@@ -220,7 +220,7 @@ def test_a_cosine_within_the_round_goes_over_all_its_steps() -> None:
                 done += 1
         assert done == step_count(local, n) == (most or 3 * batches)
         assert falling.get_last_lr()[0] == pytest.approx(0.0, abs=1e-9)
-        found = trained(job, device).state
+        found = train_job(job, device).state
         for name, tensor in module.state_dict().items():
             torch.testing.assert_close(found[name], tensor, atol=1e-5, rtol=1e-4)
 
@@ -229,13 +229,13 @@ def test_a_cosine_within_the_round_goes_over_all_its_steps() -> None:
 @pytest.mark.parametrize("most", [None, 5, 6])
 def test_looks_by_steps_are_planned_as_they_are_taken(every: int, most: int | None) -> None:
     """One before the first step, one after each so many, and one after the last of `max_steps`."""
-    federation, simulation = fleet()
+    federation, simulation = tiny_fleet()
     device = simulation.device(5)
     local = plain(lr=1e-4, epochs=2, batch_size=8, patience=1000, check_every=every, max_steps=most)
-    job = job_for(federation, 5, 2, local=local)
+    job = make_job(federation, 5, 2, local=local)
     free = plain(lr=1e-4, epochs=2, batch_size=8, max_steps=most)
-    without = trained(job_for(federation, 5, 2, local=free), device)
-    found, looked = trained(job, device), looked_at(device, local)
+    without = train_job(make_job(federation, 5, 2, local=free), device)
+    found, looked = train_job(job, device), looked_at(device, local)
     n, each = len(device.data.split("train")), without.multiply_adds // planned_passes(free, without.num_examples, 0)
     steps = range(1, step_count(local, n) + 1)
     looks = 1 + sum(step % every == 0 or step == most for step in steps)
@@ -289,18 +289,18 @@ def test_simulation_fleet_and_what_is_planned_beforehand_count_alike(local: dict
     facts = DataDescription(data.name, data.task, data.sample_shape, data.classes, data.vocabulary, data.padding)
     budgets = [float(b) for b in simulated.fleet.budgets]
     told = [NodeDescription(f"{i}", facts, int(n), b) for i, (n, b) in enumerate(zip(counts, budgets, strict=True))]
-    fleet = assemble_fleet(load_experiment({**tables, "data": {}}), told)
+    tiny_fleet = assemble_fleet(load_experiment({**tables, "data": {}}), told)
     levels = [[vars(level) for level in made] for made in (planned.planned.levels, simulated.federation.levels)]
-    assert levels[0] == levels[1] == [vars(level) for level in fleet.federation.levels]
+    assert levels[0] == levels[1] == [vars(level) for level in tiny_fleet.federation.levels]
     costs = [planned.cost(level, "memory_bytes") for level in planned.planned.levels]
     assert [level.further["memory_bytes"] for level in simulated.plan.levels] == costs
-    assert [level.further["memory_bytes"] for level in fleet.plan.levels] == costs
-    assert fleet.settings.local == simulated.settings.local == planned.local
+    assert [level.further["memory_bytes"] for level in tiny_fleet.plan.levels] == costs
+    assert tiny_fleet.settings.local == simulated.settings.local == planned.local
 
 
 def test_memory_counts_the_moments() -> None:
     """Two numbers a parameter instead of one: 4 bytes more for each."""
-    problem = fleet(norm=False)[0].problem
+    problem = tiny_fleet(norm=False)[0].problem
     sizes, args = problem.layout.full_sizes, ((1, 2, 3), problem.input_shape, 8)
     one, two = (
         training_memory(problem.architecture, sizes, *args, Local(optimiser=o).moments) for o in ("sgd", "adam")

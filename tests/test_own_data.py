@@ -34,9 +34,6 @@ QUICK: dict[str, Any] = {"rounds": 2, "model": {"name": "mlp", "hidden": 16, "la
 Called = Callable[..., str]
 
 
-pytestmark = pytest.mark.usefixtures("without_plots_in_module")
-
-
 def written(path: Path, rows: range, label: bool = True) -> Path:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

@@ -38,9 +38,6 @@ def text(outputs, y):
 """
 
 
-pytestmark = pytest.mark.usefixtures("without_plots")
-
-
 def table(folder: Path, *metrics: str, **evaluate: Any) -> dict[str, Any]:
     (folder / "mine.py").write_text(METRICS)
     wanted = {"metrics": [f"{folder}/mine.py:{one}" for one in metrics], "every": 0, "norms": ["static"]}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.bits import assert_same_bits, has_same_bits
 
 import fleetfit as ff
 from fleetfit.layout import infer_layout
@@ -54,10 +55,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> ff.Run:
     return ff.run(GIVEN, out=tmp_path_factory.mktemp("plain") / "run")
 
 
-def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(x.dtype == b[name].dtype and x.equal(b[name]) for name, x in a.items())
-
-
 @pytest.mark.parametrize("kind", STATES)
 def test_a_run_has_the_same_bits(plain: ff.Run, tmp_path: Path, kind: str) -> None:
     """Training, evaluation, predictions and what is read again; each call in that state, and it stays as it was."""
@@ -76,8 +73,8 @@ def test_a_run_has_the_same_bits(plain: ff.Run, tmp_path: Path, kind: str) -> No
         assert ff.plan(GIVEN).to_toml() == plain.plan.to_toml()
         assert again.calibrate(budget=0.9).policy == plain.calibrate(budget=0.9).policy
         assert state() == before
-    assert same(run.server.state, plain.server.state) and same(again.server.state, plain.server.state)
-    assert same(dict(module.named_parameters()), dict(plain.model(1).named_parameters()))
+    assert has_same_bits(run.server.state, plain.server.state) and has_same_bits(again.server.state, plain.server.state)
+    assert_same_bits(dict(module.named_parameters()), dict(plain.model(1).named_parameters()))
 
 
 @pytest.mark.parametrize("kind", STATES)
@@ -91,7 +88,7 @@ def test_a_run_goes_on_with_the_same_bits(plain: ff.Run, tmp_path: Path, kind: s
     with STATES[kind](), pytest.raises(Stop):
         ff.run(GIVEN, out=tmp_path / "run", on_round=stop, checkpoint={"every": 1})
     with STATES["everything"]():
-        assert same(ff.resume(tmp_path / "run").server.state, plain.server.state)
+        assert_same_bits(ff.resume(tmp_path / "run").server.state, plain.server.state)
 
 
 @pytest.mark.parametrize("kind", STATES)
@@ -123,4 +120,4 @@ def test_a_plug_in_that_sets_the_default_type(tmp_path: Path, engine: str, line:
         )
         given = {**GIVEN, "model": {"name": f"{tmp_path}/{name}.py:net"}, "engine": {"name": engine}}
         states.append(ff.run(given, out=tmp_path / name).server.state)
-    assert same(*states) and torch.get_default_dtype() == torch.float32
+    assert has_same_bits(*states) and torch.get_default_dtype() == torch.float32

@@ -32,7 +32,6 @@ from fleetfit.peft.lora import lora
 from fleetfit.peft.parallel_adapter import parallel_adapter
 from fleetfit.peft.serial_adapter import serial_adapter
 from fleetfit.peft.ssf import ssf
-from fleetfit.report import drawing
 from fleetfit.submodel import extract
 from fleetfit.values import tuned
 
@@ -256,11 +255,6 @@ def settings(name: str, tuning: str) -> dict[str, Any]:
         fleet = {"groups": RUN["fleet"]["groups"], "tolerance": 0.5}
     data = {**RUN["data"], "server": {"name": "digits", "seed": 1}} if name == "feddf" else RUN["data"]
     return {**RUN, "data": data, "fleet": fleet, "method": spec_of(name), "peft": {"name": tuning, **rank}}
-
-
-@pytest.fixture(autouse=True)
-def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "is_available", lambda: False)
 
 
 @pytest.fixture(scope="module")

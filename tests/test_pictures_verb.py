@@ -38,9 +38,7 @@ fleetfit = functools.partial(run_verb, "pictures")
 
 
 def trained(folder: Path, **sections: Any) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "is_available", lambda: False)
-        return ff.run(out=folder, **(SECTIONS | sections)).folder
+    return ff.run(out=folder, **(SECTIONS | sections)).folder
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
-from scipy import optimize, stats
+from scipy import optimize
 from support import Expected, aggregate_updates, raises
-from test_attacks import FULL, TINY, elements, job_of, update_of
+from support.attacks import FULL, TINY, elements, make_job, make_update
+from support.privacy import KEY, WITHHELD, exact_delta, read_state
 
 import fleetfit as ff
 from fleetfit.api.run import prepare, run_remaining_rounds
@@ -33,28 +34,15 @@ from fleetfit.values import Server
 accountants = pytest.importorskip("opacus.accountants", reason="the accountant is an extra: fleetfit[privacy]")
 
 ROOT = Path(__file__).parents[1]
-KEY = bytes(range(32))
 QUIET: dict[str, Any] = {**TINY, "model": {"name": "tiny:tiny", "norm": False}, "cohort": {"fraction": 0.5}}
 
 
 # ---- what it costs, against the definition --------------------------------------------------------------------------
 
 
-def delta_of(epsilon: float, noise: float, rate: float) -> float:
-    """Return the hockey-stick divergence of one round, by integrating its definition in both directions."""
-
-    x = np.linspace(-12 * noise, 12 * noise + 1, 200_001)
-    plain = stats.norm.pdf(x, 0, noise)
-    mixed = (1 - rate) * plain + rate * stats.norm.pdf(x, 1, noise)
-    one, other = (
-        np.trapezoid(np.maximum(0, p - math.exp(epsilon) * q), x) for p, q in ((mixed, plain), (plain, mixed))
-    )
-    return float(max(one, other))
-
-
 @pytest.mark.parametrize(("noise", "rate", "delta"), [(1.0, 0.1, 1e-3), (0.7, 0.5, 1e-4), (2.0, 1.0, 1e-5)])
 def test_one_round_costs_what_the_definition_says(noise: float, rate: float, delta: float) -> None:
-    exact = optimize.brentq(lambda epsilon: delta_of(epsilon, noise, rate) - delta, 0.0, 20.0, xtol=1e-4)
+    exact = optimize.brentq(lambda epsilon: exact_delta(epsilon, noise, rate) - delta, 0.0, 20.0, xtol=1e-4)
     assert exact <= spent(noise, rate, 1, delta) <= exact + 0.03
 
 
@@ -162,8 +150,8 @@ def test_a_round_adds_clipped_movements_over_fixed_denominators(assembly: Any, c
     rng, updates = torch.Generator().manual_seed(1), []
     for index, piece in enumerate(pieces):
         state = {n: t + torch.randn(t.shape, generator=rng) for n, t in extracted(federation, piece).items()}
-        job = job_of(FULL, index)
-        updates.append(replace(update_of(FULL, 1, job), submodel=piece, state=as_flat(federation, piece, state)))
+        job = make_job(FULL, index)
+        updates.append(replace(make_update(FULL, 1, job), submodel=piece, state=as_flat(federation, piece, state)))
     added: dict[Any, float] = {}
     for update in updates:
         moved = {place: number - sent[place] for place, number in elements(update.state).items()}
@@ -242,10 +230,6 @@ def table(tmp_path: Path, **changes: Any) -> dict[str, Any]:
     return {**given, **changes, "privacy": {**privacy, **changes.get("privacy", {})}}
 
 
-WITHHELD = {"train": {"loss": None, "clients": None, "samples": None, "by_level": {}}, "failures": [],
-            "bytes_down": None, "bytes_up": None}  # fmt: skip
-
-
 def test_a_folder_does_not_tell_who_took_part_and_says_what_was_spent(tmp_path: Path) -> None:
     run = ff.run(table(tmp_path), out=tmp_path / "run")
     assert len(run.metrics) == 4
@@ -269,7 +253,7 @@ def test_a_folder_does_not_tell_who_took_part_and_says_what_was_spent(tmp_path: 
 
 
 def test_screen_table_and_curves_show_what_was_spent_and_nothing_withheld(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], runs_draw: None
 ) -> None:
     """What is shown of one run, what a comparison keeps in files, and the run beside it that promises nothing."""
     given = table(tmp_path, rounds=2, evaluate={"every": 1, "norms": ["static"], "statistics_samples": 60})
@@ -328,10 +312,6 @@ def broken_off(folder: Path, after: int) -> None:
         run_remaining_rounds(ff.load(folder), on_round)
 
 
-def state_of(folder: Path) -> torch.Tensor:
-    return concat_state(ff.load(folder).checkpoint["server"].state)
-
-
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_run_that_goes_on_has_the_same_bits_and_pays_once(tmp_path: Path, every: int) -> None:
     """With a checkpoint every three rounds two are done again, with the same noise."""
@@ -340,7 +320,7 @@ def test_a_run_that_goes_on_has_the_same_bits_and_pays_once(tmp_path: Path, ever
     ff.resume(tmp_path / "whole")
     broken_off(folder, 2)
     found = ff.resume(folder)
-    assert torch.equal(state_of(folder), state_of(tmp_path / "whole"))
+    assert torch.equal(read_state(folder), read_state(tmp_path / "whole"))
     assert found.summary["privacy"]["epsilon"] == spent(1.0, 0.5, 4, 0.01)
     assert json.loads((folder / "privacy.json").read_text())["begun"] == 4
 
@@ -352,8 +332,8 @@ def test_other_engines_have_the_same_bits_and_another_run_has_others(tmp_path: P
     config.write_text(config.read_text().replace('name = "local"', 'name = "processes"\nworkers = 2'))
     for place in (folder, tmp_path / "processes", prepared(tmp_path, "another")):
         ff.resume(place)
-    assert torch.equal(state_of(folder), state_of(tmp_path / "processes"))
-    assert not torch.equal(state_of(folder), state_of(tmp_path / "another"))
+    assert torch.equal(read_state(folder), read_state(tmp_path / "processes"))
+    assert not torch.equal(read_state(folder), read_state(tmp_path / "another"))
 
 
 def test_the_run_ends_when_the_budget_is_spent(tmp_path: Path) -> None:
@@ -363,7 +343,7 @@ def test_the_run_ends_when_the_budget_is_spent(tmp_path: Path) -> None:
     assert [report["round"] for report in run.metrics] == [1, 2] and "evaluate" in run.metrics[-1]
     assert run.summary["privacy"]["epsilon"] <= budget and run.finished
     assert any("lasts for 2 of the 9 rounds" in note for note in run.summary["notes"])
-    assert state_of(tmp_path / "run") is not None
+    assert read_state(tmp_path / "run") is not None
 
 
 def test_a_budget_alone_finds_its_noise_which_a_resumed_run_keeps(tmp_path: Path) -> None:
@@ -417,7 +397,7 @@ def test_rounds_for_which_nobody_is_drawn_add_noise_and_end_no_run(tmp_path: Pat
     given = table(tmp_path, rounds=6, cohort={"fraction": 1e-6}, engine={"name": "processes", "workers": 1})
     run = ff.run(given, out=tmp_path / "run")
     assert len(run.metrics) == 6 and run.metrics[-1]["privacy"]["rate"] == 1e-6
-    moved = state_of(tmp_path / "run") - concat_state(start(assemble(load_experiment(given)).federation).state)
+    moved = read_state(tmp_path / "run") - concat_state(start(assemble(load_experiment(given)).federation).state)
     assert (moved != 0).all()
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from support import Expected, raises
-from test_privacy import KEY, WITHHELD, delta_of, state_of
-from test_secure_runs import HERE, TINY, Watched, block, laid, stopped_in_the_second_round
+from support.privacy import KEY, WITHHELD, exact_delta, read_state
+from support.secure import HERE, TINY, WatchedEngine, make_block, merge_tables, stop_in_second_round
 
 import fleetfit as ff
 from fleetfit import secured
@@ -31,16 +31,16 @@ from fleetfit.values import Failure, Job, Summed, Update
 accountants = pytest.importorskip("opacus.accountants", reason="the accountant is an extra: fleetfit[privacy]")
 
 PRIVATE: dict[str, Any] = {"clip": 0.05, "noise": 1.0, "delta": 0.01, "key_file": "never made"}
-BOTH = laid(TINY, {"secure": {"minimum": 3, "range": 0.05}, "privacy": PRIVATE})
+BOTH = merge_tables(TINY, {"secure": {"minimum": 3, "range": 0.05}, "privacy": PRIVATE})
 
 
 def table(tmp_path: Path, *changes: dict[str, Any]) -> dict[str, Any]:
-    return laid(BOTH, {"privacy": {"key_file": str(tmp_path / "keys" / "run.key")}}, *changes)
+    return merge_tables(BOTH, {"privacy": {"key_file": str(tmp_path / "keys" / "run.key")}}, *changes)
 
 
 def assembly_of(*changes: dict[str, Any]) -> Any:
     """Return an assembly whose noise and cohorts are known, with or without sums."""
-    found = assemble(load_experiment(laid(BOTH, *changes)))
+    found = assemble(load_experiment(merge_tables(BOTH, *changes)))
     privacy = found.settings.privacy
     assert privacy is not None
     privacy.randomness = Randomness(KEY, b"s" * 16)
@@ -48,8 +48,8 @@ def assembly_of(*changes: dict[str, Any]) -> Any:
 
 
 def round_of(
-    assembly: Any, away: secured.Away = secured.nobody, watch: type[Watched] = Watched, round: int = 0
-) -> tuple[Any, Any, dict[str, Any], Watched]:
+    assembly: Any, away: secured.Away = secured.nobody, watch: type[WatchedEngine] = WatchedEngine, round: int = 0
+) -> tuple[Any, Any, dict[str, Any], WatchedEngine]:
     """Return the server before and after a round, its report, and what clients had to send before they clipped it."""
     watched = watch(replace(assembly, settings=replace(assembly.settings, secure=None)).engine())
     layout, secure = assembly.federation.problem.layout, assembly.settings.secure
@@ -113,7 +113,7 @@ def test_a_movement_that_is_not_finite_counts_as_none() -> None:
 # ---- a round ---------------------------------------------------------------------------------------------------------
 
 
-def by_hand(assembly: Any, server: Any, watched: Watched) -> torch.Tensor:
+def by_hand(assembly: Any, server: Any, watched: WatchedEngine) -> torch.Tensor:
     """Return the state after a round without its noise, of whole numbers that are added up client by client."""
     layout, grid = assembly.federation.problem.layout, assembly.settings.secure.grid
     full = cut(layout, whole(layout)).size
@@ -181,7 +181,7 @@ def test_noise_comes_on_every_element_of_every_sum_as_loud_as_promised() -> None
 def test_a_client_that_could_not_train_sends_zeros_and_stays(silent: None) -> None:
     """Else, of a block with three members, the other two's sum would be seen or not by what the third has."""
 
-    class Broken(Watched):
+    class Broken(WatchedEngine):
         def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
             for reply in super().run(jobs):
                 if reply.client in (0, 1):
@@ -226,7 +226,7 @@ def test_a_client_that_does_not_clip_is_bounded_by_the_range(silent: None, monke
 
 
 def summed_of(sums: list[int], counts: list[int]) -> Summed:
-    return Summed((block([0, 2], sums, counts, 4),), 0.1, ())
+    return Summed((make_block([0, 2], sums, counts, 4),), 0.1, ())
 
 
 def test_a_client_that_sends_any_number_moves_a_sum_by_what_all_of_its_block_could() -> None:
@@ -266,7 +266,7 @@ def test_a_server_that_shrinks_the_cohort_gets_no_sum(monkeypatch: pytest.Monkey
         federation.method, choose=lambda federation, server, rng: [0, 1])))  # fmt: skip
     members = assembly.settings.secure
     greedy = replace(members, rules=replace(members.rules, minimum=1))
-    watched = Watched(replace(assembly, settings=replace(assembly.settings, secure=None)).engine())
+    watched = WatchedEngine(replace(assembly, settings=replace(assembly.settings, secure=None)).engine())
     layout = federation.problem.layout
     parties = secured.Simulated(watched, secured.Segments(layout), members)
     engine = Secured(watched, layout, greedy, parties)
@@ -301,7 +301,7 @@ def test_epsilon_where_cohorts_are_known_is_what_the_definition_says() -> None:
     noise, rate, rounds, delta = 1.5, 0.4, 3, 1e-3
     epsilon = spent(noise, rate, rounds, delta, known=True)
     chances = [math.comb(rounds, n) * rate**n * (1 - rate) ** (rounds - n) for n in range(rounds + 1)]
-    found = sum(c * delta_of(epsilon, noise / math.sqrt(n), 1.0) for n, c in enumerate(chances) if n)
+    found = sum(c * exact_delta(epsilon, noise / math.sqrt(n), 1.0) for n, c in enumerate(chances) if n)
     assert found == pytest.approx(delta, rel=1e-3)
 
 
@@ -346,7 +346,7 @@ def test_engines_end_with_the_same_bits(engine: str, tmp_path: Path) -> None:
     config.write_text(config.read_text().replace('name = "local"', f'name = "{engine}"\nworkers = 2'))
     for name in ("local", engine):
         ff.resume(tmp_path / name)
-    assert torch.equal(state_of(tmp_path / "local"), state_of(tmp_path / engine))
+    assert torch.equal(read_state(tmp_path / "local"), read_state(tmp_path / engine))
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -354,7 +354,7 @@ def test_a_round_that_was_begun_is_skipped_on_resume_and_was_paid_for(
     again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where rounds that are begun again are paid for again, as on a fleet: this one is not begun again."""
-    asked = stopped_in_the_second_round(monkeypatch, lambda: ff.run(table(tmp_path), out=tmp_path / "run"))
+    asked = stop_in_second_round(monkeypatch, lambda: ff.run(table(tmp_path), out=tmp_path / "run"))
     nest = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert nest["begun"] == 2
     (tmp_path / "run" / "privacy.json").write_text(json.dumps({**nest, "again": again}))
@@ -455,17 +455,17 @@ REFUSED: list[tuple[dict[str, Any], Expected]] = [
 @pytest.mark.parametrize(("change", "expected"), REFUSED)
 def test_what_no_promise_can_be_kept_with_is_refused(change: dict[str, Any], expected: Expected) -> None:
     with raises(ConfigError, expected):
-        assemble(load_experiment(laid(BOTH, change)))
+        assemble(load_experiment(merge_tables(BOTH, change)))
 
 
 def test_more_clients_than_sums_can_hold_are_refused_however_few_are_to_be_drawn() -> None:
     data = {"name": f"{HERE}/tiny.py:tiny_data", "n": 4000, "partition": {"kind": "iid", "clients": 300}}
     change = {"data": data, "cohort": {"fraction": 0.1}, "secure": {"bits": 24}, "privacy": {"delta": 1e-3}}
     with raises(ConfigError, "[secure] bits", 300):
-        assemble(load_experiment(laid(BOTH, change)))
+        assemble(load_experiment(merge_tables(BOTH, change)))
 
 
 def test_a_cohort_that_is_often_too_small_is_said() -> None:
-    notes = assemble(load_experiment(laid(BOTH, {"cohort": {"fraction": 0.5}}))).notes
+    notes = assemble(load_experiment(merge_tables(BOTH, {"cohort": {"fraction": 0.5}}))).notes
     assert any("In 69% of the rounds fewer than 3 clients of level 3 are drawn" in note for note in notes)
     assert not any("fewer than 3 clients" in note for note in assemble(load_experiment(BOTH)).notes)

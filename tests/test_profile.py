@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support import raises
+from support.profiles import FACTS, TABLES, with_fleet
 
 from fleetfit.api import profiling
 from fleetfit.api.profiling import Machine, ProfileResult, parse_wishes, profile
@@ -24,17 +25,6 @@ from fleetfit.training.profiling import (
     Timing,
 )
 from fleetfit.values import DataDescription, NodeDescription
-
-FACTS = DataDescription("made-up samples", "classification", (1, 4, 4), 4)
-RATIOS = [0.25, 0.5, 1.0]
-TABLES: dict[str, Any] = {
-    "model": {"name": "tiny:tiny"}, "data": {"name": "tiny:tiny_data", "partition": {"kind": "iid", "clients": 6}},
-    "fleet": {"levels": RATIOS, "tolerance": 0.2, "groups": [{"budget": b} for b in RATIOS]},
-}  # fmt: skip
-
-
-def with_fleet(**fleet: Any) -> dict[str, Any]:
-    return {**TABLES, "fleet": {**TABLES["fleet"], **fleet}}
 
 
 def found_of(step_s: float = 0.1, latency_s: float = 0.01, memory: int | None = 10**6, **more: Any) -> Found:

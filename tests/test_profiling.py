@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support import raises
-from test_profile import FACTS, TABLES, with_fleet
+from support.profiles import FACTS, TABLES, with_fleet
 from tiny import plain, tiny_problem
 from waiting import LIMIT_S, listening_to_ctrl_c, running, wait_until
 

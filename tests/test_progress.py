@@ -32,9 +32,6 @@ QUICK: dict[str, Any] = {**TINY, "evaluate": {"every": 2, "statistics_samples": 
 HERE = Path(__file__).parent
 
 
-pytestmark = pytest.mark.usefixtures("without_plots")
-
-
 def report(number: int, **changes: Any) -> dict[str, Any]:
     found = {"round": number, "train": {"loss": 1.25, "clients": 4}, "failures": [{"client": 1}], "bytes_down": 1000,
              "bytes_up": 500, "seconds": 3.0}  # fmt: skip

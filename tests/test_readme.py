@@ -16,13 +16,12 @@ from pathlib import Path
 import pytest
 import torch
 from run_folders import settings
-from sklearn.datasets import load_iris
-from test_methods import Recorded
+from support.engines import RecordingEngine
+from support.pages import GUIDE_PAGES, commands, exit_code, fenced, file_name, write_files, write_iris
 from tiny import plain, tiny_federation, tiny_problem
 
 import fleetfit as ff
 from fleetfit import errors, names
-from fleetfit.cli import main
 from fleetfit.cli.main import make_app
 from fleetfit.config import load_experiment
 from fleetfit.config.dump import to_table
@@ -38,7 +37,6 @@ from fleetfit.config.section import Section
 from fleetfit.engines.local import local as local_engine
 from fleetfit.method import HOOKS, build
 from fleetfit.planner import Targets
-from fleetfit.report import drawing
 from fleetfit.rounds import Round, Settings, run, run_round, start
 from fleetfit.values import Federation, Simulation
 from fleetfit.values.local import OPTIMISERS
@@ -47,8 +45,6 @@ ROOT = Path(__file__).parents[1]
 README, START, PLUG_INS, WHICH = (
     (ROOT / name).read_text() for name in ("README.md", "docs/start.md", "docs/plug-ins.md", "docs/which-method.md")
 )
-# The pages that explain what every user needs, one after the other; docs/guide.md leads to them.
-GUIDE_PAGES = ["guide", "run-file", "data", "models", "budgets", "devices", "engines", "cluster", "runs", "experiments"]
 GUIDE = "\n".join((ROOT / "docs" / f"{name}.md").read_text() for name in [*GUIDE_PAGES, "plug-ins"])
 METHODS, ERRORS, OWN_MODEL, ADD_A_METHOD, SHIP = (
     (ROOT / "docs" / f"{name}.md").read_text() for name in ("methods", "errors", "own-model", "add-a-method", "ship")
@@ -56,47 +52,6 @@ METHODS, ERRORS, OWN_MODEL, ADD_A_METHOD, SHIP = (
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHORT = ["--set", "rounds=1", "--set", "local.epochs=1", "--quiet"]
 COMMENTED = re.compile(r"^# ([a-z_.]+) = (.+?)(?:\s+#.*)?$")
-
-
-def fenced(markdown: str, language: str) -> list[str]:
-    """Return the bodies of the fenced blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", markdown, re.DOTALL | re.MULTILINE)
-
-
-def file_name(block: str) -> str | None:
-    """Return the name that the first line of a block gives it, as a comment."""
-    found = re.match(r"# ([\w-]+\.(?:toml|py))\n", block)
-    return found and found[1]
-
-
-def write_files(markdown: str, folder: Path) -> None:
-    """Write each block that has a name, with one round instead of many."""
-    for block in [*fenced(markdown, "toml"), *fenced(markdown, "python")]:
-        name = file_name(block)
-        if name:
-            (folder / name).write_text(re.sub(r"^rounds = \d+", "rounds = 1", block, flags=re.MULTILINE))
-
-
-def commands(markdown: str) -> list[list[str]]:
-    """Return the arguments of each `fleetfit` command."""
-    lines = [line for block in fenced(markdown, "sh") for line in block.splitlines()]
-    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("fleetfit ")]
-
-
-def write_iris(folder: Path) -> None:
-    """Write the tables of the page on data: iris.csv, more rows of the same kind, and rows without a label."""
-    flowers = load_iris(as_frame=True)
-    table = flowers.data.set_axis(["sepal_length", "sepal_width", "petal_length", "petal_width"], axis=1)
-    table["species"] = flowers.target_names[flowers.target]
-    table.to_csv(folder / "iris.csv", index=False)
-    table.iloc[::5].to_csv(folder / "more-rows.csv", index=False)
-    table.iloc[::7].drop(columns="species").to_csv(folder / "new-rows.csv", index=False)
-
-
-def exit_code(arguments: list[str]) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    return int(stopped.value.code or 0)
 
 
 def example(name: str, markdown: str = GUIDE) -> str:
@@ -278,7 +233,6 @@ def follow(markdown: str, folder: Path, read: typing.Callable[[], typing.Any]) -
 def test_the_page_on_own_models_can_be_followed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # as for a Python that is started there
-    monkeypatch.setattr(drawing, "is_available", lambda: False)
     found = follow(OWN_MODEL, tmp_path, capsys.readouterr)
     assert found["first"].shape == (5, 10) and torch.equal(found["first"], found["logits"][0])
     with torch.no_grad():
@@ -298,7 +252,6 @@ def test_the_environment_of_the_page_on_own_models_is_that_of_the_readme():
 def test_the_page_on_callbacks_can_be_followed(tmp_path, monkeypatch, capsys):
     pytest.importorskip("tensorboard", reason="it is an extra: fleetfit[tensorboard]")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(drawing, "is_available", lambda: False)
     found = follow((ROOT / "docs" / "callbacks.md").read_text(), tmp_path, capsys.readouterr)
     assert found["run"].finished and list((tmp_path / "runs" / "tracked" / "tensorboard").iterdir())
 
@@ -306,7 +259,6 @@ def test_the_page_on_callbacks_can_be_followed(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_the_page_on_adding_a_method_can_be_followed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(drawing, "is_available", lambda: False)
     follow(ADD_A_METHOD, tmp_path, capsys.readouterr)
     table = (tmp_path / "runs" / "compared" / "table.md").read_text()
     assert [row for row in ("FjORD", "FjORD with FedProx", "Federated Dropout") if f"| {row} |" not in table] == []
@@ -330,7 +282,7 @@ def trained_with(hooks: dict[str, str]) -> Round:
 
 def recorded(federation: Federation, simulation: Simulation) -> list[typing.Any]:
     """Return the replies of a round."""
-    engine = Recorded(simulation)
+    engine = RecordingEngine(simulation)
     run_round(federation, engine, Settings(1, plain()), start(federation))
     return engine.replies
 

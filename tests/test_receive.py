@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from support import Expected, Watched, raises
-from test_attacks import TINY
-from test_rounds import LOCAL, fleet, same
+from support.attacks import TINY
+from support.bits import assert_same_bits, has_same_bits
+from support.engines import LOCAL, make_fleet
 from tiny import plain, tiny_federation
 
 from fleetfit.config import assemble, load_experiment
@@ -68,18 +69,18 @@ def chosen(*clients: int) -> Callable[..., list[int]]:
 
 @pytest.mark.parametrize("receive", [one_by_one, without(), lambda f, s, updates: iter(list(updates))])
 def test_all_received_are_the_same_bits_as_without_the_hook(receive: Receive) -> None:
-    plain, simulation = fleet("scalefl", dropout=0.2)
+    plain, simulation = make_fleet("scalefl", dropout=0.2)
     *_, expected = run(plain, local_engine(simulation), Settings(2, LOCAL), start(plain))
     federation = receiving(plain, receive)
     *_, found = run(federation, local_engine(simulation), Settings(2, LOCAL), start(federation))
-    assert same(expected.server.state, found.server.state)
+    assert_same_bits(expected.server.state, found.server.state)
     keys = expected.report.keys() - {"seconds", "seconds_of"}
     assert {k: expected.report[k] for k in keys} == {k: found.report[k] for k in keys}
 
 
 def test_who_is_left_out_is_reported_counts_nowhere_and_does_not_remember() -> None:
     """Clients 2 and 4, of levels 3 and 2; what was sent to them and what they computed is counted all the same."""
-    everybody, simulation = fleet("plugin_method:counting")
+    everybody, simulation = make_fleet("plugin_method:counting")
     federation, engine = receiving(everybody, without(2, 4)), local_engine(simulation)
     server, report = run_round(federation, engine, Settings(1, LOCAL), start(federation))
     assert [(f["client"], f["level"]) for f in report["failures"]] == [(2, 3), (4, 2)]
@@ -99,7 +100,7 @@ def test_a_failure_of_who_is_left_out_is_of_its_job() -> None:
         return replace(server, memory=[(report.index, report.client, isinstance(report, Update)) for report in reports])
 
     hooks = {"receive": without(2, 4), "observe": observe}
-    federation, simulation = fleet("fedavg", hooks=hooks)
+    federation, simulation = make_fleet("fedavg", hooks=hooks)
     server, _ = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert [index for index, _, _ in server.memory] == list(range(6))
     assert {(client, counts) for _, client, counts in server.memory} == {(c, c not in (2, 4)) for c in range(6)}
@@ -107,7 +108,7 @@ def test_a_failure_of_who_is_left_out_is_of_its_job() -> None:
 
 def test_hostile_and_honest_clients_that_are_left_out_are_told_apart() -> None:
     """Clients 0 and 3 are of level 1, 1 and 4 of level 2, 2 and 5 of level 3; 2 and 4 are hostile, 2 and 3 left out."""
-    federation, simulation = fleet("fedavg", hooks={"receive": without(2, 3)})
+    federation, simulation = make_fleet("fedavg", hooks={"receive": without(2, 3)})
     settings = Settings(1, LOCAL, hostile=frozenset({2, 4}))
     _, report = run_round(federation, local_engine(simulation), settings, start(federation))
     assert report["received"] == {
@@ -148,7 +149,7 @@ def test_the_mean_is_that_of_the_others() -> None:
             if update.client != 5:
                 yield update
 
-    federation, simulation = fleet("scalefl", choose=chosen(2, 5), hooks={"receive": receive})
+    federation, simulation = make_fleet("scalefl", choose=chosen(2, 5), hooks={"receive": receive})
     server, _ = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert torch.equal(concat_state(server.state), concat_state(sent[2].state))
     assert not torch.equal(concat_state(sent[5].state), concat_state(sent[2].state))
@@ -158,7 +159,7 @@ def test_changed_updates_are_merged_as_they_are_now() -> None:
     """Halving every movement halves that of the mean, up to rounding."""
     moved = []
     for hooks in ({}, {"receive": halved}):
-        federation, simulation = fleet("scalefl", hooks=hooks)
+        federation, simulation = make_fleet("scalefl", hooks=hooks)
         before = start(federation)
         after, _ = run_round(federation, local_engine(simulation), Settings(1, LOCAL), before)
         moved.append(concat_state(after.state) - concat_state(before.state))
@@ -181,7 +182,7 @@ def test_notes_and_weights_are_of_what_was_received() -> None:
         weighed.append((update.client, update.num_examples))
         return 1.0
 
-    federation, simulation = fleet("fedavg", hooks={"receive": receive, "note": note, "weight": weight})
+    federation, simulation = make_fleet("fedavg", hooks={"receive": receive, "note": note, "weight": weight})
     _, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert sorted(noted) == sorted(weighed) == [(0, 1), (1, 1), (2, 1)]
     assert report["train"]["samples"] == 3
@@ -195,23 +196,23 @@ def test_another_order_is_merged_in_that_order_and_reported_in_the_jobs_order() 
         return replace(server, memory=[report.index for report in reports])
 
     hooks = {"receive": lambda f, s, updates: reversed(updates), "aggregate": watched, "observe": observe}
-    federation, simulation = fleet("fedavg", hooks=hooks)
+    federation, simulation = make_fleet("fedavg", hooks=hooks)
     server, _ = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert merged == [3, 0, 4, 1, 5, 2] and server.memory == list(range(6))
 
 
 def test_updates_that_receive_does_not_return_are_left_out() -> None:
-    federation, simulation = fleet("fedavg", hooks={"receive": lambda f, s, updates: updates[:2]})
+    federation, simulation = make_fleet("fedavg", hooks={"receive": lambda f, s, updates: updates[:2]})
     _, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert report["train"]["clients"] == 2
     assert [failure["client"] for failure in report["failures"]] == [1, 4, 0, 3]
 
 
 def test_nobody_left_is_a_round_without_updates() -> None:
-    federation, simulation = fleet("fedavg", hooks={"receive": lambda f, s, updates: []})
+    federation, simulation = make_fleet("fedavg", hooks={"receive": lambda f, s, updates: []})
     before = start(federation)
     after, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), before)
-    assert same(before.state, after.state) and after.round == 1
+    assert has_same_bits(before.state, after.state) and after.round == 1
     assert report["train"]["clients"] == 0 and len(report["failures"]) == 6
 
 
@@ -226,7 +227,7 @@ def test_what_receive_raises_undoes_the_round() -> None:
         raise ZeroDivisionError("no median")
 
     for receive in (at_once, midway):
-        federation, simulation = fleet("plugin_method:counting", hooks={"receive": receive})
+        federation, simulation = make_fleet("plugin_method:counting", hooks={"receive": receive})
         engine, before = local_engine(simulation), start(federation)
         after, report = run_round(federation, engine, Settings(1, LOCAL), before)
         assert (
@@ -234,7 +235,7 @@ def test_what_receive_raises_undoes_the_round() -> None:
             in (report["undone"]["reason"])
         )
         assert len(report["undone"]["reported"]) == 6 and all(one["norm"] > 0 for one in report["undone"]["reported"])
-        assert same(before.state, after.state) and not engine.save() and not report["failures"]
+        assert has_same_bits(before.state, after.state) and not engine.save() and not report["failures"]
 
 
 @pytest.mark.parametrize("receive", [None, one_by_one], ids=["streaming", "with receive"])
@@ -248,7 +249,7 @@ def test_an_error_of_the_aggregator_is_not_attributed_to_receive(receive: Receiv
             raise ZeroDivisionError("no mean")
 
     hooks = {"aggregate": Watched(fail), **({} if receive is None else {"receive": receive})}
-    federation, simulation = fleet("fedavg", hooks=hooks)
+    federation, simulation = make_fleet("fedavg", hooks=hooks)
     _, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert report["undone"]["reason"].startswith("averaging the updates (aggregate) raised")
     assert len(report["undone"]["reported"]) == 6 and len(added) == 2
@@ -265,11 +266,11 @@ def test_an_error_of_an_aggregator_without_an_update_rolls_the_round_back(step: 
         def result(self) -> Any:
             raise ZeroDivisionError("no mean")
 
-    federation, simulation = fleet("fedavg", hooks={"aggregate": make})
+    federation, simulation = make_fleet("fedavg", hooks={"aggregate": make})
     before = start(federation)
     after, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), before)
     assert report["undone"]["reason"].startswith("averaging the updates (aggregate) raised")
-    assert len(report["undone"]["reported"]) == 6 and same(before.state, after.state)
+    assert len(report["undone"]["reported"]) == 6 and has_same_bits(before.state, after.state)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +285,7 @@ def test_an_error_of_an_aggregator_without_an_update_rolls_the_round_back(step: 
     ids=["no update", "None", "twice", "unknown", "another client's"],
 )
 def test_what_is_no_update_of_this_round_is_named(give: Callable[[Any], Any], expected: Expected) -> None:
-    federation, simulation = fleet("fedavg", hooks={"receive": lambda f, s, updates: give(updates)})
+    federation, simulation = make_fleet("fedavg", hooks={"receive": lambda f, s, updates: give(updates)})
     with raises(ConfigError, expected):
         run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
 
@@ -294,11 +295,11 @@ def test_two_parts_receive_one_after_the_other() -> None:
     spec = {"name": f"{HERE}:leaving_four_out", "plus": {f"{HERE}:halving": {}}}
     method = build(spec)
     seen = []
-    federation, simulation = fleet("fedavg")
+    federation, simulation = make_fleet("fedavg")
     federation = replace(federation, method=replace(method, choose=federation.method.choose, note=noting(seen)))
     _, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert [f["client"] for f in report["failures"]] == [4]
-    once, simulation = fleet("fedavg", hooks={"receive": without_four, "note": (first := noting([]))})
+    once, simulation = make_fleet("fedavg", hooks={"receive": without_four, "note": (first := noting([]))})
     run_round(once, local_engine(simulation), Settings(1, LOCAL), start(once))
     assert [c for c, _ in seen] == [c for c, _ in first.seen]
     assert all(half < whole for (_, half), (_, whole) in zip(seen, first.seen, strict=True))
@@ -330,7 +331,7 @@ def test_updates_stream_unless_the_method_receives_them_together() -> None:
         ({"aggregate": watched, "receive": one_by_one}, ["computed"] * 6 + ["aggregated"] * 6),
     ):
         order.clear()
-        federation, simulation = fleet("fedavg", hooks=hooks)
+        federation, simulation = make_fleet("fedavg", hooks=hooks)
         run_round(federation, Slow(simulation, torch.device("cpu"), 1), Settings(1, LOCAL), start(federation))
         assert order == expected
 
@@ -342,7 +343,7 @@ def test_workers_leave_out_with_the_same_bits() -> None:
     try:
         *_, expected = run(federation, ours, Settings(3, plain(lr=0.1, batch_size=8)), start(federation))
         *_, found = run(federation, theirs, Settings(3, plain(lr=0.1, batch_size=8)), start(federation))
-        assert same(expected.server.state, found.server.state)
+        assert_same_bits(expected.server.state, found.server.state)
         assert set(ours.save()) == set(theirs.save()) == {"0", "1", "2", "3", "5"}
     finally:
         theirs.close()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_train import close, last_exit, plain_sgd
+from support.training import assert_close, last_exit_loss, plain_sgd
 from tiny import plain, tiny_data, tiny_parts, tiny_problem
 
 from fleetfit import names
@@ -190,7 +190,7 @@ def test_one_batch_and_one_epoch_is_one_step_on_the_pooled_data(name: str) -> No
     x, y = simulation.data.batch(pooled)
     server, report = run_round(federation, local_engine(simulation), Settings(1, local), start(federation))
     assert report["train"] == {"loss": report["train"]["loss"], "clients": 6, "samples": 79, "by_level": {"1": 6}}
-    close(server.state, plain_sgd(state, (3,), [(x, y)], last_exit, local))
+    assert_close(server.state, plain_sgd(state, (3,), [(x, y)], last_exit_loss, local))
 
 
 def test_two_rounds_of_fedsgd_are_two_steps() -> None:
@@ -199,7 +199,7 @@ def test_two_rounds_of_fedsgd_are_two_steps() -> None:
     local = plain(lr=0.5)
     pooled = simulation.data.batch(torch.cat([part["train"] for part in simulation.parts]))
     *_, last = run(federation, local_engine(simulation), Settings(2, local), start(federation))
-    close(last.server.state, plain_sgd(start(federation).state, (3,), [pooled] * 2, last_exit, local))
+    assert_close(last.server.state, plain_sgd(start(federation).state, (3,), [pooled] * 2, last_exit_loss, local))
 
 
 def test_fedsgd_is_fedavg_with_one_batch_and_one_epoch() -> None:

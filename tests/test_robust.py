@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from support import Expected, aggregate_updates, raises
-from test_attacks import CORE, FULL, LAYOUT, MIDDLE, PROBLEM, SENT, elements, job_of, update_of
-from test_attacks import TINY as ATTACKED
+from support.attacks import CORE, FULL, LAYOUT, MIDDLE, PROBLEM, SENT, elements, make_job, make_update
+from support.attacks import TINY as ATTACKED
 from tiny import tiny_federation
 from torch import Tensor
 
@@ -33,10 +33,10 @@ SERVER = Server(SENT)
 
 def near(piece: Submodel, seed: int, index: int, size: float = 1.0, untrained: tuple[str, ...] = ()) -> Update:
     """Return an update that moves every element by `size` and some noise; untrained tensors stay as they were sent."""
-    job = job_of(piece, index)
-    noise = update_of(piece, seed, job).state
+    job = make_job(piece, index)
+    noise = make_update(piece, seed, job).state
     state = {n: t if n in untrained else t + size * (1 + 0.2 * noise[n]) for n, t in job.state.items()}
-    return replace(update_of(piece, seed, job), state=extract_like(state, piece), untrained=untrained)
+    return replace(make_update(piece, seed, job), state=extract_like(state, piece), untrained=untrained)
 
 
 def extract_like(state: dict[str, Tensor], piece: Submodel) -> Any:
@@ -194,10 +194,10 @@ def test_blocks_of_few_clients_are_not_judged() -> None:
 
 def liar(index: int, tensor: str, by: float) -> Update:
     """Return an update that moves one tensor, and says of all others that no gradient reached them."""
-    job = job_of(FULL, index)
+    job = make_job(FULL, index)
     state = {n: t + by if n == tensor else t for n, t in job.state.items()}
     told = tuple(n for n in job.state if n != tensor)
-    return replace(update_of(FULL, 1, job), state=extract_like(state, FULL), untrained=told)
+    return replace(make_update(FULL, 1, job), state=extract_like(state, FULL), untrained=told)
 
 
 @pytest.mark.parametrize("tensor", ["heads.1.bias", "stem.weight"])

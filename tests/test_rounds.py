@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 from support import raises
-from test_train import close, job_for, last_exit, plain_sgd
+from support.bits import assert_same_bits, has_same_bits
+from support.engines import EVERYBODY, LOCAL, MeddlingEngine, Reply, choose_always, make_fleet, shorten_client
+from support.training import assert_close, last_exit_loss, make_job, plain_sgd
 from tiny import plain, tiny_federation
 from torch import Tensor, nn
 
@@ -16,56 +18,13 @@ from fleetfit.engines.local import InProcess as LocalEngine
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import NoUsableUpdates, RunError
 from fleetfit.evaluate import EvaluationScope
-from fleetfit.layout import State, outputs
+from fleetfit.layout import outputs
 from fleetfit.messages import dump_job, dump_reply, pack
 from fleetfit.method import Loss
 from fleetfit.rounds import Round, Settings, run, run_round, sort_by_cost, start
 from fleetfit.submodel import Submodel, extract
 from fleetfit.training.job import DIVERGED
-from fleetfit.values import Device, Evaluation, Failure, Federation, Job, Server, Simulation, Update
-
-LOCAL = plain(lr=0.1, batch_size=8)
-Reply = Update | Failure
-
-
-def choosing(*clients: int) -> Callable[..., list[int]]:
-    def choose(federation: Federation, server: Server, rng: np.random.Generator) -> list[int]:
-        return list(clients)
-
-    return choose
-
-
-EVERYBODY = choosing(0, 1, 2, 3, 4, 5)
-
-
-class Meddling(LocalEngine):
-    """The local engine between whose replies and the server somebody sits; it notes jobs and replies."""
-
-    def __init__(self, simulation: Simulation, meddle: Callable[[int, Reply], Reply] = lambda i, reply: reply) -> None:
-        super().__init__(simulation, torch.device("cpu"), 1)
-        self.meddle = meddle
-        self.jobs: list[Job] = []
-        self.replies: list[Reply] = []
-
-    def run(self, jobs: Iterator[Job]) -> Iterator[Reply]:
-        def noted() -> Iterator[Job]:
-            for job in jobs:
-                self.jobs.append(job)
-                yield job
-
-        for index, reply in enumerate(super().run(noted())):
-            self.replies.append(self.meddle(index, reply))
-            yield self.replies[-1]
-
-
-def fleet(name: str = "scalefl", **more: Any) -> tuple[Federation, Simulation]:
-    spec = {"name": name, "hooks": {"choose": more.pop("choose", EVERYBODY)} | more.pop("hooks", {})}
-    return tiny_federation(spec, **more)
-
-
-def same(a: State, b: State) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[n].view(torch.int32), b[n].view(torch.int32)) for n in a)
-
+from fleetfit.values import Device, Evaluation, Failure, Job, Update
 
 # ---- order -------------------------------------------------
 
@@ -73,8 +32,8 @@ def same(a: State, b: State) -> bool:
 def test_the_order_is_largest_first_then_client() -> None:
     """Clients 0 to 5 have levels 1, 2, 3, 1, 2, 3; whatever order the method chose them in."""
     for chosen in ((0, 1, 2, 3, 4, 5), (5, 0, 3, 2, 1, 4)):
-        federation, simulation = fleet(choose=choosing(*chosen))
-        engine = Meddling(simulation)
+        federation, simulation = make_fleet(choose=choose_always(*chosen))
+        engine = MeddlingEngine(simulation)
         run_round(federation, engine, Settings(1, LOCAL), start(federation))
         assert [j.client for j in engine.jobs] == [2, 5, 1, 4, 0, 3]
         assert [j.index for j in engine.jobs] == list(range(6))
@@ -84,14 +43,14 @@ def test_the_order_is_largest_first_then_client() -> None:
 def test_the_result_does_not_depend_on_the_order_of_choice() -> None:
     states = []
     for chosen in ((0, 1, 2, 3, 4, 5), (5, 0, 3, 2, 1, 4)):
-        federation, simulation = fleet(choose=choosing(*chosen))
+        federation, simulation = make_fleet(choose=choose_always(*chosen))
         states.append(run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))[0].state)
-    assert same(*states)
+    assert has_same_bits(*states)
 
 
 def test_canonical_counts_elements_not_exits() -> None:
     """A narrow deep sub-model may be smaller than a wide shallow one: elements decide."""
-    federation, _ = fleet()
+    federation, _ = make_fleet()
     deep = Submodel({"a": range(1), "b": range(2), "classes": range(4)}, (1, 2, 3))
     wide = Submodel({"a": range(8), "b": range(12), "classes": range(4)}, (1,))
     assert [s[0] for s in sort_by_cost(federation, [(0, 0, deep), (1, 1, wide), (2, 2, wide)])] == [1, 2, 0]
@@ -100,14 +59,14 @@ def test_canonical_counts_elements_not_exits() -> None:
 def test_seeds_differ_between_rounds_and_clients_and_not_between_runs() -> None:
     seeds = []
     for _ in range(2):
-        federation, simulation = fleet()
-        engine = Meddling(simulation)
+        federation, simulation = make_fleet()
+        engine = MeddlingEngine(simulation)
         list(run(federation, engine, Settings(2, LOCAL), start(federation)))
         seeds.append([j.seed for j in engine.jobs if j.kind == "train"])
     assert seeds[0] == seeds[1]
     assert len(set(seeds[0])) == 12
     other, simulation = tiny_federation({"name": "scalefl", "hooks": {"choose": EVERYBODY}}, seed=1)
-    engine = Meddling(simulation)
+    engine = MeddlingEngine(simulation)
     run_round(other, engine, Settings(1, LOCAL), start(other))
     assert not {j.seed for j in engine.jobs} & set(seeds[0])
 
@@ -129,7 +88,7 @@ def test_a_cohort_larger_than_the_able_clients_takes_all_of_them() -> None:
 
 def test_uniform_choice_is_without_replacement_and_new_each_round() -> None:
     federation, simulation = tiny_federation({"name": "scalefl"}, clients=12, cohort=4)
-    engine = Meddling(simulation)
+    engine = MeddlingEngine(simulation)
     server = start(federation)
     for _ in range(8):
         server, _ = run_round(federation, engine, Settings(9, LOCAL), server)
@@ -148,23 +107,17 @@ def test_nobody_able_is_an_error_before_the_first_round() -> None:
 # ---- failures -------------------------------------------------
 
 
-def shortened(simulation: Simulation, client: int, n: int) -> Simulation:
-    parts = [dict(p) for p in simulation.parts]
-    parts[client]["train"] = parts[client]["train"][:n]
-    return replace(simulation, parts=parts)
-
-
 @pytest.mark.parametrize(("n", "reason"), [(0, "no training data"), (1, "value per channel")])
 def test_a_client_that_cannot_train_is_reported_and_the_others_count(n: int, reason: str) -> None:
     """None of its own data, or one sample under batch norm: a failure with a reason; the round goes on."""
-    federation, simulation = fleet()
+    federation, simulation = make_fleet()
     after, report = run_round(
-        federation, local_engine(shortened(simulation, 5, n)), Settings(1, LOCAL), start(federation)
+        federation, local_engine(shorten_client(simulation, 5, n)), Settings(1, LOCAL), start(federation)
     )
     (failure,) = report["failures"]
     assert (failure["client"], failure["level"]) == (5, 3) and reason in failure["reason"]
     assert report["train"]["clients"] == 5 and report["train"]["by_level"] == {"3": 1, "2": 2, "1": 2}
-    engine = Meddling(simulation)
+    engine = MeddlingEngine(simulation)
     run_round(federation, engine, Settings(1, LOCAL), start(federation))
     alone = next(r for r in engine.replies if r.client == 2)  # the only one left that trains block 3
     assert isinstance(alone, Update)
@@ -172,8 +125,10 @@ def test_a_client_that_cannot_train_is_reported_and_the_others_count(n: int, rea
 
 
 def test_one_sample_without_batch_norm_trains() -> None:
-    federation, simulation = fleet(norm=False)
-    _, report = run_round(federation, local_engine(shortened(simulation, 5, 1)), Settings(1, LOCAL), start(federation))
+    federation, simulation = make_fleet(norm=False)
+    _, report = run_round(
+        federation, local_engine(shorten_client(simulation, 5, 1)), Settings(1, LOCAL), start(federation)
+    )
     assert not report["failures"] and report["train"]["samples"] == 5 * 28 + 1
 
 
@@ -188,7 +143,7 @@ def exploding(job: Job, device: Device) -> Loss:
 
 
 def test_a_diverging_client_is_refused_and_the_others_count() -> None:
-    federation, simulation = fleet("fedavg", hooks={"loss": exploding})
+    federation, simulation = make_fleet("fedavg", hooks={"loss": exploding})
     after, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert [f["client"] for f in report["failures"]] == [5]
     assert "diverged" in report["failures"][0]["reason"]
@@ -197,7 +152,7 @@ def test_a_diverging_client_is_refused_and_the_others_count() -> None:
 
 
 def test_all_diverging_leaves_the_state_and_stops_after_patience_rounds() -> None:
-    federation, simulation = fleet()
+    federation, simulation = make_fleet()
     first = start(federation)
     settings = Settings(20, plain(lr=1e30, epochs=4, batch_size=8), patience=3)
     left: list[Round] = []
@@ -209,25 +164,25 @@ def test_all_diverging_leaves_the_state_and_stops_after_patience_rounds() -> Non
         through()
     server, rounds = left[-1].server, [one.report for one in left]
     assert len(rounds) == 2 and server.round == 2
-    assert same(server.state, first.state)
+    assert_same_bits(server.state, first.state)
     assert all(r["train"]["loss"] is None and len(r["failures"]) == 6 for r in rounds)
 
 
 def test_where_some_attack_a_run_of_which_nothing_ever_came_stops_and_one_that_broke_later_goes_on() -> None:
-    federation, simulation = fleet()
+    federation, simulation = make_fleet()
     broken = Settings(9, plain(lr=1e30, epochs=4, batch_size=8), patience=3, hostile=frozenset({1}))
     with raises(NoUsableUpdates, 3, DIVERGED):
         list(run(federation, local_engine(simulation), broken, start(federation)))
     later = replace(broken, local=replace(LOCAL, epochs=3), schedule=lambda r: 1.0 if r == 0 else 1e31)
     left = list(run(federation, local_engine(simulation), later, start(federation)))
     assert [one.report["train"]["clients"] for one in left] == [6] + [0] * 8
-    assert same(left[0].server.state, left[-1].server.state)
+    assert_same_bits(left[0].server.state, left[-1].server.state)
     again = list(run(federation, local_engine(simulation), later, left[3].server))
     assert [one.report["round"] for one in again] == [5, 6, 7, 8, 9]
 
 
 def test_a_usable_round_in_between_starts_the_count_again() -> None:
-    federation, simulation = fleet()
+    federation, simulation = make_fleet()
     settings = Settings(8, replace(LOCAL, epochs=3), lambda r: 1.0 if r % 3 == 2 else 1e31, patience=3)
     reports = [r.report for r in run(federation, local_engine(simulation), settings, start(federation))]
     assert [r["train"]["clients"] for r in reports] == [0, 0, 6, 0, 0, 6, 0, 0]
@@ -238,8 +193,8 @@ def test_a_usable_round_in_between_starts_the_count_again() -> None:
 
 def refused(meddle: Callable[[int, Reply], Reply], place: int = 1) -> str:
     """Meddle with the reply at a place; it must be refused, and the round must end as if that client had failed."""
-    federation, simulation = fleet()
-    engine = Meddling(simulation, lambda i, reply: meddle(i, reply) if i == place else reply)
+    federation, simulation = make_fleet()
+    engine = MeddlingEngine(simulation, lambda i, reply: meddle(i, reply) if i == place else reply)
     after, report = run_round(federation, engine, Settings(1, LOCAL), start(federation))
     job = engine.jobs[place]
 
@@ -248,8 +203,8 @@ def refused(meddle: Callable[[int, Reply], Reply], place: int = 1) -> str:
             Failure(reply.round, reply.index, reply.client, reply.level, job.submodel, "lost") if i == place else reply
         )
 
-    expected, _ = run_round(federation, Meddling(simulation, lost), Settings(1, LOCAL), start(federation))
-    assert same(after.state, expected.state)
+    expected, _ = run_round(federation, MeddlingEngine(simulation, lost), Settings(1, LOCAL), start(federation))
+    assert_same_bits(after.state, expected.state)
     assert [f["client"] for f in report["failures"]] == [job.client]
     assert report["train"]["clients"] == 5
     reason: str = report["failures"][0]["reason"]
@@ -262,13 +217,13 @@ def test_a_duplicate_in_the_place_of_a_reply_is_refused() -> None:
     def duplicate(i: int, reply: Reply) -> Reply:
         return before[0]
 
-    federation, simulation = fleet()
+    federation, simulation = make_fleet()
 
     def meddle(i: int, reply: Reply) -> Reply:
         before.append(reply)
         return before[0] if i == 1 else reply
 
-    _, report = run_round(federation, Meddling(simulation, meddle), Settings(1, LOCAL), start(federation))
+    _, report = run_round(federation, MeddlingEngine(simulation, meddle), Settings(1, LOCAL), start(federation))
     assert [f["client"] for f in report["failures"]] == [5]
     assert "answers round 0, job 0, not round 0, job 1" in refused(duplicate)
 
@@ -296,19 +251,19 @@ def test_a_reply_that_comes_twice_is_refused_with_a_sentence() -> None:
     """Either a `RunError` about the engine, or the second one refused and the state as without it; never a bare
     IndexError.
     """
-    federation, simulation = fleet()
+    federation, simulation = make_fleet()
     expected, _ = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     engine = Twice(simulation, torch.device("cpu"), 1)
     try:
         after, _ = run_round(federation, engine, Settings(1, LOCAL), start(federation))
     except RunError:
         return
-    assert same(after.state, expected.state)
+    assert_same_bits(after.state, expected.state)
 
 
 def test_a_reply_that_never_comes_is_no_silent_drop() -> None:
     """Six jobs and five replies: an error, or a failure in the report; the sixth client must not just vanish."""
-    federation, simulation = fleet()
+    federation, simulation = make_fleet()
     engine = Short(simulation, torch.device("cpu"), 1)
     try:
         _, report = run_round(federation, engine, Settings(1, LOCAL), start(federation))
@@ -349,7 +304,7 @@ def test_a_client_that_counts_no_samples_is_refused() -> None:
 
 def test_what_an_update_says_it_contains_is_what_is_averaged() -> None:
     """Client 5 sends back the piece of level 1 only, and says so: no error; the rest is client 2's alone."""
-    federation, simulation = fleet()
+    federation, simulation = make_fleet()
     small = federation.levels[0].submodel
 
     def shrink(i: int, reply: Reply) -> Reply:
@@ -358,7 +313,7 @@ def test_what_an_update_says_it_contains_is_what_is_averaged() -> None:
         assert isinstance(reply, Update)
         return replace(reply, submodel=small, state=extract(federation.problem.layout, reply.state, small))
 
-    engine = Meddling(simulation, shrink)
+    engine = MeddlingEngine(simulation, shrink)
     after, report = run_round(federation, engine, Settings(1, LOCAL), start(federation))
     assert not report["failures"]
     mine = {r.client: r for r in engine.replies if isinstance(r, Update)}
@@ -379,8 +334,10 @@ def test_a_reply_that_cannot_be_packed_is_refused_and_says_why(monkeypatch: pyte
         return 7
 
     monkeypatch.setattr("fleetfit.messages.reply_size", unpackable)
-    federation, simulation = fleet()
-    _, report = run_round(federation, local_engine(shortened(simulation, 5, 0)), Settings(1, LOCAL), start(federation))
+    federation, simulation = make_fleet()
+    _, report = run_round(
+        federation, local_engine(shorten_client(simulation, 5, 0)), Settings(1, LOCAL), start(federation)
+    )
     reasons = {f["client"]: f["reason"] for f in report["failures"]}
     assert set(reasons) == {4, 5} and "no training data" in reasons[5]
     assert "it has no bytes: " in reasons[4] and "no such kind of number" in reasons[4]
@@ -391,9 +348,9 @@ def test_the_memory_of_a_refused_update_is_not_kept() -> None:
     """Client 5's reply is broken in round 0 and good in round 1; its memory then is of round 1, as if for the first
     time.
     """
-    federation, simulation = fleet("plugin_method:counting")
+    federation, simulation = make_fleet("plugin_method:counting")
     broken = changed("stem.bias", lambda t: t[:1])
-    engine = Meddling(simulation, lambda i, r: broken(i, r) if r.client == 5 and r.round == 0 else r)
+    engine = MeddlingEngine(simulation, lambda i, r: broken(i, r) if r.client == 5 and r.round == 0 else r)
     server, report = run_round(federation, engine, Settings(3, LOCAL), start(federation))
     assert [f["client"] for f in report["failures"]] == [5]
     kept = engine.save()
@@ -410,23 +367,23 @@ def test_the_memory_of_a_refused_update_is_not_kept() -> None:
 
 
 def test_memories_that_are_saved_and_loaded_go_on_as_if_nothing_had_happened() -> None:
-    federation, simulation = fleet("plugin_method:counting")
+    federation, simulation = make_fleet("plugin_method:counting")
     engine = local_engine(simulation)
     server, _ = run_round(federation, engine, Settings(3, LOCAL), start(federation))
     other = local_engine(simulation)
     other.load(engine.save())
     a, b = (run_round(federation, e, Settings(3, LOCAL), server)[0] for e in (engine, other))
     fresh, _ = run_round(federation, local_engine(simulation), Settings(3, LOCAL), server)
-    assert same(a.state, b.state) and not same(a.state, fresh.state)
+    assert has_same_bits(a.state, b.state) and not has_same_bits(a.state, fresh.state)
 
 
 # ---- reports -------------------------------------------------
 
 
 def test_bytes_are_those_of_the_messages() -> None:
-    federation, simulation = fleet("plugin_method:counting", choose=choosing(0, 1, 2))
+    federation, simulation = make_fleet("plugin_method:counting", choose=choose_always(0, 1, 2))
     federation = replace(federation, method_spec={"name": "plugin_method:counting"})
-    engine = Meddling(shortened(simulation, 1, 0))
+    engine = MeddlingEngine(shorten_client(simulation, 1, 0))
     _, report = run_round(federation, engine, Settings(1, LOCAL), start(federation))
     assert len(report["failures"]) == 1
     assert report["bytes_down"] == sum(len(pack(dump_job(job, federation.problem.layout))) for job in engine.jobs)
@@ -441,8 +398,8 @@ def test_bytes_are_those_of_the_messages() -> None:
 
 def test_the_report_says_what_the_round_was() -> None:
     """Clients have 12 to 52 samples, so that a mean over clients is another loss than one over samples."""
-    federation, simulation = fleet(shares=(3, 5, 7, 11, 13, 3))
-    engine = Meddling(simulation)
+    federation, simulation = make_fleet(shares=(3, 5, 7, 11, 13, 3))
+    engine = MeddlingEngine(simulation)
     _, report = run_round(federation, engine, Settings(1, LOCAL), start(federation))
     updates = [r for r in engine.replies if isinstance(r, Update)]
     samples = sum(u.num_examples for u in updates)
@@ -457,7 +414,7 @@ def test_the_report_says_what_the_round_was() -> None:
 def test_an_update_of_weight_0_is_no_failure_and_moves_nothing() -> None:
     """Client 5 counts for nothing: the state is that of a round without it, bit for bit."""
     weigh = lambda update: 0.0 if update.client == 5 else float(update.num_examples)  # noqa: E731
-    federation, simulation = fleet(hooks={"weight": weigh}, shares=(3, 5, 7, 11, 13, 3))
+    federation, simulation = make_fleet(hooks={"weight": weigh}, shares=(3, 5, 7, 11, 13, 3))
     after, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert report["train"]["clients"] == 6 and not report["failures"]
 
@@ -465,35 +422,35 @@ def test_an_update_of_weight_0_is_no_failure_and_moves_nothing() -> None:
         gone = Failure(reply.round, reply.index, reply.client, reply.level, reply.dispatched, "lost")
         return gone if reply.client == 5 else reply
 
-    without, _ = run_round(federation, Meddling(simulation, lost), Settings(1, LOCAL), start(federation))
-    assert same(after.state, without.state)
+    without, _ = run_round(federation, MeddlingEngine(simulation, lost), Settings(1, LOCAL), start(federation))
+    assert_same_bits(after.state, without.state)
 
 
 def test_where_all_weights_are_0_nothing_moves() -> None:
-    federation, simulation = fleet(hooks={"weight": lambda update: 0.0})
+    federation, simulation = make_fleet(hooks={"weight": lambda update: 0.0})
     after, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert report["train"]["clients"] == 6 and not report["failures"] and "undone" not in report
-    assert same(after.state, start(federation).state)
+    assert_same_bits(after.state, start(federation).state)
 
 
 def test_the_schedule_multiplies_the_learning_rate() -> None:
     """One client, one step a round, no norm layers: w <- w - lr f(r) g(w), with factors 1, 0 and 1/4."""
-    federation, simulation = fleet("fedsgd", choose=choosing(2), norm=False, hooks={"weight": "by_count"})
+    federation, simulation = make_fleet("fedsgd", choose=choose_always(2), norm=False, hooks={"weight": "by_count"})
     factors = (1.0, 0.0, 0.25)
     settings = Settings(3, plain(lr=0.4), lambda r: factors[r])
     done = list(run(federation, local_engine(simulation), settings, start(federation)))
     assert [d.report["lr"] for d in done] == [0.4, 0.0, 0.1]
-    assert same(done[0].server.state, done[1].server.state)
+    assert_same_bits(done[0].server.state, done[1].server.state)
     data = simulation.device(2).data
     batch = data.batch(data.split("train"))
-    one = plain_sgd(start(federation).state, (1, 2, 3), [batch], last_exit, plain(lr=0.4))
-    close(done[0].server.state, one)
-    close(done[2].server.state, plain_sgd(one, (1, 2, 3), [batch], last_exit, plain(lr=0.1)))
+    one = plain_sgd(start(federation).state, (1, 2, 3), [batch], last_exit_loss, plain(lr=0.4))
+    assert_close(done[0].server.state, one)
+    assert_close(done[2].server.state, plain_sgd(one, (1, 2, 3), [batch], last_exit_loss, plain(lr=0.1)))
 
 
 def test_evaluations_on_the_way_and_at_the_end() -> None:
     """Every second round and the last; those on the way cover the clients with the headline policy only."""
-    federation, simulation = fleet()
+    federation, simulation = make_fleet()
     wanted = EvaluationScope(Evaluation(batch_size=16), statistics_samples=60)
     settings = Settings(5, LOCAL, evaluate_every=2, wanted=wanted)
     reports = [r.report for r in run(federation, local_engine(simulation), settings, start(federation))]
@@ -503,7 +460,7 @@ def test_evaluations_on_the_way_and_at_the_end() -> None:
     assert list(reports[4]["evaluate"]) == ["split", "static", "batch"] and "full" in reports[4]["evaluate"]["static"]
     once = list(run(federation, local_engine(simulation), replace(settings, evaluate_every=0), start(federation)))
     assert ["evaluate" in r.report for r in once] == [False] * 4 + [True]
-    assert same(
+    assert_same_bits(
         once[-1].server.state,
         list(run(federation, local_engine(simulation), settings, start(federation)))[-1].server.state,
     )
@@ -511,19 +468,19 @@ def test_evaluations_on_the_way_and_at_the_end() -> None:
 
 def test_a_run_goes_on_from_any_round() -> None:
     """Rounds 0 to 3 in one go, or from the server after round 2: the same bits."""
-    federation, simulation = fleet()
+    federation, simulation = make_fleet()
     whole = list(run(federation, local_engine(simulation), Settings(4, LOCAL), start(federation)))
     rest = list(run(federation, local_engine(simulation), Settings(4, LOCAL), whole[1].server))
     assert [r.server.round for r in rest] == [3, 4]
-    assert same(rest[-1].server.state, whole[-1].server.state)
+    assert_same_bits(rest[-1].server.state, whole[-1].server.state)
     assert not list(run(federation, local_engine(simulation), Settings(4, LOCAL), whole[-1].server))
 
 
 def test_the_server_before_a_round_is_left_alone() -> None:
-    federation, simulation = fleet()
+    federation, simulation = make_fleet()
     server = start(federation)
     before = {n: t.clone() for n, t in server.state.items()}
     run_round(federation, local_engine(simulation), Settings(1, LOCAL), server)
-    assert same(server.state, before) and server.round == 0
-    assert same(start(federation).state, before)
-    assert job_for(federation, 0, 0).memory_version == -1
+    assert has_same_bits(server.state, before) and server.round == 0
+    assert_same_bits(start(federation).state, before)
+    assert make_job(federation, 0, 0).memory_version == -1

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support import Expected, raises
+from support.secure import HERE, TINY, Stopped, WatchedEngine, make_block, merge_tables, stop_in_second_round
 
 import fleetfit as ff
 from fleetfit import secured
@@ -16,62 +17,22 @@ from fleetfit.aggregate import Mean, SummedBlock, apply_mean, average_sums
 from fleetfit.config import assemble, load_experiment
 from fleetfit.errors import ConfigError, RunError
 from fleetfit.rounds import run_round, start
-from fleetfit.secure import SecureClient
 from fleetfit.secured import Secured
 from fleetfit.submodel import concat_state, cut, whole
 from fleetfit.validation import find_sums_error
 from fleetfit.values import Failure, Job, Summed, Update
 
-HERE = Path(__file__).parent
-TINY: dict[str, Any] = {
-    "seed": 3,
-    "rounds": 3,
-    "data": {"name": f"{HERE}/tiny.py:tiny_data", "partition": {"kind": "iid", "clients": 12}},
-    "model": {"name": f"{HERE}/tiny.py:tiny", "norm": False},
-    "fleet": {
-        "levels": [0.3, 0.55, 1.0], "tolerance": 0.25, "groups": [{"budget": 0.3}, {"budget": 0.55}, {"budget": 1.0}]
-    },
-    "method": {"name": "scalefl"},
-    "local": {"epochs": 1, "batch_size": 8, "lr": 0.05},
-    "cohort": {"fraction": 1.0},
-    "evaluate": {"every": 1, "batch_size": 32},
-}  # fmt: skip
 SECURE: dict[str, Any] = {"minimum": 3}
 PROFILE = {"multiply_adds_per_s": 1e9, "down_bytes_per_s": 1e6, "up_bytes_per_s": 1e6}
 
 
-def laid(*tables: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for table in tables:
-        for key, value in table.items():
-            both = isinstance(value, dict) and isinstance(found.get(key), dict)
-            found[key] = laid(found[key], value) if both else value
-    return found
-
-
-class Watched:
-    """An engine that keeps what came back, before it is masked."""
-
-    def __init__(self, engine: Any) -> None:
-        self.engine, self.replies = engine, list[tuple[Job, Update | Failure]]()
-
-    def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
-        asked = list(jobs)
-        for job, reply in zip(asked, self.engine.run(iter(asked)), strict=True):
-            self.replies.append((job, reply))
-            yield reply
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
-
-
 def round_of(
     change: dict[str, Any], away: secured.Away = secured.nobody
-) -> tuple[Any, Any, Any, dict[str, Any], Watched]:
+) -> tuple[Any, Any, Any, dict[str, Any], WatchedEngine]:
     """Return the assembly, the server before and after one secure round, its report, and what clients had to send."""
-    assembly = assemble(load_experiment(laid(TINY, {"secure": SECURE}, change)))
+    assembly = assemble(load_experiment(merge_tables(TINY, {"secure": SECURE}, change)))
     plain = replace(assembly, settings=replace(assembly.settings, secure=None)).engine()
-    watched = Watched(plain)
+    watched = WatchedEngine(plain)
     assert assembly.settings.secure is not None
     layout, secure = assembly.federation.problem.layout, assembly.settings.secure
     parties = secured.Simulated(watched, secured.Segments(layout), secure, away)
@@ -81,7 +42,7 @@ def round_of(
     return assembly, server, after, report, watched
 
 
-def by_hand(assembly: Any, server: Any, watched: Watched, without: set[int]) -> torch.Tensor:
+def by_hand(assembly: Any, server: Any, watched: WatchedEngine, without: set[int]) -> torch.Tensor:
     """Return the state after a round, element by element and client by client, in whole numbers of the grid's step."""
     layout, grid = assembly.federation.problem.layout, assembly.settings.secure.grid
     full = cut(layout, whole(layout)).size
@@ -152,7 +113,7 @@ def test_a_cohort_of_which_too_few_are_left_leaves_the_state_as_it_was(phase: st
 
 def test_what_too_few_cover_keeps_its_bits_and_is_counted() -> None:
     """Four clients of each level, two of level 3 gone: what level 3 has alone is over two clients, below three."""
-    experiment = laid(TINY, {"secure": SECURE})
+    experiment = merge_tables(TINY, {"secure": SECURE})
     levels = assemble(load_experiment(experiment)).federation.level_of
     gone = [int(c) for c in (levels == 2).nonzero()[0][:2]]
     assembly, server, after, report, _ = round_of({}, lambda p, r, c: p == "update" and c in gone)
@@ -172,7 +133,7 @@ def test_clipped_movements_are_counted() -> None:
 
 
 def test_a_run_withholds_what_each_client_lost(tmp_path: Path) -> None:
-    run = ff.run(laid(TINY, {"secure": SECURE}), out=tmp_path / "run")
+    run = ff.run(merge_tables(TINY, {"secure": SECURE}), out=tmp_path / "run")
     plain = ff.run(TINY, out=tmp_path / "plain")
     for report in run.metrics:
         assert report["train"]["loss"] is None and report["train"]["clients"] == 12
@@ -194,42 +155,16 @@ def test_every_engine_leaves_the_same_state(engine: str, tmp_path: Path) -> None
     found = []
     for name in ("local", engine):
         keys = {"name": name} | ({} if name == "local" else {"workers": 2})
-        run = ff.run(laid(TINY, {"secure": SECURE, "engine": keys, "rounds": 2}), out=tmp_path / name)
+        run = ff.run(merge_tables(TINY, {"secure": SECURE, "engine": keys, "rounds": 2}), out=tmp_path / name)
         found.append(concat_state(run.server.state))
     assert torch.equal(*found)
-
-
-class Stopped(BaseException):
-    """A process that is killed."""
-
-
-def stopped_in_the_second_round(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> list[int]:
-    """Start a run that is killed as its second round trains; return the rounds asked of clients, then and later."""
-    asked: list[int] = []
-    begin, train = SecureClient.begin, secured.Simulated._train
-
-    def begun(self: SecureClient, run: str, round: int, piece: str) -> Any:
-        asked.append(round)
-        return begin(self, run, round, piece)
-
-    def stops(self: Any, asked: Any) -> Any:
-        if next(iter(asked.values()))[0].round == 1:
-            raise Stopped
-        return train(self, asked)
-
-    monkeypatch.setattr(SecureClient, "begin", begun)
-    with monkeypatch.context() as patch:
-        patch.setattr(secured.Simulated, "_train", stops)
-        with pytest.raises(Stopped):
-            run()
-    return asked
 
 
 def test_a_round_that_was_begun_is_skipped_on_resume_and_never_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = laid(TINY, {"secure": SECURE})
-    asked = stopped_in_the_second_round(monkeypatch, lambda: ff.run(config, out=tmp_path / "run"))
+    config = merge_tables(TINY, {"secure": SECURE})
+    asked = stop_in_second_round(monkeypatch, lambda: ff.run(config, out=tmp_path / "run"))
     name = json.loads((tmp_path / "run/secure.json").read_text())["run"]
     before = concat_state(ff.load(tmp_path / "run").server.state).clone()
     assert asked.count(1) == 12
@@ -254,7 +189,9 @@ def test_skipped_rounds_do_not_end_a_run(tmp_path: Path, monkeypatch: pytest.Mon
             raise Stopped
         return train(self, asked)
 
-    experiment = laid(TINY, {"secure": SECURE, "rounds": 9, "checkpoint": {"every": 20}, "evaluate": {"every": 0}})
+    experiment = merge_tables(
+        TINY, {"secure": SECURE, "rounds": 9, "checkpoint": {"every": 20}, "evaluate": {"every": 0}}
+    )
     with monkeypatch.context() as patch:
         patch.setattr(secured.Simulated, "_train", stops)
         with pytest.raises(Stopped):
@@ -268,7 +205,7 @@ def test_skipped_rounds_do_not_end_a_run(tmp_path: Path, monkeypatch: pytest.Mon
 )
 def test_a_damaged_record_of_begun_rounds_ends_the_run(text: str, tmp_path: Path) -> None:
     with pytest.raises(Stopped):
-        ff.run(laid(TINY, {"secure": SECURE}), out=tmp_path / "run", on_round=_stop)
+        ff.run(merge_tables(TINY, {"secure": SECURE}), out=tmp_path / "run", on_round=_stop)
     (tmp_path / "run/secure.json").write_text(text)
     with raises(RunError, "secure.json"):
         ff.resume(tmp_path / "run")
@@ -308,13 +245,13 @@ def test_what_cannot_be_asked_of_sums_is_refused_before_the_first_round(what: st
     change, expected = REFUSED[what]
     base = {k: v for k, v in TINY.items() if k != "fleet"} if "fleet" in change else TINY
     with raises(ConfigError, expected):
-        assemble(load_experiment(laid(base, {"secure": SECURE}, change)))
+        assemble(load_experiment(merge_tables(base, {"secure": SECURE}, change)))
 
 
 def test_a_cohort_that_sums_cannot_hold_is_refused() -> None:
     change = {"data": {"name": f"{HERE}/tiny.py:tiny_data", "n": 4000, "partition": {"kind": "iid", "clients": 300}}}
     with raises(ConfigError, "[secure] bits", 24, 256, 300):
-        assemble(load_experiment(laid(TINY, {"secure": {"bits": 24}}, change)))
+        assemble(load_experiment(merge_tables(TINY, {"secure": {"bits": 24}}, change)))
 
 
 def test_batch_norm_is_fine_where_statistics_are_those_of_batches() -> None:
@@ -323,7 +260,7 @@ def test_batch_norm_is_fine_where_statistics_are_those_of_batches() -> None:
 
 
 def test_an_empty_section_is_enough_and_none_is_none() -> None:
-    on = assemble(load_experiment(laid(TINY, {"secure": {}}))).settings.secure
+    on = assemble(load_experiment(merge_tables(TINY, {"secure": {}}))).settings.secure
     assert on is not None and (on.rules.minimum, on.grid.bits, on.grid.range) == (3, 20, 1.0)
     assert assemble(load_experiment(TINY)).settings.secure is None
 
@@ -338,15 +275,15 @@ def test_hostile_clients_send_what_they_like_within_the_range(tmp_path: Path) ->
 
 
 def test_an_update_that_is_not_finite_is_its_clients_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Watched.run
+    run = WatchedEngine.run
 
-    def broken(self: Watched, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
+    def broken(self: WatchedEngine, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
         for reply in run(self, jobs):
             if isinstance(reply, Update) and reply.client == 5:
                 reply = replace(reply, state={n: t * float("nan") for n, t in reply.state.items()})
             yield reply
 
-    monkeypatch.setattr(Watched, "run", broken)
+    monkeypatch.setattr(WatchedEngine, "run", broken)
     assembly, server, after, report, watched = round_of({})
     assert [f["client"] for f in report["failures"]] == [5] and "not finite" in report["failures"][0]["reason"]
     assert torch.equal(concat_state(after.state), by_hand(assembly, server, watched, {5}))
@@ -355,22 +292,18 @@ def test_an_update_that_is_not_finite_is_its_clients_failure(monkeypatch: pytest
 # ---- sums as values --------------------------------------------------------------------------------------------------
 
 
-def block(places: list[int], sums: list[int], counts: list[int], clients: int = 4) -> SummedBlock:
-    return SummedBlock(*(torch.tensor(part, dtype=torch.int64) for part in (places, sums, counts)), clients)
-
-
-GOOD = block([0, 2], [5, -8], [2, 4])
+GOOD = make_block([0, 2], [5, -8], [2, 4])
 WRONG: dict[str, tuple[Callable[[], SummedBlock], str]] = {
     "types": (lambda: replace(GOOD, sums=GOOD.sums.double()), "not as many whole numbers"),
     "lengths": (lambda: replace(GOOD, sums=GOOD.sums[:1]), "not as many whole numbers"),
-    "nothing": (lambda: block([], [], []), "elements that the model does not have"),
-    "below": (lambda: block([-1], [1], [1]), "elements that the model does not have"),
-    "beyond": (lambda: block([9], [1], [1]), "elements that the model does not have"),
-    "counts": (lambda: block([1], [1], [5]), "counts more clients than the 4"),
-    "negative": (lambda: block([1], [1], [-1]), "counts more clients than the 4"),
-    "too far": (lambda: block([1], [21], [4]), "beyond what 4 clients within the range can add up to"),
-    "nobody trained it": (lambda: block([1], [1], [0]), "beyond what"),
-    "another's": (lambda: block([2], [1], [1]), "has elements of another"),
+    "nothing": (lambda: make_block([], [], []), "elements that the model does not have"),
+    "below": (lambda: make_block([-1], [1], [1]), "elements that the model does not have"),
+    "beyond": (lambda: make_block([9], [1], [1]), "elements that the model does not have"),
+    "counts": (lambda: make_block([1], [1], [5]), "counts more clients than the 4"),
+    "negative": (lambda: make_block([1], [1], [-1]), "counts more clients than the 4"),
+    "too far": (lambda: make_block([1], [21], [4]), "beyond what 4 clients within the range can add up to"),
+    "nobody trained it": (lambda: make_block([1], [1], [0]), "beyond what"),
+    "another's": (lambda: make_block([2], [1], [1]), "has elements of another"),
 }
 
 
@@ -378,7 +311,7 @@ WRONG: dict[str, tuple[Callable[[], SummedBlock], str]] = {
 def test_sums_that_no_clients_can_have_are_refused(what: str) -> None:
     make, sentence = WRONG[what]
     assert find_sums_error(Summed((GOOD,), 0.1, ()), 9, 5) is None
-    assert find_sums_error(Summed((block([1], [-20], [4]),), 0.1, ()), 9, 5) is None
+    assert find_sums_error(Summed((make_block([1], [-20], [4]),), 0.1, ()), 9, 5) is None
     assert sentence in str(find_sums_error(Summed((GOOD, make()), 0.1, ()), 9, 5))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support import Expected, raises
-from test_train import close, last_exit, plain_sgd
+from support.training import assert_close, last_exit_loss, plain_sgd
 from tiny import plain, tiny_federation
 from torch import Tensor
 
@@ -154,7 +154,7 @@ def plain_feddyn(federation: Federation, simulation: Simulation, alpha: float) -
 
             data = simulation.device(client).data
             batches = [data.batch(data.split("train"))] * LOCAL.epochs
-            w = plain_sgd(x, (1, 2, 3), batches, last_exit, LOCAL, penalty)
+            w = plain_sgd(x, (1, 2, 3), batches, last_exit_loss, LOCAL, penalty)
             g[client] = {n: g[client][n] - alpha * (w[n] - x[n]) for n in x}
             trained.append(w)
         for n in x:
@@ -169,7 +169,7 @@ def test_feddyn_is_algorithm_1() -> None:
     for _ in CHOSEN:
         server, report = run_round(federation, engine, Settings(3, LOCAL), server)
         assert not report["failures"]
-    close(server.state, plain_feddyn(federation, simulation, 0.2), atol=2e-5)
+    assert_close(server.state, plain_feddyn(federation, simulation, 0.2), atol=2e-5)
 
 
 def test_feddyn_with_weights_by_samples_keeps_the_size_of_h() -> None:
@@ -184,7 +184,7 @@ def test_feddyn_with_weights_by_samples_keeps_the_size_of_h() -> None:
             server, _ = run_round(federation, engine, Settings(3, LOCAL), server)
         states.append(server)
     first, second = ({**s.state, **{f"h of {name}": h for name, h in s.memory["h"].items()}} for s in states)
-    close(second, {name: tensor.double() for name, tensor in first.items()}, atol=2e-5)
+    assert_close(second, {name: tensor.double() for name, tensor in first.items()}, atol=2e-5)
 
 
 def test_feddyn_goes_with_levels_and_with_channels_that_move() -> None:

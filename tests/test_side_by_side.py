@@ -94,7 +94,7 @@ def two_rows(hook: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_plots: None) -> Path:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "hook.py").write_text(HOOK)
     monkeypatch.setenv("MEETING", str(tmp_path))
     return tmp_path

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support import Expected, raises
+from support.bits import assert_same_bits, has_same_bits
 from torch import Tensor, nn
 
 import fleetfit as ff
@@ -45,10 +46,6 @@ def trained(run: ff.Run) -> dict[str, Tensor]:
     return dict(run.server.state)
 
 
-def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
 @pytest.fixture(scope="module")
 def fast(tmp_path_factory: pytest.TempPathFactory) -> ff.Run:
     return ff.run(TABLE, out=tmp_path_factory.mktemp("fast") / "run")
@@ -67,7 +64,7 @@ def test_another_engine_gives_the_same_bits(engine: str, fast: ff.Run, tmp_path:
     if engine == "ray":
         pytest.importorskip("ray")
     found = ff.run(laid(TABLE, engine={**BOTH, "name": engine, "workers": 2}), out=tmp_path / "run")
-    assert same(trained(found), trained(fast))
+    assert_same_bits(trained(found), trained(fast))
     assert found.columns == fast.columns
 
 
@@ -80,7 +77,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits(fast: ff.Run, tmp_pat
 
     with pytest.raises(Stopped):
         ff.run(TABLE, out=tmp_path / "run", on_round=stop)
-    assert same(trained(ff.resume(tmp_path / "run")), trained(fast))
+    assert_same_bits(trained(ff.resume(tmp_path / "run")), trained(fast))
 
 
 def test_a_method_with_shapes_of_its_own_gives_the_same_bits_on_workers(tmp_path: Path) -> None:
@@ -88,12 +85,12 @@ def test_a_method_with_shapes_of_its_own_gives_the_same_bits_on_workers(tmp_path
     table = laid(TABLE, method={"name": "adaptivefl"}, rounds=1, evaluate={"clients": 1, "norms": ["batch"]})
     found = ff.run(table, out=tmp_path / "here")
     workers = ff.run(laid(table, engine={**BOTH, "name": "processes", "workers": 2}), out=tmp_path / "there")
-    assert same(trained(found), trained(workers))
+    assert_same_bits(trained(found), trained(workers))
 
 
 def test_fast_is_not_exact_and_near_it(fast: ff.Run, exact: ff.Run) -> None:
     ours, theirs = trained(fast), trained(exact)
-    assert not same(ours, theirs)
+    assert not has_same_bits(ours, theirs)
     gap = torch.cat([(ours[n] - theirs[n]).flatten() for n in ours]).norm()
     assert gap < 0.2 * torch.cat([tensor.flatten() for tensor in theirs.values()]).norm()
 
@@ -135,7 +132,7 @@ def test_a_configuration_that_says_what_was_chosen_computes_so(exact: ff.Run, tm
     """As on another machine, where the rule might choose otherwise: what stands there counts."""
     chosen = dict.fromkeys("12", "fp32 contiguous")
     found = ff.run(laid(TABLE, engine={"speed": "fast", "chosen": chosen}), out=tmp_path / "run")
-    assert same(trained(found), trained(exact))
+    assert_same_bits(trained(found), trained(exact))
 
 
 # ---- bf16 that is emulated -----------------------------------------------------------------------------------------
@@ -255,7 +252,7 @@ def test_a_state_comes_out_of_another_memory_format_as_it_went_in(model: str) ->
     rng = torch.Generator().manual_seed(0)
     state = {name: torch.randn(shape, generator=rng) for name, shape in piece.shapes.items()}
     piece.load(state)
-    assert same(dict(piece.read()), state)
+    assert_same_bits(dict(piece.read()), state)
     weights = [p.weight for p in piece.module.modules() if isinstance(p, nn.Conv2d)]
     assert all(w.is_contiguous(memory_format=torch.channels_last) for w in weights)
     assert all(w.untyped_storage().data_ptr() == piece.flat.untyped_storage().data_ptr() for w in weights)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from support import Watched, raises
-from test_rounds import LOCAL, Meddling, fleet, same, shortened
+from support.bits import assert_same_bits, has_same_bits
+from support.engines import LOCAL, MeddlingEngine, make_fleet, shorten_client
 from tiny import plain, tiny_federation
 
 from fleetfit.aggregate import Aggregate, Mean, apply_mean
@@ -45,17 +46,17 @@ def counts_itself(federation: Federation, server: Server, aggregate: Aggregate, 
 @pytest.mark.parametrize("hook", ["step", "observe"])
 def test_the_core_advances_the_round(step: Callable[..., Server], hook: str) -> None:
     """Whatever a hook makes of it; and the result is that of a method that leaves it alone."""
-    federation, simulation = fleet("fedavg", hooks={hook: step})
+    federation, simulation = make_fleet("fedavg", hooks={hook: step})
     done = [r.server.round for r in run(federation, local_engine(simulation), Settings(3, LOCAL), start(federation))]
     assert done == [1, 2, 3]
-    plain, simulation = fleet("fedavg")
+    plain, simulation = make_fleet("fedavg")
     *_, expected = run(plain, local_engine(simulation), Settings(3, LOCAL), start(plain))
     *_, found = run(federation, local_engine(simulation), Settings(3, LOCAL), start(federation))
-    assert same(found.server.state, expected.server.state)
+    assert_same_bits(found.server.state, expected.server.state)
 
 
 def test_a_step_that_returns_no_server_is_named() -> None:
-    federation, simulation = fleet("fedavg", hooks={"step": lambda *given: None})
+    federation, simulation = make_fleet("fedavg", hooks={"step": lambda *given: None})
     with raises(ConfigError, key="step"):
         run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
 
@@ -87,12 +88,12 @@ def test_a_round_that_would_spoil_the_state_is_undone_as_a_whole(where: str, val
     if where != "state" and value == -3e38:
         value = float("-inf")
     hooks = {"step": spoiling(value, where)}
-    federation, simulation = fleet("plugin_method:counting", hooks=hooks)
+    federation, simulation = make_fleet("plugin_method:counting", hooks=hooks)
     engine = local_engine(simulation)
     settings = Settings(3, LOCAL)
     first, second, third = run(federation, engine, settings, start(federation))
     assert "undone" not in first.report and "undone" not in third.report
-    assert second.server.round == 2 and same(second.server.state, first.server.state)
+    assert second.server.round == 2 and has_same_bits(second.server.state, first.server.state)
     assert second.server.memory is first.server.memory and third.server.memory["n"] == 12
     taken = second.report["undone"]
     assert sorted(one["client"] for one in taken["reported"]) == [0, 1, 2, 3, 4, 5]
@@ -124,19 +125,19 @@ def test_what_a_hook_raises_undoes_its_round(hook: str) -> None:
 
     if hook == "aggregate":
         broken = Watched(fail_in_the_first_round)
-    federation, simulation = fleet("plugin_method:counting", hooks={hook: broken})
+    federation, simulation = make_fleet("plugin_method:counting", hooks={hook: broken})
     engine = local_engine(simulation)
     first, second = run(federation, engine, Settings(2, LOCAL), start(federation))
     reason = first.report["undone"]["reason"]
     assert "KeyError" in reason and "test_standing.py, line" in reason and "\x1b" not in reason
     assert len(first.report["undone"]["reported"]) == 6 and second.report["train"]["clients"] == 6
-    assert same(first.server.state, start(federation).state)
+    assert_same_bits(first.server.state, start(federation).state)
     assert {k["version"] for k in engine.save().values()} == {1}
 
 
 def test_undone_rounds_in_a_row_stop_the_run_and_name_the_largest() -> None:
     """Client 4's update is the largest in each of them."""
-    federation, simulation = fleet("fedavg", hooks={"step": spoiling(float("nan"), rounds=range(9))})
+    federation, simulation = make_fleet("fedavg", hooks={"step": spoiling(float("nan"), rounds=range(9))})
 
     def larger(i: int, reply: Update | Failure) -> Update | Failure:
         if reply.client != 4 or not isinstance(reply, Update):
@@ -145,19 +146,19 @@ def test_undone_rounds_in_a_row_stop_the_run_and_name_the_largest() -> None:
 
     settings = Settings(9, LOCAL, patience=3)
     with raises(NoUsableUpdates, "stem.bias", "client 4", "3 of 3"):
-        list(run(federation, Meddling(simulation, larger), settings, start(federation)))
+        list(run(federation, MeddlingEngine(simulation, larger), settings, start(federation)))
 
 
 def test_where_clients_are_known_to_attack_undone_rounds_stop_nothing() -> None:
-    federation, simulation = fleet("fedavg", hooks={"step": spoiling(float("nan"), rounds=range(9))})
+    federation, simulation = make_fleet("fedavg", hooks={"step": spoiling(float("nan"), rounds=range(9))})
     settings = Settings(9, LOCAL, patience=3, hostile=frozenset({4}))
     left = list(run(federation, local_engine(simulation), settings, start(federation)))
     assert ["undone" in one.report for one in left] == [True] * 9
-    assert same(left[-1].server.state, start(federation).state)
+    assert_same_bits(left[-1].server.state, start(federation).state)
 
 
 def test_a_line_in_the_terminal_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    federation, simulation = fleet("fedavg", hooks={"step": spoiling(float("nan"))})
+    federation, simulation = make_fleet("fedavg", hooks={"step": spoiling(float("nan"))})
     rounds = RoundProgress("", load_experiment({"rounds": 2}))
     for done in run(federation, local_engine(simulation), Settings(2, LOCAL), start(federation)):
         rounds(done.report)
@@ -173,7 +174,7 @@ def test_processes_undo_with_the_same_bits() -> None:
     try:
         expected = list(run(federation, ours, Settings(3, LOCAL), start(federation)))
         found = list(run(federation, theirs, Settings(3, LOCAL), start(federation)))
-        assert "undone" in expected[1].report and same(expected[-1].server.state, found[-1].server.state)
+        assert "undone" in expected[1].report and has_same_bits(expected[-1].server.state, found[-1].server.state)
         versions = [{c: k["version"] for c, k in engine.save().items()} for engine in (ours, theirs)]
         assert versions[0] == versions[1] and 1 not in versions[0].values()
     finally:
@@ -199,8 +200,8 @@ def absurd(value: float) -> Callable[[int, Update | Failure], Update | Failure]:
 @pytest.mark.parametrize("value", [1e38, -3e38, 1e19])
 def test_an_absurd_update_is_its_clients_failure_and_the_others_train_on(value: float) -> None:
     """Finite, but its square is not: every mean with it would be the end of the state."""
-    federation, simulation = fleet("fedavg")
-    reports = list(run(federation, Meddling(simulation, absurd(value)), Settings(3, LOCAL), start(federation)))
+    federation, simulation = make_fleet("fedavg")
+    reports = list(run(federation, MeddlingEngine(simulation, absurd(value)), Settings(3, LOCAL), start(federation)))
     for done in reports:
         assert [f["client"] for f in done.report["failures"]] == [5] and done.report["train"]["clients"] == 5
         assert "square of their norm" in done.report["failures"][0]["reason"]
@@ -215,7 +216,7 @@ def test_what_note_and_weight_raise_is_that_updates_failure(hook: str) -> None:
             raise ZeroDivisionError("of its metrics")
         return 28.0 if hook == "weight" else {"seen": 1}
 
-    federation, simulation = fleet("plugin_method:counting", hooks={hook: broken})
+    federation, simulation = make_fleet("plugin_method:counting", hooks={hook: broken})
     engine = local_engine(simulation)
     _, report = run_round(federation, engine, Settings(1, LOCAL), start(federation))
     [failure] = report["failures"]
@@ -226,19 +227,19 @@ def test_what_note_and_weight_raise_is_that_updates_failure(hook: str) -> None:
 
 @pytest.mark.parametrize("weight", [float("nan"), -1.0, float("inf")])
 def test_a_weight_that_is_none_is_that_updates_failure(weight: float) -> None:
-    federation, simulation = fleet("fedavg", hooks={"weight": lambda u: weight if u.client == 0 else 1.0})
+    federation, simulation = make_fleet("fedavg", hooks={"weight": lambda u: weight if u.client == 0 else 1.0})
     _, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert [f["client"] for f in report["failures"]] == [0] and "at least 0" in report["failures"][0]["reason"]
 
 
 def test_a_memory_that_cannot_be_kept_ends_nothing() -> None:
-    class Forgetful(Meddling):
+    class Forgetful(MeddlingEngine):
         def accept(self, update: Update) -> None:
             if update.client == 2:
                 raise OSError("no space left on device")
             super().accept(update)
 
-    federation, simulation = fleet("plugin_method:counting")
+    federation, simulation = make_fleet("plugin_method:counting")
     engine = Forgetful(simulation)
     _, report = run_round(federation, engine, Settings(1, LOCAL), start(federation))
     assert report["train"]["clients"] == 6
@@ -248,13 +249,13 @@ def test_a_memory_that_cannot_be_kept_ends_nothing() -> None:
 
 def test_a_statistics_reply_of_another_level_is_refused() -> None:
     """Its sums have other shapes than that level's, and adding them would raise an error."""
-    federation, simulation = fleet("scalefl")
+    federation, simulation = make_fleet("scalefl")
 
     def meddle(i: int, reply: Update | Failure) -> Update | Failure:
         moved = isinstance(reply, Update) and reply.state and reply.client == 5
         return replace(reply, level=0) if moved and reply.level else reply
 
-    engine = Meddling(simulation, meddle)
+    engine = MeddlingEngine(simulation, meddle)
     *_, last = run(federation, engine, Settings(1, LOCAL, evaluate_every=1), start(federation))
     refused = [f for f in last.report["evaluate"]["failures"] if "level is 0, of a job at level" in f["reason"]]
     assert {f["client"] for f in refused} == {5}
@@ -265,8 +266,8 @@ def test_a_statistics_reply_of_another_level_is_refused() -> None:
 
 def test_the_reported_loss_is_weighted_by_samples() -> None:
     """Client 1 has 3 samples, the others 28: sum n_k l_k / sum n_k, which is not the mean of the losses."""
-    federation, simulation = fleet("fedavg", norm=False)
-    engine = Meddling(shortened(simulation, 1, 3))
+    federation, simulation = make_fleet("fedavg", norm=False)
+    engine = MeddlingEngine(shorten_client(simulation, 1, 3))
     _, report = run_round(federation, engine, Settings(1, LOCAL), start(federation))
     updates = [r for r in engine.replies if isinstance(r, Update)]
     assert sorted(u.num_examples for u in updates) == [3, 28, 28, 28, 28, 28]
@@ -279,12 +280,12 @@ def test_the_reported_loss_is_weighted_by_samples() -> None:
 def test_an_update_of_weight_zero_moves_nothing(zero: tuple[int, ...]) -> None:
     """Also where it is alone: the element keeps its bits; and it is no failure."""
     weights = {"weight": lambda update: 0.0 if update.client in zero else 28.0}
-    federation, simulation = fleet("fedavg", hooks=weights)
-    before, engine = start(federation), Meddling(simulation)
+    federation, simulation = make_fleet("fedavg", hooks=weights)
+    before, engine = start(federation), MeddlingEngine(simulation)
     after, report = run_round(federation, engine, Settings(1, LOCAL), before)
     assert not report["failures"] and report["train"]["clients"] == 6 and "undone" not in report
     if len(zero) == 6:
-        assert same(after.state, before.state)
+        assert_same_bits(after.state, before.state)
         return
     mean = Mean(federation.problem.layout)
     for reply in engine.replies:

@@ -1,13 +1,14 @@
 """A run that begins where another one ended, whatever its method; and one that begins as a checkpoint folder."""
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 from support import raises
+from support.bits import assert_same_bits, has_same_bits
 from torch import nn
 
 import fleetfit as ff
@@ -16,7 +17,6 @@ from fleetfit.config import load_experiment
 from fleetfit.errors import ModelError, RunError
 from fleetfit.layout import Axis, State, default_sizes
 from fleetfit.records import RunFolder
-from fleetfit.report import drawing
 from fleetfit.training import initial_state
 
 HERE = Path(__file__).parent
@@ -29,13 +29,6 @@ TINY: dict[str, Any] = {
     "cohort": {"count": 3},
     "evaluate": {"every": 0, "statistics_samples": 60},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def without_plots() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "is_available", lambda: False)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -52,18 +45,14 @@ def first_state(run: ff.Run) -> State:
     return rounds.start(run.assembly.federation).state
 
 
-def same(a: State, b: State) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
 def test_the_first_state_is_the_last_one_of_the_other_run(backbone: ff.Run, tmp_path: Path) -> None:
     run = ff.run(TINY, out=tmp_path / "run", start=backbone.folder, seed=7, method="fedavg")
-    assert same(first_state(run), backbone.server.state)
+    assert_same_bits(first_state(run), backbone.server.state)
     assert run.experiment.start == str(backbone.folder)
     assert f"The model begins as {backbone.folder} after round 2." in run.notes
-    assert not same(run.server.state, backbone.server.state)
+    assert not has_same_bits(run.server.state, backbone.server.state)
     drawn = initial_state(backbone.assembly.federation.problem, 7)
-    assert not same(drawn, backbone.server.state), "the seeds give one state, so the test proves nothing"
+    assert not has_same_bits(drawn, backbone.server.state), "the seeds give one state, so the test proves nothing"
 
 
 def test_classifiers_that_the_other_run_lacks_begin_anew(backbone: ff.Run, tmp_path: Path) -> None:
@@ -97,8 +86,8 @@ def test_decoupled_gives_its_largest_model(tmp_path: Path) -> None:
     run = ff.run(TINY, out=tmp_path / "run", start=apart.folder, method="fedavg")
     level = f"level{len(apart.assembly.federation.levels)}/"
     theirs = {name.removeprefix(level): t for name, t in apart.server.state.items() if name.startswith(level)}
-    assert theirs and same(first_state(run), theirs)
-    assert not same({n: apart.server.state[n] for n in theirs}, theirs), "the untrained start lies beside it"
+    assert theirs and has_same_bits(first_state(run), theirs)
+    assert not has_same_bits({n: apart.server.state[n] for n in theirs}, theirs), "the untrained start lies beside it"
 
 
 def test_a_resumed_run_needs_the_other_one_no_more(backbone: ff.Run, tmp_path: Path) -> None:
@@ -120,7 +109,7 @@ def test_a_resumed_run_needs_the_other_one_no_more(backbone: ff.Run, tmp_path: P
     newest.unlink()
     shutil.rmtree(moved)
     again = ff.resume(tmp_path / "cut")
-    assert same(again.server.state, whole.server.state)
+    assert_same_bits(again.server.state, whole.server.state)
     assert f"The model began as {moved}, which is not there any more." in again.notes
 
 
@@ -162,7 +151,7 @@ def test_a_model_without_the_defaults_begins_as_another_run_too(tmp_path: Path) 
 
     first, again, lacking = ({"model": cast(Any, Plain(bias)), "method": "fedavg"} for bias in (False, False, True))
     run = ff.run(TINY, out=tmp_path / "first", **first)
-    assert same(first_state(ff.run(TINY, out=tmp_path / "again", start=run.folder, **again)), run.server.state)
+    assert_same_bits(first_state(ff.run(TINY, out=tmp_path / "again", start=run.folder, **again)), run.server.state)
     with raises(ModelError, "1.bias", "[model]"):
         ff.run(TINY, out=tmp_path / "lacking", start=run.folder, **lacking)
 

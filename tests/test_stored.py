@@ -18,7 +18,6 @@ from support import raises, run_verb
 import fleetfit as ff
 from fleetfit.cli import runs as verbs
 from fleetfit.records import RunFolder
-from fleetfit.report import drawing
 
 TINY = Path(__file__).parent / "tiny.py"
 SECTIONS: dict[str, Any] = {
@@ -59,13 +58,11 @@ def cut_off(report: Any) -> None:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a finished run, one that was cut off after two rounds, and a comparison."""
     place = tmp_path_factory.mktemp("stored")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "is_available", lambda: False)
-        ff.run(out=place / "runs" / "whole", **SECTIONS)
-        with pytest.raises(Stop):
-            ff.run(out=place / "runs" / "group" / "half", on_round=cut_off, **SECTIONS)
-        (place / "two.toml").write_text(COMPARISON)
-        ff.compare(place / "two.toml", out=place / "runs" / "compared")
+    ff.run(out=place / "runs" / "whole", **SECTIONS)
+    with pytest.raises(Stop):
+        ff.run(out=place / "runs" / "group" / "half", on_round=cut_off, **SECTIONS)
+    (place / "two.toml").write_text(COMPARISON)
+    ff.compare(place / "two.toml", out=place / "runs" / "compared")
     return place / "runs"
 
 
@@ -300,9 +297,7 @@ def test_the_newest_stays_and_unfinished_runs_are_left_alone(own: Path) -> None:
 def test_a_run_goes_on_to_the_same_end_from_what_is_left(own: Path, made: Path) -> None:
     ff.clear_checkpoints(own, unfinished=True)
     assert checkpoints(own / "group/half") == NAMES[1:2]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "is_available", lambda: False)
-        done = ff.resume(own / "group/half")
+    done = ff.resume(own / "group/half")
     assert done.summary["global"] == ff.load(made / "whole").summary["global"]
 
 
@@ -381,8 +376,6 @@ def test_a_run_that_is_being_written_keeps_its_own(own: Path) -> None:
 
 def test_a_comparison_knows_its_finished_runs_without_them(own: Path, made: Path) -> None:
     ff.clear_checkpoints(own, last=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "is_available", lambda: False)
-        again = ff.compare(made.parent / "two.toml", out=own / "compared")
+    again = ff.compare(made.parent / "two.toml", out=own / "compared")
     assert again.table.rows == ff.compare(made.parent / "two.toml", out=made / "compared").table.rows
     assert checkpoints(own / "compared/fedavg/seed-0") == [], "and nothing was trained again"

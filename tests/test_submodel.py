@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from support import Expected, raises
+from support.bits import assert_same_bits
 from zoo import RIGHT, Deep, Made, attention, concatenation, flattened
 
 from fleetfit.errors import ModelError
@@ -81,12 +82,6 @@ def by_hand(layout: Layout, state: State, piece: Submodel) -> State:
     }
 
 
-def same(ours: State, theirs: State) -> None:
-    assert list(ours) == list(theirs)
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, theirs[name]), name
-
-
 def some_channels(layout: Layout, how: str) -> dict[str, range | tuple[int, ...]]:
     """About half of each axis, chosen one way or the other."""
     rng = np.random.default_rng(7)
@@ -116,7 +111,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 def test_extract_is_numpy_indexing(name: str, how: str) -> None:
     layout = infer_layout(RIGHT[name]())
     piece = Submodel(some_channels(layout, how), layout.exits)
-    same(extract(layout, numbered(layout), piece), by_hand(layout, numbered(layout), piece))
+    assert_same_bits(extract(layout, numbered(layout), piece), by_hand(layout, numbered(layout), piece))
 
 
 @pytest.mark.usefixtures("way")
@@ -132,7 +127,7 @@ def test_put_back_changes_exactly_the_kept_elements() -> None:
             name
         ].numpy()
         assert np.array_equal(after[name].numpy(), expected)
-    same(before, numbered(layout))  # the old state is untouched
+    assert_same_bits(before, numbered(layout))  # the old state is untouched
 
 
 def test_extract_is_a_copy() -> None:
@@ -140,7 +135,7 @@ def test_extract_is_a_copy() -> None:
     for piece in (Submodel({"a": range(2)}, (1,)), whole(LAYOUT)):
         for tensor in extract(LAYOUT, state, piece).values():
             tensor.zero_()
-    same(state, numbered(LAYOUT))
+    assert_same_bits(state, numbered(LAYOUT))
 
 
 @pytest.mark.usefixtures("way")
@@ -152,7 +147,7 @@ def test_scatter_adds_or_writes(kept: range | tuple[int, ...]) -> None:
     compiled.scatter(total, torch.ones(compiled.size), add=True)
     covered = (total - concat_state(numbered(LAYOUT))).to(torch.bool)
     assert int(covered.sum()) == compiled.size
-    same(
+    assert_same_bits(
         compiled.views(compiled.gather(total)), {n: t + 1 for n, t in by_hand(LAYOUT, numbered(LAYOUT), piece).items()}
     )
     weights = torch.zeros_like(total)
@@ -170,7 +165,7 @@ def test_recut_keeps_what_both_have() -> None:
     assert moved["heads.2.bias"].tolist() == (full["heads.2.bias"] + 1).tolist()
     filled = recut(LAYOUT, state, source, target, fill=full)
     assert filled["stem.bias"].tolist() == [full["stem.bias"][1] + 1, full["stem.bias"][5]]
-    same(recut(LAYOUT, state, source, source), state)
+    assert_same_bits(recut(LAYOUT, state, source, source), state)
 
 
 def test_depth_removes_blocks_and_heads() -> None:

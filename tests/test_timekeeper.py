@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 import fleetfit as ff
-from fleetfit.report import drawing
 from fleetfit.report.tables import make_total_table
 from fleetfit.timekeeper import PARTS, Timekeeper
 
@@ -49,7 +48,6 @@ def test_each_round_and_the_summary_say_what_the_seconds_went_into(
 
     Evaluations and checkpoints are those of rounds 2 and 4.
     """
-    monkeypatch.setattr(drawing, "is_available", lambda: False)
     run = ff.run(SMALL, out=tmp_path / "run")
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     for line in lines:

@@ -2,7 +2,7 @@
 plainly.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,119 +10,32 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support import Expected, raises
-from tiny import TinyNet, plain, tiny_federation
+from support.training import (
+    InlineEngine,
+    assert_close,
+    fail_job,
+    last_exit_loss,
+    make_job,
+    plain_outputs,
+    plain_sgd,
+    pooled_moments,
+    tiny_fleet,
+    train_job,
+)
+from tiny import TinyNet, plain
 from torch import Tensor, nn
 
 from fleetfit.data import Data
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
 from fleetfit.evaluate import EvaluationScope, level_module, statistics
-from fleetfit.layout import State, outputs
+from fleetfit.layout import outputs
 from fleetfit.method import Method
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.submodel import extract
 from fleetfit.training import joined, run_job
 from fleetfit.training.devices import accelerator_named
-from fleetfit.values import Device, Evaluation, Failure, Federation, Job, Local, Simulation, Update
-
-Moments = Callable[[str, Tensor], tuple[Tensor, Tensor]]
-Losses = Callable[[list[Tensor], Tensor], Tensor]
-
-
-# ---- the plain side: no module, no optimiser, float64; other tests import it
-# -------------------------------------------------
-
-
-def of_the_batch(layer: str, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of these inputs themselves: batch norm without running statistics."""
-    return z.mean(0), z.var(0, unbiased=False)
-
-
-def plain_outputs(state: State, x: Tensor, exits: Sequence[int], moments: Moments = of_the_batch) -> list[Tensor]:
-    """TinyNet written out: logits of every exit, shallow to deep."""
-
-    def linear(name: str, h: Tensor) -> Tensor:
-        return h @ state[f"{name}.weight"].T + state[f"{name}.bias"]
-
-    h, found = linear("stem", x.flatten(1)), []
-    for i in range(exits[-1]):
-        z = linear(f"blocks.{i}.0", h)
-        if f"blocks.{i}.1.weight" in state:
-            mean, var = moments(f"blocks.{i}.1", z)
-            z = (z - mean) / (var + 1e-5).sqrt() * state[f"blocks.{i}.1.weight"] + state[f"blocks.{i}.1.bias"]
-        h = linear(f"blocks.{i}.4", z.clamp_min(0)).clamp_min(0)
-        if i + 1 in exits:
-            found.append(linear(f"heads.{i + 1}", h))
-    return found
-
-
-def plain_sgd(
-    state: State,
-    exits: Sequence[int],
-    batches: Sequence[tuple[Tensor, Tensor]],
-    loss: Losses,
-    local: Local,
-    penalty: Callable[[State], Tensor] | None = None,
-) -> State:
-    """SGD with momentum, weight decay and clipping: v <- m v + (g + d w); w <- w - lr v, with g scaled to the largest
-    norm; what the loss does not depend on stays.
-    """
-    weights = {name: tensor.detach().double().clone() for name, tensor in state.items()}
-    speed = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
-    for x, y in batches:
-        leaves = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
-        value = loss(plain_outputs(leaves, x.double(), exits), y)
-        if penalty is not None:
-            value = value + penalty(leaves)
-        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-        grads = [torch.zeros_like(w) if g is None else g for g, w in zip(found, weights.values(), strict=True)]
-        norm = sum((g**2).sum() for g in grads) ** 0.5
-        factor = 1.0 if local.clip_norm is None else min(1.0, local.clip_norm / float(norm))
-        for (name, w), g, reached in zip(weights.items(), grads, found, strict=True):
-            if reached is None:
-                continue
-            speed[name] = local.momentum * speed[name] + factor * g + local.weight_decay * w
-            weights[name] = w - local.lr * speed[name]
-    return weights
-
-
-def last_exit(logits: list[Tensor], y: Tensor) -> Tensor:
-    return F.cross_entropy(logits[-1], y)
-
-
-def close(found: State, expected: State, atol: float = 2e-6) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(
-            found[name].double(), tensor, rtol=1e-5, atol=atol, msg=lambda m, n=name: f"{n}: {m}"
-        )
-
-
-# ---- jobs -------------------------------------------------
-
-
-def job_for(federation: Federation, client: int, level: int, kind: str = "train", **fields: Any) -> Job:
-    piece = federation.levels[level].submodel
-    state = extract(federation.problem.layout, start(federation).state, piece)
-    first = {"round": 0, "rounds": 10, "index": 0, "state": state, "method": federation.method_spec, "seed": 7}
-    return Job(kind=kind, client=client, submodel=piece, level=level, **{**first, **fields})
-
-
-def fleet(spec: Mapping[str, Any] | None = None, **more: Any) -> tuple[Federation, Simulation]:
-    return tiny_federation(spec or {"name": "fedavg"}, **more)
-
-
-def trained(job: Job, device: Device) -> Update:
-    reply, _ = run_job(job, device)
-    assert isinstance(reply, Update), reply
-    return reply
-
-
-def failed(job: Job, device: Device) -> str:
-    reply, memory = run_job(job, device)
-    assert isinstance(reply, Failure)
-    assert memory is device.memory
-    return reply.reason
+from fleetfit.values import Device, Evaluation, Failure, Job, Local, Simulation, Update
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -143,7 +56,7 @@ def test_a_device_that_is_not_there_is_a_sentence(name: str, expected: Expected)
 
 def test_augmentation_is_of_training_and_not_of_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of the training have the job's generator, those of an evaluation have none."""
-    federation, simulation = fleet(norm=False)
+    federation, simulation = tiny_fleet(norm=False)
     device, asked = simulation.device(5), []
     plain_batch = Data.batch
 
@@ -152,10 +65,10 @@ def test_augmentation_is_of_training_and_not_of_evaluation(monkeypatch: pytest.M
         return plain_batch(self, indices, rng)
 
     monkeypatch.setattr(Data, "batch", noted)
-    trained(job_for(federation, 5, 2), device)
+    train_job(make_job(federation, 5, 2), device)
     assert asked and all(isinstance(rng, torch.Generator) for rng in asked)
     asked.clear()
-    trained(job_for(federation, 5, 2, kind="evaluate", evaluation=Evaluation()), device)
+    train_job(make_job(federation, 5, 2, kind="evaluate", evaluation=Evaluation()), device)
     assert asked and not any(asked)
 
 
@@ -164,8 +77,8 @@ def leaving(job: Job, device: Device) -> Any:
 
 
 def test_a_method_that_leaves_is_that_jobs_failure_with_the_reason() -> None:
-    federation, simulation = fleet({"name": "fedavg", "hooks": {"loss": leaving}})
-    said = failed(job_for(federation, 5, 2), simulation.device(5))
+    federation, simulation = tiny_fleet({"name": "fedavg", "hooks": {"loss": leaving}})
+    said = fail_job(make_job(federation, 5, 2), simulation.device(5))
     assert said == "its method, model or data called sys.exit(3)"
 
 
@@ -197,15 +110,15 @@ def test_local_training_is_plain_sgd(local: Local, level: int) -> None:
     Clipping comes before weight decay, as it does where a loss is clipped and an optimiser decays. Heads that the loss
     never used (the shallow ones of level 3) stay as they were sent, and are named.
     """
-    federation, simulation = fleet()
+    federation, simulation = tiny_fleet()
     local = replace(local, epochs=4, batch_size=None)
-    job = job_for(federation, 5, level, local=local)
+    job = make_job(federation, 5, level, local=local)
     device = simulation.device(5)
     expected = plain_sgd(
-        job.state, job.submodel.exits, [device.data.batch(device.data.split("train"))] * 4, last_exit, local
+        job.state, job.submodel.exits, [device.data.batch(device.data.split("train"))] * 4, last_exit_loss, local
     )
-    reply = trained(job, device)
-    close(reply.state, expected)
+    reply = train_job(job, device)
+    assert_close(reply.state, expected)
     idle = {name for name in job.state if name.startswith("heads.") and level and not name.startswith("heads.3.")}
     assert set(reply.untrained) == idle
     assert all(torch.equal(reply.state[name], job.state[name]) for name in idle)
@@ -225,16 +138,16 @@ class Idle(nn.Module):
 
 
 def test_what_a_gradient_reaches_once_counts_as_trained() -> None:
-    federation, simulation = fleet({"name": Method(loss=lambda job, device: Idle())})
+    federation, simulation = tiny_fleet({"name": Method(loss=lambda job, device: Idle())})
     many = replace(plain(lr=0.1, weight_decay=0.1), epochs=3, batch_size=None)
-    assert trained(job_for(federation, 5, 2, local=many), simulation.device(5)).untrained == ()
-    one = trained(job_for(federation, 5, 2, local=replace(many, epochs=1)), simulation.device(5))
+    assert train_job(make_job(federation, 5, 2, local=many), simulation.device(5)).untrained == ()
+    one = train_job(make_job(federation, 5, 2, local=replace(many, epochs=1)), simulation.device(5))
     assert set(one.untrained) == {f"heads.{e}.{kind}" for e in (1, 2) for kind in ("weight", "bias")}
 
 
 def test_the_average_counts_those_only_whom_a_gradient_reached() -> None:
     """With FedAvg's loss only level 1 trains classifier 1: it is level 1's, whatever others that have it sent back."""
-    federation, simulation = fleet(clients=3, cohort=3)
+    federation, simulation = tiny_fleet(clients=3, cohort=3)
     server, seen = start(federation), {}
     settings = Settings(1, plain(lr=0.1, weight_decay=0.1, batch_size=None))
     engine = local_engine(simulation)
@@ -261,9 +174,9 @@ def test_the_average_counts_those_only_whom_a_gradient_reached() -> None:
 
 def test_clipping_bounds_the_step() -> None:
     """One step of length lr * clip_norm, whatever the gradient: |w' - w| = 1 * 0.01."""
-    federation, simulation = fleet()
-    job = job_for(federation, 5, 2, local=plain(lr=1.0, batch_size=None, clip_norm=0.01))
-    found = trained(job, simulation.device(5)).state
+    federation, simulation = tiny_fleet()
+    job = make_job(federation, 5, 2, local=plain(lr=1.0, batch_size=None, clip_norm=0.01))
+    found = train_job(job, simulation.device(5)).state
     length = sum(((found[n] - job.state[n]).double() ** 2).sum() for n in found) ** 0.5
     assert float(length) == pytest.approx(0.01, rel=1e-3)
 
@@ -283,9 +196,9 @@ def recording(seen: list[Tensor]) -> Method:
 
 def batches_seen(n: int, local: Local, seed: int = 7) -> tuple[list[Tensor], Tensor]:
     seen: list[Tensor] = []
-    federation, simulation = fleet()
+    federation, simulation = tiny_fleet()
     device = with_train(simulation, 5, n)
-    trained(job_for(federation, 5, 2, local=local, method={"name": recording(seen)}, seed=seed), device)
+    train_job(make_job(federation, 5, 2, local=local, method={"name": recording(seen)}, seed=seed), device)
     return seen, device.data.batch(device.data.split("train"))[0].flatten(1)
 
 
@@ -330,12 +243,12 @@ def test_joined_covers_everything_once(n: int) -> None:
 
 def test_the_reported_loss_is_the_mean_over_samples() -> None:
     """Without a step (lr = 0) and without norm layers: batches of 8, 8 and 2 must not count alike."""
-    federation, simulation = fleet(norm=False)
+    federation, simulation = tiny_fleet(norm=False)
     device = with_train(simulation, 5, 18)
-    job = job_for(federation, 5, 2, local=plain(lr=0.0, batch_size=8))
+    job = make_job(federation, 5, 2, local=plain(lr=0.0, batch_size=8))
     x, y = device.data.batch(device.data.split("train"))
     expected = F.cross_entropy(plain_outputs(job.state, x, (3,))[-1], y)
-    update = trained(job, device)
+    update = train_job(job, device)
     assert update.metrics["loss"] == pytest.approx(float(expected), rel=1e-5)
     assert update.metrics["steps"] == 3
     assert update.num_examples == 18
@@ -344,13 +257,13 @@ def test_the_reported_loss_is_the_mean_over_samples() -> None:
 
 def test_a_job_leaves_nothing_behind_for_the_next_one() -> None:
     """Modules, gradients and generators are reused; a job between two equal ones changes nothing."""
-    federation, simulation = fleet(dropout=0.3)
+    federation, simulation = tiny_fleet(dropout=0.3)
     local = plain(lr=0.1, momentum=0.9, batch_size=8)
-    first = trained(job_for(federation, 5, 2, local=local), simulation.device(5))
-    trained(job_for(federation, 2, 2, local=local, seed=9), simulation.device(2))
-    run_job(job_for(federation, 5, 2, kind="evaluate"), simulation.device(5))
-    again = trained(job_for(federation, 5, 2, local=local), simulation.device(5))
-    other = trained(job_for(federation, 5, 2, local=local, seed=8), simulation.device(5))
+    first = train_job(make_job(federation, 5, 2, local=local), simulation.device(5))
+    train_job(make_job(federation, 2, 2, local=local, seed=9), simulation.device(2))
+    run_job(make_job(federation, 5, 2, kind="evaluate"), simulation.device(5))
+    again = train_job(make_job(federation, 5, 2, local=local), simulation.device(5))
+    other = train_job(make_job(federation, 5, 2, local=local, seed=8), simulation.device(5))
     assert all(torch.equal(first.state[n], again.state[n]) for n in first.state)
     assert not all(torch.equal(first.state[n], other.state[n]) for n in first.state)
 
@@ -359,8 +272,8 @@ def test_dropout_draws_from_the_job_s_seed() -> None:
     """All samples at once and no dropout: the seed moves only roundings; with dropout it moves more."""
     local = plain(lr=0.1, batch_size=None)
     for dropout, differs in ((0.0, False), (0.5, True)):
-        federation, simulation = fleet(dropout=dropout)
-        a, b = (trained(job_for(federation, 5, 2, local=local, seed=s), simulation.device(5)) for s in (7, 8))
+        federation, simulation = tiny_fleet(dropout=dropout)
+        a, b = (train_job(make_job(federation, 5, 2, local=local, seed=s), simulation.device(5)) for s in (7, 8))
         gap = max(float((a.state[n] - b.state[n]).abs().max()) for n in a.state)
         assert (gap > 1e-3) == differs
 
@@ -373,64 +286,35 @@ def declining(job: Job, device: Device) -> Job | None:
 
 
 def test_failures_say_why() -> None:
-    federation, simulation = fleet()
-    assert "no training data" in failed(job_for(federation, 5, 2), with_train(simulation, 5, 0))
-    assert "value per channel" in failed(job_for(federation, 5, 2), with_train(simulation, 5, 1))
-    assert "diverged" in failed(job_for(federation, 5, 2, local=plain(lr=1e30, epochs=5)), simulation.device(5))
+    federation, simulation = tiny_fleet()
+    assert "no training data" in fail_job(make_job(federation, 5, 2), with_train(simulation, 5, 0))
+    assert "value per channel" in fail_job(make_job(federation, 5, 2), with_train(simulation, 5, 1))
+    assert "diverged" in fail_job(make_job(federation, 5, 2, local=plain(lr=1e30, epochs=5)), simulation.device(5))
     spec = {"name": "fedavg", "hooks": {"adapt": declining}}
-    assert "declined" in failed(job_for(federation, 5, 2, method=spec), simulation.device(5))
-    assert "fedavgg" in failed(job_for(federation, 5, 2, method={"name": "fedavgg"}), simulation.device(5))
+    assert "declined" in fail_job(make_job(federation, 5, 2, method=spec), simulation.device(5))
+    assert "fedavgg" in fail_job(make_job(federation, 5, 2, method={"name": "fedavgg"}), simulation.device(5))
 
 
 def test_a_job_that_failed_spoils_no_later_one() -> None:
-    federation, simulation = fleet()
+    federation, simulation = tiny_fleet()
     local = plain(lr=0.1, batch_size=8)
-    before = trained(job_for(federation, 5, 2, local=local), simulation.device(5))
-    failed(job_for(federation, 5, 2, local=plain(lr=1e30, epochs=5)), simulation.device(5))
-    after = trained(job_for(federation, 5, 2, local=local), simulation.device(5))
+    before = train_job(make_job(federation, 5, 2, local=local), simulation.device(5))
+    fail_job(make_job(federation, 5, 2, local=plain(lr=1e30, epochs=5)), simulation.device(5))
+    after = train_job(make_job(federation, 5, 2, local=local), simulation.device(5))
     assert all(torch.equal(before.state[n], after.state[n]) for n in before.state)
 
 
 def test_one_sample_trains_where_no_norm_needs_more() -> None:
-    federation, simulation = fleet(norm=False)
+    federation, simulation = tiny_fleet(norm=False)
     device = with_train(simulation, 5, 1)
-    job = job_for(federation, 5, 2, local=plain(lr=0.1))
-    expected = plain_sgd(job.state, (1, 2, 3), [device.data.batch(device.data.split("train"))], last_exit, job.local)
-    close(trained(job, device).state, expected)
+    job = make_job(federation, 5, 2, local=plain(lr=0.1))
+    expected = plain_sgd(
+        job.state, (1, 2, 3), [device.data.batch(device.data.split("train"))], last_exit_loss, job.local
+    )
+    assert_close(train_job(job, device).state, expected)
 
 
 # ---- statistics and static evaluation -------------------------------------------------
-
-
-class Inline:
-    """Runs jobs where they stand."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        self.simulation = simulation
-
-    def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
-        for job in jobs:
-            yield run_job(job, self.simulation.device(job.client))[0]
-
-
-def pooled_moments(federation: Federation, simulation: Simulation, state: State, level: int) -> dict[str, Tensor]:
-    """What the clients' sums must add up to: each client's training data in one batch, moments over all of them
-    together.
-    """
-    inputs: dict[str, list[Tensor]] = {}
-
-    def noting(layer: str, z: Tensor) -> tuple[Tensor, Tensor]:
-        inputs.setdefault(layer, []).append(z)
-        return of_the_batch(layer, z)
-
-    state = {n: t.double() for n, t in state.items()}
-    for client in range(len(federation.clients)):
-        data = simulation.device(client).data
-        x = data.batch(data.split("train"))[0].double()
-        plain_outputs(state, x, federation.levels[level].submodel.exits, noting)
-    pooled = {layer: torch.cat(found) for layer, found in inputs.items()}
-    means = {f"{layer}.mean": z.mean(0) for layer, z in pooled.items()}
-    return means | {f"{layer}.var": z.var(0, unbiased=False) for layer, z in pooled.items()}
 
 
 ALL = EvaluationScope(Evaluation(batch_size=64), statistics_samples=10**6)
@@ -439,16 +323,18 @@ ALL = EvaluationScope(Evaluation(batch_size=64), statistics_samples=10**6)
 def test_statistics_of_clients_add_up_to_the_pooled_moments() -> None:
     """For the first norm layer these are the moments of the pooled data, whatever the batches; for the deeper ones each
     client's batches are normalised by themselves on the way, so that its batches matter (here: one per client)."""
-    federation, simulation = fleet()
+    federation, simulation = tiny_fleet()
     server = start(federation)
-    found, _ = statistics(federation, Inline(simulation), server, ALL)
-    small, _ = statistics(federation, Inline(simulation), server, replace(ALL, evaluation=Evaluation(batch_size=7)))
+    found, _ = statistics(federation, InlineEngine(simulation), server, ALL)
+    small, _ = statistics(
+        federation, InlineEngine(simulation), server, replace(ALL, evaluation=Evaluation(batch_size=7))
+    )
     assert set(found) == {0, 1, 2}
     data, train = simulation.data, simulation.data.split("train")
     for level in found:
         piece = federation.levels[level].submodel
         state = extract(federation.problem.layout, server.state, piece)
-        close(found[level], pooled_moments(federation, simulation, state, level))
+        assert_close(found[level], pooled_moments(federation, simulation, state, level))
         x = data.batch(train)[0].double().flatten(1)
         z = x @ state["stem.weight"].double().T + state["stem.bias"].double()
         z = z @ state["blocks.0.0.weight"].double().T + state["blocks.0.0.bias"].double()
@@ -459,16 +345,16 @@ def test_statistics_of_clients_add_up_to_the_pooled_moments() -> None:
 
 
 def test_statistics_take_at_most_so_many_samples_and_at_least_two() -> None:
-    federation, simulation = fleet()
+    federation, simulation = tiny_fleet()
     settings = Evaluation(split="train", samples=5)
-    update, _ = run_job(job_for(federation, 4, 1, kind="statistics", evaluation=settings), simulation.device(4))
+    update, _ = run_job(make_job(federation, 4, 1, kind="statistics", evaluation=settings), simulation.device(4))
     assert isinstance(update, Update)
     assert float(update.state["blocks.0.1.count"]) == 5
-    found, _ = statistics(federation, Inline(simulation), start(federation), replace(ALL, statistics_samples=1))
+    found, _ = statistics(federation, InlineEngine(simulation), start(federation), replace(ALL, statistics_samples=1))
     assert all(bool(torch.isfinite(t).all()) for state in found.values() for t in state.values())
     counted: list[float] = []
 
-    class Counting(Inline):
+    class Counting(InlineEngine):
         def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
             for reply in super().run(jobs):
                 counted.extend(float(t) for n, t in reply.state.items() if n == "blocks.0.1.count")  # type: ignore[union-attr]
@@ -480,7 +366,7 @@ def test_statistics_take_at_most_so_many_samples_and_at_least_two() -> None:
 
 def test_statistics_end_with_the_last_norm_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stem, both layers of two blocks and the first of the third, in front of its norm: six linear layers a batch."""
-    federation, simulation = fleet()
+    federation, simulation = tiny_fleet()
     ran: list[int] = []
     plain_forward = nn.Linear.forward
 
@@ -491,13 +377,13 @@ def test_statistics_end_with_the_last_norm_layer(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(nn.Linear, "forward", counted)
     for _ in range(2):  # the first pass of all shows which norm is the last
         ran.clear()
-        run_job(job_for(federation, 4, 2, kind="statistics", evaluation=ALL.evaluation), simulation.device(4))
+        run_job(make_job(federation, 4, 2, kind="statistics", evaluation=ALL.evaluation), simulation.device(4))
     assert len(ran) == 6
 
 
 def test_a_norm_layer_that_not_every_batch_reaches_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """The third block is left out of the first batch: whoever takes the second one for the last misses it."""
-    federation, simulation = fleet()
+    federation, simulation = tiny_fleet()
     plain_segment, batches = TinyNet.segment, [0]
 
     def segment(net: TinyNet, i: int, carry: Tensor) -> Tensor:
@@ -505,7 +391,7 @@ def test_a_norm_layer_that_not_every_batch_reaches_is_measured(monkeypatch: pyte
         return carry if i == len(net.exits) - 1 and batches[0] == 1 else plain_segment(net, i, carry)
 
     monkeypatch.setattr(TinyNet, "segment", segment)
-    job = job_for(federation, 4, 2, kind="statistics", evaluation=Evaluation(split="train", batch_size=4))
+    job = make_job(federation, 4, 2, kind="statistics", evaluation=Evaluation(split="train", batch_size=4))
     update, _ = run_job(job, simulation.device(4))
     assert isinstance(update, Update)
     n = update.num_examples
@@ -515,9 +401,9 @@ def test_a_norm_layer_that_not_every_batch_reaches_is_measured(monkeypatch: pyte
 
 def test_one_image_alone_is_classified_as_in_a_batch() -> None:
     """The point of static statistics: a prediction does not depend on its neighbours; with batch statistics it does."""
-    federation, simulation = fleet()
+    federation, simulation = tiny_fleet()
     server = start(federation)
-    found, _ = statistics(federation, Inline(simulation), server, ALL)
+    found, _ = statistics(federation, InlineEngine(simulation), server, ALL)
     x, _ = simulation.data.batch(simulation.data.split("test"))
     for level in found:
         module = level_module(federation, server, level, found)
@@ -526,7 +412,7 @@ def test_one_image_alone_is_classified_as_in_a_batch() -> None:
             for i in range(8):
                 for alone, row in zip(module(x[i : i + 1]), together, strict=True):
                     torch.testing.assert_close(alone[0], row[i], rtol=1e-5, atol=1e-6)
-    job = job_for(federation, 5, 2, kind="evaluate", statistics=found[2])
+    job = make_job(federation, 5, 2, kind="evaluate", statistics=found[2])
     counts = [run_job(replace(job, evaluation=Evaluation(batch_size=b)), simulation.device(5))[0] for b in (2, 3, 64)]
     assert len({str((u.metrics["correct"], u.metrics["ensemble"])) for u in counts if isinstance(u, Update)}) == 1
     losses = [u.metrics["loss"] for u in counts if isinstance(u, Update)]
@@ -541,10 +427,10 @@ def test_one_image_alone_is_classified_as_in_a_batch() -> None:
 
 def test_evaluation_leaves_the_norm_layers_as_they_were() -> None:
     """Training after a static evaluation still uses each batch's own moments."""
-    federation, simulation = fleet()
-    job = job_for(federation, 5, 2, local=plain(lr=0.1, batch_size=8))
-    before = trained(job, simulation.device(5))
-    found, _ = statistics(federation, Inline(simulation), start(federation), ALL)
-    run_job(job_for(federation, 5, 2, kind="evaluate", statistics=found[2]), simulation.device(5))
-    after = trained(job, simulation.device(5))
+    federation, simulation = tiny_fleet()
+    job = make_job(federation, 5, 2, local=plain(lr=0.1, batch_size=8))
+    before = train_job(job, simulation.device(5))
+    found, _ = statistics(federation, InlineEngine(simulation), start(federation), ALL)
+    run_job(make_job(federation, 5, 2, kind="evaluate", statistics=found[2]), simulation.device(5))
+    after = train_job(job, simulation.device(5))
     assert all(torch.equal(before.state[n], after.state[n]) for n in before.state)

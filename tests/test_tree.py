@@ -30,7 +30,7 @@ def test_what_tests_leave_behind_fails_the_run(tmp_path: Path, workers: list[str
     """In a plain tree, without git; with xdist, whose workers cannot tell what the others do."""
     (tmp_path / "tests").mkdir()
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path / "tests")
+    shutil.copy(Path(__file__).with_name("support") / "tree.py", tmp_path / "tests" / "conftest.py")
     (tmp_path / "tests" / "test_it.py").write_text(TESTS.format(untidy=untidy))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *workers, "tests"]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)

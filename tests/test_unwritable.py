@@ -13,7 +13,6 @@ import tomli_w
 from run_folders import TINY, settings, stopped_run
 
 import fleetfit as ff
-from fleetfit.report import drawing
 
 pytestmark = pytest.mark.slow
 
@@ -39,10 +38,8 @@ main(sys.argv[2:])
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run and one with rounds left."""
     root = tmp_path_factory.mktemp("runs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "is_available", lambda: False)
-        ff.run(settings(), out=root / "finished")
-        stopped_run(settings("decoupled"), root / "stopped", after=2)
+    ff.run(settings(), out=root / "finished")
+    stopped_run(settings("decoupled"), root / "stopped", after=2)
     (root / "run.toml").write_text(tomli_w.dumps({**TINY, "engine": {"name": "processes", "workers": 1}}))
     return root
 

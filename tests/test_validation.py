@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from same_bits import SETTINGS, fleets
 from sampling import some_quick
 from support import raises
-from test_messages import nests
+from support.nests import nests
 from tiny import plain, tiny_federation
 from torch import Tensor
 

@@ -9,6 +9,7 @@ lowering numbers only.
 """
 
 import ast
+import functools
 import re
 import sys
 import tomllib
@@ -54,6 +55,7 @@ def _is_participle(word: str) -> bool:
     return (word.endswith("ed") and word not in WORDS["no_participles"]) or word in WORDS["participles"]
 
 
+@functools.cache
 def find_names(root: Path = ROOT) -> set[str]:
     """Return the refused public functions and classes of the package, as "fleetfit/tasks.py task_named"."""
     names = set[str]()
@@ -71,6 +73,7 @@ def find_names(root: Path = ROOT) -> set[str]:
     return names
 
 
+@functools.cache
 def find_phrases(root: Path = ROOT) -> dict[str, list[int]]:
     """Return the numbers of the lines with a refused phrase, by file: docstrings, comments, messages, pages."""
     lines = {}
@@ -83,6 +86,7 @@ def find_phrases(root: Path = ROOT) -> dict[str, list[int]]:
     return lines
 
 
+@functools.cache
 def find_matches(root: Path = ROOT) -> dict[str, list[int]]:
     """Return the numbers of the lines on which a test matches the wording of an exception, by file."""
     lines = {}

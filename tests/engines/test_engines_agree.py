@@ -52,7 +52,7 @@ QUICK: list[Mapping[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def two_workers() -> Iterator[Engine]:
+def two_workers(fresh_workers: None) -> Iterator[Engine]:
     """One engine for all methods: a job brings its method with it."""
     engine = processes(fleets({"name": "fedavg"})[1], workers=2)
     yield engine

@@ -13,6 +13,7 @@ import pytest
 import torch
 from sampling import some_quick
 from support import Expected, raises
+from support.bits import have_same_state
 from tiny import spec_of, tiny_data
 
 import fleetfit as ff
@@ -34,13 +35,11 @@ from fleetfit.fleet import transport
 from fleetfit.fleet.transport import Reply, Transport
 from fleetfit.messages import pack, unpack
 from fleetfit.privacy import Privacy
-from fleetfit.report import figures
 
 
 @pytest.fixture(autouse=True)
 def fresh_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes_side.node_of.cache_clear()
-    monkeypatch.setattr(figures, "draw_run", lambda run: {})  # they take most of the time of a small run
 
 
 def simulated(folder: Path, table: dict[str, Any]) -> ff.Run:
@@ -50,11 +49,6 @@ def simulated(folder: Path, table: dict[str, Any]) -> ff.Run:
 def lab_of(folder: Path, table: dict[str, Any], **node: Any) -> tuple[Lab, ff.Run]:
     base = simulated(folder, table)
     return Lab(folder, table, [float(b) for b in base.assembly.fleet.budgets], node), base
-
-
-def same_state(a: ff.Run, b: ff.Run) -> bool:
-    first, second = a.server.state, b.server.state
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 # ---- the same bits -----------------------------------------------------------------------------------------------
@@ -76,7 +70,7 @@ QUICK = [*map(spec_of, ("fedavg", "scalefl", "depthfl", "feddf")), *SPECS[-3:]]
 def test_every_method_ends_with_the_bits_of_local(spec: dict[str, Any], tmp_path: Path) -> None:
     lab, base = lab_of(tmp_path, described(spec))
     run = lab.serve()
-    assert same_state(base, run)
+    assert have_same_state(base, run)
     assert pack(base.server.memory) == pack(run.server.memory)
     for ours, theirs in zip(run.metrics, base.metrics, strict=True):
         assert ours["train"] == theirs["train"] and ours["failures"] == []
@@ -88,7 +82,7 @@ def test_lighter_updates_too(kind: str, tmp_path: Path) -> None:
     table = described({"name": "scalefl"})
     table["local"]["compress"] = kind
     lab, base = lab_of(tmp_path, table)
-    assert same_state(base, lab.serve())
+    assert have_same_state(base, lab.serve())
 
 
 @pytest.mark.parametrize("how", [{}, {"precision": "bf16"}], ids=["chosen", "bf16"])
@@ -98,11 +92,11 @@ def test_a_fast_run_has_the_bits_of_local(how: dict[str, Any], tmp_path: Path, m
     fast = {"speed": "fast", **how}
     lab, base = lab_of(tmp_path, described({"name": "scalefl"}, model={"name": "cnn"}, engine=fast))
     run = lab.serve(**fast)
-    assert same_state(base, run)
+    assert have_same_state(base, run)
     assert run.experiment.engine.chosen == base.experiment.engine.chosen
     assert set(run.experiment.engine.chosen.values()) == {f"{'bf16' if how else 'fp32'} channels_last"}
     exact = ff.run(described({"name": "scalefl"}, model={"name": "cnn"}), out=tmp_path / "exact")
-    assert not same_state(exact, run)
+    assert not have_same_state(exact, run)
 
 
 def test_a_client_is_measured_on_its_own_level_only(tmp_path: Path) -> None:
@@ -156,8 +150,7 @@ def test_a_level_is_one_flower_object_for_all_of_its_nodes(tmp_path: Path) -> No
     assert states[0] != states[1]
 
 
-def test_the_models_and_pictures_are_there_without_any_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
+def test_the_models_and_pictures_are_there_without_any_data(tmp_path: Path, runs_draw: None) -> None:
     lab, base = lab_of(tmp_path, described({"name": "scalefl"}))
     lab.serve()
     loaded = ff.load(tmp_path / "run")
@@ -197,7 +190,7 @@ def test_a_run_whose_server_was_killed_goes_on_with_the_same_bits(name: str, whe
     assert len(ff.load(tmp_path / "run").metrics) == when
     lab.grid.twist = lambda message, reply: reply
     nodes_side.node_of.cache_clear()  # the nodes were restarted as well
-    assert same_state(base, lab.serve(resume=True))
+    assert have_same_state(base, lab.serve(resume=True))
     lab.said.clear()
     assert lab.serve(resume=True).finished and "finished already" in lab.heard
 
@@ -211,7 +204,7 @@ def test_an_undone_round_is_undone_on_the_nodes_too(tmp_path: Path) -> None:
     for metrics in (run.metrics, base.metrics):
         assert ["undone" in report for report in metrics] == [False, True, False, False]
         assert len(metrics[1]["undone"]["reported"]) == 2 and metrics[1]["train"]["clients"] == 0  # two are able
-    assert same_state(base, run) and pack(base.server.memory) == pack(run.server.memory)
+    assert have_same_state(base, run) and pack(base.server.memory) == pack(run.server.memory)
     jobs = [unpack(transport.parts_of(m)["header"])["job"] for m in lab.grid.sent if m.metadata.message_type == "train"]
     assert {(job["round"], job["memory_version"]) for job in jobs} == {(0, -1), (1, 0), (2, 0), (3, 2)}
     assert 'Round 2 was rolled back: "stem.bias" would not be finite' in lab.heard and "norm: node-" in lab.heard
@@ -316,7 +309,7 @@ def test_what_is_false_is_refused_and_leaves_the_state_alone(lie: str, without_o
     lab = Lab(tmp_path, table, budgets)
     reply_twisted(lab, 0, LIES[lie])
     run = lab.serve()
-    assert same_state(run, honest)
+    assert have_same_state(run, honest)
     failures = run.metrics[0]["failures"]
     assert [f["client"] for f in failures] == [0] and len(failures[0]["reason"]) < 600
     assert any(line.startswith("  Node node-0: ") for line in lab.said), lab.heard
@@ -370,7 +363,7 @@ def test_an_answer_that_comes_again_counts_once(tmp_path: Path) -> None:
 
     lab.grid.pull_messages = again  # type: ignore[method-assign]
     run = lab.serve()
-    assert len(before) == 20 and same_state(base, run)
+    assert len(before) == 20 and have_same_state(base, run)
     assert [m["train"] for m in run.metrics] == [m["train"] for m in base.metrics]
     assert not any(m["failures"] for m in run.metrics)
 
@@ -532,7 +525,7 @@ def test_a_question_without_an_answer_is_asked_again(
     lab.grid.twist = twist
     run = lab.serve(wait_s=60.0)
     assert healed and "does not take part" not in lab.heard
-    assert same_state(base, run) and not any(report["failures"] for report in run.metrics)
+    assert have_same_state(base, run) and not any(report["failures"] for report in run.metrics)
 
 
 def test_too_few_nodes_and_a_broken_one(tmp_path: Path) -> None:
@@ -555,14 +548,14 @@ def test_what_is_never_trained_is_sent_once_and_again_when_it_was_lost(tmp_path:
     table = described({"name": "scalefl"}, peft={"name": "frozen"}, rounds=2)
     lab, base = lab_of(tmp_path, table)
     run = lab.serve()
-    assert same_state(base, run)
+    assert have_same_state(base, run)
     asked = [(unpack(transport.parts_of(m)["header"])["what"], m.metadata.dst_node_id) for m in lab.grid.sent]
     assert sorted(node for what, node in asked if what == "base") == [101, 102, 103, 104, 105]
     for path in (tmp_path / "node-0").rglob("base/*.ffit"):
         path.write_bytes(b"damaged")
     nodes_side.node_of.cache_clear()
     lab.grid.sent.clear()
-    assert same_state(base, lab.serve("again"))
+    assert have_same_state(base, lab.serve("again"))
     again = [m.metadata.dst_node_id for m in lab.grid.sent if unpack(transport.parts_of(m)["header"])["what"] == "base"]
     assert again == [101]
 
@@ -619,7 +612,7 @@ def test_replies_beyond_the_bound_wait_on_disk(monkeypatch: pytest.MonkeyPatch, 
     kinds: list[type] = []
     kept = Transport._kept
     monkeypatch.setattr(Transport, "_kept", lambda self, content: kinds.append(type(k := kept(self, content))) or k)
-    assert same_state(base, lab.serve())
+    assert have_same_state(base, lab.serve())
     assert any(issubclass(kind, Path) for kind in kinds) and bytearray in kinds
 
 
@@ -636,7 +629,7 @@ def test_a_superlink_that_is_away_for_a_moment_is_asked_again(tmp_path: Path) ->
         return pull(ids)
 
     lab.grid.pull_messages = away  # type: ignore[method-assign]
-    assert same_state(base, lab.serve())
+    assert have_same_state(base, lab.serve())
 
 
 def test_replies_are_what_they_say() -> None:
@@ -649,9 +642,8 @@ def test_replies_are_what_they_say() -> None:
 # ---- the folder of a finished run --------------------------------------------------------------------------------
 
 
-def fleet_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def fleet_folder(folder: Path) -> Path:
     """A finished run of a fleet, whose nodes have data of the same shape as `tiny:tiny_data`."""
-    monkeypatch.undo()
     lab, _ = lab_of(folder, described({"name": "scalefl"}))
     lab.serve()
     return folder / "run"
@@ -665,9 +657,9 @@ def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[Any, str]:
 
 
 def test_what_is_asked_of_any_run_is_answered_for_a_fleets_with_data_that_are_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = fleet_folder(tmp_path, monkeypatch)
+    run = fleet_folder(tmp_path)
     here = ("--data", "tiny:tiny_data")
     x, y = tiny_data().batch(tiny_data().split("test"))
     right = {level: (ff.load(run).predict(x, level).argmax(-1) == y).double().mean().item() for level in (1, 2)}
@@ -687,9 +679,9 @@ def test_what_is_asked_of_any_run_is_answered_for_a_fleets_with_data_that_are_he
 
 @pytest.mark.parametrize("verb", ["eval", "predict", "calibrate"])
 def test_without_data_the_sentence_says_where_they_are(
-    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = fleet_folder(tmp_path, monkeypatch)
+    run = fleet_folder(tmp_path)
     assert "data" not in json.loads((run / "environment.json").read_text()), "nothing to compare them by is written"
     code, text = said(capsys, verb, run)
     assert code == 2 and "on the nodes of a fleet" in text and "--data" in text
@@ -697,8 +689,8 @@ def test_without_data_the_sentence_says_where_they_are(
     assert code == 2 and "does not fit" in text
 
 
-def test_the_folder_says_what_the_nodes_have_and_who_enrolled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = fleet_folder(tmp_path, monkeypatch)
+def test_the_folder_says_what_the_nodes_have_and_who_enrolled(tmp_path: Path) -> None:
+    run = fleet_folder(tmp_path)
     data = json.loads((run / "nodes.json").read_text())["data"]
     assert (data["sample_shape"], data["classes"], data["task"]) == ([1, 4, 4], 4, "classification")
     groups = ff.load(run).experiment.fleet.groups
@@ -729,7 +721,7 @@ def test_a_private_fleet_waits_for_all_who_were_drawn_and_ends_with_the_bits_of_
     asked = [unpack(transport.parts_of(m)["header"]) for m in lab.grid.sent]
     rounds = [h["job"]["round"] for h in asked if h["what"] == "job" and h["job"]["kind"] == "train"]
     assert max(map(rounds.count, rounds)) > round(0.5 * CLIENTS)
-    assert same_state(base, run)
+    assert have_same_state(base, run)
     assert [r["privacy"] for r in run.metrics] == [r["privacy"] for r in base.metrics]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from support.bits import have_same_state
 
 import fleetfit as ff
 
@@ -19,7 +19,6 @@ from local_fleet import Lab, described
 from fleetfit.fleet import doubts, transport
 from fleetfit.fleet import node as nodes_side
 from fleetfit.messages import unpack
-from fleetfit.report import figures
 
 FEDDYN = {"name": "scalefl", "plus": {"feddyn": {}}}  # its nodes remember
 
@@ -27,7 +26,6 @@ FEDDYN = {"name": "scalefl", "plus": {"feddyn": {}}}  # its nodes remember
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes_side.node_of.cache_clear()
-    monkeypatch.setattr(figures, "draw_run", lambda run: {})
     monkeypatch.setattr(doubts, "_SILENT_S", 0.2)
     monkeypatch.setattr(doubts, "_AFTER_S", 0.2)
 
@@ -50,9 +48,8 @@ def is_first_job(message: Message) -> bool:
     return (metadata.message_type, metadata.dst_node_id, metadata.group_id) == ("train", 101, "1")
 
 
-def same(base: ff.Run, run: ff.Run) -> bool:
-    first, second = base.server.state, run.server.state
-    return all(torch.equal(first[name], second[name]) for name in first) and not any(m["failures"] for m in run.metrics)
+def is_same_without_failures(base: ff.Run, run: ff.Run) -> bool:
+    return have_same_state(base, run) and not any(m["failures"] for m in run.metrics)
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -68,7 +65,7 @@ def test_an_answer_that_got_lost_is_asked_for_again(times: int, tmp_path: Path) 
 
     lab.grid.twist = twist
     run = lab.serve(deadline_s=60.0)
-    assert same(base, run) and run.metrics[0]["bytes_up"] == base.metrics[0]["bytes_up"]
+    assert is_same_without_failures(base, run) and run.metrics[0]["bytes_up"] == base.metrics[0]["bytes_up"]
     assert asked(lab)[: 2 * times + 1] == ["train", "hello"] * times + ["train"]
     assert lab.heard.count("Node node-0 has nothing to do, and its answer has not come: it gets its job again") == times
 
@@ -92,7 +89,7 @@ def test_an_answer_to_the_lost_job_that_comes_after_all_is_not_used(
         return reply
 
     lab.grid.twist = twist
-    assert same(base, lab.serve(deadline_s=60.0)) and "after its round had ended" not in lab.heard
+    assert is_same_without_failures(base, lab.serve(deadline_s=60.0)) and "after its round had ended" not in lab.heard
     assert set(waiting) == {0}
 
 
@@ -119,7 +116,7 @@ def test_a_node_at_work_gets_nothing_twice_and_is_asked_less_and_less_often(tmp_
     lab, base = fleet(tmp_path)
     jobs = at_work(lab, 3.5)
     run = lab.serve(deadline_s=60.0)
-    assert same(base, run) and jobs() == 1
+    assert is_same_without_failures(base, run) and jobs() == 1
     lasting = [m.metadata.ttl for m in lab.grid.sent if m.metadata.dst_node_id == 101 and m.metadata.ttl < 30]
     assert len(lasting) >= 3 and lasting == [0.2 * 2**i for i in range(len(lasting))]
     assert asked(lab)[: len(lasting) + 1] == ["train", *["hello"] * len(lasting)]
@@ -139,7 +136,7 @@ def test_an_answer_that_is_just_coming_is_waited_for(tmp_path: Path) -> None:
 
     lab.grid.pull_messages = pulling  # type: ignore[method-assign]
     run = lab.serve(deadline_s=60.0)
-    assert slow and same(base, run) and sum(map(is_first_job, lab.grid.sent)) == 1
+    assert slow and is_same_without_failures(base, run) and sum(map(is_first_job, lab.grid.sent)) == 1
     assert "hello" in asked(lab)  # it has said meanwhile that it has nothing to do
 
 
@@ -156,5 +153,5 @@ def test_a_message_that_was_sent_in_part_is_sent_whole(tmp_path: Path, monkeypat
         return push(messages)
 
     lab.grid.push_messages = pushing  # type: ignore[method-assign]
-    assert same(base, lab.serve())
+    assert is_same_without_failures(base, lab.serve())
     assert [m for m in lab.grid.sent if is_first_job(m)] == failed  # the same message, whose parts count

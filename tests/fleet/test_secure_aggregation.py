@@ -29,7 +29,6 @@ from fleetfit.fleet import node as nodes_side
 from fleetfit.fleet import transport
 from fleetfit.fleet.certificates import make_member
 from fleetfit.fleet.member import read_member
-from fleetfit.report import figures
 
 SECURE: dict[str, Any] = {"minimum": 2, "threshold": 0.6}
 TABLE = described(
@@ -40,7 +39,6 @@ TABLE = described(
 @pytest.fixture(autouse=True)
 def fresh_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes_side.node_of.cache_clear()
-    monkeypatch.setattr(figures, "draw_run", lambda run: {})
 
 
 def lab_of(folder: Path, table: Mapping[str, Any] = TABLE, **of_member: Any) -> Lab:

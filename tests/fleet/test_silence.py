@@ -16,7 +16,6 @@ from local_fleet import CLIENTS, Lab, described
 from fleetfit.fleet import node as nodes_side
 from fleetfit.fleet import transport
 from fleetfit.messages import load_job, load_reply, unpack
-from fleetfit.report import figures
 from fleetfit.values import Update
 
 SILENT = {"name": "adaptivefl"}
@@ -26,7 +25,6 @@ SILENT = {"name": "adaptivefl"}
 @pytest.fixture(autouse=True)
 def fresh_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes_side.node_of.cache_clear()
-    monkeypatch.setattr(figures, "draw_run", lambda run: {})
 
 
 def recorded(folder: Path, budgets: list[float], **changes: Any) -> tuple[ff.Run, list[tuple[int, Any, Any, bytes]]]:

@@ -19,6 +19,7 @@ from typing import Any
 import tomli_w
 import torch
 from fuzz.mutations import KINDS, SETTINGS, WANTED, Draw, Reply, answer_to, asked, failed, mutated, real
+from support.bits import assert_same_bits
 
 from fleetfit.aggregate import Mean, apply_mean
 from fleetfit.errors import FleetFitError
@@ -51,10 +52,6 @@ class Given:
 
     def accept(self, update: Update) -> None:
         """Nobody remembers anything."""
-
-
-def same(a: State, b: State) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
 def after_round(place: int, reply: Reply) -> tuple[Server, dict[str, Any]]:
@@ -115,7 +112,7 @@ def harmless_round(kind: str, place: int, reply: Reply, found: Reply) -> None:
     after, report = after_round(place, reply)
     assert after.round == 1 and "undone" not in report
     if isinstance(found, Failure):
-        assert same(after.state, without(kind, place).state)
+        assert_same_bits(after.state, without(kind, place).state)
         assert [f["client"] for f in report["failures"]] == [found.client]
         return
     mean = Mean(real().federation.problem.layout)
@@ -123,7 +120,7 @@ def harmless_round(kind: str, place: int, reply: Reply, found: Reply) -> None:
         update = found if at == place else honest
         assert isinstance(update, Update)
         mean.add(update.submodel, update.state, real().federation.method.weight(update), update.untrained)
-    assert same(after.state, apply_mean(real().server.state, mean.result()))
+    assert_same_bits(after.state, apply_mean(real().server.state, mean.result()))
     assert all(bool(torch.isfinite(t).all()) for t in after.state.values())
 
 

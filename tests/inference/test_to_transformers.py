@@ -31,7 +31,6 @@ from fleetfit.peft.lora import lora
 from fleetfit.peft.parallel_adapter import parallel_adapter
 from fleetfit.peft.serial_adapter import serial_adapter
 from fleetfit.peft.ssf import ssf
-from fleetfit.report import drawing
 
 hf: Any = pytest.importorskip("transformers", reason="the library that opens the folders is not installed")
 tokenizers = pytest.importorskip("tokenizers")
@@ -401,7 +400,6 @@ def test_another_process_opens_it_without_fleetfit(tmp_path: Path) -> None:
 
 
 def test_a_level_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "is_available", lambda: False)
     texts(tmp_path / "set")
     run = ff.run(
         {"rounds": 1, "local": {"epochs": 1, "lr": 0.1}, "fleet": {"levels": [0.5, 1.0]}, "cohort": {"count": 2}},

@@ -19,7 +19,6 @@ from fleetfit.factories import call_factory
 from fleetfit.layout import State, build_module
 from fleetfit.models.bert import Bert, bert
 from fleetfit.models.vit import Vit, vit
-from fleetfit.report import drawing
 from fleetfit.tasks import classification
 from fleetfit.training import initial_state, notes_on_start
 from fleetfit.values import Problem
@@ -374,7 +373,6 @@ def test_the_key_reaches_the_factory(folder: Path) -> None:
 
 def test_a_run_begins_as_the_checkpoint_on_every_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers rebuild the model from the folder's config.json; both engines end with the same bits."""
-    monkeypatch.setattr(drawing, "is_available", lambda: False)
     theirs = hf.BertForSequenceClassification(hf.BertConfig(**BERT, num_labels=4))
     folder = saved(theirs, tmp_path / "bert")
     runs = [

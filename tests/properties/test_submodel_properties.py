@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.bits import assert_same_bits
 from zoo import RIGHT, Deep
 
 from fleetfit.check import TOLERANCE, check_layout
@@ -48,16 +49,12 @@ def drawn_piece(layout: Layout, seed: int) -> Submodel:
     return Submodel(channels, tuple(sorted(int(e) for e in exits)))
 
 
-def equal(ours: State, theirs: State) -> bool:
-    return list(ours) == list(theirs) and all(torch.equal(t, theirs[name]) for name, t in ours.items())
-
-
 @given(names, seeds)
 @patient
 def test_extract_then_put_back_is_the_identity(name: str, seed: int) -> None:
     layout = LAYOUTS[name]
     state, piece = drawn_state(layout, seed), drawn_piece(layout, seed)
-    assert equal(put_back(layout, state, piece, extract(layout, state, piece)), state)
+    assert_same_bits(put_back(layout, state, piece, extract(layout, state, piece)), state)
 
 
 @given(names, seeds, seeds)
@@ -66,7 +63,7 @@ def test_put_back_then_extract_gives_the_piece(name: str, seed: int, other: int)
     layout = LAYOUTS[name]
     piece = drawn_piece(layout, seed)
     state = extract(layout, drawn_state(layout, other), piece)
-    assert equal(extract(layout, put_back(layout, drawn_state(layout, seed), piece, state), piece), state)
+    assert_same_bits(extract(layout, put_back(layout, drawn_state(layout, seed), piece, state), piece), state)
 
 
 @given(names, seeds, seeds)
@@ -75,7 +72,7 @@ def test_recut_goes_through_the_full_model(name: str, seed: int, other: int) -> 
     layout = LAYOUTS[name]
     full, source, target = drawn_state(layout, seed), drawn_piece(layout, seed), drawn_piece(layout, other)
     moved = recut(layout, extract(layout, full, source), source, target, fill=full)
-    assert equal(moved, extract(layout, full, target))
+    assert_same_bits(moved, extract(layout, full, target))
 
 
 @given(names)
@@ -87,7 +84,7 @@ def test_width_one_is_the_full_model(name: str) -> None:
     piece = Submodel({axis: range(n) for axis, n in sizes.items()}, layout.exits)
     assert piece == whole(layout)
     state = drawn_state(layout, 0)
-    assert equal(extract(layout, state, piece), state)
+    assert_same_bits(extract(layout, state, piece), state)
 
 
 @given(names, widths, widths)
@@ -101,7 +98,7 @@ def test_prefixes_nest(name: str, one: float, other: float) -> None:
     assert narrow.inside(wide)
     state = drawn_state(layout, 1)
     moved = recut(layout, extract(layout, state, wide), wide, narrow)
-    assert equal(moved, extract(layout, state, narrow))
+    assert_same_bits(moved, extract(layout, state, narrow))
 
 
 @given(names, widths, seeds)

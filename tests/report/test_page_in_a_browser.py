@@ -5,45 +5,19 @@
 
 import base64
 import json
-import os
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.browser import DESK, PATIENCE_S, PHONE
 
 import fleetfit as ff
 from fleetfit.report.page import write_report
 from fleetfit.report.text import format_percent
 
 pytestmark = pytest.mark.browser
-BINARIES = ("chromium", "chromium-browser", "google-chrome")
-PATIENCE_S = 60.0
-PHONE, DESK = 390, 1280
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    driver, binary = shutil.which("chromedriver"), next(filter(None, map(shutil.which, BINARIES)), None)
-    if driver is None or binary is None:
-        pytest.skip("no Chromium with its driver is installed (Debian: apt-get install chromium chromium-driver)")
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (extra `dev`)")
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    home = tmp_path_factory.mktemp("chromium")
-    for argument in ("headless=new", "disable-gpu", "disable-dev-shm-usage", "disable-background-networking",
-                     "no-first-run", f"user-data-dir={home}"):  # fmt: skip
-        options.add_argument(f"--{argument}")
-    if os.geteuid() == 0:
-        options.add_argument("--no-sandbox")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    found = webdriver.Chrome(options=options, service=Service(driver))
-    yield found
-    found.quit()
 
 
 def described(**sections: Any) -> dict[str, Any]:

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report.test_page_in_a_browser import DESK, PATIENCE_S, PHONE, browser
+from support.browser import DESK, PATIENCE_S, PHONE
 
-__all__ = ["browser"]  # the fixture
 pytestmark = pytest.mark.browser
 SITE = Path(__file__).parents[2] / "build" / "site"
 PAGES = ("index", "start", "idea", "which-method", "keys", "verbs", "api", "papers", "results", "notebooks/first-run")

@@ -1,0 +1,54 @@
+"""Blocks of the documentation's pages, and what they need to run."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from sklearn.datasets import load_iris
+
+from fleetfit.cli import main
+
+# The pages that explain what every user needs, one after the other; docs/guide.md leads to them.
+GUIDE_PAGES = ["guide", "run-file", "data", "models", "budgets", "devices", "engines", "cluster", "runs", "experiments"]
+
+
+def fenced(markdown: str, language: str) -> list[str]:
+    """Return the bodies of the fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", markdown, re.DOTALL | re.MULTILINE)
+
+
+def file_name(block: str) -> str | None:
+    """Return the name that the first line of a block gives it, as a comment."""
+    found = re.match(r"# ([\w-]+\.(?:toml|py))\n", block)
+    return found and found[1]
+
+
+def write_files(markdown: str, folder: Path) -> None:
+    """Write each block that has a name, with one round instead of many."""
+    for block in [*fenced(markdown, "toml"), *fenced(markdown, "python")]:
+        name = file_name(block)
+        if name:
+            (folder / name).write_text(re.sub(r"^rounds = \d+", "rounds = 1", block, flags=re.MULTILINE))
+
+
+def commands(markdown: str) -> list[list[str]]:
+    """Return the arguments of each `fleetfit` command."""
+    lines = [line for block in fenced(markdown, "sh") for line in block.splitlines()]
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("fleetfit ")]
+
+
+def write_iris(folder: Path) -> None:
+    """Write the tables of the page on data: iris.csv, more rows of the same kind, and rows without a label."""
+    flowers = load_iris(as_frame=True)
+    table = flowers.data.set_axis(["sepal_length", "sepal_width", "petal_length", "petal_width"], axis=1)
+    table["species"] = flowers.target_names[flowers.target]
+    table.to_csv(folder / "iris.csv", index=False)
+    table.iloc[::5].to_csv(folder / "more-rows.csv", index=False)
+    table.iloc[::7].drop(columns="species").to_csv(folder / "new-rows.csv", index=False)
+
+
+def exit_code(arguments: list[str]) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    return int(stopped.value.code or 0)
