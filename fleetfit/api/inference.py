@@ -76,12 +76,12 @@ def find_level(run: TrainedRun, level: LevelName) -> Level:
         ConfigError: The level is unknown.
     """
     levels = {entry.name: entry for entry in run.assembly.federation.levels}
-    names = list(levels)
-    name = names[-1] if level is None else str(level)
-    if name not in levels and name.isdecimal() and 1 <= int(name) <= len(names):
-        name = names[int(name) - 1]
+    level_names = list(levels)
+    name = level_names[-1] if level is None else str(level)
+    if name not in levels and name.isdecimal() and 1 <= int(name) <= len(level_names):
+        name = level_names[int(name) - 1]
     if name not in levels:
-        raise ConfigError(f"no such level: {level}. The levels of this run are {', '.join(names)}.", key="level")
+        raise ConfigError(f"no such level: {level}. The levels of this run are {', '.join(level_names)}.", key="level")
     return levels[name]
 
 
