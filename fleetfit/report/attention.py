@@ -154,7 +154,7 @@ def draw_sample_attention(module: nn.Module, data: Data, samples: int = 4, title
         title: Title of the figure.
 
     Raises:
-        ConfigError: There are fewer test images, or a figure cannot hold so many.
+        ConfigError: There are fewer test images, or more than a figure can hold.
         ModelError: The model has no Ree, or is not a vision transformer.
         MissingExtra: matplotlib is not installed.
     """
