@@ -354,7 +354,7 @@ def test_settings_that_were_changed_are_used_and_said(folders: Folders, tmp_path
     folder = tmp_path / "run"
     shutil.copytree(folders.of("stopped"), folder)
     arguments = [str(_filled(word, {"FOLDER": folder})) for word in VERBS[verb]]
-    assert "was changed" not in called(arguments, tmp_path)[2]
+    assert "has changed since" not in called(arguments, tmp_path)[2]
     text = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(text.replace("lr = 0.05", "lr = 0.06"))
     assert (folder / "config.toml").read_text() != text
@@ -364,7 +364,7 @@ def test_settings_that_were_changed_are_used_and_said(folders: Folders, tmp_path
     del noted["sha256"]
     (folder / "environment.json").write_text(json.dumps(noted))
     code, _, said = called(arguments, tmp_path)
-    assert code == 0 and "was changed" not in said
+    assert code == 0 and "has changed since" not in said
 
 
 @pytest.mark.slow
