@@ -147,7 +147,7 @@ def test_other_folders_are_no_runs(own: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("config.toml", None, "there is no config.toml"),
+        ("config.toml", None, "config.toml is missing"),
         ("config.toml", "rounds = = 3", "config.toml is damaged: "),
         ("config.toml", "[method]", "config.toml is damaged: "),
         ("config.toml", "\udcff", "config.toml is damaged: "),

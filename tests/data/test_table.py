@@ -107,7 +107,7 @@ def test_it_says_what_it_took(write: Write) -> None:
         'table things.csv: 2 numeric columns and 1 column of categories, the last column as label "kind" of 2 classes, '
         "60 rows; 12 for testing and 5 for validation held out."
     )
-    assert notes[1].endswith("where they are: age.")
+    assert notes[1].endswith("marked by a feature: age.")
 
 
 @pytest.mark.parametrize("name", ["label", "Target", "class", "y"])

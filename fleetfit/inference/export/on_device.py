@@ -49,13 +49,11 @@ if __name__ == "__main__":
     parser.add_argument("--labels", help=".npy with labels, to print the accuracy")
     parser.add_argument("--variant", default="float", help="float, int8 or static-int8")
     parser.add_argument("--stop", action="store_true", help="stop early")
-    arguments = parser.parse_args()
-    model, x = Model(Path(__file__).parent, arguments.variant), np.load(arguments.samples)
-    if arguments.stop and not model.config["policy"]:
+    args = parser.parse_args()
+    model, x = Model(Path(__file__).parent, args.variant), np.load(args.samples)
+    if args.stop and not model.config["policy"]:
         raise SystemExit("this model was exported without calibration, so it cannot stop early.")
-    classes, exits = map(
-        np.concatenate, zip(*(model.predict(x[i : i + 64], arguments.stop) for i in range(0, len(x), 64)))
-    )
+    classes, exits = map(np.concatenate, zip(*(model.predict(x[i : i + 64], args.stop) for i in range(0, len(x), 64))))
     print("class exit", *(f"{c} {e}" for c, e in zip(classes, exits)), sep="\n")
-    if arguments.labels:
-        print(f"accuracy {(classes == np.load(arguments.labels)).mean():.4f}, mean exit {exits.mean():.2f}")
+    if args.labels:
+        print(f"accuracy {(classes == np.load(args.labels)).mean():.4f}, mean exit {exits.mean():.2f}")
