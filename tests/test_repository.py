@@ -235,6 +235,13 @@ def test_the_tree_names_what_exists_and_all_of_it():
     assert "(docs/architecture.md)" in (ROOT / "README.md").read_text()
 
 
+def test_the_places_of_changes_exist():
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("| to change |")[2].partition("\n\n")[0]
+    places = re.findall(r"`([a-z_/]+(?:/|\.py))`", table)
+    assert len(places) > 8
+    assert not [place for place in places if not (PACKAGE / place).exists()]
+
+
 def test_no_class_name_stands_twice():
     """A reader who meets a class knows which one it is."""
     found = {}
