@@ -304,7 +304,7 @@ def test_memory_is_close_to_prediction(batch: int, width: float) -> None:
     [
         ("hungry:killed", "its process was killed, probably for lack of memory"),
         ("hungry:full", "no memory was left for it"),
-        ("hungry:endless", "the time limit was reached"),
+        ("hungry:endless", "the time is over"),
     ],
 )
 def test_profile_survives_failed_levels(model: str, said: str, tmp_path: Path) -> None:

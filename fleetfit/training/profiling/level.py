@@ -117,7 +117,7 @@ def profile_level(request: ProfileRequest, share_s: float, limit_s: float) -> Me
         except subprocess.TimeoutExpired:
             process.kill()
             lines, _ = process.communicate()
-            reason = "the time limit was reached (raise it with --limit-s)"
+            reason = "the time is over (raise --limit-s)"
         finally:
             process.kill()
     results: dict[str, Any] = {}
