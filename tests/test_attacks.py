@@ -382,7 +382,7 @@ def test_impossible_attacks_are_refused(attack: dict[str, Any], more: dict[str, 
 
 def test_other_keys_without_a_kind_are_named_as_unused() -> None:
     found = assemble(load_experiment({**TINY, "attack": {"share": 0.5}}))
-    assert [str(one) for one in found.unused] == ["[attack] share is not used here: there is no kind of attack."]
+    assert [str(one) for one in found.unused] == ["[attack] share is not used here: no attack is set."]
 
 
 def test_a_fleet_of_real_nodes_refuses() -> None:
