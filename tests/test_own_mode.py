@@ -41,7 +41,8 @@ STATES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
 }
 GIVEN: dict[str, Any] = {
     "rounds": 2, "data": {"name": "digits", "partition": {"clients": 6}}, "local": {"max_steps": 3},
-    "cohort": {"count": 3}, "fleet": {"tolerance": 0.3}, "evaluate": {"norms": ["static", "batch"]},
+    "cohort": {"count": 3}, "fleet": {"tolerance": 0.3},
+    "evaluate": {"norms": ["static", "batch"], "statistics_samples": 100},
 }  # fmt: skip
 
 
