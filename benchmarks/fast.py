@@ -18,7 +18,7 @@ from fleetfit.config.build.engine import choose_computing
 from fleetfit.config.schema import EngineSection
 from fleetfit.engines.local import local
 from fleetfit.rounds import Settings, run_round, start
-from fleetfit.training.speed import has_bf16
+from fleetfit.training.runtime import has_bf16
 
 CLIENTS = 8
 HOST = torch.device("cpu")

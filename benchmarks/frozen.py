@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.measuring import Figure, Options, amount, ratio
-from benchmarks.random_fleet import TOTAL, Kind, Parts, random_data
+from benchmarks.random_fleet import TOTAL, Kind, Parts, make_random_data
 from fleetfit.cost.memory import LiveBytes
 from fleetfit.engines.local import local
 from fleetfit.layout import Architecture, build_module, outputs
@@ -72,7 +72,7 @@ def kept_features(options: Options) -> Iterator[Figure]:
 def frozen_fleet(features_bytes: float) -> tuple[Federation, Simulation]:
     """Return a federation of one level on random images that nothing is done to."""
     kind = Kind({"name": "deit_s"}, SHAPE, SAMPLES)
-    data = dataclasses.replace(random_data(kind), augment=None)
+    data = dataclasses.replace(make_random_data(kind), augment=None)
     given = {"classes": 10, "channels": 3, "input_shape": list(SHAPE)}
     spec = {"model": dict(kind.model), "given": given, "task": "classification", "exits": list(EXITS)}
     problem = Problem.rebuilt({**spec, "peft": {"name": "frozen"}})

@@ -69,7 +69,7 @@ class Parts(Sequence[dict[str, Tensor]]):
         }
 
 
-def random_data(kind: Kind) -> Data:
+def make_random_data(kind: Kind) -> Data:
     """Return samples that mean nothing: images with crops and flips, or tokens."""
     rng = np.random.default_rng(0)
     y = torch.from_numpy(rng.integers(0, 10, size=TOTAL))
@@ -89,7 +89,7 @@ def fleet(
 ) -> tuple[Federation, Simulation]:  # fmt: skip
     """Return a federation of equal budget classes, ScaleFL unless another method is given."""
     samples, spec = kind.samples if samples is None else samples, dict(method or {"name": "scalefl"})
-    data = random_data(kind)
+    data = make_random_data(kind)
     given = {"classes": 10, "channels": kind.shape[0], "input_shape": list(kind.shape),
              "vocabulary": kind.vocabulary, "padding": data.padding}  # fmt: skip
     problem = Problem.rebuilt({"model": dict(kind.model), "given": given, "task": "classification", "exits": []})

@@ -14,7 +14,7 @@ from benchmarks import written
 from benchmarks.machine import Watch, described, processor
 from benchmarks.measuring import Figure, Options, shown
 from fleetfit.machine import available_cores
-from fleetfit.training.devices import keep_freed_memory
+from fleetfit.training.runtime import keep_freed_memory
 
 
 @dataclass

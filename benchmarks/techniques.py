@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measuring import Figure, Options, of_many
-from benchmarks.random_fleet import CNN, RESNET20, VIT, Kind, random_data
+from benchmarks.random_fleet import CNN, RESNET20, VIT, Kind, make_random_data
 from fleetfit.config import assemble, load_experiment
 from fleetfit.rounds import run_round, start
 from fleetfit.training import run_job
@@ -127,7 +127,7 @@ def client(kind: Kind, method: Tables, local: Tables) -> Callable[[], tuple[list
 
     It returns the CPU seconds of each step but the last, and of the round.
     """
-    data = random_data(kind)
+    data = make_random_data(kind)
     ends = [CLIENTS * n for n in (SAMPLES, SAMPLES + HELD_OUT, SAMPLES + 2 * HELD_OUT)]
     train, held_out, test = (torch.arange(first, end) for first, end in zip([0, *ends], ends, strict=False))
     splits = {"train": train, "validation": held_out, "test": test}

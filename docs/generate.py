@@ -29,11 +29,11 @@ HEAD = """# Hooks
 
 <!-- made by docs/generate.py from fleetfit/method/ and fleetfit/values/: change the docstrings there -->
 
-A method is a record of functions, one for each hook; those that it does not set are FedAvg's. A round asks for them
-from top to bottom. Those of the server see all of the federation but no data; those of the device see one client's data
-and budget. [Add a method](add-a-method.md) has the smallest example of each, and the rules that keep runs repeatable.
+Look up the hooks of a method, in the order of a round. A method is a record of functions, one for each hook; FedAvg's
+are the defaults. Hooks of the server see the federation and no data; hooks of the device see one client's data and
+budget. [Add a method](add-a-method.md) has the smallest example of each, and the rules that keep runs reproducible.
 
-Arguments are given by place, so their names are free. `method.hooks.NAME = "file.py:function"` sets a single one.
+Arguments are positional, so their names are free. `method.hooks.NAME = "file.py:function"` sets a single hook.
 """
 
 

@@ -113,8 +113,8 @@ def round_() -> str:
             count = sum(block < d and channel < w for d, w in zip(DEPTHS, WIDTHS, strict=True))
             parts.append(box(631 + block * 11, 105 + channel * 11, 11, 11, f"edge {shades[count]}"))
     parts.append(text(681, 232, "each element: the mean", "small", "middle"))
-    parts.append(text(681, 248, "of those who trained it", "small", "middle"))
-    parts.append(text(395, 322, "data never leave a device; what travels is the piece, trained", "small", "middle"))
+    parts.append(text(681, 248, "of its clients", "small", "middle"))
+    parts.append(text(395, 322, "data never leave a device; only trained pieces do", "small", "middle"))
     return picture(
         776,
         336,
@@ -127,7 +127,7 @@ def coverage() -> str:
     """How many of four clients train each element."""
     cell, x0, y0 = 34, 30, 70
     parts = [
-        text(20, 28, "Who trains an element", "name"),
+        text(20, 28, "The clients of an element", "name"),
         text(20, 48, "one client of each level: the numbers count the clients that an average is over", "small"),
     ]
     shades = {1: "l4", 2: "l3", 3: "l2", 4: "l1"}
@@ -139,8 +139,8 @@ def coverage() -> str:
                 box(x, y, cell, cell, f"edge {shades[count]}"),
                 text(x + cell / 2, y + cell / 2 + 5, str(count), "on", "middle"),
             ]
-    lines = ("x = sum of w x, over those who trained it,", "      divided by the sum of their w", "", "w: samples, or one for each client",
-             "", "Nobody trained it: its value stays, bit for bit.", "Deep and wide parts see the strong clients only;", "the shared part sees everybody.")  # fmt: skip
+    lines = ("x = sum of w x, over its clients,", "      divided by the sum of their w", "", "w: samples, or one for each client",
+             "", "No client: its value keeps its bits.", "Strong clients alone train deep and wide parts;", "all clients train the shared part.")  # fmt: skip
     parts += [text(270, 110 + 24 * i, line, "name" if i < 2 else "") for i, line in enumerate(lines) if line]
     return picture(
         620,
@@ -154,7 +154,7 @@ def exits() -> str:
     """Inference: a sample leaves at the first exit that is sure enough."""
     parts = [
         text(20, 28, "One model, four places to leave", "name"),
-        text(20, 48, "the surer an exit is, the earlier a sample may go; nothing is computed twice", "small"),
+        text(20, 48, "the more confident an exit, the earlier a sample leaves", "small"),
     ]
     x = 90
     parts.append(text(12, 137, "sample", "name"))

@@ -1,4 +1,4 @@
-"""The pages keys.md, built-in.md and verbs.md, as schema, plug-ins and command line say; see generate.py."""
+"""The pages keys.md, built-in.md and verbs.md, from schema, plug-ins and command line; see generate.py."""
 
 import inspect
 import re
@@ -29,7 +29,7 @@ TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false
 
 
 def explained(doc: str) -> dict[str, str]:
-    """Return what the section Attributes of a docstring, or Args, says of each name."""
+    """Return the entries of the section Attributes, or Args, of a docstring."""
     found = re.search(r"^(?:Attributes|Args):\n(.*?)(?=^\w+:\n|\Z)", inspect.cleandoc(doc), re.DOTALL | re.MULTILINE)
     entries = re.findall(
         r"^(\w+): (.*?)(?=^\w+: |\Z)", textwrap.dedent(found[1]) if found else "", re.DOTALL | re.MULTILINE
@@ -38,7 +38,7 @@ def explained(doc: str) -> dict[str, str]:
 
 
 def written(value: object) -> str:
-    """Return a value as it stands in a run file."""
+    """Return a value as a run file has it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
@@ -51,14 +51,14 @@ def written(value: object) -> str:
 
 
 def limits(metadata: Iterator[Any] | list[Any]) -> str:
-    """Return in words between what a number has to lie."""
+    """Return the limits of a number in words."""
     said = [words.format(value) for one in metadata for name, words in LIMITS.items()
             if isinstance(value := getattr(one, name, None), int | float)]  # fmt: skip
     return ", ".join(dict.fromkeys(said))
 
 
 def type_in_words(kind: Any, metadata: list[Any] | None = None) -> str:
-    """Return in words which values a key takes."""
+    """Return the type of a key in words."""
     if kind is None or kind is type(None):
         return ""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
@@ -81,7 +81,7 @@ def type_in_words(kind: Any, metadata: list[Any] | None = None) -> str:
 
 
 def default_of(field: FieldInfo) -> str:
-    """Return a key's default as a run file has it; nothing where there is none."""
+    """Return a key's default as a run file has it, or an empty string."""
     if field.is_required() or field.default_factory_takes_validated_data:  # which depends on another key
         return ""
     value = field.get_default(call_default_factory=True)
@@ -134,9 +134,9 @@ def keys_page() -> str:
     parts = [
         "# Every key of a run file",
         MADE.format("the docstrings of fleetfit/config/schema.py"),
-        "Types and limits are those that a run file is checked against. [The run file](run-file.md) has all defaults "
-        "in one block and says how overrides work. Where a section names a method, a model, a data set or an engine, "
-        "further keys are its own: [methods](methods.md), [all others](built-in.md).",
+        "Look up a key, its type and its limits. [The run file](run-file.md) has all defaults in one block, and "
+        "explains overrides. A section that names a method, a model, a data set or an engine takes its keys, too: "
+        "[methods](methods.md), [all others](built-in.md).",
     ]
     seen: set[type[Section]] = set()
     for where, section in sections_of(Experiment):
@@ -150,11 +150,15 @@ def keys_page() -> str:
         first = " ".join(re.split(r"\n\n|\nAttributes:", doc)[0].split())
         first = re.sub(r"^`[^`]+`: (\w)", lambda m: m[1].upper(), first)
         first = re.sub(r" ?\(see `fleetfit\.[\w.]+`\)", "", first)
-        own = " Further keys are its own." if issubclass(section, OpenSection) and "urther keys" not in first else ""
+        own = (
+            " Further keys are those of its kind."
+            if issubclass(section, OpenSection) and "urther keys" not in first
+            else ""
+        )
         title = f"`[{where}]`" if where else "At the top"
         parts += [f"## {title}", first + own, keys_table(section, meanings)]
-    parts += ["## `local.schedule`", "How the learning rate goes on from round to round: a table with `kind`."]
-    rows = ["| kind | what it does | keys |", "| --- | --- | --- |"]
+    parts += ["## `local.schedule`", "The learning rate over the rounds: a table with `kind`."]
+    rows = ["| kind | effect | keys |", "| --- | --- | --- |"]
     for kind in (Constant, Step, Cosine, Exponential):
         [name] = typing.get_args(kind.model_fields["kind"].annotation)
         keys = [
@@ -169,11 +173,11 @@ def keys_page() -> str:
 # ---- built-in.md ---------------------------------------------------------------------------------------------------
 
 BUILT_IN = {
-    "data": ("Data sets and kinds of files", "`data.name`", "[Your data](data.md) says what each reads."),
+    "data": ("Data sets and kinds of files", "`data.name`", "[Your data](data.md) lists their files."),
     "models": ("Models", "`model.name`", "[Your model](own-model.md) adds one."),
     "peft": ("Ways of fine-tuning", "`peft.name`", "[Fine-tuning](models.md#fine-tuning) compares them."),
-    "engines": ("Engines", "`engine.name`", "[Engines](engines.md) says when which."),
-    "callbacks": ("Callbacks", "the name in `callbacks`", "[Callbacks](callbacks.md) says what they are told."),
+    "engines": ("Engines", "`engine.name`", "[Engines](engines.md) compares them."),
+    "callbacks": ("Callbacks", "the name in `callbacks`", "[Track a run](callbacks.md) shows their use."),
 }
 
 
@@ -191,8 +195,8 @@ def built_in_page() -> str:
     parts = [
         "# Data, models, fine-tuning, engines: every key",
         MADE.format("the plug-ins' docstrings"),
-        "What `fleetfit list KIND NAME` prints, on one page. [Methods, options and ways of client "
-        "selection](methods.md) and [attacks](trust.md) have pages of their own.",
+        "The output of `fleetfit list KIND NAME`, on one page. [Methods, options and client selection](methods.md) "
+        "and [attacks](trust.md) have pages of their own.",
     ]
     for kind, (title, key, more) in BUILT_IN.items():
         parts += [f"## {title}", f"Keys beside {key}. {more}"]
@@ -222,7 +226,7 @@ def verbs_of(command: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def metavar_of(parameter: Any) -> str:
-    """Return what stands behind an option."""
+    """Return the metavar of an option."""
     if getattr(parameter, "is_flag", False):
         return ""
     if parameter.metavar:
@@ -248,7 +252,7 @@ def option_row(parameter: Any) -> str:
 
 
 def usage_of(argument: Any) -> str:
-    """Return an argument as a line of usage has it: in brackets where it may be left out."""
+    """Return an argument as in a usage line, in brackets if it is optional."""
     word = (argument.metavar or argument.name).strip("[]")
     word = word if "{" in word else word.upper()
     return word if argument.required else f"[{word}]"
@@ -260,8 +264,8 @@ def verbs_page() -> str:
     parts = [
         "# Every verb",
         MADE.format("fleetfit/cli/"),
-        "What `fleetfit VERB --help` prints. Exit codes: 0, all is well; 1, something unforeseen; 2, a mistake that a "
-        "sentence explains; 130, stopped by Ctrl-C ([errors](errors.md)).",
+        "The output of `fleetfit VERB --help`, on one page. Exit codes: 0, done; 1, a fault of FleetFit; 2, an error; "
+        "130, stopped with Ctrl-C ([errors](errors.md)).",
         "Before any verb: " + ", ".join(f"`{p.opts[0]}` ({(p.help or '').rstrip('.')})" for p in root.params[:3]) + ".",
     ]
     for name, command in verbs_of(root, "fleetfit"):

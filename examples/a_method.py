@@ -1,11 +1,12 @@
-"""A method outside the package: ordered dropout, each client a random nested width (FjORD, Horvath et al., 2021).
+"""FjORD's ordered dropout (Horvath et al., 2021), outside the package.
 
-    fleetfit run --set method.name=examples/a_method.py:fjord --set method.lean=1.0
+    fleetfit run --set method.name=examples/a_method.py:fjord
 
-A client trains, in each round, one of the widths up to its own, and all widths are prefixes of each other. So the first
-channels are trained by all and learn what matters most.
+In each round a client trains a random width up to its own. All widths are
+prefixes of each other, so all clients train the first channels.
 
-Differs from the paper: the width is drawn for a round, not for each step; narrow widths do not learn from wide ones.
+Differs from the paper: the width is drawn for a round, not for each step;
+narrow widths do not learn from wide ones.
 """
 
 from functools import partial
@@ -20,15 +21,22 @@ def fjord(lean: float = 0.0) -> Method:
     """Make the method.
 
     Args:
-        lean: Level i is drawn in proportion to i ** lean: 0 is evenly, as in the paper; large is the client's own.
+        lean: Level i is drawn in proportion to i ** lean. 0: uniformly, as
+            in the paper; large: the client's own level.
     """
     if lean < 0:
         raise ConfigError(f"fjord's lean must be at least 0, got {lean}.")
-    return Method(levels=partial(split_levels, mode="width"), assign=partial(up_to_own, lean=lean))
+    return Method(
+        levels=partial(split_levels, mode="width"),
+        assign=partial(assign_random_level, lean=lean),
+    )
 
 
-def up_to_own(
-    federation: Federation, server: Server, rng: np.random.Generator, lean: float
+def assign_random_level(
+    federation: Federation,
+    server: Server,
+    rng: np.random.Generator,
+    lean: float,
 ) -> list[tuple[int, int, Submodel]]:
     """Give each chosen client its level or a smaller one."""
     slots = []

@@ -1,9 +1,8 @@
-"""Large flat buffers, used again: for states of the full model's size, of which each round needs a few.
+"""Reuse large flat buffers, for states of the full model's size, of which each round needs a few.
 
-What is larger than 32 MiB, glibc's allocator asks of the system anew each time, and every page of it costs when it is
-first written: in all three times what it costs to write it. So a buffer that nobody holds any more is used again, and
-new ones are asked for in pages of 2 MiB. A buffer is held as long as any tensor looks at it, so nobody has to hand it
-back.
+glibc's allocator requests more than 32 MiB anew from the system each time, and the first write to every page is slow:
+three times the cost of writing it. So a released buffer is used again, and new ones have pages of 2 MiB. A buffer is in
+use as long as any tensor views it; it is not returned by hand.
 """
 
 import contextlib
@@ -16,66 +15,63 @@ import torch
 from torch import Tensor
 
 _LARGE = 32 * 1024 * 1024  # bytes
-_KEPT = 3  # buffers that nobody holds
+_RESERVE = 3  # buffers that are kept without a user
 
-_Entry = tuple[mmap.mmap, "weakref.ref[memoryview]"]  # a buffer, and what tensors hold of it
+_Buffer = tuple[mmap.mmap, "weakref.ref[memoryview]"]  # a buffer, and the view that tensors hold
 
-_known: list[_Entry] = []  # the latest last
-_lock = threading.RLock()  # what frees a buffer may run anywhere
+_buffers: list[_Buffer] = []  # the latest last
+_lock = threading.RLock()  # a buffer may be freed in any thread
 
 
 def empty_like(flat: Tensor, size: int | None = None) -> Tensor:
-    """Return a flat buffer of the same type and place, with any numbers in it; of the same size where none is given."""
+    """Return an uninitialised flat buffer of the same type and device, and of the same size by default."""
     count = flat.numel() if size is None else size
-    needed = count * flat.element_size()
-    if needed <= _LARGE or flat.device.type != "cpu" or not sys.platform.startswith("linux"):
+    bytes_needed = count * flat.element_size()
+    if bytes_needed <= _LARGE or flat.device.type != "cpu" or not sys.platform.startswith("linux"):
         return flat.new_empty(count)
     with _lock:
         try:
-            memory = memoryview(found := _free(needed) or _new(needed))
-        except OSError:  # there is no room: torch's own error says so
+            memory = _take_unused(bytes_needed) or _allocate(bytes_needed)
+        except OSError:  # no memory: torch's own error says so
             return flat.new_empty(count)
-        _known.append((found, weakref.ref(memory, _freed)))
-    return torch.frombuffer(memory, dtype=flat.dtype, count=count)
+        view = memoryview(memory)
+        _buffers.append((memory, weakref.ref(view, _on_freed)))
+    return torch.frombuffer(view, dtype=flat.dtype, count=count)
 
 
-def forget() -> None:
-    """Give the buffers that nobody holds back to the system."""
+def release() -> None:
+    """Return unused buffers to the system."""
+    _release_all_but(0)
+
+
+def _on_freed(view: object) -> None:
+    _release_all_but(_RESERVE)
+
+
+def _release_all_but(reserve: int) -> None:
+    """Release the oldest unused buffers until `reserve` of them are left."""
     with _lock:
-        _drop(0)
+        unused = [buffer for buffer in list(_buffers) if buffer[1]() is None]
+        for buffer in unused[: max(0, len(unused) - reserve)]:
+            _remove(buffer)
 
 
-def _freed(holder: object) -> None:
-    with _lock:
-        _drop(_KEPT)
-
-
-def _free(needed: int) -> mmap.mmap | None:
-    for entry in _known:
-        known, holder = entry
-        if holder() is None and needed <= len(known) <= needed + needed // 8:
-            _remove(entry)
-            return known
+def _take_unused(bytes_needed: int) -> mmap.mmap | None:
+    for buffer in _buffers:
+        memory, view = buffer
+        if view() is None and bytes_needed <= len(memory) <= bytes_needed + bytes_needed // 8:
+            _remove(buffer)
+            return memory
     return None
 
 
-def _new(needed: int) -> mmap.mmap:
-    if sys.platform == "win32":
-        return mmap.mmap(-1, needed)
-    found = mmap.mmap(-1, needed, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # it is a wish
-            found.madvise(mmap.MADV_HUGEPAGE)
-    return found
+def _allocate(size: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # huge pages are optional
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
-def _drop(kept: int) -> None:
-    """Drop buffers that nobody holds, the oldest first, until so many of them are left."""
-    free = [entry for entry in list(_known) if entry[1]() is None]
-    for entry in free[: max(0, len(free) - kept)]:
-        _remove(entry)
-
-
-def _remove(entry: _Entry) -> None:
+def _remove(buffer: _Buffer) -> None:
     with contextlib.suppress(ValueError):
-        _known.remove(entry)
+        _buffers.remove(buffer)

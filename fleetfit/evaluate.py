@@ -29,7 +29,7 @@ from fleetfit.errors import DataError, ModelError
 from fleetfit.layout import State, batch_norms, build_module, named_tensors
 from fleetfit.layout.meta import on_meta
 from fleetfit.seeds import derive_seed, make_numpy_rng
-from fleetfit.training import one_thread, run_job, with_statistics
+from fleetfit.training import one_thread, run_job, set_statistics
 from fleetfit.validation import pair_jobs_with_replies, validate_reply
 from fleetfit.values import Device, Evaluation, Failure, Federation, Job, Server, Update
 
@@ -211,7 +211,7 @@ def level_module(federation: Federation, server: Server, level: int, found: Stat
             if name in state:
                 tensor.copy_(state[name])
     if found and level in found:
-        with_statistics(module, found[level]).__enter__()
+        set_statistics(module, found[level])
     return module.eval()
 
 

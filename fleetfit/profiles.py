@@ -1,15 +1,14 @@
 """Device profiles: training speed, link and memory of kinds of devices, each figure with its source.
 
-Training speed is in multiply-adds per second, in fp32, as training reaches it, not the peak of a data sheet. Where no
-measurement of training was at hand, it is a peak times an efficiency of `EFFICIENCY`, which is assumed: kernels of
-small batches and of the backward pass stay far under the peak (a phone's processor reaches about 0.14 of its own, see
-there). Bytes are powers of ten.
+Training speed is in multiply-adds per second, in fp32, as training reaches it, not the peak of a data sheet. Without a
+measurement of training it is a peak times an assumed efficiency of `EFFICIENCY`: kernels of small batches and of the
+backward pass stay far below the peak (a phone's processor reaches about 0.14 of its own). Bytes are powers of ten.
 
 Links, in bits per second: the Speedtest Global Index of Ookla for September 2020, global means. Mobile networks: 35.96
-Mbit/s down, 11.22 up, 40 ms. Fixed broadband: 85.73 Mbit/s down, 45.74 up, 21 ms. That a board or a laptop hangs on
-fixed broadband is assumed, and so is that a round's handshakes take one latency.
+Mbit/s down, 11.22 up, 40 ms. Fixed broadband: 85.73 Mbit/s down, 45.74 up, 21 ms. Assumed: boards and laptops have
+fixed broadband, and a round's handshakes take one latency.
 
-These are figures to simulate with, of the right order of magnitude. Whoever has measured a device writes its own:
+The figures are for simulation and have the right order of magnitude. For a measured device write your own:
 `profile = { multiply_adds_per_s = 1e9, ... }`.
 """
 
@@ -17,19 +16,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 EFFICIENCY = 0.25
-"""Assumed share of a peak that training reaches, where nothing better is known."""
+"""Assumed share of a peak that training reaches, without a measurement."""
 
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """What is known of a kind of device.
+    """A kind of device.
 
     Attributes:
         multiply_adds_per_s: Of training, effective, in fp32.
         down_bytes_per_s: From the server to the device.
         up_bytes_per_s: From the device to the server.
-        latency_s: Seconds that a round costs before anything is sent.
-        memory_bytes: Of the whole device; informative, for a budget of memory is written as `budget`.
+        latency_s: Seconds of a round before anything is sent.
+        memory_bytes: Of the whole device; for information only. A budget of memory is a `budget`.
         what: The device in words.
         source: Where speed and memory come from.
     """

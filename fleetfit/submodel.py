@@ -27,7 +27,7 @@ from fleetfit.buffers import empty_like
 from fleetfit.errors import ModelError
 from fleetfit.layout import Axis, Layout, Segment, State
 from fleetfit.state import FlatState, concat_state, get_shapes
-from fleetfit.strips import Span, Strip, places_of, strips_of, together
+from fleetfit.strips import Span, Strip, find_strips, merge_strips
 
 __all__ = [
     "LARGE",
@@ -329,7 +329,7 @@ class Cut:
         here = 0
         for name, spans in self._stretches.items():
             shape, kept, there = full_shapes[name], self.shapes[name], offsets[name]
-            found = strips_of(spans, shape, kept, there, here)
+            found = find_strips(spans, shape, kept, there, here)
             if found is not None:
                 strips += found
             elif _numel(shape) <= LARGE:
@@ -338,8 +338,8 @@ class Cut:
             else:
                 slices.append((slice(here, here + _numel(kept)), spans, slice(there, there + _numel(shape)), shape))
             here += _numel(kept)
-        joined = together(strips)
-        places += [places_of(strip) for strip in joined if strip.count < FEW]
+        joined = merge_strips(strips)
+        places += [strip.compute_indices() for strip in joined if strip.count < FEW]
         index = (torch.cat([far for far, _ in places]), torch.cat([near for _, near in places])) if places else None
         return [strip for strip in joined if strip.count >= FEW], index, slices
 
@@ -350,7 +350,7 @@ class Cut:
         out = empty_like(full, self.size)
         strips, index, slices = self._moves
         for strip in strips:
-            strip.of_piece(out).copy_(strip.of_full(full))
+            strip.view_submodel(out).copy_(strip.view_full(full))
         if index is not None:
             out.index_copy_(0, _on(index[1], full), full.index_select(0, _on(index[0], full)))
         for here, spans, there, shape in slices:
@@ -374,7 +374,7 @@ class Cut:
             return
         strips, index, slices = self._moves
         for strip in strips:
-            target, source = strip.of_full(full), strip.of_piece(flat)
+            target, source = strip.view_full(full), strip.view_submodel(flat)
             target.add_(source) if add else target.copy_(source)
         if index is not None:
             far, chosen = _on(index[0], full), flat.index_select(0, _on(index[1], full))
@@ -389,7 +389,7 @@ class Cut:
             return
         strips, index, slices = self._moves
         for strip in strips:
-            strip.of_full(full).add_(value)
+            strip.view_full(full).add_(value)
         one = full.new_full((1,), value)
         if index is not None:
             full.scatter_add_(0, _on(index[0], full), one.expand(len(index[0])))

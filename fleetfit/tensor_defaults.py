@@ -1,4 +1,4 @@
-"""Where tensors are made and of which type where code names neither, and the caller's modes of computing."""
+"""The default device and type of tensors, and isolation from the caller's modes of PyTorch."""
 
 import contextlib
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ def tensor_defaults(device: torch.device | str | None = None, dtype: torch.dtype
         device: The default device; None leaves it as it is.
         dtype: The default type, which is the whole process's, other threads' too; None leaves it as it is.
     """
-    before, there = torch.get_default_dtype(), None if device is None else torch.device(device)
+    before, target = torch.get_default_dtype(), None if device is None else torch.device(device)
     try:
         if dtype not in (None, before):
             torch.set_default_dtype(dtype)
-        with contextlib.nullcontext() if there in (None, torch.get_default_device()) else there:
+        with contextlib.nullcontext() if target in (None, torch.get_default_device()) else target:
             yield
     finally:
         if torch.get_default_dtype() != before:
@@ -28,8 +28,8 @@ def tensor_defaults(device: torch.device | str | None = None, dtype: torch.dtype
 
 
 @contextlib.contextmanager
-def own_mode() -> Iterator[None]:
-    """Compute in float32 on the host, with gradients and without autocast; the caller's state is back afterwards.
+def isolate_torch_state() -> Iterator[None]:
+    """Compute in float32 on the host, with gradients and without autocast, whatever the caller's state.
 
     `torch.set_default_dtype`, `set_default_device`, `no_grad`, `inference_mode` and `autocast` around a call of
     FleetFit change nothing in it.

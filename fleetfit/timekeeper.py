@@ -8,16 +8,15 @@ from typing import TypeVar
 PARTS = ("training", "evaluation", "averaging", "validation", "checkpoints")
 """The parts of a round.
 
-Training is the time in which the server waits for updates, and makes the jobs. Averaging is what the method does with
-updates (`receive`, `note`, `weight`, `aggregate`) and the server's step. Validation checks each update, and the state
-after the round.
+Training: the server makes the jobs and waits for updates. Averaging: the method handles updates (`receive`, `note`,
+`weight`, `aggregate`) and the server steps. Validation: each update is checked, and the state after the round.
 """
 
 T = TypeVar("T")
 
 
 class Timekeeper:
-    """Adds up the seconds of parts. A part within another one interrupts it."""
+    """Adds up the seconds of parts. A part inside another one interrupts it."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now

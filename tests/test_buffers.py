@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fleetfit.buffers import empty_like, forget
+from fleetfit.buffers import empty_like, release
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere all buffers are torch's own")
 
@@ -16,8 +16,8 @@ LARGE = 9 * 1024 * 1024  # elements: 36 MiB
 MADE = torch.empty(1)
 
 
-def test_a_buffer_that_nobody_holds_is_used_again() -> None:
-    forget()
+def test_released_buffer_is_reused() -> None:
+    release()
     first = empty_like(MADE, LARGE)
     place = first.data_ptr()
     del first
@@ -33,9 +33,9 @@ LOOKS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("held", sorted(LOOKS))
-def test_whatever_looks_at_a_buffer_holds_it(held: str) -> None:
+def test_views_hold_buffer(held: str) -> None:
     """Each keeps its numbers though the buffer itself is gone, and new buffers are written to."""
-    forget()
+    release()
     buffer = empty_like(MADE, LARGE).fill_(7)
     kept = LOOKS[held](buffer)
     place = buffer.data_ptr()
@@ -48,15 +48,15 @@ def test_whatever_looks_at_a_buffer_holds_it(held: str) -> None:
     assert empty_like(MADE, LARGE).data_ptr() == place
 
 
-def test_at_most_a_few_buffers_are_kept() -> None:
-    """Ten buffers of 10 different sizes are written to and let go: three of them stay, and none after `forget`."""
-    forget()
+def test_few_buffers_are_kept() -> None:
+    """Ten buffers of 10 different sizes are written to and let go: three of them stay, and none after `release`."""
+    release()
     before = resident()
     many = [empty_like(MADE, LARGE + (i << 21)).fill_(1) for i in range(10)]
     filled = resident() - before
     del many
     assert resident() - before < 0.45 * filled
-    forget()
+    release()
     assert resident() - before < 0.1 * filled
 
 
@@ -64,7 +64,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-def test_small_ones_are_as_asked_for() -> None:
+def test_small_buffers() -> None:
     found = empty_like(torch.empty(3, dtype=torch.float64))
     assert found.shape == (3,) and found.dtype == torch.float64
     assert empty_like(torch.empty(1, dtype=torch.float64), LARGE).dtype == torch.float64

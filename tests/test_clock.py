@@ -22,7 +22,7 @@ from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.seeds import make_numpy_rng
 from fleetfit.submodel import Submodel
 from fleetfit.training import run_job
-from fleetfit.training.clock import STEP, forward_work, planned_passes
+from fleetfit.training.clock import STEP, count_planned_passes, forward_work
 from fleetfit.values import DeviceResources, Failure, Federation, Job, Local, Simulation, Speed, Update
 
 
@@ -59,7 +59,7 @@ def replies(federation: Federation, simulation: Simulation, training: Local) -> 
     return found
 
 
-def test_seconds_are_latency_bytes_down_computing_and_bytes_up() -> None:
+def test_seconds_add_latency_transfer_and_compute() -> None:
     """0.25 s + down / 20 kB/s + 3 x forward x samples x epochs / 1e6 per s + up / 10 kB/s, from the reported bytes."""
     federation, simulation = clocked()
     training = plain(epochs=2, batch_size=8)
@@ -89,7 +89,7 @@ def test_forward_work_of_the_tiny_model_by_hand() -> None:
     assert forward_work(federation.problem, moved) == forward_work(federation.problem, piece)
 
 
-def test_looks_at_validation_data_count_as_forward_passes() -> None:
+def test_validation_counts_as_forward_passes() -> None:
     """One epoch, one look at all validation samples: 3 per training sample and 1 per validation sample."""
     federation, simulation = clocked(clients=3, cohort=1)
     found = replies(federation, simulation, plain(epochs=1, batch_size=8, patience=1))[0]
@@ -100,7 +100,7 @@ def test_looks_at_validation_data_count_as_forward_passes() -> None:
     assert found.multiply_adds == forward * (3 * found.num_examples + looked)
 
 
-def test_without_profiles_work_is_reported_and_time_is_not() -> None:
+def test_no_profiles_no_time() -> None:
     federation, simulation = tiny_federation({"name": "scalefl"})
     _, report = run_round(federation, local(simulation), Settings(1, plain()), start(federation))
     assert report["multiply_adds"] > 0
@@ -119,7 +119,7 @@ def test_evaluation_does_not_advance_the_clock() -> None:
         assert [r[key] for r in with_it] == [r[key] for r in rest]
 
 
-def test_what_a_clock_says_is_not_sent() -> None:
+def test_clock_is_not_sent() -> None:
     """Bytes are the same with and without figures; else seconds would depend on the digits of seconds."""
     federation, simulation = tiny_federation({"name": "scalefl"})
     bare = run_round(federation, local(simulation), Settings(1, plain()), start(federation))[1]
@@ -146,12 +146,12 @@ def by_enumeration(local: Local, samples: int, looked: int) -> int:
 
 @pytest.mark.parametrize("samples", [1, 2, 8, 9, 17, 25])
 @pytest.mark.parametrize("looked", [0, 5])
-def test_planned_passes_are_those_of_all_steps(samples: int, looked: int) -> None:
+def test_planned_passes_cover_all_steps(samples: int, looked: int) -> None:
     for size in (None, 4, 8):
         for epochs in (1, 3):
             for most in (None, 1, 2, 5, 100):
                 local = plain(epochs=epochs, batch_size=size, max_steps=most)
-                assert planned_passes(local, samples, looked) == by_enumeration(local, samples, looked)
+                assert count_planned_passes(local, samples, looked) == by_enumeration(local, samples, looked)
     assert STEP == 3
 
 
@@ -170,7 +170,7 @@ def test_a_round_lasts_as_long_as_its_slowest_client() -> None:
 
 
 @pytest.mark.parametrize("deadline_s", [None, 9.0])
-def test_who_went_away_is_waited_for_until_the_deadline(deadline_s: float | None) -> None:
+def test_absent_clients_take_until_the_deadline(deadline_s: float | None) -> None:
     """Without a deadline the server notices when the job cannot be delivered: 0.25 s and down / 20 kB/s."""
     federation, simulation = clocked()
     piece = federation.levels[0].submodel
@@ -217,7 +217,7 @@ def test_profiles_of_a_run_file_reach_the_devices() -> None:
 
 
 @pytest.mark.parametrize("key", ["slow={share=0.3}", "jitter=0.1"])
-def test_who_is_slow_needs_profiles(key: str) -> None:
+def test_slow_clients_need_profiles(key: str) -> None:
     with raises(ConfigError, f"[fleet] {key.partition('=')[0]}"):
         assemble(load_experiment({}, [f"fleet.{key}"]))
 
@@ -240,7 +240,7 @@ def test_jitter_is_the_formula_and_differs_by_round() -> None:
     assert DeviceResources().speed_of(0, 0) is None
 
 
-def test_every_profile_says_where_its_figures_are_from() -> None:
+def test_profiles_have_sources() -> None:
     for name, profile in PROFILES.items():
         assert profile.what and "speed:" in profile.source and "memory:" in profile.source, name
         assert min(getattr(profile, figure) for figure in FIGURES) > 0

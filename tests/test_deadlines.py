@@ -58,7 +58,7 @@ def seconds_of(federation: Federation, job: Job, exits: int, samples: int, speed
     )
 
 
-def test_the_deepest_exit_that_fits_is_trained() -> None:
+def test_deepest_fitting_exit_is_trained() -> None:
     """Every deadline from far too short to long enough, for slow and fast devices, against all exits tried in turn."""
     federation, simulation = tiny_federation(SHALLOWER)
     samples = len(simulation.parts[2]["train"])
@@ -67,13 +67,13 @@ def test_the_deepest_exit_that_fits_is_trained() -> None:
         for deadline_s in np.linspace(0.3, 6, 24):
             job = one_job(federation, plain(epochs=2, batch_size=8, deadline_s=float(deadline_s)))
             fitting = [n for n in (1, 2, 3) if seconds_of(federation, job, n, samples, speed) <= deadline_s]
-            adapted = in_time.shallower(job, clock.started(job, device_of(simulation, 2, speed)))
+            adapted = in_time.shallower(job, clock.start_clock(job, device_of(simulation, 2, speed)))
             assert adapted.submodel.exits == job.submodel.exits[: max(fitting, default=1)], (speed, deadline_s)
             seen.add(len(adapted.submodel.exits))
     assert seen == {1, 2, 3}
 
 
-def test_an_update_of_a_shallower_exit_says_so_and_is_in_time() -> None:
+def test_shallower_update_is_in_time() -> None:
     federation, simulation = tiny_federation(SHALLOWER)
     whole = one_job(federation, plain(epochs=2, batch_size=8))
     samples = len(simulation.parts[2]["train"])
@@ -119,7 +119,7 @@ def test_training_stops_at_the_last_step_that_ends_in_time(late: Any) -> None:
         assert all(torch.equal(found.state[name], tensor) for name, tensor in expected.state.items())
 
 
-def test_who_finishes_not_one_step_is_a_failure_that_was_late() -> None:
+def test_no_finished_step_is_late_failure() -> None:
     federation, simulation = tiny_federation(SHALLOWER)
     for limit in (0.05, 0.5):  # before anything arrived; before the first step of the shallowest exit
         job = one_job(federation, plain(deadline_s=limit))
@@ -129,7 +129,7 @@ def test_who_finishes_not_one_step_is_a_failure_that_was_late() -> None:
         assert (found.multiply_adds, found.simulated_s, memory) == (0, limit, None)
 
 
-def test_a_reply_that_grew_beyond_what_was_foreseen_is_late() -> None:
+def test_unexpectedly_large_reply_is_late() -> None:
     """Metrics of 50 kB take a second on the way up, for which no time was left."""
     federation, simulation = tiny_federation({"name": "fedavg"})
     job = one_job(federation, plain(epochs=1, batch_size=8))
@@ -153,7 +153,7 @@ def talking_loss(job: Job, device: Device) -> Any:
     return Talking()
 
 
-def test_drop_loses_whoever_is_late_and_the_round_lasts_until_the_deadline() -> None:
+def test_drop_discards_late_clients() -> None:
     """The slow half cannot finish; what it computed until the deadline is counted, and no update of it."""
     federation, simulation = tiny_federation({"name": "scalefl"}, clients=6, cohort=6)
     slow = np.array([1e9, 1e9, 1e9, 1e3, 1e3, 1e3])
@@ -174,7 +174,7 @@ def test_drop_loses_whoever_is_late_and_the_round_lasts_until_the_deadline() -> 
     assert fast_ones * 0.9 < report["multiply_adds"] < fast_ones * 1.1 + 3 * 1e3 * 5
 
 
-def test_deadlines_that_nobody_misses_change_no_bit() -> None:
+def test_long_deadlines_change_no_bit() -> None:
     spec = {"name": "scalefl"}
     federation, simulation = tiny_federation(spec)
     expected, _ = run_round(federation, local(simulation), Settings(1, plain()), start(federation))
@@ -232,7 +232,7 @@ def test_methods_take_shallower_and_stopped_updates(name: str, plus: Mapping[str
     assert all(torch.isfinite(tensor).all() for tensor in server.state.values())
 
 
-def test_decoupled_counts_a_part_for_the_part() -> None:
+def test_decoupled_counts_partial_updates() -> None:
     """Two clients of a level send all of it and a part: blocks that one trained are its own, others the mean."""
     federation, _ = tiny_federation({"name": "decoupled"})
     level = federation.levels[2]
@@ -275,7 +275,7 @@ def passing(simulation: Simulation, now: Callable[[], float]) -> Device:
     return device
 
 
-def test_real_time_stops_before_the_step_that_would_end_too_late() -> None:
+def test_real_time_stops_before_late_step() -> None:
     """Each look at the clock takes a second: when the job begins (0), when the loop begins (1), before each step.
 
     Before step n + 1 it is n + 2, and n steps took n + 1 seconds, so that the next should end at n + 2 + (n + 1) / n.
@@ -298,7 +298,7 @@ def test_real_time_stops_before_the_step_that_would_end_too_late() -> None:
     assert isinstance(all_of_it, Update) and "stopped" not in all_of_it.metrics
 
 
-def test_in_real_time_the_exit_follows_from_the_speed_of_the_job_before() -> None:
+def test_real_time_exit_follows_last_speed() -> None:
     federation, simulation = tiny_federation(SHALLOWER)
     samples = len(simulation.parts[2]["train"])
     forward = {
@@ -309,18 +309,18 @@ def test_in_real_time_the_exit_follows_from_the_speed_of_the_job_before() -> Non
     now = [0.0]
     device = passing(simulation, lambda: now[0])
     job = one_job(federation, plain(epochs=2, batch_size=8, deadline_s=10.0))
-    assert in_time.shallower(job, clock.started(job, device)) is job  # nothing is known yet
-    began = clock.started(job, device)
+    assert in_time.shallower(job, clock.start_clock(job, device)) is job  # nothing is known yet
+    began = clock.start_clock(job, device)
     now[0] = 4.0
-    clock.learn(began, 6 * samples * forward[2])  # two exits' training took 4 s
+    clock.record_speed(began, 6 * samples * forward[2])  # two exits' training took 4 s
     now[0] = 0.0
     for deadline_s, exits in ((4.01, 2), (3.99, 1), (4.01 * forward[3] / forward[2], 3), (0.01, 1)):
         timed = replace(job, local=replace(job.local, deadline_s=deadline_s))
-        adapted = in_time.shallower(timed, clock.started(timed, device))
+        adapted = in_time.shallower(timed, clock.start_clock(timed, device))
         assert len(adapted.submodel.exits) == exits, deadline_s
 
 
-def test_a_job_in_real_time_leaves_its_speed_to_the_next() -> None:
+def test_real_time_job_records_speed() -> None:
     """Each look at the clock takes a second. The first job knows no speed and trains all; the next, which has less time
     than that took, an exit less.
     """
@@ -339,7 +339,7 @@ def test_a_job_in_real_time_leaves_its_speed_to_the_next() -> None:
 # ---- from the run file ---------------------------------------------------------------------------------------------
 
 
-def test_a_run_with_deadlines_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+def test_resumed_run_with_deadlines_has_equal_bits(tmp_path: Path) -> None:
     table = {
         "rounds": 3,
         "data": {"partition": {"kind": "iid", "clients": 8}},
@@ -365,7 +365,7 @@ def test_a_run_with_deadlines_goes_on_with_the_same_bits(tmp_path: Path) -> None
     assert sum(m["deadline"]["shallower"] + m["deadline"]["stopped"] for m in whole.metrics) > 0
 
 
-def test_a_run_file_brings_the_option_along() -> None:
+def test_deadline_key_adds_in_time() -> None:
     def made(**cohort: Any) -> Any:
         return assemble(load_experiment({"cohort": cohort, "method": {"name": "scalefl", "plus": {"fedprox": {}}}}))
 

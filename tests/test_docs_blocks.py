@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import typer
-from support.pages import GUIDE_PAGES, exit_code, file_name, write_files, write_iris
+from support.pages import GUIDE_PAGES, exit_code, file_name, shell_lines, write_files, write_iris, write_photos
 
 import fleetfit as ff
 from fleetfit.cli.main import make_app
@@ -63,7 +63,7 @@ def is_run_elsewhere(block: Block) -> bool:
     name = file_name(block.text)
     commands = " ".join(b.text for b in BLOCKS if b.language == "sh" and b.page in WITH_COMMANDS)
     if block.language == "sh":
-        return all(line.startswith(("fleetfit ", "make ")) for line in block.text.splitlines() if line.strip())
+        return all(line.startswith(("fleetfit ", "make ")) for line in shell_lines(block.text))
     if block.language == "python" and not name:
         return block.page in ("README", "start")
     return name is not None and (name in commands or (block.page, block.language) == ("ship", "python"))
@@ -83,11 +83,19 @@ def test_a_block_is_run_or_says_why_not(block: Block) -> None:
         assert is_run_elsewhere(block), f"no test runs this block of {block.page}.md, and nothing above it says why"
 
 
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_a_line_of_code_fits_a_column_of_the_site(block: Block) -> None:
+    """What a run printed, or what FleetFit writes, may be wider: the site wraps it."""
+    if block.language not in {*SHOWN, "console"}:
+        assert not [line for line in block.text.splitlines() if len(line) > 75]
+
+
 @pytest.mark.parametrize("block", TOML, ids=str)
 def test_a_run_file_is_valid(block: Block, tmp_path: Path) -> None:
     """Its keys and values; whether its files and functions are there is for those who run it."""
     (tmp_path / "kitchen-pi.toml").write_text(MEASURED)
     write_iris(tmp_path)
+    write_photos(tmp_path)
     (tmp_path / "run.toml").write_text(block.text)
     load_experiment(tmp_path / "run.toml")
 

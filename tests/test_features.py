@@ -16,7 +16,7 @@ from torch import Tensor
 import fleetfit as ff
 from fleetfit.models.vit import PatchEmbeddings, VitModule
 from fleetfit.records import RunFolder
-from fleetfit.training.features import _unmade
+from fleetfit.training.features import make_lazy_samples
 
 RUN: dict[str, Any] = {
     "rounds": 3,
@@ -87,7 +87,7 @@ SOUND = [
 
 
 @pytest.mark.parametrize("change", SOUND)
-def test_the_state_after_rounds_is_that_of_computing_it_each_time(change: dict[str, Any], tmp_path: Path) -> None:
+def test_cached_features_keep_results(change: dict[str, Any], tmp_path: Path) -> None:
     """Three rounds of four clients of two depths, evaluated."""
     plain, columns = finished(tmp_path / "plain", change)
     found, others = finished(tmp_path / "kept", change, kept(1e9))
@@ -96,9 +96,7 @@ def test_the_state_after_rounds_is_that_of_computing_it_each_time(change: dict[s
 
 
 @pytest.mark.parametrize("peft", [{"name": "frozen"}, SOUND[4]["peft"]], ids=lambda peft: peft["name"])
-def test_each_sample_goes_through_the_backbone_once(
-    peft: dict[str, Any], embedded: Counter[bytes], tmp_path: Path
-) -> None:
+def test_backbone_runs_once_per_sample(peft: dict[str, Any], embedded: Counter[bytes], tmp_path: Path) -> None:
     """In three rounds of two epochs, and an evaluation of all clients, with one depth for all.
 
     Beside that, some 64 samples are tried to see what is constant, and the last batch of a client's samples is filled
@@ -114,7 +112,7 @@ def test_each_sample_goes_through_the_backbone_once(
     assert sum(count > 1 for count in embedded.values()) > 1000
 
 
-def test_what_exceeds_the_memory_is_in_a_file_and_gives_the_same_bits(tmp_path: Path) -> None:
+def test_file_beyond_memory_has_equal_bits(tmp_path: Path) -> None:
     """None fits, then one row of 24 numbers, then a hundred."""
     all_in_memory, columns = finished(tmp_path / "memory", kept(1e9))
     for bytes_ in (1.0, 24 * 4, 100 * 24 * 4):
@@ -123,7 +121,7 @@ def test_what_exceeds_the_memory_is_in_a_file_and_gives_the_same_bits(tmp_path: 
         assert columns == others
 
 
-def test_workers_and_a_resumed_run_have_the_same_bits(tmp_path: Path) -> None:
+def test_workers_and_resumed_run_have_equal_bits(tmp_path: Path) -> None:
     here, columns = finished(tmp_path / "here", kept(1e9))
     there, others = finished(tmp_path / "there", kept(1e9), {"engine": {"name": "processes", "workers": 2}})
     assert_same_bits(here, there)
@@ -140,7 +138,7 @@ def test_workers_and_a_resumed_run_have_the_same_bits(tmp_path: Path) -> None:
     assert_same_bits(here, dict(resumed["server"]["state"]))
 
 
-def test_a_fast_run_keeps_what_is_constant(embedded: Counter[bytes], tmp_path: Path) -> None:
+def test_fast_run_caches_features(embedded: Counter[bytes], tmp_path: Path) -> None:
     """Unless it is told otherwise; in half precision with the same bits in workers."""
     fast = {"engine": {"speed": "fast", "precision": "bf16"}}
     finished(tmp_path / "without", fast, kept(0))
@@ -163,9 +161,7 @@ NOTHING = [
 
 
 @pytest.mark.parametrize("change", NOTHING)
-def test_what_depends_on_training_or_chance_is_computed_each_time(
-    change: dict[str, Any], embedded: Counter[bytes], tmp_path: Path
-) -> None:
+def test_changing_features_are_not_cached(change: dict[str, Any], embedded: Counter[bytes], tmp_path: Path) -> None:
     """Augmentation, LoRA, adapters from the bottom, ReeFL's modulation, dropout: the same bits as without the key."""
     plain, _ = finished(tmp_path / "plain", change)
     usual = sum(embedded.values())
@@ -175,7 +171,7 @@ def test_what_depends_on_training_or_chance_is_computed_each_time(
     assert sum(embedded.values()) > 0.8 * usual
 
 
-def test_by_default_nothing_is_kept(embedded: Counter[bytes], tmp_path: Path) -> None:
+def test_default_caches_nothing(embedded: Counter[bytes], tmp_path: Path) -> None:
     """The bits of a run without the key are those of one that keeps nothing."""
     plain, _ = finished(tmp_path / "plain")
     usual = sum(embedded.values())
@@ -185,16 +181,14 @@ def test_by_default_nothing_is_kept(embedded: Counter[bytes], tmp_path: Path) ->
     assert sum(embedded.values()) == usual
 
 
-def test_without_room_in_memory_and_on_disk_it_is_computed_each_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_computes_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, _ = finished(tmp_path / "plain")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "is not there"))
     found, _ = finished(tmp_path / "full", kept(100 * 24 * 4))
     assert close(plain, found)
 
 
-def test_nodes_of_a_fleet_have_the_same_bits(embedded: Counter[bytes], tmp_path: Path) -> None:
+def test_fleet_nodes_have_equal_bits(embedded: Counter[bytes], tmp_path: Path) -> None:
     """Each node keeps what it computes of its own data, and so computes less of it."""
     pytest.importorskip("flwr", reason="the extra flower is not installed")
     from local_fleet import Lab, described
@@ -230,7 +224,7 @@ def of_chance(net: VitModule, tokens: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("change", [of_the_batch, of_what_is_trained, of_chance])
-def test_what_no_module_tells_is_found_by_trying(
+def test_hidden_dependencies_are_found_by_trying(
     change: Callable[[VitModule, Tensor], Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A backbone whose tokens depend on the batch, on trained values or on chance: the bits of computing it anew."""
@@ -241,11 +235,11 @@ def test_what_no_module_tells_is_found_by_trying(
     assert_same_bits(plain, found)
 
 
-def test_samples_that_are_not_made_yet_are_made_for_whoever_looks() -> None:
+def test_lazy_samples_load_on_use() -> None:
     """By a function's arguments, by their places and their names, and by methods."""
     _, simulation = tiny_federation({"name": "fedavg"})
     device, made = simulation.device(1), torch.arange(12.0).view(3, 1, 2, 2)
-    x = _unmade(device, lambda: made, 3)
+    x = make_lazy_samples(device, lambda: made, 3)
     assert torch.equal(torch.sum(x, dim=0, keepdim=True), made.sum(0, keepdim=True))
     assert torch.equal(torch.add(input=torch.ones(()), other=x), made + 1)
     assert torch.equal(x.flatten(1) * 2, made.flatten(1) * 2)

@@ -11,7 +11,7 @@ from tiny import plain, tiny_federation, tiny_problem
 from fleetfit.errors import ConfigError
 from fleetfit.layout import Axis
 from fleetfit.method import build, round_submodel
-from fleetfit.methods.feddropout import some_channels
+from fleetfit.methods.feddropout import select_channels
 from fleetfit.planner import Targets
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.values import Update
@@ -30,17 +30,17 @@ from fleetfit.values import Update
 )
 def test_so_many_channels_are_kept(size: int, granule: int, n: int, drop: float, expected: int) -> None:
     for seed in range(20):
-        kept = some_channels(Axis(size, granule), n, 0, 3, np.random.default_rng(seed), drop)
+        kept = select_channels(Axis(size, granule), n, 0, 3, np.random.default_rng(seed), drop)
         assert len(kept) == len(set(kept)) == expected and set(kept) <= set(range(size))
         assert {c // granule for c in kept} == {c // granule for c in kept[::granule]}, "whole granules"
-    assert some_channels(Axis(size, granule), n, 0, None, np.random.default_rng(0), drop) == range(n)
+    assert select_channels(Axis(size, granule), n, 0, None, np.random.default_rng(0), drop) == range(n)
 
 
 def test_every_channel_is_drawn_alike() -> None:
     """400 draws of 3 out of 8: each channel 150 times, give or take 5 standard deviations of 9.7."""
     counts: Counter[int] = Counter()
     for seed in range(400):
-        counts.update(some_channels(Axis(8), 4, 0, 1, np.random.default_rng(seed), 0.25))
+        counts.update(select_channels(Axis(8), 4, 0, 1, np.random.default_rng(seed), 0.25))
     assert set(counts) == set(range(8)) and all(abs(counts[c] - 150) < 49 for c in range(8))
 
 

@@ -58,7 +58,7 @@ from fleetfit.report.comparison_csv import format_comparison_csv
 from fleetfit.report.record import read_results
 from fleetfit.report.results import format_results
 from fleetfit.report.text import Table
-from fleetfit.training.profiling import Found, Timing
+from fleetfit.training.profiling import Measurement, Timing
 
 TEXTS = (CODES, LONG, TITLE, COLOUR, C1, BACK, TURNED, LINES)
 NEWEST = "checkpoints/round-000003.safetensors"
@@ -106,8 +106,8 @@ def quick() -> Iterator[None]:
     """Draw nothing and measure nothing: it takes longer than all the rest."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawing, "is_available", lambda: False)
-        found = Found(Timing(0.1, 0.01, 9), Timing(0.01, 0.001, 9), 10**6, 3 * 10**8)
-        patch.setattr(profiling, "measured", lambda *_: found)
+        found = Measurement(Timing(0.1, 0.01, 9), Timing(0.01, 0.001, 9), 10**6, 3 * 10**8)
+        patch.setattr(profiling, "profile_level", lambda *_: found)
         yield
 
 

@@ -10,7 +10,7 @@ import torch
 PROGRAM = """
 import torch
 import torch.nn.functional as F
-from fleetfit.training.devices import keep_freed_memory
+from fleetfit.training.runtime import keep_freed_memory
 keep_freed_memory()
 torch.set_num_threads(1)
 w = torch.randn(4, 2, 3, 3)
@@ -23,7 +23,7 @@ for _ in range(2):
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch is built without oneDNN")
 @pytest.mark.parametrize("own", [None, "1024"])
-def test_kernels_of_many_shapes_are_made_once(own: str | None) -> None:
+def test_kernels_are_compiled_once(own: str | None) -> None:
     """748 batch sizes take some 1,500 kernels: convolutions, and what puts their inputs or outputs in order."""
     environment = {k: v for k, v in os.environ.items() if k != "ONEDNN_PRIMITIVE_CACHE_CAPACITY"}
     environment |= {"ONEDNN_VERBOSE": "profile_create"} | ({"ONEDNN_PRIMITIVE_CACHE_CAPACITY": own} if own else {})

@@ -22,7 +22,7 @@ def whole_batch(device: Device) -> tuple[Tensor, Tensor]:
     return device.data.batch(device.data.split("train"))
 
 
-def test_cutting_by_value_is_one_step_of_cut_elements() -> None:
+def test_clip_value_clips_elements() -> None:
     """w' = w - lr * clamp(g, -v, v), with g from autograd in float64."""
     federation, simulation = tiny_fleet(norm=False)
     device, local = simulation.device(5), at_once(1, clip_value=0.002)
@@ -37,7 +37,7 @@ def test_cutting_by_value_is_one_step_of_cut_elements() -> None:
     assert_close(train_job(job, device).state, expected)
 
 
-def test_value_comes_before_norm() -> None:
+def test_clip_value_precedes_clip_norm() -> None:
     federation, simulation = tiny_fleet(norm=False)
     job = make_job(federation, 5, 2, local=at_once(1, clip_value=0.002, clip_norm=0.001))
     found = train_job(job, simulation.device(5)).state
@@ -45,7 +45,7 @@ def test_value_comes_before_norm() -> None:
     assert length == pytest.approx(0.5 * 0.001, rel=1e-3)
 
 
-def test_at_most_so_many_steps() -> None:
+def test_max_steps_ends_training() -> None:
     federation, simulation = tiny_fleet()
     device = simulation.device(5)
     local = plain(lr=0.1, epochs=4, batch_size=8)
@@ -78,7 +78,7 @@ def test_early_stopping_keeps_the_best_epoch() -> None:
     assert_close(found.state, states[best], atol=2e-5)
 
 
-def test_a_look_after_every_step_is_one_after_every_epoch_of_one_batch() -> None:
+def test_check_every_step_equals_every_epoch_of_one_batch() -> None:
     """Bit for bit, where the first epoch is better than the start, which only a look at every step sees."""
     federation, simulation = tiny_fleet(norm=False)
     device, local = simulation.device(5), at_once(12, momentum=0.9, patience=2)
@@ -89,7 +89,7 @@ def test_a_look_after_every_step_is_one_after_every_epoch_of_one_batch() -> None
     assert all(torch.equal(found[1].state[n], t) for n, t in found[0].state.items())
 
 
-def test_a_look_at_every_third_step() -> None:
+def test_check_every_third_step() -> None:
     """It stops where the validation loss of a third, sixth, ... step has not been the lowest for so many steps."""
     federation, simulation = tiny_fleet(norm=False)
     device, local = simulation.device(5), at_once(30, momentum=0.9)
@@ -123,7 +123,7 @@ class WatchedLooking(Watched):
 
 @pytest.mark.parametrize("loss", [Watched, WatchedLooking])
 @pytest.mark.parametrize("every", [None, 1])
-def test_after_a_look_the_model_trains_on(loss: type[Watched], every: int | None) -> None:
+def test_checks_restore_training_mode(loss: type[Watched], every: int | None) -> None:
     """Steps have dropout and the batch's statistics, looks have neither, whoever computes what is looked at."""
     modes: list[tuple[str, bool]] = []
     hooks = {"loss": lambda job, device: loss(modes, device)}
@@ -153,14 +153,14 @@ def test_adam_along_a_cosine_is_torch_s() -> None:
     assert_close(train_job(job, device).state, {n: t.detach() for n, t in leaves.items()}, atol=1e-5)
 
 
-def test_another_optimiser_is_refused() -> None:
+def test_unknown_optimiser_is_refused() -> None:
     federation, simulation = tiny_fleet()
     job = make_job(federation, 5, 2, local=Local(lr=0.1, optimiser="adagrad"))  # type: ignore[arg-type]
     reply, _ = run_job(job, simulation.device(5))
     assert isinstance(reply, Failure) and "must be one of sgd, adam, adamw, got 'adagrad'" in reply.reason
 
 
-def test_without_validation_data_nothing_stops() -> None:
+def test_no_early_stopping_without_validation_data() -> None:
     federation, simulation = tiny_fleet(norm=False)
     parts = [{**p, "validation": p["validation"][:0]} for p in simulation.parts]
     device = replace(simulation, parts=parts).device(5)

@@ -39,7 +39,7 @@ from fleetfit.planner import LevelShape, Targets
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.seeds import make_numpy_rng
 from fleetfit.submodel import extract, put_back
-from fleetfit.training import local_model_of, run_job
+from fleetfit.training import get_local_model, run_job
 from fleetfit.values import Evaluation, Federation, Job, Level, Local, Server, Simulation, Update
 
 AT_ONCE = Local(lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=3, batch_size=None)
@@ -185,7 +185,7 @@ def test_warmup_is_without_distillation() -> None:
     x, y = data.batch(data.split("train"))
     for round in range(5):
         job = make_job(federation, 5, 2, round=round, rounds=10)
-        piece = local_model_of(federation.problem, job.submodel, torch.device("cpu"))
+        piece = get_local_model(federation.problem, job.submodel, torch.device("cpu"))
         piece.load(job.state)
         piece.module.train()
         loss = exits_loss(job, simulation.device(5), 0.5, 3.0, 0.3, False)
@@ -237,7 +237,7 @@ def test_the_scaler_divides_the_inputs_of_the_norm_layers() -> None:
     job = replace(job, state=state)
     data = simulation.device(0).data
     x, y = data.batch(data.split("train"))
-    piece = local_model_of(federation.problem, job.submodel, torch.device("cpu"))
+    piece = get_local_model(federation.problem, job.submodel, torch.device("cpu"))
     piece.load(state)
     piece.module.train()
     found = {
@@ -263,7 +263,7 @@ def test_norm_layers_that_are_frozen_are_scaled_too(peft: str) -> None:
     federation, simulation = found.federation, found.simulation
     assert simulation is not None
     fractions = kept_fractions(make_job(federation, 0, 0), simulation.device(0))
-    piece = local_model_of(federation.problem, federation.levels[0].submodel, torch.device("cpu"))
+    piece = get_local_model(federation.problem, federation.levels[0].submodel, torch.device("cpu"))
     norms = {name for name, module in piece.module.named_modules() if isinstance(module, torch.nn.LayerNorm)}
     assert set(fractions) == norms and len(norms) >= 5
 
@@ -375,7 +375,7 @@ def test_fedprox_penalty_and_gradient() -> None:
     job = make_job(federation, 5, 2)
     penalty = build(spec).penalty(job, simulation.device(5))
     assert penalty is not None
-    piece = local_model_of(federation.problem, job.submodel, torch.device("cpu"))
+    piece = get_local_model(federation.problem, job.submodel, torch.device("cpu"))
     piece.load(job.state)
     assert float(penalty(piece.module).detach()) == 0.0
     rng = torch.Generator().manual_seed(1)

@@ -61,7 +61,7 @@ class Passed:
 
 
 @pytest.mark.parametrize("norm", [True, False])
-def test_the_columns_are_those_of_each_client_alone(norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_pass_has_columns_of_single_clients(norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both batch-norm policies, all levels, the whole test set, validation for the best exit; in fewer passes."""
     federation, simulation, server = fleet(norm=norm)
     passed = Passed(monkeypatch)
@@ -73,7 +73,7 @@ def test_the_columns_are_those_of_each_client_alone(norm: bool, monkeypatch: pyt
     assert len(passed.batches) < (0.8 if norm else 0.5) * apart  # statistics and batch norm's own batches stay apart
 
 
-def test_one_pass_looks_at_each_distinct_sample_of_a_level_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_pass_scores_each_sample_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The 96 test samples once for each of three levels and the 48 of validation for the largest.
 
     Beside that there are two batches for each, to see that samples do not depend on each other (at most 64 together
@@ -88,7 +88,7 @@ def test_one_pass_looks_at_each_distinct_sample_of_a_level_once(monkeypatch: pyt
     assert sum(passed.batches) == 96 + 2 * 32 + 3 * 96 + 48  # the largest for all, own levels, the server's, validation
 
 
-def test_what_is_too_close_to_call_is_scored_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undecided_samples_are_scored_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Classifiers of zeros: all classes are equally likely, so each client's hits are those of its own batches."""
     federation, simulation, server = fleet(0, norm=False)
     state = {n: torch.zeros_like(t) if n.startswith("heads.") else t for n, t in server.state.items()}
@@ -102,7 +102,7 @@ def test_what_is_too_close_to_call_is_scored_alone(monkeypatch: pytest.MonkeyPat
     assert len(passed.batches) > apart
 
 
-def test_a_model_whose_samples_depend_on_each_other_is_scored_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dependent_samples_are_scored_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its carry loses the mean of the batch, so that in another batch its predictions are others."""
     federation, simulation, server = fleet(norm=False)
     plain_start = TinyNet.start
@@ -117,7 +117,7 @@ def test_a_model_whose_samples_depend_on_each_other_is_scored_alone(monkeypatch:
     assert found == alone
 
 
-def test_a_client_whose_work_fails_does_not_spoil_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_client_leaves_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its samples are of another shape: it says so itself, and what the others score is what they score alone."""
     federation, simulation, server = fleet(norm=False)
     good = Simulation.device
@@ -133,7 +133,7 @@ def test_a_client_whose_work_fails_does_not_spoil_the_others(monkeypatch: pytest
     assert {failure["client"] for failure in found["failures"]} == {5}
 
 
-def test_batch_norm_statistics_of_a_client_are_there_before_the_next_one_is_looked_at() -> None:
+def test_statistics_jobs_run_one_by_one() -> None:
     """States that waited for each other would take memory with every client."""
     federation, simulation, server = fleet(norm=True)
     engine = local_engine(simulation)

@@ -28,8 +28,8 @@ from fleetfit.errors import ConfigError
 from fleetfit.layout import build_module
 from fleetfit.rounds import Settings
 from fleetfit.seeds import make_torch_rng
-from fleetfit.training.clock import looked_at, planned_passes
-from fleetfit.training.steps import epochs, step_count
+from fleetfit.training.batches import count_steps, iter_epochs
+from fleetfit.training.clock import count_planned_passes, count_validation_samples
 from fleetfit.values import DataDescription, Local, NodeDescription
 from fleetfit.values.local import OPTIMISERS
 
@@ -51,7 +51,7 @@ VIT = {
 
 
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
-def test_the_section_and_what_trains_have_the_same_fields_and_defaults(optimiser: Any) -> None:
+def test_section_and_local_have_equal_defaults(optimiser: Any) -> None:
     """Time is the cohort's, and the schedule over the rounds makes one learning rate of each round."""
     section, local = LocalSection(optimiser=optimiser), Local(optimiser=optimiser)
     here, there = set(LocalSection.model_fields), {field.name for field in fields(Local)}
@@ -61,14 +61,14 @@ def test_the_section_and_what_trains_have_the_same_fields_and_defaults(optimiser
 
 
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
-def test_defaults_are_those_of_torch(optimiser: Any) -> None:
+def test_defaults_are_torchs(optimiser: Any) -> None:
     """Of SGD they are those that the first runs had."""
     torch_s = KINDS[optimiser]([torch.nn.Parameter(torch.zeros(1))]).defaults
     own = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4} if optimiser == "sgd" else {}
     assert dict(OPTIMISERS[optimiser]) == {key: own.get(key, torch_s[key]) for key in OPTIMISERS[optimiser]}
 
 
-def test_every_setting_of_a_run_file_arrives() -> None:
+def test_all_keys_reach_local() -> None:
     given = {"optimiser": "adam", "epochs": 2, "batch_size": 7, "lr": 0.02, "betas": [0.8, 0.95], "eps": 1e-5,
              "weight_decay": 0.3, "clip_norm": 1.5, "clip_value": 0.5, "max_steps": 9, "patience": 4, "check_every": 2,
              "compress": "int8", "schedule_in_round": "cosine"}  # fmt: skip
@@ -94,12 +94,12 @@ def test_every_setting_of_a_run_file_arrives() -> None:
         ({"check_every": 0}, Expected("[local] check_every", 1, 0, key="local.check_every")),
     ],
 )
-def test_keys_that_an_optimiser_does_not_take_are_refused(section: dict[str, Any], expected: Expected) -> None:
+def test_foreign_optimiser_keys_are_refused(section: dict[str, Any], expected: Expected) -> None:
     with raises(ConfigError, expected):
         load_experiment({"local": section})
 
 
-def test_keys_of_an_optimiser_go_with_it() -> None:
+def test_override_of_optimiser_drops_its_keys() -> None:
     """As those of a method or a data set do; what any optimiser has stays."""
     base = {"local": {"lr": 0.3, "momentum": 0.5, "weight_decay": 0.1, "epochs": 2, "schedule": {"kind": "cosine"}}}
     gone: list[str] = []
@@ -123,7 +123,7 @@ CASES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", CASES, ids=str)
-def test_they_are_torch_s_bit_for_bit(settings: dict[str, Any]) -> None:
+def test_optimisers_equal_torch(settings: dict[str, Any]) -> None:
     """Over 12 steps of batches: the fused kernel on one tensor; to an ulp or two also its defaults, tensor by tensor.
 
     PyTorch's kernels round a few last bits otherwise, as do the ends of tensors; so the layout belongs to the bits.
@@ -144,15 +144,14 @@ def test_they_are_torch_s_bit_for_bit(settings: dict[str, Any]) -> None:
     kind = KINDS[local.optimiser]
     fused, default = kind([flat], fused=True, **given), kind(modules[1].parameters(), **given)
     rng, steps = make_torch_rng(job.seed, "batches"), 0
-    for epoch in epochs(device.data.split("train"), local, rng):
-        for batch in epoch:
-            x, y = device.data.batch(batch, rng)
-            fused.zero_grad(set_to_none=False)
-            default.zero_grad()
-            for module, theirs in zip(modules, (fused, default), strict=True):
-                F.cross_entropy(module(x)[-1], y).backward()
-                theirs.step()
-            steps += 1
+    for batch, _ in iter_epochs(device.data.split("train"), local, rng):
+        x, y = device.data.batch(batch, rng)
+        fused.zero_grad(set_to_none=False)
+        default.zero_grad()
+        for module, theirs in zip(modules, (fused, default), strict=True):
+            F.cross_entropy(module(x)[-1], y).backward()
+            theirs.step()
+        steps += 1
     found = train_job(job, device)
     assert steps == found.metrics["steps"] >= 12
     for name, tensor in modules[0].state_dict().items():
@@ -165,7 +164,7 @@ def test_they_are_torch_s_bit_for_bit(settings: dict[str, Any]) -> None:
     assert all(torch.equal(found.state[name], job.state[name]) for name in found.untrained)
 
 
-def test_nesterov_is_torch_s() -> None:
+def test_nesterov_equals_torch() -> None:
     federation, simulation = tiny_fleet(norm=False)
     device = simulation.device(5)
     states = []
@@ -186,7 +185,7 @@ def test_nesterov_is_torch_s() -> None:
     assert not torch.allclose(states[0]["stem.weight"], states[1]["stem.weight"], atol=1e-5)
 
 
-def test_it_begins_anew_in_every_job() -> None:
+def test_each_job_has_new_optimiser() -> None:
     """The same job twice: what the first left in the optimiser would show in the second."""
     federation, simulation = tiny_fleet()
     job = make_job(federation, 5, 2, local=Local(optimiser="adamw", epochs=2, batch_size=8))
@@ -194,7 +193,7 @@ def test_it_begins_anew_in_every_job() -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_cosine_within_the_round_goes_over_all_its_steps() -> None:
+def test_cosine_covers_all_steps() -> None:
     """lr (1 + cos(pi s / S)) / 2 at step s of S = epochs times batches, or of max_steps where that is less."""
     federation, simulation = tiny_fleet(norm=False)
     device = simulation.device(5)
@@ -208,17 +207,16 @@ def test_a_cosine_within_the_round_goes_over_all_its_steps() -> None:
         batches = -(-n // 8)  # 28 samples: none of one sample
         falling = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, most or 3 * batches)
         rng, done = make_torch_rng(job.seed, "batches"), 0
-        for epoch in epochs(device.data.split("train"), local, rng):
-            for batch in epoch:
-                if most is not None and done == most:
-                    break
-                x, y = device.data.batch(batch, rng)
-                sgd.zero_grad()
-                F.cross_entropy(module(x)[-1], y).backward()
-                sgd.step()
-                falling.step()
-                done += 1
-        assert done == step_count(local, n) == (most or 3 * batches)
+        for batch, _ in iter_epochs(device.data.split("train"), local, rng):
+            if most is not None and done == most:
+                break
+            x, y = device.data.batch(batch, rng)
+            sgd.zero_grad()
+            F.cross_entropy(module(x)[-1], y).backward()
+            sgd.step()
+            falling.step()
+            done += 1
+        assert done == count_steps(local, n) == (most or 3 * batches)
         assert falling.get_last_lr()[0] == pytest.approx(0.0, abs=1e-9)
         found = train_job(job, device).state
         for name, tensor in module.state_dict().items():
@@ -227,7 +225,7 @@ def test_a_cosine_within_the_round_goes_over_all_its_steps() -> None:
 
 @pytest.mark.parametrize("every", [1, 3, 4, 100])
 @pytest.mark.parametrize("most", [None, 5, 6])
-def test_looks_by_steps_are_planned_as_they_are_taken(every: int, most: int | None) -> None:
+def test_planned_checks_equal_checks(every: int, most: int | None) -> None:
     """One before the first step, one after each so many, and one after the last of `max_steps`."""
     federation, simulation = tiny_fleet()
     device = simulation.device(5)
@@ -235,12 +233,15 @@ def test_looks_by_steps_are_planned_as_they_are_taken(every: int, most: int | No
     job = make_job(federation, 5, 2, local=local)
     free = plain(lr=1e-4, epochs=2, batch_size=8, max_steps=most)
     without = train_job(make_job(federation, 5, 2, local=free), device)
-    found, looked = train_job(job, device), looked_at(device, local)
-    n, each = len(device.data.split("train")), without.multiply_adds // planned_passes(free, without.num_examples, 0)
-    steps = range(1, step_count(local, n) + 1)
+    found, looked = train_job(job, device), count_validation_samples(device, local)
+    n, each = (
+        len(device.data.split("train")),
+        without.multiply_adds // count_planned_passes(free, without.num_examples, 0),
+    )
+    steps = range(1, count_steps(local, n) + 1)
     looks = 1 + sum(step % every == 0 or step == most for step in steps)
     assert looked and found.multiply_adds - without.multiply_adds == looks * looked * each
-    assert planned_passes(local, n, looked) * each == found.multiply_adds
+    assert count_planned_passes(local, n, looked) * each == found.multiply_adds
 
 
 def test_engines_agree_with_adamw_and_a_cosine() -> None:
@@ -278,7 +279,7 @@ def test_a_transformer_with_lora_trains_with_adamw(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "local", [{}, {"optimiser": "adamw"}, {"batch_size": 40}, {"optimiser": "adamw", "batch_size": "all"}], ids=str
 )
-def test_simulation_fleet_and_what_is_planned_beforehand_count_alike(local: dict[str, Any]) -> None:
+def test_simulation_and_fleet_plan_equal_costs(local: dict[str, Any]) -> None:
     """The same levels cost the same, whoever takes part: what a key of the file does, it does for all three."""
     tables = {"data": {"name": "tiny:tiny_data", "partition": {"kind": "iid", "clients": 2}}, "local": local,
               "model": {"name": "tiny:tiny"}, "cohort": {"fraction": 1.0},

@@ -69,7 +69,7 @@ def mean(values: list[float]) -> Any:
 
 
 @pytest.mark.parametrize("engine", ["local", pytest.param("processes", marks=pytest.mark.slow)])
-def test_a_metric_is_each_clients_own_and_its_means_are_those_of_accuracy(engine: str, tmp_path: Path) -> None:
+def test_metric_means_follow_accuracy(engine: str, tmp_path: Path) -> None:
     """Batches of 3 samples, whose means would be another number."""
     run = ff.run(table(tmp_path, "f1", batch_size=3), out=tmp_path / "run", engine={"name": engine})
     found = run.columns["static"]["metrics"]["f1"]
@@ -90,7 +90,7 @@ def test_a_metric_is_each_clients_own_and_its_means_are_those_of_accuracy(engine
     assert ff.scalars(run.metrics[-1])["evaluate/static/metrics/f1/local"] == found["local"]
 
 
-def test_accuracy_and_state_are_as_without(tmp_path: Path) -> None:
+def test_metrics_change_no_result(tmp_path: Path) -> None:
     told, plain = (
         ff.run(table(tmp_path, *which), out=tmp_path / name) for name, which in (("told", ["f1"]), ("plain", []))
     )
@@ -100,7 +100,7 @@ def test_accuracy_and_state_are_as_without(tmp_path: Path) -> None:
     assert "metrics" not in (plain.folder / "config.toml").read_text()
 
 
-def test_a_client_without_a_value_is_not_in_the_mean(tmp_path: Path) -> None:
+def test_missing_value_is_not_in_mean(tmp_path: Path) -> None:
     run = ff.run(table(tmp_path, "rank", "f1"), out=tmp_path / "run", rounds=1)
     found = run.columns["static"]["metrics"]
     data, parts = run.assembly.simulation.data, run.assembly.simulation.parts  # type: ignore[union-attr]
@@ -123,7 +123,7 @@ def test_a_client_without_a_value_is_not_in_the_mean(tmp_path: Path) -> None:
         (["mine.py:f1", "mine.py:f1"], 'two functions are called "f1"'),
     ],
 )
-def test_a_metric_that_cannot_be_found_is_refused(metrics: list[str], said: str, tmp_path: Path) -> None:
+def test_unknown_metric_is_refused(metrics: list[str], said: str, tmp_path: Path) -> None:
     given = table(tmp_path)
     given["evaluate"]["metrics"] = [str(tmp_path / one) if ":" in one else one for one in metrics]
     with pytest.raises(ConfigError) as caught:
@@ -131,13 +131,13 @@ def test_a_metric_that_cannot_be_found_is_refused(metrics: list[str], said: str,
     assert said in str(caught.value) and not (tmp_path / "run").exists()
 
 
-def test_one_that_returns_no_number_is_a_failure_that_says_so(tmp_path: Path) -> None:
+def test_metric_must_return_number(tmp_path: Path) -> None:
     run = ff.run(table(tmp_path, "text"), out=tmp_path / "run", rounds=1)
     reasons = {failure["reason"] for failure in run.columns["failures"]}
     assert all('mine.py:text" must return one number, got str' in reason for reason in reasons) and reasons
 
 
-def test_a_job_says_its_metrics_only_where_it_has_some_and_a_reply_must_have_them(tmp_path: Path) -> None:
+def test_reply_must_have_requested_metrics(tmp_path: Path) -> None:
     run = ff.run(table(tmp_path, "f1"), out=tmp_path / "run", rounds=1)
     federation, name = run.assembly.federation, f"{tmp_path}/mine.py:f1"
     layout = federation.problem.layout

@@ -57,7 +57,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> ff.Run:
 
 
 @pytest.mark.parametrize("kind", STATES)
-def test_a_run_has_the_same_bits(plain: ff.Run, tmp_path: Path, kind: str) -> None:
+def test_run_has_equal_bits(plain: ff.Run, tmp_path: Path, kind: str) -> None:
     """Training, evaluation, predictions and what is read again; each call in that state, and it stays as it was."""
     x, _ = plain.assembly.data.batch(plain.assembly.data.split("test")[:9])
     wanted = plain.predict(x), list(plain.predict_exits(x)), plain.best_exit(), plain.evaluate()
@@ -79,7 +79,7 @@ def test_a_run_has_the_same_bits(plain: ff.Run, tmp_path: Path, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", STATES)
-def test_a_run_goes_on_with_the_same_bits(plain: ff.Run, tmp_path: Path, kind: str) -> None:
+def test_resumed_run_has_equal_bits(plain: ff.Run, tmp_path: Path, kind: str) -> None:
     class Stop(Exception):
         pass
 

@@ -20,7 +20,7 @@ from fleetfit.layout import Axis, Declaration, blocked, build_module, infer_layo
 from fleetfit.submodel import whole
 from fleetfit.tasks import task_named
 from fleetfit.tensor_defaults import tensor_defaults
-from fleetfit.training import local_model_of
+from fleetfit.training import get_local_model
 from fleetfit.values import Problem
 
 STEPS, FEATURES, WIDE = 4, 5, 6
@@ -88,14 +88,14 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_they_are_proved(name: str) -> None:
+def test_own_tensors_are_proved(name: str) -> None:
     made = MODELS[name]
     report = check_layout(made, input_shape=made.input_shape)
     assert not report.not_proved and max([*report.cuts.values(), *report.permutation.values()]) < 1e-12
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_they_are_counted_and_measured(name: str) -> None:
+def test_own_tensors_are_counted_and_measured(name: str) -> None:
     made = MODELS[name]
     exits, sizes = (1,), {"wide": WIDE, "classes": 3}
     parameters = sum(p.numel() for p in build_module(made, sizes, exits).parameters())
@@ -105,7 +105,7 @@ def test_they_are_counted_and_measured(name: str) -> None:
     assert latency_of(made, sizes, exits, made.input_shape, Conditions()).median_s > 0
 
 
-def test_an_lstm_costs_the_same_whether_it_makes_its_state_itself() -> None:
+def test_lstm_with_own_state_costs_the_same() -> None:
     """By hand: each of 4 steps multiplies 4 gates by 5 features and 6 channels, then the classifier 6 by 3."""
     single = Made(
         {"hidden": Axis(6), "classes": CLASSES},
@@ -129,14 +129,14 @@ class First(nn.Module):
         return self.fc(self.lstm(x, (h, h))[0][:, -1])
 
 
-def test_a_wrong_layout_of_such_a_model_is_refused() -> None:
+def test_wrong_layout_with_own_tensors_is_refused() -> None:
     made = recurrent(lambda n, wide: torch.zeros(2, n, wide))
     wrong = Made(made.axes, made.make, {"net.*": ff.interleaved(4, dim=0)}, made.input_shape)
     with raises(ModelError, '"wide"'):
         check_layout(wrong, input_shape=wrong.input_shape)
 
 
-def test_what_moves_no_output_is_found_in_them() -> None:
+def test_unused_tensors_are_found() -> None:
     """A bias that a mean over the steps takes away again."""
 
     class Shifted(Layers):
@@ -187,7 +187,7 @@ def test_models_with_exits_are_proved_at_every_depth() -> None:
     assert max(report.cuts.values()) < 1e-12 and len(report.levels) == 4
 
 
-def test_derived_state_is_seen_in_them() -> None:
+def test_derived_state_is_found() -> None:
     def make(s: Mapping[str, int]) -> nn.Module:
         module = First(s["hidden"], s["classes"])
         module.fc = nn.utils.parametrizations.spectral_norm(module.fc)
@@ -243,7 +243,7 @@ def verbs(path: Path, out: Path) -> list[list[str]]:
     ]
 
 
-def test_every_verb_takes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbs_take_own_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = tmp_path / "own.py", tmp_path / "out"
     path.write_text(MODEL.format(named=""))
     for arguments in verbs(path, out):
@@ -256,7 +256,7 @@ def test_every_verb_takes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     "named", [", dtype=torch.float32", ", device='cpu'", ", dtype=torch.float16", ", device='cpu', dtype=torch.float32"]
 )
-def test_a_tensor_that_names_another_device_or_type_is_refused_with_its_line(
+def test_tensor_on_named_device_is_refused_with_line(
     named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, said = tmp_path / "own.py", []
@@ -271,7 +271,7 @@ def test_a_tensor_that_names_another_device_or_type_is_refused_with_its_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_forward_that_looks_at_numbers_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_forward_that_reads_values_is_refused_with_line(tmp_path: Path) -> None:
     made = layers(lambda _, h: h * h.sum().item())
     with raises(ModelError, "test_own_tensors.py"):
         submodel_cost(made, ({}, (1,)), made.input_shape)
@@ -293,16 +293,16 @@ def problem_of(made: Made) -> Problem:
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "device of the file" not in name])
-def test_a_module_on_an_accelerator_makes_its_tensors_there(name: str) -> None:
+def test_module_makes_tensors_on_its_accelerator(name: str) -> None:
     made = MODELS[name]
     problem = problem_of(made)
-    module = local_model_of(problem, whole(infer_layout(made)), torch.device("meta")).module
+    module = get_local_model(problem, whole(infer_layout(made)), torch.device("meta")).module
     for training in (True, False):
         assert module.train(training)(torch.zeros(3, *made.input_shape, device="meta")).device.type == "meta"
     assert torch.zeros(1).device == HOST
 
 
-def test_the_default_device_is_set_only_where_it_is_needed() -> None:
+def test_default_device_is_set_when_needed() -> None:
     sizes = {"wide": WIDE, "classes": 3}
     for between, wrapped in ((noting, True), (lambda _, h: h.new_ones(h.shape) * h, False), (lambda _, h: h, False)):
         made = layers(between)

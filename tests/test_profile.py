@@ -19,31 +19,31 @@ from fleetfit.config.build.levels import plan_levels
 from fleetfit.config.build.run import assemble_fleet
 from fleetfit.errors import ConfigError, DataError, PlanError
 from fleetfit.training.profiling import (
-    Energy,
-    Found,
+    EnergyMeter,
+    Measurement,
     ProfileRequest,
     Timing,
 )
 from fleetfit.values import DataDescription, NodeDescription
 
 
-def found_of(step_s: float = 0.1, latency_s: float = 0.01, memory: int | None = 10**6, **more: Any) -> Found:
-    return Found(Timing(step_s, 0.01, 9), Timing(latency_s, 0.001, 9), memory, 3 * 10**8, **more)
+def found_of(step_s: float = 0.1, latency_s: float = 0.01, memory: int | None = 10**6, **more: Any) -> Measurement:
+    return Measurement(Timing(step_s, 0.01, 9), Timing(latency_s, 0.001, 9), memory, 3 * 10**8, **more)
 
 
 @pytest.fixture
-def measuring(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[Found]], list[ProfileRequest]]:
+def measuring(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[Measurement]], list[ProfileRequest]]:
     """Let every level be found as it is said, without a process; returns what was asked."""
 
-    def let(found: Sequence[Found]) -> list[ProfileRequest]:
+    def let(found: Sequence[Measurement]) -> list[ProfileRequest]:
         asked: list[ProfileRequest] = []
 
-        def measured(what: ProfileRequest, share_s: float, most_s: float) -> Found:
+        def measured(what: ProfileRequest, share_s: float, most_s: float) -> Measurement:
             asked.append(what)
             assert share_s <= most_s
             return found[what.level]
 
-        monkeypatch.setattr(profiling, "measured", measured)
+        monkeypatch.setattr(profiling, "profile_level", measured)
         monkeypatch.setattr(profiling, "free_memory", lambda *_: 10**9)
         return asked
 
@@ -58,7 +58,7 @@ THREE = [found_of(0.1), found_of(0.2), found_of(0.4)]
 
 @pytest.mark.parametrize("chosen", [0, 1, 2])
 @pytest.mark.parametrize("wish", ["step_s", "memory", "latency_s"])
-def test_a_group_that_names_the_file_gets_the_level(chosen: int, wish: str, measuring: Any, tmp_path: Path) -> None:
+def test_group_with_budget_file_gets_level(chosen: int, wish: str, measuring: Any, tmp_path: Path) -> None:
     """With a saved plan, as a fleet uses it: its levels stay, whatever the budgets of those who come."""
     measuring([found_of(0.1 * k, 0.01 * k, 10**6 * k) for k in (1, 2, 4)])
     (tmp_path / "plan.toml").write_text(assemble(load_experiment(TABLES)).plan.to_toml())
@@ -77,7 +77,7 @@ def test_a_group_that_names_the_file_gets_the_level(chosen: int, wish: str, meas
 
 
 @pytest.mark.parametrize("chosen", [0, 1, 2])
-def test_a_node_that_names_the_file_gets_the_level(chosen: int, measuring: Any, tmp_path: Path) -> None:
+def test_node_with_budget_file_gets_level(chosen: int, measuring: Any, tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="the extra flower is not installed")
     from fleetfit.fleet.settings import read_settings, told_budget
 
@@ -92,7 +92,7 @@ def test_a_node_that_names_the_file_gets_the_level(chosen: int, measuring: Any, 
 
 @pytest.mark.parametrize("method", ["scalefl", "heterofl", "depthfl", "decoupled", "fedrolex", "adaptivefl"])
 @pytest.mark.parametrize("cost", ["parameters", "multiply_adds", "memory_bytes", "size_bytes"])
-def test_every_level_of_every_method_has_a_budget_that_brings_it(method: str, cost: str, measuring: Any) -> None:
+def test_each_level_has_a_budget(method: str, cost: str, measuring: Any) -> None:
     """And no other one, as the planner gives levels: the largest whose every need is within (1 + epsilon) B."""
     tables = {**with_fleet(cost=cost, tolerance=1.0 if method == "depthfl" else 0.4), "method": {"name": method}}
     levels = plan_levels(load_experiment(tables), FACTS).planned.levels
@@ -111,11 +111,11 @@ def test_the_levels_are_those_of_the_plan(measuring: Any, tmp_path: Path) -> Non
     asked = measuring([found_of()] * 3)
     found = profile(tmp_path / "run.toml", facts=DataDescription("", "classification", (1, 8, 8), 10))
     assert [level.share for level in found.levels] == [level.share for level in planned.levels]
-    assert [a.piece.exits for a in asked] == [level.exits for level in planned.levels]
+    assert [a.submodel.exits for a in asked] == [level.exits for level in planned.levels]
     assert [a.batch_size for a in asked] == [16, 16, 16]
 
 
-def test_with_a_model_the_levels_are_those_of_plan(measuring: Any, tmp_path: Path, capsys: Any) -> None:
+def test_model_option_plans_levels(measuring: Any, tmp_path: Path, capsys: Any) -> None:
     measuring([found_of()] * 4)
     with pytest.raises(SystemExit) as end:
         main(["profile", "--model", "cnn", "--input-shape", "1,8,8", "--budgets", "0.15,0.4,1", "--out",
@@ -145,15 +145,15 @@ def test_with_a_model_the_levels_are_those_of_plan(measuring: Any, tmp_path: Pat
 def test_the_largest_level_within_every_wish(
     wishes: dict[str, Any], level: int, measuring: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profiling, "energy_of", lambda: Energy("battery", lambda: 0.0))
+    monkeypatch.setattr(profiling, "find_energy_meter", lambda: EnergyMeter("battery", lambda: 0.0))
     measuring([found_of(0.1 * k, 0.01 * k, 10**6 * k, energy_j=float(k)) for k in (1, 2, 4)])
     found = profile(TABLES, wishes=parse_wishes(**wishes), facts=FACTS)
     assert found.affords.level == level
     assert [not one.reasons for one in found.levels] == [True] * (level + 1) + [False] * (2 - level)
 
 
-def test_a_level_that_fails_ends_it(measuring: Any) -> None:
-    asked = measuring([found_of(), Found(memory_bytes=5, failed="no memory was left for it"), found_of()])
+def test_failed_level_ends_profile(measuring: Any) -> None:
+    asked = measuring([found_of(), Measurement(memory_bytes=5, failed="no memory was left for it"), found_of()])
     said: list[str] = []
     found = profile(TABLES, facts=FACTS, say=said.append)
     assert [a.level for a in asked] == [0, 1] and found.affords.level == 0
@@ -164,7 +164,7 @@ def test_a_level_that_fails_ends_it(measuring: Any) -> None:
     assert any("no memory was left for it" in line for line in said)
 
 
-def test_a_level_that_cannot_fit_is_not_tried(measuring: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_level_is_not_tried(measuring: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = measuring([found_of(memory=100)] * 3)
     before = plan_levels(load_experiment(TABLES), FACTS)
     second = before.cost(before.planned.levels[1], "memory_bytes")
@@ -177,12 +177,12 @@ def test_a_level_that_cannot_fit_is_not_tried(measuring: Any, monkeypatch: pytes
 def test_each_level_gets_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now, given = [0.0], []
 
-    def measured(asked: ProfileRequest, share_s: float, most_s: float) -> Found:
+    def measured(asked: ProfileRequest, share_s: float, most_s: float) -> Measurement:
         given.append((share_s, most_s))
         now[0] += (2.0, 10.0, 90.0)[asked.level]
         return found_of()
 
-    monkeypatch.setattr(profiling, "measured", measured)
+    monkeypatch.setattr(profiling, "profile_level", measured)
     monkeypatch.setattr(profiling.time, "monotonic", lambda: now[0])
     profile(TABLES, facts=FACTS, machine=Machine(limit_s=30.0))
     assert given == [(10.0, 30.0), (14.0, 28.0), (18.0, 18.0)]
@@ -192,10 +192,10 @@ def test_each_level_gets_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) 
     assert found.affords.level == 1
 
 
-def test_what_is_not_measured_is_not_afforded() -> None:
+def test_unmeasured_cost_is_not_afforded() -> None:
     known = profiling.Wishes(step_s=1.0, latency_s=1.0, memory_bytes=100.0, energy_j=1.0)
     assert profiling.list_reasons(found_of(memory=90, energy_j=0.5), 200.0, known) == ()
-    without = Found(found_of().step, None, None, None, None)
+    without = Measurement(found_of().step, None, None, None, None)
     said = profiling.list_reasons(without, 200.0, known)
     assert [reason.partition(" ")[0] for reason in said] == ["inference", "a", "a"]
     assert "was not measured" in said[0] and "was not measured" in said[1] and "MB" in said[2], "memory is as predicted"
@@ -223,7 +223,7 @@ def test_the_budget_is_what_the_level_costs_and_the_memory_as_the_planner_predic
     assert found.affords.budget["memory_bytes"] == "10 MB", "never more than is predicted"
 
 
-def test_half_of_the_free_memory_where_nobody_says(measuring: Any) -> None:
+def test_default_limit_is_half_of_free_memory(measuring: Any) -> None:
     measuring(THREE)
     assert profile(TABLES, facts=FACTS).wishes.memory_bytes == 5 * 10**8
     assert "latency_s" not in profile(TABLES, facts=FACTS).affords.budget
@@ -235,7 +235,7 @@ def test_latency_is_a_fraction_of_the_full_models_here(measuring: Any) -> None:
     fraction = float(found.affords.budget["latency_s"])
     assert found.affords.level == 1 and fraction == pytest.approx(0.06 / 0.1 / 1.2, rel=0.1) and not found.affords.notes
     assert profile(TABLES, wishes=parse_wishes(latency_s=0.5), facts=FACTS).affords.budget["latency_s"] == 1.0
-    measuring([found_of(latency_s=0.01), Found(failed="no memory was left for it")])
+    measuring([found_of(latency_s=0.01), Measurement(failed="no memory was left for it")])
     found = profile(TABLES, wishes=parse_wishes(latency_s=0.011), facts=FACTS)
     before = plan_levels(load_experiment(TABLES), FACTS)
     levels = [before.cost(level, "multiply_adds") for level in (before.planned.levels[0], None)]
@@ -243,14 +243,14 @@ def test_latency_is_a_fraction_of_the_full_models_here(measuring: Any) -> None:
     assert "extrapolated from level 1" in found.affords.notes[0] and "extrapolated" in found.to_toml()
 
 
-def test_a_tolerance_under_which_the_next_level_does_not_come_in() -> None:
+def test_tolerance_excludes_next_level() -> None:
     assert profiling._compute_tolerance(0.1, 0.5, [0.6, 1.0]) == 0.1
     assert profiling._compute_tolerance(0.1, 0.5, [0.52, 1.0]) == pytest.approx(0.02)
     assert profiling._compute_tolerance(0.1, 0.5, []) == 0.1
 
 
-def test_the_file_is_toml_whatever_is_said(measuring: Any) -> None:
-    measuring([found_of(), Found(failed='two\nlines "quoted" # and more')])
+def test_budget_file_escapes_reasons(measuring: Any) -> None:
+    measuring([found_of(), Measurement(failed='two\nlines "quoted" # and more')])
     text = profile(TABLES, facts=FACTS).to_toml()
     assert set(tomllib.loads(text)) == {"budget", "tolerance"}
     assert "this device's level" in text and "tiny:tiny, scalefl, samples of 1 x 4 x 4, batches of 16" in text
@@ -259,14 +259,14 @@ def test_the_file_is_toml_whatever_is_said(measuring: Any) -> None:
 # ---- what goes wrong -------------------------------------------------------------------------------------------------
 
 
-def test_where_nothing_fits_nothing_is_written(measuring: Any, tmp_path: Path) -> None:
+def test_no_fitting_level_writes_nothing(measuring: Any, tmp_path: Path) -> None:
     measuring(THREE)
     with raises(PlanError, 1, 0.1, 0.05):
         profile(TABLES, wishes=parse_wishes(step_s=0.05), facts=FACTS, out=tmp_path / "b.toml")
     assert not any(tmp_path.iterdir())
 
 
-def test_where_the_method_asks_for_more_no_budget_helps(measuring: Any) -> None:
+def test_method_with_other_needs_is_refused(measuring: Any) -> None:
     """exclusivefl's levels all need the full model, so that a device of level 1 would get the last one."""
     measuring(THREE)
     tables = {**with_fleet(tolerance=0.9), "method": {"name": "exclusivefl", "exits": "all"}}
@@ -275,7 +275,7 @@ def test_where_the_method_asks_for_more_no_budget_helps(measuring: Any) -> None:
     assert profile(tables, facts=FACTS).affords.level == 2
 
 
-def test_a_file_that_is_there_stays(measuring: Any, tmp_path: Path) -> None:
+def test_existing_file_is_kept(measuring: Any, tmp_path: Path) -> None:
     asked, path = measuring(THREE), tmp_path / "b.toml"
     path.write_text("mine")
     with raises(ConfigError, "b.toml"):
@@ -306,11 +306,11 @@ def budget_of_file(path: Path) -> set[str]:
         (["--step-s", "0.001"], "affords no level"),
     ],
 )
-def test_a_mistake_is_a_sentence(
+def test_refused_options(
     arguments: list[str], said: str, measuring: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(profiling, "energy_of", lambda: Energy("not told by this machine"))
+    monkeypatch.setattr(profiling, "find_energy_meter", lambda: EnergyMeter("not told by this machine"))
     measuring([found_of()] * 4)
     with pytest.raises(SystemExit) as end:
         main(["profile", *arguments])
@@ -320,16 +320,16 @@ def test_a_mistake_is_a_sentence(
 
 
 def test_ctrl_c_writes_nothing(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    def stopped(*_: Any) -> Found:
+    def stopped(*_: Any) -> Measurement:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(profiling, "measured", stopped)
+    monkeypatch.setattr(profiling, "profile_level", stopped)
     with pytest.raises(SystemExit) as end:
         main(["profile", "--out", str(tmp_path / "b.toml")])
     assert end.value.code == 130 and "stopped." in capsys.readouterr().err and not any(tmp_path.iterdir())
 
 
-def test_objects_have_no_process_of_their_own() -> None:
+def test_objects_cannot_be_profiled() -> None:
     from tiny import Tiny
 
     with raises(ConfigError, '"package.module:function"', '"file.py:function"'):
@@ -343,6 +343,6 @@ def test_a_group_of_the_run_may_name_a_budget_file(measuring: Any, tmp_path: Pat
     assert load_experiment(tmp_path / "run.toml").fleet.groups[0].tolerance == 0.2
 
 
-def test_data_that_are_missing_say_how_to_go_without(tmp_path: Path) -> None:
+def test_missing_data_error_names_facts(tmp_path: Path) -> None:
     with raises(DataError, 3, 10):
         plan_levels(load_experiment(overrides=["data.name=mnist", f"data.folder={tmp_path}"]))

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,10 @@ from fleetfit.config.build.levels import plan_levels
 from fleetfit.cost import latency_now, training_memory
 from fleetfit.errors import RunError
 from fleetfit.seeds import make_torch_rng
-from fleetfit.training.profiling import (
-    energy_of,
-    free_memory,
-    measured,
-    process,
-    steps,
-)
+from fleetfit.training import get_local_model
+from fleetfit.training.profiling import ProfileRequest, find_energy_meter, free_memory, process, profile_level, steps
 from fleetfit.training.profiling.memory import ENVIRONMENT
-from fleetfit.training.profiling.started import ProfileRequest
-from fleetfit.training.profiling.steps import Timing, random_data
+from fleetfit.training.profiling.steps import make_random_data
 from fleetfit.values import Job
 
 CPU = torch.device("cpu")
@@ -62,7 +57,7 @@ def run_watch(clock: Clock, watch: steps.Stopwatch, took: list[float]) -> int:
     for done, seconds in enumerate(took):
         try:
             watch()
-        except steps.Enough:
+        except steps.EnoughSteps:
             return done
         clock.now += seconds
     return len(took)
@@ -77,11 +72,9 @@ def test_a_stopwatch_warms_up_then_counts_until_its_time(monkeypatch: pytest.Mon
     clock.now = 0.0
     watch = steps.Stopwatch(1e9, None, most=4, warm_up=0)
     assert run_watch(clock, watch, [1.0] * 9) == 4 and watch.seconds == [1.0] * 4
-    found = Timing.of([1.0, 1.0, 2.0, 4.0, 4.0])
-    assert (found.median_s, found.spread_s, found.count) == (2.0, 3.0, 5)
 
 
-def test_energy_is_that_of_the_steps_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_energy_covers_timed_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, looked = Clock(), []
     monkeypatch.setattr(steps, "time", clock)
 
@@ -95,27 +88,21 @@ def test_energy_is_that_of_the_steps_that_count(monkeypatch: pytest.MonkeyPatch)
     assert len(looked) == 3, "at the beginning, at most ten times a second, and at the end"
 
 
-def test_what_is_timed_is_the_methods_own_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_times_the_methods_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss of the method and the optimiser of the run move the weights as a client's job does."""
     problem = tiny_problem()
-    piece, data = problem.submodel(0.5, (1, 2)), random_data(problem, 4, 16, make_torch_rng("x"))
-    state = steps.drawn(problem, piece)
+    piece, data = problem.submodel(0.5, (1, 2)), make_random_data(problem, 4, 16, make_torch_rng("x"))
+    state = steps.draw_state(problem, piece)
     assert {name: tuple(t.shape) for name, t in state.items()} == problem.layout.shapes(piece.sizes, piece.exits)
     job = Job("train", 0, 1, 0, 0, piece, state, {"name": "scalefl"}, seed=0, local=plain(lr=0.1, batch_size=16))
     whole, _ = steps.run_job(Job(**{**vars(job), "local": plain(lr=0.1, batch_size=16, epochs=3)}),
                              steps.Device(problem, data))  # fmt: skip
-    piece_here = steps_workpiece(problem, piece)
-    steps.train(job, problem, data, CPU, steps.after(3))
-    after = piece_here.read()
+    model = get_local_model(problem, piece, CPU)
+    steps.train_until(job, problem, data, CPU, steps.stop_after(3))
+    after = model.read()
     assert all(torch.equal(after[name], whole.state[name]) for name in state)
     with raises(RunError, '"nothing"'):
-        steps.train(Job(**{**vars(job), "method": {"name": "nothing"}}), problem, data, CPU, steps.after(1))
-
-
-def steps_workpiece(problem: Any, piece: Any) -> Any:
-    from fleetfit.training import local_model_of
-
-    return local_model_of(problem, piece, CPU)
+        steps.train_until(Job(**{**vars(job), "method": {"name": "nothing"}}), problem, data, CPU, steps.stop_after(1))
 
 
 def test_inference_of_one_sample_needs_no_batch() -> None:
@@ -138,7 +125,7 @@ def put(root: Path, files: dict[str, object]) -> None:
 RAPL = "class/powercap/intel-rapl:"
 
 
-def test_counters_go_around(tmp_path: Path) -> None:
+def test_counters_wrap_around(tmp_path: Path) -> None:
     """Packages and their memory count; cores are part of a package, psys contains it, and mmio is the same again."""
     put(tmp_path, {
         f"{RAPL}0/name": "package-0", f"{RAPL}0/energy_uj": 9_000_000, f"{RAPL}0/max_energy_range_uj": 10_000_000,
@@ -147,22 +134,22 @@ def test_counters_go_around(tmp_path: Path) -> None:
         f"{RAPL}1/name": "psys", f"{RAPL}1/energy_uj": 5,
         "class/powercap/intel-rapl-mmio:0/name": "package-0", "class/powercap/intel-rapl-mmio:0/energy_uj": 5,
     })  # fmt: skip
-    found = energy_of(tmp_path)
-    assert found.source == "processor (package-0, dram)" and found.joules is not None
-    assert found.joules() == 0.0
+    found = find_energy_meter(tmp_path)
+    assert found.source == "processor (package-0, dram)" and found.read is not None
+    assert found.read() == 0.0
     put(tmp_path, {f"{RAPL}0/energy_uj": 9_500_000, f"{RAPL}0:1/energy_uj": 700_000, f"{RAPL}1/energy_uj": 10**9})
-    assert found.joules() == pytest.approx(0.7)
+    assert found.read() == pytest.approx(0.7)
     put(tmp_path, {f"{RAPL}0/energy_uj": 500_000})
-    assert found.joules() == pytest.approx(1.7), "9.5 to 10, and 0 to 0.5"
+    assert found.read() == pytest.approx(1.7), "9.5 to 10, and 0 to 0.5"
     (tmp_path / f"{RAPL}0/energy_uj").unlink()
-    assert found.joules() == pytest.approx(1.7), "what cannot be read has not moved"
+    assert found.read() == pytest.approx(1.7), "what cannot be read has not moved"
 
 
-def test_a_counter_for_root_only_says_so(tmp_path: Path) -> None:
+def test_counter_for_root_only(tmp_path: Path) -> None:
     put(tmp_path, {f"{RAPL}0/name": "package-0"})
-    found = energy_of(tmp_path)
-    assert found.joules is None and found.source.startswith("not told: ") and "for root only" in found.source
-    assert energy_of(tmp_path / "nothing").source == "not told by this machine"
+    found = find_energy_meter(tmp_path)
+    assert found.read is None and found.source.startswith("not told: ") and "for root only" in found.source
+    assert find_energy_meter(tmp_path / "nothing").source == "not told by this machine"
 
 
 def test_rails_are_integrated_over_time(tmp_path: Path) -> None:
@@ -175,55 +162,58 @@ def test_rails_are_integrated_over_time(tmp_path: Path) -> None:
         f"{chip}/in7_label": "sum of shunt voltages", f"{chip}/in7_input": 80,
     })  # fmt: skip
     now = [10.0]
-    found = energy_of(tmp_path, lambda: now[0])
-    assert found.source == "board (VDD_IN)" and found.joules is not None
-    assert found.joules() == 0.0
+    found = find_energy_meter(tmp_path, lambda: now[0])
+    assert found.source == "board (VDD_IN)" and found.read is not None
+    assert found.read() == 0.0
     now[0] = 12.0
     put(tmp_path, {f"{chip}/curr1_input": 3000})
-    assert found.joules() == pytest.approx(20.0), "from 5 W to 15 W in 2 s"
+    assert found.read() == pytest.approx(20.0), "from 5 W to 15 W in 2 s"
     (tmp_path / f"{chip}/in1_input").write_text("")
     now[0] = 13.0
-    assert found.joules() == pytest.approx(20.0), "asked again the next time"
+    assert found.read() == pytest.approx(20.0), "asked again the next time"
     put(tmp_path, {f"{chip}/in1_input": 5000})
-    assert found.joules() == pytest.approx(35.0)
+    assert found.read() == pytest.approx(35.0)
 
 
-def test_without_a_rail_of_the_board_all_rails_count(tmp_path: Path) -> None:
+def test_all_rails_without_board_rail(tmp_path: Path) -> None:
     rails = "bus/i2c/drivers/ina3221x/1-0040/iio:device0"
     put(tmp_path, {f"{rails}/rail_name_0": "VDD_GPU_SOC", f"{rails}/in_power0_input": 1500,
                    f"{rails}/rail_name_1": "VDD_CPU_CV", f"{rails}/in_power1_input": 500,
                    f"{rails}/rail_name_2": "NC", f"{rails}/in_power2_input": 9999})  # fmt: skip
     now = [0.0]
-    found = energy_of(tmp_path, lambda: now[0])
-    assert found.source == "board (VDD_GPU_SOC, VDD_CPU_CV)" and found.joules is not None and found.joules() == 0.0
+    found = find_energy_meter(tmp_path, lambda: now[0])
+    assert found.source == "board (VDD_GPU_SOC, VDD_CPU_CV)" and found.read is not None and found.read() == 0.0
     now[0] = 3.0
-    assert found.joules() == pytest.approx(6.0)
+    assert found.read() == pytest.approx(6.0)
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
-def test_free_memory_is_the_least_of_what_limits_it(tmp_path: Path) -> None:
-    assert free_memory(CPU, tmp_path) is None
-    put(tmp_path, {"proc/meminfo": "MemTotal: 9000 kB\nMemFree: 100 kB\nMemAvailable:    2000 kB"})
-    assert free_memory(CPU, tmp_path) == 2000 * 1024
-    put(tmp_path, {"sys/fs/cgroup/memory.max": "max", "sys/fs/cgroup/memory.current": 5})
-    assert free_memory(CPU, tmp_path) == 2000 * 1024
-    put(tmp_path, {"sys/fs/cgroup/memory.max": 700, "sys/fs/cgroup/memory.current": 300})
+def test_free_memory_is_that_of_the_machine_or_of_its_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psutil.virtual_memory", lambda: types.SimpleNamespace(available=2000))
+    assert free_memory(CPU, tmp_path) == 2000
+    put(tmp_path, {"memory.max": "max", "memory.current": 5})
+    assert free_memory(CPU, tmp_path) == 2000
+    put(tmp_path, {"memory.max": 700, "memory.current": 300})
     assert free_memory(CPU, tmp_path) == 400
+    put(tmp_path, {"memory/memory.limit_in_bytes": 90, "memory/memory.usage_in_bytes": 100})
+    assert free_memory(CPU, tmp_path) == 0
 
 
 PEAKS = """
 import torch
-from fleetfit.training.profiling.memory import peak_of
+from fleetfit.training.profiling.memory import measure_peak
 cpu = torch.device("cpu")
-first, second = peak_of(lambda: torch.ones(16 * 2**20), cpu), peak_of(lambda: None, cpu)  # 64 MiB, gone at once
+first, second = measure_peak(lambda: torch.ones(16 * 2**20), cpu), measure_peak(lambda: None, cpu)  # 64 MiB
 print(first.taken_bytes, first.process_bytes, second.taken_bytes)
 """
 
 
 @LINUX
-def test_a_peak_is_seen_though_it_is_over() -> None:
+def test_past_peak_is_measured() -> None:
     """In a process of its own, as profiles are: one that keeps freed memory would fill the tensor from that."""
     command, surroundings = [sys.executable, "-c", PEAKS], {**os.environ, **ENVIRONMENT}
     done = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=LIMIT_S, check=True)
@@ -235,25 +225,21 @@ def test_a_peak_is_seen_though_it_is_over() -> None:
 # ---- in the process --------------------------------------------------------------------------------------------------
 
 
-def nest_of(what: ProfileRequest, **more: Any) -> str:
-    from fleetfit.training.profiling.started import _ask
-
-    pipe = io.StringIO()
-    _ask(pipe, what, 0.0, 60.0)
-    return json.dumps({**json.loads(pipe.getvalue()), **more}) + "\n"
+def request_text(request: ProfileRequest, **more: Any) -> str:
+    return json.dumps({**json.loads(request.to_json(0.0, 60.0)), **more})
 
 
 @pytest.fixture
 def inside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the process's own work run here, without its limits."""
-    monkeypatch.setattr(process, "hold_to", lambda _: None)
+    monkeypatch.setattr(process, "limit_memory", lambda _: None)
     monkeypatch.setattr(process, "keep_freed_memory", lambda: None)
     monkeypatch.setattr(process.signal, "setitimer", lambda *_: None)
 
 
-def test_every_finding_is_a_line(inside: None) -> None:
+def test_each_result_is_a_line(inside: None) -> None:
     told = io.StringIO()
-    process.main(io.StringIO(nest_of(asked(1))), told)
+    process.main(io.StringIO(request_text(asked(1))), told)
     lines = [json.loads(line) for line in told.getvalue().splitlines()]
     keys = [key for line in lines for key in line if key != "energy_j"]
     assert [key for key in keys if "bytes" not in key] == ["step", "latency", "done"], lines
@@ -271,14 +257,13 @@ def test_every_finding_is_a_line(inside: None) -> None:
         (KeyError("x"), "KeyError: 'x'"),
     ],
 )
-def test_reasons_in_words(error: BaseException, said: str) -> None:
-    assert process.reason_of(error).startswith(said)
+def test_reasons_of_errors(error: BaseException, said: str) -> None:
+    assert process.describe_error(error).startswith(said)
 
 
-def test_a_level_that_cannot_be_trained_says_why(inside: None) -> None:
+def test_untrainable_level_has_reason(inside: None) -> None:
     told = io.StringIO()
-    nest = json.loads(nest_of(asked()))
-    process.main(io.StringIO(json.dumps({**nest, "method": {"name": "fedavgg"}}) + "\n"), told)
+    process.main(io.StringIO(request_text(asked(), method={"name": "fedavgg"})), told)
     assert 'Did you mean "fedavg"' in json.loads(told.getvalue())["failed"]
 
 
@@ -287,8 +272,8 @@ def test_a_level_that_cannot_be_trained_says_why(inside: None) -> None:
 
 @pytest.mark.slow
 @LINUX
-def test_a_level_is_measured_in_a_process_of_its_own() -> None:
-    found = measured(asked(2, threads=1), 8.0, 120.0)
+def test_level_is_measured_in_own_process() -> None:
+    found = profile_level(asked(2, threads=1), 8.0, 120.0)
     assert not found.failed and found.step is not None and found.latency is not None
     assert found.step.count > 3 and found.memory_bytes and found.process_bytes
     assert found.latency.median_s < found.step.median_s and found.process_bytes > 2**20 * 50
@@ -297,7 +282,7 @@ def test_a_level_is_measured_in_a_process_of_its_own() -> None:
 @pytest.mark.slow
 @LINUX
 @pytest.mark.parametrize(("batch", "width"), [(128, 1.0), (128, 0.5)])
-def test_memory_is_near_what_is_predicted(batch: int, width: float) -> None:
+def test_memory_is_close_to_prediction(batch: int, width: float) -> None:
     """Of a model whose activations are most of it; kernels take the rest, and so does the state as received."""
     tables = {"model": {"name": "resnet20"}, "fleet": {"levels": [0.25, 1.0]}, "local": {"batch_size": batch}}
     facts = type(FACTS)("", "classification", (3, 32, 32), 10)
@@ -305,7 +290,7 @@ def test_memory_is_near_what_is_predicted(batch: int, width: float) -> None:
     problem, level = before.planned.problem, before.planned.levels[-1 if width == 1 else 0]
     assert problem.spec is not None
     local = plain(lr=1e-6, batch_size=batch, momentum=0.9)
-    found = measured(ProfileRequest(problem.spec, before.method, level.submodel, 0, 10, local, batch), 1.0, 300.0)
+    found = profile_level(ProfileRequest(problem.spec, before.method, level.submodel, 0, 10, local, batch), 1.0, 300.0)
     predicted = training_memory(problem.architecture, {**problem.layout.full_sizes, **level.submodel.sizes},
                                 level.submodel.exits, (3, 32, 32), batch)  # fmt: skip
     assert found.memory_bytes is not None and 0.9 < found.memory_bytes / predicted < 1.4, found
@@ -321,7 +306,7 @@ def test_memory_is_near_what_is_predicted(batch: int, width: float) -> None:
         ("hungry:endless", "the time was over"),
     ],
 )
-def test_what_happens_to_a_level_does_not_end_the_profile(model: str, said: str, tmp_path: Path) -> None:
+def test_profile_survives_failed_levels(model: str, said: str, tmp_path: Path) -> None:
     """The first level is measured, and the budget says so; the second fails; the third is not tried."""
     tables = {**with_fleet(), "model": {"name": model}}
     found = profile(tables, facts=FACTS, machine=Machine(limit_s=60.0 if "endless" in model else LIMIT_S))
@@ -331,7 +316,7 @@ def test_what_happens_to_a_level_does_not_end_the_profile(model: str, said: str,
 
 @pytest.mark.slow
 @LINUX
-def test_ctrl_c_ends_the_process_too(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_process(tmp_path: Path) -> None:
     code = "from fleetfit.cli import main; main()"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     options = ["profile", "--model", "hungry:endless", "--input-shape", "1,4,4", "--classes", "4", "--budgets", "1",

@@ -17,7 +17,17 @@ import pytest
 import torch
 from run_folders import settings
 from support.engines import RecordingEngine
-from support.pages import GUIDE_PAGES, commands, exit_code, fenced, file_name, write_files, write_iris
+from support.pages import (
+    GUIDE_PAGES,
+    commands,
+    exit_code,
+    fenced,
+    file_name,
+    shell_lines,
+    write_files,
+    write_iris,
+    write_photos,
+)
 from tiny import plain, tiny_federation, tiny_problem
 
 import fleetfit as ff
@@ -74,6 +84,7 @@ def shown(tmp_path_factory) -> Path:
     """A folder in which the files of the first page lie and its first run has been made."""
     folder = tmp_path_factory.mktemp("readme")
     write_files(START, folder)
+    write_photos(folder)
     ff.run(folder / "first.toml", out=folder / "runs" / "first", overrides=["local.epochs=1"])
     return folder
 
@@ -85,7 +96,7 @@ def shown(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("page", "verbs"),
     [
-        (START, {"plan", "run", "eval", "compare", "list", "calibrate", "export"}),
+        (START, {"plan", "run", "eval", "predict", "compare", "list", "calibrate", "export"}),
         (PLUG_INS, {"run", "check-model"}),
         (WHICH, {"compare"}),
     ],
@@ -93,6 +104,8 @@ def shown(tmp_path_factory) -> Path:
 )
 def test_the_commands_of_the_first_pages_work(tmp_path, monkeypatch, capsys, page, verbs):
     write_files(page, tmp_path)
+    if page is START:
+        write_photos(tmp_path)
     monkeypatch.chdir(tmp_path)
     given = commands(page)
     assert verbs <= {arguments[0] for arguments in given}
@@ -111,10 +124,26 @@ def test_the_python_of_the_first_page_works(shown, monkeypatch, capsys):
     assert blocks, "there is no Python to run"
     found: dict = {}
     for block in blocks:
-        exec(compile(block, "start.md", "exec"), found)
+        exec(compile(block.replace("rounds=20", "rounds=1"), "start.md", "exec"), found)
     assert found["logits"].shape == (1, 10)
     assert found["again"].summary == found["run"].summary
-    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert found["photos"].finished
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_the_plan_on_the_first_page_is_what_plan_prints(shown, monkeypatch, capsys):
+    monkeypatch.chdir(shown)
+    monkeypatch.setenv("COLUMNS", "160")
+    assert exit_code(["plan", "first.toml"]) == 0
+    printed = [set(re.split(r"\s*[│┃]\s*", line)) for line in capsys.readouterr().out.splitlines()]
+    for row in tables_of_markdown(START, "level"):
+        assert any(set(row) <= line for line in printed), row
+
+
+@pytest.mark.parametrize("page", [README, START], ids=["README", "start"])
+def test_the_first_pages_define_local_and_global(page):
+    text = " ".join(page.split())
+    assert re.search(r"`local`(\*\*)?(:| is)", text) and re.search(r"`global`(\*\*)?(:| is)", text)
 
 
 def test_the_readme_is_short_and_its_python_works(tmp_path, monkeypatch, capsys):
@@ -124,7 +153,7 @@ def test_the_readme_is_short_and_its_python_works(tmp_path, monkeypatch, capsys)
     [shell] = fenced(README, "sh")
     assert [line.partition("#")[0].strip() for line in shell.splitlines()] == ["make demo", "make test"]
     [block] = fenced(README, "python")
-    assert len([line for line in block.splitlines() if line]) <= 5
+    assert len([line for line in block.splitlines() if line and not line.startswith("#")]) <= 5
     found: dict = {}
     exec(compile(block, "README.md", "exec"), found)
     assert found["again"].summary == found["run"].summary and isinstance(found["small"], torch.nn.Module)
@@ -243,8 +272,8 @@ def test_the_environment_of_the_page_on_own_models_is_that_of_the_readme():
     """The only commands that are not run: they need a network."""
     _, first = steps(OWN_MODEL)[0]
     assert [line.split()[0] for line in first.splitlines()] == ["python3", ".", "pip", "mkdir", "cd"]
-    assert "pip install -e ." in START
-    others = [line for kind, body in steps(OWN_MODEL)[1:] if kind == "sh" for line in body.splitlines()]
+    assert "pip install -e " in START
+    others = [line for kind, body in steps(OWN_MODEL)[1:] if kind == "sh" for line in shell_lines(body)]
     assert others and all(line.startswith("fleetfit ") for line in others)
 
 

@@ -94,27 +94,13 @@ def global_randomness(source: str) -> list[str]:
 
 
 def named_in_tree(markdown: str) -> list[str]:
-    """Return the paths that a fenced tree with a line `fleetfit/` names, relative to the repository.
+    """Return the paths in the first column of the tables of modules and folders, relative to the repository.
 
-    A line is an indented name (or several, side by side) and what it is for; `; name.py  text` on the same line adds a
-    name. A folder, whose name ends in a slash, is the parent of the deeper lines under it.
+    A path that begins with a slash is one of the repository, any other one of the package.
     """
-    paths = []
-    for block in re.findall(r"^```\w*\n(.*?)^```", markdown, re.DOTALL | re.MULTILINE):
-        lines = [re.sub(r"[│├└─]", " ", line) for line in block.splitlines()]
-        if not any(line.startswith("fleetfit/") for line in lines):
-            continue
-        parents: list[tuple[int, str]] = []
-        for line in filter(str.strip, lines):
-            depth = len(line) - len(line.lstrip())
-            parents = [parent for parent in parents if parent[0] < depth]
-            folder = "".join(name for _, name in parents)
-            leading = re.match(r"(?:[\w.*/-]+(?:\.\w+|/)(?:\s+|$))*", line.lstrip())
-            names = (leading[0].split() if leading else []) + re.findall(r"; ([\w/]+\.py)\b", line)
-            paths += [folder + name for name in names]
-            if len(names) == 1 and names[0].endswith("/"):
-                parents.append((depth, names[0]))
-    return paths
+    tables = re.findall(r"^\| (?:module|folder) \|.*\n\|[-| ]+\|\n((?:\|.*\n)+)", markdown, re.MULTILINE)
+    paths = [path for table in tables for path in re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)]
+    return [path[1:] if path.startswith("/") else f"{PACKAGE.name}/{path}" for path in paths]
 
 
 def top_level(package: Path) -> set[str]:
@@ -222,40 +208,38 @@ def f(rng: np.random.Generator, random_state):
 
 
 TREE = """
-```
-fleetfit/
-  cli.py            the verbs; nothing else
-  engines/          where jobs run
-    local.py          this process
-  losses.py         pure functions;  tasks.py: a task's loss
-  names.py  errors.py
-  method.py         what differs; see api.py for more
-tests/              mirrors the package
-experiments/*.toml  one file = one table
-```
+| module | what it is |
+| --- | --- |
+| `cli/` | the verbs |
+| `data/sets/` | data sets; see `api/` |
+
+| folder | what it is |
+| --- | --- |
+| `/tests/` | tests |
+
+| word | what it means |
+| --- | --- |
+| `cohort` | the clients of a round |
 """
 
 
 def test_a_tree_is_read():
-    names = ["cli.py", "engines/", "engines/local.py", "losses.py", "names.py", "errors.py", "method.py"]
-    named = named_in_tree(TREE.replace(";  tasks.py", "; tasks.py"))
-    assert set(named) == {
-        "fleetfit/",
-        *(f"fleetfit/{name}" for name in [*names, "tasks.py"]),
-        "tests/",
-        "experiments/*.toml",
-    }
-    drawn = "```text\nfleetfit/\n├── cli.py\n└── engines/\n    └── local.py   here\n```"
-    assert named_in_tree(drawn) == ["fleetfit/", "fleetfit/cli.py", "fleetfit/engines/", "fleetfit/engines/local.py"]
-    assert not named_in_tree("```\npip install fleetfit/\n```")
+    assert named_in_tree(TREE) == ["fleetfit/cli/", "fleetfit/data/sets/", "tests/"]
 
 
 def test_the_tree_names_what_exists_and_all_of_it():
     named = named_in_tree((ROOT / "docs" / "architecture.md").read_text())
-    assert named, "docs/architecture.md has no fenced tree with a line fleetfit/"
+    assert named, "docs/architecture.md has no table of modules"
     assert not [path for path in named if not list(ROOT.glob(path.rstrip("/")))], "named, but not on disk"
     assert not top_level(PACKAGE) - set(named), "on disk, but not named"
     assert "(docs/architecture.md)" in (ROOT / "README.md").read_text()
+
+
+def test_the_places_of_changes_exist():
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("| to change |")[2].partition("\n\n")[0]
+    places = re.findall(r"`([a-z_/]+(?:/|\.py))`", table)
+    assert len(places) > 8
+    assert not [place for place in places if not (PACKAGE / place).exists()]
 
 
 def test_no_class_name_stands_twice():

@@ -18,9 +18,9 @@ from fleetfit.api.run import dropped_key_notes, prepare
 from fleetfit.config import load_experiment
 from fleetfit.errors import ConfigError
 from fleetfit.submodel import whole
-from fleetfit.training import speed
+from fleetfit.training import runtime
 from fleetfit.training.local_model import LocalModel
-from fleetfit.training.speed import has_bf16, paying, prepared
+from fleetfit.training.runtime import choose_arithmetic, has_bf16, prepare_model
 from fleetfit.values import Problem
 from fleetfit.values.arithmetic import PLAIN, Arithmetic, Computed, arithmetic_of
 
@@ -60,7 +60,7 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> ff.Run:
 
 
 @pytest.mark.parametrize("engine", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
-def test_another_engine_gives_the_same_bits(engine: str, fast: ff.Run, tmp_path: Path) -> None:
+def test_engines_have_equal_bits(engine: str, fast: ff.Run, tmp_path: Path) -> None:
     if engine == "ray":
         pytest.importorskip("ray")
     found = ff.run(laid(TABLE, engine={**BOTH, "name": engine, "workers": 2}), out=tmp_path / "run")
@@ -68,7 +68,7 @@ def test_another_engine_gives_the_same_bits(engine: str, fast: ff.Run, tmp_path:
     assert found.columns == fast.columns
 
 
-def test_a_run_that_was_stopped_goes_on_with_the_same_bits(fast: ff.Run, tmp_path: Path) -> None:
+def test_resumed_run_has_equal_bits(fast: ff.Run, tmp_path: Path) -> None:
     class Stopped(Exception):
         pass
 
@@ -80,7 +80,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits(fast: ff.Run, tmp_pat
     assert_same_bits(trained(ff.resume(tmp_path / "run")), trained(fast))
 
 
-def test_a_method_with_shapes_of_its_own_gives_the_same_bits_on_workers(tmp_path: Path) -> None:
+def test_workers_have_equal_bits_with_other_shapes(tmp_path: Path) -> None:
     """AdaptiveFL's clients cut what they are sent, to shapes that are no level's."""
     table = laid(TABLE, method={"name": "adaptivefl"}, rounds=1, evaluate={"clients": 1, "norms": ["batch"]})
     found = ff.run(table, out=tmp_path / "here")
@@ -88,14 +88,14 @@ def test_a_method_with_shapes_of_its_own_gives_the_same_bits_on_workers(tmp_path
     assert_same_bits(trained(found), trained(workers))
 
 
-def test_fast_is_not_exact_and_near_it(fast: ff.Run, exact: ff.Run) -> None:
+def test_fast_is_close_to_exact(fast: ff.Run, exact: ff.Run) -> None:
     ours, theirs = trained(fast), trained(exact)
     assert not has_same_bits(ours, theirs)
     gap = torch.cat([(ours[n] - theirs[n]).flatten() for n in ours]).norm()
     assert gap < 0.2 * torch.cat([tensor.flatten() for tensor in theirs.values()]).norm()
 
 
-def test_what_is_kept_is_fp32_in_the_order_of_a_state(fast: ff.Run) -> None:
+def test_states_are_contiguous_fp32(fast: ff.Run) -> None:
     for name, tensor in trained(fast).items():
         assert tensor.dtype == torch.float32 and tensor.is_contiguous(), name
     assert run_level(fast, ff.load(fast.folder))
@@ -108,7 +108,7 @@ def run_level(one: ff.Run, other: ff.Run) -> bool:
     return all(p.dtype == q.dtype == torch.float32 and torch.equal(p, q) for p, q in zip(a, b, strict=True))
 
 
-def test_evaluation_and_predictions_compute_as_the_run_did(fast: ff.Run) -> None:
+def test_predictions_use_the_arithmetic_of_the_run(fast: ff.Run) -> None:
     assert fast.evaluate(evaluate={"clients": 2, "statistics_samples": 60})["static"] == fast.columns["static"]
     images = fast.assembly.data.batch(torch.arange(20))[0]  # type: ignore[union-attr]
     served, plain = fast.predict(images), fast.model()(images)[-1]
@@ -120,7 +120,7 @@ def test_evaluation_and_predictions_compute_as_the_run_did(fast: ff.Run) -> None
 # ---- what stands in the run folder ---------------------------------------------------------------------------------
 
 
-def test_the_choice_stands_in_the_folder_of_a_fast_run_only(fast: ff.Run, exact: ff.Run) -> None:
+def test_fast_run_stores_its_choice(fast: ff.Run, exact: ff.Run) -> None:
     section = tomllib.loads((fast.folder / "config.toml").read_text())["engine"]
     assert section["speed"] == "fast"
     assert section["chosen"] == {"1": "bf16 channels_last", "2": "bf16 channels_last"}
@@ -128,7 +128,7 @@ def test_the_choice_stands_in_the_folder_of_a_fast_run_only(fast: ff.Run, exact:
     assert section["speed"] == "exact" and "chosen" not in section
 
 
-def test_a_configuration_that_says_what_was_chosen_computes_so(exact: ff.Run, tmp_path: Path) -> None:
+def test_stored_choice_is_used(exact: ff.Run, tmp_path: Path) -> None:
     """As on another machine, where the rule might choose otherwise: what stands there counts."""
     chosen = dict.fromkeys("12", "fp32 contiguous")
     found = ff.run(laid(TABLE, engine={"speed": "fast", "chosen": chosen}), out=tmp_path / "run")
@@ -152,7 +152,7 @@ def images(tmp_path: Path, engine: Mapping[str, Any]) -> ff.Run:
     return prepared
 
 
-def test_fast_keeps_to_fp32_where_bf16_is_emulated_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_avoids_emulated_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     able = has_bf16(HOST)
     found = images(tmp_path / "a", {"speed": "fast"})
     assert set(found.experiment.engine.chosen.values()) == {f"{'bf16' if able else 'fp32'} channels_last"}
@@ -163,22 +163,17 @@ def test_fast_keeps_to_fp32_where_bf16_is_emulated_and_says_so(tmp_path: Path, m
 
 
 @pytest.mark.parametrize(
-    ("flag", "known"), [("avx512_bf16", True), ("amx_bf16", True), ("avx512f", False), ("AVX512_BF16", False)]
+    ("flag", "expected"), [("avx512_bf16", True), ("amx_bf16", True), ("bf16", True), ("avx512_f", False)]
 )
-def test_bf16_is_known_by_its_flags(flag: str, known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "_CPUINFO", tmp_path / "cpuinfo")
+def test_bf16_is_a_capability_of_the_processor(flag: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {flag: True, "amx_fp16": False, "sse": True})
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags\t: fpu {flag} sse\nmodel name : x\n")
-    speed._cpu_flags.cache_clear()
-    try:
-        assert has_bf16(HOST) == known
-    finally:
-        speed._cpu_flags.cache_clear()
+    assert has_bf16(HOST) == expected
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {flag: False})
+    assert not has_bf16(HOST)
 
 
-def test_bf16_that_was_asked_for_or_begun_with_is_computed_and_said(
-    fast: ff.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_explicit_bf16_is_emulated_with_note(fast: ff.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(*HELD)
     found = images(tmp_path, {"precision": "bf16"})
     assert any("computes in bf16, and this machine has no" in note for note in found.assembly.notes)
@@ -204,7 +199,7 @@ def test_bf16_that_was_asked_for_or_begun_with_is_computed_and_said(
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
-def test_what_cannot_be_is_refused(engine: Mapping[str, Any], model: str, expected: Expected, tmp_path: Path) -> None:
+def test_refused_engine_keys(engine: Mapping[str, Any], model: str, expected: Expected, tmp_path: Path) -> None:
     table = laid(TABLE, model={"name": model}, engine={}, method={"name": "heterofl"})
     with raises(ConfigError, expected):
         ff.run(table, out=tmp_path / "run", engine=engine)
@@ -217,12 +212,12 @@ def test_kernels_need_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ff.run(laid(TABLE, engine={"compile": True}), out=tmp_path / "run")
 
 
-def test_a_finer_key_wins_over_what_fast_chooses(tmp_path: Path) -> None:
+def test_finer_key_overrides_fast(tmp_path: Path) -> None:
     found = images(tmp_path, {"speed": "fast", "precision": "fp32"})
     assert set(found.experiment.engine.chosen.values()) == {"fp32 channels_last"}
 
 
-def test_another_engine_on_the_command_line_keeps_the_speed(tmp_path: Path) -> None:
+def test_engine_override_keeps_speed(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('[engine]\nspeed = "fast"\nprecision = "fp32"\n')
     asked = load_experiment(file, ["engine.name=processes"])
@@ -245,7 +240,7 @@ def computed(problem: Problem, arithmetic: Arithmetic) -> Problem:
 
 
 @pytest.mark.parametrize("model", ["cnn", "mobilenetv2", "resnet20"])
-def test_a_state_comes_out_of_another_memory_format_as_it_went_in(model: str) -> None:
+def test_memory_format_keeps_state(model: str) -> None:
     problem = problem_of(model, (3, 16, 16))
     full = problem.submodel(1.0, problem.exits)
     piece = LocalModel(computed(problem, Arithmetic(memory_format="channels_last")), full, HOST)
@@ -262,7 +257,7 @@ def test_a_state_comes_out_of_another_memory_format_as_it_went_in(model: str) ->
     torch.testing.assert_close(piece.module.eval()(x), plain.module.eval()(x), rtol=2e-2, atol=2e-2)
 
 
-def test_a_layer_that_sees_one_vector_per_sample_stays_in_fp32() -> None:
+def test_linear_on_vectors_stays_fp32() -> None:
     """Biases included: a network of such layers gives the bits of fp32, though bf16 is what it computes in."""
     problem = problem_of("mlp_2nn", (1, 28, 28))
     full = problem.submodel(1.0, problem.exits)
@@ -278,7 +273,7 @@ def test_a_layer_that_sees_one_vector_per_sample_stays_in_fp32() -> None:
 
 
 @pytest.mark.skipif(not has_bf16(HOST), reason="oneDNN has no LSTM in bf16 on a CPU without its instructions")
-def test_logits_of_tokens_come_out_in_fp32() -> None:
+def test_token_logits_are_fp32() -> None:
     """A classifier that sees a vector for each token computes in bf16; who asks for logits gets fp32."""
     problem = computed(problem_of("char_lstm", (20,)), Arithmetic(precision="bf16"))
     piece = LocalModel(problem, problem.submodel(1.0, problem.exits), HOST)
@@ -303,17 +298,17 @@ def test_logits_of_tokens_come_out_in_fp32() -> None:
     ],
     ids=str,
 )
-def test_what_pays_is_a_rule_of_the_layers(
+def test_choice_follows_the_layers(
     model: str, shape: tuple[int, ...], settings: Mapping[str, Any], expected: str
 ) -> None:
     problem = problem_of(model, shape, **settings)
     module = problem.architecture.build(problem.layout.full_sizes, problem.exits)
     expected = expected if has_bf16(HOST) else expected.replace("bf16", "fp32")
-    assert str(paying(module, shape, HOST)) == expected
+    assert str(choose_arithmetic(module, shape, HOST)) == expected
 
 
 @pytest.mark.parametrize("able", [True, False])
-def test_on_a_gpu_all_that_can_be_is_bf16(able: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_uses_bf16(able: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked of the GPU that computes; its host may have none, or another."""
     asked: list[torch.device] = []
 
@@ -324,21 +319,21 @@ def test_on_a_gpu_all_that_can_be_is_bf16(able: bool, monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "device", entered)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: able)
     precision, device = "bf16" if able else "fp32", torch.device("cuda", 1)
-    assert str(paying(nn.Linear(3, 2), (3,), device)) == f"{precision} contiguous"
-    assert str(paying(nn.Conv2d(1, 2, 3), (1, 8, 8), device)) == f"{precision} channels_last"
+    assert str(choose_arithmetic(nn.Linear(3, 2), (3,), device)) == f"{precision} contiguous"
+    assert str(choose_arithmetic(nn.Conv2d(1, 2, 3), (1, 8, 8), device)) == f"{precision} channels_last"
     assert set(asked) == {device}
 
 
 @pytest.mark.parametrize(("platform", "compiler"), [("darwin", "clang++"), ("linux", "g++")])
-def test_a_compiler_that_is_lacking_is_named(platform: str, compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler_is_named(platform: str, compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", platform)
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     with raises(ConfigError, compiler, key="engine.compile"):
-        speed.check_compiler(HOST)
+        runtime.check_compiler(HOST)
     monkeypatch.setenv("CXX", "another++")
     with raises(ConfigError, key="engine.compile"):
-        speed.check_compiler(HOST)
+        runtime.check_compiler(HOST)
 
 
 def stepped(precision: str, dropout: float, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -379,7 +374,7 @@ def test_dropout_beside_bf16_is_seeded() -> None:
 def test_dropout_beside_bf16_drops_its_share(share: float) -> None:
     """Of 200,000 elements as many as asked for, within five standard deviations, in the gradient the same ones; the
     others are scaled, so that the mean stays."""
-    layer = prepared(nn.Sequential(nn.Dropout(share)), Arithmetic("bf16"), HOST)
+    layer = prepare_model(nn.Sequential(nn.Dropout(share)), Arithmetic("bf16"), HOST)
     x = torch.full((200, 1000), 3.0, requires_grad=True)
     torch.manual_seed(0)
     found: Tensor = layer.train()(x)
@@ -392,7 +387,7 @@ def test_dropout_beside_bf16_drops_its_share(share: float) -> None:
     assert torch.equal(layer.eval()(x), x)
 
 
-def test_a_shape_of_which_nothing_is_said_is_computed_as_the_nearest() -> None:
+def test_unknown_shape_uses_nearest() -> None:
     small, large = Arithmetic(memory_format="channels_last"), Arithmetic("bf16")
     known = (Computed({"a": 4, "classes": 3}, (1,), small), Computed({"a": 16, "classes": 3}, (1, 2), large))
     assert arithmetic_of(known, {"a": 16, "classes": 3}, (1, 2)) == large
@@ -402,7 +397,7 @@ def test_a_shape_of_which_nothing_is_said_is_computed_as_the_nearest() -> None:
     assert arithmetic_of((), {"a": 8}, (1,)) == PLAIN
 
 
-def test_what_a_server_says_of_shapes_is_looked_at() -> None:
+def test_arithmetic_from_server_is_validated() -> None:
     good = Computed({"a": 4}, (1,), Arithmetic("bf16")).nest
     assert Computed.restored(json.loads(json.dumps(good))).nest == good
     for bad in (None, {}, {**good, "sizes": {"a": 0}}, {**good, "exits": []}, {**good, "exits": "12"},
@@ -413,7 +408,7 @@ def test_what_a_server_says_of_shapes_is_looked_at() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
-def test_compiled_kernels_train_like_the_others(exact: ff.Run, tmp_path: Path) -> None:
+def test_compiled_kernels_train_alike(exact: ff.Run, tmp_path: Path) -> None:
     found = ff.run(laid(TABLE, engine={"compile": True}, model={"name": "cnn"}, rounds=1), out=tmp_path / "a")
     plain = ff.run(laid(TABLE, engine={}, model={"name": "cnn"}, rounds=1), out=tmp_path / "b")
     for name, tensor in trained(plain).items():

@@ -45,7 +45,7 @@ def first_state(run: ff.Run) -> State:
     return rounds.start(run.assembly.federation).state
 
 
-def test_the_first_state_is_the_last_one_of_the_other_run(backbone: ff.Run, tmp_path: Path) -> None:
+def test_first_state_is_last_of_other_run(backbone: ff.Run, tmp_path: Path) -> None:
     run = ff.run(TINY, out=tmp_path / "run", start=backbone.folder, seed=7, method="fedavg")
     assert_same_bits(first_state(run), backbone.server.state)
     assert run.experiment.start == str(backbone.folder)
@@ -55,7 +55,7 @@ def test_the_first_state_is_the_last_one_of_the_other_run(backbone: ff.Run, tmp_
     assert not has_same_bits(drawn, backbone.server.state), "the seeds give one state, so the test proves nothing"
 
 
-def test_classifiers_that_the_other_run_lacks_begin_anew(backbone: ff.Run, tmp_path: Path) -> None:
+def test_missing_classifiers_are_drawn(backbone: ff.Run, tmp_path: Path) -> None:
     """The backbone has the last exit only; ScaleFL adds early ones, drawn as without a start."""
     run = ff.run(TINY, out=tmp_path / "run", start=backbone.folder, method="scalefl")
     begun, theirs = first_state(run), backbone.server.state
@@ -69,7 +69,7 @@ def test_classifiers_that_the_other_run_lacks_begin_anew(backbone: ff.Run, tmp_p
     assert f"The model begins as {backbone.folder} after round 2; anew, at least in part: {early}." in run.notes
 
 
-def test_other_classes_begin_anew_and_the_rest_does_not(backbone: ff.Run, tmp_path: Path) -> None:
+def test_only_classifiers_of_other_classes_are_drawn(backbone: ff.Run, tmp_path: Path) -> None:
     data = TINY["data"] | {"classes": 7}
     run = ff.run(TINY, out=tmp_path / "run", start=backbone.folder, data=data, method="fedavg")
     begun, theirs = first_state(run), backbone.server.state
@@ -90,7 +90,7 @@ def test_decoupled_gives_its_largest_model(tmp_path: Path) -> None:
     assert not has_same_bits({n: apart.server.state[n] for n in theirs}, theirs), "the untrained start lies beside it"
 
 
-def test_a_resumed_run_needs_the_other_one_no_more(backbone: ff.Run, tmp_path: Path) -> None:
+def test_resume_without_start(backbone: ff.Run, tmp_path: Path) -> None:
     """Cut off after round 1 and taken up again, the start being gone: the same final state as in one go."""
     moved = tmp_path / "moved"
     shutil.copytree(backbone.folder, moved)
@@ -113,7 +113,7 @@ def test_a_resumed_run_needs_the_other_one_no_more(backbone: ff.Run, tmp_path: P
     assert f"The model began as {moved}, which is not there any more." in again.notes
 
 
-def test_what_cannot_be_a_start_is_refused_and_leaves_nothing(backbone: ff.Run, tmp_path: Path) -> None:
+def test_refused_starts(backbone: ff.Run, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with raises(RunError, "nowhere"):
         ff.run(TINY, out=out, start="nowhere")
@@ -133,7 +133,7 @@ def test_what_cannot_be_a_start_is_refused_and_leaves_nothing(backbone: ff.Run, 
     assert not out.exists()
 
 
-def test_a_model_without_the_defaults_begins_as_another_run_too(tmp_path: Path) -> None:
+def test_custom_model_starts_from_run(tmp_path: Path) -> None:
     """An architecture need not inherit: what the other run lacks is drawn only where it says so."""
 
     class Plain:
@@ -156,7 +156,7 @@ def test_a_model_without_the_defaults_begins_as_another_run_too(tmp_path: Path) 
         ff.run(TINY, out=tmp_path / "lacking", start=run.folder, **lacking)
 
 
-def test_paths_are_seen_from_the_run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_path_is_relative_to_run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "files" / "theirs").mkdir(parents=True)
     (tmp_path / "files" / "run.toml").write_text('start = "theirs"\n[model]\nname = "bert"\ncheckpoint = "theirs"\n')
     monkeypatch.chdir(tmp_path)
@@ -166,7 +166,7 @@ def test_paths_are_seen_from_the_run_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert load_experiment("files/run.toml").start == "elsewhere"
 
 
-def test_an_architecture_of_one_s_own_may_have_a_checkpoint(tmp_path: Path) -> None:
+def test_custom_architecture_with_checkpoint(tmp_path: Path) -> None:
     """`pretrained` is all it takes; what it leaves out is drawn."""
     from tiny import Tiny, tiny_data
 

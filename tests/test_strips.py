@@ -8,7 +8,7 @@ import torch
 from fleetfit.layout import Architecture, infer_layout
 from fleetfit.models.bert import bert
 from fleetfit.models.resnet import resnet110
-from fleetfit.strips import Strip, strips_of, together
+from fleetfit.strips import Strip, find_strips, merge_strips
 from fleetfit.submodel import Cut, Submodel
 
 
@@ -16,45 +16,45 @@ def places(strips: list[Strip], full: int, piece: int) -> tuple[list[int], list[
     """The places of strips in both buffers, in the strips' own order."""
     far, near = torch.arange(full), torch.arange(piece)
     return (
-        [n for strip in strips for n in strip.of_full(far).flatten().tolist()],
-        [n for strip in strips for n in strip.of_piece(near).flatten().tolist()],
+        [n for strip in strips for n in strip.view_full(far).flatten().tolist()],
+        [n for strip in strips for n in strip.view_submodel(near).flatten().tolist()],
     )
 
 
-def test_a_prefix_of_a_matrix_by_hand() -> None:
+def test_matrix_prefix() -> None:
     """Of a matrix [3, 4] at 10, the upper left [2, 3] lies at 10, 11, 12 and 14, 15, 16."""
-    (strip,) = strips_of([[(0, 2)], [(0, 3)]], (3, 4), (2, 3), 10, 0) or []
+    (strip,) = find_strips([[(0, 2)], [(0, 3)]], (3, 4), (2, 3), 10, 0) or []
     assert places([strip], 30, 6) == ([10, 11, 12, 14, 15, 16], [0, 1, 2, 3, 4, 5])
 
 
-def test_what_is_kept_whole_has_one_dimension() -> None:
+def test_whole_tensor_has_one_dimension() -> None:
     """A matrix of which all is kept, and the first rows of one: their elements lie in a row in both buffers."""
-    assert strips_of([[(0, 3)], [(0, 4)]], (3, 4), (3, 4), 0, 7) == [Strip((12,), (1,), (1,), 0, 7)]
-    assert strips_of([[(0, 2)], [(0, 4)]], (3, 4), (2, 4), 5, 0) == [Strip((8,), (1,), (1,), 5, 0)]
+    assert find_strips([[(0, 3)], [(0, 4)]], (3, 4), (3, 4), 0, 7) == [Strip((12,), (1,), (1,), 0, 7)]
+    assert find_strips([[(0, 2)], [(0, 4)]], (3, 4), (2, 4), 5, 0) == [Strip((8,), (1,), (1,), 5, 0)]
 
 
-def test_a_window_that_wraps_around_by_hand() -> None:
+def test_wrapping_window() -> None:
     """Rows 3 and 0 of a matrix [4, 2]: their order in the piece is that of the stretches."""
-    strips = strips_of([[(3, 1), (0, 1)], [(0, 2)]], (4, 2), (2, 2), 0, 0) or []
+    strips = find_strips([[(3, 1), (0, 1)], [(0, 2)]], (4, 2), (2, 2), 0, 0) or []
     assert places(strips, 8, 4) == ([6, 7, 0, 1], [0, 1, 2, 3])
 
 
 def test_equal_tensors_at_equal_distances_are_one_strip() -> None:
     """Two matrices [3, 4] at 0 and 20 and a third at 40, [2, 2] of each: one strip of three dimensions."""
-    one = [strip for i in range(3) for strip in strips_of([[(0, 2)], [(0, 2)]], (3, 4), (2, 2), 20 * i, 4 * i) or []]
-    found = together(one)
+    one = [strip for i in range(3) for strip in find_strips([[(0, 2)], [(0, 2)]], (3, 4), (2, 2), 20 * i, 4 * i) or []]
+    found = merge_strips(one)
     assert len(found) == 1 and found[0].sizes == (3, 2, 2)
     assert places(found, 60, 12) == places(one, 60, 12)
 
 
-def test_neighbours_that_are_kept_whole_are_one_strip() -> None:
-    one = [*(strips_of([[(0, 5)]], (5,), (5,), 0, 0) or []), *(strips_of([[(0, 7)]], (7,), (7,), 5, 5) or [])]
-    assert together(one) == [Strip((12,), (1,), (1,), 0, 0)]
+def test_adjacent_tensors_are_one_strip() -> None:
+    one = [*(find_strips([[(0, 5)]], (5,), (5,), 0, 0) or []), *(find_strips([[(0, 7)]], (7,), (7,), 5, 5) or [])]
+    assert merge_strips(one) == [Strip((12,), (1,), (1,), 0, 0)]
 
 
-def test_scattered_channels_are_no_strips() -> None:
+def test_scattered_channels_have_no_strips() -> None:
     scattered = [(i * i, 1) for i in range(50)]
-    assert strips_of([scattered, [(0, 2)]], (2500, 4), (50, 2), 0, 0) is None
+    assert find_strips([scattered, [(0, 2)]], (2500, 4), (50, 2), 0, 0) is None
 
 
 def bert_tiny_deep() -> Architecture:
@@ -62,7 +62,7 @@ def bert_tiny_deep() -> Architecture:
 
 
 @pytest.mark.parametrize("made", [resnet110, bert_tiny_deep])
-def test_a_deep_model_is_a_few_strips_and_all_of_it(made: Callable[[], Architecture]) -> None:
+def test_deep_model_has_few_strips(made: Callable[[], Architecture]) -> None:
     """Its strips and its index cover each kept element once, in both buffers; hundreds of tensors are some views."""
     layout = infer_layout(made())
     sizes = made().sizes(0.5)

@@ -20,7 +20,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-def test_a_part_stands_still_while_another_is_inside_of_it() -> None:
+def test_inner_part_interrupts_outer() -> None:
     """Averaging from 0 to 10 s, in it training from 2 to 5 and, inside that, validation from 3 to 4."""
     times = iter([0.0, 2.0, 3.0, 4.0, 5.0, 10.0])
     watch = Timekeeper(lambda: next(times))
@@ -31,7 +31,7 @@ def test_a_part_stands_still_while_another_is_inside_of_it() -> None:
     assert not any(watch.read().values())
 
 
-def test_what_raises_is_counted_too() -> None:
+def test_raising_part_is_counted() -> None:
     times = iter([0.0, 3.0, 4.0, 6.0])
     watch = Timekeeper(lambda: next(times))
     with pytest.raises(ValueError, match="on purpose"), watch.on("training"):
@@ -41,9 +41,7 @@ def test_what_raises_is_counted_too() -> None:
     assert (watch.read()["training"], watch.read()["validation"]) == (3.0, 0.0)
 
 
-def test_each_round_and_the_summary_say_what_the_seconds_went_into(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounds_and_summary_have_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint is written after its round's line, so its seconds are in the next one, and the last in the summary.
 
     Evaluations and checkpoints are those of rounds 2 and 4.

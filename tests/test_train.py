@@ -33,8 +33,8 @@ from fleetfit.layout import outputs
 from fleetfit.method import Method
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.submodel import extract
-from fleetfit.training import joined, run_job
-from fleetfit.training.devices import accelerator_named
+from fleetfit.training import iter_batches, run_job
+from fleetfit.training.runtime import resolve_device
 from fleetfit.values import Device, Evaluation, Failure, Job, Local, Simulation, Update
 
 
@@ -49,12 +49,12 @@ from fleetfit.values import Device, Evaluation, Failure, Job, Local, Simulation,
         ("7", Expected(key="engine.device")),
     ],
 )
-def test_a_device_that_is_not_there_is_a_sentence(name: str, expected: Expected) -> None:
+def test_missing_devices_are_refused(name: str, expected: Expected) -> None:
     with raises(ConfigError, expected):
-        accelerator_named(name)
+        resolve_device(name)
 
 
-def test_augmentation_is_of_training_and_not_of_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_training_augments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of the training have the job's generator, those of an evaluation have none."""
     federation, simulation = tiny_fleet(norm=False)
     device, asked = simulation.device(5), []
@@ -76,7 +76,7 @@ def leaving(job: Job, device: Device) -> Any:
     raise SystemExit(3)
 
 
-def test_a_method_that_leaves_is_that_jobs_failure_with_the_reason() -> None:
+def test_exit_of_a_method_fails_its_job() -> None:
     federation, simulation = tiny_fleet({"name": "fedavg", "hooks": {"loss": leaving}})
     said = fail_job(make_job(federation, 5, 2), simulation.device(5))
     assert said == "its method, model or data called sys.exit(3)"
@@ -137,7 +137,7 @@ class Idle(nn.Module):
         return sum(F.cross_entropy(z, y) for z in (logits if self.steps == 2 else logits[-1:]))
 
 
-def test_what_a_gradient_reaches_once_counts_as_trained() -> None:
+def test_one_gradient_counts_as_trained() -> None:
     federation, simulation = tiny_fleet({"name": Method(loss=lambda job, device: Idle())})
     many = replace(plain(lr=0.1, weight_decay=0.1), epochs=3, batch_size=None)
     assert train_job(make_job(federation, 5, 2, local=many), simulation.device(5)).untrained == ()
@@ -145,7 +145,7 @@ def test_what_a_gradient_reaches_once_counts_as_trained() -> None:
     assert set(one.untrained) == {f"heads.{e}.{kind}" for e in (1, 2) for kind in ("weight", "bias")}
 
 
-def test_the_average_counts_those_only_whom_a_gradient_reached() -> None:
+def test_mean_skips_parameters_without_gradient() -> None:
     """With FedAvg's loss only level 1 trains classifier 1: it is level 1's, whatever others that have it sent back."""
     federation, simulation = tiny_fleet(clients=3, cohort=3)
     server, seen = start(federation), {}
@@ -223,7 +223,7 @@ def test_batches(n: int, size: int | None, expected: list[int]) -> None:
     assert rows(epochs[0]) != rows(epochs[1]) != rows(epochs[2])
 
 
-def test_the_order_of_batches_is_the_seed_s() -> None:
+def test_seed_orders_batches() -> None:
     local = plain(lr=0.01, batch_size=4)
     first, _ = batches_seen(16, local)
     again, _ = batches_seen(16, local)
@@ -233,15 +233,15 @@ def test_the_order_of_batches_is_the_seed_s() -> None:
 
 
 @pytest.mark.parametrize("n", range(12))
-def test_joined_covers_everything_once(n: int) -> None:
+def test_batches_cover_each_sample_once(n: int) -> None:
     for size in (1, 2, 3, 5, 20):
-        parts = list(joined(torch.arange(n), size))
+        parts = list(iter_batches(torch.arange(n), size))
         assert torch.equal(torch.cat([torch.arange(0), *parts]), torch.arange(n))
         assert all(len(p) in (size, size + 1) for p in parts[:-1])
         assert n < 2 or size == 1 or all(len(p) > 1 for p in parts)
 
 
-def test_the_reported_loss_is_the_mean_over_samples() -> None:
+def test_reported_loss_is_sample_mean() -> None:
     """Without a step (lr = 0) and without norm layers: batches of 8, 8 and 2 must not count alike."""
     federation, simulation = tiny_fleet(norm=False)
     device = with_train(simulation, 5, 18)
@@ -255,7 +255,7 @@ def test_the_reported_loss_is_the_mean_over_samples() -> None:
     assert all(torch.equal(update.state[n], job.state[n]) for n in job.state)
 
 
-def test_a_job_leaves_nothing_behind_for_the_next_one() -> None:
+def test_jobs_are_independent() -> None:
     """Modules, gradients and generators are reused; a job between two equal ones changes nothing."""
     federation, simulation = tiny_fleet(dropout=0.3)
     local = plain(lr=0.1, momentum=0.9, batch_size=8)
@@ -268,7 +268,7 @@ def test_a_job_leaves_nothing_behind_for_the_next_one() -> None:
     assert not all(torch.equal(first.state[n], other.state[n]) for n in first.state)
 
 
-def test_dropout_draws_from_the_job_s_seed() -> None:
+def test_job_seed_draws_dropout() -> None:
     """All samples at once and no dropout: the seed moves only roundings; with dropout it moves more."""
     local = plain(lr=0.1, batch_size=None)
     for dropout, differs in ((0.0, False), (0.5, True)):
@@ -285,7 +285,7 @@ def declining(job: Job, device: Device) -> Job | None:
     return None
 
 
-def test_failures_say_why() -> None:
+def test_failures_have_reasons() -> None:
     federation, simulation = tiny_fleet()
     assert "no training data" in fail_job(make_job(federation, 5, 2), with_train(simulation, 5, 0))
     assert "value per channel" in fail_job(make_job(federation, 5, 2), with_train(simulation, 5, 1))
@@ -295,7 +295,7 @@ def test_failures_say_why() -> None:
     assert "fedavgg" in fail_job(make_job(federation, 5, 2, method={"name": "fedavgg"}), simulation.device(5))
 
 
-def test_a_job_that_failed_spoils_no_later_one() -> None:
+def test_jobs_run_after_a_failure() -> None:
     federation, simulation = tiny_fleet()
     local = plain(lr=0.1, batch_size=8)
     before = train_job(make_job(federation, 5, 2, local=local), simulation.device(5))
@@ -344,7 +344,7 @@ def test_statistics_of_clients_add_up_to_the_pooled_moments() -> None:
     assert not torch.allclose(found[2]["blocks.1.1.var"], small[2]["blocks.1.1.var"], rtol=1e-5)
 
 
-def test_statistics_take_at_most_so_many_samples_and_at_least_two() -> None:
+def test_statistics_sample_limits() -> None:
     federation, simulation = tiny_fleet()
     settings = Evaluation(split="train", samples=5)
     update, _ = run_job(make_job(federation, 4, 1, kind="statistics", evaluation=settings), simulation.device(4))
@@ -381,7 +381,7 @@ def test_statistics_end_with_the_last_norm_layer(monkeypatch: pytest.MonkeyPatch
     assert len(ran) == 6
 
 
-def test_a_norm_layer_that_not_every_batch_reaches_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rarely_reached_norm_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """The third block is left out of the first batch: whoever takes the second one for the last misses it."""
     federation, simulation = tiny_fleet()
     plain_segment, batches = TinyNet.segment, [0]
@@ -399,7 +399,7 @@ def test_a_norm_layer_that_not_every_batch_reaches_is_measured(monkeypatch: pyte
     assert float(update.state["blocks.2.1.count"]) == n - 4
 
 
-def test_one_image_alone_is_classified_as_in_a_batch() -> None:
+def test_single_image_equals_batch() -> None:
     """The point of static statistics: a prediction does not depend on its neighbours; with batch statistics it does."""
     federation, simulation = tiny_fleet()
     server = start(federation)
@@ -425,7 +425,7 @@ def test_one_image_alone_is_classified_as_in_a_batch() -> None:
     assert unlike[0] != pytest.approx(unlike[1], rel=1e-3)
 
 
-def test_evaluation_leaves_the_norm_layers_as_they_were() -> None:
+def test_evaluation_resets_norm_layers() -> None:
     """Training after a static evaluation still uses each batch's own moments."""
     federation, simulation = tiny_fleet()
     job = make_job(federation, 5, 2, local=plain(lr=0.1, batch_size=8))

@@ -17,7 +17,7 @@ LOADS = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video
          "link": "href", "embed": "src", "object": "data", "use": "href"}  # fmt: skip
 """What a browser loads by itself, and the attribute that says from where."""
 NOT_LOADED = {"canonical", "alternate", "next", "prev", "license", "edit"}
-"""Kinds of <link> that are only said."""
+"""Kinds of <link> that load nothing."""
 CSS = re.compile(r"url\(\s*['\"]?((?:https?:)?//[^)'\"\s]+)|@import\s+(?:url\()?['\"]((?:https?:)?//[^'\"]+)")
 
 
@@ -87,7 +87,7 @@ def unsearchable(site: Path) -> Iterator[str]:
 
 
 def main(folder: str) -> int:
-    """Print what is wrong; return 1 where something is."""
+    """Print the faults; return 1 if there are any."""
     site = Path(folder)
     found = [*from_elsewhere(site), *broken(site), *unsearchable(site)]
     pages = len([*site.rglob("*.html")])

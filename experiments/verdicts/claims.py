@@ -55,8 +55,8 @@ class Claim(_Table):
         id: A short name that stays.
         says: The claim in a sentence.
         column, setting: Those of all sides that name no other.
-        measure: Whether sides are subtracted (points) or divided (rounds, sizes, times).
-        by: How much greater at least, in points or as a ratio; more than nothing where it is not said. Below zero: how
+        measure: Whether sides are subtracted (percentage points) or divided (rounds, sizes, times).
+        by: How much greater at least, in percentage points or as a ratio; by default more than zero. Below zero: how
             much may be lost.
         exact: Chance plays no part in it, as with numbers of parameters: it needs no interval, and one run is enough.
         changed: What was changed in it after the file was first written, when, and why.
@@ -258,7 +258,7 @@ class Contrast:
 
     Attributes:
         plus, minus: The numbers that are added, and taken away; of ratios their logarithms are.
-        printed: The paper's own sum, in points or as a ratio; None where it prints no numbers.
+        printed: The paper's own sum, in percentage points or as a ratio; None where it prints no numbers.
     """
 
     plus: tuple[Place, ...]

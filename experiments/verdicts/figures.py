@@ -112,8 +112,8 @@ def _effects(claims: Claims, judged: Sequence[Judged]) -> Iterator[Drawn]:
         yield Drawn(
             f"effects-{number}-{_slug(paper)}.svg",
             f"{paper}: effects and their intervals",
-            f"{paper}: effects with their 95% intervals (green: holds, red: contradicted, brown: cannot be told); "
-            "crosses: the paper's size; dotted: nothing, or the least that is claimed.",
+            f"{paper}: effects with their 95% intervals (green: holds, red: contradicted, brown: inconclusive); "
+            "crosses: the paper's size; dotted: zero, or the claimed bound.",
             figure,
             paper=paper,
         )
@@ -134,7 +134,7 @@ def _forest(axes: "Axes", group: Sequence[Judged]) -> None:
         axes.plot([at, at], [y - 0.4, y + 0.4], color=DARK, linewidth=0.8, linestyle=":")
     if ratio:
         _log(axes, large=False)
-    _quiet(axes, "ratio" if ratio else "points")
+    _quiet(axes, "ratio" if ratio else "percentage points")
     axes.set_yticks(range(len(group)), [one.claim.id for one in reversed(group)], fontsize=7)
     axes.set_ylim(-0.6, len(group) - 0.4)
 
@@ -209,8 +209,8 @@ def _of_rows(table: ClaimTable, results: ExperimentResults) -> Iterator[Drawn]:
     yield Drawn(
         f"{_slug(str(PurePosixPath(table.file).with_suffix('')))}-rows.svg",
         f"{table.paper}, {table.title}, here",
-        f"{table.paper}, {table.title}, as it came out here: each seed, and the mean with its 95% interval "
-        "(local: each client's own level; global: the largest model for everybody).",
+        f"{table.paper}, {table.title}, measured here: each seed, and the mean with its 95% interval "
+        "(local: each client's own level; global: the largest model for all clients).",
         figure,
         file=table.file,
     )

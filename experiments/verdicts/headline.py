@@ -16,8 +16,9 @@ PLACES = {"README.md": "docs/", "docs/index.md": ""}
 """The pages that have the table, and how docs/ is reached from each."""
 WIDTH = 120
 NOTE = (
-    "Verdicts are corrected for all claims of the table, intervals are not: one may exclude zero where nothing can be "
-    'told. "Of 4": so many differences make the claim, and the one that has least for it decides.'
+    "pp: percentage points. Inconclusive: at the size that was run. Verdicts use tests with Holm's correction; "
+    'intervals are uncorrected, so an interval may exclude zero where the verdict is inconclusive. "Of 4": the claim '
+    "consists of four differences, and the weakest one decides."
 )
 BEGIN, END = "<!-- evidence: made by make results -->", "<!-- end of evidence -->"
 
@@ -35,12 +36,12 @@ def evidence(
     """
     counts = Counter(one.verdict for one in judged)
     verdicts = {"holds": Verdict.HOLDS, "contradicted": Verdict.CONTRADICTED,
-                "cannot be told at the size that was run": Verdict.OPEN, "not run yet": Verdict.NOT_RUN}  # fmt: skip
+                "inconclusive": Verdict.OPEN, "not run yet": Verdict.NOT_RUN}  # fmt: skip
     told = ", ".join(f"{name} {counts[verdict]}" for name, verdict in verdicts.items() if counts[verdict])
     asked = sum(one.table.paper.startswith("Critique") for one in judged)
-    whose = f", {len(judged) - asked} of the papers and {asked} that critiques of them suggest," if asked else ""
+    whose = f" ({len(judged) - asked} of the papers, {asked} of critiques)" if asked else " of the papers"
     total = (
-        f"The {len(judged)} claims{whose or ' of the papers'} by verdict: {told}. All of them, with figures: "
+        f"All {len(judged)} claims{whose}: {told}. Details and figures: "
         f"[what the papers claim, and what came out]({docs}results.md)."
     )
     shown = first_table(judged)
@@ -49,10 +50,10 @@ def evidence(
     table = shown[0].table
     figure = next((one for one in drawn if one.file == table.file and one.name.endswith("-rows.svg")), None)
     head = figure.title if figure else f"{table.paper}, {table.title}."
-    there = f"[there]({docs}results.md#{page.anchor(table.title)})"
-    said = f"{head} Run: {page.settings_line(results[table.file])}. How that differs from the paper's setting: {there}."
+    link = f"[How the paper's setting differs]({docs}results.md#{page.anchor(table.title)})"
+    said = f"{head} Run: {page.settings_line(results[table.file])}. {link}."
     rows = [(one.claim.says, page.of_paper(one), page.here(one), one.verdict.value) for one in shown]
-    made = page.markdown_table(("the paper says", "its number", "ours, 95% interval", "verdict"), rows)
+    made = page.markdown_table(("claim of the paper", "paper", "ours, 95% interval", "verdict"), rows)
     image = [f"![{figure.kind}]({docs}results/{figure.name})", ""] if figure else []
     parts = [
         *image,

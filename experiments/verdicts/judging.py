@@ -19,22 +19,22 @@ class Verdict(enum.StrEnum):
 
     HOLDS = "holds"
     CONTRADICTED = "contradicted"
-    OPEN = "cannot be told at this size"
+    OPEN = "inconclusive"
     NOT_RUN = "not run"
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What came out for one contrast.
+    """The result of one contrast.
 
     Attributes:
         contrast: The contrast.
         seeds: How many runs it is the mean of.
-        mean: The mean over the seeds, in points, or as a ratio (the geometric mean).
+        mean: The mean over the seeds, in percentage points, or as a ratio (the geometric mean).
         low, high: The ends of its 95% interval; None of a single seed, and where all seeds gave the same.
         above, below: One-sided p of being above and below the claim's threshold; 1 where that cannot be shown.
         bounded: "at least" or "at most" where runs ended before their number was known.
-        problem: Why nothing follows from it.
+        problem: Why no verdict follows from it.
     """
 
     contrast: Contrast
@@ -50,7 +50,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim and what is to be said of it.
+    """A claim and its verdict.
 
     Attributes:
         table, claim: The claim.
@@ -58,7 +58,7 @@ class Judged:
         weakest: The contrast that has least for it, which decides; None where nothing was run.
         contrasts: How many the claim has.
         p: Two-sided p, after the correction; None where there is no test.
-        reason: Why it is not run or cannot be told.
+        reason: Why it is not run or inconclusive.
     """
 
     table: ClaimTable
@@ -104,7 +104,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def _judged(table: ClaimTable, claim: Claim, results: Mapping[str, ExperimentResults]) -> Judged:
-    """Return a verdict without the correction, or with p and no verdict but "cannot be told"."""
+    """Return a verdict without the correction, or with p and no verdict but "inconclusive"."""
     sums = contrasts(table, claim)
     estimates = []
     for contrast in sums:

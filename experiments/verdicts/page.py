@@ -19,36 +19,35 @@ HEAD = """# What the papers claim, and what came out
 
 <!-- made by `make results` from experiments/claims.toml and experiments/results/: change those -->
 
-The papers print tables of full-size experiments; here a small one, which two cores finish, judges each claim. What is
-claimed, by how much, and which rows decide it was written down from the papers' texts before these runs, in
-[experiments/claims.toml](../experiments/claims.toml), with claims that may well fail at this size; what was found
-along the way, and earlier trials, stand in [experiments/LOG.md](../experiments/LOG.md). What was written after the
-runs says so: notes, and orders of the same tables that were looked at later, which are judged alike and not counted. A
-claim that was added or changed later says below its table when and why, and whether runs had been seen by then.
+The papers print tables of full-size experiments. Here a small experiment, which two cores finish, judges each claim.
+[experiments/claims.toml](../experiments/claims.toml) has each claim, its size and the rows that decide it. It was
+written from the papers' texts before these runs, and has claims that may well fail at this size.
+[experiments/LOG.md](../experiments/LOG.md) has findings and earlier trials. Text that was written after the runs is
+marked: notes, and orders of the same tables that were looked at later, which are judged alike and not counted. A
+claim that was added or changed later has a note below its table: when, why, and whether runs had been seen by then.
 
-How a verdict is made: runs are paired by seed, since a seed fixes the clients' data, the first weights and who takes
-part in which round, and the differences (of ratios, their logarithms) give the mean and the 95% interval of a t-test.
-A claim that several differences make ("Decoupled is last") counts once, and the difference that has least for it
-decides; it is contradicted where one of them speaks against it, with a p that is multiplied by how many there are.
-Within each table of a paper the p-values of all claims that could be tested are corrected by Holm's procedure. A claim
-*holds* if the corrected p is below 0.05 in its direction, is *contradicted* if it is so in the other, and *cannot be
-told at this size* otherwise; with no run, or one seed, it is *not run*. Numbers without chance, such as parameters,
-are compared as they are.
+**Verdicts.** Runs are paired by seed, since a seed fixes the clients' data, the first weights and the cohorts. The
+differences (for ratios, their logarithms) give the mean and the 95% interval of a t-test. A claim that consists of
+several differences ("Decoupled is last") counts once, and its weakest difference decides. Such a claim is contradicted
+if one difference speaks against it, with a p that is multiplied by their number. Within each table of a paper, Holm's
+procedure corrects the p-values of all claims that could be tested. A claim *holds* if the corrected p is below 0.05 in
+its direction, is *contradicted* if it is below 0.05 in the other, and is *inconclusive* at this size otherwise. With no
+run, or one seed, it is *not run*. Numbers without chance, such as parameters, are compared as they are.
 
-The sizes of a paper's effects and ours belong to different models, data and lengths; what is compared is the order, or
-the bound where one is claimed. Where several differences make a claim, the paper's size and ours are of the one that
-decides; "order only" says that the paper prints no number for it. Intervals are not corrected, so that one may exclude
-zero where the corrected p does not say "holds".
+**Sizes.** The paper's effects and ours belong to different models, data and lengths, so the order is compared, or the
+bound where one is claimed. Differences are in percentage points (pp). If several differences make a claim, both sizes
+are those of the one that decides. "Order only": the paper prints no number. Intervals are not corrected, so an interval
+may exclude zero where the verdict is inconclusive.
 """
 
-TERMS = """Words: *local* is the accuracy of each client's own level on its own test data, averaged over the clients,
-*global* that of the largest model there; *avg* and *full* are on the whole test set, the mean over all levels' models
-and the largest alone; accuracies are in percent. *Rounds* are those to the target accuracy that the experiment's file
-names. *Level 1* is the smallest piece, *exit 1* the earliest classifier of the largest model, *ensemble* the mean of
-all its exits' probabilities. *4:3:3* are the shares of weak, medium and strong devices. *alpha* is that of the
-Dirichlet shares of classes: the lower, the more skewed. *C* is the share of the clients in a round (0: one client), *E*
-the local epochs, *B* the batch (all: a client's data at once). *Credit* is what a row of AdaptiveFL's table earns by
-what comes back. More: [runs](runs.md), [methods](methods.md), [the papers](papers.md).
+TERMS = """**Words.** *local* is the accuracy of each client's own level on its own test data, averaged over the
+clients, *global* that of the largest model there. *avg* and *full* are on the whole test set: the mean over all
+levels' models, and the largest alone. Accuracies are in percent. *Rounds* count up to the target accuracy in the
+experiment's file. *Level 1* is the smallest piece, *exit 1* the earliest classifier of the largest model, *ensemble*
+the mean of all its exits' probabilities. *4:3:3* are the shares of weak, medium and strong devices. *alpha* is the
+parameter of the Dirichlet shares of classes: the lower, the more skewed. *C* is the share of the clients in a round
+(0: one client), *E* the local epochs, *B* the batch (all: a client's data at once). *Credit* is what a row of
+AdaptiveFL's table earns by what comes back. More: [runs](runs.md), [methods](methods.md), [the papers](papers.md).
 """
 
 
@@ -310,7 +309,7 @@ def _bound(claim: Claim) -> str:
     by = claim.by or 0.0
     if claim.measure == "ratio":
         return f"at least {by:g}x"
-    return f"loses under {-by:g} points" if by < 0 else f"over {by:g} points"
+    return f"loses under {-by:g} pp" if by < 0 else f"over {by:g} pp"
 
 
 def here(one: Judged) -> str:
@@ -324,10 +323,10 @@ def here(one: Judged) -> str:
 
 
 def amount(value: float, claim: Claim, unit: bool = True) -> str:
-    """Return the size of an effect: "+1.18 points", "31.3x"."""
+    """Return the size of an effect: "+1.18 pp", "31.3x"."""
     if claim.measure == "ratio":
         return f"{value:.2f}x" if value < 10 else f"{value:.1f}x"
-    return f"{value:+.2f}" + (" points" if unit else "")
+    return f"{value:+.2f}" + (" pp" if unit else "")
 
 
 def _seeds(one: Judged) -> str:

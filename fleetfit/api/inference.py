@@ -35,7 +35,7 @@ from fleetfit.layout import some_input
 from fleetfit.planner import Amount, absolute
 from fleetfit.records import RunFolder
 from fleetfit.report.text import exit_names
-from fleetfit.training.speed import prepared
+from fleetfit.training.runtime import prepare_model
 from fleetfit.values import DataDescription, Device, Level, Server
 
 LevelName = int | str | None
@@ -104,7 +104,7 @@ def load_model(run: TrainedRun, level: LevelName) -> nn.Module:
     entry = find_level(run, level)
     if entry.name not in run._models:
         arithmetic = run.assembly.federation.problem.arithmetic_of(entry.submodel)
-        run._models[entry.name] = prepared(build_level_module(run, entry.name), arithmetic, torch.device("cpu"))
+        run._models[entry.name] = prepare_model(build_level_module(run, entry.name), arithmetic, torch.device("cpu"))
     return run._models[entry.name]
 
 

@@ -26,7 +26,7 @@ from fleetfit.seeds import make_torch_rng
 from fleetfit.submodel import extract
 from fleetfit.tasks import task_named
 from fleetfit.training import initial_state, one_thread, run_job
-from fleetfit.training.profiling.steps import random_data
+from fleetfit.training.profiling.steps import make_random_data
 from fleetfit.values import Device, Failure, Job, Level, Local, Problem
 
 _BUDGETS = (0.125, 0.25, 0.5, 1.0)
@@ -69,7 +69,7 @@ def check_model_report(
     yield _format_section("Exits", what_exits(architecture, module))
     proof = check_layout(architecture, problem.layout, [level.submodel for level in levels], input_shape=shape)
     yield _format_section("Proof", what_was_proved(proof))
-    data = random_data(problem, classes, _BATCH, make_torch_rng("check-model"))
+    data = make_random_data(problem, classes, _BATCH, make_torch_rng("check-model"))
     _check_outputs(problem, data)
     yield how
     yield _train_levels(problem, levels, data)

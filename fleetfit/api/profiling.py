@@ -34,16 +34,16 @@ from fleetfit.errors import ConfigError, FleetFitError, PlanError, escape_contro
 from fleetfit.files import write_text
 from fleetfit.planner import Amount, absolute, assign, budgets_by_cost
 from fleetfit.report.text import Table, format_bytes
-from fleetfit.tensor_defaults import own_mode
-from fleetfit.training import accelerator_named
+from fleetfit.tensor_defaults import isolate_torch_state
+from fleetfit.training import resolve_device
 from fleetfit.training.profiling import (
-    Energy,
-    Found,
+    EnergyMeter,
+    Measurement,
     ProfileRequest,
     Timing,
-    energy_of,
+    find_energy_meter,
     free_memory,
-    measured,
+    profile_level,
 )
 from fleetfit.values import DataDescription, Level
 
@@ -135,7 +135,7 @@ class ProfiledLevel:
     name: str
     share: float
     predicted_bytes: float
-    measurement: Found
+    measurement: Measurement
     reasons: tuple[str, ...] = ()
 
 
@@ -215,7 +215,7 @@ class ProfileResult:
 # ---- from the costs of levels to a budget B_k ------------------------------------------------------------------------
 
 
-def list_reasons(measurement: Found, predicted_bytes: float, wishes: Wishes) -> tuple[str, ...]:
+def list_reasons(measurement: Measurement, predicted_bytes: float, wishes: Wishes) -> tuple[str, ...]:
     """Return every reason why a device cannot have a level."""
     if measurement.failed:
         return (measurement.failed,)
@@ -334,7 +334,7 @@ def _format_amount(cost: str, value: float) -> str:
 Say = Callable[[str], None]
 
 
-@own_mode()
+@isolate_torch_state()
 def profile(
     source: str | Path | Mapping[str, Any] | Experiment | None = None,
     *,
@@ -379,7 +379,7 @@ def profile(
     check_single_run(experiment, "profile")
     plan = plan_levels(experiment, facts, accelerator)
     free = free_memory(accelerator)
-    if wishes.memory_bytes is None and free is not None:
+    if wishes.memory_bytes is None:
         wishes = replace(wishes, memory_bytes=_MEMORY_SHARE * free)
     spec = plan.planned.problem.spec
     if spec is None:
@@ -409,14 +409,14 @@ def _check_output(path: Path, force: bool) -> None:
         )
 
 
-def _check_machine(machine: Machine, wishes: Wishes) -> tuple[torch.device, Energy]:
+def _check_machine(machine: Machine, wishes: Wishes) -> tuple[torch.device, EnergyMeter]:
     if not machine.limit_s > 0 or machine.threads < 1:
         raise ConfigError(
             f"the time limit must be above 0 s, and threads at least 1; got {machine.limit_s:g} and {machine.threads}.",
             key="limit_s" if machine.threads >= 1 else "threads",
         )
-    accelerator, energy = accelerator_named(machine.device), energy_of()
-    if wishes.energy_j is not None and energy.joules is None:
+    accelerator, energy = resolve_device(machine.device), find_energy_meter()
+    if wishes.energy_j is not None and energy.read is None:
         raise ConfigError(
             f"energy is {energy.source}, so no level can be held to --energy-j; leave it out.", key="energy_j"
         )
@@ -424,7 +424,7 @@ def _check_machine(machine: Machine, wishes: Wishes) -> tuple[torch.device, Ener
 
 
 def _measure_levels(
-    plan: LevelPlan, spec: Mapping[str, Any], machine: Machine, wishes: Wishes, free: int | None, end: float, say: Say
+    plan: LevelPlan, spec: Mapping[str, Any], machine: Machine, wishes: Wishes, free: int, end: float, say: Say
 ) -> list[ProfiledLevel]:
     """Measure level by level; each may take an equal share of the time that is left."""
     planned, cost = plan.planned.levels, plan.experiment.fleet.cost
@@ -438,19 +438,19 @@ def _measure_levels(
         reason = ""
         if levels and levels[-1].measurement.failed:
             reason = "not tried, since a smaller one failed"
-        elif free is not None and predicted > free:
+        elif predicted > free:
             reason = f"not tried: a step takes at least {format_bytes(predicted)}, and {format_bytes(free)} are free"
         elif left_s < _LEAST_S:
             reason = "not tried: the time was over (allow more with --limit-s)"
         if reason:
-            measurement = Found(failed=reason)
+            measurement = Measurement(failed=reason)
         else:
             say(f"Level {level.name} of {len(planned)}: measuring for {share_s:.0f} s at most.")
             request = ProfileRequest(
                 spec, plan.method, level.submodel, index, plan.facts.classes, local, plan.batch_size, machine.device,
                 machine.threads, host_bytes,
             )  # fmt: skip
-            measurement = measured(request, share_s, left_s)
+            measurement = profile_level(request, share_s, left_s)
         share = plan.cost(level, cost) / plan.cost(None, cost)
         reasons = list_reasons(measurement, predicted, wishes)
         levels.append(ProfiledLevel(level.name, share, predicted, measurement, reasons))

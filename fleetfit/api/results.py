@@ -38,7 +38,7 @@ from fleetfit.records.checkpoints import CheckpointError
 from fleetfit.records.schema import RoundRecord
 from fleetfit.report.tables import make_level_table, make_total_table
 from fleetfit.state_checks import check_base, check_checkpoint
-from fleetfit.tensor_defaults import own_mode
+from fleetfit.tensor_defaults import isolate_torch_state
 from fleetfit.values import Server
 
 
@@ -178,7 +178,7 @@ class Run:
         """The server after the last round that has a checkpoint."""
         return cast(Server, self.checkpoint["server"])
 
-    @own_mode()
+    @isolate_torch_state()
     def model(self, level: int | str | None = None) -> nn.Module:
         """Return a level's model as a plain module in eval mode, with static batch-norm statistics.
 
@@ -192,7 +192,7 @@ class Run:
 
     # -- inference
 
-    @own_mode()
+    @isolate_torch_state()
     def predict(self, x: Tensor, level: int | str | None = None) -> Tensor:
         """Return a level's last logits [B, classes].
 
@@ -218,12 +218,12 @@ class Run:
             ConfigError: There is no such level, or x holds other samples than the run's.
             ModelError: The model cannot be run segment by segment.
         """
-        with own_mode():
+        with isolate_torch_state():
             parts = predictions(inference.load_model(self, level), inference.check_samples(self, x))
 
         def iterate() -> Iterator[Tensor]:
             while True:
-                with own_mode():
+                with isolate_torch_state():
                     logits = next(parts, None)
                 if logits is None:
                     return
@@ -231,7 +231,7 @@ class Run:
 
         return iterate()
 
-    @own_mode()
+    @isolate_torch_state()
     def best_exit(self, level: int | str | None = None, client: int | None = None) -> int:
         """Return the exit of a level, from 1, that is best on validation data; of equal ones the shallowest.
 
@@ -245,7 +245,7 @@ class Run:
         """
         return inference.best_exit(self, level, client)
 
-    @own_mode()
+    @isolate_torch_state()
     def calibrate(
         self,
         level: int | str | None = None,
@@ -278,7 +278,7 @@ class Run:
         """
         return inference.calibrate(self, level, budget, cost, mode, measure, temperature, client, data)
 
-    @own_mode()
+    @isolate_torch_state()
     def export(
         self,
         level: int | str | None,
@@ -308,7 +308,7 @@ class Run:
         """
         return export(inference.prepare_export(self, level, data), out, forms, say)
 
-    @own_mode()
+    @isolate_torch_state()
     def evaluate(self, **sections: Any) -> dict[str, Any]:
         """Evaluate the newest checkpoint again and return the columns; nothing is written.
 
@@ -338,7 +338,7 @@ class Run:
         return engine
 
     @cached_property
-    @own_mode()
+    @isolate_torch_state()
     def assembly(self) -> Assembly:
         """The objects of the run: data, problem, federation, devices, settings."""
         base = self.files.load_base()
@@ -351,7 +351,7 @@ class Run:
         return assembly
 
     @cached_property
-    @own_mode()
+    @isolate_torch_state()
     def checkpoint(self) -> dict[str, Any]:
         """The newest checkpoint that can be used.
 
@@ -374,7 +374,7 @@ class Run:
         return checkpoint
 
 
-@own_mode()
+@isolate_torch_state()
 def load(folder: str | Path, **sections: Any) -> Run:
     """Open a run folder.
 

@@ -39,7 +39,7 @@ from fleetfit.report import figures, page
 from fleetfit.report.drawing import make_plots_folder, save_figures
 from fleetfit.report.record import add_seconds, make_summary, read_run
 from fleetfit.stored import RUNS
-from fleetfit.tensor_defaults import own_mode
+from fleetfit.tensor_defaults import isolate_torch_state
 from fleetfit.timekeeper import Timekeeper
 from fleetfit.values import Server
 
@@ -47,7 +47,7 @@ OnRound = Callable[[Mapping[str, Any]], None]
 """Called with the report of each round, as in `metrics.jsonl`."""
 
 
-@own_mode()
+@isolate_torch_state()
 def run(
     source: str | Path | Mapping[str, Any] | Experiment | None = None,
     *,
@@ -84,7 +84,7 @@ def run(
     return new_run
 
 
-@own_mode()
+@isolate_torch_state()
 def resume(
     folder: str | Path,
     *,
@@ -119,7 +119,7 @@ def resume(
     return old_run
 
 
-@own_mode()
+@isolate_torch_state()
 def plan(
     source: str | Path | Mapping[str, Any] | Experiment | None = None,
     *,

@@ -33,7 +33,7 @@ from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Layout, infer_layout, some_input
 from fleetfit.seeds import isolate_rng, make_torch_rng
 from fleetfit.submodel import Submodel
-from fleetfit.tensor_defaults import own_mode
+from fleetfit.tensor_defaults import isolate_torch_state
 
 __all__ = ["TOLERANCE", "WIDTHS", "LayoutReport", "check_layout", "named", "some_exits", "some_levels"]
 
@@ -109,7 +109,7 @@ class LayoutReport:
         return f"The layout is NOT PROVED for {axes} (size_dependent: {why}): {self.differs}." if axes else ""
 
 
-@own_mode()
+@isolate_torch_state()
 def check_layout(
     architecture: Architecture,
     layout: Layout | None = None,

@@ -17,7 +17,7 @@ from fleetfit.config.section import OpenSection, Section
 from fleetfit.data.partition import KINDS
 from fleetfit.factories import find_unused_parameters, is_default
 from fleetfit.method import FEDAVG, find_unused_parts
-from fleetfit.training.speed import has_convolutions
+from fleetfit.training.runtime import has_convolutions
 
 
 @dataclass(frozen=True)

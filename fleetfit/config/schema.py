@@ -489,7 +489,7 @@ class EngineSection(OpenSection):
     Attributes:
         name: The engine.
         speed: "exact" computes in fp32, with the same bits on every machine of one kind; "fast" chooses for each
-            level's shape the precision and memory format that pay on this machine (`fleetfit.training.speed`).
+            level's shape the precision and memory format that pay on this machine (`fleetfit.training.runtime`).
         precision: For all levels, with any speed: "fp32", or "bf16" for products of matrices; weights stay fp32.
         memory_format: For all levels, of images: "contiguous" or "channels_last".
         compile: For all levels: whether `torch.compile` compiles them.

@@ -7,8 +7,8 @@ import torch
 
 from fleetfit.engines.memories import KeepsMemories
 from fleetfit.errors import ConfigError
-from fleetfit.training import accelerator_named, alike, run_alike, run_job
-from fleetfit.training.devices import keep_freed_memory
+from fleetfit.training import group_jobs, resolve_device, run_group, run_job
+from fleetfit.training.runtime import keep_freed_memory
 from fleetfit.values import Device, Failure, Job, Simulation, Update
 
 
@@ -20,7 +20,7 @@ def local(simulation: Simulation, device: str = "cpu", threads: int = 1) -> "InP
         device: "cpu", "cuda" or "cuda:N".
         threads: Threads per job; other than 1 changes the last bits of results.
     """
-    return InProcess(simulation, accelerator_named(device), threads)
+    return InProcess(simulation, resolve_device(device), threads)
 
 
 def on_accelerator(simulation: Simulation, accelerator: torch.device) -> Simulation:
@@ -47,9 +47,9 @@ class InProcess(KeepsMemories):
         before = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         try:
-            for group in alike(jobs):
+            for group in group_jobs(jobs):
                 if len(group) > 1:
-                    yield from run_alike(group, [self._device(job) for job in group])
+                    yield from run_group(group, [self._device(job) for job in group])
                     continue
                 job = group[0]
                 version, _ = self._memories.of(job.client)

@@ -27,8 +27,8 @@ from fleetfit.errors import ConfigError, RunError, refuse_on_windows
 from fleetfit.layout import Layout
 from fleetfit.machine import available_cores
 from fleetfit.messages import dump_job, pack, unpack
-from fleetfit.training import accelerator_named
-from fleetfit.training.devices import keep_freed_memory
+from fleetfit.training import resolve_device
+from fleetfit.training.runtime import keep_freed_memory
 from fleetfit.values import Simulation
 
 
@@ -46,7 +46,7 @@ def processes(simulation: Simulation, workers: int | None = None, device: str = 
         raise ConfigError(f"engine.workers must be at least 1, got {workers}.", key="engine.workers")
     if threads < 1:
         raise ConfigError(f"engine.threads must be at least 1, got {threads}.", key="engine.threads")
-    accelerator_named(device)
+    resolve_device(device)
     check_rebuildable(simulation, "processes")
     devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if device == "cuda" else [device]
     count = workers or (len(devices) if device.startswith("cuda") else available_cores())

@@ -36,7 +36,7 @@ from fleetfit.layout import State
 from fleetfit.machine import available_cores
 from fleetfit.messages import dump_job, dump_state, pack, unpack
 from fleetfit.submodel import Submodel
-from fleetfit.training.devices import keep_freed_memory
+from fleetfit.training.runtime import keep_freed_memory
 from fleetfit.values import Job, Simulation
 
 _PATIENCE_S = 120.0  # for the first of the actors, while none is there

@@ -17,8 +17,8 @@ from fleetfit.errors import ConfigError, FleetFitError, RunError, Unexpected
 from fleetfit.messages import dump_reply, load_job, pack
 from fleetfit.method import build, rebuild_problem
 from fleetfit.names import describe_failure, find_plug_in
-from fleetfit.training import accelerator_named, run_job
-from fleetfit.training.devices import keep_freed_memory
+from fleetfit.training import resolve_device, run_job
+from fleetfit.training.runtime import keep_freed_memory
 from fleetfit.values import DeviceResources, Simulation
 
 
@@ -54,7 +54,7 @@ def simulation_of(nest: Mapping[str, Any], data: Data, device: str) -> Simulatio
     simulation = Simulation(problem, data, parts, DeviceResources.restored(nest["resources"]))
     torch.set_num_threads(nest["threads"])
     keep_freed_memory()
-    return on_accelerator(simulation, accelerator_named(device))
+    return on_accelerator(simulation, resolve_device(device))
 
 
 def answer(nest: Mapping[str, Any], simulation: Simulation) -> bytes:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fleetfit.errors import ConfigError
-from fleetfit.training.devices import keep_no_freed_memory
+from fleetfit.training.runtime import return_freed_memory
 
 
 class MemoryLimit:
@@ -25,7 +25,7 @@ class MemoryLimit:
             raise ConfigError("memory_limit is known on Linux only; leave it out.", key="memory_limit")
         self._limit, self._before = limit_bytes, (0, 0)
         if limit_bytes is not None:
-            keep_no_freed_memory()
+            return_freed_memory()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:

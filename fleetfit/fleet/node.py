@@ -42,9 +42,8 @@ from fleetfit.machine import is_out_of_memory
 from fleetfit.messages import dump_failure, dump_reply, load_job, pack, unpack
 from fleetfit.method import build, rebuild_problem
 from fleetfit.planner import budgets_by_cost
-from fleetfit.training import accelerator_named, run_job
-from fleetfit.training.devices import give_back_freed_memory, keep_freed_memory
-from fleetfit.training.speed import within_reach
+from fleetfit.training import resolve_device, run_job
+from fleetfit.training.runtime import keep_freed_memory, release_freed_memory, replace_emulated_bf16
 from fleetfit.validation import find_job_error
 from fleetfit.values import Device, Failure, Job, Problem, Update
 
@@ -183,7 +182,7 @@ class Node:
 
     @cached_property
     def _accelerator(self) -> torch.device:
-        return accelerator_named(self.settings.device)
+        return resolve_device(self.settings.device)
 
     def answer(self, parts: Mapping[str, bytes | bytearray]) -> bytes:
         """Answer one message.
@@ -256,7 +255,7 @@ class Node:
             spec = header["problem"]
             with _described("model that can be built"):
                 asked = rebuild_problem({**spec, "model": {**spec["model"], **self.settings.model}})
-                found = within_reach(asked, self._accelerator)
+                found = replace_emulated_bf16(asked, self._accelerator)
             if found is not asked:
                 _LOG.warning("The run computes in bf16, which this device lacks: it computes in fp32 here.")
             if header["base"]:
@@ -271,7 +270,7 @@ class Node:
         """Let go of what can be built again: on a small device it must not stand in the way of the next job."""
         self._problems = {}
         if self.settings.limit_bytes is not None:
-            give_back_freed_memory()
+            release_freed_memory()
 
     # -- secure rounds
 

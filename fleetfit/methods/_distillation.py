@@ -10,7 +10,7 @@ from torch.func import functional_call
 from fleetfit.layout import State, named_tensors, outputs
 from fleetfit.submodel import FlatState, Submodel, concat_state, cut, get_shapes
 from fleetfit.tasks import NOT_SCORED
-from fleetfit.training import joined, local_model_of
+from fleetfit.training import get_local_model, iter_batches
 from fleetfit.values import Device, Job, Update
 
 _BATCH = 128
@@ -35,12 +35,12 @@ class Distillation:
         problem, place = device.problem, device.accelerator
         self._device, self._temperature = device, temperature
         self._teachers = [
-            (local_model_of(problem, u.submodel, place, "teacher"), _moved(u.state, place)) for u in teachers
+            (get_local_model(problem, u.submodel, place, "teacher"), _moved(u.state, place)) for u in teachers
         ]
         for piece, _ in self._teachers:
             piece.module.eval()
         self._students = [
-            (local_model_of(problem, s, place, "student").module, cut(problem.layout, s)) for s in students
+            (get_local_model(problem, s, place, "student").module, cut(problem.layout, s)) for s in students
         ]
         self._held_out: dict[int, Tensor] = {}
         self._room = _ROOM
@@ -86,7 +86,7 @@ class Distillation:
         """Return the divergence on the held-out data; the teachers are asked once, as far as there is room."""
         data, total = self._device.data, 0.0
         indices = data.split("validation")
-        for i, batch in enumerate(joined(indices, _BATCH)):
+        for i, batch in enumerate(iter_batches(indices, _BATCH)):
             x = self._device.put(data.batch(batch)[0])
             teacher = self._held_out.get(i)
             if teacher is None:

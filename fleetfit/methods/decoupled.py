@@ -22,7 +22,7 @@ from fleetfit.method import Method
 from fleetfit.methods._pool import pool, pool_levels
 from fleetfit.planner import Targets
 from fleetfit.submodel import Submodel, extract
-from fleetfit.training.start import OF_LEVEL
+from fleetfit.training.start import LEVEL_PREFIX
 from fleetfit.values import Federation, Level, Problem, Server, Update
 
 
@@ -104,7 +104,7 @@ class SeparateMeans:
 
 def shared(state: State) -> State:
     """Return the initial model, from which a level that nobody trained yet is cut."""
-    return {name: tensor for name, tensor in state.items() if not OF_LEVEL.match(name)}
+    return {name: tensor for name, tensor in state.items() if not LEVEL_PREFIX.match(name)}
 
 
 def _prefix(level: int) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from fleetfit.method import Method
 from fleetfit.submodel import Submodel
-from fleetfit.training import fits
+from fleetfit.training import fits_deadline
 from fleetfit.values import Device, Job
 
 
@@ -28,7 +28,7 @@ def shallower(job: Job, device: Device) -> Job:
         return job
     for count in range(len(job.submodel.exits), 1, -1):
         candidate = with_exits(job, device, count)
-        if fits(candidate, device):
+        if fits_deadline(candidate, device):
             return candidate
     return with_exits(job, device, 1)
 

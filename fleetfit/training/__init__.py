@@ -1,40 +1,34 @@
-"""Run one job: the only place that runs local SGD, evaluation and batch-norm statistics.
+"""Run client jobs: local SGD, evaluation and batch-norm statistics.
 
-Modules are built once per shape and kept; a job copies tensors in and reads an update out. All parameters of a module
-lie in one flat buffer, and so do their gradients, so that clearing, clipping and the fused optimiser are one kernel
-each.
+Modules are built once per shape; a job copies a state in and reads an update out. All parameters of a module are in one
+flat buffer, and so are their gradients, so clearing, clipping and the fused optimiser are one kernel each.
 
-A parameter that no gradient reaches in a job, of loss or penalty, is not trained: decay leaves it as it was sent,
-and the update says so, so that it does not count in the average. Decay does reach all others at every step, whether the
-step's batch used them or not.
+A parameter without a gradient in a job, of loss or penalty, is not trained: it keeps the value that it was sent with,
+also with weight decay, and the update names it, so that the average leaves it out. Weight decay changes all other
+parameters at every step, also those that the step's batch does not use.
 """
 
-from fleetfit.training.clock import fits
-from fleetfit.training.devices import accelerator_named
-from fleetfit.training.job import alike, one_thread, run_alike, run_job, run_on_server
-from fleetfit.training.local_model import (
-    LocalModel,
-    initial_base,
-    initial_state,
-    local_model_of,
-)
-from fleetfit.training.measure import with_statistics
-from fleetfit.training.start import notes_on_start
-from fleetfit.training.steps import joined
+from fleetfit.training.batch_norm import set_statistics
+from fleetfit.training.batches import iter_batches
+from fleetfit.training.clock import fits_deadline
+from fleetfit.training.job import group_jobs, one_thread, run_group, run_job, run_on_server
+from fleetfit.training.local_model import LocalModel, get_local_model, initial_base, initial_state
+from fleetfit.training.runtime import resolve_device
+from fleetfit.training.start import describe_start
 
 __all__ = [
     "LocalModel",
-    "accelerator_named",
-    "alike",
-    "fits",
+    "describe_start",
+    "fits_deadline",
+    "get_local_model",
+    "group_jobs",
     "initial_base",
     "initial_state",
-    "joined",
-    "local_model_of",
-    "notes_on_start",
+    "iter_batches",
     "one_thread",
-    "run_alike",
+    "resolve_device",
+    "run_group",
     "run_job",
     "run_on_server",
-    "with_statistics",
+    "set_statistics",
 ]

@@ -1,37 +1,39 @@
-"""How long a training job takes, and what of it fits into a deadline.
+"""The duration of a training job, and its deadline.
 
 A training step costs three times the multiply-adds of its forward pass: the backward pass computes gradients for the
 inputs of every layer and for its weights, each at about the cost of the forward pass (Kaplan et al. 2020, 2.1, count
-the same way). What a method adds, such as distillation between exits or a penalty, is not counted; a look at the
-client's validation data is, as a forward pass. So the work of a job is counted in passes: one sample through the
-sub-model's forward pass.
+the same way). What a method adds, such as distillation between exits or a penalty, is not counted; early stopping's
+evaluation of the client's validation data is, as a forward pass. So the work of a job is counted in passes: one sample
+through the sub-model's forward pass.
 
-Where the device has figures, seconds = latency + bytes down / down + multiply-adds / speed + bytes up / up, and the
-same job gives the same bits anywhere. Without figures the time that passes counts, and how fast this machine trains is
-learned from its last job: then no two runs need be alike.
+If the device has figures, seconds = latency + bytes down / down + multiply-adds / speed + bytes up / up, and the same
+job gives the same bits on every machine. Without figures the real time counts, and the speed of this machine is
+estimated from its last job. Two such runs may differ.
 """
 
 import math
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
+import torch
+
 from fleetfit import messages
 from fleetfit.cost import submodel_cost
 from fleetfit.submodel import Submodel
-from fleetfit.training.steps import step_count, steps_of
+from fleetfit.training.batches import compute_batch_sizes, count_steps
 from fleetfit.values import Device, Failure, Job, Local, Problem, Update
 
 STEP = 3
-"""Passes' worth of a training step, for each of its samples."""
-_METRICS = 1024  # bytes that metrics and the header of a reply may take beyond what is known before
+"""Passes of a training step, per sample."""
+_METRICS = 1024  # bytes reserved for the metrics and the header of a reply, whose size is unknown beforehand
 _SLACK = 1 + 1e-9
 
-_counted: WeakKeyDictionary[Problem, dict[Submodel, int]] = WeakKeyDictionary()
-_learned: WeakKeyDictionary[Problem, float] = WeakKeyDictionary()  # multiply-adds per second of this machine
+_multiply_adds: WeakKeyDictionary[Problem, dict[Submodel, int]] = WeakKeyDictionary()
+_speeds: WeakKeyDictionary[Problem, float] = WeakKeyDictionary()  # multiply-adds per second of this machine
 
 
-def started(job: Job, device: Device) -> Device:
-    """Return the device with its clock where the job began; only training takes time."""
+def start_clock(job: Job, device: Device) -> Device:
+    """Return the device with its clock at the start of the job; only training takes time."""
     clock = device.clock
     if job.kind != "train" or (clock.speed is None and job.local.deadline_s is None):
         return device
@@ -40,100 +42,131 @@ def started(job: Job, device: Device) -> Device:
     return replace(device, clock=replace(clock, received=messages.job_size(job, device.problem.layout)))
 
 
-def forward_work(problem: Problem, piece: Submodel) -> int:
+def stamp_time(reply: Update | Failure, job: Job, device: Device) -> Update | Failure:
+    """Return a training job's reply with its simulated seconds; an update after the deadline becomes a failure.
+
+    The server waits until the deadline for clients that are late or absent. Without a deadline it notices at once that
+    a client is absent.
+    """
+    clock, deadline_s = device.clock, job.local.deadline_s
+    if job.kind != "train" or clock.speed is None:
+        return reply
+    if isinstance(reply, Failure) and (reply.late or reply.absent):
+        noticed_s = clock.speed.seconds(clock.received, 0, 0)
+        return replace(reply, simulated_s=noticed_s if deadline_s is None else deadline_s)
+    sent = messages.reply_size(reply, device.problem.layout)
+    seconds = clock.speed.seconds(clock.received, reply.multiply_adds, sent)
+    if deadline_s is not None and seconds > deadline_s * _SLACK and isinstance(reply, Update):
+        return replace(make_late_failure(job, reply.multiply_adds), simulated_s=deadline_s)
+    return replace(reply, simulated_s=seconds)
+
+
+def make_late_failure(job: Job, multiply_adds: int) -> Failure:
+    """Return the failure of a job whose update is too late."""
+    reason = f"out of time: its update was not there after {job.local.deadline_s:g} s"
+    return Failure.of(job, reason, late=True, multiply_adds=multiply_adds)
+
+
+# ---- the work of a job -----------------------------------------------------------------------------------------------
+
+
+def forward_work(problem: Problem, submodel: Submodel) -> int:
     """Return the multiply-adds of one pass: one sample forward through a sub-model with all its exits."""
-    kept = _counted.setdefault(problem, {})
-    key = Submodel({axis: range(size) for axis, size in piece.sizes.items()}, piece.exits)
-    if key not in kept:
-        kept[key] = submodel_cost(problem.architecture, key, problem.input_shape).multiply_adds
-    return kept[key]
+    cache = _multiply_adds.setdefault(problem, {})
+    key = Submodel({axis: range(size) for axis, size in submodel.sizes.items()}, submodel.exits)
+    if key not in cache:
+        cache[key] = submodel_cost(problem.architecture, key, problem.input_shape).multiply_adds
+    return cache[key]
 
 
-def planned_passes(local: Local, samples: int, looked: int) -> int:
-    """Return the passes of a whole training without early stopping.
+def count_planned_passes(local: Local, samples: int, validation_samples: int) -> int:
+    """Return the passes of a whole training that does not stop early.
 
     Args:
         local: Settings of the training.
         samples: Training samples of the client.
-        looked: Samples of each look at the validation data, one after each epoch or as `check_every` says; 0 for none.
+        validation_samples: Samples of each check of early stopping; 0 for no checks.
     """
-    sizes, steps = steps_of(local, samples), step_count(local, samples)
-    full, rest = divmod(steps, len(sizes))
-    looks = full + (rest > 0)
+    sizes, steps = compute_batch_sizes(local, samples), count_steps(local, samples)
+    epochs, rest = divmod(steps, len(sizes))
+    checks = epochs + (rest > 0)
     if local.check_every is not None:
-        looks = 1 + steps // local.check_every + (steps % local.check_every > 0 and looks_after(steps, local))
-    return STEP * (full * samples + sum(sizes[:rest])) + looked * looks
+        checks = 1 + steps // local.check_every + (steps % local.check_every > 0 and is_check_step(steps, local))
+    return STEP * (epochs * samples + sum(sizes[:rest])) + validation_samples * checks
 
 
-def looks_after(steps: int, local: Local) -> bool:
-    """Tell whether so many steps are followed by a look at the validation data, where looks are counted in steps."""
+def is_check_step(steps: int, local: Local) -> bool:
+    """Tell whether early stopping checks after this number of steps, if it counts steps and not epochs."""
     every = local.check_every
     return every is not None and (steps % every == 0 or steps == local.max_steps)
 
 
-def looked_at(device: Device, local: Local) -> int:
-    """Return the samples of each look at the client's validation data; 0 where nobody looks."""
+def count_validation_samples(device: Device, local: Local) -> int:
+    """Return the samples of each check of early stopping; 0 without early stopping."""
     return 0 if local.patience is None else len(device.data.split("validation"))
 
 
-def passes_in_time(job: Job, device: Device) -> float:
-    """Return the passes that a job's training may take, where the device has figures.
+# ---- deadlines -------------------------------------------------------------------------------------------------------
 
-    Bytes up are those of a reply that holds the sub-model whole, with some room for what is not known beforehand.
+
+class Deadline:
+    """The deadline of a training job. Without `local.deadline_s` it admits every step.
+
+    A device with figures has a number of passes. One without has real time, and its next step is assumed to take as
+    long as its steps so far.
     """
+
+    def __init__(self, job: Job, device: Device) -> None:
+        self._clock, self._accelerator = device.clock, device.accelerator
+        self._max_passes: float = math.inf
+        self._end: float | None = None
+        if job.local.deadline_s is None:
+            return
+        if device.clock.speed is not None:
+            self._max_passes = _compute_max_passes(job, device)
+        else:
+            self._end = device.clock.began + job.local.deadline_s
+            self._start = device.clock.now()
+
+    def admits(self, passes: int, more: int) -> bool:
+        """Tell whether more passes, after the passes so far, end in time."""
+        if self._end is None:
+            return passes + more <= self._max_passes
+        if self._accelerator.type == "cuda":  # steps run asynchronously
+            torch.cuda.synchronize(self._accelerator)
+        now = self._clock.now()
+        if not passes:
+            return now < self._end
+        return now + (now - self._start) * more / passes <= self._end
+
+
+def _compute_max_passes(job: Job, device: Device) -> int:
+    """Return the passes of a training that ends in time. The reply is assumed to hold the whole sub-model."""
     clock, speed, deadline_s = device.clock, device.clock.speed, job.local.deadline_s
     assert speed is not None
     assert deadline_s is not None
     sent = messages.update_size(job, device.problem.layout) + _METRICS
-    left = deadline_s - speed.seconds(clock.received, 0, sent)
-    return math.floor(left * speed.multiply_adds_per_s / max(1, forward_work(device.problem, job.submodel)))
+    left_s = deadline_s - speed.seconds(clock.received, 0, sent)
+    return math.floor(left_s * speed.multiply_adds_per_s / max(1, forward_work(device.problem, job.submodel)))
 
 
-def fits(job: Job, device: Device) -> bool:
-    """Tell whether a job's whole training should end in time; where nothing is known yet, that it does."""
+def fits_deadline(job: Job, device: Device) -> bool:
+    """Tell whether a job's whole training should end in time; true if the speed of this machine is not known yet."""
     samples, local = len(device.data.split("train")), job.local
     if local.deadline_s is None or not samples:
         return True
-    wanted = planned_passes(local, samples, looked_at(device, local))
+    passes = count_planned_passes(local, samples, count_validation_samples(device, local))
     if device.clock.speed is not None:
-        return wanted <= passes_in_time(job, device)
-    known = _learned.get(device.problem)
-    if known is None:
+        return passes <= _compute_max_passes(job, device)
+    speed = _speeds.get(device.problem)
+    if speed is None:
         return True
-    left = device.clock.began + local.deadline_s - device.clock.now()
-    return wanted * forward_work(device.problem, job.submodel) <= left * known
+    left_s = device.clock.began + local.deadline_s - device.clock.now()
+    return passes * forward_work(device.problem, job.submodel) <= left_s * speed
 
 
-def learn(device: Device, multiply_adds: int) -> None:
-    """Remember how fast this machine trained, for the next job of a device without figures."""
-    elapsed = device.clock.now() - device.clock.began
-    if elapsed > 0 and multiply_adds:
-        _learned[device.problem] = multiply_adds / elapsed
-
-
-def timed(reply: Update | Failure, job: Job, device: Device) -> Update | Failure:
-    """Return a training job's reply with its simulated seconds; one that comes after the deadline is a failure.
-
-    The server waits until the deadline for whoever is late or went away; without a deadline it notices at once that
-    somebody went away.
-    """
-    clock, until = device.clock, job.local.deadline_s
-    if job.kind != "train" or clock.speed is None:
-        return reply
-    if isinstance(reply, Failure) and (reply.late or reply.absent):
-        noticed = clock.speed.seconds(clock.received, 0, 0)
-        return replace(reply, simulated_s=noticed if until is None else until)
-    seconds = clock.speed.seconds(
-        clock.received, reply.multiply_adds, messages.reply_size(reply, device.problem.layout)
-    )
-    if until is not None and seconds > until * _SLACK and isinstance(reply, Update):
-        spent = reply.multiply_adds
-        return Failure.of(job, out_of_time(job), late=True,
-            multiply_adds=spent, simulated_s=until,
-        )  # fmt: skip
-    return replace(reply, simulated_s=seconds)
-
-
-def out_of_time(job: Job) -> str:
-    """Return the reason of a failure for lack of time."""
-    return f"out of time: its update was not there after {job.local.deadline_s:g} s"
+def record_speed(device: Device, multiply_adds: int) -> None:
+    """Store how fast this machine trained, for the next job of a device without figures."""
+    elapsed_s = device.clock.now() - device.clock.began
+    if elapsed_s > 0 and multiply_adds:
+        _speeds[device.problem] = multiply_adds / elapsed_s

@@ -1,72 +1,75 @@
-"""What a frozen backbone makes of each sample is computed once: kept for all epochs, rounds, clients and levels.
+"""Batches of a job; the features that a frozen backbone gives are computed once per sample.
 
-It goes as far up as `fleetfit.training.constant` proves that it is the same whatever is trained. Values are kept by
-sample, sub-model and exit, and found again by every client of the process that has the sample; a bound of memory holds
-for all of them together, beyond which they go into a file (`fleetfit.training.rows`).
+They go as far up as `fleetfit.training.frozen` proves that they do not depend on training, and are cached for all
+epochs, rounds, clients and levels: by sample, sub-model and exit, for every client of the process that has the sample.
+One memory budget holds for all of them; beyond it they go into a file (`fleetfit.training.row_store`).
 
-A batch's values in a run that keeps them may differ from those of one that does not by the rounding of another batch
-shape, so a run only does it where it is asked to, or is "fast". Augmented samples are other ones each time: training on
-them keeps nothing, evaluation does.
+Cached features may differ from those of a training batch by the rounding of another batch shape, so they are used on
+request or in a "fast" run only. Augmented samples differ each time: training on them caches nothing, evaluation does.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from fleetfit.data import Data
 from fleetfit.submodel import Submodel
-from fleetfit.training.constant import BATCH, ConstantPart, Part, constant_of, logits_from
+from fleetfit.training.frozen import BATCH, CachedValue, FrozenPrefix, find_frozen_prefix
 from fleetfit.training.local_model import LocalModel
-from fleetfit.training.rows import Bound, KeptRows
+from fleetfit.training.row_store import MemoryBudget, RowStore
 from fleetfit.values import Device, Problem
 
-_SHARE = 0.25
-"""Of the memory that is free when the first value is kept: the bound where none is given, and the most in any case."""
-_SETS = 256
-"""Sets of rows, of a sub-model and exit each, that a problem has at most; the oldest go first."""
-_DATA_SETS = 8
-"""Data sets of which something is kept: a process has one, and perhaps the server's."""
+_MEMORY_SHARE = 0.25
+"""Largest share of the memory that is free when the first value is cached."""
+_MAX_STORES = 256
+"""Most stores of a problem, one per sub-model and exit; the least recently used are dropped first."""
+_MAX_DATA_SETS = 8
+"""Most data sets of which something is cached: a process has one, and perhaps the server's."""
 
 
-class Feed:
-    """The batches of one job: samples and labels, and a module that knows what it need not compute of them."""
+class BatchLoader:
+    """Loads the batches of one job, and lets its module use cached features."""
 
     def __init__(self, device: Device, module: Any, features: "Features | None" = None) -> None:
-        """Give batches of a device; those of `features` without computing what is kept."""
+        """Load batches of a device; with `features`, the module computes only what is not cached."""
         self._device, self._module, self._features = device, module, features
-        self._given: Tensor | None = None
+        self._samples: Tensor | None = None
         self._indices = torch.empty(0, dtype=torch.int64)
 
-    def batch(self, indices: Tensor, rng: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Return samples and labels where the device computes; `rng`: of the augmentation, in training."""
+    def load(self, indices: Tensor, rng: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Return samples and labels on the accelerator; `rng` is for the augmentation in training."""
         device = self._device
         if self._features is None:
             x, y = device.data.batch(indices, rng)
             return device.put(x), device.put(y)
         self._indices = indices
-        self._given = _unmade(device, lambda: device.put(device.data.batch(indices, rng)[0]), len(indices))
-        return self._given, device.put(device.data.labels(indices))
+        self._samples = make_lazy_samples(device, lambda: device.put(device.data.batch(indices)[0]), len(indices))
+        return self._samples, device.put(device.data.labels(indices))
 
-    def ready(self, indices: Tensor) -> None:
-        """Compute what is not kept yet of samples that will come."""
-        if self._features is not None and not self._features.ready(indices):
+    def prepare(self, indices: Tensor) -> None:
+        """Compute the features of coming samples that are not cached yet."""
+        if self._features is not None and not self._features.prepare(indices):
             self._features = None  # no room for them
 
     @contextlib.contextmanager
-    def open(self) -> Iterator["Feed"]:
-        """Have the module take up what is kept, as long as the job lasts."""
+    def open(self) -> Iterator["BatchLoader"]:
+        """Let the module use cached features until the job ends."""
         if self._features is None:
             yield self
             return
         own, plain = vars(self._module).get("forward"), self._module.forward
-        self._module.forward = lambda x: self._logits(x, plain)
+
+        def forward(x: Any) -> Any:
+            if x is not self._samples or self._features is None:
+                return plain(x)
+            return self._features.compute_logits(self._indices)
+
+        self._module.forward = forward
         try:
             yield self
         finally:
@@ -75,239 +78,188 @@ class Feed:
             else:
                 self._module.forward = own
 
-    def _logits(self, x: Any, plain: Callable[[Any], Any]) -> Any:
-        if x is not self._given or self._features is None:
-            return plain(x)
-        return self._features.logits(self._indices)
 
-
-def feed_of(device: Device, piece: LocalModel, submodel: Submodel, training: bool) -> Feed:
-    """Return the batches of a job, with what is kept of the model where the problem asks for it."""
+def make_batch_loader(device: Device, model: LocalModel, submodel: Submodel, training: bool) -> BatchLoader:
+    """Return the loader of a job, with cached features if the problem asks for them."""
     problem, data = device.problem, device.data
-    bound = problem.features_bytes
-    if not bound or not problem.base or (training and data.augment is not None) or not _keepable(data):
-        return Feed(device, piece.module)
-    kept = _kept.setdefault(problem, Kept(Bound(_most(bound))))
-    return Feed(device, piece.module, kept.of(device, piece, submodel))
+    # labels of padded tokens are cut with their batch, so they cannot be had without its samples
+    labels_vary = data.padding >= 0 and data.y.ndim > 1
+    if not problem.features_bytes or not problem.base or (training and data.augment is not None) or labels_vary:
+        return BatchLoader(device, model.module)
+    if problem not in _caches:
+        from fleetfit.training.profiling.memory import free_memory  # profiling imports training
+
+        free_bytes = _MEMORY_SHARE * free_memory(torch.device("cpu"))
+        _caches[problem] = FeatureCache(MemoryBudget(min(problem.features_bytes, free_bytes)))
+    return BatchLoader(device, model.module, _caches[problem].get_features(device, model, submodel))
 
 
-def _most(asked: float) -> float:
-    """Return the bytes that may be kept in memory: as asked for, but no more than a share of what is free."""
-    from fleetfit.training.profiling.memory import free_memory  # measuring stands on training
-
-    free = free_memory(torch.device("cpu"))
-    return asked if free is None else min(asked, _SHARE * free)
-
-
-def _keepable(data: Data) -> bool:
-    """Tell whether a sample's labels are the same in every batch; those of padded tokens are cut with them."""
-    return data.padding < 0 or data.y.ndim == 1
-
-
-# ---- what is kept ----------------------------------------------------------------------------------------------------
+# ---- the cache -------------------------------------------------------------------------------------------------------
 
 Key = tuple[Any, ...]
 
 
-class Kept:
-    """All that is kept of one problem."""
+class FeatureCache:
+    """All cached features of one problem."""
 
-    def __init__(self, bound: Bound) -> None:
-        """Keep nothing yet."""
-        self.bound = bound
-        self._rows: dict[Key, KeptRows] = {}
-        self._constant: dict[Key, ConstantPart | None] = {}
-        self._data: list[Any] = []  # held, so that no other one gets its id
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget = budget
+        self._stores: dict[Key, RowStore] = {}
+        self._prefixes: dict[Key, FrozenPrefix | None] = {}
+        self._data: list[Any] = []  # referenced, so that no other object gets its id
 
-    def of(self, device: Device, piece: LocalModel, submodel: Submodel) -> "Features | None":
-        """Return what is kept of a sub-model and a device's data, or None where nothing can be."""
+    def get_features(self, device: Device, model: LocalModel, submodel: Submodel) -> "Features | None":
+        """Return the features of a sub-model and a device's data, or None if nothing is frozen."""
         data = device.data
         if not any(x is data.x for x in self._data):
-            if len(self._data) == _DATA_SETS:
-                self._forget()
+            if len(self._data) == _MAX_DATA_SETS:
+                for store in self._stores.values():
+                    store.close()
+                self._stores, self._prefixes, self._data = {}, {}, []
             self._data.append(data.x)
-        key = (id(data.x), data.mean, data.std, data.resize, _channels(submodel))
-        where = (*key, submodel.exits, device.accelerator)
-        if where not in self._constant:
-            if sum(len(indices) for indices in data.splits.values()) < 2:  # too little to try
+        channels = tuple(sorted(submodel.channels.items(), key=lambda item: item[0]))
+        key = (id(data.x), data.mean, data.std, data.resize, channels)
+        shape = (*key, submodel.exits, device.accelerator)
+        if shape not in self._prefixes:
+            if sum(len(indices) for indices in data.splits.values()) < 2:  # too few samples to try
                 return None
-            self._constant[where] = _constant(device, piece)
-        found = self._constant[where]
-        return None if found is None else Features(self, key, found, device, piece, submodel.exits)
+            self._prefixes[shape] = _find_prefix(device, model)
+        prefix = self._prefixes[shape]
+        return None if prefix is None else Features(self, key, prefix, device, model, submodel.exits)
 
-    def _forget(self) -> None:
-        for rows in self._rows.values():
-            rows.close()
-        self._rows, self._constant, self._data = {}, {}, []
+    def open_store(self, key: Key, samples: int, examples: list[Tensor]) -> RowStore:
+        """Return a store, which is made if it is missing."""
+        store = self._stores.pop(key, None)
+        if store is None:
+            while len(self._stores) >= _MAX_STORES:
+                self._stores.pop(next(iter(self._stores))).close()
+            store = RowStore(samples, examples, self._budget)
+        self._stores[key] = store
+        return store
 
-    def rows(self, key: Key, samples: int, like: list[Tensor]) -> KeptRows:
-        """Return the rows of a set."""
-        found = self._rows.pop(key, None)
-        if found is None:
-            while len(self._rows) >= _SETS:
-                self._rows.pop(next(iter(self._rows))).close()
-            found = KeptRows(samples, like, self.bound)
-        self._rows[key] = found  # last used, last dropped
-        return found
-
-    def known(self, key: Key) -> KeptRows | None:
-        """Return the rows of a set, if there are any."""
-        return self._rows.get(key)
+    def find_stores(self, keys: list[Key]) -> list[RowStore] | None:
+        """Return the stores of some keys, or None if one is missing."""
+        stores = [self._stores.get(key) for key in keys]
+        return None if None in stores else [store for store in stores if store is not None]
 
 
-_kept: WeakKeyDictionary[Problem, Kept] = WeakKeyDictionary()
+_caches: WeakKeyDictionary[Problem, FeatureCache] = WeakKeyDictionary()
 
 
-def _channels(submodel: Submodel) -> Key:
-    return tuple(sorted(submodel.channels.items(), key=lambda item: item[0]))
-
-
-def _constant(device: Device, piece: LocalModel) -> ConstantPart | None:
-    """Return what is constant in a module, tried on samples that the device has."""
+def _find_prefix(device: Device, model: LocalModel) -> FrozenPrefix | None:
+    """Return the frozen prefix of a model, tried on samples that the device has."""
     indices = torch.cat(list(device.data.splits.values()))
     try:
-        x, beside = (_whole(device, _filled(some[:BATCH])) for some in (indices, indices.flip(0)))
-        beside = beside.roll(1, -1) if beside.dtype == torch.int64 else 0.5 * beside + 0.25  # unlike x, however few
-        return constant_of(piece.module, list(piece.parameters.values()), x, beside)
+        x, other = (_load_filled(device, part[:BATCH]) for part in (indices, indices.flip(0)))
+        other = other.roll(1, -1) if other.dtype == torch.int64 else 0.5 * other + 0.25  # unlike x, however few
+        return find_frozen_prefix(model.module, list(model.parameters.values()), x, other)
     except (ValueError, RuntimeError, TypeError):  # its parts do not run one by one
         return None
 
 
-def _filled(indices: Tensor) -> Tensor:
-    """Return so many samples that they are a whole batch, the first ones again at the end."""
-    return indices.repeat(-(-BATCH // len(indices)))[:BATCH]
-
-
-def _whole(device: Device, indices: Tensor) -> Tensor:
-    """Return samples as a model gets them, of one shape whatever is among them: padding is not cut off."""
+def _load_filled(device: Device, indices: Tensor) -> Tensor:
+    """Return BATCH samples, the first ones again at the end, in one shape: padding is not cut off."""
     data = device.data
+    indices = indices.repeat(-(-BATCH // len(indices)))[:BATCH]
     return device.put(data.stored(indices) if data.padding >= 0 else data.batch(indices)[0])
 
 
-@dataclass(eq=False)
 class Features:
-    """What is kept of one sub-model, for one device.
+    """The cached features of one sub-model, for one device."""
 
-    Attributes:
-        kept: Of all sub-models of the problem.
-        key: What is kept of the data, and the sub-model's channels.
-        constant: What is constant in the module.
-        device: Whose samples they are.
-        piece: The model.
-        exits: Of the sub-model.
-    """
+    def __init__(
+        self,
+        cache: FeatureCache,
+        key: Key,
+        prefix: FrozenPrefix,
+        device: Device,
+        model: LocalModel,
+        exits: tuple[int, ...],
+    ) -> None:
+        """Use a cache.
 
-    kept: Kept
-    key: Key
-    constant: ConstantPart
-    device: Device
-    piece: LocalModel
-    exits: tuple[int, ...]
-    _ready: list[tuple[KeptRows, Part]] = field(init=False, default_factory=list)
+        Args:
+            cache: Of the problem.
+            key: Of the data and the sub-model's channels.
+            prefix: The frozen prefix of the model.
+            device: Whose samples they are.
+            model: The model.
+            exits: Of the sub-model.
+        """
+        self._cache, self._key, self._prefix = cache, key, prefix
+        self._device, self._model, self._exits = device, model, exits
+        self._ready: list[tuple[RowStore, CachedValue]] = []
 
     @cached_property
-    def _sets(self) -> list[tuple[Key, Part]]:
-        """Return the sets of rows that logits are made from; what levels have in common has one key."""
-        sets = [
-            ((*self.key, self.exits[: i + 1], "head" if part.head is not None else "carry"), part)
-            for i, part in enumerate(self.constant.exits)
-        ]
-        if self.constant.carry is not None:
-            sets.append(((*self.key, self.exits[: self.constant.segments], "carry"), self.constant.carry))
-        return sets
+    def _keys(self) -> list[Key]:
+        """One key per part of the prefix; levels share the keys of what they have in common."""
+        prefix, exits = self._prefix, self._exits
+        kinds = [(i + 1, "carry" if part.head is None else "head") for i, part in enumerate(prefix.exits)]
+        if prefix.carry is not None:
+            kinds.append((len(prefix.exits), "carry"))
+        return [(*self._key, exits[:count], kind) for count, kind in kinds]
 
-    def ready(self, indices: Tensor) -> bool:
-        """Compute what is not kept yet of some samples; tell whether there was room for it."""
-        lacking, sets = indices, self._sets
-        known = [rows for key, _ in sets if (rows := self.kept.known(key)) is not None]
-        if len(known) == len(sets):
-            lacking = torch.cat([rows.lacking(indices) for rows in known]).unique()
-        if len(lacking) and any(rows.full for rows in known):
+    def prepare(self, indices: Tensor) -> bool:
+        """Compute what is not cached of some samples; return whether there was room for it."""
+        stores, missing = self._cache.find_stores(self._keys), indices.unique()
+        if stores is not None:
+            missing = torch.cat([store.find_missing(indices) for store in stores]).unique()
+            if len(missing) and any(store.full for store in stores):
+                return False
+        for batch in missing.split(BATCH) if len(missing) else ():
+            self._compute(batch)
+        stores = self._cache.find_stores(self._keys)
+        if stores is None or any(len(store.find_missing(indices)) for store in stores):
             return False
-        batches = lacking.unique().split(BATCH) if len(lacking) else ()
-        found = all(self._computed(batch) for batch in batches)
-        known = [rows for key, _ in sets if (rows := self.kept.known(key)) is not None]
-        self._ready = list(zip(known, (part for _, part in sets), strict=True)) if len(known) == len(sets) else []
-        return found
+        self._ready = list(zip(stores, self._prefix.parts, strict=True))
+        return True
 
     @torch.no_grad()
-    def _computed(self, batch: Tensor) -> bool:
-        """Run the constant part on samples and keep what it gives."""
-        module: Any = self.piece.module
-        carry = module.start(_whole(self.device, _filled(batch)))
-        values = []
-        for i, part in enumerate(self.constant.exits):
-            carry = module.segment(i, carry)
-            values.append(carry if part.head is None else _read(module, part.head, i, carry))
-        if self.constant.carry is not None:
-            values.append(carry)
-        room = True
-        for (key, _), value in zip(self._sets, values, strict=True):
+    def _compute(self, batch: Tensor) -> None:
+        """Run the prefix on samples and store its values."""
+        values = self._prefix.compute_values(self._model.module, _load_filled(self._device, batch))
+        for key, value in zip(self._keys, values, strict=True):
             tensors = [tensor[: len(batch)] for tensor in tree_flatten(value)[0]]
-            rows = self.kept.rows(key, len(self.device.data.x), tensors)
-            new = torch.isin(batch, rows.lacking(batch))
-            room = rows.put(batch[new], [t[new.to(t.device)] for t in tensors]) and room
-        return room
+            store = self._cache.open_store(key, len(self._device.data.x), tensors)
+            new = torch.isin(batch, store.find_missing(batch))
+            store.add(batch[new], [t[new.to(t.device)] for t in tensors])
 
-    def logits(self, indices: Tensor) -> list[Tensor]:
-        """Return the logits of every exit, shallow to deep, from what is kept of samples."""
-        put, values = self.device.put, []
-        for rows, part in self._ready:
-            values.append(part.value([put(tensor) for tensor in rows.get(indices)]))
-        carry = values.pop() if self.constant.carry is not None else None
-        return list(logits_from(self.piece.module, self.constant, values, carry))
+    def compute_logits(self, indices: Tensor) -> list[Tensor]:
+        """Return the logits of every exit, shallow to deep, from the cached values of samples."""
+        put = self._device.put
+        values = [part.rebuild([put(tensor) for tensor in store.get(indices)]) for store, part in self._ready]
+        return self._prefix.compute_logits(self._model.module, values)
 
 
-class _Enough(Exception):
-    """Ends a classifier that is only asked what it reads."""
+# ---- lazy samples ----------------------------------------------------------------------------------------------------
 
 
-def _read(module: Any, head: nn.Module, i: int, carry: Any) -> Tensor:
-    """Return what an exit's classifier reads, without running it."""
-    given: list[Tensor] = []
+class _LazySamples(Tensor):
+    """Samples that are loaded when their values are used; a module with cached features never does."""
 
-    def note(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        given.append(inputs[0])
-        raise _Enough
-
-    hook = head.register_forward_pre_hook(note)
-    try:
-        with contextlib.suppress(_Enough):
-            module.head(i, carry)
-    finally:
-        hook.remove()
-    return given[0]
-
-
-# ---- samples that nobody may ask for ---------------------------------------------------------------------------------
-
-
-class _Unmade(Tensor):
-    """Samples that are only made when somebody looks at them: a module that has kept what they give does not."""
-
-    _make: Callable[[], Tensor]
-    _made: Tensor | None = None
+    _load: Callable[[], Tensor]
+    _loaded: Tensor | None = None
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
-            return function(*map(_made, args), **{key: _made(value) for key, value in (kwargs or {}).items()})
+            return function(*map(_load, args), **{key: _load(value) for key, value in (kwargs or {}).items()})
 
 
-def _unmade(device: Device, make: Callable[[], Tensor], count: int) -> Tensor:
-    """Return samples of the right shape and kind; who got at their values past Python would get none."""
+def make_lazy_samples(device: Device, load: Callable[[], Tensor], count: int) -> Tensor:
+    """Return lazy samples with the right shape and type. Code that bypasses `__torch_function__` sees no values."""
     data = device.data
-    nothing = torch.tensor(-1 if data.x.dtype == torch.int64 else torch.nan, device=device.accelerator)
-    found = nothing.expand(count, *data.sample_shape).as_subclass(_Unmade)
-    found._make = make
-    return found
+    filler = torch.tensor(-1 if data.x.dtype == torch.int64 else torch.nan, device=device.accelerator)
+    samples = filler.expand(count, *data.sample_shape).as_subclass(_LazySamples)
+    samples._load = load
+    return samples
 
 
-def _made(value: Any) -> Any:
-    if isinstance(value, _Unmade):
-        if value._made is None:
-            value._made = value._make()
-        return value._made
+def _load(value: Any) -> Any:
+    if isinstance(value, _LazySamples):
+        if value._loaded is None:
+            value._loaded = value._load()
+        return value._loaded
     if type(value) in (list, tuple):
-        return type(value)(map(_made, value))
+        return type(value)(map(_load, value))
     return value

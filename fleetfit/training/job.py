@@ -1,78 +1,198 @@
-"""Run one job of any kind: the only local training loop, what holds it back, and what a gradient reached."""
+"""Run a client's job: local SGD with its deadline and early stopping, or a measurement; then the reply.
+
+`run_job` is called by every engine. A training job goes through `_train`, whose loop is `train_locally`; evaluation and
+statistics jobs go to `fleetfit.training.evaluation`.
+"""
 
 import contextlib
+import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fleetfit.errors import FleetFitError, RunError
-from fleetfit.layout import Layout, outputs
+from fleetfit.errors import ConfigError, FleetFitError, RunError, truncate
+from fleetfit.layout import outputs
 from fleetfit.messages import compress
 from fleetfit.method import Method, build
 from fleetfit.seeds import derive_seed, isolate_rng, make_torch_rng
 from fleetfit.submodel import Submodel, finite
+from fleetfit.training.batches import count_steps, iter_batches, iter_epochs
 from fleetfit.training.clock import (
     STEP,
+    Deadline,
+    count_validation_samples,
     forward_work,
-    learn,
-    looked_at,
-    looks_after,
-    out_of_time,
-    passes_in_time,
-    started,
-    timed,
+    is_check_step,
+    make_late_failure,
+    record_speed,
+    stamp_time,
+    start_clock,
 )
-from fleetfit.training.features import Feed, feed_of
-from fleetfit.training.local_model import LocalModel, local_model_of
-from fleetfit.training.measure import evaluate, measured_alike, statistics
-from fleetfit.training.steps import epochs, joined, optimiser_of, rate_at, step_count
-from fleetfit.values import ClientMemory, Clock, Device, Failure, Job, Local, Update
-
-# ---- which parameters a gradient reaches in a job ------------------------------------------------------------------
-
-
-class Reached:
-    """Watches the trained parameters of a module until each has had its first gradient; costs nothing after that.
-
-    A gradient of zeros is one; a parameter that the loss does not depend on has none.
-    """
-
-    def __init__(self, piece: LocalModel) -> None:
-        """Begin to watch."""
-        self._waiting = {
-            name: tensor.register_post_accumulate_grad_hook(partial(self._noted, name))
-            if tensor.requires_grad
-            else None
-            for name, tensor in piece.parameters.items()
-        }
-
-    def _noted(self, name: str, tensor: Tensor) -> None:
-        handle = self._waiting.pop(name)
-        if handle is not None:
-            handle.remove()
-
-    def closed(self) -> tuple[str, ...]:
-        """Stop watching, and return the names of those that had no gradient, in the module's order."""
-        for handle in self._waiting.values():
-            if handle is not None:
-                handle.remove()
-        return tuple(self._waiting)
-
-
-# ---- limits: gradients that are cut, a deadline, and stopping early on held-out data -------------------------------
+from fleetfit.training.evaluation import evaluate, sum_batch_norm_inputs
+from fleetfit.training.features import BatchLoader, make_batch_loader
+from fleetfit.training.local_model import LocalModel, get_local_model
+from fleetfit.values import ClientMemory, Device, Failure, Job, Local, Update
 
 DIVERGED = "its training diverged: the loss or the weights are not finite"
 """Reason of a job whose training diverged."""
-_BATCH = 128
+_VALIDATION_BATCH = 128
+
+
+def run_job(job: Job, device: Device) -> tuple[Update | Failure, Any]:
+    """Run one job on a device.
+
+    Returns:
+        The update, or a failure with its reason; and the client's memory if the update is accepted.
+    """
+    memory = ClientMemory.restored(device.memory)
+    own = start_clock(job, replace(device, memory=memory.method))
+    reply, method_memory = _execute(job, own)
+    residual = None  # what compression leaves out, for the client's next update
+    if job.kind == "train" and job.local.compress is not None and isinstance(reply, Update):
+        reply, residual = compress(reply, job, device.problem.layout, job.local.compress, memory.lost)
+    reply = stamp_time(reply, job, own)
+    if job.kind != "train" or isinstance(reply, Failure):
+        return reply, device.memory
+    return reply, ClientMemory(method_memory, residual).nest
+
+
+def _execute(job: Job, device: Device) -> tuple[Update | Failure, Any]:
+    """Run a job as its method adapts it. An error of the method, the model or the data is the client's failure."""
+    if job.kind == "train" and device.absent:
+        return Failure.of(job, device.absent, absent=True), device.memory
+    try:
+        method = build(job.method)
+        adapted = method.adapt(job, device)
+        if adapted is None:
+            reason = "declined: the client affords no part of what it was sent"
+            return Failure.of(job, reason, declined=True), device.memory
+        with isolate_rng(device.accelerator):
+            if adapted.kind == "train":
+                return _train(adapted, device, method, job.submodel)
+            is_evaluation = adapted.kind == "evaluate"
+            update = evaluate([adapted], [device])[0] if is_evaluation else sum_batch_norm_inputs(adapted, device)
+            return replace(update, dispatched=job.submodel), device.memory
+    except FleetFitError as error:
+        return Failure.of(job, str(error)), device.memory
+    except (ValueError, RuntimeError) as error:  # the module cannot take the client's data
+        return Failure.of(job, f"{type(error).__name__}: {error}"), device.memory
+    except SystemExit as error:  # of a plug-in: it would end the worker or the run
+        return Failure.of(job, f"its method, model or data called sys.exit({error.code!r})"), device.memory
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+def _train(job: Job, device: Device, method: Method, dispatched: Submodel) -> tuple[Update | Failure, Any]:
+    """Train a sub-model on the client's data; return the reply and the method's memory."""
+    samples = len(device.data.split("train"))
+    if not samples:
+        return Failure.of(job, "the client has no training data"), device.memory
+    model = get_local_model(device.problem, job.submodel, device.accelerator)
+    model.load(job.state)
+    loss, penalty = method.loss(job, device), method.penalty(job, device)
+    # After module and loss are built, since building draws from it. On the CPU only its own generator: each of the
+    # others would keep a stack trace until it is used, which takes a small client longer than a step.
+    generator = torch if device.accelerator.type == "cuda" else torch.default_generator
+    generator.manual_seed(derive_seed(job.seed, "torch"))
+    model.module.train()
+
+    gradients = GradientTracker(model)
+    try:
+        with make_batch_loader(device, model, job.submodel, training=True).open() as loader:
+            result = train_locally(job, device, model, loss, penalty, loader)
+    finally:
+        untrained = gradients.close()
+    model.restore(job.state, untrained)  # weight decay changed them, too
+
+    work = result.passes * forward_work(device.problem, job.submodel)
+    if job.local.deadline_s is not None and device.clock.speed is None:
+        record_speed(device, work)
+    if result.late and (not result.steps or job.local.late == "drop"):
+        return make_late_failure(job, work), device.memory
+    state = model.read()
+    if not finite(state) or not math.isfinite(result.loss):
+        return Failure.of(job, DIVERGED, multiply_adds=work), device.memory
+
+    memory = method.remember(job, device, state, loss)
+    submodel, state = method.reply(job, device, state)
+    metrics = {"loss": result.loss, "steps": result.steps}
+    if result.late:
+        metrics["stopped"] = True
+    if hasattr(loss, "metrics"):
+        metrics |= loss.metrics()
+    update = Update(
+        job.round, job.index, job.client, job.level, dispatched, submodel, state, samples, metrics,
+        multiply_adds=work, untrained=tuple(name for name in untrained if name in state),
+    )  # fmt: skip
+    return update, memory
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """The result of local training.
+
+    Attributes:
+        loss: Mean loss per sample.
+        steps: Optimiser steps.
+        passes: The work, see `fleetfit.training.clock`.
+        late: Whether the deadline stopped it.
+    """
+
+    loss: float
+    steps: int
+    passes: int
+    late: bool
+
+
+def train_locally(
+    job: Job, device: Device, model: LocalModel, loss: Any, penalty: Any, loader: BatchLoader
+) -> TrainingResult:
+    """Run local SGD: the epochs of a job, until its deadline, early stopping or the step limit ends them."""
+    local, rng = job.local, make_torch_rng(job.seed, "batches")
+    indices = device.data.split("train")
+    loader.prepare(indices)
+    if count_validation_samples(device, local):
+        loader.prepare(device.data.split("validation"))
+    optimiser, planned_steps = make_optimiser(model, local), count_steps(local, len(indices))
+    stopping, deadline = EarlyStopping(device, model, local, loss, loader), Deadline(job, device)
+    total_loss, samples, steps, late = torch.zeros((), device=device.accelerator), 0, 0, False
+
+    for batch, ends_epoch in iter_epochs(indices, local, rng):
+        passes = STEP * samples + stopping.samples
+        if not deadline.admits(passes, STEP * len(batch) + stopping.cost_after_step(steps + 1)):
+            late = True
+            break
+        x, y = loader.load(batch, rng)
+        model.grad.zero_()
+        value = loss(model.module, x, y)
+        (value if penalty is None else value + penalty(model.module)).backward()
+        clip(model.grad, local)
+        if local.schedule_in_round == "cosine":
+            optimiser.param_groups[0]["lr"] = compute_cosine_rate(steps, local, planned_steps)
+        optimiser.step()
+        total_loss += value.detach() * len(batch)
+        samples, steps = samples + len(batch), steps + 1
+        ends = stopping.check_after_step(steps) or steps == local.max_steps
+        if ends_epoch or ends:
+            if not deadline.admits(STEP * samples + stopping.samples, stopping.cost_after_epoch):
+                late = True
+                break
+            ends = stopping.check_after_epoch() or ends
+        if ends:
+            break
+
+    stopping.restore_best()
+    return TrainingResult(total_loss.item() / max(samples, 1), steps, STEP * samples + stopping.samples, late)
 
 
 def clip(grad: Tensor, local: Local) -> None:
-    """Cut a flat gradient in place, by value and then by norm, as far as asked for."""
+    """Clip a flat gradient in place, by value and then by norm."""
     if local.clip_value is not None:
         grad.clamp_(-local.clip_value, local.clip_value)
     if local.clip_norm is not None:
@@ -80,217 +200,193 @@ def clip(grad: Tensor, local: Local) -> None:
         grad.mul_(torch.clamp(local.clip_norm / (norm + 1e-6), max=1.0))
 
 
-Admits = Callable[[int, int], bool]
-"""Whether so many more passes, after so many, end in time; see `fleetfit.training.clock` for passes."""
+def compute_cosine_rate(step: int, local: Local, steps: int) -> float:
+    """Return lr * (1 + cos(pi * step / steps)) / 2, the learning rate of a step counted from 0."""
+    return local.lr * (1 + math.cos(math.pi * step / max(steps, 1))) / 2
 
 
-def deadline(job: Job, device: Device) -> Admits | None:
-    """Return what tells before each step whether it ends in time; None where there is no deadline."""
-    if job.local.deadline_s is None:
-        return None
-    if device.clock.speed is None:
-        end = device.clock.began + job.local.deadline_s
-        return _Passing(device.clock, end, device.accelerator).admits
-    most = passes_in_time(job, device)
-
-    def admits(done: int, more: int) -> bool:
-        return done + more <= most
-
-    return admits
+def _skip_compiler(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """Return an optimiser without the decorators that import PyTorch's compiler, which takes two seconds."""
+    step, add_param_group = torch.no_grad()(inspect.unwrap(kind.step)), inspect.unwrap(kind.add_param_group)
+    return type(kind.__name__, (kind,), {"add_param_group": add_param_group, "step": step})
 
 
-class _Passing:
-    """The deadline of a device without figures: what comes next should take as long as what came before."""
+_OPTIMISERS: dict[str, Any] = {
+    "sgd": _skip_compiler(torch.optim.SGD),
+    "adam": _skip_compiler(torch.optim.Adam),
+    "adamw": _skip_compiler(torch.optim.AdamW),
+}
 
-    def __init__(self, clock: Clock, end: float, accelerator: torch.device) -> None:
-        self._clock, self._end, self._accelerator = clock, end, accelerator
-        self._first = clock.now()
 
-    def admits(self, done: int, more: int) -> bool:
-        if self._accelerator.type == "cuda":  # steps run behind the host's back
-            torch.cuda.synchronize(self._accelerator)
-        now = self._clock.now()
-        if not done:
-            return now < self._end
-        return now + (now - self._first) * more / done <= self._end
+def make_optimiser(model: LocalModel, local: Local) -> torch.optim.Optimizer:
+    """Return a new optimiser of all trained parameters as one tensor, for which the fused kernel needs one pass.
+
+    Raises:
+        ConfigError: There is no such optimiser.
+    """
+    if local.optimiser not in _OPTIMISERS:
+        raise ConfigError(
+            f"the optimiser must be one of {', '.join(_OPTIMISERS)}, got {truncate(repr(local.optimiser))}.",
+            key="local.optimiser",
+        )
+    parameter = nn.Parameter(model.trained)
+    parameter.grad = model.grad
+    settings = {key: getattr(local, key) for key in local.own}
+    optimiser: torch.optim.Optimizer = _OPTIMISERS[local.optimiser]([parameter], fused=True, **settings)
+    return optimiser
+
+
+class GradientTracker:
+    """Finds the trained parameters without a gradient in a job. It costs nothing once each has had its first.
+
+    A gradient of zeros counts; a parameter that the loss does not depend on has none.
+    """
+
+    def __init__(self, model: LocalModel) -> None:
+        self._waiting = {
+            name: tensor.register_post_accumulate_grad_hook(partial(self._remove, name))
+            if tensor.requires_grad
+            else None
+            for name, tensor in model.parameters.items()
+        }
+
+    def _remove(self, name: str, tensor: Tensor) -> None:
+        handle = self._waiting.pop(name)
+        if handle is not None:
+            handle.remove()
+
+    def close(self) -> tuple[str, ...]:
+        """Stop tracking, and return the names of the parameters without a gradient, in the module's order."""
+        for handle in self._waiting.values():
+            if handle is not None:
+                handle.remove()
+        return tuple(self._waiting)
 
 
 class EarlyStopping:
-    """Watches a loss on the device's validation data, epoch by epoch or every so many steps, and keeps the best.
+    """Checks a loss on the device's validation data, after epochs or steps, and keeps the best weights.
 
-    What is watched is the task's loss of the deepest exit, or `loss.held_out(module)` where the method's loss has that.
+    It is the task's loss of the deepest exit, or `loss.held_out(module)` if the method's loss has that. Without
+    `local.patience` or validation data nothing is checked.
 
     Attributes:
-        cost: Samples of each look; 0 where nobody looks.
-        looked: Samples looked at so far.
+        samples: Samples of all checks so far.
     """
 
-    def __init__(self, device: Device, piece: LocalModel, local: Local, loss: Any, feed: Feed) -> None:
-        """Measure nothing yet, but with `check_every` the start; without patience or validation data, never."""
-        self._device, self._piece, self._local, self._feed = device, piece, local, feed
-        self._own = getattr(loss, "held_out", None)
-        self.cost = looked_at(device, local)
-        self.looked = 0
-        self._best, self._best_at, self._epochs = math.inf, 0, 0
-        self._kept: Tensor | None = None
-        self._stopped = False
-        if self.cost and local.check_every is not None:
-            self._now(0)
+    def __init__(self, device: Device, model: LocalModel, local: Local, loss: Any, loader: BatchLoader) -> None:
+        """Check the initial weights if `check_every` is set."""
+        self._device, self._model, self._local, self._loader = device, model, local, loader
+        self._held_out = getattr(loss, "held_out", None)
+        self._cost = count_validation_samples(device, local)
+        self.samples = 0
+        self._best_loss, self._best_time, self._epochs = math.inf, 0, 0
+        self._best_weights: Tensor | None = None
+        self._stops = False
+        if self._cost and local.check_every is not None:
+            self._check(0)
 
     def cost_after_step(self, steps: int) -> int:
-        """Return the samples of the look that comes after so many steps; 0 where none does."""
-        return self.cost if looks_after(steps, self._local) else 0
+        """Return the samples of the check after a number of steps; 0 for no check."""
+        return self._cost if is_check_step(steps, self._local) else 0
 
     @property
     def cost_after_epoch(self) -> int:
-        """Samples of the look that comes after an epoch; 0 where none does."""
-        return self.cost if self._local.check_every is None else 0
+        """Samples of the check after an epoch; 0 for no check."""
+        return self._cost if self._local.check_every is None else 0
 
-    def after_step(self, steps: int) -> bool:
-        """Tell, after so many steps, whether to stop."""
+    def check_after_step(self, steps: int) -> bool:
+        """Return whether to stop after a number of steps."""
         if self.cost_after_step(steps):
-            self._now(steps)
-        return self._stopped
+            self._check(steps)
+        return self._stops
 
-    def after_epoch(self) -> bool:
-        """Tell, after an epoch, whether to stop."""
+    def check_after_epoch(self) -> bool:
+        """Return whether to stop after an epoch."""
         self._epochs += 1
         if self.cost_after_epoch:
-            self._now(self._epochs)
-        return self._stopped
+            self._check(self._epochs)
+        return self._stops
 
-    def restore(self) -> None:
-        """Go back to the weights of the best moment."""
-        if self._kept is not None:
-            self._piece.flat.copy_(self._kept)
+    def restore_best(self) -> None:
+        """Load the best weights."""
+        if self._best_weights is not None:
+            self._model.flat.copy_(self._best_weights)
 
-    def _now(self, done: int) -> None:
-        found = self._loss()
-        self.looked += self.cost
-        if found < self._best:
-            self._best, self._best_at, self._kept = found, done, self._piece.flat.clone()
-        self._stopped = done - self._best_at >= (self._local.patience or 0)
+    def _check(self, time: int) -> None:
+        loss = self._compute_loss()
+        self.samples += self._cost
+        if loss < self._best_loss:
+            self._best_loss, self._best_time, self._best_weights = loss, time, self._model.flat.clone()
+        self._stops = time - self._best_time >= (self._local.patience or 0)
 
     @torch.no_grad()
-    def _loss(self) -> float:
-        device, module = self._device, self._piece.module
+    def _compute_loss(self) -> float:
+        device, module = self._device, self._model.module
         training = module.training
         module.eval()
-        if self._own is not None:
-            found = float(self._own(module))
-            module.train(training)
-            return found
-        total, indices = torch.zeros((), device=device.accelerator), device.data.split("validation")
-        for batch in joined(indices, _BATCH):
-            x, y = self._feed.batch(batch)
-            total += device.problem.task.loss(outputs(module, x)[-1], y) * len(batch)
+        if self._held_out is not None:
+            loss = float(self._held_out(module))
+        else:
+            total, indices = torch.zeros((), device=device.accelerator), device.data.split("validation")
+            for batch in iter_batches(indices, _VALIDATION_BATCH):
+                x, y = self._loader.load(batch)
+                total += device.problem.task.loss(outputs(module, x)[-1], y) * len(batch)
+            loss = total.item() / len(indices)
         module.train(training)
-        return total.item() / len(indices)
+        return loss
 
 
-# ---- jobs ----------------------------------------------------------------------------------------------------------
+# ---- groups of jobs, and jobs on the server --------------------------------------------------------------------------
+
+_MAX_GROUP = 256
 
 
-def run_job(job: Job, device: Device) -> tuple[Update | Failure, Any]:
-    """Run one job on a device: its clock starts, the work is done, the update is made lighter, its clock stops.
-
-    Returns:
-        The update, or a failure that says why; and what the client remembers if the update is accepted.
-    """
-    kept = ClientMemory.restored(device.memory)
-    begun = started(job, _itself(device))
-    reply, own = _done(job, begun)
-    reply, lost = _lighter(reply, job, device.problem.layout, kept.lost)
-    reply = timed(reply, job, begun)
-    trained = job.kind == "train" and isinstance(reply, Update)
-    return reply, ClientMemory(own, lost).nest if trained else device.memory
-
-
-_TOGETHER = 256
-
-
-def alike(jobs: Iterator[Job]) -> Iterator[list[Job]]:
-    """Yield jobs one by one, but neighbours together that measure one model on several devices."""
+def group_jobs(jobs: Iterator[Job]) -> Iterator[list[Job]]:
+    """Yield groups of consecutive jobs that evaluate one model on several devices, and other jobs one by one."""
     group: list[Job] = []
     for job in jobs:
-        if group and (len(group) == _TOGETHER or not _like(group[-1], job)):
+        if group and (len(group) == _MAX_GROUP or not _share_model(group[-1], job)):
             yield group
             group = []
         group.append(job)
-        if job.kind == "train":  # nothing is drawn ahead of it
+        if job.kind == "train":  # no job is drawn before it has run
             yield group
             group = []
     if group:
         yield group
 
 
-def _like(a: Job, b: Job) -> bool:
+def _share_model(a: Job, b: Job) -> bool:
     """Tell whether two jobs can be one pass.
 
-    Statistics never are: each client's samples are passed alone anyway, and states that wait for the others' lie
-    between the freed blocks of a pass, where they keep glibc from using these again (30 MB a client of a small CNN).
+    Statistics jobs cannot: each client's samples are passed alone anyway, and states that wait for the others would lie
+    between the freed blocks of a pass, where they keep glibc from using these again (30 MB per client of a small CNN).
     """
     if a.kind != "evaluate":
         return False
-    same = a.state is b.state and (a.statistics is b.statistics or not (a.statistics or b.statistics))
-    return same and (a.kind, a.level, a.evaluation, a.submodel) == (b.kind, b.level, b.evaluation, b.submodel)
+    same_state = a.state is b.state and (a.statistics is b.statistics or not (a.statistics or b.statistics))
+    return same_state and (a.kind, a.level, a.evaluation, a.submodel) == (b.kind, b.level, b.evaluation, b.submodel)
 
 
-def run_alike(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update | Failure]:
-    """Run jobs of one group of `alike`, each on its device; what they say is the same as of each alone."""
+def run_group(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update | Failure]:
+    """Run the jobs of a group, each on its device, with the replies of running each alone."""
     if len(jobs) > 1:
-        try:
+        with contextlib.suppress(FleetFitError, ValueError, RuntimeError, SystemExit):  # each job reports its own
             method = build(jobs[0].method)
-            pairs = list(zip(jobs, devices, strict=True))
-            if all(_as_it_is(method.adapt(job, _itself(device)), job) for job, device in pairs):
+            own = [replace(d, memory=ClientMemory.restored(d.memory).method) for d in devices]
+            adapted = [method.adapt(job, device) for job, device in zip(jobs, own, strict=True)]
+            if all(
+                new is not None and _share_model(new, job) and new.seed == job.seed
+                for new, job in zip(adapted, jobs, strict=True)
+            ):
                 with isolate_rng(devices[0].accelerator):
-                    return list(measured_alike(jobs, devices))
-        except (FleetFitError, ValueError, RuntimeError, SystemExit):  # each says it for itself
-            pass
+                    return list(evaluate(jobs, devices))
     return [run_job(job, device)[0] for job, device in zip(jobs, devices, strict=True)]
-
-
-def _itself(device: Device) -> Device:
-    """Return the device with what its method has it remember."""
-    return replace(device, memory=ClientMemory.restored(device.memory).method)
-
-
-def _as_it_is(adapted: Job | None, job: Job) -> bool:
-    return adapted is not None and _like(adapted, job) and adapted.seed == job.seed
-
-
-def _lighter(
-    reply: Update | Failure, job: Job, layout: Layout, lost: Mapping[str, Any] | None
-) -> tuple[Update | Failure, Mapping[str, Any] | None]:
-    """Return the reply as it travels, and what compression owes the client's next update."""
-    if job.kind != "train" or job.local.compress is None or isinstance(reply, Failure):
-        return reply, None
-    return compress(reply, job, layout, job.local.compress, lost)
-
-
-def _done(job: Job, device: Device) -> tuple[Update | Failure, Any]:
-    if job.kind == "train" and device.absent:
-        return Failure.of(job, device.absent, absent=True), device.memory
-    try:
-        method = build(job.method)
-        adapted = method.adapt(job, device)
-        if adapted is None:
-            why = "declined: the client affords no part of what it was sent"
-            return Failure.of(job, why, declined=True), device.memory
-        work = {"train": _train, "evaluate": evaluate, "statistics": statistics}[adapted.kind]
-        with isolate_rng(device.accelerator):
-            return work(adapted, device, method, job.submodel)
-    except FleetFitError as error:
-        return Failure.of(job, str(error)), device.memory
-    except (ValueError, RuntimeError) as error:  # a module that cannot take this data: the client's, not the run's end
-        return Failure.of(job, f"{type(error).__name__}: {error}"), device.memory
-    except SystemExit as error:  # of a plug-in: it would end a worker, or the whole run, without a word
-        return Failure.of(job, f"its method, model or data called sys.exit({error.code!r})"), device.memory
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch compute on one thread, so that the server's own work has the same bits everywhere."""
+    """Compute with one thread inside, so that the server's own work has the same bits on every machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -300,7 +396,7 @@ def one_thread() -> Iterator[None]:
 
 
 def run_on_server(job: Job, device: Device) -> Update:
-    """Run one job in this process, on the server's own device; one thread, as every job by default.
+    """Run one job in this process on the server's own device, with one thread.
 
     Raises:
         RunError: It failed.
@@ -310,88 +406,3 @@ def run_on_server(job: Job, device: Device) -> Update:
     if isinstance(reply, Failure):
         raise RunError(f"the server's own training failed in round {job.round + 1}: {reply.reason}", key="method")
     return reply
-
-
-def _train(job: Job, device: Device, method: Method, dispatched: Submodel) -> tuple[Update | Failure, Any]:
-    indices = device.data.split("train")
-    if not len(indices):
-        return Failure.of(job, "the client has no training data"), device.memory
-    piece = local_model_of(device.problem, job.submodel, device.accelerator)
-    piece.load(job.state)
-    loss, penalty = method.loss(job, device), method.penalty(job, device)
-    # After module and loss are built: building draws from it. On the CPU its own generator alone, since the others'
-    # would each keep a stack trace until they are used, which takes a small client longer than a step.
-    globally = torch if device.accelerator.type == "cuda" else torch.default_generator
-    globally.manual_seed(derive_seed(job.seed, "torch"))
-    piece.module.train()
-    reached = Reached(piece)
-    try:
-        with feed_of(device, piece, job.submodel, training=True).open() as feed:
-            done = _local_sgd(job, device, piece, loss, penalty, indices, feed)
-    finally:
-        untrained = reached.closed()
-    piece.put(job.state, untrained)  # weight decay moves what no gradient reaches, too
-    spent = done.passes * forward_work(device.problem, job.submodel)
-    if job.local.deadline_s is not None and device.clock.speed is None:
-        learn(device, spent)
-    if done.stopped and (not done.steps or job.local.late == "drop"):
-        return Failure.of(job, out_of_time(job), late=True, multiply_adds=spent), device.memory
-    state = piece.read()
-    if not finite(state) or not math.isfinite(done.loss):
-        return Failure.of(job, DIVERGED, multiply_adds=spent), device.memory
-    memory = method.remember(job, device, state, loss)
-    sent, state = method.reply(job, device, state)
-    extra = loss.metrics() if hasattr(loss, "metrics") else {}
-    metrics = {"loss": done.loss, "steps": done.steps, **({"stopped": True} if done.stopped else {}), **extra}
-    update = Update(
-        job.round, job.index, job.client, job.level, dispatched, sent, state, len(indices), metrics,
-        multiply_adds=spent, untrained=tuple(name for name in untrained if name in state),
-    )  # fmt: skip
-    return update, memory
-
-
-@dataclass(frozen=True)
-class _Trained:
-    """What local training did: mean loss per sample, steps, passes (see `clock`), whether time ran out."""
-
-    loss: float
-    steps: int
-    passes: int
-    stopped: bool
-
-
-def _local_sgd(
-    job: Job, device: Device, piece: LocalModel, loss: Any, penalty: Any, indices: Tensor, feed: Feed
-) -> _Trained:
-    """Run the local epochs, as far as the deadline and the other limits let them."""
-    feed.ready(indices)
-    if looked_at(device, job.local):
-        feed.ready(device.data.split("validation"))
-    local, rng = job.local, make_torch_rng(job.seed, "batches")
-    optimiser, planned = optimiser_of(piece, local), step_count(local, len(indices))
-    total, seen, steps = torch.zeros((), device=device.accelerator), 0, 0
-    stopping, in_time, stopped = EarlyStopping(device, piece, local, loss, feed), deadline(job, device), False
-    for epoch in epochs(indices, local, rng):
-        for batch in epoch:
-            wanted = STEP * len(batch) + stopping.cost_after_step(steps + 1)
-            if in_time is not None and not in_time(STEP * seen + stopping.looked, wanted):
-                stopped = True
-                break
-            x, y = feed.batch(batch, rng)
-            piece.grad.zero_()
-            value = loss(piece.module, x, y)
-            (value if penalty is None else value + penalty(piece.module)).backward()
-            clip(piece.grad, local)
-            if local.schedule_in_round == "cosine":
-                optimiser.param_groups[0]["lr"] = rate_at(steps, local, planned)
-            optimiser.step()
-            total += value.detach() * len(batch)
-            seen, steps = seen + len(batch), steps + 1
-            if stopping.after_step(steps) or steps == local.max_steps:
-                break
-        if in_time is not None and not in_time(STEP * seen + stopping.looked, stopping.cost_after_epoch):
-            stopped = True
-        if stopped or stopping.after_epoch() or steps == local.max_steps:
-            break
-    stopping.restore()
-    return _Trained(total.item() / max(seen, 1), steps, STEP * seen + stopping.looked, stopped)

@@ -1,4 +1,4 @@
-"""Where a model begins other than from drawn values: a checkpoint of its architecture, or the end of another run."""
+"""The start of a model that is not drawn at random: a checkpoint of its architecture, or the end of another run."""
 
 import re
 from dataclasses import dataclass
@@ -13,24 +13,24 @@ from fleetfit.records import RunFolder
 from fleetfit.records.checkpoints import validate_checkpoint
 from fleetfit.values import Problem
 
-OF_LEVEL = re.compile(r"level(\d+)/")  # Decoupled keeps one model per level; the last level's is the full model
+LEVEL_PREFIX = re.compile(r"level(\d+)/")  # Decoupled keeps one model per level; the last level's is the full model
 
 
 @dataclass(frozen=True)
-class Beginnings:
-    """What does not begin from drawn values.
+class Start:
+    """The part of a model that is not drawn at random.
 
     Attributes:
         state: Tensors of the full model.
-        notes: Sentences that say where they come from, and what begins anew.
+        notes: Sentences that say where they come from, and what is drawn anew.
     """
 
     state: dict[str, Tensor]
     notes: tuple[str, ...]
 
 
-def beginnings(problem: Problem) -> Beginnings:
-    """Return what the architecture's checkpoint gives, and over it what the run gives that this one starts from.
+def load_start(problem: Problem) -> Start:
+    """Return the architecture's checkpoint, replaced where the run that this one starts from has tensors.
 
     A classifier that they lack, or that is for another number of classes, keeps its drawn values.
 
@@ -40,27 +40,34 @@ def beginnings(problem: Problem) -> Beginnings:
     state: dict[str, Tensor] = {}
     notes: list[str] = []
     pretrained = getattr(problem.architecture, "pretrained", None)
-    found = pretrained(problem.exits) if pretrained is not None else {}
-    if found:
+    checkpoint = pretrained(problem.exits) if pretrained is not None else {}
+    if checkpoint:
         source = getattr(problem.architecture, "checkpoint", None) or type(problem.architecture).__name__
-        state |= _fitting(problem, found, str(source), notes)
+        state |= _select_fitting(problem, checkpoint, str(source), notes)
     if problem.start:
-        found, source = _end_of(problem.start)
+        checkpoint, source = _load_last_state(problem.start)
         adopted = getattr(problem.architecture, "adopted", None)
-        state |= _fitting(problem, found if adopted is None else adopted(found), source, notes)
+        state |= _select_fitting(problem, checkpoint if adopted is None else adopted(checkpoint), source, notes)
     if problem.layout.base and not state:
         notes.append("What is never trained begins drawn: give the model a checkpoint, or the run a start.")
-    return Beginnings(state, tuple(notes))
+    return Start(state, tuple(notes))
 
 
-def _end_of(folder: str) -> tuple[State, str]:
-    """Return the newest state of a run, and what to call it."""
-    found = RunFolder.open(folder).load_checkpoint(validate_checkpoint)
-    if found is None:
+def describe_start(problem: Problem) -> tuple[str, ...]:
+    """Return the notes of `load_start`, or a note that the run is gone: it is needed only once."""
+    if problem.start and not Path(problem.start).expanduser().exists():
+        return (f"The model began as {problem.start}, which is not there any more.",)
+    return load_start(problem).notes
+
+
+def _load_last_state(folder: str) -> tuple[State, str]:
+    """Return the newest state of a run, and its name for messages."""
+    checkpoint = RunFolder.open(folder).load_checkpoint(validate_checkpoint)
+    if checkpoint is None:
         raise RunError(f"the run {folder} has no checkpoint yet, so nothing can start from it.", path=folder)
-    server = found["server"]
+    server = checkpoint["server"]
     state: State = server["state"]
-    levels = {int(match[1]) for name in state if (match := OF_LEVEL.match(name))}
+    levels = {int(match[1]) for name in state if (match := LEVEL_PREFIX.match(name))}
     if levels:
         prefix = f"level{max(levels)}/"
         state = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
@@ -68,19 +75,19 @@ def _end_of(folder: str) -> tuple[State, str]:
     return state, f"{folder} after round {server['round']}"
 
 
-def _fitting(problem: Problem, found: State, source: str, notes: list[str]) -> dict[str, Tensor]:
-    """Return the tensors that the model takes, and note what begins anew."""
-    layout, added = problem.layout.complete, getattr(problem.architecture, "added", lambda name: False)
+def _select_fitting(problem: Problem, checkpoint: State, source: str, notes: list[str]) -> dict[str, Tensor]:
+    """Return the tensors that the model takes, and add a note on those that are drawn anew."""
+    layout, is_added = problem.layout.complete, getattr(problem.architecture, "added", lambda name: False)
     taken: dict[str, Tensor] = {}
-    anew: dict[str, None] = {}  # a set in order
+    drawn: dict[str, None] = {}  # an ordered set
     for name, shape in layout.shapes({}, layout.exits).items():
-        tensor, ours = found.get(name), layout.tensors[name]
+        tensor, expected = checkpoint.get(name), layout.tensors[name]
         if tensor is not None and tuple(tensor.shape) == shape:
             taken[name] = tensor.float()
-        elif tensor is None and added(name):
-            anew["what is put in"] = None
-        elif ours.exit is not None if tensor is None else _only_classes_differ(layout, ours, tensor, shape):
-            anew[name if ours.exit is None else f"heads.{ours.exit}"] = None
+        elif tensor is None and is_added(name):
+            drawn["what is put in"] = None
+        elif expected.exit is not None if tensor is None else _differs_in_classes_only(layout, expected, tensor, shape):
+            drawn[name if expected.exit is None else f"heads.{expected.exit}"] = None
         elif tensor is None:
             raise ModelError(
                 f'the model cannot begin as {source}, which has no "{name}". Is it the same [model]?', key="start"
@@ -93,20 +100,13 @@ def _fitting(problem: Problem, found: State, source: str, notes: list[str]) -> d
             )
     if not all(bool(torch.isfinite(tensor).all()) for tensor in taken.values()):
         raise ModelError(f"the model cannot begin as {source}: some of its numbers are not finite.", key="start")
-    notes.append(f"The model begins as {source}{'; anew, at least in part: ' if anew else ''}{', '.join(anew)}.")
+    notes.append(f"The model begins as {source}{'; anew, at least in part: ' if drawn else ''}{', '.join(drawn)}.")
     return taken
 
 
-def _only_classes_differ(layout: Layout, ours: TensorLayout, tensor: Tensor, shape: tuple[int, ...]) -> bool:
-    """Tell whether a tensor fits but for dimensions that width never cuts (the classes)."""
+def _differs_in_classes_only(layout: Layout, expected: TensorLayout, tensor: Tensor, shape: tuple[int, ...]) -> bool:
+    """Tell whether a tensor fits except in dimensions that width never scales (the classes)."""
     if tensor.dim() != len(shape):
         return False
-    differing = [dim for dim, a, b in zip(ours.dims, tensor.shape, shape, strict=True) if a != b]
+    differing = [dim for dim, a, b in zip(expected.dims, tensor.shape, shape, strict=True) if a != b]
     return all(any(not layout.axes[axis].scaled for s in dim for axis in s.axes) for dim in differing)
-
-
-def notes_on_start(problem: Problem) -> tuple[str, ...]:
-    """Return the sentences of `beginnings`; of a run that is gone, that it is gone, for it is needed only once."""
-    if problem.start and not Path(problem.start).expanduser().exists():
-        return (f"The model began as {problem.start}, which is not there any more.",)
-    return beginnings(problem).notes

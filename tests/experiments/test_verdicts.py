@@ -34,7 +34,7 @@ def spread(row: str, mean: float, seeds: tuple[int, ...] = (0, 1, 2)) -> list[Ru
 
 
 def flat(row: str = "Base") -> list[Run]:
-    """Runs that differ between seeds much more than rows do: without pairing nothing could be told."""
+    """Runs that differ between seeds much more than rows do: without pairing all verdicts were inconclusive."""
     return [run(row, seed, {"global": 50.0 + 7 * seed}) for seed in (0, 1, 2)]
 
 
@@ -100,10 +100,10 @@ def test_holms_correction_is_within_a_table(repository: Repository) -> None:
     )
     repository.results([*flat(), *spread("Ten", 10), *spread("Three", 3.3), *spread("Two", 2)])
     assert repository.judged() == {
-        "clear": ["+1.50 points", "+10.00 points [+7.52, +12.48]", "3", "0.010", "holds"],
-        "near": ["+1.50 points", "+3.30 points [+0.82, +5.78]", "3", "0.059", "cannot be told at this size"],
-        "far": ["+1.50 points", "+2.00 points [-0.48, +4.48]", "3", "0.074", "cannot be told at this size"],
-        "alone": ["+1.50 points", "+3.30 points [+0.82, +5.78]", "3", "0.029", "holds"],
+        "clear": ["+1.50 pp", "+10.00 pp [+7.52, +12.48]", "3", "0.010", "holds"],
+        "near": ["+1.50 pp", "+3.30 pp [+0.82, +5.78]", "3", "0.059", "inconclusive"],
+        "far": ["+1.50 pp", "+2.00 pp [-0.48, +4.48]", "3", "0.074", "inconclusive"],
+        "alone": ["+1.50 pp", "+3.30 pp [+0.82, +5.78]", "3", "0.029", "holds"],
     }
     assert "| [Paper](#paper) | 4 | 2 | 0 | 2 | 0 |" in repository.page
 
@@ -118,7 +118,7 @@ def test_a_corrected_p_is_never_below_a_smaller_one(repository: Repository) -> N
 def test_a_claim_is_contradicted(repository: Repository) -> None:
     repository.claims(table(above("wrong", "Base", "Ten")))
     repository.results([*flat(), *spread("Ten", 10)])
-    assert repository.judged()["wrong"][1:] == ["-10.00 points [-12.48, -7.52]", "3", "0.003", "contradicted"]
+    assert repository.judged()["wrong"][1:] == ["-10.00 pp [-12.48, -7.52]", "3", "0.003", "contradicted"]
 
 
 def test_what_was_not_run_says_so(repository: Repository) -> None:
@@ -137,7 +137,7 @@ def test_what_was_not_run_says_so(repository: Repository) -> None:
     }.items():
         assert f"- `{name}`: not run: {why}." in repository.page
     assert "- all: not run: no results of `experiments/small/other.toml`." in repository.page
-    assert repository.judged()["one-seed"][1] == "+10.00 points", "what there is is shown, without an interval"
+    assert repository.judged()["one-seed"][1] == "+10.00 pp", "what there is is shown, without an interval"
 
 
 def test_several_differences_are_one_claim_and_the_weakest_decides(repository: Repository) -> None:
@@ -153,20 +153,20 @@ def test_several_differences_are_one_claim_and_the_weakest_decides(repository: R
                                    for r in spread(name, mean))])  # fmt: skip
     found = repository.judged()
     assert found["all-hold"][:2] == [
-        "+3.00 points",
-        "+9.00 points [+6.52, +11.48]; of 2: Nine over Base (global)",
+        "+3.00 pp",
+        "+9.00 pp [+6.52, +11.48]; of 2: Nine over Base (global)",
     ]
     assert found["all-hold"][-1] == "holds"
     repository.claims(table(claim("other-decides", last.format("Eleven"))))
     repository.results([*flat(), *spread("Ten", 10), *spread("Eleven", 11)])
-    assert repository.judged()["other-decides"][0] == "+4.00 points", "9 - 5 is Ten's, though Eleven's 8 - 5 is smaller"
+    assert repository.judged()["other-decides"][0] == "+4.00 pp", "9 - 5 is Ten's, though Eleven's 8 - 5 is smaller"
     repository.results([*flat(), *spread("Ten", 10)])
-    assert repository.judged()["other-decides"][0] == "+3.00 points or more", "of what was not run the smallest"
+    assert repository.judged()["other-decides"][0] == "+3.00 pp or more", "of what was not run the smallest"
     assert found["one-open"][1:] == [
-        "+2.00 points [-0.48, +4.48]; of 2: Two over Base (global)", "3", "0.074", "cannot be told at this size",
+        "+2.00 pp [-0.48, +4.48]; of 2: Two over Base (global)", "3", "0.074", "inconclusive",
     ]  # fmt: skip
     assert found["one-against"][1:] == [
-        "-10.00 points [-12.48, -7.52]; of 2: Below over Base (global)", "3", "0.007", "contradicted",
+        "-10.00 pp [-12.48, -7.52]; of 2: Below over Base (global)", "3", "0.007", "contradicted",
     ]  # fmt: skip
 
 
@@ -188,7 +188,7 @@ def test_one_difference_is_larger_than_another(repository: Repository) -> None:
     repository.results(
         [run(row, s, {"global": float(v)}) for row, values in ours.items() for s, v in enumerate(values)]
     )
-    assert repository.judged()["wider"] == ["+3.00 points", "+10.00 points [+7.52, +12.48]", "3", "0.003", "holds"]
+    assert repository.judged()["wider"] == ["+3.00 pp", "+10.00 pp [+7.52, +12.48]", "3", "0.003", "holds"]
 
 
 def test_how_much_may_be_lost_and_how_much_must_be_won(repository: Repository) -> None:
@@ -199,16 +199,16 @@ def test_how_much_may_be_lost_and_how_much_must_be_won(repository: Repository) -
     )
     repository.results([*flat(), *spread("Below", -10)])
     found = repository.judged()
-    assert found["little"][3:] == ["0.225", "cannot be told at this size"]
+    assert found["little"][3:] == ["0.225", "inconclusive"]
     assert found["much"] == [
-        "order only; claimed: loses under 30 points", "-10.00 points [-12.48, -7.52]", "3", "<0.001", "holds",
+        "order only; claimed: loses under 30 pp", "-10.00 pp [-12.48, -7.52]", "3", "<0.001", "holds",
     ]  # fmt: skip
 
 
 def test_all_seeds_alike_give_no_interval(repository: Repository) -> None:
     repository.claims(table(above("alike", "Same")))
     repository.results([*flat(), *(run("Same", s, {"global": 51.0 + 7 * s}) for s in (0, 1, 2))])
-    assert repository.verdicts() == {"alike": "cannot be told at this size"}
+    assert repository.verdicts() == {"alike": "inconclusive"}
     assert "all seeds gave the same, from which no interval follows" in repository.page
 
 
@@ -224,7 +224,7 @@ def test_numbers_without_chance_need_one_run(repository: Repository) -> None:
     assert found["smaller"] == ["4.00x; claimed: at least 3.6x", "4.00x", "1", "exact", "holds"]
     assert found["too-much"][-1] == "contradicted"
     repository.results([run("A", 0, {"size 4": 400.0, "size 2": 0.0})])
-    assert set(repository.verdicts().values()) == {"cannot be told at this size"}
+    assert set(repository.verdicts().values()) == {"inconclusive"}
     assert "a number that is divided by is not above zero" in repository.page
 
 
@@ -250,7 +250,7 @@ def test_rounds_are_compared_as_ratios(repository: Repository) -> None:
     repository.results([*timed("Slow", [80.0, 160.0, 320.0]), *timed("Fast", [10.0, 10.0, 10.0])])
     found = repository.judged()
     assert found["ratio"] == ["30.0x", "16.0x [2.86x, 89.5x]", "3", "0.020", "holds"]
-    assert found["ten"][-1] == "cannot be told at this size"
+    assert found["ten"][-1] == "inconclusive"
 
 
 def test_who_never_reaches_the_target_is_slower_at_least(repository: Repository) -> None:
@@ -266,16 +266,16 @@ def test_a_fast_row_that_never_arrives_shows_nothing(repository: Repository) -> 
     """However slow the other is: 500 rounds are the least that the fast one would take."""
     repository.claims(table(claim("ratio", RATIO.format(""))))
     repository.results([*timed("Slow", [9000.0, 9100.0, 9300.0]), *timed("Fast", [None, None, None])])
-    assert repository.verdicts() == {"ratio": "cannot be told at this size"}
+    assert repository.verdicts() == {"ratio": "inconclusive"}
     repository.results([*timed("Slow", [None, None, None]), *timed("Fast", [None, None, None])])
-    assert repository.verdicts() == {"ratio": "cannot be told at this size"}
+    assert repository.verdicts() == {"ratio": "inconclusive"}
     assert "runs ended before they reached the target" in repository.page
 
 
 def test_a_target_that_is_reached_at_once_shows_nothing(repository: Repository) -> None:
     repository.claims(table(claim("ratio", RATIO.format(""))))
     repository.results([*timed("Slow", [80.0, 160.0, 320.0]), *timed("Fast", [5.0, 6.0, 7.0], first=5)])
-    assert repository.verdicts() == {"ratio": "cannot be told at this size"}
+    assert repository.verdicts() == {"ratio": "inconclusive"}
     assert '"Fast" has reached the target at its first evaluation' in repository.page
 
 
@@ -295,8 +295,8 @@ def test_levels_and_exits_are_columns(repository: Repository) -> None:
     ])  # fmt: skip
     found = repository.judged()
     assert [found[name][1] for name in ("levels", "exits")] == [
-        "+10.00 points [+7.52, +12.48]",
-        "+12.00 points [+9.52, +14.48]",
+        "+10.00 pp [+7.52, +12.48]",
+        "+12.00 pp [+9.52, +14.48]",
     ]
 
 
@@ -305,7 +305,7 @@ def test_seeds_of_one_experiment_may_lie_in_two_files(repository: Repository) ->
     ten = spread("Ten", 10)
     repository.results([*flat()[:2], *ten[:2]], "first", settings_of_file={"local": {"lr": 1}, "engine": 1})
     repository.results([flat()[2], ten[2]], "second", settings_of_file={"local": {"lr": 1}, "engine": 2})
-    assert repository.judged()["both"][1:] == ["+10.00 points [+7.52, +12.48]", "3", "0.003", "holds"]
+    assert repository.judged()["both"][1:] == ["+10.00 pp [+7.52, +12.48]", "3", "0.003", "holds"]
     assert "[first.json](../experiments/results/first.json), [second.json]" in repository.page
 
 
@@ -335,11 +335,11 @@ def test_two_experiments_are_compared_only_with_the_same_settings(repository: Re
     repository.results(spread("Ten", 10), "other", "small/other.toml", settings_of_file=other)
     assert repository.verdicts() == {"across": "holds"}
     repository.results(spread("Ten", 10), "other", "small/other.toml", settings_of_file=other | {"local": 6})
-    assert repository.verdicts() == {"across": "cannot be told at this size"}
+    assert repository.verdicts() == {"across": "inconclusive"}
     assert "`experiments/small/other.toml` and `experiments/small/made-up.toml` differ in local" in repository.page
     longer = [one | {"rounds": 200} for one in spread("Ten", 10)]
     repository.results(longer, "other", "small/other.toml", settings_of_file=other)
-    assert repository.verdicts() == {"across": "cannot be told at this size"}
+    assert repository.verdicts() == {"across": "inconclusive"}
     assert "differ in rounds" in repository.page
     repository.claims(table(claim("across", body + "\nrounds_differ = true")))
     assert repository.verdicts() == {"across": "holds"}
@@ -611,7 +611,7 @@ def test_what_critiques_suggest_is_counted_apart(repository: Repository) -> None
     repository.claims(own, asked.replace('"Paper"', '"Critique of Paper"'))
     assert main([], repository.root) == 0
     said = " ".join((repository.root / "README.md").read_text().split())
-    assert "The 3 claims, 2 of the papers and 1 that critiques of them suggest, by verdict: not run yet 3." in said
+    assert "All 3 claims (2 of the papers, 1 of critiques): not run yet 3." in said
 
 
 def test_numbers_are_of_the_settings_that_claims_compare(repository: Repository) -> None:
@@ -716,7 +716,7 @@ def test_the_first_pages_have_the_table_that_the_stored_results_make() -> None:
     assert not [path for path, said in pages.items() if path.read_text() != said], "run make results"
     for path, said in pages.items():
         table = said.partition(headline.BEGIN)[2].partition(headline.END)[0]
-        assert "| the paper says | its number | ours, 95% interval | verdict |" in table, path
+        assert "| claim of the paper | paper | ours, 95% interval | verdict |" in table, path
         assert "not run |" not in table, "a claim that was not run is no evidence"
 
 
@@ -726,14 +726,14 @@ def test_the_first_experiment_that_was_run_is_shown(repository: Repository, monk
     assert main([], repository.root) == 0
     said = (repository.root / "README.md").read_text()
     assert said.startswith(f"a\n{headline.BEGIN}\n") and said.endswith(f"{headline.END}\nb\n") and "stale" not in said
-    assert "by verdict: not run yet 1. All" in " ".join(said.split()) and "| verdict |" not in said
+    assert "of the papers: not run yet 1. Details and figures" in " ".join(said.split()) and "| verdict |" not in said
     repository.results([*flat(), *spread("Ten", 10)])
     assert main(["--check"], repository.root) == 1
     [file] = {one.table.file for one in built(repository.root)[2]}
     monkeypatch.setattr(headline, "PREFERRED", ("nothing.toml", file))
     assert main([], repository.root) == 0
     said = (repository.root / "README.md").read_text()
-    assert "| holds |" in said and "[there](docs/results.md#table-1)" in said
+    assert "| holds |" in said and "(docs/results.md#table-1)" in said
     figure = "small-made-up-rows.svg"
     assert said.index(f"](docs/results/{figure})") < said.index("| holds |")
     drawn = (repository.root / PAGE.with_suffix("") / figure).read_text()

@@ -88,7 +88,7 @@ def test_lighter_updates_too(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", [{}, {"precision": "bf16"}], ids=["chosen", "bf16"])
 def test_a_fast_run_has_the_bits_of_local(how: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bf16 too where that is emulated: nodes go back to fp32 where they lack it, which one machine must not."""
-    monkeypatch.setattr(nodes_side, "within_reach", lambda problem, accelerator: problem)
+    monkeypatch.setattr(nodes_side, "replace_emulated_bf16", lambda problem, accelerator: problem)
     fast = {"speed": "fast", **how}
     lab, base = lab_of(tmp_path, described({"name": "scalefl"}, model={"name": "cnn"}, engine=fast))
     run = lab.serve(**fast)

@@ -15,7 +15,7 @@ from fleet.waiting import finished, secrets_in, stop_run, until, worker_of
 
 import fleetfit as ff
 from fleetfit.privacy import spent
-from fleetfit.training.speed import has_bf16
+from fleetfit.training.runtime import has_bf16
 
 pytestmark = pytest.mark.fleet
 

@@ -42,7 +42,7 @@ def folders(place: Path) -> Target:
 
     from fleetfit.api import profiling
 
-    profiling.measured = measured_as_said
+    profiling.profile_level = measured_as_said
     made = made_folders(place)
     return _of_hypothesis(st.tuples(kinds, verbs, several), lambda case: one(made, *case))
 

@@ -32,7 +32,7 @@ from run_folders import stopped_run
 import fleetfit as ff
 from fleetfit.api import profiling
 from fleetfit.cli import main
-from fleetfit.training.profiling import Found, Timing
+from fleetfit.training.profiling import Measurement, Timing
 
 CORPUS = Path(__file__).parents[1] / "corpus" / "folders"
 CHECKPOINTS = ["checkpoints/round-000002.safetensors", "checkpoints/round-000003.safetensors"]
@@ -74,12 +74,12 @@ class Answer:
 
 @pytest.fixture(autouse=True)
 def measured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "measured", measured_as_said)
+    monkeypatch.setattr(profiling, "profile_level", measured_as_said)
 
 
-def measured_as_said(*_: object) -> Found:
+def measured_as_said(*_: object) -> Measurement:
     """Find the same for every level, without a process for each."""
-    return Found(Timing(0.1, 0.01, 9), Timing(0.01, 0.001, 9), 10**6, 3 * 10**8)
+    return Measurement(Timing(0.1, 0.01, 9), Timing(0.01, 0.001, 9), 10**6, 3 * 10**8)
 
 
 @dataclass(frozen=True)

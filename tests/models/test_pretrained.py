@@ -20,7 +20,7 @@ from fleetfit.layout import State, build_module
 from fleetfit.models.bert import Bert, bert
 from fleetfit.models.vit import Vit, vit
 from fleetfit.tasks import classification
-from fleetfit.training import initial_state, notes_on_start
+from fleetfit.training import describe_start, initial_state
 from fleetfit.values import Problem
 
 hf: Any = pytest.importorskip("transformers", reason="the library to compare with is not installed")
@@ -110,7 +110,7 @@ def test_early_exits_do_not_touch_the_last_and_begin_anew(tmp_path: Path) -> Non
     x = sentences(7)
     assert torch.equal(logits(ours, x), logits(alone, x))
     assert float(state["heads.1.pooler.weight"].abs().max()) <= 0.04 < float(state["heads.3.pooler.weight"].abs().max())
-    assert notes_on_start(Problem(architecture, (7,), classification, (1, 2, 3))) == (
+    assert describe_start(Problem(architecture, (7,), classification, (1, 2, 3))) == (
         f"The model begins as {tmp_path / 'bert'}; anew, at least in part: heads.1, heads.2.",
     )
 
@@ -151,7 +151,7 @@ def test_language_models_and_other_numbers_of_classes_give_the_trunk(tmp_path: P
     _, state = begun(architecture, (3,), (9,))
     assert torch.equal(state["heads.3.pooler.weight"], two.bert.pooler.dense.weight)
     assert tuple(state["heads.3.fc.weight"].shape) == (5, 24) and float(state["heads.3.fc.weight"].abs().max()) <= 0.04
-    assert "heads.3" in notes_on_start(Problem(architecture, (9,), classification, (3,)))[0]
+    assert "heads.3" in describe_start(Problem(architecture, (9,), classification, (3,)))[0]
 
 
 def test_shards_and_the_oldest_names_are_read(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_deit_with_two_classifiers_gives_its_trunk(tmp_path: Path) -> None:
     with torch.no_grad():
         tokens = theirs.deit(x).last_hidden_state[:, 0]
     close(logits(ours, x), tokens @ state["heads.3.fc.weight"].T + state["heads.3.fc.bias"], least=0.01)
-    assert "heads.3" in notes_on_start(Problem(architecture, (3, 8, 8), classification, (3,)))[0]
+    assert "heads.3" in describe_start(Problem(architecture, (3, 8, 8), classification, (3,)))[0]
 
 
 def test_the_first_blocks_of_a_deeper_vit(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 from sklearn.datasets import load_iris
 
 from fleetfit.cli import main
 
-# The pages that explain what every user needs, one after the other; docs/guide.md leads to them.
-GUIDE_PAGES = ["guide", "run-file", "data", "models", "budgets", "devices", "engines", "cluster", "runs", "experiments"]
+# The pages that explain what every user needs, one after the other.
+GUIDE_PAGES = ["run-file", "data", "models", "budgets", "devices", "engines", "runs", "experiments"]
 
 
 def fenced(markdown: str, language: str) -> list[str]:
@@ -32,9 +33,16 @@ def write_files(markdown: str, folder: Path) -> None:
             (folder / name).write_text(re.sub(r"^rounds = \d+", "rounds = 1", block, flags=re.MULTILINE))
 
 
+def shell_lines(block: str) -> list[str]:
+    """Return the commands of a block of shell, each in one line, without comments above them."""
+    lines = re.sub(r"\\\n\s*", " ", block).splitlines()
+    return [line for line in lines if line.strip() and not line.startswith("#")]
+
+
 def commands(markdown: str) -> list[list[str]]:
-    """Return the arguments of each `fleetfit` command."""
-    lines = [line for block in fenced(markdown, "sh") for line in block.splitlines()]
+    """Return the arguments of each `fleetfit` command that is not marked as not run."""
+    run = re.sub(r"^<!-- not run: [^\n]* -->\n```sh\n.*?^```", "", markdown, flags=re.DOTALL | re.MULTILINE)
+    lines = [line for block in fenced(run, "sh") for line in shell_lines(block)]
     return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("fleetfit ")]
 
 
@@ -46,6 +54,19 @@ def write_iris(folder: Path) -> None:
     table.to_csv(folder / "iris.csv", index=False)
     table.iloc[::5].to_csv(folder / "more-rows.csv", index=False)
     table.iloc[::7].drop(columns="species").to_csv(folder / "new-rows.csv", index=False)
+
+
+def write_photos(folder: Path) -> None:
+    """Write the images of the first page: two classes to train on, and new ones to predict."""
+    image = pytest.importorskip("PIL.Image", reason="the extra images is not installed")
+    rng = np.random.default_rng(0)
+    for name, count in (("photos", 30), ("new-photos", 3)):
+        for channel, kind in enumerate(("cat", "dog")):
+            (folder / name / kind).mkdir(parents=True)
+            for i in range(count):
+                pixels = rng.integers(0, 120, (24, 32, 3)).astype(np.uint8)
+                pixels[..., channel] += 100
+                image.fromarray(pixels).save(folder / name / kind / f"{i}.jpg")
 
 
 def exit_code(arguments: list[str]) -> int:

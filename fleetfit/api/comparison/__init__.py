@@ -34,8 +34,8 @@ from fleetfit.files import make_slug
 from fleetfit.records.schema import ComparisonResults
 from fleetfit.report.record import read_results
 from fleetfit.stored import RUNS
-from fleetfit.tensor_defaults import own_mode
-from fleetfit.training.devices import give_back_freed_memory
+from fleetfit.tensor_defaults import isolate_torch_state
+from fleetfit.training.runtime import release_freed_memory
 
 __all__ = [
     "Comparison",
@@ -54,7 +54,7 @@ __all__ = [
 _LONGEST_NAME = 200  # bytes of a comparison's name in the name of its folder
 
 
-@own_mode()
+@isolate_torch_state()
 def compare(
     file: str | Path | Mapping[str, Any] | Experiment | None = None,
     *,
@@ -113,7 +113,7 @@ def compare(
         dry_run = check_rows(plan, folder)
         if jobs > 1:  # each process has its own data
             stack.close()
-            give_back_freed_memory()
+            release_freed_memory()
         stack.enter_context(hold_folder(plan, folder))
         outcome = run_comparison(
             plan,

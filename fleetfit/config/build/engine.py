@@ -9,8 +9,8 @@ import torch
 from fleetfit.config.schema import EngineSection
 from fleetfit.errors import ConfigError, truncate
 from fleetfit.layout import build_module
-from fleetfit.training import accelerator_named
-from fleetfit.training.speed import check_compiler, has_bf16, has_convolutions, paying
+from fleetfit.training import resolve_device
+from fleetfit.training.runtime import check_compiler, choose_arithmetic, has_bf16, has_convolutions
 from fleetfit.values import Level, Problem
 from fleetfit.values.arithmetic import PLAIN, Arithmetic, Computed
 from fleetfit.values.problem import AS_MUCH
@@ -65,7 +65,7 @@ def choose_computing(
         before = {name: Arithmetic.read(text) for name, text in section.chosen.items()}
     arithmetic = {}
     for level, module in zip(levels, modules, strict=True):
-        own = before.get(level.name) or (paying(module, problem.input_shape, accelerator) if fast else PLAIN)
+        own = before.get(level.name) or (choose_arithmetic(module, problem.input_shape, accelerator) if fast else PLAIN)
         arithmetic[level.name] = replace(own, **fixed)
     if any(one.compile for one in arithmetic.values()):
         check_compiler(accelerator)
@@ -112,6 +112,6 @@ def find_server_device(section: EngineSection) -> torch.device:
     """Return where the server computes: the engine's device if this machine has it, else the CPU."""
     name = section.settings.get("device", "cpu")
     try:
-        return accelerator_named(name if isinstance(name, str) else "cpu")
+        return resolve_device(name if isinstance(name, str) else "cpu")
     except ConfigError:  # the engine reports it when a run starts
         return torch.device("cpu")

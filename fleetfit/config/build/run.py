@@ -27,7 +27,7 @@ from fleetfit.config.schema import Experiment
 from fleetfit.errors import PlanError
 from fleetfit.layout import State
 from fleetfit.method import Method, build
-from fleetfit.training import notes_on_start
+from fleetfit.training import describe_start
 from fleetfit.values import Clients, Federation, NodeDescription
 
 
@@ -88,7 +88,7 @@ def _assemble(
         *absent,
         *describe_task(planned.problem),
         *further,
-        *notes_on_start(planned.problem),
+        *describe_start(planned.problem),
         *planned.computing.notes,
     ]
     federation, settings = configure_links(experiment, federation, members.simulation, build_settings(experiment))

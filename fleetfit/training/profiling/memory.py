@@ -1,8 +1,8 @@
-"""Memory: what is free on this machine, and the peak that some work takes in this process.
+"""Memory: what is free on this machine, and the peak of some work in this process.
 
-On Linux the peak is VmHWM, set back before the work: `ru_maxrss` is no use there, since a process inherits it from the
-one that started it. Freed memory must go back to the system at once for the peak to be what was alive, so the process
-is started with `ENVIRONMENT`. On a CUDA device it is the peak of torch's allocator.
+On Linux the peak is VmHWM, reset before the work. psutil has no peak there, and `ru_maxrss` is inherited from the
+parent process. The peak counts live memory only if freed memory returns to the system at once, so the process is
+started with `ENVIRONMENT`. On a CUDA device it is the peak of torch's allocator.
 """
 
 import contextlib
@@ -12,64 +12,47 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 
 ENVIRONMENT: Mapping[str, str] = {"MALLOC_MMAP_THRESHOLD_": "65536"}
-_STATUS = Path("/proc/self/status")
+_PROCESS = Path("/proc/self")
 
 
 @dataclass(frozen=True)
 class Peak:
-    """What some work took.
+    """The peak memory of some work.
 
     Attributes:
         taken_bytes: Beyond what the process had before.
-        process_bytes: All that the process had at the peak, libraries and the interpreter included; None on a GPU.
+        process_bytes: Of the whole process, libraries and the interpreter included; None on a GPU.
     """
 
     taken_bytes: int
     process_bytes: int | None
 
 
-def free_memory(accelerator: torch.device, root: Path = Path("/")) -> int | None:
-    """Return the bytes that are free now, where the platform tells: of the machine, of the container, of the GPU.
+def free_memory(accelerator: torch.device, cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the free bytes of the GPU, or of the machine within its container.
 
     Args:
         accelerator: Whose memory.
-        root: Where the kernel's files are.
+        cgroup: The kernel's files on the container.
     """
     if accelerator.type == "cuda":
         return int(torch.cuda.mem_get_info(accelerator)[0])
-    found = [_available(root / "proc/meminfo")]
+    free: int = psutil.virtual_memory().available
     for limit, used in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
     ):
-        found.append(_left(root / "sys/fs/cgroup" / limit, root / "sys/fs/cgroup" / used))
-    known = [n for n in found if n is not None]
-    return max(0, min(known)) if known else None
+        with contextlib.suppress(OSError, ValueError):  # no container, or "max"
+            free = min(free, int((cgroup / limit).read_text()) - int((cgroup / used).read_text()))
+    return max(0, free)
 
 
-def _available(path: Path) -> int | None:
-    with contextlib.suppress(OSError):
-        return _kilobytes(path, "MemAvailable")
-    return None
-
-
-def _left(limit: Path, used: Path) -> int | None:
-    with contextlib.suppress(OSError, ValueError):  # no container, or "max"
-        return int(limit.read_text()) - int(used.read_text())
-    return None
-
-
-def _kilobytes(path: Path, name: str) -> int | None:
-    """Return a line of a file such as `VmHWM:  2144 kB`, in bytes."""
-    lines = [line for line in path.read_text().splitlines() if line.startswith(f"{name}:")]
-    return int(lines[0].split()[1]) * 1024 if lines else None
-
-
-def peak_of(work: Callable[[], None], accelerator: torch.device) -> Peak | None:
-    """Do some work and return what it took at its peak; None where the platform does not tell."""
+def measure_peak(work: Callable[[], None], accelerator: torch.device) -> Peak | None:
+    """Do some work and return its peak memory; None on a platform that does not report it."""
     gc.collect()
     if accelerator.type == "cuda":
         torch.cuda.empty_cache()
@@ -79,32 +62,33 @@ def peak_of(work: Callable[[], None], accelerator: torch.device) -> Peak | None:
         torch.cuda.synchronize(accelerator)
         return Peak(torch.cuda.max_memory_allocated(accelerator) - before, None)
     with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins again at what there is now
-    held = _now("VmRSS")
+        (_PROCESS / "clear_refs").write_text("5")  # resets VmHWM
+    before = psutil.Process().memory_info().rss
     work()
-    peak = _now("VmHWM")
-    return None if held is None or peak is None else Peak(max(0, peak - held), peak)
+    peak = _read_peak()
+    return None if peak is None else Peak(max(0, peak - before), peak)
 
 
-def _now(name: str) -> int | None:
-    """Return VmRSS or VmHWM in bytes, or the largest so far where the kernel has other words for it."""
-    if _STATUS.exists():
-        return _kilobytes(_STATUS, name)
+def _read_peak() -> int | None:
     if sys.platform == "darwin":
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with contextlib.suppress(OSError):
+        for line in (_PROCESS / "status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
     return None
 
 
-def hold_to(more_bytes: int | None) -> None:
-    """Let this process take no more than so much beyond what it has, and be the first to go where memory runs out."""
+def limit_memory(more_bytes: int | None) -> None:
+    """Limit this process to some bytes beyond what it has, and let the system kill it first if memory runs out."""
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    if more_bytes is not None and _STATUS.exists():
+        (_PROCESS / "oom_score_adj").write_text("1000")
+    if more_bytes is not None and sys.platform == "linux":
         import resource
 
-        has = _kilobytes(_STATUS, "VmData") or 0
+        used = psutil.Process().memory_info().data
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_DATA, (has + more_bytes, hard))
+            resource.setrlimit(resource.RLIMIT_DATA, (used + more_bytes, hard))

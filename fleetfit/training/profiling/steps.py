@@ -1,10 +1,9 @@
-"""Made-up samples of a problem: for whatever asks what a model costs, and not what it learns."""
+"""Training steps with a stopwatch: the local training of every run, on random samples that report each step."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,187 +15,130 @@ from fleetfit.submodel import Submodel
 from fleetfit.training.job import run_job
 from fleetfit.values import Device, Failure, Job, Problem
 
-# ---- what was found out about a level ------------------------------------------------------------------------------
+_ENDLESS = 10**9  # epochs; `EnoughSteps` ends them
 
 
-@dataclass(frozen=True)
-class Timing:
-    """How long something takes.
-
-    Attributes:
-        median_s: The median in seconds.
-        spread_s: Between the quartiles.
-        count: How many times it was done.
-    """
-
-    median_s: float
-    spread_s: float
-    count: int
-
-    @staticmethod
-    def of(seconds: Sequence[float]) -> "Timing":
-        """Return the timing of so many times."""
-        low, median, high = np.quantile(np.asarray(seconds), (0.25, 0.5, 0.75)).tolist()
-        return Timing(median, high - low, len(seconds))
-
-
-@dataclass(frozen=True)
-class Found:
-    """What was measured of a level; None: that was not measured.
-
-    Attributes:
-        step: A training step of one batch.
-        latency: Inference of one sample with all exits.
-        memory_bytes: Peak of a training step, beyond what the process had before: the state as it was received,
-            parameters, gradients, momentum, the batch, activations, and what kernels take.
-        process_bytes: The same with all that the process had before.
-        energy_j: Joules of a training step; the machine's own, so nothing of what it takes when idle is left out.
-        failed: Why measuring ended early, or "".
-    """
-
-    step: Timing | None = None
-    latency: Timing | None = None
-    memory_bytes: int | None = None
-    process_bytes: int | None = None
-    energy_j: float | None = None
-    failed: str = ""
-
-
-# ---- training steps with a stopwatch: the local training loop of every run, on samples that look at the clock ------
-
-_FOR_EVER = 10**9  # epochs; the watch says when to stop
-
-
-class Enough(Exception):
-    """Ends a training from within."""
-
-
-def _ignored() -> None:
-    return
+class EnoughSteps(Exception):
+    """Ends a training."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Watched(Data):
-    """Data that tell when a batch is asked for, which is when the step before it has ended."""
+class WatchedData(Data):
+    """Data that call a function before each batch, when the step before it has ended."""
 
-    watch: Callable[[], None] = _ignored
+    before_step: Callable[[], None] = lambda: None
 
     def batch(self, indices: Tensor, rng: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Tell it, then return the batch."""
-        self.watch()
+        """Call the function, then return the batch."""
+        self.before_step()
         return super().batch(indices, rng)
 
 
-def drawn(problem: Problem, piece: Submodel) -> State:
-    """Return a sub-model's state as its own initialisation draws it, without ever holding the full model's."""
-    layout = problem.layout
-    with isolate_rng(torch.device("cpu")):
-        module = build_module(problem.architecture, {**layout.full_sizes, **piece.sizes}, piece.exits)
-    found = {name: tensor.detach() for name, tensor, _ in named_tensors(module)}
-    return {name: found[name] for name in layout.shapes(piece.sizes, piece.exits)}
-
-
-def train(job: Job, problem: Problem, data: Data, accelerator: torch.device, watch: Callable[[], None]) -> None:
-    """Run a job's training until the watch has had enough.
+def train_until(job: Job, problem: Problem, data: Data, accelerator: torch.device, watch: Callable[[], None]) -> None:
+    """Run a job's training until `watch` ends it.
 
     Args:
-        job: The training; its epochs do not matter.
-        problem: What is trained.
-        data: On what.
+        job: The training; its epochs are ignored.
+        problem: The model and its task.
+        data: The training data.
         accelerator: Where.
-        watch: Called before every step, when all that came before is done; raises `Enough`.
+        watch: Called before every step, once the step before has ended; raises `EnoughSteps`.
 
     Raises:
         RunError: The training failed; the message is the reason.
     """
 
-    def wait_and_watch() -> None:
+    def before_step() -> None:
         if accelerator.type == "cuda":
             torch.cuda.synchronize(accelerator)
         watch()
 
-    watched = Watched(**{f.name: getattr(data, f.name) for f in fields(Data) if f.init}, watch=wait_and_watch)
+    watched = WatchedData(**{f.name: getattr(data, f.name) for f in fields(Data) if f.init}, before_step=before_step)
     device = Device(problem, watched.to(accelerator), accelerator=accelerator)
     try:
-        reply, _ = run_job(replace(job, local=replace(job.local, epochs=_FOR_EVER)), device)
-    except Enough:
+        reply, _ = run_job(replace(job, local=replace(job.local, epochs=_ENDLESS)), device)
+    except EnoughSteps:
         return
     raise RunError(reply.reason if isinstance(reply, Failure) else "the training ended by itself")
 
 
-def after(steps: int) -> Callable[[], None]:
-    """Return a watch that has enough after so many steps."""
+def stop_after(steps: int) -> Callable[[], None]:
+    """Return a watch that ends a training after a number of steps."""
     left = iter(range(steps))
 
     def watch() -> None:
         if next(left, None) is None:
-            raise Enough
+            raise EnoughSteps
 
     return watch
 
 
 class Stopwatch:
-    """A watch that notes when steps end: some to warm up, then at least a few, then until the time is over.
+    """A watch that times steps after a warm-up: a few at least, then until its time is over.
 
     Attributes:
-        seconds: Of each step that counts.
-        energy_j: Joules of all of them.
+        seconds: Of each timed step.
+        energy_j: Joules of all of them, or None.
     """
 
     def __init__(
-        self, until: float, joules: Callable[[], float] | None, fewest: int = 3, most: int = 200, warm_up: int = 2
+        self, until: float, read_joules: Callable[[], float] | None, fewest: int = 3, most: int = 200, warm_up: int = 2
     ) -> None:
-        """Take when to stop by `time.perf_counter`, and what tells energy."""
+        """Time steps until a value of `time.perf_counter`, with the energy of `read_joules`."""
         self.seconds: list[float] = []
         self.energy_j: float | None = None
-        self._until, self._joules, self._fewest, self._most = until, joules, fewest, most
-        self._before = warm_up
-        self._last: float | None = None
-        self._looked = self._first_j = 0.0
+        self._until, self._read_joules, self._fewest, self._most = until, read_joules, fewest, most
+        self._warm_up = warm_up
+        self._step_began: float | None = None
+        self._last_reading = self._first_j = 0.0
 
     def __call__(self) -> None:
-        """Note that a step has ended.
+        """Record the end of a step.
 
         Raises:
-            Enough: There are enough.
+            EnoughSteps: No more steps are needed.
         """
         now = time.perf_counter()
-        if self._before > 0:
-            self._before -= 1
+        if self._warm_up > 0:
+            self._warm_up -= 1
             return
-        if self._last is not None:
-            self.seconds.append(now - self._last)
+        if self._step_began is not None:
+            self.seconds.append(now - self._step_began)
         done = len(self.seconds)
-        end = done >= self._most or (done >= self._fewest and now >= self._until)
-        self._read(now, end)
-        if end:
-            raise Enough
-        self._last = time.perf_counter()
-
-    def _read(self, now: float, end: bool) -> None:
-        """Look at the energy at the beginning, at the end, and ten times a second."""
-        if self._joules is None:
-            return
-        if self._last is None:
-            self._first_j, self._looked = self._joules(), now
-        elif end:
-            self.energy_j = self._joules() - self._first_j
-        elif now - self._looked > 0.1:
-            self._joules()
-            self._looked = now
+        ends = done >= self._most or (done >= self._fewest and now >= self._until)
+        if self._read_joules is not None:
+            if self._step_began is None:
+                self._first_j, self._last_reading = self._read_joules(), now
+            elif ends:
+                self.energy_j = self._read_joules() - self._first_j
+            elif now - self._last_reading > 0.1:  # ten times a second
+                self._read_joules()
+                self._last_reading = now
+        if ends:
+            raise EnoughSteps
+        self._step_began = time.perf_counter()
 
 
-def random_data(problem: Problem, classes: int, samples: int, rng: torch.Generator) -> Data:
+def draw_state(problem: Problem, submodel: Submodel) -> State:
+    """Return a sub-model's state from its own initialisation, without building the full model."""
+    layout = problem.layout
+    with isolate_rng(torch.device("cpu")):
+        module = build_module(problem.architecture, {**layout.full_sizes, **submodel.sizes}, submodel.exits)
+    tensors = {name: tensor.detach() for name, tensor, _ in named_tensors(module)}
+    return {name: tensors[name] for name in layout.shapes(submodel.sizes, submodel.exits)}
+
+
+def make_random_data(problem: Problem, classes: int, samples: int, rng: torch.Generator) -> Data:
     """Return random training samples with labels of the problem's task.
 
     Args:
-        problem: Says what a sample is, and which task its labels belong to.
+        problem: Defines the shape of a sample and the task.
         classes: Classes; of tokens to predict, of regression targets, of labels.
-        samples: How many (N).
+        samples: Number of samples (N).
         rng: Draws them.
 
     Returns:
-        x, float32 [N, ...] or int64 tokens [N, L], and y as `fleetfit.Data` says for the task; all of it is "train".
+        x, float32 [N, ...] or int64 tokens [N, L], and y as `fleetfit.Data` has it for the task; all of it is "train".
     """
     x = some_input(problem.architecture, problem.input_shape, samples, rng)
     labels = {

@@ -1,0 +1,40 @@
+"""Batches in a seeded order, and the number of steps of local training."""
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from fleetfit.values import Local
+
+Order = TypeVar("Order", Tensor, range)
+
+
+def iter_batches(order: Order, size: int) -> Iterator[Order]:
+    """Yield batches of `size`. A single last sample joins the batch before it: batch norm cannot use it alone."""
+    start, n = 0, len(order)
+    while start < n:
+        end = n if n - start - size == 1 else min(start + size, n)
+        yield order[start:end]
+        start = end
+
+
+def iter_epochs(indices: Tensor, local: Local, rng: torch.Generator) -> Iterator[tuple[Tensor, bool]]:
+    """Yield the batches of all local epochs, each with whether it ends its epoch. Each epoch has a new order."""
+    for _ in range(local.epochs):
+        left = len(indices)
+        for batch in iter_batches(indices[torch.randperm(left, generator=rng)], local.batch_size or left):
+            left -= len(batch)
+            yield batch, not left
+
+
+def compute_batch_sizes(local: Local, samples: int) -> list[int]:
+    """Return the batch sizes of one epoch; each batch is a step."""
+    return [len(batch) for batch in iter_batches(range(samples), local.batch_size or samples)]
+
+
+def count_steps(local: Local, samples: int) -> int:
+    """Return the steps of a whole training on a number of samples."""
+    steps = len(compute_batch_sizes(local, samples)) * local.epochs
+    return steps if local.max_steps is None else min(steps, local.max_steps)

@@ -1,0 +1,165 @@
+"""Evaluation jobs, which score every exit in one forward pass, and statistics jobs, which sum batch norm's inputs."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fleetfit import names
+from fleetfit.errors import RunError
+from fleetfit.layout import State, batch_norms, outputs
+from fleetfit.seeds import make_torch_rng
+from fleetfit.training.batch_norm import get_batch_norm_sums, use_statistics
+from fleetfit.training.batches import iter_batches
+from fleetfit.training.features import BatchLoader, make_batch_loader
+from fleetfit.training.local_model import LocalModel, get_local_model
+from fleetfit.training.runtime import disable_compiled_kernels
+from fleetfit.training.shared_pass import SampleScores, score_in_shared_pass
+from fleetfit.values import Device, Job, Update
+
+
+@torch.no_grad()
+def evaluate(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update]:
+    """Run evaluation jobs that differ in client and seed only; the model is loaded once.
+
+    Metrics: n, the units that the task scores (samples, tokens, labels); the sum of their hits per exit ("correct"),
+    and of the ensemble; per exit the sum of the samples' losses; "own": the user's metrics, per exit.
+    """
+    job, device, model = jobs[0], devices[0], _load_model(jobs[0], devices[0])
+    evaluation, data = job.evaluation, device.data
+    if evaluation.norm == "static" and not job.statistics and batch_norms(model.module):
+        raise RunError("there are no batch-norm statistics for this level: no client could measure them")
+    samples = [_select_samples(job, device) for job, device in zip(jobs, devices, strict=True)]
+    same_data = all(device.data.x is data.x and device.data.y is data.y for device in devices)
+    if same_data:
+        loader = make_batch_loader(device, model, job.submodel, training=False)
+    else:
+        loader = BatchLoader(device, model.module)
+    updates = []
+    with use_statistics(model.module, job.statistics if evaluation.norm == "static" else {}), loader.open():
+        loader.prepare(torch.cat(samples))
+        shared = None
+        if same_data and len(jobs) > 1 and not evaluation.metrics:
+            shared = score_in_shared_pass(model, device, loader, samples, evaluation)
+        for job, device, indices, scores in zip(jobs, devices, samples, shared or repeat(None), strict=False):
+            own_loader = loader if same_data else BatchLoader(device, model.module)
+            metrics = _score(model, device, own_loader, list(iter_batches(indices, evaluation.batch_size)), job, scores)
+            updates.append(_make_update(job, indices, metrics, {}))
+    return updates
+
+
+@torch.no_grad()
+def sum_batch_norm_inputs(job: Job, device: Device) -> Update:
+    """Sum the inputs of every batch-norm layer over some of the client's training data.
+
+    The state holds, in float64 and per layer, `layer.sum` and `layer.squares` [C] and `layer.count` [1]; sums of
+    clients add.
+    """
+    model, indices = _load_model(job, device), _select_samples(job, device)
+    sums = get_batch_norm_sums(model.module)
+    with disable_compiled_kernels(model.arithmetic), sums.watch():  # compiled kernels call no hooks
+        for batch in iter_batches(indices, job.evaluation.batch_size):
+            sums.run(device.put(device.data.batch(batch)[0]))
+        return _make_update(job, indices, {}, sums.take())
+
+
+def _load_model(job: Job, device: Device) -> LocalModel:
+    """Return the job's model without dropout. Batch norm uses the batch's own statistics unless static ones are set."""
+    model = get_local_model(device.problem, job.submodel, device.accelerator)
+    model.load(job.state)
+    if model.module.training:  # a walk through a model's parts takes as long as some batches
+        model.module.eval()
+    return model
+
+
+def _select_samples(job: Job, device: Device) -> Tensor:
+    evaluation = job.evaluation
+    indices = device.data.split(evaluation.split)
+    if evaluation.shuffle or evaluation.samples is not None:
+        indices = indices[torch.randperm(len(indices), generator=make_torch_rng(job.seed, "order"))]
+    return indices if evaluation.samples is None else indices[: evaluation.samples]
+
+
+def _make_update(job: Job, indices: Tensor, metrics: dict[str, Any], state: State) -> Update:
+    return Update(job.round, job.index, job.client, job.level, job.submodel, job.submodel, state, len(indices), metrics)
+
+
+def _score(
+    model: LocalModel,
+    device: Device,
+    loader: BatchLoader,
+    batches: Sequence[Tensor],
+    job: Job,
+    shared: SampleScores | None,
+) -> dict[str, Any]:
+    """Return the metrics of an evaluation in batches; `shared`: the scores of its samples in a shared pass."""
+    task, exits = device.problem.task, len(job.submodel.exits)
+    own_metrics = OwnMetrics(job.evaluation.metrics, exits)
+    correct, loss = torch.zeros(exits, dtype=torch.float64), torch.zeros(exits)
+    units, ensemble, start = 0, 0.0, 0
+    for batch in batches:
+        scores = None if shared is None else shared.select(slice(start, start + len(batch)))
+        start += len(batch)
+        if scores is not None and not bool(scores.undecided.any()):
+            sums = scores.hits.sum(0, dtype=torch.float64)
+            units, correct, ensemble = units + len(batch), correct + sums[:-1], ensemble + float(sums[-1])
+            loss += scores.losses.sum(0)
+            continue
+        x, y = loader.load(batch)
+        logits = outputs(model.module, x)
+        own_metrics.add(logits, y)
+        hits = [task.hits(z, y) for z in logits]
+        units += hits[0].numel()
+        correct += torch.stack([h.sum(dtype=torch.float64) for h in hits]).cpu()
+        loss += torch.stack([task.loss(z, y) * len(batch) for z in logits]).cpu()
+        mean_scores = torch.stack([task.scores(z) for z in logits]).mean(0)
+        ensemble += float(task.hits(mean_scores, y).sum(dtype=torch.float64))
+    metrics = {"n": units, "correct": correct.tolist(), "loss": loss.tolist(), "ensemble": ensemble}
+    return metrics | ({"own": own_metrics.compute()} if job.evaluation.metrics else {})
+
+
+class OwnMetrics:
+    """The user's metrics: functions of all outputs and labels of a device, for each exit.
+
+    Most such metrics are not means over samples (F1, AUROC, calibration error), so a device stores the outputs of all
+    its batches and calls the function once.
+    """
+
+    def __init__(self, metrics: Sequence[str], exits: int) -> None:
+        self._functions = {name: names.resolve("metrics", name) for name in metrics}
+        self._outputs: list[list[Tensor]] = [[] for _ in range(exits)]
+        self._labels: list[Tensor] = []
+
+    def add(self, outputs: Sequence[Tensor], labels: Tensor) -> None:
+        """Add a batch: the outputs of each exit [B, ...], and the labels [B, ...]."""
+        if self._functions:
+            for stored, output in zip(self._outputs, outputs, strict=True):
+                stored.append(output.float().cpu())
+            self._labels.append(labels.cpu())
+
+    def compute(self) -> Mapping[str, list[float | None]]:
+        """Return each metric's value at each exit; None if it is not finite, or if there are no samples.
+
+        Raises:
+            RunError: A function does not return a number.
+        """
+        if not self._labels:
+            return {name: [None] * len(self._outputs) for name in self._functions}
+        labels, outputs = torch.cat(self._labels), [torch.cat(batches) for batches in self._outputs]
+        return {
+            name: [_convert_to_number(name, function(output, labels)) for output in outputs]
+            for name, function in self._functions.items()
+        }
+
+
+def _convert_to_number(metric: str, value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise RunError(
+            f'the metric "{metric}" must return one number, got {type(value).__name__}', key="metric"
+        ) from None
+    return number if math.isfinite(number) else None
