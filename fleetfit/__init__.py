@@ -1,7 +1,7 @@
 """FleetFit: federated learning across unequal devices.
 
-Every device trains the piece of the model that fits it. The names below are the public interface; they are imported
-when they are used, so that importing the package costs nothing.
+Each device trains the sub-model that fits it. The names below are the public interface. They are imported on first use,
+so that importing the package is fast.
 """
 
 import importlib
@@ -128,7 +128,7 @@ _HOMES = {
     "write_report": "api",
 }
 __version__ = "0.1.0"
-"""The only place where the version stands; the package's metadata take it from here."""
+"""The version, also for the package's metadata."""
 __all__ = [*_HOMES]
 
 

@@ -1,4 +1,4 @@
-"""Exceptions of FleetFit, and how their messages quote values.
+"""Exceptions of FleetFit, and quoting of values in messages.
 
     FleetFitError               what a user can cause and fix
     |- ConfigError              a run file, an override or an argument
@@ -10,9 +10,8 @@
     |  |- Unexpected            an unexpected exception in a worker
     |- MissingExtra             an optional dependency is not installed
 
-A message names what is wrong, where, what was expected and what was given, and how to fix it, in that order. The
-attributes `key` and `path` name the place for programs. The command line prints the message without a traceback and
-exits with code 2.
+A message has the error, its place, the expected and the actual value, and the fix, in this order. The attributes `key`
+and `path` have the place for programs. The command line prints the message without a traceback and exits with code 2.
 """
 
 import difflib
@@ -30,9 +29,9 @@ class FleetFitError(Exception):
     """Base of all errors that a user can cause and fix.
 
     Attributes:
-        key: The key of a run file, or the parameter, that is wrong, dotted, such as "local.lr" or
-            "fleet.groups.0.budget"; positions count from 0. None where no single key is wrong.
-        path: The file or folder that is wrong; None where there is none.
+        key: The wrong key of a run file or the wrong parameter, dotted, such as "local.lr" or "fleet.groups.0.budget";
+            positions count from 0. None if no single key is wrong.
+        path: The wrong file or folder, or None.
     """
 
     def __init__(self, message: str = "", *, key: str | None = None, path: str | Path | None = None) -> None:
@@ -53,8 +52,8 @@ class DataError(FleetFitError):
     """A data set, one of its files, or a partition is wrong.
 
     Attributes:
-        row: Row of the file as the message counts it: lines and rows of text from 1, rows of Parquet from 0; None where
-            no single row is wrong.
+        row: Row of the file as in the message: lines and rows of text from 1, rows of Parquet from 0; None if no single
+            row is wrong.
         column: Name of the column or array; None likewise.
     """
 
@@ -79,7 +78,7 @@ class PlanError(FleetFitError):
     """No plan satisfies the budgets.
 
     Attributes:
-        tolerance: The smallest tolerance with which levels fit; None where none helps, or none was tried.
+        tolerance: The smallest tolerance with which levels fit; None if none helps, or none was tried.
         mode: The mode that fits within the given tolerances, "width"; None likewise.
         ceilings: Budgets with which levels fit, by further cost, as fractions of the full model; None likewise.
     """
@@ -103,7 +102,7 @@ class RunError(FleetFitError):
 
 
 class NoUsableUpdates(RunError):
-    """No client returned a usable update: in several rounds in a row, or in all rounds of a run."""
+    """No client returned a usable update in several consecutive rounds, or in all rounds of a run."""
 
 
 class Unexpected(RunError):
@@ -127,12 +126,6 @@ class MissingExtra(FleetFitError, ImportError):  # type: ignore[misc]  # ImportE
     """
 
     def __init__(self, extra: str, what: str) -> None:
-        """Format the message.
-
-        Args:
-            extra: Name of the extra.
-            what: The feature, as the start of a sentence ("Reading Parquet files").
-        """
         super().__init__(f'{what} needs an optional dependency: pip install "fleetfit[{extra}]"')
         self.extra = extra
 
@@ -143,17 +136,17 @@ WINDOWS = os.name == "nt"
 
 
 def refuse_on_windows(what: str, instead: str) -> None:
-    """Refuse a feature that passes open sockets to other processes, or needs sockets in folders.
+    """Refuse a feature on Windows that passes open sockets to other processes, or needs sockets in folders.
 
     Args:
         what: The feature, as the start of a sentence.
-        instead: What to use on Windows, as a sentence.
+        instead: An alternative on Windows, as a sentence.
 
     Raises:
-        ConfigError: This is Windows.
+        ConfigError: The system is Windows.
     """
     if WINDOWS:
-        raise ConfigError(f"{what} works on Linux and macOS only. {instead}")
+        raise ConfigError(f"{what} only works on Linux and macOS. {instead}")
 
 
 def import_optional(module: str, extra: str, what: str) -> Any:
@@ -165,7 +158,7 @@ def import_optional(module: str, extra: str, what: str) -> Any:
         what: The feature that needs it, as the start of a sentence.
 
     Raises:
-        MissingExtra: It is not installed.
+        MissingExtra: The module is not installed.
     """
     try:
         return importlib.import_module(module)
@@ -228,8 +221,8 @@ def format_exception(error: BaseException, most: int = 300) -> str:
     if isinstance(error, FleetFitError):
         return one_line(str(error), most)
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {one_line(str(error), most)}{place}"
+    location = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {one_line(str(error), most)}{location}"
 
 
 def format_cause(error: BaseException, *, typed: bool = False, most: int = 300) -> str:
@@ -254,7 +247,7 @@ def format_cause(error: BaseException, *, typed: bool = False, most: int = 300) 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     """Return a hint such as ` Did you mean "rounds"?`, or an empty string when no name is close."""
-    if len(word) > 200:  # the comparison takes time quadratic in the length
+    if len(word) > 200:  # the time of the comparison is quadratic in the length
         return ""
     near = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.5)
     return f' Did you mean "{near[0]}"?' if near else ""
@@ -292,12 +285,12 @@ def escape_controls(text: str) -> str:
 
 
 def drop_addresses(text: str) -> str:
-    """Remove memory addresses from object representations; in-memory streams are removed entirely."""
+    """Remove memory addresses from object representations, and in-memory streams entirely."""
     return _ADDRESS.sub(lambda match: "" if match[1].startswith("_io.") else f" <{match[1]} object>", text)
 
 
 def make_printable(text: str, most: int = LONGEST_LINE) -> str:
-    """Return text that is safe to print: control characters escaped, the middle of long words and lines cut."""
+    """Make text safe to print: escape control characters, and cut the middle of long words and lines."""
     text = _LONG_WORD.sub(lambda match: _shorten(match[0], _LONGEST_WORD), escape_controls(text))
     return "\n".join(line if len(line) <= most else _shorten(line, most) for line in text.split("\n"))
 
@@ -310,7 +303,7 @@ def _shorten(text: str, most: int) -> str:
 def _make_record_printable(record: logging.LogRecord) -> bool:
     try:
         text = record.getMessage()
-    except Exception:  # arguments that do not fit the message, which would raise in a handler
+    except Exception:  # arguments do not fit the message, and would raise in a handler
         text, record.args = f"{record.msg} {record.args!r}", ()
     printable = make_printable(text)
     if printable != text or not record.args:

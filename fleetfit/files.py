@@ -1,12 +1,12 @@
-"""Paths and files: a user's and a stranger's, read and written safely.
+"""Read and write files safely, including untrusted ones.
 
-Only regular files are read: opening a named pipe may wait forever, and a device may be endless. Links are not followed
-when writing. Functions that take the class of an error raise it, with the path; the others raise an `OSError` whose
-`strerror` ends a sentence.
+Only regular files are read: opening a named pipe may block forever, and a device may be endless. Links are not followed
+when writing. Functions that take an error class raise it with the path. Others raise an `OSError` whose `strerror`
+completes a sentence.
 
-A file or folder is written under a temporary name beside its path, flushed to disk and renamed, so a killed process
-leaves the old content or the new. The temporary name is fixed and locked: the next writer clears away what a killed
-one left, which `tempfile` with its random names would not.
+A file or folder is written under a temporary name next to its path, flushed to disk and renamed, so a killed process
+leaves either the old or the new content. The temporary name is fixed and locked, so that the next writer removes the
+remains of a killed one. The random names of `tempfile` would leave them.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from fleetfit.errors import ConfigError, FleetFitError
 
 try:
     import fcntl
-except ImportError:  # Windows has no such locks
+except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 _KINDS = {
@@ -44,7 +44,7 @@ _CAUSES = {
     errno.EDQUOT: "your disk quota is used up",
     errno.EFBIG: "the file would exceed the size limit",
     errno.ENAMETOOLONG: "the path is too long",
-    errno.ELOOP: "its symbolic links form a circle",
+    errno.ELOOP: "its symbolic links form a loop",
     errno.EMFILE: "too many files are open",
     errno.ENFILE: "too many files are open",
     errno.EIO: "the disk cannot be read or written",
@@ -64,33 +64,33 @@ _NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | _NONBLOC
 
 
 def parse_path(text: str | Path, what: str = "a path") -> Path:
-    """Return the path that a user wrote, with `~` expanded.
+    """Parse a user's path, with `~` expanded.
 
     Args:
         text: The path.
-        what: What it names, as the start of a sentence.
+        what: Description of the path, as the start of a sentence.
 
     Raises:
         ConfigError: The path is empty or not UTF-8 text, has a null character, or its home folder does not exist.
     """
-    written = str(text)
-    if not written.strip():
+    raw = str(text)
+    if not raw.strip():
         raise ConfigError(f"{what} must not be empty.")
     try:
-        written.encode()
+        raw.encode()
     except UnicodeEncodeError:
-        raise ConfigError(f"{what} must be text in UTF-8, got {os.fsencode(written)!r}; rename it.") from None
-    if "\0" in written:
-        raise ConfigError(f"{what} must not have a null character, got {written!r}.", path=text)
+        raise ConfigError(f"{what} must be UTF-8 text, got {os.fsencode(raw)!r}. Rename it.") from None
+    if "\0" in raw:
+        raise ConfigError(f"{what} must not have a null character, got {raw!r}.", path=text)
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        user = written.partition("/")[0]
-        raise ConfigError(f'{written}: "{user}" has no home folder here. Write the path out.', path=text) from None
+        user = raw.partition("/")[0]
+        raise ConfigError(f'{raw}: "{user}" has no home folder here. Write the path out.', path=text) from None
 
 
 def parse_input_file(text: str | Path) -> Path:
-    """Return the path of a file or of an open stream, such as `<(...)` of a shell; the file may be missing.
+    """Parse the path of a file or of an open stream, such as `<(...)` of a shell. The file may be missing.
 
     Raises:
         ConfigError: The text is not a path, or the path leads to something else.
@@ -100,10 +100,10 @@ def parse_input_file(text: str | Path) -> Path:
 
 
 def parse_output_file(text: str | Path) -> Path:
-    """Return the path of a file to write, of a terminal or of an open stream.
+    """Parse the path of a file to write, of a terminal or of an open stream.
 
     Raises:
-        ConfigError: The text is not a path, or the path leads to a folder, or to a pipe that has no reader yet.
+        ConfigError: The text is not a path, or the path leads to a folder, or to a pipe without a reader.
     """
     path, kind = _find_kind(text, "the path of a file to write")
     if kind == "a device" or (kind == "a named pipe" and is_open_stream(path)):
@@ -112,7 +112,7 @@ def parse_output_file(text: str | Path) -> Path:
 
 
 def parse_folder(text: str | Path) -> Path:
-    """Return the path of a folder; it may be missing.
+    """Parse the path of a folder, which may be missing.
 
     Raises:
         ConfigError: The text is not a path, or the path leads to something else.
@@ -121,7 +121,7 @@ def parse_folder(text: str | Path) -> Path:
 
 
 def is_open_stream(path: Path) -> bool:
-    """Return whether a path names a stream that this process has open already, so that opening it never waits."""
+    """Return whether a path is a stream that this process has already open, so that opening it does not block."""
     return str(path).startswith(_OPEN_STREAMS)
 
 
@@ -142,9 +142,9 @@ def _find_kind(text: str | Path, what: str) -> tuple[Path, str]:
 
 
 def make_slug(label: str, used: Collection[str] = ()) -> str:
-    """Return a label as the name of a file or folder, of letters, digits, dots and hyphens.
+    """Convert a label to the name of a file or folder, with letters, digits, dots and hyphens.
 
-    A short hash is added where the name would be hidden, lead elsewhere, be too long, or be in use.
+    A short hash is added if the name would be hidden, lead elsewhere, be too long, or be in use.
 
     Args:
         label: The label; an empty one gives an empty name.
@@ -161,7 +161,7 @@ def make_slug(label: str, used: Collection[str] = ()) -> str:
 
 
 def format_os_error(error: OSError) -> str:
-    """Return the cause of a file's error in words."""
+    """Describe the cause of a file's error."""
     reason = error.strerror or ""
     if reason[:1].islower():  # raised in this module
         return reason
@@ -189,7 +189,7 @@ def _check_regular(status: os.stat_result, path: str | Path) -> None:
 
 
 def open_file(path: str | Path, error: type[FleetFitError] | None = None) -> BinaryIO:
-    """Open a regular file, or a link to one, for reading; never wait for a pipe or device.
+    """Open a regular file, or a link to one, for reading. Never blocks on a pipe or device.
 
     Args:
         path: The file, with `~` expanded.
@@ -199,12 +199,12 @@ def open_file(path: str | Path, error: type[FleetFitError] | None = None) -> Bin
         OSError: The file is missing, is not a regular file, or cannot be read.
     """
     try:
-        _check_regular(Path(path).stat(), path)  # first: opening a device may set it going
+        _check_regular(Path(path).stat(), path)  # check first, because opening a device may start it
         return _open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | _NONBLOCKING)
     except FileNotFoundError:
         if error is None:
             raise
-        raise error(f"there is no file {path}.", path=path) from None
+        raise error(f"no such file: {path}.", path=path) from None
     except OSError as cause:
         if error is None:
             raise
@@ -212,7 +212,7 @@ def open_file(path: str | Path, error: type[FleetFitError] | None = None) -> Bin
     except ValueError:  # a null character
         if error is None:
             raise
-        raise error(f"there is no file {str(path)!r}.", path=path) from None
+        raise error(f"no such file: {str(path)!r}.", path=path) from None
 
 
 def _open(path: str | Path, flags: int, mode: int = 0o666) -> BinaryIO:
@@ -226,7 +226,7 @@ def _open(path: str | Path, flags: int, mode: int = 0o666) -> BinaryIO:
 
 
 def check_file(path: Path, error: type[FleetFitError]) -> None:
-    """Check that a path is a regular file that can be read, before a library opens it.
+    """Check that a path is a readable regular file, before a library opens it.
 
     Raises:
         FleetFitError: As `open_file`.
@@ -242,7 +242,7 @@ def read_bytes(path: str | Path, error: type[FleetFitError] | None = None) -> by
         error: The class of the error to raise in place of an OSError.
 
     Raises:
-        OSError: It is something else, or cannot be read.
+        OSError: The path is not a regular file, or cannot be read.
     """
     with open_file(path, error) as file:
         try:
@@ -254,7 +254,7 @@ def read_bytes(path: str | Path, error: type[FleetFitError] | None = None) -> by
 
 
 def read_text(path: str | Path, error: type[FleetFitError] | None = None) -> str:
-    """Return a file's text, UTF-8 with or without a byte order mark; line ends become line feeds.
+    """Read a file's text: UTF-8 with or without a byte order mark. Line ends become line feeds.
 
     Args:
         path: The file, with `~` expanded.
@@ -262,7 +262,7 @@ def read_text(path: str | Path, error: type[FleetFitError] | None = None) -> str
 
     Raises:
         OSError: The file cannot be read.
-        UnicodeDecodeError: It is not UTF-8 text.
+        UnicodeDecodeError: The file is not UTF-8 text.
     """
     try:
         return read_bytes(path, error).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
@@ -273,7 +273,7 @@ def read_text(path: str | Path, error: type[FleetFitError] | None = None) -> str
 
 
 def is_file(path: Path) -> bool:
-    """Return whether a path is a regular file; False where it is missing.
+    """Return whether a path is a regular file; False if it is missing.
 
     Raises:
         OSError: The path is something else, or its status cannot be read.
@@ -293,7 +293,7 @@ def parse_json(text: str) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: The text is not JSON, is nested too deeply, or has a number that is too long.
+        ValueError: The text is not JSON, is nested too deeply, or has too long a number.
     """
     try:
         return json.loads(text)
@@ -305,14 +305,14 @@ def parse_json(text: str) -> Any:
 
 
 def safe_join(folder: Path, name: str) -> Path:
-    """Return the path of a file in a folder, after making the folders between; none of them may be a link.
+    """Return the path of a file in a folder, and create the folders between, none of which may be a link.
 
     Args:
         folder: The folder, which may be a link itself.
         name: The file, relative to it, such as "plots/levels.png".
 
     Raises:
-        OSError: A folder between is a link or something else, or cannot be made.
+        OSError: A folder between is a link or not a folder, or cannot be created.
     """
     parent, last = folder, (folder / name).name
     for part in Path(name).parts[:-1]:
@@ -321,7 +321,7 @@ def safe_join(folder: Path, name: str) -> Path:
             parent.mkdir()
         kind = _describe_kind(parent.lstat())
         if kind != "a folder":
-            raise OSError(errno.ENOTDIR, f"it is behind {parent}, which is {kind}, not a folder", str(parent))
+            raise OSError(errno.ENOTDIR, f"its parent {parent} is {kind}, not a folder", str(parent))
     return parent / last
 
 
@@ -330,7 +330,7 @@ def open_in_folder(path: Path, flags: int, mode: int = 0o666) -> BinaryIO:
 
     Args:
         path: The file.
-        flags: As of `os.open`.
+        flags: Flags of `os.open`.
         mode: Permissions of a new file.
 
     Raises:
@@ -342,7 +342,7 @@ def open_in_folder(path: Path, flags: int, mode: int = 0o666) -> BinaryIO:
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Append to a file, making it if necessary, and flush it to disk.
+    """Append to a file, creating it if necessary, and flush it to disk.
 
     Raises:
         OSError: The path is a link or not a regular file, or cannot be written.
@@ -355,10 +355,10 @@ def append_line(path: Path, line: bytes) -> None:
 
 @contextlib.contextmanager
 def atomic_write(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """Open a temporary file beside a path; it replaces the path when the block ends, and is removed if it fails.
+    """Open a temporary file that replaces a path at the end of the block, and is removed if the block fails.
 
     Args:
-        path: The file to write; a link there is replaced, not followed.
+        path: The file to write. A link is replaced, not followed.
         mode: Permissions; 0o600 for a secret.
 
     Raises:
@@ -370,7 +370,7 @@ def atomic_write(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            if errors.WINDOWS:  # it cannot rename an open file, and has no lock that must be held
+            if errors.WINDOWS:  # Windows cannot rename an open file, and there is no lock to hold
                 file.close()
             os.replace(temporary, path)  # noqa: PTH105 - while the lock is held
         except BaseException:
@@ -381,7 +381,7 @@ def atomic_write(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def _open_temporary(path: Path, mode: int) -> BinaryIO:
-    """Open the temporary file, empty and locked; a link or pipe with its name is removed."""
+    """Open the temporary file, empty and locked. A link or pipe with its name is removed."""
     while True:
         try:
             file = open_in_folder(path, os.O_WRONLY | os.O_CREAT, mode)
@@ -394,7 +394,7 @@ def _open_temporary(path: Path, mode: int) -> BinaryIO:
         if _is_same_file(file.fileno(), path):
             file.truncate(0)
             if not mode & 0o077:
-                path.chmod(mode)  # it may be older; the system refuses where it is another user's
+                path.chmod(mode)  # the file may be older; the system refuses this for another user's file
             return file
         file.close()  # another writer renamed it meanwhile
 
@@ -411,7 +411,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_user_file(path: str | Path, text: str) -> None:
-    """Write a text file that a user names: atomically, behind a link too; into a pipe or terminal directly.
+    """Write a text file to a user's path: atomically, also through a link; directly to a pipe or terminal.
 
     Raises:
         OSError: The file cannot be written.
@@ -426,10 +426,10 @@ def write_user_file(path: str | Path, text: str) -> None:
 
 @contextlib.contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Make an empty folder beside a path and yield it; it is removed after the block unless the caller renamed it.
+    """Yield an empty temporary folder next to a path. It is removed after the block unless the caller renamed it.
 
     Raises:
-        OSError: The folder cannot be made, or another process is writing it.
+        OSError: The folder cannot be created, or another process is writing it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part")
@@ -438,7 +438,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     temporary.mkdir(exist_ok=True)
     handle = _lock_folder(temporary)
     try:
-        for leftover in temporary.iterdir():  # of a process that was killed
+        for leftover in temporary.iterdir():  # left by a killed process
             shutil.rmtree(leftover) if leftover.is_dir() and not leftover.is_symlink() else leftover.unlink()
         yield temporary
     finally:
@@ -449,8 +449,8 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Flush a file, or the names in a folder, to disk."""
-    if path.is_dir() and errors.WINDOWS:  # which cannot open a folder
+    """Flush a file or a folder's entries to disk."""
+    if path.is_dir() and errors.WINDOWS:  # Windows cannot open a folder
         return
     handle = os.open(path, os.O_RDWR if errors.WINDOWS else os.O_RDONLY)
     try:
@@ -464,7 +464,7 @@ def flush_to_disk(path: Path) -> None:
 
 @contextlib.contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
-    """Hold a lock file exclusively for the block; the system releases it when the process dies.
+    """Hold a lock file exclusively for the block. The system releases it when the process dies.
 
     Raises:
         OSError: Another process holds it (EBUSY); or the path is a link, not a regular file, or cannot be written.
@@ -472,7 +472,7 @@ def hold_lock(path: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     open_in_folder(path, os.O_RDWR | os.O_CREAT).close()
-    lock = FileLock(path, timeout=_LOCK_TIMEOUT_S)  # `is_held` in another process holds it for a moment
+    lock = FileLock(path, timeout=_LOCK_TIMEOUT_S)  # `is_held` in another process briefly holds it
     try:
         lock.acquire()
     except Timeout:
@@ -487,14 +487,14 @@ def hold_lock(path: Path) -> Iterator[None]:
 
 
 def share_lock(file: BinaryIO) -> None:
-    """Share a lock until the file is closed; `is_held` sees it."""
+    """Share a lock until the file is closed. `is_held` detects it."""
     if fcntl is not None:
-        with contextlib.suppress(OSError):  # a file system without locks
+        with contextlib.suppress(OSError):  # the file system has no locks
             fcntl.flock(file.fileno(), fcntl.LOCK_SH)
 
 
 def is_held(path: Path) -> bool:
-    """Return whether a process holds a lock file; False where it is missing, or the system has no such locks."""
+    """Return whether a process holds a lock file; False if it is missing or the system has no such locks."""
     if fcntl is None:
         return False
     try:
@@ -511,13 +511,13 @@ def _lock(handle: int, wait: bool) -> bool:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks
+    except OSError:  # the file system has no locks
         return True
     return True
 
 
 def _lock_folder(path: Path) -> int | None:
-    """Return the descriptor that holds a folder's lock; None where the system has no such locks."""
+    """Lock a folder and return the descriptor; None if the system has no such locks."""
     if fcntl is None:
         return None
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _NO_LINKS)

@@ -1,8 +1,14 @@
-"""What the machine has: processor cores of this process, and the errors in which its memory ran out."""
+"""The machine: processor cores of this process, free memory, and the errors in which memory ran out."""
 
+import contextlib
 import os
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fleetfit.errors import format_cause
+
+if TYPE_CHECKING:  # verbs that list or print do not load PyTorch
+    import torch
 
 _OUT_OF_MEMORY = (  # of FleetFit, PyTorch and the C++ library
     "no memory was left", "allocate memory", "out of memory", "not enough memory", "bad_alloc",
@@ -12,6 +18,28 @@ _OUT_OF_MEMORY = (  # of FleetFit, PyTorch and the C++ library
 def available_cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_memory(accelerator: "torch.device", cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the free bytes of the GPU, or of the machine within its container.
+
+    Args:
+        accelerator: Whose memory.
+        cgroup: The kernel's files on the container.
+    """
+    import psutil
+    import torch
+
+    if accelerator.type == "cuda":
+        return int(torch.cuda.mem_get_info(accelerator)[0])
+    free: int = psutil.virtual_memory().available
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError, ValueError):  # no container, or "max"
+            free = min(free, int((cgroup / limit).read_text()) - int((cgroup / used).read_text()))
+    return max(0, free)
 
 
 def is_out_of_memory(error: BaseException | str) -> bool:

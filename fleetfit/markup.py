@@ -1,4 +1,4 @@
-"""Tables as HTML for notebooks: text is escaped, and there are no colours but those around, light or dark."""
+"""Tables as HTML for notebooks. Text is escaped, and colours follow the light or dark theme."""
 
 from collections.abc import Sequence
 from html import escape
@@ -24,25 +24,25 @@ def html_table(
 
     Args:
         columns: Headings.
-        rows: One text per column; all but the first are set to the right.
-        title: What stands above it.
+        rows: One text per column. All but the first are right-aligned.
+        title: Title above the table.
         notes: Sentences below it.
         groups: Headings above the columns, each with the number of columns it spans.
     """
-    named = any(name for name, _ in groups)
-    above = "".join(_cell("th", name, "center", span) for name, span in groups if named)
-    head = (f"<tr>{above}</tr>" if above else "") + f"<tr>{_cells('th', columns)}</tr>"
-    body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
-    said = f"<p><b>{escape_html(title)}</b></p>" if title else ""
+    has_groups = any(name for name, _ in groups)
+    above = "".join(_format_cell("th", name, "center", span) for name, span in groups if has_groups)
+    head = (f"<tr>{above}</tr>" if above else "") + f"<tr>{_format_cells('th', columns)}</tr>"
+    body = "".join(f"<tr>{_format_cells('td', row)}</tr>" for row in rows)
+    heading = f"<p><b>{escape_html(title)}</b></p>" if title else ""
     below = "".join(f"<p><small>{escape_html(note)}</small></p>" for note in notes)
     table = f'<table style="border-collapse:collapse"><thead>{head}</thead><tbody>{body}</tbody></table>'
-    return f'<div style="overflow-x:auto;margin-bottom:.8em">{said}{table}{below}</div>'
+    return f'<div style="overflow-x:auto;margin-bottom:.8em">{heading}{table}{below}</div>'
 
 
-def _cells(kind: str, texts: Sequence[str]) -> str:
-    return "".join(_cell(kind, text, "left" if place == 0 else "right") for place, text in enumerate(texts))
+def _format_cells(kind: str, texts: Sequence[str]) -> str:
+    return "".join(_format_cell(kind, text, "left" if i == 0 else "right") for i, text in enumerate(texts))
 
 
-def _cell(kind: str, text: str, side: str, span: int = 1) -> str:
+def _format_cell(kind: str, text: str, side: str, span: int = 1) -> str:
     wide = f' colspan="{span}"' if span > 1 else ""
     return f'<{kind}{wide} style="{_CELL.format(side)}">{escape_html(text)}</{kind}>'

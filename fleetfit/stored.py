@@ -1,7 +1,7 @@
 """List run folders with their sizes, and remove old checkpoints.
 
-A folder may come from a stranger or be incomplete: damage is listed with the folder, and the others are listed, too.
-Links are not followed. PyTorch is not imported; only `clear_checkpoints` reads checkpoints.
+A folder may be untrusted or incomplete: damage is listed with the folder, and does not stop the listing. Links are not
+followed. Listing does not import PyTorch; only `clear_checkpoints` reads checkpoints.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ RUNS = Path("runs")
 _RUN_FILES = {"plan.toml", "metrics.jsonl", "summary.json"}  # other programs have a config.toml, too
 _COMPARISON_FILES = {"results.json", "compare.json"}
 _CHECKPOINT = re.compile(r"round-(\d{6,12})\.safetensors")
-_MOST_FOLDERS = 4  # between the folder to list and a run; a comparison has three
+_MOST_FOLDERS = 4  # levels between the listed folder and a run; a comparison has three
 _MOST_CHARACTERS = 80  # of a name
 
 
@@ -35,7 +35,7 @@ class StoredRun:
     Attributes:
         folder: The folder.
         kind: "run", "fleet" for a run of real nodes, or "comparison".
-        method: Its method; those of a comparison's runs are joined with commas, as are the next two.
+        method: Its method. For a comparison, the methods of its runs, joined with commas; likewise model and data.
         model: Its model.
         data: Its data set.
         rounds: Number of finished rounds; for a comparison, of finished runs.
@@ -47,7 +47,7 @@ class StoredRun:
         size_bytes: Size of all its files.
         checkpoints_bytes: Size of its checkpoints.
         checkpoints: Number of its checkpoints.
-        damage: The reason for which it is damaged, or empty.
+        damage: Description of damage, or empty.
         children: The runs of a comparison, including those of its tuning.
     """
 
@@ -69,16 +69,16 @@ class StoredRun:
     children: "tuple[StoredRun, ...]" = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, as `fleetfit runs --json` prints them."""
+        """Return plain values for `fleetfit runs --json`."""
         table = {field.name.rstrip("_"): getattr(self, field.name) for field in dataclasses.fields(self)}
         return table | {"folder": str(self.folder), "children": [child.to_dict() for child in self.children]}
 
 
 def runs(folder: str | Path = RUNS) -> list[StoredRun]:
-    """Return the runs and comparisons below a folder; of a run itself, the run; of a comparison, its runs.
+    """Return the runs and comparisons in a folder. A run's folder returns the run, a comparison's folder its runs.
 
     Args:
-        folder: The folder; at most four folders below it are searched, and links there are not followed.
+        folder: The folder. The search has a depth of four, and does not follow links.
 
     Raises:
         RunError: The folder is missing or cannot be read.
@@ -86,7 +86,7 @@ def runs(folder: str | Path = RUNS) -> list[StoredRun]:
     root = files.parse_path(folder)
     try:
         if not root.is_dir():
-            raise RunError(f"there is no folder {root}.", path=root)
+            raise RunError(f"no such folder: {root}.", path=root)
         names = _list_names(root)
     except OSError as error:
         raise RunError(f"{root} cannot be read: {files.format_os_error(error)}.", path=root) from None
@@ -171,7 +171,7 @@ def _read_comparison(folder: Path) -> StoredRun:
 
 
 def _join_names(names: Iterable[str]) -> str:
-    """Return distinct names with commas between; "..." ends what is too long."""
+    """Join distinct names with commas; a longer text ends in "..."."""
     text = ", ".join(dict.fromkeys(name for name in names if name))
     return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
 
@@ -194,7 +194,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _name_data_files(data: Mapping[str, Any]) -> str:
-    """Return the name that the summary will give to data from files; "" for a data set with a name."""
+    """Return the summary's name for data from files; "" for a named data set."""
     path = data.get("file") or data.get("folder")
     if data.get("name") not in ("table", "images", "arrays", "text") or not isinstance(path, str):
         return ""
@@ -203,7 +203,7 @@ def _name_data_files(data: Mapping[str, Any]) -> str:
 
 
 def _read_rounds(folder: Path) -> dict[str, Any]:
-    """Read `metrics.jsonl` from its end to the last evaluation; a half-written last line does not count."""
+    """Read `metrics.jsonl` backwards to the last evaluation. An incomplete last line does not count."""
     from fleetfit.records.schema import RoundRecord  # imports pydantic
 
     if not _is_file(folder / "metrics.jsonl"):
@@ -262,13 +262,12 @@ def _read_text(path: Path) -> str:
     try:
         return files.read_text(path)
     except FileNotFoundError:
-        raise ValueError(f"there is no {path.name}") from None
+        raise ValueError(f"{path.name} is missing") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path.name} is damaged: it is not UTF-8 text") from None
 
 
 def _shorten_name(name: object) -> str:
-    """Return a name of a run file without the module or file of its function."""
     return str(name or "").rpartition(":")[2][:_MOST_CHARACTERS]
 
 
@@ -281,7 +280,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _sum_sizes(root: Path) -> int:
-    """Return the bytes of all files below a folder: of a link its own, 0 of what cannot be read."""
+    """Return the bytes of all files in a folder, without following links; unreadable files count 0."""
     if root.is_symlink() or not root.is_dir():
         return 0
     total = 0
@@ -311,7 +310,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 @dataclasses.dataclass(frozen=True)
 class ClearedRun:
-    """The checkpoints of one run that are to be removed, or were removed.
+    """Checkpoints of a run to remove, or removed ones.
 
     Attributes:
         folder: The run folder.
@@ -319,7 +318,7 @@ class ClearedRun:
         size_bytes: Their size.
         last: Whether the run has no others.
         finished: Whether the run is finished.
-        kept: The reason for which some were not removed, or empty.
+        kept: Why some were not removed, or empty.
     """
 
     folder: Path
@@ -330,21 +329,21 @@ class ClearedRun:
     kept: str = ""
 
 
-def iter_runs(listed: Sequence[StoredRun]) -> Iterator[StoredRun]:
+def iter_runs(stored_runs: Sequence[StoredRun]) -> Iterator[StoredRun]:
     """Yield runs, with those of comparisons in place of these."""
-    for run in listed:
+    for run in stored_runs:
         yield from iter_runs(run.children) if run.kind == "comparison" else [run]
 
 
-def plan_cleanup(listed: Sequence[StoredRun], *, last: bool = False, unfinished: bool = False) -> list[ClearedRun]:
-    """Return the checkpoints that `clear_checkpoints` would remove; nothing is removed.
+def plan_cleanup(stored_runs: Sequence[StoredRun], *, last: bool = False, unfinished: bool = False) -> list[ClearedRun]:
+    """Return the checkpoints that `clear_checkpoints` would remove.
 
     Args:
-        listed: Runs and comparisons.
-        last: Also the newest readable checkpoint; without it a run has no trained model.
-        unfinished: Also those of unfinished runs, by the same rule.
+        stored_runs: Runs and comparisons.
+        last: Also remove the newest readable checkpoint, without which a run has no trained model.
+        unfinished: Also clear unfinished runs, by the same rule.
     """
-    plans = [_plan_run(run, last) for run in iter_runs(listed) if unfinished or run.finished]
+    plans = [_plan_run(run, last) for run in iter_runs(stored_runs) if unfinished or run.finished]
     return [plan for plan in plans if plan.files or plan.kept]
 
 
@@ -363,7 +362,7 @@ def _plan_run(run: StoredRun, last: bool) -> ClearedRun:
 
 
 def _find_newest_readable(checkpoints: Sequence[Path]) -> int:
-    """Return the position of the newest checkpoint whose checksum is right, or -1; a single one is not read."""
+    """Return the position of the newest intact checkpoint, or -1. A single checkpoint is not read."""
     if len(checkpoints) == 1:
         return 0
     from fleetfit.records.checkpoints import read_checkpoint  # imports PyTorch
@@ -378,17 +377,17 @@ def _find_newest_readable(checkpoints: Sequence[Path]) -> int:
 
 
 def clear_checkpoints(folder: str | Path = RUNS, *, last: bool = False, unfinished: bool = False) -> list[ClearedRun]:
-    """Remove old checkpoints of the runs in a folder; each finished run keeps its newest readable one.
+    """Remove old checkpoints of the runs in a folder. Each finished run keeps its newest readable one.
 
     Args:
         folder: As in `runs`.
-        last: Also remove that one: `eval`, `predict`, `calibrate`, `export` and the like then have no model, and the
-            numbers of the run stay.
+        last: Also remove that one. `eval`, `predict`, `calibrate`, `export` and others then have no model; numbers
+            stay.
         unfinished: Also clear unfinished runs, by the same rule; with `last` they cannot be resumed.
 
     Returns:
-        The removed checkpoints by run, and the reason where some were not removed: another process is writing into the
-        folder, the folder is damaged, or it cannot be written.
+        The removed checkpoints by run, with a reason if some were not removed: another process is writing to the
+        folder, or the folder is damaged or read-only.
 
     Raises:
         RunError: The folder is missing.
@@ -403,23 +402,23 @@ def remove_checkpoints(plan: ClearedRun) -> ClearedRun:
     from fleetfit.records import RunFolder  # imports PyTorch
 
     removed: list[Path] = []
-    kept = ""
+    reason = ""
     try:
         with RunFolder(plan.folder).hold():
-            present = set(list_checkpoints(plan.folder))  # another process may have put links there
+            present = set(list_checkpoints(plan.folder))  # another process may have created links
             for path in plan.files:
                 if path in present:
                     path.unlink()
                     removed.append(path)
     except RunError as error:
-        kept = str(error).rstrip(".")
+        reason = str(error).rstrip(".")
     except OSError as error:
-        kept = f"{plan.folder} cannot be written into: {files.format_os_error(error)}"
+        reason = f"{plan.folder} cannot be written to: {files.format_os_error(error)}"
     is_complete = len(removed) == len(plan.files)
     return dataclasses.replace(
         plan,
         files=tuple(removed),
         last=plan.last and is_complete,
-        kept=kept,
+        kept=reason,
         size_bytes=plan.size_bytes if is_complete else 0,
     )

@@ -386,7 +386,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(
 
 def test_other_keys_without_a_kind_are_named_as_unused() -> None:
     found = assemble(load_experiment({**TINY, "attack": {"share": 0.5}}))
-    assert [str(one) for one in found.unused] == ["[attack] share is not used here: there is no kind of attack."]
+    assert [str(one) for one in found.unused] == ["[attack] share is not used here: no attack is set."]
 
 
 def test_a_fleet_of_real_nodes_refuses() -> None:

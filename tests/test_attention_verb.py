@@ -68,9 +68,9 @@ def test_out_says_file_and_format(done: Path, tmp_path: Path) -> None:
     [
         (["--samples", "0"], "samples must be 1 to 32, got 0"),
         (["--samples", "33"], "samples must be 1 to 32, got 33"),
-        (["--out", "picture.doc"], "--out must end in .png, .pdf or .svg, got picture.doc."),
+        (["--out", "picture.doc"], "--out must end in .png, .pdf or .svg; got picture.doc."),
         (["--out", "picture"], "got picture."),
-        (["--out", "/nowhere/a.png"], "the picture cannot be written to /nowhere/a.png: No such file"),
+        (["--out", "/nowhere/a.png"], "cannot write the image to /nowhere/a.png: No such file"),
     ],
 )
 def test_a_mistake_is_a_sentence(
@@ -84,7 +84,7 @@ def test_a_mistake_is_a_sentence(
 
 
 def test_no_run_folder_is_a_sentence(tmp_path: Path) -> None:
-    assert run_verb("attention", tmp_path / "none")[::2] == (2, f"fleetfit: there is no run folder {tmp_path}/none.\n")
+    assert run_verb("attention", tmp_path / "none")[::2] == (2, f"fleetfit: no such run folder: {tmp_path}/none.\n")
 
 
 def test_a_model_without_ree_is_a_sentence(tmp_path: Path) -> None:

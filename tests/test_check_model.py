@@ -84,7 +84,7 @@ def test_counts_are_those_of_the_formula(report: Report) -> None:
     assert "depth: 4 blocks; a classifier may sit after any of them" in text
     assert "nothing, and nothing has to be" in text
     assert "a deployed model can stop at any exit" in text
-    assert text.rstrip().endswith("Nothing was written.")
+    assert text.rstrip().endswith("No files were written.")
 
 
 def test_every_level_is_trained_for_a_step(report: Report) -> None:
@@ -128,7 +128,7 @@ def test_models_of_tokens_get_tokens(report: Report) -> None:
 
 def test_a_model_without_room_for_four_exits_gets_fixed_widths(report: Report) -> None:
     text = report(STACK.replace("blocks=4", "blocks=2"), "Stack")
-    assert "Levels of fixed widths 0.3, 0.5, 0.8, 1.0, since the planner finds none" in text
+    assert "Levels of fixed widths 0.3, 0.5, 0.8, 1.0: the planner finds none" in text
     assert "3 smaller levels need as many different depths, and the model has 1." in text
     assert [row[1] for row in table_rows(text)] == ["0.30", "0.50", "0.80", "1.00"]
 
@@ -174,7 +174,7 @@ def test_parameters_that_no_exit_uses_are_named(report: Report) -> None:
     idle = STACK.replace(
         "self.stem = nn.Linear(5, hidden)", "self.stem, self.idle = nn.Linear(5, hidden), nn.Linear(2, 3)"
     )
-    assert "No exit uses idle.weight, idle.bias:" in report(idle, "Stack")
+    assert "No exit uses idle.weight, idle.bias." in report(idle, "Stack")
     assert "No exit uses" not in report(STACK, "Stack")
 
 

@@ -100,7 +100,7 @@ def sentence(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return said
 
 
-@pytest.mark.parametrize("verb", ["eval", "predict", "export", "calibrate", "pictures", "attention"])
+@pytest.mark.parametrize("verb", ["eval", "predict", "export", "calibrate", "attention"])
 @pytest.mark.parametrize("how", ["removed", "emptied", "cut", "folder removed"])
 def test_without_a_checkpoint_there_is_no_model(
     verb: str, how: str, finished: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -116,7 +116,7 @@ def test_without_a_checkpoint_there_is_no_model(
     if how == "folder removed":
         (folder / "checkpoints").rmdir()
     said = sentence(capsys, verb, folder, *(["--out", tmp_path / "out"] if verb == "export" else []))
-    if verb not in ("pictures", "attention"):  # these may say first that there is nothing to draw with
+    if verb != "attention":  # which may need an extra first
         assert "no trained model" in said if "removed" in how else "every checkpoint in" in said
     assert not (tmp_path / "out").exists()
 
@@ -130,7 +130,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(
     for path in checkpoints(folder):
         path.unlink()
     before = (folder / "metrics.jsonl").read_bytes()
-    assert "their checkpoints are gone" in sentence(capsys, "resume", folder)
+    assert "their checkpoints are missing" in sentence(capsys, "resume", folder)
     assert (folder / "metrics.jsonl").read_bytes() == before
     (folder / "metrics.jsonl").write_bytes(before.splitlines(keepends=True)[0])
     assert [r["round"] for r in ff.resume(folder).metrics] == [1, 2, 3]
@@ -387,7 +387,7 @@ def test_one_flipped_bit_is_found_wherever_it_is(
     newest.write_bytes(content)
     assert ff.load(folder).server.round == 2
     (line,) = [record.getMessage() for record in caplog.records if record.name == "fleetfit"]
-    assert "round-000003.safetensors is not used" in line and "The state after round 2 is used instead" in line
+    assert "Skipped" in line and "round-000003.safetensors" in line and "Using the state after round 2." in line
 
 
 def test_a_run_goes_on_from_the_last_good_checkpoint(
@@ -401,7 +401,7 @@ def test_a_run_goes_on_from_the_last_good_checkpoint(
     content[-10] ^= 1
     newest.write_bytes(content)
     ff.resume(folder)
-    assert "The state after round 1 is used instead" in caplog.text
+    assert "Using the state after round 1." in caplog.text
     unbroken = finished("decoupled")
     assert checkpoints(folder)[-1].read_bytes() == checkpoints(unbroken)[-1].read_bytes()
     assert without_times(folder) == without_times(unbroken)
@@ -425,6 +425,6 @@ def test_reports_that_are_gone_are_missed(
     (folder / "summary.json").unlink()
     lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_bytes(lines[0])
-    assert "whole reports of 1 rounds only" in sentence(capsys, "resume", folder)
+    assert "complete reports of only 1 rounds" in sentence(capsys, "resume", folder)
     (folder / "metrics.jsonl").write_bytes(b"".join(lines[:2]))
     assert [report["round"] for report in ff.resume(folder).metrics] == [1, 2, 3]

@@ -40,35 +40,35 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["frobnicate"], "No such command 'frobnicate'"),
         (["run", "--bogus"], "No such option"),
         (["run", "--set"], "--set"),
-        (["list", "foo"], '"foo" cannot be listed; there are methods'),
+        (["list", "foo"], '"foo" cannot be listed. Choose one of methods'),
         (["list"], "Missing argument"),
         (["run", "missing.toml"], "missing.toml"),
         (["run", "--set", "local.batch_sise=3"], '[local] batch_sise: unknown key. Did you mean "batch_size"?'),
         (["run", "--set", "rounds=two"], "rounds: should be a valid integer, got 'two'."),
         (["run", "--set", "method.name=nowhere.module:it"], "importing nowhere.module failed: ModuleNotFoundError"),
-        (["run", "--set", "method.name=missing.py:it"], "there is no file"),
+        (["run", "--set", "method.name=missing.py:it"], "no such file:"),
         (["run", "--set", "data.name=cifar10", "--set", "data.folder=/nowhere"], "/nowhere"),
-        (["run", "--set", "cohort.count=99"], "99 clients a round are more than the 40 clients there are."),
+        (["run", "--set", "cohort.count=99"], "must be at most the number of clients, 40; got 99."),
         (["run", "--set", "engine.device=tpu"], 'engine.device must be "cpu", "cuda" or "cuda:N", got "tpu".'),
         (["compare", "missing.toml"], "missing.toml"),
-        (["resume", "nowhere"], "there is no run folder nowhere."),
-        (["eval", "nowhere"], "there is no run folder nowhere."),
+        (["resume", "nowhere"], "no such run folder: nowhere."),
+        (["eval", "nowhere"], "no such run folder: nowhere."),
         (["plan", "--model", "resnet9"], '"resnet9" is not among the models'),
         (["plan", "--model", "resnet20", "--budgets", "a,b"], "--budgets takes numbers separated by commas"),
         (["plan", "--model", "resnet20", "--budgets", "0"], "a budget must be a number above 0"),
         (["plan", "--model", "resnet20", "--budgets", "0.0001"], "tolerance"),
         (["plan", "--model", "resnet20", "--mode", "length"], "--mode must be both, width or depth"),
-        (["plan", "--model", "resnet20", "--set", "seed=1"], "here --set sets keys of the model"),
+        (["plan", "--model", "resnet20", "--set", "seed=1"], "with --model, --set takes keys of the model"),
         (["plan", "--model", "resnet20", "--input-shape", "3,0,32"], "--input-shape takes sizes of at least 1"),
         (["plan", "--latency", "--passes", "0"], "'--passes': 0 is not in the range x>=1"),
         (["plan", "--latency", "--passes", "many"], "'--passes': 'many' is not a valid int"),
-        (["plan", "--passes", "10", "--threads", "2"], "--passes, --threads: only with --latency, which measures."),
-        (["plan", "--latency", "--threads", "9999"], "--threads takes at most the number of processors"),
+        (["plan", "--passes", "10", "--threads", "2"], "--passes, --threads: only with --latency."),
+        (["plan", "--latency", "--threads", "9999"], "--threads must be at most the number of processors"),
         (["plan", "--budgets", "0.3,1", "--mode", "width"], "--budgets, --mode: only with --model"),
         (["plan", "run.toml", "--model", "resnet20"], "plan takes a run file or --model, not both."),
         (
             ["plan", "--model", "cnn", "--save", "/nowhere/plan.toml"],
-            "the plan cannot be written to /nowhere/plan.toml",
+            "cannot write the plan to /nowhere/plan.toml",
         ),
         (["check-model", "resnet", "--set", "model.depth=21"], "depth 6n+2"),
     ],
@@ -146,7 +146,7 @@ def test_run_shows_rounds_and_ends_with_tables_and_the_folder(tmp_path: Path, wi
                     "bytes sent down / up"):  # fmt: skip
         assert heading in found.out
     assert found.out.rstrip().endswith(f"Run folder: {tmp_path / 'run'}")
-    assert 'No plots were drawn: matplotlib is not installed (pip install "fleetfit[plots]").' in found.out
+    assert 'No plots were drawn: matplotlib is not installed. Install it: pip install "fleetfit[plots]".' in found.out
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert f"{100 * summary['global']:.2f}" in found.out
 
@@ -178,7 +178,7 @@ def test_eval_prints_what_the_run_found(done: Path) -> None:
 
 def test_resume_of_a_finished_run_prints_it_again(done: Path) -> None:
     found = run_verb("resume", done, code=0)
-    assert "is finished already" in found.out
+    assert "is already finished" in found.out
     assert "global accuracy %" in found.out
 
 
@@ -191,7 +191,7 @@ def test_compare_prints_one_table(tmp_path: Path) -> None:
     assert re.search(r"│ heterofl +│ +\d+\.\d\d +│ +\d+\.\d\d", found.out)
     assert (tmp_path / "out" / "heterofl" / "seed-0" / "summary.json").is_file()
     again = run_verb("compare", tmp_path / "two.toml", *SMALL, "--out", tmp_path / "out")
-    assert "[2/2] heterofl, seed 0: finished before." in again.out
+    assert "[2/2] heterofl, seed 0: already finished." in again.out
 
 
 def test_plan_of_a_run_file_can_be_saved_and_used(tmp_path: Path) -> None:

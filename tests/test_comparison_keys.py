@@ -167,17 +167,17 @@ def test_a_key_that_one_run_uses_is_used(tmp_path: Path) -> None:
     rows = "[[compare.row]]\nlabel = 'on'\n[[compare.row]]\nlabel = 'off'\nmethod.beta = 0.0\n"
     found = compared(tmp_path, "method.temperature = 5.0\ncohort.late = 'drop'\n" + rows)
     assert [note for note in found.table.notes if "not used" in note] == [
-        "[cohort] late is not used here: there is no deadline_s."
+        "[cohort] late is not used here: deadline_s is not set."
     ]
     for (row, _), (run,) in found.runs.items():
         noted = [note for note in run.summary["notes"] if "not used" in note]
-        assert noted == ["[cohort] late is not used here: there is no deadline_s."], row
+        assert noted == ["[cohort] late is not used here: deadline_s is not set."], row
 
 
 def test_keys_of_a_method_that_no_row_has_are_a_note(tmp_path: Path) -> None:
     rows = "[[compare.row]]\nmethod.name = 'fedavg'\n[[compare.row]]\nmethod.name = 'heterofl'\n"
     found = compared(tmp_path, "method.beta = 0.3\n" + rows)
-    assert "method.beta of the file is in no run: every row names something else in its place." in found.table.notes
+    assert "method.beta of the file has no effect: every row names another component." in found.table.notes
 
 
 def test_another_comparison_in_the_same_folder_is_told_apart_by_its_keys(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_another_comparison_in_the_same_folder_is_told_apart_by_its_keys(tmp_pat
 def test_verbs_for_one_run_refuse_a_comparison(tmp_path: Path, part: str, verb: str) -> None:
     (tmp_path / "two.toml").write_text(HEAD + part)
     said = run_verb(verb, tmp_path / "two.toml", "--out", tmp_path / "out", code=2).err
-    assert "use `fleetfit compare`" in said and "compare" in said.partition(":")[2].partition("]")[0]
+    assert "Use `fleetfit compare`" in said and "compare" in said.partition(":")[2].partition("]")[0]
     assert not (tmp_path / "out").exists()
 
 
@@ -222,10 +222,10 @@ def test_a_run_says_what_it_does_not_use(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(HEAD + 'cohort.late = "drop"\nmethod.beta = 0.3\n')
     file, out = tmp_path / "run.toml", tmp_path / "out"
     said = run_verb("run", file, "--set", "method.name=heterofl", "--set", "rounds=1", "--out", out, "-q", code=0).out
-    assert "Note: [cohort] late is not used here: there is no deadline_s." in said
-    assert "Note: [method] beta of the run file: dropped, with the name that an override replaced." in said
+    assert "Note: [cohort] late is not used here: deadline_s is not set." in said
+    assert "Note: [method] beta of the run file: dropped, because an override names another component." in said
     assert (
-        "[cohort] late is not used here: there is no deadline_s."
+        "[cohort] late is not used here: deadline_s is not set."
         in json.loads((out / "summary.json").read_text())["notes"]
     )
 
@@ -298,7 +298,7 @@ def test_runs_on_different_data_are_told_as_such_on_one_page(tmp_path: Path) -> 
         (
             'evaluate = { split = "train" }\n',
             "evaluate.split",
-            'row "Scale" has evaluate.split = "test" and row "fedavg" has "train"',
+            'row "Scale" has evaluate.split = "test", but row "fedavg" has "train"',
         ),
         (SETTINGS + 'evaluate.split = "validation"\n', "evaluate.split", 'setting "few" has "validation"'),
         ('[compare.grid]\nevaluate.split = ["validation", "test"]\n', "evaluate.split", '"validation"'),

@@ -98,7 +98,7 @@ def test_the_empty_file_is_scalefl_on_digits() -> None:
         (["=3"], Expected("local.lr=0.03", '"=3"', key=None)),
     ],
 )
-def test_a_wrong_key_or_value_is_a_sentence(overrides: list[str], expected: Expected) -> None:
+def test_wrong_keys_and_values(overrides: list[str], expected: Expected) -> None:
     with raises(ConfigError, expected):
         load_experiment({}, overrides)
 
@@ -166,7 +166,7 @@ def test_a_wrong_key_or_value_is_a_sentence(overrides: list[str], expected: Expe
         (["fleet.groups=[{budget='5 MB'}]"], Expected("parameters", "(K,", key="fleet.groups")),
     ],
 )
-def test_what_does_not_fit_together_is_a_sentence(overrides: list[str], expected: Expected) -> None:
+def test_contradicting_keys(overrides: list[str], expected: Expected) -> None:
     with raises(expected.kind or ConfigError, expected):
         assemble(load_experiment({}, [*SMALL, *overrides]))
 
@@ -175,13 +175,13 @@ def test_what_does_not_fit_together_is_a_sentence(overrides: list[str], expected
     ("text", "line"),
     [("seed = \nrounds = 3\n", "(at line 1"), ("[data]\nname = 'a'\nname = 'b'\n\n", "(at line 3")],
 )
-def test_a_file_that_is_not_toml_names_the_line(tmp_path: Path, text: str, line: str) -> None:
+def test_toml_error_has_the_line(tmp_path: Path, text: str, line: str) -> None:
     (tmp_path / "run.toml").write_text(text)
     with raises(ConfigError, "run.toml", line, path=tmp_path / "run.toml"):
         load_experiment(tmp_path / "run.toml")
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     for path, mention in (("missing.toml", "missing.toml"), (".", "folder"), ("binary.toml", "UTF-8")):
         with raises(ConfigError, mention, path=tmp_path / path):
@@ -200,13 +200,13 @@ def test_an_override_is_toml_or_text(text: str, value: Any) -> None:
     assert parse_override(text) == {"a": {"b": value}}
 
 
-def test_overrides_win_over_the_file_and_leave_the_rest(tmp_path: Path) -> None:
+def test_overrides_win_over_the_file(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("rounds = 7\n[local]\nlr = 0.5\nepochs = 2\n")
     found = load_experiment(tmp_path / "run.toml", ["local.lr=0.25"], seed=3)
     assert (found.rounds, found.local.lr, found.local.epochs, found.seed) == (7, 0.25, 2, 3)
 
 
-def test_another_name_drops_the_keys_of_the_old_one() -> None:
+def test_new_name_drops_old_keys() -> None:
     base = {
         "method": {"name": "scalefl", "beta": 0.2},
         "data": {"name": "mnist", "folder": "x", "partition": {"clients": 3}},
@@ -243,7 +243,7 @@ def test_paths_are_relative_to_the_run_file(tmp_path: Path, monkeypatch: pytest.
     assert found.method.settings == {"step": 2}
 
 
-def test_a_folder_that_is_not_beside_the_run_file_is_left_to_the_data_set(tmp_path: Path) -> None:
+def test_missing_data_folder_stays_relative(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('data.name = "mnist"\ndata.folder = "elsewhere"\n')
     assert load_experiment(tmp_path / "run.toml").data.settings["folder"] == "elsewhere"
 
@@ -251,7 +251,7 @@ def test_a_folder_that_is_not_beside_the_run_file_is_left_to_the_data_set(tmp_pa
 # ---- writing -------------------------------------------------------------------------------------------------------
 
 
-def test_the_resolved_file_shows_every_default_and_reads_back() -> None:
+def test_dump_has_every_default_and_loads() -> None:
     text = to_toml(load_experiment({}, ["local.schedule={kind='step', at=[3]}", "seed=4"]))
     table = tomllib.loads(text)
     assert table["method"] == {"name": "scalefl", "beta": 0.1, "temperature": 3.0, "split": "both", "warmup": 0.0,
@@ -266,7 +266,7 @@ def test_the_resolved_file_shows_every_default_and_reads_back() -> None:
 
 
 @pytest.mark.parametrize(("option", "values"), [("in_time", {}), ("fedadam", {"lr": 0.5}), ("fedprox", {})])
-def test_an_option_without_settings_is_there_in_the_resolved_file(option: str, values: dict[str, Any]) -> None:
+def test_options_without_settings_are_dumped(option: str, values: dict[str, Any]) -> None:
     """Also one that has nothing to set; and the settings of all others are visible."""
     given = load_experiment({"method": {"name": "fedavg", "plus": {option: values}}})
     again = load_experiment(tomllib.loads(to_toml(given)))
@@ -274,14 +274,14 @@ def test_an_option_without_settings_is_there_in_the_resolved_file(option: str, v
     assert again.method.plus == {option: found[option]}
 
 
-def test_a_setting_may_be_called_as_a_method_of_a_section() -> None:
+def test_keys_may_have_names_of_methods() -> None:
     """A function's own keys are written as they stand in the file, whatever pydantic has of the same name."""
     keys = {"copy": 1, "json": 2, "settings": 3, "model_fields": 4, "__class__": 5}
     table = tomllib.loads(to_toml(load_experiment({"data": {"name": "digits", **keys}})))
     assert {key: value for key, value in table["data"].items() if key in keys} == keys
 
 
-def test_the_resolved_file_assembles_to_the_same_run() -> None:
+def test_dump_assembles_to_the_same_run() -> None:
     first = assemble(load_experiment({}, SMALL))
     second = assemble(load_experiment(tomllib.loads(to_toml(first.experiment))))
     assert first.plan == second.plan
@@ -352,9 +352,7 @@ def test_objects_without_an_import_path_run_on_local_only() -> None:
         ([None, None, None], 2, [1, 1, 0]),
     ],
 )
-def test_group_sizes_follow_the_shares_and_leave_nobody_out(
-    shares: list[float | None], clients: int, sizes: list[int]
-) -> None:
+def test_group_sizes_follow_the_shares(shares: list[float | None], clients: int, sizes: list[int]) -> None:
     assert compute_group_sizes(shares, clients) == sizes
     assert sum(sizes) == clients
 
@@ -367,7 +365,7 @@ def test_clients_are_dealt_by_a_seeded_shuffle() -> None:
     assert (np.bincount(first.group) == 2).all()
 
 
-def test_who_cannot_take_part_is_named() -> None:
+def test_absent_clients_are_listed() -> None:
     groups = "fleet.groups=[{budget=0.1, name='tiny'}, {budget=1}]"
     found = assemble(load_experiment({}, [*SMALL, groups, "fleet.levels=[0.5, 1]"]))
     tiny = np.flatnonzero(found.fleet.group == 0)
@@ -394,7 +392,7 @@ def test_a_saved_plan_is_used_as_it_is(tmp_path: Path) -> None:
         assemble(load_experiment({}, other))
 
 
-def test_the_cohort_is_a_rounded_fraction_of_at_least_one() -> None:
+def test_cohort_is_a_rounded_fraction() -> None:
     sizes = [
         assemble(load_experiment({}, [*SMALL, f"cohort.{what}"])).federation.cohort
         for what in ("fraction=0.01", "fraction=0.3", "count=8")
@@ -437,20 +435,20 @@ def test_the_schedule_reaches_the_settings() -> None:
 VIT = {"name": "vit", "hidden": 16, "depth": 4, "attention_heads": 2, "patch": 4}
 
 
-def test_another_mode_of_tuning_takes_the_old_one_s_keys_along() -> None:
+def test_new_mode_drops_old_keys() -> None:
     base = {"model": VIT, "peft": {"name": "lora", "rank": 8}}
     assert load_experiment(base, ["peft.name=frozen"]).peft.settings == {}
     assert load_experiment(base, ["peft.alpha=3.0"]).peft.settings == {"rank": 8, "alpha": 3.0}
     assert load_experiment(base, peft="ssf").peft.name == "ssf"
 
 
-def test_the_defaults_of_a_mode_are_written_down() -> None:
+def test_defaults_of_a_mode_are_dumped() -> None:
     """A resumed run keeps them, whatever a later version's are."""
     written = tomllib.loads(to_toml(load_experiment({"peft": {"name": "lora", "rank": 8}})))
     assert written["peft"] == {"name": "lora", "rank": 8, "alpha": 64.0, "targets": ["*.query", "*.value"]}
 
 
-def test_a_mode_of_one_s_own_is_found_beside_the_run_file(tmp_path: Path) -> None:
+def test_own_mode_next_to_the_run_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from fleetfit.peft.serial_adapter import serial_adapter\n\n\n"
         "def mine(architecture, features: int = 2):\n"
@@ -472,7 +470,7 @@ def given(levels: list[dict[str, Any]], method: str = "depthfl") -> Any:
     return assemble(load_experiment({"model": VIT, "method": {"name": method}, "fleet": fleet}, SMALL)).federation
 
 
-def test_levels_that_are_given_are_taken_as_they_are() -> None:
+def test_listed_levels_are_not_searched() -> None:
     """Depth, exits and width as said; a client gets the level whose budget it has, whatever the level costs."""
     found = given([{"depth": 1, "budget": 0.1}, {"depth": 3, "budget": 0.2}, {"budget": 1.0}])
     assert [level.submodel.exits for level in found.levels] == [(1,), (1, 3), (1, 3, 4)]
@@ -495,12 +493,12 @@ def test_levels_that_are_given_are_taken_as_they_are() -> None:
         ([{"depth": 1, "budget": 0.5}, {"depth": 2, "budget": 0.4}, {"budget": 1.0}], "strictly ascending"),
     ],
 )  # fmt: skip
-def test_levels_that_do_not_grow_are_refused(levels: list[dict[str, Any]], mention: str) -> None:
+def test_levels_must_grow(levels: list[dict[str, Any]], mention: str) -> None:
     with raises(ConfigError, "[fleet] levels: ", mention, key="fleet.levels"):
         given(levels)
 
 
-def test_a_key_without_a_name_is_a_sentence() -> None:
+def test_empty_keys() -> None:
     with raises(ConfigError, key=""):
         load_experiment({"": {"lr": 1}}, [])
     with raises(ConfigError, '".lr=1"'):

@@ -323,9 +323,7 @@ def test_an_experiment_resolves(path, monkeypatch):
             server = {"server": {"name": stand_in(*shape)}} if "server" in data else {}
             table = {**table, "data": {"name": stand_in(*shape, max(4000, samples)), **kept, **server}}
         found = assemble(load_experiment(table))
-        own = {"exclusivefl": "cannot take part"} | dict.fromkeys(
-            ["fedavg", "fedsgd"], "that the smallest budget affords"
-        )
+        own = {"exclusivefl": "cannot take part"} | dict.fromkeys(["fedavg", "fedsgd"], "that fits the smallest budget")
         private = ("Differential privacy of clients", "The noise is loud") if "privacy" in table else ()
         expected = (
             "Accuracy here is",

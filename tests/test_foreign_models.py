@@ -99,7 +99,7 @@ def test_from_a_check_to_a_run(name: str, tmp_path: Path, capsys: pytest.Capture
     given = [f"--set=model.vocabulary={n}" for key, n in foreign.given.items() if key == "vocabulary"]
     shape = ",".join(map(str, foreign.input_shape))
     said = called("check-model", model, "--input-shape", shape, "--task", foreign.task, *given, capsys=capsys)
-    assert said.rstrip().endswith("Nothing was written.")
+    assert said.rstrip().endswith("No files were written.")
     split = ["method.split=width"] if len(foreign.made().positions) == 1 else []
     values = [
         f"model.name={model}",

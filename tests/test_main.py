@@ -99,7 +99,7 @@ def test_a_fault_of_fleetfit_is_a_sentence_that_asks_for_a_report(monkeypatch: p
 
     monkeypatch.setattr(listing, "make_list_table", broken)
     err = run_verb("list", "models", code=1).err
-    assert sentence(err).startswith("this is a fault of FleetFit, not yours: KeyError: 'the\\ncause'.")
+    assert sentence(err).startswith("internal error in FleetFit: KeyError: 'the\\ncause'.")
     assert "--traceback" in err and "report it" in err
 
 
@@ -125,7 +125,7 @@ def test_a_traceback_is_printed_where_it_is_asked_for(plug_in: Path, monkeypatch
 def test_what_a_plug_in_does_names_the_plug_in(plug_in: Path, function: str, said: str) -> None:
     err = run_verb("run", "--set", f"method.name={plug_in}:{function}", code=2).err
     assert re.match(rf'"{re.escape(str(plug_in))}:{function}" \(own\.py, line \d+\) {re.escape(said)}', sentence(err))
-    assert "fault of FleetFit" not in err
+    assert "internal error" not in err
 
 
 @pytest.mark.parametrize("name", ["bye.py:method", "bye:method"])

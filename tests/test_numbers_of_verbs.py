@@ -70,7 +70,7 @@ def test_exits_and_costs_are_the_same_in_every_verb(verbs: Verbs) -> None:
         last = numbers(by_exit[-1][1])[0]
         assert last == counted[level - 1] + (early if level == len(levels) else 0)
         assert f"{counted[level - 1]:,}" in next(line for line in verbs.said.splitlines() if "at the last exit" in line)
-        assert (f"they count: {early:,} multiply-adds" in verbs.said) == (level == len(levels))
+        assert (f"classifiers of earlier exits: {early:,} multiply-adds" in verbs.said) == (level == len(levels))
     verbs("calibrate", "run", "--level", "4", "--budget", "1", "--json")
     assert json.loads(verbs.said)["costs"][-1] == counted[-1] + early
 

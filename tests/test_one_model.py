@@ -17,7 +17,7 @@ SMALL: dict[str, Any] = {
     "local": {"epochs": 1},
     "evaluate": {"every": 0},
 }
-SAID = "trains the model that the smallest budget affords"
+SAID = "trains the sub-model that fits the smallest budget"
 
 
 def notes(method: str, **fleet: Any) -> list[str]:
@@ -31,8 +31,8 @@ def test_its_size_is_the_plan_s(method: str) -> None:
     (whole,) = ff.plan({**SMALL, "method": {"name": "all_large"}}).levels
     assert level.parameters < whole.parameters / 5
     assert notes(method) == [
-        f"{method} {SAID}, {format_count(level.parameters)} of {format_count(whole.parameters)} parameters; "
-        "all_large ignores budgets."
+        f"{method} {SAID}, {format_count(level.parameters)} of {format_count(whole.parameters)} parameters. "
+        "Use all_large to ignore budgets."
     ]
 
 
@@ -54,4 +54,4 @@ def test_a_comparison_says_it_once_for_all_seeds(tmp_path: Path, capsys: pytest.
     with pytest.raises(SystemExit, match="0"):
         main(["compare", str(file), "--out", str(tmp_path / "out")])
     heard = " ".join("".join(capsys.readouterr()).split())
-    assert heard.count(SAID) == 1 and heard.count("all_large ignores budgets") == 1
+    assert heard.count(SAID) == 1 and heard.count("Use all_large to ignore budgets") == 1

@@ -104,8 +104,8 @@ def test_other_verbs_take_a_path(done: ff.Run, called: Called, place: Path) -> N
     assert (place / "device" / "columns.json").read_text() == (done.folder / "columns.json").read_text()
     assert "columns.json" in (place / "device" / "README.md").read_text()
     said = called("eval", done.folder, "--data", written(place / "bare.csv", range(9), label=False), code=2)
-    assert "has no labels, so nothing can be measured" in said
-    assert "there is no file or folder" in called("predict", done.folder, "--data", "nowhere/a.csv", code=2)
+    assert "has no labels, so accuracy cannot be measured" in said
+    assert "no such file or folder" in called("predict", done.folder, "--data", "nowhere/a.csv", code=2)
 
 
 def test_a_split_without_samples_is_no_table_of_dashes(tmp_path: Path, called: Called) -> None:
@@ -150,7 +150,7 @@ def data_noted(folder: Path) -> dict[str, Any]:
     ("rows", "says"),
     [
         (range(0, 150, 2), "samples 150 then, 75 now"),
-        (range(149, -1, -1), "other labels, or the same in another order"),
+        (range(149, -1, -1), "other labels, or the same labels in another order"),
     ],
 )
 def test_a_run_that_goes_on_with_other_data_says_so(
@@ -323,10 +323,10 @@ def test_a_regression_is_scored_in_the_unit_of_the_run(tmp_path: Path) -> None:
     ("x", "y", "says"),
     [
         ([1.0, 2.0], [0, 1], "x must be [N, ...]"),
-        ([[1.0], [2.0]], [0, 1, 1], "one label for each"),
+        ([[1.0], [2.0]], [0, 1, 1], "one label per sample"),
         ([[1.0], [float("nan")]], [0, 1], "is not finite"),
-        ([["a"], ["b"]], [0, 1], "x must hold numbers"),
-        ([[1.0], [2.0, 3.0]], [0, 1], "x is no array"),
+        ([["a"], ["b"]], [0, 1], "x must have numbers"),
+        ([[1.0], [2.0, 3.0]], [0, 1], "x cannot be converted to an array"),
     ],
 )
 def test_what_does_not_fit_in_memory_is_a_sentence(x: Any, y: Any, says: str) -> None:
@@ -374,7 +374,7 @@ def test_both_places_of_a_path_that_is_nowhere_are_named(tmp_path: Path, monkeyp
     (tmp_path / "iris.csv").write_text("a,label\n")
     with pytest.raises(DataError) as error:
         detect_format("irris.csv")
-    assert f"no file or folder irris.csv nor {tmp_path}/sets/irris.csv (FLEETFIT_DATA)" in str(error.value)
+    assert f"no such file or folder: irris.csv nor {tmp_path}/sets/irris.csv (FLEETFIT_DATA)" in str(error.value)
     assert 'Did you mean "iris.csv"?' in str(error.value)
     with pytest.raises(DataError) as error:
         detect_format("~/irris.csv")
@@ -467,7 +467,7 @@ def test_a_regression_is_predicted_in_its_own_unit(called: Called, tmp_path: Pat
     error, explained = (float(number) for number in re.findall(r"│ ([\d.]+) ", said))
     assert error == pytest.approx(mean_absolute_error(y[:50], found.prediction), rel=2e-3)
     assert explained == pytest.approx(100 * r2_score(y[:50], found.prediction), abs=0.02)
-    assert "are for classes" in called("predict", run.folder, "--adaptive", code=2)
+    assert "are for classification" in called("predict", run.folder, "--adaptive", code=2)
 
 
 def test_a_comparison_on_a_table_goes_on(place: Path, done: ff.Run, tmp_path: Path) -> None:

@@ -118,9 +118,9 @@ def test_missing_value_is_not_in_mean(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metrics", "said"),
     [
-        (["f1"], "names no function"),
+        (["f1"], "is not a function"),
         (["mine.py:nothing"], 'has no "nothing"'),
-        (["mine.py:f1", "mine.py:f1"], 'two functions are called "f1"'),
+        (["mine.py:f1", "mine.py:f1"], 'two functions have the name "f1"'),
     ],
 )
 def test_unknown_metric_is_refused(metrics: list[str], said: str, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_calibration_of_another_state_is_refused(own: Path) -> None:
     path = own / "inference" / "level-2.json"
     numbers = json.loads(path.read_text())
     path.write_text(json.dumps(numbers | {"accuracies": [0.0] * len(numbers["accuracies"])}))
-    assert "is of another state of this model. Calibrate again, or give a budget." in fleetfit(own)[2]
+    assert "is of another state of this model. Calibrate again, or set a budget." in fleetfit(own)[2]
     del numbers["curve"]
     path.write_text(json.dumps(numbers))
     err = fleetfit(own, code=2).err
@@ -101,19 +101,19 @@ def test_a_calibration_of_another_state_is_refused(own: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--budget", "0.01"], "a sample that leaves at the first exit costs"),
+        (["--budget", "0.01"], "a sample that stops at the first exit costs"),
         (["--budget", "nan"], "a budget must be above 0, got nan."),
         (["--budget", "much"], 'got "much"'),
         (
             ["--cost", "latency"],
-            'cost "latency" of a prediction; there are multiply_adds and latency_s. Did you mean',
+            'cost of a prediction: "latency". The costs are multiply_adds and latency_s. Did you mean',
         ),
         (["--measure", "maxx"], '"maxx"'),
-        (["--class", "33"], 'tiny has no class "33"; it has 0, 1, 2, 3.'),
+        (["--class", "33"], 'tiny has no class "33". Its classes are 0, 1, 2, 3.'),
         (["--share", "0"], "share must be above 0 and at most 1, got 0."),
-        (["--level", "9"], "there is no level 9"),
-        (["--format", "pmg"], '--format must be png, pdf, svg, got pmg. Did you mean "png"?'),
-        (["--out", "/dev/null/x"], "the picture cannot be written to /dev/null/x/accuracy.png: Not a directory."),
+        (["--level", "9"], "no such level: 9"),
+        (["--format", "pmg"], '--format must be png, pdf, svg; got pmg. Did you mean "png"?'),
+        (["--out", "/dev/null/x"], "cannot write the figure to /dev/null/x/accuracy.png: Not a directory."),
     ],
 )
 def test_a_mistake_is_a_sentence(done: Path, arguments: list[str], message: str) -> None:
@@ -132,7 +132,7 @@ def test_without_checkpoints_a_finished_run_has_its_plots(own: Path) -> None:
     shutil.rmtree(own / "checkpoints")
     code, out, err = fleetfit(own)
     assert (code, err) == (0, "")
-    assert "Note: No pictures of early stopping and of accuracy over cost: there is no checkpoint." in out
+    assert "Note: No figures of early stopping and of accuracy over cost: the run has no checkpoint." in out
     assert sorted(path.stem for path in (own / "plots").iterdir()) == PLOTS
 
 
@@ -156,7 +156,7 @@ def test_samples_that_are_no_images_are_left_out(done: Path) -> None:
     timed = [line for line in drawn.figures["accuracy-cost"].axes[1].lines if line.get_label() != "level 1"][-2]
     assert [bool(ms > 0) for ms in timed.get_xdata()] == [False, True], "only the whole can be timed"
     assert drawn.notes == [
-        "No pictures of samples by exit: samples of tiny are of shape [16], not grey or coloured images."
+        "No figures of samples by exit: samples of tiny are of shape [16], not grey or coloured images."
     ]
 
 
@@ -178,25 +178,25 @@ def test_another_task_has_no_early_stopping(done: Path) -> None:
     drawn = draw_pictures(with_data(done, replace(data, y=hot, task="multi_label")), PictureOptions())
     assert sorted(drawn.figures) == sorted(["accuracy-cost", *PLOTS])
     assert drawn.notes == [
-        "No picture of early stopping: it needs one class for each sample, and the task of tiny is multi_label."
+        "No figure of early stopping: it needs one class per sample, but the task of tiny is multi_label."
     ]
 
 
 def test_a_level_with_one_exit_and_a_set_without_validation_have_none(done: Path) -> None:
     one = draw_pictures(ff.load(done), PictureOptions(level=1))
-    assert one.notes == ["No picture of early stopping: level 1 has one exit, so samples cannot leave before it."]
+    assert one.notes == ["No figure of early stopping: level 1 has only one exit."]
     data = ff.load(done).assembly.data
     assert isinstance(data, Data)
     bare = replace(data, splits={**data.splits, "validation": torch.arange(0)})
     assert draw_pictures(with_data(done, bare), PictureOptions()).notes == [
-        "No picture of early stopping: tiny has no validation samples."
+        "No figure of early stopping: tiny has no validation samples."
     ]
 
 
 def test_of_an_unfinished_run_early_stopping_is_drawn(own: Path) -> None:
     (own / "summary.json").unlink()
     _, out, _ = fleetfit(own, "--class", 1)
-    assert "Note: No plots of its rounds and levels: the run is not finished." in out
+    assert "Note: No plots of rounds and levels: the run is not finished." in out
     assert sorted(path.stem for path in (own / "plots").iterdir()) == ["accuracy-cost", "exits-1", "stopping"]
 
 
@@ -206,7 +206,7 @@ def test_levels_without_clients_are_named(done: Path, monkeypatch: pytest.Monkey
     columns["static"]["levels"]["1"] = {"local": None}
     monkeypatch.setattr(ff.Run, "columns", columns)
     drawn = draw_pictures(run, PictureOptions())
-    assert drawn.notes == ["Without clients, so not in the picture of accuracy over cost: level 1."]
+    assert drawn.notes == ["Levels without clients are left out of the figure of accuracy over cost: level 1."]
     axes = drawn.figures["accuracy-cost"].axes[0]
     assert [line.get_label() for line in axes.lines if str(line.get_label()).startswith("level")] == ["level 2"]
 

@@ -159,7 +159,7 @@ def test_failed_level_ends_profile(measuring: Any) -> None:
     assert [a.level for a in asked] == [0, 1] and found.affords.level == 0
     assert [level.reasons for level in found.levels[1:]] == [
         ("no memory was left for it",),
-        ("not tried, since a smaller one failed",),
+        ("not tried, because a smaller level failed",),
     ]
     assert any("no memory was left for it" in line for line in said)
 
@@ -188,7 +188,7 @@ def test_each_level_gets_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) 
     assert given == [(10.0, 30.0), (14.0, 28.0), (18.0, 18.0)]
     given.clear()
     found = profile(TABLES, facts=FACTS, machine=Machine(limit_s=12.5))
-    assert len(given) == 2 and "the time was over" in found.levels[2].reasons[0]
+    assert len(given) == 2 and "the time is over" in found.levels[2].reasons[0]
     assert found.affords.level == 1
 
 
@@ -294,8 +294,8 @@ def budget_of_file(path: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--energy-j", "3"], "--energy-j; leave it out"),
-        (["--input-shape", "1,8,8"], "--input-shape and --classes go together"),
+        (["--energy-j", "3"], "--energy-j cannot be checked. Leave it out."),
+        (["--input-shape", "1,8,8"], "--input-shape and --classes need each other"),
         (["run.toml", "--model", "cnn"], "a run file or --model, not both"),
         (["--memory", "300"], "--memory: a budget of memory_bytes"),
         (["--step-s", "0"], "step_s must be above 0"),
@@ -310,7 +310,7 @@ def test_refused_options(
     arguments: list[str], said: str, measuring: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(profiling, "find_energy_meter", lambda: EnergyMeter("not told by this machine"))
+    monkeypatch.setattr(profiling, "find_energy_meter", lambda: EnergyMeter("not reported by this machine"))
     measuring([found_of()] * 4)
     with pytest.raises(SystemExit) as end:
         main(["profile", *arguments])

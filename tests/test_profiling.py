@@ -22,9 +22,10 @@ from fleetfit.config import load_experiment
 from fleetfit.config.build.levels import plan_levels
 from fleetfit.cost import latency_now, training_memory
 from fleetfit.errors import RunError
+from fleetfit.machine import free_memory
 from fleetfit.seeds import make_torch_rng
 from fleetfit.training import get_local_model
-from fleetfit.training.profiling import ProfileRequest, find_energy_meter, free_memory, process, profile_level, steps
+from fleetfit.training.profiling import ProfileRequest, find_energy_meter, process, profile_level, steps
 from fleetfit.training.profiling.memory import ENVIRONMENT
 from fleetfit.training.profiling.steps import make_random_data
 from fleetfit.values import Job
@@ -148,8 +149,8 @@ def test_counters_wrap_around(tmp_path: Path) -> None:
 def test_counter_for_root_only(tmp_path: Path) -> None:
     put(tmp_path, {f"{RAPL}0/name": "package-0"})
     found = find_energy_meter(tmp_path)
-    assert found.read is None and found.source.startswith("not told: ") and "for root only" in found.source
-    assert find_energy_meter(tmp_path / "nothing").source == "not told by this machine"
+    assert found.read is None and found.source.startswith("not measured: ") and "for root only" in found.source
+    assert find_energy_meter(tmp_path / "nothing").source == "not reported by this machine"
 
 
 def test_rails_are_integrated_over_time(tmp_path: Path) -> None:
@@ -301,9 +302,9 @@ def test_memory_is_close_to_prediction(batch: int, width: float) -> None:
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ("hungry:killed", "its process was killed, as it happens where no memory is left"),
+        ("hungry:killed", "its process was killed, probably for lack of memory"),
         ("hungry:full", "no memory was left for it"),
-        ("hungry:endless", "the time was over"),
+        ("hungry:endless", "the time is over"),
     ],
 )
 def test_profile_survives_failed_levels(model: str, said: str, tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ def test_a_run_that_is_finished_or_was_stopped_is_said_to_be(tmp_path: Path) -> 
     stopped_run(QUICK, tmp_path / "run", 2)
     said = watch(tmp_path / "run")
     assert said.startswith("round 2/3") and "by level: 1 " in said
-    assert f"was stopped after round 2 of 3; continue with: fleetfit resume {tmp_path}/run" in said
+    assert f"was stopped after round 2 of 3. Continue it: fleetfit resume {tmp_path}/run" in said
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
     watch(tmp_path / "run")
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
@@ -265,7 +265,7 @@ def test_a_run_that_is_at_work_is_followed_to_its_end(tmp_path: Path) -> None:
     assert [line.split("  ")[0] for line in said.splitlines() if line.startswith("round")] == [
         "round 1/3", "round 2/3", "round 3/3"
     ]  # fmt: skip
-    assert said.startswith(f"Watching {run}; Ctrl-C leaves it alone.") and f"{run} is finished." in said
+    assert said.startswith(f"Watching {run}. Ctrl-C stops only the watching.") and f"{run} is finished." in said
     assert not is_running(run)
 
 
@@ -276,7 +276,7 @@ def test_ctrl_c_leaves_the_run_alone_and_once_looks_once(tmp_path: Path, monkeyp
         raise KeyboardInterrupt
 
     with RunFolder(tmp_path / "run").hold():
-        assert "is at work, after round 1 of 3" in watch(tmp_path / "run", "--once")
+        assert "is running, after round 1 of 3" in watch(tmp_path / "run", "--once")
         monkeypatch.setattr(verbs.time, "sleep", interrupted)
         err = run_verb("watch", tmp_path / "run", code=130).err
     assert f"stopped watching; {tmp_path}/run continues." in err
@@ -301,7 +301,7 @@ def test_a_comparison_is_watched_with_the_runs_that_are_to_come(tmp_path: Path) 
     assert [one.title for one in list_planned_runs(tmp_path / "both")] == ["a, seed 3", "c, seed 3"]
     said = watch(tmp_path / "both")
     assert "[1/2] a, seed 3: finished." in said and "[2/2] c, seed 3  round 2/3" in said
-    assert "was stopped: 1 of 2 runs are finished; the same fleetfit compare command continues it." in said
+    assert "was stopped: 1 of 2 runs are finished. Run the same fleetfit compare command to continue it." in said
     ff.compare(file, out=tmp_path / "both")
     assert "is finished: 2 of 2 runs are finished." in watch(tmp_path / "both")
 
@@ -314,7 +314,7 @@ def test_a_damaged_list_of_runs_is_refused(nest: Any, tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    assert f"{tmp_path} is not the folder of a run" in run_verb("watch", tmp_path, code=2).err
+    assert f"{tmp_path} is not a run folder" in run_verb("watch", tmp_path, code=2).err
 
 
 @pytest.mark.slow

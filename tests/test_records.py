@@ -201,7 +201,7 @@ def test_one_process_at_a_time(folder: RunFolder) -> None:
     )
     with folder.hold():
         done = subprocess.run([sys.executable, "-c", program, folder.path], capture_output=True, text=True, check=False)
-    assert "another process is writing into" in done.stderr
+    assert "another process is writing to" in done.stderr
     with folder.hold():
         pass  # the hold ended with the block
 

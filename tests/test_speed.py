@@ -159,7 +159,7 @@ def test_fast_avoids_emulated_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(*HELD)
     found = images(tmp_path / "b", {"speed": "fast"})
     assert set(found.experiment.engine.chosen.values()) == {"fp32 channels_last"}
-    assert any("keeps to fp32: this machine has no bf16 instructions" in note for note in found.assembly.notes)
+    assert any("uses fp32: this machine has no bf16 instructions" in note for note in found.assembly.notes)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_explicit_bf16_is_emulated_with_note(fast: ff.Run, tmp_path: Path, monke
     found = images(tmp_path, {"precision": "bf16"})
     assert any("computes in bf16, and this machine has no" in note for note in found.assembly.notes)
     again = ff.load(fast.folder)
-    assert any("as it did where it began" in note for note in again.assembly.notes)
+    assert any("as on the machine that started it" in note for note in again.assembly.notes)
     assert again.experiment.engine.chosen == fast.experiment.engine.chosen
 
 

@@ -147,7 +147,7 @@ def test_other_folders_are_no_runs(own: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("config.toml", None, "there is no config.toml"),
+        ("config.toml", None, "config.toml is missing"),
         ("config.toml", "rounds = = 3", "config.toml is damaged: "),
         ("config.toml", "[method]", "config.toml is damaged: "),
         ("config.toml", "\udcff", "config.toml is damaged: "),
@@ -243,7 +243,7 @@ def test_a_line_for_each(made: Path) -> None:
     assert [line[3].strip() for line in lines] == ["2/2 runs, finished", "2/3, unfinished", "3/3, finished"]
     assert "in checkpoints" in out
     (made.parent / "empty").mkdir(exist_ok=True)
-    assert fleetfit(made.parent / "empty")[1].startswith("There are no runs in")
+    assert fleetfit(made.parent / "empty")[1].startswith("No runs in")
 
 
 def test_json_has_the_same(made: Path) -> None:
@@ -265,8 +265,8 @@ def test_it_imports_nothing_that_takes_long(made: Path) -> None:
     [
         (["--last"], "--last: only with --clear-checkpoints."),
         (["--unfinished", "--yes"], "--unfinished, --yes: only with --clear-checkpoints."),
-        (["--clear-checkpoints", "--json"], "give --yes as well"),
-        (["--clear-checkpoints"], "without a terminal, removing these checkpoints needs --yes."),
+        (["--clear-checkpoints", "--json"], "Add --yes."),
+        (["--clear-checkpoints"], "Add --yes to remove these checkpoints."),
     ],
 )
 def test_a_mistake_is_a_sentence_and_removes_nothing(
@@ -291,7 +291,7 @@ def test_the_newest_stays_and_unfinished_runs_are_left_alone(own: Path) -> None:
     assert checkpoints(own / "group/half") == NAMES[:2]
     assert len(checkpoints(own / "compared/fedavg/seed-0")) == 1
     assert ff.load(own / "whole").evaluate() == before, "what eval, predict and export need is there"
-    assert room and "There are no old checkpoints" in fleetfit(own, "--clear-checkpoints", "--yes")[1]
+    assert room and "No old checkpoints" in fleetfit(own, "--clear-checkpoints", "--yes")[1]
 
 
 def test_a_run_goes_on_to_the_same_end_from_what_is_left(own: Path, made: Path) -> None:
@@ -303,7 +303,7 @@ def test_a_run_goes_on_to_the_same_end_from_what_is_left(own: Path, made: Path) 
 
 def test_the_last_one_goes_only_when_it_is_asked_for_and_it_is_said(own: Path) -> None:
     _, out, _ = fleetfit(own, "--clear-checkpoints", "--last", "--yes")
-    assert "have no trained model any more; numbers and plots stay." in out and "cannot be resumed" not in out
+    assert "have no trained model. Numbers and plots stay." in out and "cannot be resumed" not in out
     assert checkpoints(own / "whole") == [] == checkpoints(own / "compared/fedavg/seed-0")
     assert checkpoints(own / "group/half") == NAMES[:2]
     run = ff.load(own / "whole")
@@ -369,7 +369,7 @@ def test_nothing_behind_a_link_goes(own: Path, tmp_path: Path) -> None:
 def test_a_run_that_is_being_written_keeps_its_own(own: Path) -> None:
     with RunFolder(own / "whole").hold():
         _, out, _ = fleetfit(own, "--clear-checkpoints", "--yes")
-    assert "Kept: " in out and "another process is writing into" in out
+    assert "Kept: " in out and "another process is writing to" in out
     assert "Removed: 0 checkpoints of 0 runs, 0 B." in out
     assert checkpoints(own / "whole") == NAMES
 

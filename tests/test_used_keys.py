@@ -444,7 +444,7 @@ def test_every_key_beside_every_method(method: str, context: str) -> None:
     once = "said" if method == "fedsgd" else "used"  # one step
     assert found["local.epochs"] == found["local.momentum"] == found["local.max_steps"] == once
     assert found["local.optimiser"] == "used" and found["local.betas"] == "refused", "its keys go with an optimiser"
-    assert found["local.check_every"] == "said", "there is no patience"
+    assert found["local.check_every"] == "said", "patience is not set"
 
 
 @pytest.mark.parametrize("kind", ["options", "selection"])

@@ -30,7 +30,6 @@ PHRASE = re.compile(
     r"what (is|was|were|are) (in|on|to|of|there|sent|kept|trained|asked|known))\b",
     re.IGNORECASE,
 )
-GENERATED = {"docs/results.md"}  # from experiments/, whose texts stay as they were recorded
 
 
 def explain_refusal(name: str, folder: str = "") -> str:
@@ -77,10 +76,11 @@ def find_names(root: Path = ROOT) -> set[str]:
 def find_phrases(root: Path = ROOT) -> dict[str, list[int]]:
     """Return the numbers of the lines with a refused phrase, by file: docstrings, comments, messages, pages."""
     lines = {}
-    pages = [root / "README.md", root / "CONTRIBUTING.md", root / "SECURITY.md", *sorted((root / "docs").glob("*.md"))]
+    pages = [root / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "RELEASING", "SECURITY")]
+    pages += [*sorted((root / "docs").glob("*.md")), *sorted((root / "docs" / "notebooks").glob("*.ipynb"))]
     for path in [*sorted((root / "fleetfit").rglob("*.py")), *pages]:
         place = path.relative_to(root).as_posix()
-        rows = path.read_text(encoding="utf-8").splitlines() if path.is_file() and place not in GENERATED else []
+        rows = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         if numbers := [number for number, row in enumerate(rows, 1) if PHRASE.search(row)]:
             lines[place] = numbers
     return lines

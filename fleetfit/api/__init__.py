@@ -1,4 +1,4 @@
-"""The verbs as functions, `run`, `resume`, `load`, `compare`, `plan` and their like; `Run`, the result of one."""
+"""The public functions (`run`, `resume`, `load`, `compare`, `plan`, ...) and `Run`, the result of a run."""
 
 from fleetfit.api.comparison import Comparison, compare, load_comparison
 from fleetfit.api.profiling import Machine, Wishes, profile

@@ -1,7 +1,7 @@
-"""Calls a run's callbacks, each of them once per round, also across interruptions and resumed runs.
+"""Call a run's callbacks, each once per round, even if the run is interrupted and resumed.
 
-`callbacks.json` in the run folder has the last round of which each callback has been notified. A resumed run first
-notifies a callback of the rounds that it has missed: because it is new, it raised an error, or the process was killed.
+`callbacks.json` in the run folder has the last round that each callback has received. A resumed run first passes the
+missed rounds to a callback: it may be new, it may have raised an error, or the process may have been killed.
 """
 
 import copy
@@ -39,17 +39,17 @@ class NamedCallback:
 
 
 class _RoundFunction:
-    """A callback of a function that is called after each round."""
+    """A callback that calls a function after each round."""
 
     def __init__(self, function: Any) -> None:
         self.on_round = function
 
 
 def split_callbacks(callbacks: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Split callbacks into names and tables, which a run file can hold, and objects."""
+    """Split callbacks into entries of a run file (names and tables) and objects."""
     if isinstance(callbacks, str | Mapping) or not isinstance(callbacks, Sequence):
         raise ConfigError(
-            f"callbacks takes a list of callbacks, functions and names, got {truncate(repr(callbacks))}.",
+            f"callbacks should be a list of callbacks, functions and names, got {truncate(repr(callbacks))}.",
             key="callbacks",
         )
     entries = [callback for callback in callbacks if isinstance(callback, str | Mapping)]
@@ -64,17 +64,17 @@ def make_callbacks(entries: Sequence[Any], objects: Sequence[Any] = ()) -> list[
         objects: Callbacks, and functions that are called after each round.
 
     Raises:
-        FleetFitError: A name is not known, a key does not fit, or an object is not a callback.
+        FleetFitError: A name is unknown, a key is wrong, or an object is not a callback.
     """
     pairs = [_make_callback(entry) for entry in entries]
     pairs += [(getattr(callback, "__qualname__", type(callback).__name__), callback) for callback in objects]
     counts: Counter[str] = Counter()
-    named = []
-    for name, callback in pairs:  # names are distinct: the last round of each is stored by name
+    result = []
+    for name, callback in pairs:  # names must be distinct, because the last round is stored by name
         counts[name] += 1
         unique_name = f"{name} ({counts[name]})" if counts[name] > 1 else name
-        named.append(NamedCallback(unique_name, _validate(name, callback)))
-    return named
+        result.append(NamedCallback(unique_name, _validate(name, callback)))
+    return result
 
 
 def _make_callback(entry: str | Mapping[str, Any]) -> tuple[str, Any]:
@@ -92,22 +92,22 @@ def _validate(name: str, callback: Any) -> Any:
     """Return a callback with at least one hook.
 
     Raises:
-        ConfigError: It has none, or a hook is misspelt.
+        ConfigError: The callback has no hook, or a hook is misspelt.
     """
     if inspect.isclass(callback):
-        raise ConfigError(f"the callback {name} is a class; give an object of it, {name}(...).", key="callbacks")
+        raise ConfigError(f"the callback {name} is a class. Pass an object: {name}(...).", key="callbacks")
     hooks = [hook for hook in dir(callback) if hook.startswith("on_") and callable(getattr(callback, hook, None))]
     for hook in hooks:
         hint = "" if hook in HOOKS else did_you_mean(hook, HOOKS)
         if hint:
-            raise ConfigError(f'the callback {name} has "{hook}", which nothing calls.{hint}', key="callbacks")
+            raise ConfigError(f'the callback {name} has "{hook}", which FleetFit never calls.{hint}', key="callbacks")
     if any(hook in HOOKS for hook in hooks):
         return callback
     if callable(callback):
         return _RoundFunction(callback)
     raise ConfigError(
-        f"the callback {name} must have one of the methods {', '.join(HOOKS)}, or be a function that takes each "
-        f"round's report; got {type(callback).__name__}.",
+        f"the callback {name} must have one of the methods {', '.join(HOOKS)}, or be a function of a round's report; "
+        f"got {type(callback).__name__}.",
         key="callbacks",
     )
 
@@ -116,12 +116,12 @@ def _validate(name: str, callback: Any) -> Any:
 
 
 class CallbackRunner:
-    """Calls the callbacks of one run; a context manager that calls `on_end` if the run stops before its end.
+    """Calls the callbacks of one run. As a context manager, it calls `on_end` if the run stops early.
 
     Args:
         files: The run folder.
         callbacks: The callbacks.
-        title: Title of the run in a comparison; by default its folder's name.
+        title: Title of the run in a comparison; by default the folder's name.
         group: Name of the comparison.
     """
 
@@ -138,42 +138,42 @@ class CallbackRunner:
             self.end(None)
 
     def start(self, rounds: int, done: int) -> None:
-        """Call `on_start`, and the hooks of the `done` rounds before that a callback has missed."""
+        """Call `on_start`, and the hooks for those of the `done` rounds that a callback has missed."""
         if not self._callbacks:
             return
         config = tomllib.loads(self._files.text("config.toml"))
-        for named in list(self._callbacks):
+        for entry in list(self._callbacks):
             start = RunStart(self._files.path, self._title, self._group, copy.deepcopy(config), rounds, done)
-            self._call(named, "on_start", start)
-        first = min((self._last_rounds.get(named.name, 0) for named in self._callbacks), default=done)
+            self._call(entry, "on_start", start)
+        first = min((self._last_rounds.get(entry.name, 0) for entry in self._callbacks), default=done)
         for report in self._files.metrics()[:done] if first < done else ():
             self.round(report)
 
     def round(self, report: Mapping[str, Any]) -> None:
         """Call `on_round` and `on_evaluate` with the report of a round."""
         number = report["round"]
-        for named in list(self._callbacks):
-            if self._last_rounds.get(named.name, 0) >= number:
+        for entry in list(self._callbacks):
+            if self._last_rounds.get(entry.name, 0) >= number:
                 continue
             hooks = ("on_round", "on_evaluate") if "evaluate" in report else ("on_round",)
-            if all(self._call(named, hook, copy.deepcopy(dict(report)), f" of round {number}") for hook in hooks):
-                self._last_rounds[named.name] = number
+            if all(self._call(entry, hook, copy.deepcopy(dict(report)), f" of round {number}") for hook in hooks):
+                self._last_rounds[entry.name] = number
         if self._callbacks:
             self._files.write(FILE, json.dumps({"told": self._last_rounds}) + "\n")
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """Call `on_end`, once, and repeat which callbacks have failed."""
+        """Call `on_end` once, and repeat the failures of callbacks."""
         if self._ended:
             return
         self._ended = True
-        for named in list(self._callbacks):
-            self._call(named, "on_end", copy.deepcopy(summary))
+        for entry in list(self._callbacks):
+            self._call(entry, "on_end", copy.deepcopy(summary))
         for sentence in self._failures:
             _logger.warning("%s", sentence)
 
-    def _call(self, named: NamedCallback, hook: str, value: Any, occasion: str = "") -> bool:
-        """Call a hook if the callback has it; return False, and drop the callback, if it raises an error."""
-        function = getattr(named.callback, hook, None)
+    def _call(self, entry: NamedCallback, hook: str, value: Any, occasion: str = "") -> bool:
+        """Call a hook if the callback has it. If it raises an error, drop the callback and return False."""
+        function = getattr(entry.callback, hook, None)
         if function is None:
             return True
         try:
@@ -181,21 +181,21 @@ class CallbackRunner:
         except FleetFitError:
             raise
         except (Exception, SystemExit) as error:
-            self._callbacks.remove(named)
-            failure = f"the callback {named.name} failed in {hook}{occasion}"
-            self._failures.append(f"{failure}, and was not called after that.")
-            _logger.warning("%s: %s. It is not called any more; the run continues.", failure, format_exception(error))
+            self._callbacks.remove(entry)
+            failure = f"the callback {entry.name} failed in {hook}{occasion}"
+            self._failures.append(f"{failure}, and was not called again.")
+            _logger.warning("%s: %s. It will not be called again. The run continues.", failure, format_exception(error))
             return False
         return True
 
 
 def _load_last_rounds(files: RunFolder) -> dict[str, int]:
-    """Return the last round of which each callback has been notified.
+    """Return the last round that each callback has received.
 
     Raises:
         RunError: The file is damaged.
     """
     if not files.has(FILE):
         return {}
-    remedy = "Remove it, and callbacks are notified of all rounds again."
+    remedy = "Remove it; callbacks then receive all rounds again."
     return dict(files.read(FILE, CallbacksRecord, remedy).told)

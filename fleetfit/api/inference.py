@@ -1,4 +1,4 @@
-"""What the methods of a `Run` do with its trained models: predict, evaluate, calibrate, prepare an export."""
+"""Implement the methods of `Run` on trained models: predict, evaluate, calibrate, prepare an export."""
 
 import contextlib
 import json
@@ -40,12 +40,12 @@ from fleetfit.values import DataDescription, Device, Level, Server
 
 LevelName = int | str | None
 """1..L or a level's name; None for the largest."""
-ON_NODES = "this run's data are on the nodes of a fleet. Name data of the same shape that are on this machine"
-_PLAIN_TEXT = "plain_text"  # the only kind of files without a test set of its own: the end of each file is one
+ON_NODES = "this run's data are on the nodes of a fleet. Name data of the same shape on this machine"
+_PLAIN_TEXT = "plain_text"  # the only format whose test set is the end of each file
 
 
 class TrainedRun(RunLike, Protocol):
-    """The part of `fleetfit.Run` that inference needs; `fleetfit.api.results` imports this module."""
+    """The part of `fleetfit.Run` that inference needs: `fleetfit.api.results` imports this module."""
 
     files: RunFolder
     _models: dict[str, nn.Module]  # of levels, for predictions
@@ -62,7 +62,7 @@ class TrainedRun(RunLike, Protocol):
 
     @property
     def server(self) -> Server:
-        """The server after the last round that has a checkpoint."""
+        """The server after the last round with a checkpoint."""
         ...
 
 
@@ -73,34 +73,34 @@ def find_level(run: TrainedRun, level: LevelName) -> Level:
     """Return a level of the run.
 
     Raises:
-        ConfigError: There is no such level.
+        ConfigError: The level is unknown.
     """
     levels = {entry.name: entry for entry in run.assembly.federation.levels}
-    known = list(levels)
-    name = known[-1] if level is None else str(level)
-    if name not in levels and name.isdecimal() and 1 <= int(name) <= len(known):
-        name = known[int(name) - 1]
+    level_names = list(levels)
+    name = level_names[-1] if level is None else str(level)
+    if name not in levels and name.isdecimal() and 1 <= int(name) <= len(level_names):
+        name = level_names[int(name) - 1]
     if name not in levels:
-        raise ConfigError(f"this run has levels {', '.join(known)}; there is no level {level}.", key="level")
+        raise ConfigError(f"no such level: {level}. The levels of this run are {', '.join(level_names)}.", key="level")
     return levels[name]
 
 
 def build_level_module(run: TrainedRun, level: LevelName) -> nn.Module:
-    """Return a level's model in eval mode, with the statistics of its last evaluation, or new ones if it has none."""
+    """Return a level's model in eval mode, with the statistics of its last evaluation or new ones."""
     assembly, name = run.assembly, find_level(run, level).name
     index = [entry.name for entry in assembly.federation.levels].index(name)
     statistics = run.checkpoint["statistics"] or {}
     if index not in statistics and evaluate.has_batch_norm(assembly.federation):
         with contextlib.closing(assembly.engine()) as engine:
-            wanted = assembly.settings.wanted
-            statistics, _ = evaluate.statistics(assembly.federation, engine, run.server, wanted, [index])
+            evaluation = assembly.settings.wanted
+            statistics, _ = evaluate.statistics(assembly.federation, engine, run.server, evaluation, [index])
         if index not in statistics:
-            raise RunError(f"there are no batch-norm statistics for level {name}: no client could measure them.")
+            raise RunError(f"level {name} has no batch-norm statistics: no client could measure them.")
     return evaluate.level_module(assembly.federation, run.server, index, statistics)
 
 
 def load_model(run: TrainedRun, level: LevelName) -> nn.Module:
-    """Return a level's model for predictions, the same object each time; it computes as the run's evaluations do."""
+    """Return a level's model for predictions. It is cached, and computes as the run's evaluations do."""
     entry = find_level(run, level)
     if entry.name not in run._models:
         arithmetic = run.assembly.federation.problem.arithmetic_of(entry.submodel)
@@ -109,10 +109,10 @@ def load_model(run: TrainedRun, level: LevelName) -> nn.Module:
 
 
 def check_samples(run: TrainedRun, x: Any) -> Tensor:
-    """Return samples as a model of the run takes them.
+    """Return samples in the form that a model of the run takes.
 
     Raises:
-        ConfigError: They are not a tensor, or of another shape or type than the run's samples.
+        ConfigError: They are not a tensor, or differ from the run's samples in shape or type.
     """
     data = run.assembly.data
     shape, are_tokens = tuple(data.sample_shape), data.vocabulary > 0
@@ -137,19 +137,17 @@ def select_data(run: TrainedRun, client: int | None, data: Data | None = None, l
 
     Args:
         run: The run.
-        client: Whose share; all by default.
-        data: Other data, in place of the run's.
-        labels: Whether these need labels.
+        client: The client; all by default.
+        data: Other data in place of the run's.
+        labels: Whether the other data need labels.
 
     Raises:
-        ConfigError: There is no such client, the other data do not fit, or the data are on the nodes of a fleet.
+        ConfigError: The client is unknown, the other data do not fit, or the data are on the nodes of a fleet.
     """
     assembly = run.assembly
     if data is not None:
         if client is not None:
-            raise ConfigError(
-                "a client has a share of the run's own data only; leave the client or the data out.", key="client"
-            )
+            raise ConfigError("a client only has a part of the run's own data. Leave out client or data.", key="client")
         return check_other_data(run, data, labels)
     if isinstance(assembly.data, DataDescription) or assembly.simulation is None:
         raise ConfigError(f"{ON_NODES}: --data NAME, or data=... in Python.", key="data")
@@ -157,113 +155,115 @@ def select_data(run: TrainedRun, client: int | None, data: Data | None = None, l
         return assembly.data
     count = len(assembly.simulation.parts)
     if not 0 <= client < count:
-        raise ConfigError(f"this run has clients 0 to {count - 1}; there is no client {client}.", key="client")
+        raise ConfigError(f"no such client: {client}. The clients of this run are 0 to {count - 1}.", key="client")
     return assembly.data.share(assembly.simulation.parts[client])
 
 
 def check_other_data(run: TrainedRun, data: Any, labels: bool = True) -> Data:
-    """Return data with the run's kind of samples and classes, its targets in the unit of the run's.
+    """Check data against the run's samples and classes, and return them with targets in the run's unit.
 
     Args:
         run: The run.
         data: The data.
-        labels: Whether they need labels.
+        labels: Whether the data need labels.
 
     Raises:
-        ConfigError: Samples or classes are different, or there are no labels.
+        ConfigError: Samples or classes differ, or labels are missing.
     """
-    own = run.assembly.data
+    run_data = run.assembly.data
     if not isinstance(data, Data):
         raise ConfigError(f"data must be a fleetfit.Data, got {type(data).__name__}.", key="data")
-    kind, expected = ((d.task, d.sample_shape, d.classes, d.vocabulary) for d in (data, own))
+    kind, expected = ((d.task, d.sample_shape, d.classes, d.vocabulary) for d in (data, run_data))
     if kind != expected:
+        tokens = f" and {run_data.vocabulary} tokens" if run_data.vocabulary else ""
         raise ConfigError(
-            f"{data!r} does not fit a model for {own.task} of samples {list(own.sample_shape)}, {own.classes} "
-            f"classes{f' and {own.vocabulary} tokens' if own.vocabulary else ''}.",
+            f"{data!r} does not fit a model for {run_data.task} of samples {list(run_data.sample_shape)}, "
+            f"{run_data.classes} classes{tokens}.",
             key="data",
         )
     if labels and not data.labelled:
         raise ConfigError(
-            f"{data.name} has no labels, so nothing can be measured on it; predict does without them.", key="data"
+            f"{data.name} has no labels, so accuracy cannot be measured. Use predict, which needs none.", key="data"
         )
-    return _rescale_targets(own, data)
+    return _rescale_targets(run_data, data)
 
 
-def _rescale_targets(own: Any, data: Data) -> Data:
-    """Return data whose targets are scaled like those of a run's data, which its model was trained on."""
-    if data.task != "regression" or not isinstance(own, Data) or own is data:
+def _rescale_targets(run_data: Any, data: Data) -> Data:
+    """Return data with targets scaled like the run's training targets."""
+    if data.task != "regression" or not isinstance(run_data, Data) or run_data is data:
         return data
-    return replace(data, targets=tuple(tuple(moment.tolist()) for moment in own.target_scale))
+    return replace(data, targets=tuple(tuple(moment.tolist()) for moment in run_data.target_scale))
 
 
 def load_other_data(run: TrainedRun, name: str, halves: bool = False) -> Data:
-    """Return the data that `--data` names: a data set, or a file or folder of the kind that the run was trained on.
+    """Return the data that `--data` names: a data set, or a file or folder in the format of the run's data.
 
     Files are prepared like the run's data: a table by its `columns.json`, arrays and images with its means. All samples
-    are for testing, unless there is a test set.
+    are test samples, unless the data have a test set.
 
     Args:
         run: The run.
         name: A data set's name, or a path.
-        halves: Whether one half is for validation instead, if there are no splits: for calibration.
+        halves: Whether to use one half for validation if there are no splits, as calibration needs.
 
     Raises:
-        FleetFitError: There is no such data set, or the files are of another kind than the run's data.
+        FleetFitError: The data set is unknown, or the files have another format than the run's data.
     """
     settings = {} if isinstance(run.assembly.data, DataDescription) else run.experiment.data.settings
-    label = {"label": settings["label"]} if "label" in settings else {}  # tells texts from a table
+    label = {"label": settings["label"]} if "label" in settings else {}  # distinguishes texts from a table
     section = detect_data_source({"name": name, **label}, Path.cwd(), "--data")
     if section.get("name") == name:
         data = call_factory(names.resolve("data", name), name, "--data", {})
         if not isinstance(data, Data):
             raise ConfigError(f"{name} must return a fleetfit.Data, got {type(data).__name__}.", key="data")
         return data
-    place = resolve_folder(name)
+    path = resolve_folder(name)
     if run.files.has(COLUMNS):
-        return encode_table(place, run.files.text(COLUMNS), halves)
-    return _read_prepared(run, section, place, halves)
+        return encode_table(path, run.files.text(COLUMNS), halves)
+    return _read_prepared(run, section, path, halves)
 
 
-def _read_prepared(run: TrainedRun, section: Mapping[str, Any], place: Path, halves: bool) -> Data:
-    """Return the samples of a file or folder, prepared like the run's data."""
-    own, own_section = run.assembly.data, run.experiment.data
+def _read_prepared(run: TrainedRun, section: Mapping[str, Any], path: Path, halves: bool) -> Data:
+    """Read the samples of a file or folder, prepared like the run's data."""
+    run_data, run_section = run.assembly.data, run.experiment.data
     kind = str(section["name"])
-    if isinstance(own, DataDescription):
+    if isinstance(run_data, DataDescription):
         if kind == "table":
             raise ConfigError(
-                f"{run.folder} does not have the encoding of the nodes' tables. Put their {COLUMNS} there, then again.",
+                f"{run.folder} lacks the encoding of the nodes' tables. Copy their {COLUMNS} there, and repeat "
+                "the command.",
                 path=run.folder / COLUMNS,
             )
         settings = dict(section)
     else:
-        if own_section.name != kind:
+        if run_section.name != kind:
             raise ConfigError(
-                f"{place} is taken to be {kind}, and this run was trained on {short_name(own_section.name)}; "
-                "they must be of one kind.",
+                f"{path} was detected as {kind}, but this run was trained on {short_name(run_section.name)}. Name "
+                "data of the same format.",
                 key="data",
-                path=place,
+                path=path,
             )
         if kind == _PLAIN_TEXT:
             raise ConfigError(
-                "the tokens of a plain text are its own characters, so another text has other tokens.",
+                "the tokens of a plain text are its characters, so another text has other tokens.",
                 key="data",
-                path=place,
+                path=path,
             )
-        settings = {**own_section.settings, **{key: section[key] for key in ("folder", "file") if key in section}}
-        settings |= {"tokenizer": own.tokenizer} if own.tokenizer else {}
+        settings = {**run_section.settings, **{key: section[key] for key in ("folder", "file") if key in section}}
+        settings |= {"tokenizer": run_data.tokenizer} if run_data.tokenizer else {}
         if settings.pop("standardise", False):
-            settings |= {"mean": list(own.mean), "std": list(own.std)}
+            settings |= {"mean": list(run_data.mean), "std": list(run_data.std)}
     settings = {key: value for key, value in settings.items() if key not in ("name", "partition", "samples", "augment")}
     if kind != _PLAIN_TEXT:
-        settings["test"] = 0.0  # so that the reader gives test samples only if there is a test set
+        settings["test"] = 0.0  # so that the reader returns test samples only if there is a test set
     data: Data = call_factory(names.resolve("data", kind), kind, "--data", settings)
-    classes = getattr(own, "class_names", ())
+    classes = getattr(run_data, "class_names", ())
     if classes and data.class_names and classes != data.class_names:
         raise ConfigError(
-            f"{place} has classes {', '.join(data.class_names[:10])}, and the run was trained on "
-            f"{', '.join(classes[:10])}; they must be the same.",
+            f"{path} has classes {', '.join(data.class_names[:10])}, but the run was trained on "
+            f"{', '.join(classes[:10])}.",
             key="data",
-            path=place,
+            path=path,
         )
     if kind != _PLAIN_TEXT and len(data.split("test")):
         return data
@@ -275,12 +275,12 @@ def _read_prepared(run: TrainedRun, section: Mapping[str, Any], place: Path, hal
 
 
 def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of an evaluation of the newest checkpoint, with some sections of the run file changed.
+    """Return the columns of an evaluation of the newest checkpoint, with changed sections of the run file.
 
     Raises:
-        ConfigError: The data are on the nodes of a fleet and no other data are named, or these do not fit.
+        ConfigError: The data are on the nodes of a fleet and no other data are named, or the named data do not fit.
         DataError: The split has no samples.
-        ModelError: The state does not fit the model that these data need.
+        ModelError: The state does not fit the model that the data need.
     """
     assembly = run.assembly
     data = _load_evaluation_data(run, sections.get("data"))
@@ -300,8 +300,8 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
         assembly = assemble(_change_experiment(run, sections), run.files.load_base() or None)
         if isinstance(assembly.data, Data):
             evaluate.check_samples(assembly.data, assembly.settings.wanted.evaluation.split)
-    own, other = (one.federation.problem.layout for one in (run.assembly, assembly))
-    if own.shapes({}, own.exits) != other.shapes({}, other.exits):
+    layout, other_layout = (one.federation.problem.layout for one in (run.assembly, assembly))
+    if layout.shapes({}, layout.exits) != other_layout.shapes({}, other_layout.exits):
         raise ModelError(
             f"the model was trained on {run.assembly.data!r} and does not fit {assembly.data!r}: shapes of its tensors "
             "differ."
@@ -313,14 +313,16 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _load_evaluation_data(run: TrainedRun, section: Any) -> Data | None:
-    """Return data at a path or in memory, prepared like the run's; None for a data set or `Data`."""
-    own = run.assembly.data
+    """Load data at a path or in memory, prepared like the run's; None for a data set or `Data`."""
+    run_data = run.assembly.data
     memory = read_memory(section)
-    if isinstance(memory, Samples) and isinstance(own, Data):
-        return prepare_arrays(*(memory.test or memory.train), own)
+    if isinstance(memory, Samples) and isinstance(run_data, Data):
+        return prepare_arrays(*(memory.test or memory.train), run_data)
     if isinstance(memory, TableSplits):
         if not run.files.has(COLUMNS):
-            raise ConfigError(f"data=frame: {run.folder} has no {COLUMNS}, so it was not trained on a table.",
+            raise ConfigError(
+                f"data=frame: {run.folder} has no {COLUMNS}: the run was not trained on a table. Pass a fleetfit.Data "
+                "instead.",
                               key="data", path=run.folder)  # fmt: skip
         return encode_rows(memory.splits.get("test", memory.splits["train"]), run.files.text(COLUMNS))
     name = section.get("path", section.get("name")) if isinstance(section, Mapping) else section
@@ -336,7 +338,7 @@ def _change_experiment(run: TrainedRun, sections: Mapping[str, Any]) -> Experime
 
 
 def _evaluate_on(run: TrainedRun, experiment: Experiment, data: Any) -> dict[str, Any]:
-    """Return the columns of all levels on data that do not belong to clients."""
+    """Return the columns of all levels on data without clients."""
     federation = run.assembly.federation
     device = Device(federation.problem, check_other_data(run, data), accelerator=torch.device("cpu"))
     statistics = run.checkpoint["statistics"] or {}
@@ -346,12 +348,12 @@ def _evaluate_on(run: TrainedRun, experiment: Experiment, data: Any) -> dict[str
 def compute_scores(
     run: TrainedRun, level: LevelName, split: str, client: int | None, data: Data | None = None
 ) -> Scores:
-    """Return the logits of a level's exits for a split of the run's data, of one client's, or of other data."""
+    """Return the logits of a level's exits for a split of the run's data, of a client's data, or of other data."""
     return inference.compute_scores(load_model(run, level), select_data(run, client, data), split)
 
 
 def best_exit(run: TrainedRun, level: LevelName, client: int | None) -> int:
-    """Return the exit, from 1, with the highest accuracy on validation data; of equal ones the shallowest."""
+    """Return the exit (from 1) with the highest validation accuracy; the shallowest on a tie."""
     accuracies = compute_scores(run, level, "validation", client).accuracies
     return 1 + accuracies.index(max(accuracies))
 
@@ -363,11 +365,11 @@ def calibrate(
     run: TrainedRun, level: LevelName, budget: Amount, cost: str, mode: Mode, measure: Measure, temperature: bool,
     client: int | None, data: Data | None = None,
 ) -> Calibration:  # fmt: skip
-    """Choose when samples leave, evaluate it on the test samples, and write it into the run folder."""
+    """Choose thresholds of early stopping, evaluate them on test samples, and write them to the run folder."""
     data, entry = select_data(run, client, data), find_level(run, level)
     if len(entry.submodel.exits) < 2:
         raise ConfigError(
-            f"level {entry.name} has one exit, so samples cannot leave before it: calibrate a level with more.",
+            f"level {entry.name} has only one exit. Calibrate a level with more exits.",
             key="level",
         )
     validation, test = (
@@ -377,11 +379,11 @@ def calibrate(
     limit = parse_budget(budget, cost, costs)
     calibration = inference.calibrate(entry.name, validation, test, costs, limit, cost, mode, measure, temperature)
     problem = run.assembly.federation.problem
-    counted = submodel_cost(problem.architecture, find_counted_submodel(problem, entry), problem.input_shape)
+    model_cost = submodel_cost(problem.architecture, find_counted_submodel(problem, entry), problem.input_shape)
     calibration = replace(
         calibration,
         exits=tuple(exit_names(entry.submodel.exits, problem.exits)),
-        level_cost=float(counted.multiply_adds) if cost == "multiply_adds" else None,
+        level_cost=float(model_cost.multiply_adds) if cost == "multiply_adds" else None,
     )
     if client is None:
         numbers = {"round": run.server.round, "data": data.name, **calibration.numbers()}
@@ -390,15 +392,15 @@ def calibrate(
 
 
 def calibration_file(level: str) -> str:
-    """Return the name of the file with a level's calibration in a run folder."""
+    """Return the file name of a level's calibration in a run folder."""
     return f"inference/level-{level}.json"
 
 
 def load_calibration(run: TrainedRun, level: LevelName) -> Mapping[str, Any] | None:
-    """Return what `calibrate` wrote for a level, or None.
+    """Read the calibration of a level; None if there is none.
 
     Raises:
-        ConfigError: It is damaged, or of another round's model.
+        ConfigError: It is damaged, or of the model of another round.
     """
     entry = find_level(run, level)
     name = calibration_file(entry.name)
@@ -414,29 +416,29 @@ def load_calibration(run: TrainedRun, level: LevelName) -> Mapping[str, Any] | N
         ) from None
     if numbers["round"] != run.server.round:
         raise ConfigError(
-            f"{path} was calibrated after round {numbers['round']}, and the model is that of round {run.server.round} "
-            "now. Calibrate again, or remove the file.",
+            f"{path} was calibrated after round {numbers['round']}, but the model is of round {run.server.round}. "
+            "Calibrate again, or remove the file.",
             path=path,
         )
     return cast(Mapping[str, Any], numbers)
 
 
 def compute_exit_costs(run: TrainedRun, level: LevelName, cost: str, data: Data) -> list[float]:
-    """Return the cost of a sample that leaves at each exit of a level [E].
+    """Return the cost of a sample that stops at each exit of a level [E].
 
     Raises:
-        ConfigError: There is no such cost.
+        ConfigError: The cost is unknown.
     """
     if cost not in inference.COSTS:
         raise ConfigError(
-            f'there is no cost "{cost}" of a prediction; there are {" and ".join(inference.COSTS)}.'
-            f"{did_you_mean(cost, inference.COSTS)}",
+            f'no such cost of a prediction: "{cost}". The costs are '
+            f"{' and '.join(inference.COSTS)}.{did_you_mean(cost, inference.COSTS)}",
             key="cost",
         )
     problem = run.assembly.federation.problem
     if cost == "latency_s":
         rng = torch.Generator().manual_seed(0)
-        x = some_input(problem.architecture, data.sample_shape, 1, rng)  # texts at full length
+        x = some_input(problem.architecture, data.sample_shape, 1, rng)  # texts have their full length
         return inference.measure_exit_latencies(load_model(run, level), x)
     submodel = find_level(run, level).submodel
     sizes = {**problem.layout.full_sizes, **submodel.sizes}
@@ -444,15 +446,15 @@ def compute_exit_costs(run: TrainedRun, level: LevelName, cost: str, data: Data)
 
 
 def find_budget_cost(budget: float | str | None) -> str:
-    """Return the cost that the unit of a budget belongs to: "35 ms" is a latency."""
+    """Return the cost for the unit of a budget: "35 ms" is a latency."""
     return "latency_s" if isinstance(budget, str) and budget.strip().endswith("s") else "multiply_adds"
 
 
 def parse_budget(budget: Amount, cost: str, costs: list[float]) -> float:
-    """Return a budget in the unit of the costs: a number up to 1 is a share of the last exit's cost.
+    """Return a budget in the unit of the costs. A number up to 1 is a fraction of the last exit's cost.
 
     Raises:
-        ConfigError: It is not an amount above 0.
+        ConfigError: It is not a positive amount.
     """
     try:
         amount = absolute(budget, cost) if isinstance(budget, str) else float(budget)
@@ -460,13 +462,13 @@ def parse_budget(budget: Amount, cost: str, costs: list[float]) -> float:
         raise ConfigError(str(error), key="budget", path=error.path) from None
     except (TypeError, ValueError):
         raise ConfigError(
-            f'a budget is a number, or text with a unit such as "35 ms", got {budget!r}.', key="budget"
+            f'a budget must be a number, or text with a unit such as "35 ms"; got {budget!r}.', key="budget"
         ) from None
     if not amount > 0:
         raise ConfigError(f"a budget must be above 0, got {budget}.", key="budget")
     if amount == math.inf:
         raise ConfigError(
-            f"a budget must be finite, got {budget}; a number up to 1 is a share of the full model.", key="budget"
+            f"a budget must be finite, got {budget}. A number up to 1 is a fraction of the full model.", key="budget"
         )
     return amount * costs[-1] if not isinstance(budget, str) and amount <= 1 else amount
 
@@ -475,12 +477,12 @@ def parse_budget(budget: Amount, cost: str, costs: list[float]) -> float:
 
 
 def prepare_export(run: TrainedRun, level: LevelName, data: Data | None) -> LevelModel:
-    """Return a level's model with the facts that an export needs.
+    """Return a level's model with the facts for an export.
 
     Args:
         run: The run.
         level: 1..L, or its name.
-        data: The data whose preprocessing, validation and test samples are used; the run's by default.
+        data: Source of preprocessing, validation and test samples; the run's data by default.
     """
     experiment, federation, entry = run.experiment, run.assembly.federation, find_level(run, level)
     architecture, exits = federation.problem.architecture, entry.submodel.exits

@@ -1,8 +1,8 @@
-"""Records of a run folder beside its results: the nodes of a fleet, and a fingerprint of the data.
+"""Records of a run folder besides its results: the nodes of a fleet, and a fingerprint of the data.
 
-`environment.json` holds a fingerprint of the data: counts, the shape of a sample, and a checksum of the labels. If the
-data differ when a run or a comparison is resumed, a note says so. The fingerprint is left out for private and secure
-runs and for those of a fleet.
+`environment.json` has a fingerprint of the data: counts, the shape of a sample, and a checksum of the labels. If the
+data have changed when a run or a comparison is resumed, it gets a note. Private runs, secure runs and runs of a fleet
+have no fingerprint.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ NODES = "nodes.json"
 
 
 def load_planned_nodes(files: RunFolder) -> list[NodeDescription]:
-    """Return the descriptions of the nodes for which the levels of a fleet's run were planned.
+    """Return the descriptions of the nodes that the levels of a fleet's run were planned for.
 
     Raises:
         RunError: The file is damaged.
@@ -36,19 +36,19 @@ def load_planned_nodes(files: RunFolder) -> list[NodeDescription]:
 
 
 def find_accuracy(columns: Mapping[str, Any], kind: str, level: int | None, norm: str) -> float:
-    """Return one accuracy of an evaluation's columns; see `Run.accuracy`.
+    """Return one accuracy of an evaluation's columns (see `Run.accuracy`).
 
     Raises:
-        ConfigError: There is no such number.
+        ConfigError: The columns do not have the number.
     """
     if norm not in columns:
         norms = ", ".join(name for name in ("static", "batch") if name in columns)
-        raise ConfigError(f'this run has no "{norm}" columns; its evaluate.norms are {norms}.', key="norm")
+        raise ConfigError(f'this run has no "{norm}" columns. Its evaluate.norms are {norms}.', key="norm")
     values = columns[norm]
     if level is not None:
         if kind != "local" or str(level) not in values["levels"]:
             raise ConfigError(
-                f'accuracy by level is that of kind "local" and levels {", ".join(values["levels"])}; got kind '
+                f'accuracy by level needs kind "local" and a level of {", ".join(values["levels"])}; got kind '
                 f'"{kind}" and level {level}.',
                 key="level",
             )
@@ -56,13 +56,14 @@ def find_accuracy(columns: Mapping[str, Any], kind: str, level: int | None, norm
     if not isinstance(values.get(kind), int | float):
         numbers = [key for key, value in values.items() if isinstance(value, int | float)]
         raise ConfigError(
-            f'there is no accuracy "{kind}"; there are {", ".join(numbers)}.{did_you_mean(kind, numbers)}', key="kind"
+            f'no such accuracy: "{kind}". The accuracies are {", ".join(numbers)}.{did_you_mean(kind, numbers)}',
+            key="kind",
         )
     return float(values[kind])
 
 
 def short_name(name: Any) -> str:
-    """Return a name of a run file without the path of its function; of an object, its type."""
+    """Return a name of a run file without the path of its function, or the type of an object."""
     text = name if isinstance(name, str) else type(name).__name__
     return text.rpartition(":")[2]
 
@@ -70,15 +71,15 @@ def short_name(name: Any) -> str:
 # ---- the data's fingerprint ----------------------------------------------------------------------------------------
 
 Fingerprint = Mapping[str, Any]
-"""Samples, shape of one, samples by split, and the checksum of the labels."""
+"""Number of samples, shape of a sample, samples by split, and a checksum of the labels."""
 DATA = "data"
-"""Its key in `environment.json`."""
+"""Key of the fingerprint in `environment.json`."""
 CHANGED = "The data have changed since"
 """The beginning of each sentence about changed data."""
 
 
 def make_fingerprint(assembly: Assembly) -> Fingerprint | None:
-    """Return the fingerprint of a run's data; None for private and secure runs, and for data on nodes."""
+    """Return the fingerprint of a run's data; None for private and secure runs and for data on nodes."""
     data, settings = assembly.data, assembly.settings
     if not isinstance(data, Data) or settings.privacy is not None or settings.secure is not None:
         return None
@@ -92,7 +93,7 @@ def make_fingerprint(assembly: Assembly) -> Fingerprint | None:
 
 
 def read_fingerprint(files: RunFolder) -> Fingerprint | None:
-    """Return the fingerprint in a run folder; None where there is none, or its file is damaged."""
+    """Return the fingerprint in a run folder; None if it is missing or its file is damaged."""
     try:
         recorded = files.json("environment.json") if files.has("environment.json") else None
     except RunError:
@@ -102,32 +103,32 @@ def read_fingerprint(files: RunFolder) -> Fingerprint | None:
 
 
 def read_sample_shape(files: RunFolder) -> tuple[int, ...]:
-    """Return the shape of a sample in the run's data; () where its folder does not record it."""
+    """Return the shape of a sample in the run's data; () if the folder does not record it."""
     shape = (read_fingerprint(files) or {}).get("shape")
     return tuple(shape) if isinstance(shape, list) else ()
 
 
 def find_data_changes(files: RunFolder, assembly: Assembly) -> tuple[str, ...]:
-    """Return a sentence if a resumed run has other data than it had at its start."""
+    """Return a sentence if the data of a resumed run have changed since its start."""
     before = read_fingerprint(files)
     now = None if before is None else make_fingerprint(assembly)
     if before is None or now is None or not (changes := format_difference(before, now)):
         return ()
     return (
-        f"{CHANGED} this run began: {changes}. Its rounds before and after learn from different data, and accuracies "
-        "are measured on those of now. Put the data back as they were, or begin a new run.",
+        f"{CHANGED} this run began: {changes}. Earlier and later rounds train on different data, and accuracy is "
+        "measured on the new data. Restore the data, or start a new run.",
     )
 
 
 def format_difference(before: Fingerprint, now: Fingerprint) -> str:
-    """Describe how two fingerprints differ; "" where they do not."""
+    """Describe the difference of two fingerprints; "" if they are equal."""
     changes = [
         f"{words} {_format_value(before.get(key))} then, {_format_value(now.get(key))} now"
         for key, words in (("samples", "samples"), ("shape", "the shape of a sample"), ("splits", "the splits"))
         if before.get(key) != now.get(key)
     ]
     if not changes and before.get("labels") != now.get("labels"):
-        changes = ["other labels, or the same in another order"]
+        changes = ["other labels, or the same labels in another order"]
     return "; ".join(changes)
 
 

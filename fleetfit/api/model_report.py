@@ -1,4 +1,4 @@
-"""The report of `check-model`: a model in plain words, the proof of its layout, and a training step at every level."""
+"""The report of `check-model`: the model, the proof of its layout, and a training step at each level."""
 
 import inspect
 import statistics
@@ -30,10 +30,10 @@ from fleetfit.training.profiling.steps import make_random_data
 from fleetfit.values import Device, Failure, Job, Level, Local, Problem
 
 _BUDGETS = (0.125, 0.25, 0.5, 1.0)
-_BATCH = 8  # samples of the training step
+_BATCH = 8  # samples per training step
 _LR = 0.01
 _TOLERANCE = 0.1
-_TIMED_STEPS, _TIMED_S = 5, 2.0  # of each level; slow steps stop at the seconds
+_TIMED_STEPS, _TIMED_S = 5, 2.0  # per level; slow steps stop at the time limit
 _CLASSES = 10
 _MOST_LISTED = 6
 
@@ -45,25 +45,25 @@ def check_model_report(
     classes: int | None = None,
     task: str = "classification",
 ) -> Iterator[str | Table]:
-    """Yield the parts of the report, in order, so that an error comes after what led to it.
+    """Yield the parts of the report in order, so that an error follows the parts that led to it.
 
     Args:
         name: The model: built in, `package.module:function` or `file.py:function`.
         settings: Its keys.
         shape: Shape of a sample.
-        classes: Classes; 10 by default, all tokens for next_token.
+        classes: Number of classes; 10 by default, the vocabulary for next_token.
         task: "classification", "next_token", "regression" or "multi_label".
 
     Raises:
-        FleetFitError: The model cannot be made, scaled or trained; the message says where and what to do.
+        FleetFitError: The model cannot be built, scaled or trained.
     """
     scores = task_named(task)
     architecture, classes = _make_architecture(name, settings, shape, classes, task)
     yield f"{named(architecture)}: {_describe_samples(architecture, shape, scores.name, classes)}"
     yield _format_section("What scales", what_scales(architecture))
-    problem, levels, how = _find_levels(Problem(architecture, shape, scores, (architecture.blocks,)))
-    yield _format_section("What was inferred, by building it larger", what_was_inferred(problem.layout))
-    yield _format_section("What is declared", what_is_declared(architecture, problem.layout))
+    problem, levels, note = _find_levels(Problem(architecture, shape, scores, (architecture.blocks,)))
+    yield _format_section("Inferred by building the model larger", what_was_inferred(problem.layout))
+    yield _format_section("Declared", what_is_declared(architecture, problem.layout))
     with torch.device("meta"):
         module = build_module(architecture, problem.layout.full_sizes, problem.exits)
     yield _format_section("Exits", what_exits(architecture, module))
@@ -71,16 +71,16 @@ def check_model_report(
     yield _format_section("Proof", what_was_proved(proof))
     data = make_random_data(problem, classes, _BATCH, make_torch_rng("check-model"))
     _check_outputs(problem, data)
-    yield how
+    yield note
     yield _train_levels(problem, levels, data)
     unused = _find_unused_parameters(problem, data)
     if unused:
-        rest = f" and {len(unused) - _MOST_LISTED} more" * (len(unused) > _MOST_LISTED)
+        others = f" and {len(unused) - _MOST_LISTED} more" * (len(unused) > _MOST_LISTED)
         yield (
-            f"No exit uses {', '.join(unused[:_MOST_LISTED])}{rest}: they would be sent and averaged for nothing, so "
-            "leave them out of the module."
+            f"No exit uses {', '.join(unused[:_MOST_LISTED])}{others}. They would be sent and averaged without effect: "
+            "remove them from the module."
         )
-    yield "Nothing was written."
+    yield "No files were written."
 
 
 def _format_section(title: str, lines: Iterator[str]) -> str:
@@ -101,8 +101,8 @@ def _make_architecture(
     }
     if "vocabulary" in required and "vocabulary" not in settings:
         raise ConfigError(
-            f'{name} needs "vocabulary": set it with --set model.vocabulary=1000 (tokens are below it), and the '
-            "number of tokens in a sample with --input-shape 32.",
+            f'{name} needs "vocabulary". Set the number of tokens with --set model.vocabulary=1000, and the tokens '
+            "per sample with --input-shape 32.",
             key="model.vocabulary",
         )
     facts = {"channels": shape[0], "input_shape": shape}
@@ -113,7 +113,8 @@ def _make_architecture(
     tokens = getattr(architecture, "tokens", 0)
     if task == "next_token" and not tokens:
         raise ConfigError(
-            f"--task next_token needs a model of tokens; {name} takes real numbers (tokens = 0).", key="task"
+            f"--task next_token needs a token model, but {name} takes real numbers (tokens = 0). Choose another task.",
+            key="task",
         )
     if task == "next_token" and classes is None:
         return build_architecture(name, settings, classes=tokens, **facts), tokens
@@ -132,7 +133,7 @@ def _describe_samples(architecture: Architecture, shape: Sequence[int], task: st
 
 
 def _find_levels(problem: Problem) -> tuple[Problem, list[Level], str]:
-    """Return the problem with the levels' exits, the levels, and a sentence on the choice of the levels."""
+    """Return the problem with the levels' exits, the levels, and a sentence on their choice."""
     parts = "1/8, 1/4, 1/2 and all of the parameters"
     targets = Targets(_BUDGETS, (_TOLERANCE,) * len(_BUDGETS))
     mode: Mode = "width" if len(problem.architecture.positions) == 1 else "both"
@@ -145,19 +146,19 @@ def _find_levels(problem: Problem) -> tuple[Problem, list[Level], str]:
             Level(str(i + 1), one, width, 0.0) for i, (one, width) in enumerate(zip(submodels, WIDTHS, strict=True))
         ]
         widths = ", ".join(map(str, WIDTHS))
-        return problem, levels, f"Levels of fixed widths {widths}, since the planner finds none for {parts}: {error}"
+        return problem, levels, f"Levels of fixed widths {widths}: the planner finds none for {parts}: {error}"
     problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
     cut = "width" if mode == "width" else "width and depth"
     return problem, levels, f"Levels for devices that afford {parts}; the planner cuts {cut}."
 
 
 def _train_levels(problem: Problem, levels: Sequence[Level], data: Data) -> Table:
-    """Return a table of all levels after one training step at each."""
+    """Train each level for one step, and return a table of the results."""
     state = initial_state(problem, seed=0)
     rows = []
     for level in levels:
         cost = submodel_cost(problem.architecture, find_counted_submodel(problem, level), problem.input_shape)
-        with one_thread():  # like a run's jobs; and small steps on many threads are slow on a busy machine
+        with one_thread():  # as in a run's jobs; small steps on many threads are slow on a busy machine
             before, after, seconds = _time_step(problem, level, state, data)
         rows.append(
             (
@@ -173,9 +174,9 @@ def _train_levels(problem: Problem, levels: Sequence[Level], data: Data) -> Tabl
         )
     columns = ("level", "width", "depth", EXITS, "parameters", "multiply-adds", "loss of a step", "time of a step")
     note = (
-        f"Each level was trained for one step on {_BATCH} random samples (task {problem.task.name}). The loss, "
-        "before and after, is that of all its exits, as ScaleFL weighs them. The time is a median with "
-        "1 thread, as a run's jobs have."
+        f"Each level was trained for one step on {_BATCH} random samples (task {problem.task.name}). The loss before "
+        "and after covers all exits, weighted as in ScaleFL. The time is the median with 1 thread, as in a run's "
+        "jobs."
     )
     heads, last = count_early_heads(problem), levels[-1]
     has_uncounted_heads = heads.parameters and find_counted_submodel(problem, last) != last.submodel
@@ -185,7 +186,7 @@ def _train_levels(problem: Problem, levels: Sequence[Level], data: Data) -> Tabl
 
 
 def _time_step(problem: Problem, level: Level, state: State, data: Data) -> tuple[float, float, float]:
-    """Return the loss before and after one step of a level, and how long one takes in seconds."""
+    """Return the loss before and after one step of a level, and the time of a step in seconds."""
     first = extract(problem.layout, state, level.submodel)
     before, second, _ = _run_step(problem, level, first, data)
     after, _, seconds = _run_step(problem, level, second, data)
@@ -196,7 +197,7 @@ def _time_step(problem: Problem, level: Level, state: State, data: Data) -> tupl
 
 
 def _run_step(problem: Problem, level: Level, state: State, data: Data) -> tuple[float, State, float]:
-    """Run one training step as a client would; return its loss, the state after it, and the time in seconds."""
+    """Run one training step as a client does; return its loss, the state after it, and the time in seconds."""
     job = Job("train", 0, 1, 0, 0, level.submodel, state, {"name": "scalefl"}, seed=0,
               local=Local(lr=_LR, epochs=1, batch_size=None, momentum=0.0, weight_decay=0.0))  # fmt: skip
     start = time.perf_counter()
@@ -224,7 +225,7 @@ def _check_outputs(problem: Problem, data: Data) -> None:
     """Check the shape of every exit's outputs against the task.
 
     Raises:
-        ModelError: One does not fit.
+        ModelError: An exit's outputs have the wrong shape.
     """
     shape = (_BATCH, *problem.input_shape) if problem.task.name == "next_token" else (_BATCH,)
     expected = (*shape, data.classes)

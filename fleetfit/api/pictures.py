@@ -1,4 +1,4 @@
-"""The pictures of a run: samples by the exit where they leave, accuracy over budgets, accuracy of levels over cost."""
+"""The figures of a run: samples by the exit where they stop, accuracy over budgets, accuracy of levels over cost."""
 
 import math
 import re
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BUDGET = 0.75
-"""The budget without an option and without a saved calibration, as a share of the last exit's cost."""
+"""Default budget without a saved calibration, as a fraction of the last exit's cost."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class PictureOptions:
     Attributes:
         level: 1..L, or its name; the largest by default.
         budget: Average cost of a sample, as in `Run.calibrate`; None: that of the saved calibration, else `BUDGET`.
-        cost: "multiply_adds" or "latency_s"; None: as the budget's unit says, else multiply-adds.
+        cost: "multiply_adds" or "latency_s"; None: by the budget's unit, else multiply-adds.
         measure: Confidence: "max", "entropy" or "margin"; None: the saved calibration's, else "max".
         temperature: Whether each exit's temperature is fitted.
-        classes: Names of the classes whose samples are drawn; by default those of the paper, or the first five.
-        share: Share of the samples of a class that are drawn; by default a tenth, and at least 50.
-        data: Other data of the same shape whose samples are drawn; needed for the run of a fleet.
+        classes: Names of the classes whose samples are drawn; by default the paper's, or the first five.
+        share: Fraction of a class's samples to draw; by default 0.1, at least 50 samples.
+        data: Other data of the same shape to draw; a fleet's run needs them.
     """
 
     level: int | str | None = None
@@ -74,25 +74,25 @@ class PictureOptions:
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
-    """Figures by the names of their files, and notes on them."""
+    """Figures by file name, and notes on them."""
 
     figures: dict[str, "Figure"] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
 def draw_pictures(run: Run, options: PictureOptions) -> Pictures:
-    """Draw the pictures that a run has data for; notes name the others, with the reason. Nothing is written.
+    """Draw the figures that a run has data for. Notes list the others with the reason. Writes no files.
 
     Args:
-        run: With a checkpoint, or finished.
+        run: A run with a checkpoint, or a finished one.
         options: The options.
 
     Raises:
-        ConfigError: There is no such level, class, cost or measure, the budget does not reach the first exit, or the
-            share is not above 0.
+        ConfigError: A level, class, cost or measure is unknown, the budget does not reach the first exit, or the share
+            is not above 0.
         MissingExtra: matplotlib is not installed.
     """
-    if not drawing.is_available():  # checked before anything is computed
+    if not drawing.is_available():  # before the first computation
         raise MissingExtra("plots", "Drawing plots")
     result = Pictures()
     if run.finished:
@@ -100,14 +100,14 @@ def draw_pictures(run: Run, options: PictureOptions) -> Pictures:
         result.figures.update(draw_run(record))
         result.notes.extend(record.problems)
         if not run.files.checkpoints():
-            result.notes.append("No pictures of early stopping and of accuracy over cost: there is no checkpoint.")
+            result.notes.append("No figures of early stopping and of accuracy over cost: the run has no checkpoint.")
             return result
     else:
-        result.notes.append("No plots of its rounds and levels: the run is not finished.")
+        result.notes.append("No plots of rounds and levels: the run is not finished.")
     level = find_level(run, options.level).name
     reason = _find_obstacle(run, level, options)
     if reason:
-        result.notes.append(f"No picture of early stopping: {reason}.")
+        result.notes.append(f"No figure of early stopping: {reason}.")
     else:
         _draw_stopping(run, level, options, result)
     _draw_levels(run, result)
@@ -118,17 +118,17 @@ def draw_pictures(run: Run, options: PictureOptions) -> Pictures:
 
 
 def _find_obstacle(run: Run, level: str, options: PictureOptions) -> str:
-    """Return the reason why early stopping cannot be drawn, or ""."""
+    """Return why early stopping cannot be drawn, or ""."""
     if options.data is None and isinstance(run.assembly.data, DataDescription):
-        return "the samples of a fleet's run are on its nodes; name data on this machine (--data NAME)"
+        return "the samples of a fleet's run are on its nodes. Name data on this machine (--data NAME)"
     data = select_data(run, None, options.data)
     if data.task != "classification":
-        return f"it needs one class for each sample, and the task of {data.name} is {data.task}"
+        return f"it needs one class per sample, but the task of {data.name} is {data.task}"
     lacking = [split for split in ("validation", "test") if not len(data.split(split))]
     if lacking:
         return f"{data.name} has no {lacking[0]} samples"
     if len(find_level(run, level).submodel.exits) < 2:
-        return f"level {level} has one exit, so samples cannot leave before it"
+        return f"level {level} has only one exit"
     return ""
 
 
@@ -144,12 +144,12 @@ def _draw_stopping(run: Run, level: str, options: PictureOptions, result: Pictur
     result.figures["stopping"] = draw_accuracy_over_budget(numbers, f"{title}: accuracy with early stopping")
     reason = explain_no_images(data)
     if reason:
-        result.notes.append(f"No pictures of samples by exit: {reason}.")
+        result.notes.append(f"No figures of samples by exit: {reason}.")
         return
     present = set(test.labels.tolist())
     lacking = [get_class_names(data)[label] for label in labels if label not in present]
     if lacking and not options.classes:
-        result.notes.append(f"No test samples, so no pictures: class {', '.join(lacking)}.")
+        result.notes.append(f"No figures without test samples: class {', '.join(lacking)}.")
         labels = [label for label in labels if label in present]
     for label in labels:
         figure = draw_exits(data, test, outcome.exits, label, options.share, f"{title}, average budget {budget}")
@@ -159,11 +159,12 @@ def _draw_stopping(run: Run, level: str, options: PictureOptions, result: Pictur
 def _load_or_calibrate(
     run: Run, level: str, options: PictureOptions, test: Scores, notes: list[str]
 ) -> tuple[dict[str, Any], Outcome]:
-    """Return a calibration's numbers, the saved one's without options for another, and where test samples leave.
+    """Return the numbers of a calibration (the saved one if no options are set), and the exits of test samples.
 
     Raises:
-        ConfigError: The saved one is of another state of the model, or the budget does not reach the first exit.
-        RunError: The saved one cannot be read.
+        ConfigError: The saved calibration is of another state of the model, or the budget does not reach the first
+            exit.
+        RunError: The saved calibration cannot be read.
     """
     is_new = options.temperature or any(
         option is not None for option in (options.budget, options.cost, options.measure)
@@ -186,18 +187,18 @@ def _load_or_calibrate(
 
 
 def _check_calibration(numbers: dict[str, Any], test: Scores, path: Path) -> None:
-    """Refuse a calibration that lacks something, or is of another state of the model or another data set."""
+    """Refuse a calibration that is incomplete, or of another state of the model or another data set."""
     lacking = [key for key in ("level", "cost", "costs", "budget", "accuracies", "curve", "test") if key not in numbers]
     if lacking:
         raise RunError(f"{path} has no {lacking[0]}. Calibrate again.", path=path)
     saved, now = numbers["accuracies"], test.accuracies
-    tolerance = 2 / len(test.labels) + 1e-9  # another machine may round a sample or two to another class
+    tolerance = 2 / len(test.labels) + 1e-9  # another machine may round one or two samples to another class
     if len(saved) != len(now) or any(abs(a - b) > tolerance for a, b in zip(saved, now, strict=True)):
-        raise ConfigError(f"{path} is of another state of this model. Calibrate again, or give a budget.", path=path)
+        raise ConfigError(f"{path} is of another state of this model. Calibrate again, or set a budget.", path=path)
 
 
 def _format_name(names: Sequence[str], label: int) -> str:
-    """Return the name of a class's picture, with the class's number if the class's name is empty or not unique."""
+    """Return the file name of a class's figure, with the class's number if its name is empty or not unique."""
     endings = [re.sub(r"[^\w.]+", "-", name).strip("-.").lower() for name in names]
     ending = endings[label]
     is_unique = ending and endings.count(ending) == 1
@@ -208,7 +209,7 @@ def _format_name(names: Sequence[str], label: int) -> str:
 
 
 def _draw_levels(run: Run, result: Pictures) -> None:
-    """Draw accuracies of the levels over what they cost."""
+    """Draw the accuracies of the levels over their cost."""
     costs, empty = [], []
     try:
         columns = run.columns[run.experiment.evaluate.norms[0]]
@@ -220,10 +221,12 @@ def _draw_levels(run: Run, result: Pictures) -> None:
             else:
                 costs.append(measure_level(run, level.name, accuracies))
     except FleetFitError as error:
-        result.notes.append(f"No picture of accuracy over cost: {str(error).rstrip('.')}.")
+        result.notes.append(f"No figure of accuracy over cost: {str(error).rstrip('.')}.")
         return
     if empty:
-        result.notes.append(f"Without clients, so not in the picture of accuracy over cost: level {', '.join(empty)}.")
+        result.notes.append(
+            f"Levels without clients are left out of the figure of accuracy over cost: level {', '.join(empty)}."
+        )
     if costs:
         title = f"{run.experiment.method.name} on {run.assembly.data.name}: levels, and their exits as small markers"
         measure = run.assembly.federation.problem.task.score
@@ -231,15 +234,15 @@ def _draw_levels(run: Run, result: Pictures) -> None:
 
 
 def measure_level(run: Run, level: str, accuracies: Sequence[float]) -> LevelCost:
-    """Return accuracies and costs of the exits of a level; the time is measured now, one sample, one thread.
+    """Return accuracies and costs of a level's exits. It measures the time with one sample and one thread.
 
     Args:
         run: The run.
         level: The level's name.
-        accuracies: Of its exits [E], or of its last exit alone.
+        accuracies: Accuracies of the exits [E], or of the last exit only.
 
     Raises:
-        FleetFitError: The level's model cannot be made.
+        FleetFitError: The level's model cannot be built.
     """
     problem, submodel = run.assembly.federation.problem, find_level(run, level).submodel
     architecture, shape, module = problem.architecture, problem.input_shape, load_model(run, level)
@@ -250,14 +253,14 @@ def measure_level(run: Run, level: str, accuracies: Sequence[float]) -> LevelCos
     x = some_input(architecture, shape, 1, torch.Generator().manual_seed(0))
     try:
         seconds = inference.measure_exit_latencies(module, x)
-    except ModelError:  # it cannot be run segment by segment
+    except ModelError:  # the model cannot run segment by segment
         seconds = [*[math.nan] * (count - 1), *inference.measure_exit_latencies(_Whole(module), x)]
     last = count - len(accuracies)
     return LevelCost(level, tuple(accuracies), tuple(parameters[last:]), tuple(seconds[last:]))
 
 
 class _Whole(nn.Module):
-    """A module as one segment with one exit, whose time is that of the whole."""
+    """A module as one segment with one exit, to measure its total time."""
 
     exits = (1,)
 

@@ -1,4 +1,4 @@
-"""Predictions of a run's model on a data set, as a table and a CSV file."""
+"""Predict a data set with a run's model, as a table and a CSV file."""
 
 import csv
 import io
@@ -37,7 +37,7 @@ class PredictOptions:
 
 @dataclass(frozen=True)
 class _Predictions:
-    """Samples [N], labels [N], classes [exits in the table, N], and the exits where samples left, from 1 [N]."""
+    """Samples [N], labels [N], classes [exits in the table, N], and the exits where samples stopped, from 1 [N]."""
 
     indices: Tensor
     labels: Tensor
@@ -50,21 +50,22 @@ def predict_dataset(options: PredictOptions) -> Table:
 
     Raises:
         ConfigError: Options contradict each other, or the level was not calibrated.
-        FleetFitError: It is not a run folder, or its model cannot do what the options ask for.
+        FleetFitError: The folder is not a run folder, or its model does not support the options.
     """
     if options.adaptive + options.stop + options.best > 1:
-        raise ConfigError("--adaptive, --stop and --best-exit exclude each other; choose one.", key="adaptive")
+        raise ConfigError("--adaptive, --stop and --best-exit exclude each other. Choose one.", key="adaptive")
     run = load(options.folder)
     other = None if options.data is None else load_other_data(run, options.data)
     data = select_data(run, options.client, other, False)
     if data.task not in ("classification", "regression"):
         raise ConfigError(
-            f"predict gives classes and numbers; the task of this run is {data.task}. For its scores: fleetfit eval.",
+            f"predict returns classes or numbers, but the task of this run is {data.task}. Use fleetfit eval for "
+            "its scores.",
             path=options.folder,
         )
     if data.task == "regression" and (options.adaptive or options.stop or options.best):
         raise ConfigError(
-            "--adaptive, --stop and --best-exit are for classes; a regression is predicted by the last exit.",
+            "--adaptive, --stop and --best-exit are for classification, but this run is a regression. Leave them out.",
             key="adaptive" if options.adaptive else "stop" if options.stop else "best",
         )
     indices = data.split(options.split)
@@ -79,7 +80,7 @@ def predict_dataset(options: PredictOptions) -> Table:
         calibration = load_calibration(run, options.level)
         if calibration is None:
             raise ConfigError(
-                f'level {level.name} was not calibrated. First: "fleetfit calibrate {run.folder} --level {level.name} '
+                f'level {level.name} is not calibrated. Run "fleetfit calibrate {run.folder} --level {level.name} '
                 '--budget 0.75".',
                 key="stop",
                 path=run.folder,
@@ -104,14 +105,13 @@ def predict_dataset(options: PredictOptions) -> Table:
 
 
 def _list_notes(data: Data, options: PredictOptions) -> tuple[str, ...]:
-    """Return the notes on samples without labels: those of their file, and where predictions can be written."""
     return (*data.notes, *([] if options.out else ["--out FILE.csv writes the prediction of each row."]))
 
 
 def _predict_batch(
     model: nn.Module, x: Tensor, adaptive: bool, policy: Policy | None, best_exit: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Return predicted classes [exits in the table, B], and the exits where samples left, from 1 [B]."""
+    """Return predicted classes [exits in the table, B], and the exits where samples stopped, from 1 [B]."""
     if policy is not None:
         stopped = stop_early(model, x, policy)
         return stopped.logits.argmax(-1)[None], stopped.exits + 1
@@ -139,20 +139,20 @@ def _write_csv(out: Path | None, rows: Iterable[Sequence[object]]) -> None:
     """Write rows as CSV.
 
     Raises:
-        ConfigError: They cannot be written.
+        ConfigError: The file cannot be written.
     """
     text = io.StringIO(newline="")
     csv.writer(text).writerows(rows)
     try:
         files.write_user_file(str(out), text.getvalue())
     except OSError as error:
-        raise ConfigError(f"the predictions cannot be written to {out}: {error.strerror}.", path=out) from None
+        raise ConfigError(f"cannot write the predictions to {out}: {error.strerror}.", path=out) from None
 
 
 def _make_accuracy_table(
     result: _Predictions, level: str, options: PredictOptions, data: Data, exits: Sequence[str]
 ) -> Table:
-    """Return the accuracy of each exit, or of the samples that left there."""
+    """Return the accuracy of each exit, or of the samples that stopped there."""
     correct = (result.answers == result.labels).double()
     samples = str(len(result.labels))
     title = f"level {level} on {samples} {options.split} samples of {data.name}"
@@ -170,13 +170,13 @@ def _make_accuracy_table(
 
 
 def _predict_targets(run: Run, data: Data, indices: Tensor, options: PredictOptions) -> Table:
-    """Predict the targets of a regression by the last exit, in the unit of the training targets.
+    """Predict the targets of a regression with the last exit, in the unit of the training targets.
 
     Raises:
         ConfigError: The predictions cannot be written.
     """
-    own = run.assembly.data
-    mean, std = (own if isinstance(own, Data) else data).target_scale
+    run_data = run.assembly.data
+    mean, std = (run_data if isinstance(run_data, Data) else data).target_scale
     model = load_model(run, options.level)
     parts = [next(predictions(model, data.batch(part)[0], every=False)) for part in indices.split(options.batch_size)]
     answers, y = torch.cat(parts).double() * std + mean, data.y[indices].double()

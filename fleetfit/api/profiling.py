@@ -1,17 +1,17 @@
-"""`profile`: what each level of a run costs on this device, and the budget that follows from it.
+"""`profile`: measure the cost of each level of a run on this device, and derive the device's budget.
 
-The device gets the largest level that was measured and keeps within every wish. Its budget has these parts:
+The device gets the largest measured level within all limits. Its budget has these parts:
 
 - of the fleet's cost (parameters, say), B_k is the cost of that level as a fraction of the full model, rounded up in
   the sixth digit. A planner that has this level gives it: c_l <= (1 + epsilon_k) B_k. The file has the fleet's
   tolerance epsilon_k, or half the way to the next level if that would come in as well;
-- `memory_bytes` is the memory M wished for, in bytes as the planner predicts them: M / (1 + epsilon_k) * p / max(m, p),
-  where a step of the level takes m bytes and the planner predicts p. So levels of another plan keep within it;
-- `latency_s`, only with a wish: the latency wished for, as a fraction of the full model's on this device, and at least
-  the level's own. A fraction, since the planner measures latency on its own machine. The full model's, which has no
-  early classifiers, is that of the largest level measured times the ratio of their multiply-adds.
+- `memory_bytes` is the memory limit M, in the planner's predicted bytes: M / (1 + epsilon_k) * p / max(m, p), where a
+  step of the level takes m bytes and the planner predicts p. So levels of another plan stay within the limit, too;
+- `latency_s`, only with a limit: the limit as a fraction of the full model's latency on this device, and at least the
+  level's own. It is a fraction because the planner measures latency on its own machine. The latency of the full model,
+  which has no early classifiers, is that of the largest measured level times the ratio of their multiply-adds.
 
-Steps and energy have no cost of the planner: they count in the choice of the level only.
+The planner has no cost for step time and energy: these limits only affect the choice of the level.
 """
 
 import math
@@ -32,6 +32,7 @@ from fleetfit.config.build.levels import LevelPlan, plan_levels
 from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ConfigError, FleetFitError, PlanError, escape_controls
 from fleetfit.files import write_text
+from fleetfit.machine import free_memory
 from fleetfit.planner import Amount, absolute, assign, budgets_by_cost
 from fleetfit.report.text import Table, format_bytes
 from fleetfit.tensor_defaults import isolate_torch_state
@@ -42,15 +43,14 @@ from fleetfit.training.profiling import (
     ProfileRequest,
     Timing,
     find_energy_meter,
-    free_memory,
     profile_level,
 )
 from fleetfit.values import DataDescription, Level
 
 _UNITS = {"memory_bytes": (1e6, "MB"), "size_bytes": (1e6, "MB"), "latency_s": (1.0, "s")}
-_MEMORY_SHARE = 0.5  # of the memory that is free now, without a wish for the memory of a step
-_LEAST_S = 1.0  # a level is not tried with less time
-_LR = 1e-6  # the trained weights do not matter, and must not diverge
+_MEMORY_SHARE = 0.5  # of the free memory, without a limit for the memory of a step
+_LEAST_S = 1.0  # with less time, a level is not measured
+_LR = 1e-6  # the trained weights are not used, and must not diverge
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Wishes:
     energy_j: float | None = None
 
     def __str__(self) -> str:
-        """Return them in words."""
+        """Return the limits in words."""
         limits = {
             "a training step of at most {} s": self.step_s,
             "inference of at most {} s": self.latency_s,
@@ -88,10 +88,10 @@ def parse_wishes(
     memory: str | None = None,
     energy_j: float | None = None,
 ) -> Wishes:
-    """Return wishes from the options of the command line, such as memory "300 MB".
+    """Parse limits from options of the command line, such as memory "300 MB".
 
     Raises:
-        ConfigError: One is not an amount above 0.
+        ConfigError: A limit is not a positive amount.
     """
     try:
         memory_bytes = None if memory is None else absolute(memory, "memory_bytes")
@@ -100,7 +100,7 @@ def parse_wishes(
     wishes = Wishes(step_s, latency_s, memory_bytes, energy_j)
     for name, value in vars(wishes).items():
         if value is not None and not value > 0:
-            raise ConfigError(f"a wish for {name} must be above 0, got {value:g}.", key=name)
+            raise ConfigError(f"the limit for {name} must be above 0, got {value:g}.", key=name)
     return wishes
 
 
@@ -110,8 +110,8 @@ class Machine:
 
     Attributes:
         device: "cpu", "cuda" or "cuda:N".
-        threads: Threads that a job computes with, as in a node's configuration.
-        limit_s: Seconds for everything.
+        threads: Threads per job, as in a node's configuration.
+        limit_s: Limit in seconds of the whole profile.
     """
 
     device: str = "cpu"
@@ -121,15 +121,15 @@ class Machine:
 
 @dataclass(frozen=True)
 class ProfiledLevel:
-    """A level on this device.
+    """The measured cost of a level on this device.
 
     Attributes:
         name: "1" for the smallest.
         share: Its cost in the fleet's cost, as a fraction of the full model.
-        predicted_bytes: Memory of a training step as predicted, with all exits that it trains; the planner counts the
-            full model without its early ones.
-        measurement: Its cost as measured.
-        reasons: Why the device cannot have it; empty if it keeps within all wishes.
+        predicted_bytes: Predicted memory of a training step with all trained exits. (The planner counts the full model
+            without early exits.)
+        measurement: Its measured cost.
+        reasons: Why the level exceeds the limits; empty if it is within all.
     """
 
     name: str
@@ -141,13 +141,13 @@ class ProfiledLevel:
 
 @dataclass(frozen=True)
 class DeviceBudget:
-    """The largest level that a device affords, and the budget that brings it.
+    """The largest level that a device affords, and the budget for it.
 
     Attributes:
         level: The level's index, 0 for the smallest.
         budget: By cost, as in a budget file.
         tolerance: epsilon_k.
-        notes: Sentences that its owner must see.
+        notes: Sentences for the device's owner.
     """
 
     level: int
@@ -158,13 +158,13 @@ class DeviceBudget:
 
 @dataclass(frozen=True)
 class ProfileResult:
-    """The costs measured on a device, and the budget that follows.
+    """The measured costs on a device, and the derived budget.
 
     Attributes:
-        levels: The cost of each level here, smallest first.
+        levels: The cost of each level, smallest first.
         affords: The level that the device affords, and its budget.
-        wishes: The limits that it keeps.
-        energy: The source of the energy, or why it was not measured.
+        wishes: The limits of the device's owner.
+        energy: The source of energy measurements, or why there is none.
         heading: Machine, date and run, line by line.
     """
 
@@ -205,7 +205,7 @@ class ProfileResult:
         lines = [*self.heading, f"energy: {self.energy}", "", *rows, ""]
         lines += [f"level {self.levels[self.affords.level].name} is the largest within: {self.wishes}"]
         if "memory_bytes" in self.affords.budget:
-            lines.append("memory_bytes is in bytes as the planner predicts them, less the tolerance")
+            lines.append("memory_bytes is in the planner's predicted bytes, minus the tolerance")
         lines += [*self.affords.notes]
         comment = "".join(f"# {' '.join(line.splitlines())}".rstrip() + "\n" for line in lines)
         values = ", ".join(tomli_w.dumps({key: value}).strip() for key, value in self.affords.budget.items())
@@ -216,7 +216,7 @@ class ProfileResult:
 
 
 def list_reasons(measurement: Measurement, predicted_bytes: float, wishes: Wishes) -> tuple[str, ...]:
-    """Return every reason why a device cannot have a level."""
+    """Return every limit that a level exceeds, in words."""
     if measurement.failed:
         return (measurement.failed,)
     memory = predicted_bytes if measurement.memory_bytes is None else measurement.memory_bytes
@@ -237,53 +237,52 @@ def list_reasons(measurement: Measurement, predicted_bytes: float, wishes: Wishe
 
 
 def find_budget(plan: LevelPlan, levels: Sequence[ProfiledLevel], wishes: Wishes) -> DeviceBudget:
-    """Return the budget of the largest level that keeps within the wishes; the module's docstring derives it.
+    """Return the budget of the largest level within the limits, as derived in the module's docstring.
 
     Args:
-        plan: The levels as planned.
-        levels: The same as measured.
-        wishes: The owner's.
+        plan: The planned levels.
+        levels: The measured levels.
+        wishes: The limits.
 
     Raises:
-        PlanError: No level does, or no budget brings it.
+        PlanError: No level is within the limits, or no budget leads to the level.
     """
     fitting = [index for index, level in enumerate(levels) if not level.reasons]
     if not fitting:
         smallest = levels[0]
         raise PlanError(
-            f"this device affords no level: level {smallest.name}, the smallest, does not fit, since "
-            f"{'; '.join(smallest.reasons)}. Admit more ({wishes}), or plan a smaller level."
+            f"this device affords no level: even the smallest, level {smallest.name}, does not fit: "
+            f"{'; '.join(smallest.reasons)}. Raise the limits ({wishes}), or plan a smaller level."
         )
-    for chosen in reversed(fitting):
-        budget = _derive_budget(plan, levels, chosen, wishes)
-        if _assign_level(plan, budget) == chosen:
+    for level_index in reversed(fitting):
+        budget = _derive_budget(plan, levels, level_index, wishes)
+        if _assign_level(plan, budget) == level_index:
             return budget
     raise PlanError(
-        f"this device affords level {levels[fitting[-1]].name}, but no budget brings it: the method "
-        f"{plan.experiment.method.name} gives levels by other needs, so a larger one would come. Choose another "
-        "method, or leave the device out."
+        f"this device affords level {levels[fitting[-1]].name}, but {plan.experiment.method.name} would assign a "
+        "larger one for every budget. Choose another method, or leave the device out."
     )
 
 
-def _derive_budget(plan: LevelPlan, levels: Sequence[ProfiledLevel], chosen: int, wishes: Wishes) -> DeviceBudget:
-    cost, level, planned = plan.experiment.fleet.cost, levels[chosen], plan.planned.levels
-    needs = planned[chosen].needs or level.share
+def _derive_budget(plan: LevelPlan, levels: Sequence[ProfiledLevel], index: int, wishes: Wishes) -> DeviceBudget:
+    cost, level, planned = plan.experiment.fleet.cost, levels[index], plan.planned.levels
+    needs = planned[index].needs or level.share
     amount: Amount = _round_up(needs)
     if needs > 1:  # above the full model: absolute, with the cost's unit if it has one
         absolute_needs = needs * plan.cost(None, cost)
         amount = _format_amount(cost, absolute_needs) if cost in _UNITS else float(math.ceil(absolute_needs))
     budget: dict[str, Amount] = {cost: amount}
-    larger = [other.needs for other in planned[chosen + 1 :]]
+    larger = [other.needs for other in planned[index + 1 :]]
     tolerance = _compute_tolerance(plan.experiment.fleet.tolerance, _round_up(needs), larger)
     notes = []
     if wishes.memory_bytes is not None and cost != "memory_bytes":
-        predicted = plan.cost(planned[chosen], "memory_bytes")
-        taken = max(level.predicted_bytes, level.measurement.memory_bytes or 0.0)
+        predicted = plan.cost(planned[index], "memory_bytes")
+        needed_bytes = max(level.predicted_bytes, level.measurement.memory_bytes or 0.0)
         budget["memory_bytes"] = _format_amount(
-            "memory_bytes", wishes.memory_bytes * predicted / taken / (1 + tolerance)
+            "memory_bytes", wishes.memory_bytes * predicted / needed_bytes / (1 + tolerance)
         )
         if level.measurement.memory_bytes is None:
-            notes.append("This platform does not report the memory of a process; the predicted memory is used.")
+            notes.append("This platform does not report the memory of a process. The predicted memory is used.")
     if wishes.latency_s is not None and cost != "latency_s":
         timed = {i: one.measurement.latency.median_s for i, one in enumerate(levels) if one.measurement.latency}
         last, problem = max(timed), plan.planned.problem
@@ -292,19 +291,19 @@ def _derive_budget(plan: LevelPlan, levels: Sequence[ProfiledLevel], chosen: int
         full_s = timed[last] * whole / part
         if last < len(levels) - 1:
             notes.append(f"The full model's latency is extrapolated from level {levels[last].name} by multiply-adds.")
-        share = max(wishes.latency_s / full_s / (1 + tolerance), timed[chosen] / full_s)
+        share = max(wishes.latency_s / full_s / (1 + tolerance), timed[index] / full_s)
         budget["latency_s"] = min(1.0, _round_up(share))
-    return DeviceBudget(chosen, budget, tolerance, tuple(notes))
+    return DeviceBudget(index, budget, tolerance, tuple(notes))
 
 
 def _compute_tolerance(tolerance: float, budget: float, larger: Sequence[float]) -> float:
-    """Return a tolerance with which none of the larger levels comes in, as far as there is one."""
+    """Return a tolerance that excludes all larger levels, if there is one."""
     nearest = min((needs / budget - 1 for needs in larger if needs > budget), default=math.inf)
     return tolerance if nearest > 1.01 * tolerance else math.floor(nearest / 2 * 1e6) / 1e6
 
 
 def _assign_level(plan: LevelPlan, budget: DeviceBudget) -> int:
-    """Return the level that a planner gives to the budget; it measures latencies itself, so these are left out."""
+    """Return the level that a planner assigns to the budget, without latencies, which the planner measures itself."""
     cost, levels = plan.experiment.fleet.cost, plan.planned.levels
     amounts = {name: amount for name, amount in budget.budget.items() if name != "latency_s" or cost == name}
     fractions = budgets_by_cost([amounts], cost, lambda name: plan.cost(None, name))
@@ -312,15 +311,15 @@ def _assign_level(plan: LevelPlan, budget: DeviceBudget) -> int:
     def compute_need(level: Level, name: str) -> float:
         if level.needs <= 0:
             return 0.0
-        known = level.further.get(name)
-        return plan.cost(level, name) / plan.cost(None, name) if known is None else known
+        need = level.further.get(name)
+        return plan.cost(level, name) / plan.cost(None, name) if need is None else need
 
     further = [(fractions[name], [compute_need(level, name) for level in levels]) for name in fractions if name != cost]
     return int(assign(fractions[cost], budget.tolerance, [level.needs for level in levels], further)[0])
 
 
 def _round_up(value: float, digits: int = 6) -> float:
-    """Round up in a digit after the point, so that the budget covers the level that it was derived from."""
+    """Round up at a decimal place, so that the budget covers its level."""
     return math.ceil(round(value * 10**digits, 3)) / 10**digits
 
 
@@ -347,26 +346,26 @@ def profile(
     overrides: Sequence[str] = (),
     **sections: Any,
 ) -> ProfileResult:
-    """Measure what each level of a run costs on this device, and return, or write, the budget that follows.
+    """Measure the cost of each level of a run on this device, and return or write the derived budget.
 
-    Every level is measured in a process of its own, smallest first: the peak memory of a training step, the time and
-    the energy of steps (the method's loss and the optimiser of the run, on made-up samples), the inference of one
-    sample. After a level that fails, or without time left, larger ones are not tried, and the device affords none of
-    them. The module `fleetfit.api.profiling` derives the budget.
+    It measures each level in its own process, smallest first: the peak memory of a training step, the time and energy
+    of steps (the run's loss and optimiser, on random samples), and the inference of one sample. If a level fails or the
+    time is over, it does not try larger levels, and the device affords none of them. The docstring of
+    `fleetfit.api.profiling` derives the budget.
 
     Args:
         source: A run file, its tables, or an `Experiment`.
-        wishes: The owner's limits; without a limit for memory, half of the free memory.
+        wishes: The limits; without a memory limit, half of the free memory.
         machine: Where to measure, and how long.
-        facts: The facts about the data that a model needs; without them the run's data are loaded.
-        out: The budget file to write; None: nothing is written.
+        facts: Facts about the data for building the model; without them, the run's data are loaded.
+        out: The budget file to write; None: do not write a file.
         force: Whether to replace an existing file.
         say: Called with a sentence before and after each level.
         overrides: `a.b=c`, as on the command line.
         **sections: Sections of a run file.
 
     Raises:
-        PlanError: The device affords no level; nothing is written.
+        PlanError: The device affords no level. No file is written.
         FleetFitError: Something does not fit.
     """
     machine, wishes, say = machine or Machine(), wishes or Wishes(), say or (lambda _: None)
@@ -384,8 +383,8 @@ def profile(
     spec = plan.planned.problem.spec
     if spec is None:
         raise ConfigError(
-            "a level is measured in a process of its own, which rebuilds the model, so it needs a model with an import "
-            'path ("package.module:function" or "file.py:function").',
+            "each level is measured in a process that rebuilds the model from an import path. Name the model "
+            '("package.module:function" or "file.py:function").',
             key="model.name",
         )
     levels = _measure_levels(plan, spec, machine, wishes, free, end, say)
@@ -395,17 +394,19 @@ def profile(
         try:
             write_text(path, result.to_toml())
         except OSError as error:
-            raise ConfigError(f"the budget cannot be written to {path}: {error.strerror}.", path=path) from None
+            raise ConfigError(f"cannot write the budget to {path}: {error.strerror}.", path=path) from None
     return result
 
 
 def _check_output(path: Path, force: bool) -> None:
-    """Check that the file can be written, before anything is measured."""
+    """Check that the file can be written, before measuring."""
     if path.exists() and not force:
-        raise ConfigError(f"{path} exists; replace it with --force, or write elsewhere with --out.", path=path)
+        raise ConfigError(
+            f"{path} already exists. Replace it with --force, or choose another file with --out.", path=path
+        )
     if path.is_dir() or not path.parent.is_dir():
         raise ConfigError(
-            f"the budget cannot be written to {path}: it is a folder, or its folder does not exist.", path=path
+            f"cannot write the budget to {path}: it is a folder, or its folder does not exist.", path=path
         )
 
 
@@ -417,16 +418,14 @@ def _check_machine(machine: Machine, wishes: Wishes) -> tuple[torch.device, Ener
         )
     accelerator, energy = resolve_device(machine.device), find_energy_meter()
     if wishes.energy_j is not None and energy.read is None:
-        raise ConfigError(
-            f"energy is {energy.source}, so no level can be held to --energy-j; leave it out.", key="energy_j"
-        )
+        raise ConfigError(f"energy is {energy.source}, so --energy-j cannot be checked. Leave it out.", key="energy_j")
     return accelerator, energy
 
 
 def _measure_levels(
     plan: LevelPlan, spec: Mapping[str, Any], machine: Machine, wishes: Wishes, free: int, end: float, say: Say
 ) -> list[ProfiledLevel]:
-    """Measure level by level; each may take an equal share of the time that is left."""
+    """Measure level by level. Each gets an equal share of the remaining time."""
     planned, cost = plan.planned.levels, plan.experiment.fleet.cost
     local = replace(plan.local, lr=_LR, batch_size=plan.batch_size, max_steps=None, patience=None, deadline_s=None,
                     compress=None)  # fmt: skip
@@ -437,11 +436,11 @@ def _measure_levels(
         share_s, predicted = left_s / (len(planned) - index), plan.memory(level)
         reason = ""
         if levels and levels[-1].measurement.failed:
-            reason = "not tried, since a smaller one failed"
+            reason = "not tried, because a smaller level failed"
         elif predicted > free:
-            reason = f"not tried: a step takes at least {format_bytes(predicted)}, and {format_bytes(free)} are free"
+            reason = f"not tried: a step takes at least {format_bytes(predicted)}, but {format_bytes(free)} are free"
         elif left_s < _LEAST_S:
-            reason = "not tried: the time was over (allow more with --limit-s)"
+            reason = "not tried: the time is over (raise --limit-s)"
         if reason:
             measurement = Measurement(failed=reason)
         else:
@@ -472,7 +471,7 @@ def _make_heading(plan: LevelPlan, machine: Machine) -> tuple[str, ...]:
     shape = " x ".join(map(str, plan.planned.problem.input_shape))
     threads = f"{machine.threads} thread{'s' * (machine.threads > 1)}"
     return (
-        f"What this device affords, measured by `fleetfit profile`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
+        f"Budget of this device, measured by `fleetfit profile`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
         f"machine: {name}; torch {torch.__version__}; {machine.device}, {threads}",
         f"run: {model}, {method}, samples of {shape}, batches of {plan.batch_size}; share is of "
         f"{plan.experiment.fleet.cost}",

@@ -1,7 +1,7 @@
-"""Progress of runs, comparisons and counted work: bars in a terminal (rich), lines in a pipe, a cell in a notebook.
+"""Show the progress of runs, comparisons and counted work: bars in a terminal (rich), lines in a pipe, a notebook cell.
 
-All facts about a run come from the reports of its rounds, as they are in `metrics.jsonl`, so another process can show
-the same. Facts that `[privacy]` and `[secure]` withhold are left out.
+All facts come from the reports of rounds in `metrics.jsonl`, so another process can show them, too. Facts that
+`[privacy]` and `[secure]` withhold are left out.
 """
 
 import sys
@@ -17,27 +17,27 @@ from fleetfit.markup import escape_html
 from fleetfit.report.text import format_bytes, format_duration, format_percent, format_privacy
 from fleetfit.state_checks import format_rollback
 
-if TYPE_CHECKING:  # `import fleetfit` does without rich
+if TYPE_CHECKING:  # `import fleetfit` does not import rich
     from rich.progress import Progress
 
 ProgressOption = Literal["auto"] | bool
-"""Whether progress is shown; "auto": in a notebook only."""
+"""Whether to show progress; "auto": in a notebook only."""
 OnReport = Callable[[Mapping[str, Any]], None]
 """Called with the report of each round."""
 _LEVELS = 8  # whose accuracies are shown
-_TITLE_WIDTH = 36  # characters of a title beside a bar
-_REDRAW_S = 0.2  # between two drawings of a bar of counted work
+_TITLE_WIDTH = 36  # characters of a title next to a bar
+_REDRAW_S = 0.2  # between two updates of a bar of counted work
 
 
 # ---- the facts -----------------------------------------------------------------------------------------------------
 
 
 class RoundFacts:
-    """The facts that the reports of a run have so far, each as text; "" where there is none or it is withheld.
+    """The facts in the reports of a run so far, each as text; "" if a fact is missing or withheld.
 
     Args:
         rounds: Number of rounds of the run.
-        norm: The batch-norm policy whose accuracies are shown.
+        norm: The batch-norm policy of the accuracies.
     """
 
     def __init__(self, rounds: int, norm: str) -> None:
@@ -52,21 +52,21 @@ class RoundFacts:
         """Add the report of a round."""
         self._report, self.done = report, report["round"]
         self._seconds, self._count = self._seconds + report["seconds"], self._count + 1
-        sent = report["bytes_down"], report["bytes_up"]
-        self._bytes = None if None in sent or self._bytes is None else self._bytes + sum(sent)
+        message_bytes = report["bytes_down"], report["bytes_up"]
+        self._bytes = None if None in message_bytes or self._bytes is None else self._bytes + sum(message_bytes)
         columns = report.get("evaluate", {}).get(self._norm)
         if columns:
             self._columns, self._evaluated_round = columns, self.done
 
     @property
     def time_left(self) -> str:
-        """The wall time left, by the mean of the rounds so far: "6.0 s left"."""
+        """The wall time left, estimated from the mean of the rounds so far: "6.0 s left"."""
         seconds = (self.rounds - self.done) * self._seconds / self._count if self._count else 0.0
         return f"{format_duration(seconds)} left" if seconds else ""
 
     @property
     def loss(self) -> str:
-        """The loss of the last round; with `[privacy]` the epsilon spent."""
+        """The loss of the last round; with `[privacy]` the spent epsilon."""
         if "privacy" in self._report:
             return format_privacy(self._report["privacy"]["epsilon"], self._report["privacy"]["delta"])
         loss = self._report.get("train", {}).get("loss")
@@ -74,7 +74,7 @@ class RoundFacts:
 
     @property
     def cohort(self) -> str:
-        """Numbers of clients that trained in the last round, and that failed."""
+        """Numbers of clients that trained and that failed in the last round."""
         trained = self._report.get("train", {}).get("clients")
         if trained is None or "privacy" in self._report:
             return ""
@@ -83,7 +83,7 @@ class RoundFacts:
 
     @property
     def traffic(self) -> str:
-        """Bytes of all messages so far, both ways."""
+        """Bytes of all messages so far, in both directions."""
         return "" if self._bytes is None or "privacy" in self._report else f"{format_bytes(self._bytes)} sent"
 
     @property
@@ -106,18 +106,18 @@ class RoundFacts:
 
     @property
     def accuracies_with_round(self) -> str:
-        """The same, with the round of the evaluation."""
+        """The main accuracies with the round of the evaluation."""
         return f"{self.accuracies}  (round {self._evaluated_round})" if self._columns else ""
 
     @property
     def level_accuracies(self) -> str:
         """The accuracy of each level on its own clients in the last evaluation."""
         levels = [(name, entry["local"]) for name, entry in self._columns.get("levels", {}).items()]
-        measured = [(name, local) for name, local in levels if local is not None]
-        if len(levels) < 2 or not measured:
+        evaluated = [(name, local) for name, local in levels if local is not None]
+        if len(levels) < 2 or not evaluated:
             return ""
-        first = [f"{truncate(name)} {format_percent(local)}%" for name, local in measured[:_LEVELS]]
-        return "by level: " + "  ".join(first) + ("  ..." if len(measured) > _LEVELS else "")
+        first = [f"{truncate(name)} {format_percent(local)}%" for name, local in evaluated[:_LEVELS]]
+        return "by level: " + "  ".join(first) + ("  ..." if len(evaluated) > _LEVELS else "")
 
     @property
     def rows(self) -> list[tuple[str, str]]:
@@ -137,13 +137,13 @@ class RoundFacts:
 
 
 class RoundProgress:
-    """Shows the rounds of one run: a bar with lines below it in a terminal, else a line per round.
+    """Shows the rounds of a run: a bar with lines below it in a terminal, else a line per round.
 
     Args:
         title: The beginning of each line.
         experiment: The experiment of the run.
-        bars: Bars of several runs, which the caller closes; None: this run has its own.
-        format_time_left: Returns the time left of the whole comparison, in words.
+        bars: Bars of several runs, which the caller closes; None: make bars for this run.
+        format_time_left: Returns the time left of the whole comparison in words.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class RoundProgress:
             print_above(None, f"{prefix}  {facts.level_accuracies}")
 
     def skip(self, report: Mapping[str, Any]) -> None:
-        """Count a round without a line of its own."""
+        """Count a round without printing a line."""
         self.facts.add(report)
         if self._bars is not None:
             self._draw(self._bars)
@@ -195,9 +195,9 @@ class RoundProgress:
             time_left = "  ".join(filter(None, [facts.time_left, whole]))
             bars.update(self._task, completed=facts.done, time_left=time_left, below=below)
         else:
-            for task in bars.tasks:  # the time left of the comparison is shown once, at the bottom
+            for task in bars.tasks:  # the comparison's time left is shown once, at the bottom
                 bars.update(task.id, below=())
-            score = facts.accuracies.partition("  ")[0] or facts.loss  # a line per run has room for one number
+            score = facts.accuracies.partition("  ")[0] or facts.loss  # a line per run has space for one number
             below = (whole,) if whole else ()
             bars.update(self._task, completed=facts.done, score=score, time_left=facts.time_left, below=below)
 
@@ -209,9 +209,9 @@ class RoundProgress:
 
 
 class TaskProgress:
-    """Shows counted work: a bar with the time left in a terminal, else a line now and then.
+    """Shows counted work: a bar with the time left in a terminal, else a line from time to time.
 
-    Drawn in `update` only, by no thread, so that measurements are not disturbed.
+    Only `update` draws, not a thread, so that measurements are not disturbed.
 
         with TaskProgress("Waiting for nodes", total=5, print_line=say, line_s=30) as progress:
             progress.update(2, lambda: "Waiting: 2 of 5 nodes have enrolled.")
@@ -219,8 +219,8 @@ class TaskProgress:
     Args:
         description: The text beside the bar.
         total: The count at the end.
-        print_line: Prints a line where the stream is not a terminal.
-        line_s: Seconds between two lines; the first one is printed after as many.
+        print_line: Prints a line if the stream is not a terminal.
+        line_s: Seconds between two lines, and before the first one.
         stream: The stream of the bar; stderr by default.
     """
 
@@ -257,22 +257,22 @@ class TaskProgress:
 
     @property
     def time_left(self) -> str:
-        """The wall time left, by the mean so far: "6.0 s left"; "" before the first update and after the last."""
+        """The wall time left, estimated from the mean so far; "" before the first update and after the last."""
         if not 0 < self._done < self._total:
             return ""
         return f"{format_duration((time.monotonic() - self._start) * (self._total - self._done) / self._done)} left"
 
-    def update(self, done: int, format_line: Callable[[], str]) -> None:
-        """Show the count so far; `format_line` returns the line where one is due, perhaps with `time_left`."""
-        self._done = done
+    def update(self, count: int, format_line: Callable[[], str]) -> None:
+        """Show the count. `format_line` returns the line if one is due; it may use `time_left`."""
+        self._done = count
         now = time.monotonic()
-        if now - self._last < (self._line_s if self._bar is None else _REDRAW_S) or done >= self._total:
+        if now - self._last < (self._line_s if self._bar is None else _REDRAW_S) or count >= self._total:
             return
         self._last = now
         if self._bar is None:
             self._print_line(format_line())
         else:
-            self._bar.update(self._task, completed=done, refresh=True)
+            self._bar.update(self._task, completed=count, refresh=True)
 
     def close(self) -> None:
         """Restore the terminal."""
@@ -281,7 +281,7 @@ class TaskProgress:
 
 
 def make_bars() -> "Progress":
-    """Return bars of rounds for a terminal, with lines on the run below each; long lines are cut, not wrapped."""
+    """Return bars of rounds for a terminal, each with lines on its run. Long lines are cut, not wrapped."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.table import Column
     from rich.text import Text
@@ -304,7 +304,7 @@ def make_bars() -> "Progress":
 
 
 def print_above(bars: "Progress | None", text: str) -> None:
-    """Print a line to stdout, above the bars where there are some."""
+    """Print a line to stdout, above the bars if there are any."""
     text = make_printable(text)
     if bars is not None:
         bars.console.print(text, markup=False, soft_wrap=True, highlight=False)
@@ -322,7 +322,7 @@ def is_notebook() -> bool:
 
 
 class NotebookProgress:
-    """Shows the rounds of one run after the other in the output of a cell, which is replaced each time."""
+    """Shows the rounds of one run after another in the output of a cell, which it replaces each time."""
 
     def __init__(self) -> None:
         from IPython import display
@@ -343,7 +343,7 @@ class NotebookProgress:
 
 
 def format_html(title: str, facts: RoundFacts, time_left: str = "") -> str:
-    """Return the facts as HTML without colours of its own, for light and dark."""
+    """Return the facts as HTML without colours, for light and dark themes."""
     head = " · ".join(filter(None, [title, f"round {facts.done}/{facts.rounds}", time_left, facts.rollback]))
     rows = "".join(
         f'<tr><td style="text-align:left">{escape_html(name)}</td>'
@@ -358,7 +358,7 @@ def format_html(title: str, facts: RoundFacts, time_left: str = "") -> str:
 
 
 class RunLike(Protocol):
-    """The part of `fleetfit.Run` that a display needs; `fleetfit.api.results` imports this module."""
+    """The part of `fleetfit.Run` that a display needs: `fleetfit.api.results` imports this module."""
 
     @property
     def experiment(self) -> Experiment:
@@ -372,31 +372,31 @@ class RunLike(Protocol):
 
 
 class Display(Protocol):
-    """Shows a run while it lasts."""
+    """Shows a run while it is running."""
 
     def say(self, sentence: str) -> None:
-        """Show that something takes more than a moment before the first round."""
+        """Show a sentence on a slow step before the first round."""
 
     def start(self, run: RunLike, notes: Sequence[str]) -> None:
-        """Show that the first round begins.
+        """Show the start of the first round.
 
         Args:
             run: The run.
-            notes: Sentences that the user must see.
+            notes: Notes for the user.
         """
 
     def show_round(self, report: Mapping[str, Any]) -> None:
         """Show the report of a round."""
 
     def show_result(self, summary: Mapping[str, Any]) -> None:
-        """Show the content of `summary.json`; called before the plots are drawn."""
+        """Show the content of `summary.json`, before the plots are drawn."""
 
     def close(self) -> None:
-        """Restore the terminal; called once, however the run ends."""
+        """Restore the terminal. Called once, also after an error."""
 
 
 class _RoundDisplay:
-    """Shows the rounds of a run that was started from Python, and nothing else."""
+    """Shows only the rounds of a run that was started from Python."""
 
     def __init__(self, progress: ProgressOption) -> None:
         self._progress = progress
@@ -422,7 +422,7 @@ class _RoundDisplay:
 
 
 def _choose_progress(progress: ProgressOption) -> Callable[[str, Experiment], OnReport] | None:
-    """Return what makes the progress of a run from its title and experiment; None: nothing is shown."""
+    """Return a function that makes a progress display from title and experiment; None: show nothing."""
     if progress is False or (progress == "auto" and not is_notebook()):
         return None
     return NotebookProgress().add_run if is_notebook() else RoundProgress
@@ -434,6 +434,6 @@ def make_display(progress: ProgressOption | Display) -> Display:
 
 
 def make_comparison_progress(progress: ProgressOption) -> Callable[[str, int, int, RunLike], OnReport] | None:
-    """Return a function that shows each run of a comparison that was started from Python; None: nothing is shown."""
+    """Return a function that shows each run of a comparison started from Python; None: show nothing."""
     make = _choose_progress(progress)
     return make and (lambda title, number, count, run: make(f"[{number}/{count}] {title}", run.experiment))

@@ -1,4 +1,4 @@
-"""A run and its folder: cheap to open; the rest is read on first use."""
+"""`Run`: a run and its folder. It is cheap to open, and reads files on first use."""
 
 import logging
 import tomllib
@@ -47,7 +47,7 @@ class Run:
 
     Attributes:
         files: The run folder.
-        experiment: The resolved description.
+        experiment: The complete description of the run.
     """
 
     def __init__(
@@ -59,19 +59,19 @@ class Run:
     ) -> None:
         self.files, self.experiment, self._engine = folder, experiment, engine
         self._models: dict[str, nn.Module] = {}  # of levels, for predictions
-        self._notes: tuple[str, ...] | None = None  # if another process assembled it
+        self._notes: tuple[str, ...] | None = None  # if another process assembled the run
         self._callbacks: list[NamedCallback] | None = None
-        self._comparison = ("", "")  # its title in a comparison, and the comparison's name
+        self._comparison = ("", "")  # title in a comparison, and the comparison's name
         if assembly is not None:
             self.__dict__["assembly"] = assembly
 
     def __repr__(self) -> str:
-        """Return the folder and how far the run has come."""
-        done = f"{len(self.metrics)} of {self.experiment.rounds} rounds"
-        return f"Run({str(self.folder)!r}, {done}{', finished' if self.finished else ''})"
+        """Return the folder and the progress of the run."""
+        progress = f"{len(self.metrics)} of {self.experiment.rounds} rounds"
+        return f"Run({str(self.folder)!r}, {progress}{', finished' if self.finished else ''})"
 
     def _repr_html_(self) -> str:
-        """Return the tables of a finished run, or how far it has come, for notebooks."""
+        """Return the tables of a finished run, or the progress of an unfinished one, for notebooks."""
         try:
             if self.finished:
                 summary = self.files.read_summary()
@@ -94,7 +94,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are done and the summary is written."""
+        """Whether all rounds are finished and the summary is written."""
         return self.files.has("summary.json")
 
     @property
@@ -102,7 +102,7 @@ class Run:
         """The reports of all rounds so far.
 
         Raises:
-            RunError: They are damaged, or some are missing.
+            RunError: Reports are damaged or missing.
         """
         reports = self.files.metrics()
         self._check_round_count(len(reports))
@@ -117,8 +117,8 @@ class Run:
         path = self.folder / "metrics.jsonl"
         if self.finished and count != (rounds := self.files.read_summary().rounds):
             raise RunError(
-                f"{path} has the reports of {count} rounds, and summary.json those of {rounds}. Put the files back "
-                "that belong together.",
+                f"{path} has reports of {count} rounds, but summary.json of {rounds}. Restore the files of the same "
+                "run.",
                 path=path,
             )
 
@@ -129,7 +129,7 @@ class Run:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences that the user must see, such as which groups cannot take part."""
+        """Notes for the user, such as on groups that cannot take part."""
         if self.finished:
             return tuple(self.files.read_summary().notes)
         return tuple(self.assembly.notes) if self._notes is None else self._notes
@@ -143,17 +143,17 @@ class Run:
         """
         if not self.finished:
             raise RunError(
-                f'{self.folder} is not finished; continue it: "fleetfit resume {self.folder}".', path=self.folder
+                f'{self.folder} is not finished. Continue it with "fleetfit resume {self.folder}".', path=self.folder
             )
         self.files.read_summary()
         return dict(self.files.json("summary.json"))
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The columns of the last evaluation: split, then per batch-norm policy all accuracies.
+        """The columns of the last evaluation: the split, and all accuracies per batch-norm policy.
 
         Raises:
-            RunError: Nothing has been evaluated yet.
+            RunError: The run has no evaluation yet.
         """
         for report in reversed(self.metrics):
             if "evaluate" in report:
@@ -165,17 +165,17 @@ class Run:
 
         Args:
             kind: "local" or "global", or any other number in the columns ("avg", "full", "ensemble", ...).
-            level: For "local" only: that level's clients alone; levels are 1..L.
+            level: For "local" only: accuracy on the level's clients. Levels are 1..L.
             norm: Batch-norm policy, "static" or "batch"; the first of `evaluate.norms` by default.
 
         Raises:
-            ConfigError: The columns do not have that number.
+            ConfigError: The columns do not have the number.
         """
         return find_accuracy(self.columns, kind, level, norm or self.experiment.evaluate.norms[0])
 
     @property
     def server(self) -> Server:
-        """The server after the last round that has a checkpoint."""
+        """The server after the last round with a checkpoint."""
         return cast(Server, self.checkpoint["server"])
 
     @isolate_torch_state()
@@ -186,7 +186,7 @@ class Run:
             level: 1..L, or its name ("S1" of AdaptiveFL's pool); the largest by default.
 
         Raises:
-            ConfigError: There is no such level.
+            ConfigError: The level is unknown.
         """
         return inference.build_level_module(self, level)
 
@@ -201,21 +201,21 @@ class Run:
             level: 1..L, or its name; the largest by default.
 
         Raises:
-            ConfigError: There is no such level, or x holds other samples than the run's.
+            ConfigError: The level is unknown, or x does not fit the run's samples.
         """
         return next(predictions(inference.load_model(self, level), inference.check_samples(self, x), every=False))
 
     def predict_exits(self, x: Tensor, level: int | str | None = None) -> Iterator[Tensor]:
-        """Yield a level's logits [B, classes] exit by exit, as soon as they are computed (ScaleFL, Algorithm 4).
+        """Yield a level's logits [B, classes] exit by exit, as they are computed (ScaleFL, Algorithm 4).
 
-        Nothing is computed twice; a caller that stops early saves the rest.
+        Nothing is computed twice. If the caller stops early, later exits are not computed.
 
         Args:
             x: Samples [B, ...], as `Data.batch` returns them.
             level: 1..L, or its name; the largest by default.
 
         Raises:
-            ConfigError: There is no such level, or x holds other samples than the run's.
+            ConfigError: The level is unknown, or x does not fit the run's samples.
             ModelError: The model cannot be run segment by segment.
         """
         with isolate_torch_state():
@@ -233,14 +233,14 @@ class Run:
 
     @isolate_torch_state()
     def best_exit(self, level: int | str | None = None, client: int | None = None) -> int:
-        """Return the exit of a level, from 1, that is best on validation data; of equal ones the shallowest.
+        """Return the exit of a level (from 1) with the best validation accuracy; the shallowest on a tie.
 
         Args:
             level: 1..L, or its name; the largest by default.
-            client: Whose validation data; all by default.
+            client: The client whose validation data are used; all by default.
 
         Raises:
-            ConfigError: There is no such level or client, or the task is not a classification.
+            ConfigError: The level or client is unknown, or the task is not a classification.
             DataError: There are no validation samples.
         """
         return inference.best_exit(self, level, client)
@@ -257,23 +257,23 @@ class Run:
         client: int | None = None,
         data: Data | None = None,
     ) -> Calibration:
-        """Choose on validation data when samples leave early for an average budget, and evaluate it on test data.
+        """Choose early-stopping thresholds for an average budget on validation data, and evaluate them on test data.
 
-        The calibration is also written into the run folder, `inference/level-N.json`, unless it is for one client.
+        The calibration is also written to the run folder (`inference/level-N.json`), unless it is for one client.
 
         Args:
             level: 1..L, or its name; the largest by default.
-            budget: Average cost of a sample: up to 1 a share of what the last exit costs, above absolute, or with a
+            budget: Average cost of a sample: a fraction of the last exit's cost (up to 1), absolute above 1, or with a
                 unit ("35 ms", "20 M").
-            cost: "multiply_adds", or "latency_s", which is measured on this machine, one sample at a time.
-            mode: "budgeted": all samples share the budget. "anytime": each sample has it.
+            cost: "multiply_adds" or "latency_s" (measured on this machine, one sample at a time).
+            mode: "budgeted": the budget is an average over samples. "anytime": it holds for each sample.
             measure: Confidence: "max" (highest probability), "entropy" or "margin".
             temperature: Scale each exit's logits by a temperature fitted to the validation data.
-            client: On whose data; all by default.
-            data: Other data of the same shape, with validation and test samples; needed for the run of a fleet.
+            client: The client whose data are used; all by default.
+            data: Other data of the same shape, with validation and test samples. A fleet's run needs them.
 
         Raises:
-            ConfigError: The budget does not reach the first exit, or there is no such level, client, cost or measure.
+            ConfigError: The budget does not reach the first exit, or a level, client, cost or measure is unknown.
             DataError: There are no validation or test samples.
         """
         return inference.calibrate(self, level, budget, cost, mode, measure, temperature, client, data)
@@ -287,43 +287,43 @@ class Run:
         data: Data | None = None,
         say: Callable[[str], None] = lambda what: None,
     ) -> Export:
-        """Write a level's model for devices: tensors, `torch.export` program, ONNX graphs, model card and more.
+        """Export a level's model for devices: tensors, `torch.export` program, ONNX graphs, model card and more.
 
-        Every form is checked against the model on test samples before the folder appears. If the level was calibrated,
-        the files have the thresholds at which samples leave early.
+        Each form is checked against the model on test samples before the folder is written. If the level is calibrated,
+        the files have its thresholds of early stopping.
 
         Args:
             level: 1..L, or its name; None for the largest.
-            out: A folder that is new or empty.
-            forms: Beside safetensors and the `torch.export` program: "onnx", "int8", "static-int8" (ONNX both),
+            out: A new or empty folder.
+            forms: Forms besides safetensors and the `torch.export` program: "onnx", "int8", "static-int8" (ONNX both),
                 "transformers", "executorch"; `fleetfit.inference.export.FORMS` describes them.
-            data: Whose preprocessing and samples are used; the run's by default.
+            data: Source of preprocessing and samples; the run's data by default.
             say: Called with each form before it is written.
 
         Raises:
-            ConfigError: There is no such level or form.
+            ConfigError: The level or a form is unknown.
             RunError: The folder is not empty or cannot be written.
-            ModelError: The model cannot be traced, or a form does not compute what the model does.
+            ModelError: The model cannot be traced, or a form computes other results.
             MissingExtra: A form needs an optional dependency.
         """
         return export(inference.prepare_export(self, level, data), out, forms, say)
 
     @isolate_torch_state()
     def evaluate(self, **sections: Any) -> dict[str, Any]:
-        """Evaluate the newest checkpoint again and return the columns; nothing is written.
+        """Evaluate the newest checkpoint again and return the columns. Writes no files.
 
         Args:
-            **sections: Changed sections of a run file: `evaluate={"split": "validation"}`, `data="mnist"`. The run of a
-                fleet, whose data are on its nodes, needs `data`; every level is evaluated on all of them.
+            **sections: Changed sections of a run file: `evaluate={"split": "validation"}`, `data="mnist"`. A fleet's
+                run needs `data`, because its own data are on its nodes; each level is evaluated on all of it.
 
         Raises:
             DataError: The split has no samples.
-            ModelError: The state does not fit the model that these data need.
+            ModelError: The state does not fit the model that the data need.
         """
         return inference.evaluate_run(self, sections)
 
     def _release_memory(self) -> None:
-        """Drop the data, the checkpoint and the models, which can be loaded again."""
+        """Release the data, the checkpoint and the models. They are loaded again when needed."""
         for name in ("assembly", "checkpoint"):
             self.__dict__.pop(name, None)
         self._models.clear()
@@ -333,7 +333,7 @@ class Run:
         return make_callbacks(self.experiment.callbacks) if callbacks is None else callbacks
 
     def _take_engine(self) -> rounds.Engine:
-        """Return an engine, started for this run; the caller closes it."""
+        """Return an engine for this run. The caller closes it."""
         engine, self._engine = self._engine or self.assembly.engine(), None
         return engine
 
@@ -353,21 +353,21 @@ class Run:
     @cached_property
     @isolate_torch_state()
     def checkpoint(self) -> dict[str, Any]:
-        """The newest checkpoint that can be used.
+        """The newest usable checkpoint.
 
         Raises:
-            RunError: There is none: nothing has been trained yet, or all are damaged or of another model.
+            RunError: There is no usable checkpoint: nothing is trained yet, or all are damaged or of another model.
         """
         try:
             reported = self.files.count_reports()
-        except RunError:  # a trained model can be used without the reports
+        except RunError:  # a trained model is usable without the reports
             reported = 0
         last = reported == self.experiment.rounds
         due = reported if last else reported - reported % self.experiment.checkpoint.every
         checkpoint = load_usable_checkpoint(self, due=due)
         if checkpoint is None:
             raise RunError(
-                f'{self.folder} has no checkpoint, so it has no trained model. Continue it first: "fleetfit resume '
+                f'{self.folder} has no checkpoint, and so no trained model. Continue it with "fleetfit resume '
                 f'{self.folder}".',
                 path=self.folder,
             )
@@ -380,16 +380,16 @@ def load(folder: str | Path, **sections: Any) -> Run:
 
     Args:
         folder: The run folder.
-        **sections: The objects that stood in for names, if the run was started from Python with some.
+        **sections: The objects in place of names, if the run was started from Python with objects.
 
     Raises:
-        RunError: It is not a run folder, or its configuration cannot be read.
+        RunError: The folder is not a run folder, or its configuration cannot be read.
     """
     files = RunFolder.open(folder)
     path = files.path / "config.toml"
     try:
         table = tomllib.loads(files.text("config.toml"))
-    except ValueError as error:  # a number that is too long raises one that is not a TOMLDecodeError
+    except ValueError as error:  # a number with too many digits raises another error than TOMLDecodeError
         raise RunError(f"{path} is damaged: {error}.", path=path) from None
     except RecursionError:
         raise RunError(f"{path} is damaged: it is nested too deeply.", path=path) from None
@@ -397,22 +397,24 @@ def load(folder: str | Path, **sections: Any) -> Run:
         raise RunError(f"{path} is damaged: it has no [data].", key="data", path=path)
     for name in files.find_edited_files():
         logging.getLogger("fleetfit").warning(
-            "%s was changed after this run began. It is used as it is now; the model may have been trained with other "
-            "values.",
+            "%s has changed since this run started. The new version is used, but the model may have been trained "
+            "with other values.",
             files.path / name,
         )
     if files.has(COLUMNS) and table["data"].get("name") == "table":
-        table["data"]["columns"] = str(files.path / COLUMNS)  # the table itself may have changed since
+        table["data"]["columns"] = str(files.path / COLUMNS)  # the table may have changed since then
     for section in (table["data"], table["data"].get("server")):
         if isinstance(section, dict) and section.get("name") in ("images", "imagenet"):
-            section.setdefault("exif_orientation", False)  # the run began before images were turned by their EXIF
+            section.setdefault(
+                "exif_orientation", False
+            )  # the run started before FleetFit applied the EXIF orientation
     if "data" in sections:
         sections["data"] = wrap_in_memory_data(sections["data"], read_sample_shape(files))
     missing = [section for section in find_object_sections(table) if section not in sections]
     if missing:
         arguments = ", ".join(f"{section}=..." for section in missing)
         raise RunError(
-            f"this run was started from Python with objects of its own; open it there and pass them again: {arguments}",
+            f"this run was started from Python with objects. Open it in Python and pass them again: {arguments}",
             key=missing[0],
             path=files.path,
         )
@@ -420,21 +422,21 @@ def load(folder: str | Path, **sections: Any) -> Run:
 
 
 def load_usable_checkpoint(run: Run, most: int | None = None, due: int = 0) -> dict[str, Any] | None:
-    """Return the newest checkpoint that can be used, or None if there is none at all.
+    """Return the newest usable checkpoint, or None if the run has no checkpoints.
 
     Args:
         run: The run.
-        most: The last round with a whole report; a later checkpoint is refused.
-        due: The round that the newest must be of; if it is of an earlier one, a line says so.
+        most: The last round with a complete report. Later checkpoints are refused.
+        due: The expected round of the newest checkpoint. An earlier one is logged.
 
     Raises:
-        RunError: There are some, and all are damaged or of another model.
+        RunError: All checkpoints are damaged or of another model.
     """
 
     def check(checkpoint: Any, round: int) -> None:
         check_checkpoint(run.assembly.federation, checkpoint, round)
         if most is not None and round > most:
-            raise CheckpointError(f"metrics.jsonl has whole reports of {most} rounds only; put the whole file back")
+            raise CheckpointError(f"metrics.jsonl has complete reports of only {most} rounds; restore the file")
 
     checkpoint = run.files.load_checkpoint(check, due)
     if checkpoint is None:

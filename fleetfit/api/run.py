@@ -1,11 +1,11 @@
-"""One run from beginning to end: `run`, `resume`, and the steps that they are made of.
+"""Execute a run from start to end: `run`, `resume`, and their steps.
 
-`run` writes a run folder (see `fleetfit.records`), `resume` continues one. After a kill at any moment, `resume`
-continues from the newest checkpoint, and the final state has the same bits as that of an unbroken run.
+`run` writes a run folder (see `fleetfit.records`), and `resume` continues one. After a kill at any moment, `resume`
+continues from the newest checkpoint, and the final state has the same bits as after an uninterrupted run.
 
-A key of an override or a keyword (`--set`, `local={...}`) that the run does not use is refused: it was meant to change
-this run. A run file serves many runs, so an unused key of it is a note; a hook or an option that its method never calls
-is a contradiction, and refused.
+An override or keyword (`--set`, `local={...}`) is refused if its key has no effect, because the user meant to change
+this run. An unused key of a run file gets a note, because a file serves many runs. A hook or option that the method
+never calls is a contradiction, and refused.
 """
 
 import contextlib
@@ -58,24 +58,24 @@ def run(
     progress: ProgressOption | Display = "auto",
     **sections: Any,
 ) -> Run:
-    """Run an experiment from beginning to end.
+    """Run an experiment from start to end.
 
     Args:
-        source: A run file, its tables, or an `Experiment`; the defaults when it is left out.
+        source: A run file, its tables, or an `Experiment`; the defaults if left out.
         out: The run folder; `runs/<time>-<name>-<hash>` by default.
         overrides: `a.b=c`, as on the command line.
-        on_round: Called with each round's report; what it raises stops the run, which can be resumed.
-        callbacks: Callbacks beside the run file's `callbacks`: objects with some of the methods of
-            `fleetfit.Callback`, functions that take each round's report, and names and tables as in a run file.
-        progress: Whether rounds are shown while they run: "auto" in a notebook only, True also in a terminal; or a
-            display of your own, see `fleetfit.api.progress.Display`.
-        **sections: Sections of a run file; objects may stand in for names: `model=MyArchitecture()`, `data=my_data`.
+        on_round: Called with each round's report. An exception stops the run, which can be resumed.
+        callbacks: Further callbacks besides the run file's: objects with methods of `fleetfit.Callback`, functions of a
+            round's report, and names and tables as in a run file.
+        progress: Whether to show rounds while they run: "auto" in a notebook only, True also in a terminal. Or a
+            display (see `fleetfit.api.progress.Display`).
+        **sections: Sections of a run file, with names or objects: `model=MyArchitecture()`, `data=my_data`.
 
     Returns:
         The finished run.
 
     Raises:
-        FleetFitError: Something does not fit; nothing has been written unless rounds had begun.
+        FleetFitError: The experiment is wrong or the run fails. No files are written before the first round.
     """
     display = make_display(progress)
     experiment = load_experiment(source, overrides, **sections)
@@ -93,26 +93,26 @@ def resume(
     progress: ProgressOption | Display = "auto",
     **sections: Any,
 ) -> Run:
-    """Continue a run after its newest checkpoint; a finished one is returned as it is.
+    """Continue a run after its newest checkpoint. A finished run is returned unchanged.
 
     Args:
         folder: The run folder.
         on_round: Called with each round's report.
-        callbacks: Beside those of the run's `config.toml`; see `run`. They are first notified of the rounds that they
-            have missed.
-        progress: Whether rounds are shown; see `run`.
+        callbacks: Further callbacks besides those of the run's `config.toml` (see `run`). They first receive the missed
+            rounds.
+        progress: Whether to show rounds (see `run`).
         **sections: The objects that stood in for names, if the run was started from Python with some.
 
     Raises:
-        RunError: It is not a run folder, another process is writing into it, or its format is not known.
-        ConfigError: A callback is wrong, or the key file of `[privacy]`.
+        RunError: The folder is not a run folder, another process is writing to it, or its format is unknown.
+        ConfigError: A callback or the key file of `[privacy]` is wrong.
     """
     old_run = load(folder, **sections)
     entries, objects = split_callbacks(callbacks)
     if old_run.finished:
         return old_run
     old_run._callbacks = make_callbacks([*old_run.experiment.callbacks, *_parse_callbacks(entries)], objects)
-    if isinstance(progress, bool | str):  # a display of the caller shows all notes
+    if isinstance(progress, bool | str):  # the caller's display shows all notes
         for sentence in find_data_changes(old_run.files, old_run.assembly):
             logging.getLogger("fleetfit").warning("%s", sentence)
     _run_with_display(old_run, make_display(progress), on_round)
@@ -129,12 +129,12 @@ def plan(
     """Plan the fleet of an experiment: the levels, their sizes and costs, and the level of each client.
 
     Args:
-        source: A run file, its tables, or an `Experiment`; the defaults when it is left out.
+        source: A run file, its tables, or an `Experiment`; the defaults if left out.
         overrides: `a.b=c`, as on the command line.
-        **sections: Sections of a run file; objects may stand in for names: `model=MyArchitecture()`, `data=my_data`.
+        **sections: Sections of a run file, with names or objects: `model=MyArchitecture()`, `data=my_data`.
 
     Returns:
-        The plan that a run of it would follow. `Plan.to_toml()` saves it, and `fleet.levels` takes the saved one.
+        The plan of a run of the experiment. Save it with `Plan.to_toml()`, and use the saved plan as `fleet.levels`.
 
     Raises:
         FleetFitError: Something does not fit.
@@ -150,17 +150,17 @@ def plan(
 
 
 def check_single_run(experiment: Experiment, verb: str) -> None:
-    """Refuse a comparison where one run is expected.
+    """Refuse a comparison if a single run is expected.
 
     Raises:
-        ConfigError: The experiment has a `[compare]`.
+        ConfigError: The experiment has a section `[compare]`.
     """
     parts = experiment.compare.set_keys
     if parts:
         section = f"[[compare.{parts[0]}]]" if parts[0] in ("row", "setting") else f"[compare] {parts[0]}"
         raise ConfigError(
-            f"{section}: {verb} is for one run, and this file compares several: use `fleetfit compare`. For one of its "
-            "runs, give `fleetfit run` the config.toml in that run's folder, or a file without [compare].",
+            f"{section}: {verb} takes a single run, but this file is a comparison. Use `fleetfit compare`. For one of "
+            "its runs, pass the config.toml of that run's folder, or a file without [compare].",
             key=f"compare.{parts[0]}",
         )
 
@@ -169,7 +169,7 @@ _CONTRADICTIONS = ("method.hooks.", "method.plus.", "cohort.choose")
 
 
 def check_requested_keys(unused: Iterable[UnusedKey], experiment: Experiment) -> None:
-    """Refuse unused keys that an override or a keyword has set, or that contradict the method.
+    """Refuse unused keys that an override or a keyword sets, or that contradict the method.
 
     Args:
         unused: The keys that the run does not use.
@@ -185,7 +185,7 @@ def check_requested_keys(unused: Iterable[UnusedKey], experiment: Experiment) ->
 
 
 def is_related_key(key: str, other: str) -> bool:
-    """Return whether two dotted keys are the same, or one is inside the other."""
+    """Return whether two dotted keys are equal, or one is inside the other."""
     return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
 
 
@@ -196,9 +196,9 @@ def dropped_key_notes(experiment: Experiment) -> list[str]:
         section, _, inner = key.partition(".")
         by_section.setdefault(section, []).append(inner)
     model = experiment.overrides.model
-    notes = [f'The model is "{model}", which fits the data. Set [model] name for another.'] if model else []
+    notes = [f'The model is "{model}", chosen for the data. Set [model] name for another.'] if model else []
     return notes + [
-        f"[{section}] {', '.join(keys)} of the run file: dropped, with the name that an override replaced."
+        f"[{section}] {', '.join(keys)} of the run file: dropped, because an override names another component."
         for section, keys in by_section.items()
     ]
 
@@ -212,12 +212,12 @@ def prepare(
     say: Callable[[str], None] | None = None,
     callbacks: Sequence[Any] = (),
 ) -> Run:
-    """Check everything and create the run folder, without running a round.
+    """Check the experiment and create the run folder, without running a round.
 
     Args:
         experiment: The experiment.
-        out: The run folder; below `runs` by default.
-        say: Called with a sentence when a check takes more than a moment.
+        out: The run folder; in `runs` by default.
+        say: Called with a sentence before a slow check.
         callbacks: See `run`.
     """
     check_single_run(experiment, "run")
@@ -229,7 +229,7 @@ def prepare(
     assembly = assemble(experiment)
     check_requested_keys(assembly.unused, requested)
     named_callbacks = make_callbacks(experiment.callbacks, objects)
-    engine = assembly.engine()  # before the folder: a missing device leaves nothing behind
+    engine = assembly.engine()  # before the folder, so that a missing device leaves no files
     try:
         assembly = verify_layout(assembly, say)  # while the engine's workers start
         folder = create_run_folder(assembly, _describe_first_clients(assembly), out)
@@ -242,7 +242,6 @@ def prepare(
 
 
 def _parse_callbacks(entries: Sequence[Any]) -> list[Any]:
-    """Return names and tables as a run file's `callbacks` has them."""
     return load_experiment({"callbacks": list(entries)}).callbacks
 
 
@@ -250,17 +249,17 @@ _verified: "weakref.WeakSet[Assembly]" = weakref.WeakSet()
 
 
 def verify_layout(assembly: Assembly, say: Callable[[str], None] | None = None) -> Assembly:
-    """Prove the layout of the model, once for each assembly.
+    """Prove the layout of the model, once per assembly.
 
     Args:
         assembly: The assembly of the run.
-        say: Called with a sentence when the proof takes more than a moment.
+        say: Called with a sentence before a slow proof.
 
     Returns:
-        The assembly; with a further note if its architecture declares why something cannot be proved.
+        The assembly, with a further note if the architecture declares a part that cannot be proved.
 
     Raises:
-        ModelError: The layout is wrong, or could not be proved.
+        ModelError: The layout is wrong, or cannot be proved.
     """
     if assembly in _verified:
         return assembly
@@ -290,8 +289,8 @@ def create_run_folder(
     Args:
         assembly: The assembly of the run.
         clients: The content of `fleet.json`.
-        out: The folder; below `runs` by default.
-        further: Further files and their texts.
+        out: The folder; in `runs` by default.
+        further: Texts of further files, by name.
         heading: Comment lines at the top of `config.toml`.
     """
     experiment = assembly.experiment
@@ -320,7 +319,7 @@ def create_run_folder(
 
 
 def _describe_first_clients(assembly: Assembly, count: int = 20) -> dict[str, Any]:
-    """Return the content of `fleet.json`: sizes of groups; class counts, group and level of the first clients."""
+    """Return the content of `fleet.json`: group sizes, and class counts, group and level of the first clients."""
     simulation, fleet = assembly.simulation, assembly.fleet
     assert simulation is not None
     parts = [dict(part) for part in simulation.parts[:count]]
@@ -360,7 +359,7 @@ def run_remaining_rounds(
     renew: rounds.Renew = rounds.keep_federation,
     on_result: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> None:
-    """Run the rounds that are left, draw the plots, write the page and the summary.
+    """Run the remaining rounds, draw the plots, and write the page and the summary.
 
     Args:
         target: The run.
@@ -369,10 +368,10 @@ def run_remaining_rounds(
         on_result: Called with the content of `summary.json` before the plots are drawn.
 
     Raises:
-        RunError: A file of the folder is damaged or cannot be written; found before anything is trained.
+        RunError: A file of the folder is damaged or cannot be written. This is checked before training.
     """
     files, callbacks = target.files, target._take_callbacks()
-    target.__dict__["assembly"] = verify_layout(target.assembly)  # of a resumed run, it is not yet verified
+    target.__dict__["assembly"] = verify_layout(target.assembly)  # the layout of a resumed run is not verified yet
     with contextlib.closing(target._take_engine()) as engine, files.hold():
         checkpoint = _load_start(target)
         server: Server = checkpoint["server"]
@@ -396,10 +395,10 @@ def run_remaining_rounds(
 
 
 def _load_start(target: Run) -> dict[str, Any]:
-    """Return the newest checkpoint, or a new server's where none was due yet.
+    """Return the newest checkpoint, or a new server's if none is due yet.
 
     Raises:
-        RunError: Checkpoints, or the reports of the rounds before them, are damaged or gone.
+        RunError: Checkpoints, or the reports of earlier rounds, are damaged or missing.
     """
     trained = target.files.count_reports()
     checkpoint = load_usable_checkpoint(target, trained)
@@ -407,19 +406,19 @@ def _load_start(target: Run) -> dict[str, Any]:
         return checkpoint
     if trained > target.experiment.checkpoint.every:
         raise RunError(
-            f"{target.folder} has trained {trained} rounds, and their checkpoints are gone. Put the folder "
-            "checkpoints back, or begin a new run.",
+            f"{target.folder} has trained {trained} rounds, but their checkpoints are missing. Restore the folder "
+            "checkpoints, or start a new run.",
             path=target.folder / "checkpoints",
         )
     return {"server": rounds.start(target.assembly.federation), "clients": {}, "statistics": None}
 
 
 def _load_ledger(target: Run) -> None:
-    """Give a private run its key and its spent privacy.
+    """Load the key and the spent privacy of a private run.
 
     Raises:
-        RunError: One of them is missing, or the ledger is damaged or of another run.
-        ConfigError: The key file has no key, others can read it, or it is inside the run folder.
+        RunError: Key or ledger is missing, or the ledger is damaged or of another run.
+        ConfigError: The key file has no key, other users can read it, or it is in the run folder.
     """
     privacy, files = target.assembly.settings.privacy, target.files
     if privacy is None:
@@ -439,23 +438,23 @@ def _load_ledger(target: Run) -> None:
 def _write_rounds(
     target: Run, engine: rounds.Engine, server: Server, renew: rounds.Renew, saving: Timekeeper
 ) -> Iterator[dict[str, Any]]:
-    """Yield the reports of the rounds left; each is written before its checkpoint, whose seconds the next one has."""
+    """Yield the reports of the remaining rounds. Each is written before its checkpoint; the next has its seconds."""
     files, assembly, often = target.files, target.assembly, target.experiment.checkpoint
     settings = assembly.settings
     if settings.privacy is not None:
-        left = settings.privacy.left(server.round, settings.rounds - server.round)
-        settings = replace(settings, rounds=server.round + left)
+        remaining = settings.privacy.left(server.round, settings.rounds - server.round)
+        settings = replace(settings, rounds=server.round + remaining)
     before = files.metrics()[: server.round]
-    for done in rounds.run(assembly.federation, engine, settings, server, renew, before):
-        report = to_json_value(add_seconds(done.report, saving.read()))
+    for outcome in rounds.run(assembly.federation, engine, settings, server, renew, before):
+        report = to_json_value(add_seconds(outcome.report, saving.read()))
         files.append(report)
-        after = done.server
+        after = outcome.server
         if after.round % often.every == 0 or after.round == settings.rounds:
             checkpoint = {
                 "server": {"state": after.state, "round": after.round, "memory": after.memory}
                 | ({"trained": after.trained} if after.trained else {}),
                 "clients": engine.save(),
-                "statistics": done.statistics,
+                "statistics": outcome.statistics,
             }
             with saving.on("checkpoints"):
                 files.save_checkpoint(after.round, checkpoint, often.keep)
@@ -465,7 +464,7 @@ def _write_rounds(
 def _write_results(
     target: Run, saving: Timekeeper, on_result: Callable[[Mapping[str, Any]], None] | None
 ) -> dict[str, Any]:
-    """Draw the plots if matplotlib is installed, write the page; write and return the summary.
+    """Draw the plots if matplotlib is installed, write the page, and write and return the summary.
 
     The summary marks a run as finished, so it is written last: a run that is stopped while drawing draws again.
     """
@@ -483,9 +482,9 @@ def _write_results(
     summary: dict[str, Any] = to_json_value(add_seconds(results, saving.read()))
     if on_result is not None:
         on_result(summary)
-    if not any(target._comparison):  # a comparison draws all its runs, and `fleetfit pictures` one of them
+    if not any(target._comparison):  # a comparison draws all its runs together; `fleetfit pictures` draws a single one
         record = read_run(target.folder, summary)
-        with contextlib.suppress(MissingExtra):  # the command line prints a hint
+        with contextlib.suppress(MissingExtra):  # the command line reports missing plots
             save_figures(figures.draw_run(record), make_plots_folder(target.folder))
         page.write_run_page(record)
     target.files.write("summary.json", json.dumps(summary, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""The command line: each module holds the verbs that its name says, and parses, calls `fleetfit.api` and prints."""
+"""The command line. Each module has the verbs of one subject: it parses arguments, calls `fleetfit.api` and prints."""
 
 from fleetfit.cli.main import main
 

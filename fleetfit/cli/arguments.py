@@ -1,4 +1,4 @@
-"""Arguments and options that several verbs have, each with its one help text."""
+"""Arguments and options that several verbs share."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -11,10 +11,10 @@ from fleetfit import files
 from fleetfit.errors import ConfigError, FleetFitError
 
 
-def forward_config_errors(parser: Callable[[str], Path]) -> Callable[[str], Path]:
+def forward_config_errors(parser: Callable[[str], Path], name: str) -> Callable[[str], Path]:
     """Return a parser of an argument whose errors reach `main` as they are.
 
-    A `ConfigError` is a `ValueError`, and typer would replace its message.
+    A `ConfigError` is a `ValueError`, and typer would replace its message. `--help` shows `name` as its type.
     """
 
     @functools.wraps(parser)
@@ -24,17 +24,18 @@ def forward_config_errors(parser: Callable[[str], Path]) -> Callable[[str], Path
         except ConfigError as error:
             raise FleetFitError(str(error), key=error.key, path=error.path) from None
 
+    parse.__name__ = name
     return parse
 
 
-parse_folder = forward_config_errors(files.parse_folder)
-parse_input_file = forward_config_errors(files.parse_input_file)
-parse_output_file = forward_config_errors(files.parse_output_file)
+parse_folder = forward_config_errors(files.parse_folder, "folder")
+parse_input_file = forward_config_errors(files.parse_input_file, "file")
+parse_output_file = forward_config_errors(files.parse_output_file, "file")
 
 RunFile = Annotated[
     Path | None,
     typer.Argument(
-        help="Run file (TOML). Without one, ScaleFL on handwritten digits.",
+        help="Run file (TOML). Default: ScaleFL on handwritten digits.",
         parser=parse_input_file,
         metavar="[FILE]",
     ),
@@ -48,28 +49,39 @@ Out = Annotated[
     Path | None,
     typer.Option(
         "--out",
-        help="Folder to write; it must be new or empty.",
+        help="Output folder; it must be new or empty.",
         parser=parse_folder,
         metavar="FOLDER",
     ),
 ]
 NewOrStopped = Annotated[
     Path | None,
-    typer.Option("--out", help="Folder to write, or to continue.", parser=parse_folder, metavar="FOLDER"),
+    typer.Option(
+        "--out", help="Output folder: new, empty, or the one to continue.", parser=parse_folder, metavar="FOLDER"
+    ),
 ]
 Jobs = Annotated[
-    int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each in a process with one thread; same bits.")
+    int,
+    typer.Option(
+        "--jobs", "-j", min=1, help="Number of runs at a time, each in its own process. Results are the same bits."
+    ),
 ]
 Fast = Annotated[
     bool,
     typer.Option(
-        "--fast", help="Compute as is fastest on this machine, not with every machine's bits: engine.speed=fast."
+        "--fast",
+        help=(
+            "Use the fastest precision and memory format of this machine (engine.speed=fast); bits differ between "
+            "machines."
+        ),
     ),
 ]
-OtherData = Annotated[str | None, typer.Option("--data", help="Another data set of the same shape and classes.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
+OtherData = Annotated[
+    str | None, typer.Option("--data", help="Use another data set with the same sample shape and classes.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result, no progress.")]
 
 
 def add_speed(overrides: Sequence[str] | None, fast: bool) -> list[str]:
-    """Return the overrides and that of --fast."""
+    """Return the overrides, with `engine.speed=fast` if `--fast` is set."""
     return [*(overrides or ()), *(["engine.speed=fast"] if fast else [])]

@@ -43,14 +43,12 @@ def compare(
     jobs: Jobs = 1,
     against: Annotated[
         str | None,
-        typer.Option(
-            metavar="LABEL", help="The row that the others are measured against; compare.against, or the first one."
-        ),
+        typer.Option(metavar="LABEL", help="Label of the baseline row. Default: compare.against, or the first row."),
     ] = None,
     record: Annotated[
         Path | None,
         typer.Option(
-            help="Also keep the results, once all is finished, in this folder as NAME.json, to be committed.",
+            help="Also write the final results to NAME.json in this folder, for version control.",
             parser=parse_folder,
             metavar="FOLDER",
         ),
@@ -61,8 +59,8 @@ def compare(
 ) -> None:
     """Run every row of a file in every setting with every seed, and print one table.
 
-    The same command continues where it was stopped: finished runs are not run again, and where all are, only the tables
-    are written anew. They are also written as Markdown and CSV, and all results as one small `results.json`.
+    Run the same command again to continue a stopped comparison: finished runs are skipped. The tables are also written
+    as Markdown and CSV, and all results as one `results.json`.
     """
     run_comparison(file, ["compare", str(file)], out=out, jobs=jobs, overrides=overrides, fast=fast, quiet=quiet,
                    against=against, record=record)  # fmt: skip
@@ -84,13 +82,14 @@ def run_comparison(
 
     Args:
         file: The run file.
-        verb: The verb and its arguments; with the options below, the command that continues the comparison.
+        verb: The verb and its arguments. Together with the options below they make the command that continues the
+            comparison.
         out: Folder to write, or to continue.
         jobs: Runs at a time.
         overrides: `KEY=VALUE`, for all runs.
-        quiet: No progress, only the result.
-        fast: Compute as is fastest on this machine.
-        against: Label of the row that the others are measured against.
+        quiet: Print only the result, no progress.
+        fast: Set `engine.speed=fast`.
+        against: Label of the baseline row.
         record: Folder where the results are also stored.
     """
     from fleetfit import api
@@ -102,7 +101,7 @@ def run_comparison(
     command = shlex.join(["fleetfit", *verb, *options])
     with output.explain_interrupt(command), contextlib.closing(ComparisonDisplay(quiet, jobs)) as display:
         if not quiet:
-            output.print_line("Every row and setting is checked before the first run.")
+            output.print_line("Checking every row and setting before the first run.")
         comparison = api.compare(
             file, out=out, overrides=add_speed(overrides, fast), jobs=jobs, against=against, record=record,
             on_run=display.show_run, on_progress=display.show_progress,
@@ -116,14 +115,14 @@ def run_comparison(
     output.print_locations(comparison.folder)
     if comparison.failures:
         raise NoUsableUpdates(
-            f"{len(comparison.failures)} of the comparison's runs failed, and the others are finished: "
-            f"{'; '.join(comparison.failures)}. The notes below the table say why.",
+            f"{len(comparison.failures)} runs failed, all others are finished: {'; '.join(comparison.failures)}. See "
+            "the notes below the table for the reasons.",
             path=comparison.folder,
         )
 
 
 class ComparisonDisplay:
-    """Announces the runs of a comparison and shows their rounds; a note is printed once for all seeds of a row."""
+    """Shows the runs of a comparison and their rounds. It prints each note once per row, not once per seed."""
 
     def __init__(self, quiet: bool, jobs: int) -> None:
         self._quiet, self._notes = quiet, set[tuple[str, str]]()
@@ -136,7 +135,7 @@ class ComparisonDisplay:
             self._bars.start()
 
     def show_run(self, title: str, number: int, count: int, run: "Run") -> "RoundProgress | None":
-        """Announce a run; return its progress, or None where nothing is shown."""
+        """Print the title of a run; return its progress display, or None if nothing is shown."""
         from fleetfit.api.progress import RoundProgress
 
         heading = title if self._quiet else f"[{number}/{count}] {title}"
@@ -147,12 +146,12 @@ class ComparisonDisplay:
         if self._quiet:
             return None
         if run.finished:
-            output.print_line(f"{heading}: finished before.")
+            output.print_line(f"{heading}: already finished.")
             return None
         return RoundProgress(heading, run.experiment, self._bars, lambda: self._time_left)
 
     def show_progress(self, progress: "ComparisonProgress") -> None:
-        """Print the number of runs, and the estimated duration once it is known; the rounds show it from then on."""
+        """Print the number of runs at first, and the estimated duration once; the rounds show it from then on."""
         from fleetfit.api.progress import print_above
         from fleetfit.report.text import format_duration
 
@@ -166,10 +165,13 @@ class ComparisonDisplay:
             is_guess = progress.rows_measured < progress.rows
             self._time_left = f"{'perhaps ' * is_guess}{about} left of all"
             if is_first:
-                rows = f", of {progress.rows_measured} row{'s' * (progress.rows_measured != 1)} of {progress.rows}"
+                rows = f" ({progress.rows_measured} of {progress.rows} rows measured)"
                 print_above(
                     self._bars,
-                    f"The whole comparison takes about {about} more, by the rounds measured so far{rows * is_guess}.",
+                    (
+                        f"About {about} left for the whole comparison, estimated from the rounds so "
+                        f"far{rows * is_guess}."
+                    ),
                 )
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The verbs `fleetfit flower ...`: an app for `flwr run`, a device's node, keys and certificates, resuming a run."""
+"""The verbs `fleetfit flower ...`: an app for `flwr run`, keys and certificates, nodes, and resuming a run."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from fleetfit.errors import ConfigError, MissingExtra
 
 app = typer.Typer(
     no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]},
-    help="Train on a real fleet over the network, with Flower; docs/fleet.md leads through it.",
+    help="Train on a real fleet over the network, with Flower. See docs/fleet.md.",
 )  # fmt: skip
 
 
@@ -21,26 +21,24 @@ app = typer.Typer(
 def init(
     folder: Annotated[
         Path,
-        typer.Argument(help="Folder to write; new or empty.", parser=parse_folder, metavar="FOLDER"),
+        typer.Argument(help="Output folder; it must be new or empty.", parser=parse_folder, metavar="FOLDER"),
     ],
     run_file: Annotated[
         Path | None,
         typer.Option(
             "--run",
-            help="Run file that becomes its run.toml.",
+            help="Run file to copy to run.toml.",
             parser=parse_input_file,
             metavar="FILE",
         ),
     ] = None,
 ) -> None:
-    """Write the thin folder that `flwr run` takes: pyproject.toml, run.toml, and an example of a node's file."""
+    """Write an app folder for `flwr run`: pyproject.toml, run.toml, and an example of a node's configuration."""
     from fleetfit.cli import output
     from fleetfit.fleet.app_folder import write_app
 
     write_app(folder, run_file)
-    output.print_line(
-        f"Written: {folder}. Edit {folder / 'run.toml'}, then start it: flwr run {folder} SUPERLINK --stream"
-    )
+    output.print_line(f"Written: {folder}. Edit {folder / 'run.toml'}, then run: flwr run {folder} SUPERLINK --stream")
 
 
 @app.command()
@@ -53,15 +51,15 @@ def certificates(
             metavar="FOLDER",
         ),
     ],
-    host: Annotated[list[str], typer.Option(help="Name or address by which nodes reach the server. Repeatable.")],
-    days: Annotated[int, typer.Option(min=1, help="Until the server's certificate expires.")] = 365,
+    host: Annotated[list[str], typer.Option(help="Host name or address at which nodes reach the server. Repeatable.")],
+    days: Annotated[int, typer.Option(min=1, help="Days until the server's certificate expires.")] = 365,
 ) -> None:
-    """Make an authority and the SuperLink's certificate. Nodes get ca.crt; ca.key stays with you."""
+    """Make a certificate authority and the SuperLink's certificate. Copy ca.crt to each node; keep ca.key secret."""
     from fleetfit.cli import output
     from fleetfit.fleet.certificates import make_certificates
 
     make_certificates(folder, host, days)
-    output.print_line(f"Written: {folder}. Give each node ca.crt, and keep ca.key where only you can read it.")
+    output.print_line(f"Written: {folder}. Copy ca.crt to each node. Keep ca.key secret.")
 
 
 @app.command()
@@ -69,43 +67,43 @@ def key(
     file: Annotated[
         Path,
         typer.Argument(
-            help="The private key; its public half is written beside, with .pub.",
+            help="Private key to write. The public key is written to FILE.pub.",
             parser=parse_output_file,
             metavar="FILE",
         ),
     ],
 ) -> None:
-    """Make a node's key pair. Register the .pub: flwr supernode register FILE.pub SUPERLINK."""
+    """Make a node's key pair. Register the public key: flwr supernode register FILE.pub SUPERLINK."""
     from fleetfit.cli import output
     from fleetfit.fleet.certificates import make_node_key
 
     make_node_key(file)
-    output.print_line(f"Written: {file} stays on the node; register {file}.pub with the SuperLink.")
+    output.print_line(f"Written: {file}. Keep it on the node, and register {file}.pub with the SuperLink.")
 
 
 @app.command()
 def member(
     file: Annotated[
         Path,
-        typer.Argument(help="The node's key for secure rounds.", parser=parse_output_file, metavar="FILE"),
+        typer.Argument(help="Key to write, for the node's secure rounds.", parser=parse_output_file, metavar="FILE"),
     ],
     authority: Annotated[
         Path,
         typer.Option(
-            help="Folder of the fleet's authority, as for certificates.",
+            help="Folder of the fleet's certificate authority.",
             parser=parse_folder,
             metavar="FOLDER",
         ),
     ],
 ) -> None:
-    """Make a node's key for secure rounds, signed by the fleet's authority, which the server must not have."""
+    """Make a node's key for secure rounds, signed by the fleet's authority. Never run this on the server."""
     from fleetfit.cli import output
     from fleetfit.fleet.certificates import make_member
 
     make_member(file, authority)
     output.print_line(
-        f"Written: {file}. Bring it to the node, and name it there under [secure] member. Keep "
-        f"{authority / 'members.key'} away from the server: its holder can invent members."
+        f"Written: {file}. Copy it to the node, and name it there under [secure] member. Keep "
+        f"{authority / 'members.key'} away from the server: with it the server could forge members."
     )
 
 
@@ -119,7 +117,7 @@ def node(
     ca: Annotated[
         Path | None,
         typer.Option(
-            help="Authority of its certificate; the system's by default.",
+            help="Certificate authority of the SuperLink. Default: the system's.",
             parser=parse_input_file,
             metavar="FILE",
         ),
@@ -128,14 +126,18 @@ def node(
         Path | None,
         typer.Option(help="The node's private key.", parser=parse_input_file, metavar="FILE"),
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS; for trials on one machine.")] = False,
-    listen: Annotated[str, typer.Option(help="Address of the node's own API; 0: a free port.")] = "127.0.0.1:0",
-    cold: Annotated[bool, typer.Option("--cold", help="Use Flower's own way of starting processes.")] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Load the data, print what the node would report, and stop.")
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Do not use TLS; only for trials on one machine.")
     ] = False,
+    listen: Annotated[
+        str, typer.Option(help="Address of the node's own API; port 0 takes a free port.")
+    ] = "127.0.0.1:0",
+    cold: Annotated[
+        bool, typer.Option("--cold", help="Start processes as Flower does, without FleetFit's warm start.")
+    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Load the data, print the node's report, and exit.")] = False,
 ) -> None:
-    """Run a device's node until Ctrl-C; it trains what the server sends, within its configuration."""
+    """Run a node on this device until Ctrl-C. It trains the server's jobs, within its configuration."""
     if check:
         from fleetfit.cli import output
         from fleetfit.fleet.node import Node
@@ -148,7 +150,7 @@ def node(
 
     if not superlink:
         raise ConfigError("a node needs the SuperLink's address: --superlink HOST:PORT.", key="superlink")
-    code = "from fleetfit.cli import main; main()"  # checked in a process of its own, which releases data and torch
+    code = "from fleetfit.cli import main; main()"  # a process of its own releases the data and torch after the check
     check_process = subprocess.run([sys.executable, "-c", code, "flower", "node", str(file), "--check"], check=False)
     if check_process.returncode:
         raise typer.Exit(check_process.returncode)
@@ -160,14 +162,16 @@ def resume(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="Run folder, on the machine of the SuperLink.",
+            help="Run folder on the SuperLink's machine.",
             parser=parse_folder,
             metavar="FOLDER",
         ),
     ],
-    superlink: Annotated[str, typer.Argument(help="Its name in Flower's config; the default one if left out.")] = "",
+    superlink: Annotated[
+        str, typer.Argument(help="Name of the SuperLink in Flower's configuration. Default: Flower's default.")
+    ] = "",
 ) -> None:
-    """Continue a fleet's run whose server was stopped, after its last checkpoint. Run it where the folder is."""
+    """Continue a stopped run of a fleet from its last checkpoint. Run this on the SuperLink's machine."""
     from fleetfit.api.fleet import check_run
     from fleetfit.cli import output
     from fleetfit.fleet.app_folder import write_app

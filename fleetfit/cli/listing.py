@@ -48,9 +48,9 @@ class ListKind(StrEnum):
 def parse_kind(text: str) -> ListKind:
     """Return the kind of a name."""
     if text not in list(ListKind):
-        known = ", ".join(ListKind)
+        kinds = ", ".join(ListKind)
         raise typer.BadParameter(
-            f'"{truncate(text)}" cannot be listed; there are {known}.{did_you_mean(text, ListKind)}'
+            f'"{truncate(text)}" cannot be listed. Choose one of {kinds}.{did_you_mean(text, ListKind)}'
         )
     return ListKind(text)
 
@@ -65,15 +65,17 @@ def list_builtins(
             autocompletion=lambda: [*ListKind],
         ),
     ],
-    name: Annotated[str | None, typer.Argument(help="One of them: its keys, their defaults and meaning.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Name of one entry: list its keys, their defaults and meanings.")
+    ] = None,
 ) -> None:
-    """List what is built in, one line each; data sets with sizes, profiles with figures. With a name, its keys."""
+    """List built-in methods, models, data sets and more, one per line. With a name, list its keys."""
     output.print_table(make_list_table(kind.value) if name is None else make_key_table(kind.value, name))
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A built-in, or a function of your own, as `list` shows it.
+    """A built-in or a user's function, as `list` shows it.
 
     Attributes:
         summary: Its description in one line.
@@ -89,7 +91,7 @@ class Entry:
 
 
 def make_list_table(kind: str) -> Table:
-    """Return the built-ins of a kind, one line each."""
+    """Return the built-ins of a kind as a table."""
     if kind == "profiles":
         return make_profile_table(PROFILES)
     entries = {name: find_entry(kind, name) for name in names.list_names(kind)}
@@ -100,7 +102,7 @@ def make_list_table(kind: str) -> Table:
 
 
 def make_key_table(kind: str, name: str) -> Table:
-    """Return the keys of a built-in, or of a function of your own, with their defaults and meanings."""
+    """Return the keys of a built-in or of a user's function, with their defaults and meanings."""
     if kind == "profiles":
         name = names.find_match(name, PROFILES)
         if name not in PROFILES:
@@ -125,7 +127,7 @@ def find_meaning(doc: str, key: str) -> str:
 
 
 def make_profile_table(profiles: Mapping[str, DeviceProfile]) -> Table:
-    """Return device profiles with their figures, and the sources of these as notes."""
+    """Return device profiles with their figures; the notes cite the sources."""
     columns = ("name", "what it is", "multiply-adds/s", "down/s", "up/s", "latency ms", "memory")
     rows = [
         (
@@ -135,7 +137,9 @@ def make_profile_table(profiles: Mapping[str, DeviceProfile]) -> Table:
         )
         for name, p in profiles.items()
     ]  # fmt: skip
-    links = "links: Ookla, Speedtest Global Index, September 2020, global means; which link a device has is assumed"
+    links = (
+        "links: Ookla, Speedtest Global Index, September 2020, global means; the link of each device is an assumption"
+    )
     return Table(columns, tuple(rows), notes=(*(f"{name}: {p.source}" for name, p in profiles.items()), links))
 
 
@@ -143,10 +147,10 @@ def make_profile_table(profiles: Mapping[str, DeviceProfile]) -> Table:
 
 
 def import_entry(kind: str, name: str) -> Entry:
-    """Import a built-in, or a function of your own, and return its entry.
+    """Import a built-in or a user's function, and return its entry.
 
     Raises:
-        ConfigError: There is no such name, or its module fails to import.
+        ConfigError: The name is unknown, or its module fails to import.
     """
     factory = names.resolve(kind, name)
     doc = inspect.getdoc(factory) or ""
@@ -249,7 +253,7 @@ class _Source:
         """Return the keys of a factory and their defaults.
 
         Raises:
-            NotLiteral: It takes anything by name, or a default is computed.
+            NotLiteral: The factory takes `*args` or `**kwargs`, or a default is computed.
         """
         parameters = function.args
         if parameters.vararg or parameters.kwarg:
@@ -264,7 +268,7 @@ class _Source:
         }
 
     def get_value(self, name: str) -> Any:
-        """Return a value that is assigned at the top level, of this module or of FleetFit's that it comes from.
+        """Return a value of the top level of this module, or of the FleetFit module that it is imported from.
 
         Raises:
             NotLiteral: It is computed, or comes from another package.
@@ -301,7 +305,7 @@ class _Source:
             raise NotLiteral(ast.unparse(node)) from None
 
     def _evaluate_known(self, node: ast.expr) -> Any:
-        """Return the value of an expression, or the expression if it is computed: it may not be needed."""
+        """Return the value of an expression, or the expression itself if it is computed."""
         try:
             return self._evaluate(node)
         except NotLiteral:

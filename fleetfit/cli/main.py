@@ -1,7 +1,7 @@
-"""Entry point of the command line: runs a verb, and turns every exception into one sentence and an exit code.
+"""Entry point of the command line: runs a verb, and maps every exception to a message and an exit code.
 
 docs/errors.md lists the exit codes. Only the standard library is imported before `run_command`, so that Ctrl-C is
-answered from the first moment.
+answered at once.
 """
 
 import contextlib
@@ -27,14 +27,14 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: the script's entry point.
 
     Args:
-        arguments: The words behind the program's name; None: those of this process.
+        arguments: The words after the program's name; None: those of this process.
     """
     if arguments is not None:
         sys.exit(run_command(arguments))
     _open_streams()
     code = run_command(sys.argv[1:])
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends what is left of the process
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the process at once
     sys.exit(code)
 
 
@@ -84,7 +84,7 @@ class LogLevel(StrEnum):
 
 
 def make_app() -> "typer.Typer":
-    """Return the verbs as an application of typer; they import heavy modules when they are called."""
+    """Return the typer application. Verbs import heavy modules only when they are called."""
     with warnings.catch_warnings():  # typer 0.20 uses names that click 8.5 deprecates
         warnings.simplefilter("ignore", DeprecationWarning)
         import typer
@@ -94,16 +94,19 @@ def make_app() -> "typer.Typer":
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
         context_settings={"help_option_names": ["-h", "--help"]},
-        help="Federated learning across unequal devices: every device trains the piece of the model that fits it.",
+        help="Federated learning across unequal devices: each device trains the sub-model that fits it.",
     )
 
     @app.callback(invoke_without_command=True)
     def start(
         context: typer.Context,
-        version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
-        traceback: Annotated[bool, typer.Option("--traceback", help="Print tracebacks; with every verb.")] = False,
+        version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+        traceback: Annotated[
+            bool, typer.Option("--traceback", help="Print the traceback of an error; works with every verb.")
+        ] = False,
         log: Annotated[
-            LogLevel, typer.Option("--log", help="From which level on what is logged is printed.")
+            LogLevel,
+            typer.Option("--log", metavar="LEVEL", help="Lowest level of log messages: debug, info, warning or error."),
         ] = LogLevel.warning,
     ) -> None:
         setup_logging(log.value)
@@ -129,7 +132,7 @@ def make_app() -> "typer.Typer":
 
 
 def describe_error(error: BaseException) -> tuple[str, int]:
-    """Return the sentence on an error, and the exit code."""
+    """Return the message of an error, and the exit code."""
     import typer
 
     from fleetfit import files, names
@@ -141,9 +144,9 @@ def describe_error(error: BaseException) -> tuple[str, int]:
     if isinstance(error, typer.Abort) or _has_interrupt(error):
         return "stopped.", STOPPED
     if isinstance(error.__context__ if isinstance(error, SystemExit) else error, BrokenPipeError):
-        return "", MISTAKE  # the reader of the output needs no more, as `head` does
+        return "", MISTAKE  # the reader closed the pipe, as `head` does
     if isinstance(error, Unexpected):
-        return f"{error} --traceback prints its traceback.", MISTAKE if error.foreign else FAULT
+        return f"{error} Add --traceback for the traceback.", MISTAKE if error.foreign else FAULT
     if isinstance(error, FleetFitError):
         return str(error), MISTAKE
     if isinstance(error, usage_error):
@@ -157,16 +160,16 @@ def describe_error(error: BaseException) -> tuple[str, int]:
         return f"{' or '.join(targets) or 'the output'} cannot be used: {files.format_os_error(error)}.", MISTAKE
     plug_in = names.find_plug_in(error)
     if plug_in is not None:
-        return f"{plug_in} {names.describe_failure(error)}. --traceback prints its traceback.", MISTAKE
+        return f"{plug_in} {names.describe_failure(error)}. Add --traceback for the traceback.", MISTAKE
     return (
-        f"this is a fault of FleetFit, not yours: {format_cause(error, typed=True)}. Please report it to your "
-        "FleetFit distributor, with the traceback that --traceback prints.",
+        f"internal error in FleetFit: {format_cause(error, typed=True)}. Please report it to your FleetFit "
+        "distributor, with the output of --traceback.",
         FAULT,
     )
 
 
 def _has_interrupt(error: BaseException | None) -> bool:
-    """Return whether an error is Ctrl-C, or was raised because of it: modules fail to import when interrupted."""
+    """Return whether an error is Ctrl-C or was caused by it, as when an import is interrupted."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
@@ -184,7 +187,7 @@ def _print_traceback(error: BaseException) -> None:
 
 def _open_streams() -> None:
     """Open closed standard streams on the null device, and escape characters that a stream cannot encode."""
-    while os.open(os.devnull, os.O_RDWR) <= 2:  # else the next files opened would be the standard streams
+    while os.open(os.devnull, os.O_RDWR) <= 2:  # otherwise the next opened files would become the standard streams
         pass
     sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115

@@ -1,4 +1,4 @@
-"""The verb `check-model`: which parts of a model scale, and the proof."""
+"""The verb `check-model`: report which parts of a model scale, and prove it."""
 
 from typing import Annotated
 
@@ -11,19 +11,21 @@ from fleetfit.cli.plan import get_default_shape, parse_model_settings, parse_sha
 
 def check_model(
     name: Annotated[str, typer.Argument(help="Built-in name, package.module:function or file.py:function.")],
-    classes: Annotated[int | None, typer.Option(help="Classes; 10 by default, all tokens for next_token.")] = None,
+    classes: Annotated[
+        int | None, typer.Option(help="Number of classes. Default: 10, or the vocabulary for next_token.")
+    ] = None,
     input_shape: Annotated[
-        str | None, typer.Option(help="Shape of a sample; 3,32,32 by default, 32 for models of tokens.")
+        str | None, typer.Option(help="Shape of a sample. Default: 3,32,32, or 32 for token models.")
     ] = None,
     task: Annotated[
-        str, typer.Option(help="The task: classification, next_token, regression or multi_label.")
+        str, typer.Option(help="Task: classification, next_token, regression or multi_label.")
     ] = "classification",
     overrides: Overrides = None,
 ) -> None:
-    """Explain which parts of a model scale, prove it, and train every level for one step; nothing is written.
+    """Report which parts of a model scale, prove it, and train each level for one step. Writes no files.
 
-    Lists the axes and their tensors, inferred and declared, the exits, and the cost of every level. Keys of the model
-    are set with --set model.KEY=VALUE, such as --set model.vocabulary=1000 for tokens.
+    The report lists the axes with their tensors (inferred or declared), the exits, and the cost of each level. Set keys
+    of the model with --set model.KEY=VALUE, such as --set model.vocabulary=1000.
     """
     from fleetfit.api.model_report import check_model_report
 

@@ -1,4 +1,4 @@
-"""What the command line prints: results on stdout, sentences on stderr."""
+"""Output of the command line: results on stdout, messages on stderr."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from fleetfit.errors import make_printable
 if TYPE_CHECKING:
     from fleetfit.report.text import Table
 
-_PLAIN_WIDTH = 160  # characters of a table where the output is not a terminal
+_PLAIN_WIDTH = 160  # width of a table if the output is not a terminal
 _TEXT_WIDTH = 110  # characters of a line of text there
 
 
@@ -24,11 +24,11 @@ _TEXT_WIDTH = 110  # characters of a line of text there
 
 
 class UserInterrupt(Exception):
-    """Ctrl-C ended a verb; the message says how to continue."""
+    """Ctrl-C ended a verb. The message has the command that continues it."""
 
 
 def print_sentence(sentence: str) -> None:
-    """Print a sentence to stderr, on one line; failures are ignored."""
+    """Print a message to stderr on one line, and ignore failures."""
     with contextlib.suppress(OSError, ValueError):
         line = make_printable(f"fleetfit: {' '.join(sentence.split())}")
         line = f"\n{line}" if sentence.startswith("stopped.") and sys.stderr.isatty() else line  # behind the ^C
@@ -37,12 +37,12 @@ def print_sentence(sentence: str) -> None:
 
 @contextlib.contextmanager
 def explain_interrupt(command: str = "") -> Iterator[None]:
-    """Turn Ctrl-C into a sentence: the command that continues, or that nothing was written."""
+    """Turn Ctrl-C into a message: the command that continues, or that nothing was written."""
     try:
         yield
     except KeyboardInterrupt:
-        rest = f"Nothing is half written; continue with: {command}" if command else "Nothing was written."
-        raise UserInterrupt(f"stopped. {rest}") from None
+        advice = f"Nothing is half written; continue with: {command}" if command else "Nothing was written."
+        raise UserInterrupt(f"stopped. {advice}") from None
 
 
 class _SentenceHandler(logging.Handler):
@@ -51,7 +51,7 @@ class _SentenceHandler(logging.Handler):
 
 
 def setup_logging(level: str = "warning") -> None:
-    """Print what the package logs to stderr, from a level on."""
+    """Print the package's log messages of a level and above to stderr."""
     logger = logging.getLogger("fleetfit")
     if not any(isinstance(handler, _SentenceHandler) for handler in logger.handlers):
         logger.addHandler(_SentenceHandler())
@@ -60,7 +60,7 @@ def setup_logging(level: str = "warning") -> None:
 
 @contextlib.contextmanager
 def redirect_stdout() -> Iterator[None]:
-    """Send stdout to stderr meanwhile, that of plug-ins and workers too: only JSON may reach stdout then."""
+    """Redirect stdout to stderr, for plug-ins and workers too, so that only JSON reaches stdout."""
     sys.stdout.flush()
     is_real = sys.stdout is sys.__stdout__
     saved = os.dup(1) if is_real else -1
@@ -85,7 +85,7 @@ def print_line(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON, which is ASCII; no text in it is cut."""
+    """Print a value as ASCII JSON; texts are not truncated."""
     print(json.dumps(value, indent=2), flush=True)
 
 
@@ -149,21 +149,21 @@ def print_summary(summary: Mapping[str, Any]) -> None:
 
 
 def print_locations(folder: Path) -> None:
-    """Print where the plots and the page of a run or a comparison are."""
+    """Print the locations of the plots and the page of a run or a comparison."""
     from fleetfit.report import drawing
     from fleetfit.report.page import NAME
 
     if drawing.is_available():
         print_line(f"Plots: {folder}/plots")
     else:
-        print_line('No plots were drawn: matplotlib is not installed (pip install "fleetfit[plots]").')
+        print_line('No plots were drawn: matplotlib is not installed. Install it: pip install "fleetfit[plots]".')
     if (folder / NAME).is_file():
         print_line(f"Page: {folder / NAME}")
     print_line(f"Run folder: {folder}")
 
 
 def print_figure_paths(paths: Sequence[Path], notes: Sequence[str]) -> None:
-    """Print the notes on figures, and the files that hold them."""
+    """Print the notes on figures, and the paths of their files."""
     print_notes(notes)
     for path in paths:
         print_line(f"Drawn: {path}")

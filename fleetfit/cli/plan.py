@@ -1,4 +1,4 @@
-"""The verbs about levels: `plan` (the sub-model for each budget) and `profile` (their costs on this device)."""
+"""The verbs on levels: `plan` (the sub-model for each budget) and `profile` (the cost of each level on this device)."""
 
 import os
 import statistics
@@ -53,15 +53,15 @@ class PlanOptions:
 
 @dataclass(frozen=True)
 class PlanView:
-    """A plan and what is printed with it.
+    """A plan and the information to print with it.
 
     Attributes:
         plan: The plan.
         title: Its title: the method and its clients, or the model.
-        models: The sub-model of each of its levels as it is counted, and at the end the full model.
-        notes: Sentences printed before it.
-        latencies: Latencies of the models, if they were measured.
-        latency_notes: Sentences on these.
+        models: The counted sub-model of each level, and last the full model.
+        notes: Sentences printed before the plan.
+        latencies: Measured latencies of the models; may be empty.
+        latency_notes: Sentences on the latencies.
     """
 
     plan: "Plan"
@@ -76,48 +76,49 @@ def plan(
     file: RunFile = None,
     model: Annotated[str | None, typer.Option(help="Plan for this model instead of a run file.")] = None,
     budgets: Annotated[
-        str, typer.Option(help="Budgets of the devices: fractions of the full model's cost, or absolute above 1.")
+        str, typer.Option(help="Device budgets: fractions of the full model's cost, or absolute numbers above 1.")
     ] = "0.125,0.25,0.5,1",
     cost: Annotated[
         str,
         typer.Option(
-            help="Cost of the budgets: parameters, multiply_adds (MACs), size_bytes, memory_bytes, latency_s."
+            help="Cost that budgets limit: parameters, multiply_adds (MACs), size_bytes, memory_bytes or latency_s."
         ),
     ] = "parameters",
-    tolerance: Annotated[float, typer.Option(help="Share by which a level may exceed a budget.")] = 0.1,
+    tolerance: Annotated[float, typer.Option(help="Fraction by which a level may exceed its budget.")] = 0.1,
     mode: Annotated[
-        str | None, typer.Option(help="What is cut: both, width or depth; both where levels fit, else width.")
+        str | None,
+        typer.Option(help="Dimension to cut: both, width or depth. Default: both if levels fit, else width."),
     ] = None,
-    levels: Annotated[str, typer.Option(help='"cluster", "halving" or ratios such as 0.25,0.5,1.')] = "cluster",
+    levels: Annotated[str, typer.Option(help='"cluster", "halving", or cost ratios such as 0.25,0.5,1.')] = "cluster",
     exits: Annotated[str | None, typer.Option(help="Exits of the smaller levels, such as 36,42,48.")] = None,
     widths: Annotated[str | None, typer.Option(help="Widths of the smaller levels, such as 0.7,0.7,0.75.")] = None,
-    classes: Annotated[int, typer.Option(help="Classes.")] = 10,
+    classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
     input_shape: Annotated[
-        str | None, typer.Option(help="Shape of a sample; 3,32,32 by default, 32 tokens for a model of tokens.")
+        str | None, typer.Option(help="Shape of a sample. Default: 3,32,32, or 32 for token models.")
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Admit only levels at or under every budget.")] = False,
-    also: Annotated[str | None, typer.Option(help="Costs to show as well, such as memory_bytes,latency_s.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples in a training step, for memory_bytes.")] = 16,
+    strict: Annotated[bool, typer.Option("--strict", help="Admit only levels within every budget.")] = False,
+    also: Annotated[str | None, typer.Option(help="Further costs to show, such as memory_bytes,latency_s.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples per training step, for memory_bytes.")] = 16,
     latency: Annotated[
-        bool, typer.Option("--latency", help="Measure how long one sample takes in each level here.")
+        bool, typer.Option("--latency", help="Measure the latency of one sample at each level on this machine.")
     ] = False,
-    passes: Annotated[int, typer.Option(min=1, help="With --latency: passes behind the median.")] = _PASSES,
-    threads: Annotated[int, typer.Option(min=1, help="With --latency: threads that compute.")] = 1,
+    passes: Annotated[int, typer.Option(min=1, help="With --latency: number of passes; the median counts.")] = _PASSES,
+    threads: Annotated[int, typer.Option(min=1, help="With --latency: number of threads.")] = 1,
     save: Annotated[
         Path | None,
         typer.Option(
-            help="Write the plan as TOML, to be used as fleet.levels.",
+            help="Write the plan as TOML, for fleet.levels of a run file.",
             parser=parse_output_file,
             metavar="FILE",
         ),
     ] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Show which sub-model each budget gets, and what it costs.
+    """Show the sub-model for each budget, and its cost.
 
-    For a run file: the levels of its method on its data, and of each row if it compares. With --model: the grid search
-    of ScaleFL Eq. 1 for any budgets; the options from --budgets to --batch-size belong to it, and keys of the model are
-    set with --set model.KEY=VALUE.
+    With a run file, it plans the levels of the file's method on its data, for each row if the file compares. With
+    --model, it runs the grid search of ScaleFL (Eq. 1) for the given budgets. The options from --budgets to
+    --batch-size apply only with --model. Set keys of the model with --set model.KEY=VALUE.
     """
     from fleetfit import files
     from fleetfit.report.tables import make_plan_table
@@ -128,17 +129,17 @@ def plan(
     changed = options.list_changed()
     if not latency and (passes != _PASSES or threads != 1):
         unused = [*["--passes"] * (passes != _PASSES), *["--threads"] * (threads != 1)]
-        raise ConfigError(f"{', '.join(unused)}: only with --latency, which measures.", key="latency")
+        raise ConfigError(f"{', '.join(unused)}: only with --latency. Add --latency, or leave them out.", key="latency")
     meter = LatencyMeter(passes, threads) if latency else None
     if model is not None:
         if file is not None:
-            raise ConfigError("plan takes a run file or --model, not both.", key="model")
+            raise ConfigError("plan takes a run file or --model, not both. Leave one out.", key="model")
         plans = [plan_model(options, overrides or ())]
     else:
         if changed:
             raise ConfigError(
-                f"{', '.join(changed)}: only with --model. A run file's [fleet] and [method] have the values of its "
-                "plan; change them with --set, such as --set fleet.tolerance=0.2.",
+                f"{', '.join(changed)}: only with --model. For a run file, set keys of [fleet] and [method], such as "
+                "--set fleet.tolerance=0.2.",
                 key="model",
             )
         plans = plan_run_file(file, overrides or ())
@@ -150,17 +151,19 @@ def plan(
     if save is not None:
         if len(plans) > 1:
             raise ConfigError(
-                f"--save writes one plan, and the rows of {file} have {len(plans)}: save that of one.", key="save"
+                f"--save writes one plan, but {file} has rows with {len(plans)} plans. Save the plan of a file "
+                "with one row.",
+                key="save",
             )
         try:
             files.write_user_file(save, plans[0].plan.to_toml())
         except OSError as error:
-            raise ConfigError(f"the plan cannot be written to {save}: {error.strerror}.", path=save) from None
+            raise ConfigError(f"cannot write the plan to {save}: {error.strerror}.", path=save) from None
         output.print_line(f'Saved. Use it in a run file: [fleet] levels = "{save}".')
 
 
 def plan_run_file(file: Path | None, overrides: Sequence[str]) -> list[PlanView]:
-    """Return the plan of a run file; of a file that compares, the distinct plans of its rows."""
+    """Return the plan of a run file, or the distinct plans of its rows if it compares."""
     from fleetfit.api.comparison import list_plans
     from fleetfit.api.run import check_requested_keys, dropped_key_notes
     from fleetfit.config import assemble, load_experiment
@@ -198,7 +201,7 @@ def _make_timed(
     submodels: Sequence[tuple[Mapping[str, int], tuple[int, ...]]],
     shape: tuple[int, ...],
 ) -> tuple["Timed", ...]:
-    """Return sub-models, by sizes and exits, and at the end the full model without early classifiers."""
+    """Return sub-models by sizes and exits, and last the full model without early classifiers."""
     from fleetfit.cost import Timed
 
     full = architecture.sizes(1.0)
@@ -246,8 +249,8 @@ def plan_model(options: PlanOptions, overrides: Sequence[str]) -> PlanView:
     except PlanError as error:
         if options.mode is not None or error.mode is None:
             raise
-        notes = (f"No depths and widths fit within {options.tolerance:g}, so levels differ in {error.mode} alone; "
-                 "--mode both says why.",)  # fmt: skip
+        notes = (f"No levels that differ in both depth and width fit within {options.tolerance:g}, so levels differ in "
+            f"{error.mode} only. Run with --mode both for the reason.",)  # fmt: skip
         plan = plan_mode(cast("Mode", error.mode))
     title = f"{options.model}, samples of {' x '.join(map(str, shape))}, {options.classes} classes"
     submodels = [(architecture.sizes(level.width), level.exits) for level in plan.levels[:-1]]
@@ -277,7 +280,7 @@ def parse_model_settings(overrides: Sequence[str]) -> dict[str, Any]:
         change = parse_override(text)
         if set(change) != {"model"} or not isinstance(change["model"], dict):
             raise ConfigError(
-                f'here --set sets keys of the model, such as --set model.depth=20; got "{text}".', key="set"
+                f'with --model, --set takes keys of the model, such as --set model.depth=20; got "{text}".', key="set"
             )
         settings |= change["model"]
     return settings
@@ -311,8 +314,8 @@ def parse_numbers(text: str, option: str) -> tuple[float, ...]:
 
 # ---- plan --latency ------------------------------------------------------------------------------------------------
 
-_LINE_S = 15.0  # between two lines of progress
-_BUSY = 0.95  # below this share of their time, the passes shared their processor with other processes
+_LINE_S = 15.0  # between two progress lines
+_BUSY = 0.95  # below this share of processor time, other processes disturbed the passes
 
 
 @dataclass(frozen=True)
@@ -320,24 +323,25 @@ class LatencyMeter:
     """Measures latencies, with progress on stderr.
 
     Attributes:
-        passes: Passes of one sample whose median counts.
-        threads: Threads that compute.
+        passes: Number of passes of one sample; the median counts.
+        threads: Number of threads.
     """
 
     passes: int
     threads: int
 
     def __post_init__(self) -> None:
-        """Check the threads; with many more than processors, their library ends the process.
+        """Check the number of threads: with far too many, the OpenMP library aborts the process.
 
         Raises:
-            ConfigError: There are more than processors.
+            ConfigError: There are more threads than processors.
         """
         processors = os.cpu_count() or 1
         if self.threads > processors:
             count = _format_count(processors, "processor", "processors")
-            raise ConfigError(f"--threads takes at most the number of processors; this machine has {count}, got "
-                              f"{self.threads}.", key="threads")  # fmt: skip
+            raise ConfigError(
+                f"--threads must be at most the number of processors, {count}; got {self.threads}.", key="threads"
+            )
 
     def measure_plan(self, view: PlanView) -> PlanView:
         """Return a plan with the latencies of its levels and of the full model."""
@@ -368,7 +372,7 @@ class LatencyMeter:
         return [latencies[distinct.index(model)] for model in models]
 
     def make_notes(self, names: Sequence[str], latencies: Sequence["Latency"], full: "Latency") -> tuple[str, ...]:
-        """Say how latencies were measured, and in fractions of the full model's if the machine was busy."""
+        """Describe the measurement of latencies. If the machine was busy, add the ratios in processor time."""
         import torch
 
         from fleetfit.records import get_processor_name
@@ -376,8 +380,8 @@ class LatencyMeter:
         passes = _format_count(self.passes, "pass", "passes")
         threads = _format_count(self.threads, "thread", "threads")
         note = (
-            f"Measured here: median of {passes} of one sample, ± the range between the quartiles; the models in "
-            f"turn, {threads} of {get_processor_name()}, PyTorch {torch.__version__}, fp32, random weights."
+            f"Measured here: median of {passes} of one sample, ± the range between the quartiles. The models took "
+            f"turns, on {threads} of {get_processor_name()}, PyTorch {torch.__version__}, fp32, random weights."
         )
         shares = [one.processor_share for one in latencies if one.processor_share is not None]
         if not shares or full.processor_s is None or statistics.mean(shares) >= _BUSY:
@@ -389,9 +393,8 @@ class LatencyMeter:
         ]
         return (
             note,
-            f"The machine was busy: the passes had a processor for {100 * statistics.mean(shares):.0f}% of their time. "
-            "In seconds of the processor, which other processes disturb less, measured / full is "
-            f"{'; '.join(fractions)}.",
+            f"The machine was busy: the passes ran for {100 * statistics.mean(shares):.0f}% of the time. In processor "
+            f"time, which is less disturbed, measured / full is {'; '.join(fractions)}.",
         )
 
 
@@ -404,29 +407,29 @@ def _format_count(count: int, one: str, many: str) -> str:
 
 def profile(
     file: RunFile = None,
-    model: Annotated[str | None, typer.Option(help="Levels of this model instead of a run file's.")] = None,
-    budgets: Annotated[str, typer.Option(help="With --model: budgets of the devices, as for `plan`.")] = (
-        "0.125,0.25,0.5,1"
-    ),
-    cost: Annotated[str, typer.Option(help="With --model: cost of the budgets.")] = "parameters",
+    model: Annotated[str | None, typer.Option(help="Profile the levels of this model instead of a run file's.")] = None,
+    budgets: Annotated[str, typer.Option(help="With --model: device budgets, as for `plan`.")] = ("0.125,0.25,0.5,1"),
+    cost: Annotated[str, typer.Option(help="With --model: cost that budgets limit.")] = "parameters",
     input_shape: Annotated[
-        str | None, typer.Option(help="Shape of a sample, such as 3,32,32; with --classes, no data are needed.")
+        str | None, typer.Option(help="Shape of a sample, such as 3,32,32. With --classes, no data are loaded.")
     ] = None,
-    classes: Annotated[int | None, typer.Option(min=1, help="Classes; with --input-shape, no data are needed.")] = None,
+    classes: Annotated[
+        int | None, typer.Option(min=1, help="Number of classes. With --input-shape, no data are loaded.")
+    ] = None,
     task: Annotated[
         str, typer.Option(help="With --input-shape: classification, next_token, regression or multi_label.")
     ] = "classification",
-    vocabulary: Annotated[int, typer.Option(min=0, help="With --input-shape: tokens are below it.")] = 0,
-    step_s: Annotated[float | None, typer.Option(help="Seconds that a training step may take.")] = None,
-    latency_s: Annotated[float | None, typer.Option(help="Seconds that inference of one sample may take.")] = None,
+    vocabulary: Annotated[int, typer.Option(min=0, help="With --input-shape: number of tokens in the vocabulary.")] = 0,
+    step_s: Annotated[float | None, typer.Option(help="Limit in seconds of a training step.")] = None,
+    latency_s: Annotated[float | None, typer.Option(help="Limit in seconds of inference on one sample.")] = None,
     memory: Annotated[
         str | None,
-        typer.Option(help='Memory that a training step may take, "300 MB"; half of the free memory by default.'),
+        typer.Option(help='Memory limit of a training step, such as "300 MB". Default: half of the free memory.'),
     ] = None,
-    energy_j: Annotated[float | None, typer.Option(help="Joules that a training step may take.")] = None,
-    limit_s: Annotated[float, typer.Option(help="Seconds for everything.")] = 60.0,
+    energy_j: Annotated[float | None, typer.Option(help="Limit in joules of a training step.")] = None,
+    limit_s: Annotated[float, typer.Option(help="Limit in seconds of the whole profile.")] = 60.0,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    threads: Annotated[int, typer.Option(min=1, help="Threads for a job, as in the node's configuration.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Threads per job, as in the node's configuration.")] = 1,
     out: Annotated[
         Path,
         typer.Option(help="Budget file to write.", parser=parse_output_file, metavar="FILE"),
@@ -438,12 +441,12 @@ def profile(
     ] = None,
     fast: Annotated[bool, typer.Option("--fast", help="Measure a run with engine.speed=fast.")] = False,
 ) -> None:
-    """Measure what each level costs on this device, and write the budget file that it follows.
+    """Measure the cost of each level on this device, and write a budget file.
 
-    Levels are those of `fleetfit plan` for the same run file. Each is trained on made-up samples in a process of its
-    own: time, memory and, if the machine measures it, energy of a step; time of inference. The budget is that of the
-    largest level within your limits. A node names the file as its budget, and so does a group of a run file. If no
-    level fits, no file is written, and the exit code is 2.
+    It trains each level of `fleetfit plan` on random samples, each in its own process. It measures the time, memory and
+    (if the machine supports it) energy of a training step, and the time of inference. The budget is that of the largest
+    level within your limits. Name the file as the budget of a node or of a group in a run file. If no level fits, it
+    writes no file and exits with code 2.
     """
     from fleetfit.api.profiling import Machine, parse_wishes
     from fleetfit.api.profiling import profile as measure_levels
@@ -451,7 +454,7 @@ def profile(
     source: Path | dict[str, Any] | None = file
     if model is not None:
         if file is not None:
-            raise ConfigError("profile takes a run file or --model, not both.", key="model")
+            raise ConfigError("profile takes a run file or --model, not both. Leave one out.", key="model")
         groups = [{"budget": budget} for budget in parse_numbers(budgets, "--budgets")]
         source = {"model": {"name": model}, "fleet": {"cost": cost, "groups": groups}}
     with output.explain_interrupt():
@@ -467,7 +470,7 @@ def profile(
     output.print_line(f"Energy: {result.energy}. Within: {result.wishes}.")
     for note in result.affords.notes:
         output.print_line(note)
-    output.print_line(f'Written: {out}. A node takes it with budget = "{out.name}".')
+    output.print_line(f'Written: {out}. Use it in the configuration of a node: budget = "{out.name}".')
 
 
 def _describe_samples(
@@ -476,7 +479,7 @@ def _describe_samples(
     from fleetfit.values import DataDescription
 
     if not is_model and (input_shape is None) != (classes is None):
-        raise ConfigError("--input-shape and --classes go together: give both.", key="input_shape")
+        raise ConfigError("--input-shape and --classes need each other. Set both.", key="input_shape")
     if not is_model and input_shape is None:
         return None
     return DataDescription("made-up samples", task, parse_shape(input_shape), classes or 10, vocabulary)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _ACCURACIES = ("global", "local", "global_worst_tenth", "local_worst_tenth", "ensemble", "mean_over_exits", "best_exit",
                "avg", "full")  # fmt: skip
 
-LevelName = Annotated[str | None, typer.Option(help="Level, 1 for the smallest; the largest by default.")]
-Client = Annotated[int | None, typer.Option(help="On one client's data.")]
+LevelName = Annotated[str | None, typer.Option(help="Level; 1 is the smallest. Default: the largest.")]
+Client = Annotated[int | None, typer.Option(help="Use the data of one client.")]
 
 
 class BudgetCost(StrEnum):
@@ -49,12 +49,15 @@ class SplitName(StrEnum):
 def predict(
     folder: Folder,
     level: LevelName = None,
-    adaptive: Annotated[bool, typer.Option("--adaptive", help="A prediction at each exit, as it is computed.")] = False,
+    adaptive: Annotated[bool, typer.Option("--adaptive", help="Print a prediction at each exit.")] = False,
     stop: Annotated[
-        bool, typer.Option("--stop", help="Leave early, at the thresholds of `fleetfit calibrate`.")
+        bool, typer.Option("--stop", help="Stop early, at the thresholds of `fleetfit calibrate`.")
     ] = False,
     best: Annotated[
-        bool, typer.Option("--best-exit", help="Use the exit that is best on validation data (with --client: its own).")
+        bool,
+        typer.Option(
+            "--best-exit", help="Use the exit with the best validation accuracy (with --client: on the client's data)."
+        ),
     ] = False,
     client: Client = None,
     data: OtherData = None,
@@ -63,7 +66,7 @@ def predict(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="CSV file to write, a line for each sample.",
+            help="CSV file to write, one line per sample.",
             parser=parse_output_file,
             metavar="FILE",
         ),
@@ -71,8 +74,8 @@ def predict(
 ) -> None:
     """Classify a data set with a level's model (ScaleFL, Algorithm 4).
 
-    By default the level's last exit answers. With --adaptive every exit answers, and nothing is computed twice. With
-    --stop a sample leaves at the first exit that is sure enough.
+    By default the last exit predicts. With --adaptive every exit predicts, and nothing is computed twice. With --stop
+    each sample stops at the first exit that is confident enough.
     """
     from fleetfit.api.predictions import PredictOptions, predict_dataset
 
@@ -89,7 +92,7 @@ def evaluate(
     batch_size: Annotated[int | None, typer.Option(help="Samples per forward pass.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all columns as JSON.")] = False,
 ) -> None:
-    """Evaluate the newest checkpoint of a run again. Nothing is written."""
+    """Evaluate the newest checkpoint of a run again. Writes no files."""
     from fleetfit.api import load
     from fleetfit.records import to_json_value
 
@@ -106,11 +109,11 @@ def evaluate(
 
 
 def make_evaluation_tables(columns: Mapping[str, Any], score: str) -> Iterator[Table]:
-    """Yield the columns of an evaluation, a table for each batch-norm policy.
+    """Yield a table of the evaluation for each batch-norm policy.
 
     Args:
-        columns: As `Run.evaluate` returns them.
-        score: The task's name for its accuracy.
+        columns: Result of `Run.evaluate`.
+        score: Name of the task's accuracy.
     """
     from fleetfit.records.schema import NO_ACCURACIES
     from fleetfit.report.tables import format_sample_counts
@@ -143,13 +146,18 @@ def calibrate(
     folder: Folder,
     level: LevelName = None,
     budget: Annotated[
-        str, typer.Option(help="Average cost of a sample: up to 1, a share of the last exit's; or 35 ms, 20 M.")
+        str,
+        typer.Option(
+            help="Average cost of a sample: a fraction of the last exit's cost (up to 1), or absolute, such as '35 ms'."
+        ),
     ] = "0.75",
-    cost: Annotated[BudgetCost | None, typer.Option(help="Cost of the budget; by default that of its unit.")] = None,
+    cost: Annotated[
+        BudgetCost | None, typer.Option(help="Cost that the budget limits. Default: by the budget's unit.")
+    ] = None,
     anytime: Annotated[
-        bool, typer.Option("--anytime", help="Each sample keeps the budget, not only their average.")
+        bool, typer.Option("--anytime", help="Apply the budget to each sample, not to the average.")
     ] = False,
-    measure: Annotated[Measure, typer.Option(help="How confidence is measured.")] = Measure.max,
+    measure: Annotated[Measure, typer.Option(help="Measure of confidence.")] = Measure.max,
     temperature: Annotated[
         bool, typer.Option("--temperature", help="Scale each exit's logits by a temperature fitted to validation data.")
     ] = False,
@@ -157,9 +165,9 @@ def calibrate(
     data: OtherData = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Choose on validation data when samples leave early for an average budget, and evaluate it on test data.
+    """Choose early-stopping thresholds for an average budget on validation data, and evaluate them on test data.
 
-    The result goes into the run folder (inference/level-N.json); `predict --stop`, `export` and `pictures` read it.
+    The result is written to the run folder (inference/level-N.json). `predict --stop`, `export` and `pictures` read it.
     """
     from fleetfit.api import load
     from fleetfit.api.inference import find_budget_cost, load_other_data
@@ -181,7 +189,7 @@ def calibrate(
 
 
 def make_calibration_tables(calibration: "Calibration") -> Iterator[Table]:
-    """Yield the thresholds, exit by exit, and the curve over budgets."""
+    """Yield a table of thresholds by exit, and the curve over budgets."""
     policy, test, cost, count = calibration.policy, calibration.test, calibration.cost, len(calibration.costs)
     unit = "ms" if cost == "latency_s" else "multiply-adds"
 
@@ -210,12 +218,11 @@ def make_calibration_tables(calibration: "Calibration") -> Iterator[Table]:
     ]
     if without != last:
         notes.append(
-            "A sample passes the classifiers before the exit where it leaves, and they count: "
-            f"{format_cost(last - without)} {unit} on the way to the last one. Samples that never leave early do not "
-            "need them, so plans count the full model without them."
+            f"A sample also passes the classifiers of earlier exits: {format_cost(last - without)} {unit} up to the "
+            "last exit. Plans count the full model without them."
         )
     budget = "all samples share the budget" if calibration.mode == "budgeted" else "each sample has the budget"
-    title = f"level {calibration.level}: leaving early by {policy.measure}, {budget}"
+    title = f"level {calibration.level}: early stopping by {policy.measure}, {budget}"
     yield Table(columns, tuple(rows), title, tuple(notes))
     points = calibration.curve[:: max(1, len(calibration.curve) // 10)]
     curve = tuple(
@@ -238,32 +245,32 @@ def export(
     ],
     level: LevelName = None,
     onnx: Annotated[bool, typer.Option(help="Write ONNX: one graph with all exits, and one for each segment.")] = True,
-    int8: Annotated[bool, typer.Option("--int8", help="ONNX in dynamic int8 as well.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="Also write ONNX in dynamic int8.")] = False,
     static_int8: Annotated[
-        bool, typer.Option("--static-int8", help="ONNX in static int8 as well, calibrated on validation samples.")
+        bool, typer.Option("--static-int8", help="Also write ONNX in static int8, calibrated on validation samples.")
     ] = False,
     transformers: Annotated[
-        bool, typer.Option("--transformers", help="A transformers folder of the last exit (BERT, ViT, DeiT).")
+        bool, typer.Option("--transformers", help="Write a transformers folder of the last exit (BERT, ViT, DeiT).")
     ] = False,
-    executorch: Annotated[bool, typer.Option("--executorch", help="One .pte file lowered to XNNPACK.")] = False,
+    executorch: Annotated[
+        bool, typer.Option("--executorch", help="Write an ExecuTorch .pte file, lowered to XNNPACK.")
+    ] = False,
     data: Annotated[
-        str | None, typer.Option("--data", help="Data set for preprocessing and checks, such as for a fleet's run.")
+        str | None, typer.Option("--data", help="Data set for preprocessing and checks; a fleet's run needs it.")
     ] = None,
     push: Annotated[
         str | None,
         typer.Option(
             "--push",
             metavar="REPO",
-            help="Upload to this repository of the Hugging Face hub; a new one is created, private.",
+            help="Upload to this repository of the Hugging Face hub. A new repository is private.",
         ),
     ] = None,
-    public: Annotated[
-        bool, typer.Option("--public", help="With --push: a new repository is public, not private.")
-    ] = False,
+    public: Annotated[bool, typer.Option("--public", help="With --push: make a new repository public.")] = False,
 ) -> None:
-    """Write a level's model for devices: tensors, torch.export program, ONNX graphs, model card.
+    """Export a level's model for devices: tensors, torch.export program, ONNX graphs, model card.
 
-    Every form is checked against the model on test samples before the folder appears.
+    Each form is checked against the model on test samples before the folder is written.
     """
     from fleetfit.api import load
     from fleetfit.api.inference import check_other_data, load_other_data
@@ -283,7 +290,7 @@ def export(
 
 
 def make_export_table(exported: "Export") -> Table:
-    """Return the size of each form, and how it compares with the model in PyTorch."""
+    """Return the size of each form, and its agreement with the PyTorch model."""
     exits = exported.variants[0].exits
     numbers = [f"exit {i + 1}: accuracy %" for i in range(exits)]
     rows = []

@@ -1,4 +1,4 @@
-"""The verbs of one run: `run`, `resume`, `watch`; and `demo`, a comparison that needs no file."""
+"""The verbs on one run: `run`, `resume`, `watch`; and `demo`, a comparison that needs no file."""
 
 import contextlib
 import shlex
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 def run(
     file: RunFile = None, out: Out = None, overrides: Overrides = None, fast: Fast = False, quiet: Quiet = False
 ) -> None:
-    """Train as a run file says; every key has a default.
+    """Train a federated model as described by a run file. Every key has a default.
 
-    Writes a run folder (below `runs/`, or --out): resolved configuration, metrics, checkpoints, plan, summary, plots
-    and page. `fleetfit resume FOLDER` continues a run that was stopped.
+    Writes a run folder (in `runs/`, or --out) with the complete configuration, metrics, checkpoints, plan, summary,
+    plots and page. `fleetfit resume FOLDER` continues a stopped run.
     """
     from fleetfit import api
 
@@ -51,20 +51,20 @@ def run(
 
 
 def resume(folder: Folder, quiet: Quiet = False) -> None:
-    """Continue a run that was stopped; the result equals that of an unbroken run bit for bit."""
+    """Continue a stopped run. The result equals that of an uninterrupted run, bit for bit."""
     from fleetfit import api
 
     display = TrainingDisplay(quiet)
     with display.explain_interrupt():
         finished = api.resume(folder, progress=display)
     if display.folder is None:
-        output.print_line(f"{folder} is finished already.")
+        output.print_line(f"{folder} is already finished.")
         output.print_summary(finished.summary)
     output.print_locations(finished.folder)
 
 
 class TrainingDisplay:
-    """Prints the notes of a run, its rounds and its result; see `fleetfit.api.progress.Display`.
+    """Prints the notes, rounds and result of a run (see `fleetfit.api.progress.Display`).
 
     Attributes:
         folder: The run folder; None until the run starts.
@@ -76,7 +76,7 @@ class TrainingDisplay:
         self._progress: RoundProgress | None = None
 
     def say(self, sentence: str) -> None:
-        """Print what takes more than a moment."""
+        """Print a progress sentence."""
         if not self._quiet:
             output.print_line(sentence)
 
@@ -107,7 +107,7 @@ class TrainingDisplay:
 
     @contextlib.contextmanager
     def explain_interrupt(self) -> Iterator[None]:
-        """Turn Ctrl-C, once the run has started, into a sentence with the command that continues it."""
+        """After the run has started, turn Ctrl-C into a message with the command that continues it."""
         try:
             yield
         except KeyboardInterrupt:
@@ -120,18 +120,18 @@ class TrainingDisplay:
 # ---- watch ---------------------------------------------------------------------------------------------------------
 
 WATCH_S = 1.0
-"""Seconds between two looks at the folder."""
+"""Seconds between two reads of the folder."""
 
 
 def watch(
     folder: Annotated[
         Path, typer.Argument(help="Folder of a run or a comparison.", parser=parse_folder, metavar="FOLDER")
     ],
-    once: Annotated[bool, typer.Option("--once", help="Only say how far it is.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the state once and exit.")] = False,
 ) -> None:
-    """Follow a run or a comparison that another terminal or machine computes; Ctrl-C leaves it alone.
+    """Follow a run or a comparison that another process computes. Ctrl-C stops only the watching.
 
-    Works on a fleet's run, too, and says where a run is finished or was stopped. Nothing is written.
+    Works on runs of a fleet, too. Writes no files.
     """
     from fleetfit.api.comparison.plan import list_planned_runs
     from fleetfit.api.progress import make_bars
@@ -141,7 +141,10 @@ def watch(
         return
     runs = list_planned_runs(folder)
     if not runs:
-        raise RunError(f"{folder} is not the folder of a run or a comparison that can be watched.", path=folder)
+        raise RunError(
+            f"{folder} is not a run folder or a comparison's folder. Name the folder of a started run or comparison.",
+            path=folder,
+        )
     bars = make_bars() if sys.stdout.isatty() else None
     watched = [
         _WatchedRun(folder / run.subfolder, f"[{number}/{len(runs)}] {run.title}", bars)
@@ -152,7 +155,7 @@ def watch(
 
 
 class _WatchedRun:
-    """A run that is watched, perhaps one that has not begun."""
+    """A watched run; it may not have started yet."""
 
     def __init__(self, folder: Path, title: str, bars: "Progress | None") -> None:
         self.folder, self.title, self._bars = folder, title, bars
@@ -160,10 +163,10 @@ class _WatchedRun:
         self.finished = False
         self._size = -1
         self._progress: RoundProgress | None = None
-        self._round = 0  # the last one that was shown
+        self._round = 0  # the last round shown
 
     def update(self) -> None:
-        """Show what is new."""
+        """Show new rounds."""
         from fleetfit import api
 
         if self.finished or not files.is_file(self.folder / "config.toml"):
@@ -197,7 +200,7 @@ class _WatchedRun:
             if self._progress is None:
                 self._progress = RoundProgress(self.title, run.experiment, self._bars)
             if is_first and report is not reports[-1]:
-                self._progress.skip(report)  # of the rounds before, the last one is enough
+                self._progress.skip(report)  # of the earlier rounds, show the last one only
             else:
                 self._progress(report)
             self._round = report["round"]
@@ -206,7 +209,7 @@ class _WatchedRun:
     def state(self) -> str:
         """The number of finished rounds, in words."""
         if self.run is None:
-            return "has not begun"
+            return "not started"
         return f"after round {self._round} of {self.run.experiment.rounds}" if self._round else "before its first round"
 
     def close(self) -> None:
@@ -219,10 +222,10 @@ def _follow(folder: Path, runs: Sequence[_WatchedRun], once: bool) -> None:
     from fleetfit.api.comparison.plan import is_running
 
     if not once and is_running(folder):
-        output.print_line(f"Watching {folder}; Ctrl-C leaves it alone.")
+        output.print_line(f"Watching {folder}. Ctrl-C stops only the watching.")
     try:
         while True:
-            alive = is_running(folder)  # first: rounds that it writes before it ends are read below
+            alive = is_running(folder)  # before reading, so that rounds written before the end are read below
             for run in runs:
                 run.update()
             if once or not alive or all(run.finished for run in runs):
@@ -244,18 +247,18 @@ def _print_state(folder: Path, runs: Sequence[_WatchedRun], is_running: bool) ->
             output.print_summary(first.run.summary)
             output.print_locations(folder)
         elif is_running:
-            output.print_line(f"{folder} is at work, {first.state}.")
+            output.print_line(f"{folder} is running, {first.state}.")
         else:
-            output.print_line(f"{folder} was stopped {first.state}; continue with: fleetfit resume {folder}")
+            output.print_line(f"{folder} was stopped {first.state}. Continue it: fleetfit resume {folder}")
         return
     finished = sum(run.finished for run in runs)
     count = f"{finished} of {len(runs)} runs are finished"
     if is_running:
-        output.print_line(f"{folder} is at work: {count}.")
+        output.print_line(f"{folder} is running: {count}.")
     elif finished == len(runs):
         output.print_line(f"{folder} is finished: {count}. Its table: {folder / 'table.md'}")
     else:
-        output.print_line(f"{folder} was stopped: {count}; the same fleetfit compare command continues it.")
+        output.print_line(f"{folder} was stopped: {count}. Run the same fleetfit compare command to continue it.")
 
 
 # ---- demo ----------------------------------------------------------------------------------------------------------
@@ -269,34 +272,32 @@ def demo(
     write: Annotated[
         Path | None,
         typer.Option(
-            help="Train nothing: write the run file, to be changed and run with `fleetfit compare FILE`.",
+            help="Only write the run file. Edit it, then run `fleetfit compare FILE`.",
             parser=parse_output_file,
             metavar="FILE",
         ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Set one key of all its runs, such as rounds=5. Repeatable."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Set one key in all runs, such as rounds=5. Repeatable."),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Compare ScaleFL, HeteroFL and FedAvg on handwritten digits: a first run that needs no file.
+    """Compare ScaleFL, HeteroFL and FedAvg on handwritten digits. It needs no file.
 
-    Forty clients, four budgets; one to three minutes. The same command continues where it was stopped.
+    40 clients with four budgets; takes one to three minutes. Run the same command again to continue a stopped demo.
     """
     from fleetfit.cli.compare import run_comparison
 
     if write is None:
         run_comparison(DEMO, ["demo"], out=out, jobs=jobs, overrides=overrides, quiet=quiet)
         if not quiet:
-            output.print_line("Its run file, to change and run as your own: fleetfit demo --write mine.toml")
+            output.print_line("To edit its run file: fleetfit demo --write mine.toml")
         return
     if write.is_file():
-        raise ConfigError(f"{write} exists already. Name a new file after --write.", key="write", path=write)
+        raise ConfigError(f"{write} already exists. Choose a new file for --write.", key="write", path=write)
     try:
         files.write_user_file(write, DEMO.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(
-            f"the run file cannot be written to {write}: {error.strerror}.", key="write", path=write
-        ) from None
-    output.print_line(f"Change it, then: {shlex.join(['fleetfit', 'compare', str(write)])}")
+        raise ConfigError(f"cannot write the run file to {write}: {error.strerror}.", key="write", path=write) from None
+    output.print_line(f"Edit it, then run: {shlex.join(['fleetfit', 'compare', str(write)])}")

@@ -17,49 +17,58 @@ from fleetfit.report.text import Table, format_bytes, format_percent
 from fleetfit.stored import ClearedRun, StoredRun
 
 _MOST_METHODS = 32
-"""Characters that a table has for the methods of a comparison."""
+"""Width of the methods of a comparison in a table, in characters."""
 
 
 def runs(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="Where to look; a run, or a comparison, too.",
+            help="Folder of runs, of one run, or of a comparison.",
             parser=parse_folder,
             metavar="[FOLDER]",
         ),
     ] = stored.RUNS,
     clear: Annotated[
         bool,
-        typer.Option("--clear-checkpoints", help="Remove the checkpoints of finished runs but the newest good one."),
+        typer.Option(
+            "--clear-checkpoints", help="Remove checkpoints of finished runs, except the newest readable one."
+        ),
     ] = False,
     last: Annotated[
-        bool, typer.Option("--last", help="With --clear-checkpoints: that one too; eval, predict and export need it.")
+        bool,
+        typer.Option(
+            "--last", help="With --clear-checkpoints: also remove the newest one, which eval, predict and export need."
+        ),
     ] = False,
     unfinished: Annotated[
-        bool, typer.Option("--unfinished", help="With --clear-checkpoints: also of runs that are not finished.")
+        bool, typer.Option("--unfinished", help="With --clear-checkpoints: include unfinished runs.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --clear-checkpoints: do not ask before.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="With --clear-checkpoints: do not ask for confirmation.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """List run folders: method, model and data, progress, accuracy, date, and size.
+    """List run folders: method, model, data, progress, accuracy, date and size.
 
-    A comparison is one line; name its folder to see its runs. With --clear-checkpoints old checkpoints are removed,
-    after a question: of a finished run the newest that can be read stays, of any other run all stay.
+    A comparison is one line; pass its folder to list its runs. --clear-checkpoints removes old checkpoints after a
+    confirmation. It keeps the newest readable one of a finished run, and all of an unfinished run.
     """
     if not clear:
         options = [name for name, is_on in (("last", last), ("unfinished", unfinished), ("yes", yes)) if is_on]
         if options:
             listed_options = ", ".join(f"--{name}" for name in options)
-            raise ConfigError(f"{listed_options}: only with --clear-checkpoints.", key=options[0])
-        listed = stored.runs(folder)
+            raise ConfigError(
+                f"{listed_options}: only with --clear-checkpoints. Add it, or leave them out.", key=options[0]
+            )
+        stored_runs = stored.runs(folder)
         if as_json:
-            output.print_json([run.to_dict() for run in listed])
+            output.print_json([run.to_dict() for run in stored_runs])
         else:
-            _print_table_or_title(make_run_table(listed, folder))
+            _print_table_or_title(make_run_table(stored_runs, folder))
         return
     if as_json and not yes:
-        raise ConfigError("--json with --clear-checkpoints does not ask: give --yes as well.", key="yes")
+        raise ConfigError("--json with --clear-checkpoints cannot ask for confirmation. Add --yes.", key="yes")
     cleanup = stored.plan_cleanup(stored.runs(folder), last=last, unfinished=unfinished)
     if not as_json:
         _print_table_or_title(make_cleanup_table(cleanup, folder))
@@ -86,13 +95,13 @@ def _print_table_or_title(table: Table) -> None:
             output.print_line(line)
 
 
-def make_run_table(listed: Sequence[StoredRun], folder: Path) -> Table:
-    """Return runs as a table, a line each; `folder` is where they were found."""
+def make_run_table(stored_runs: Sequence[StoredRun], folder: Path) -> Table:
+    """Return runs of a folder as a table."""
     columns = ("folder", "what", "done", "local / global %", "begun", "size", "in checkpoints")
-    if not listed:
-        return Table(columns, (), f"There are no runs in {folder}.")
+    if not stored_runs:
+        return Table(columns, (), f"No runs in {folder}.")
     rows = []
-    for run in listed:
+    for run in stored_runs:
         content = f"{_format_methods(run) or '?'}, {run.model or '?'} on {run.data or '?'}"
         unit = " runs" if run.kind == "comparison" else ""
         state = "damaged" if run.damage else "finished" if run.finished else "unfinished"
@@ -104,17 +113,17 @@ def make_run_table(listed: Sequence[StoredRun], folder: Path) -> Table:
             run.begun[:10] or "-", format_bytes(run.size_bytes),
             f"{format_bytes(run.checkpoints_bytes)} ({run.checkpoints})" if run.checkpoints else "-",
         ))  # fmt: skip
-    notes = [f"Damaged: {_shorten(run, folder)}: {run.damage}." for run in listed if run.damage]
-    total, checkpoints = sum(run.size_bytes for run in listed), sum(run.checkpoints_bytes for run in listed)
+    notes = [f"Damaged: {_shorten(run, folder)}: {run.damage}." for run in stored_runs if run.damage]
+    total, checkpoints = sum(run.size_bytes for run in stored_runs), sum(run.checkpoints_bytes for run in stored_runs)
     notes.append(
-        f"{format_bytes(total)} in all, {format_bytes(checkpoints)} of it in checkpoints; --clear-checkpoints removes "
+        f"{format_bytes(total)} in all, {format_bytes(checkpoints)} of it checkpoints. --clear-checkpoints removes "
         "old ones."
     )
     return Table(columns, tuple(rows), f"Runs in {folder}", tuple(notes))
 
 
 def _format_methods(run: StoredRun) -> str:
-    """Return the method of a run; of a comparison its methods, or the number of its rows if it has more."""
+    """Return the method of a run, or the methods of a comparison if they fit, else their number."""
     if run.kind != "comparison":
         return run.method
     rows = {child.folder.relative_to(run.folder).parts[0] for child in run.children} - {"tune"}
@@ -127,33 +136,35 @@ def _format_methods(run: StoredRun) -> str:
 
 
 def make_cleanup_table(cleanup: Sequence[ClearedRun], folder: Path) -> Table:
-    """Return the checkpoints to remove as a table, and notes on what is then impossible."""
+    """Return the checkpoints to remove as a table, with notes on the consequences."""
     rows = tuple(
         (_shorten(run, folder), "finished" if run.finished else "unfinished", str(len(run.files)),
-         format_bytes(run.size_bytes), "none" if run.last else "the newest good one")
+         format_bytes(run.size_bytes), "none" if run.last else "the newest readable one")
         for run in cleanup if run.files
     )  # fmt: skip
     notes = [f"Kept: {_shorten(run, folder)}: {run.kept}." for run in cleanup if run.kept]
     if any(run.last and run.finished for run in cleanup):
         notes.append(
-            "Without a checkpoint eval, predict, calibrate, export, attention and other runs' start have no trained "
-            "model any more; numbers and plots stay."
+            "Without a checkpoint, eval, predict, calibrate, export, attention and the key start of other runs have "
+            "no trained model. Numbers and plots stay."
         )
     if any(run.last and not run.finished for run in cleanup):
         notes.append("An unfinished run without a checkpoint cannot be resumed.")
-    title = f"Checkpoints to remove in {folder}" if rows else f"There are no old checkpoints in {folder}."
+    title = f"Checkpoints to remove in {folder}" if rows else f"No old checkpoints in {folder}."
     return Table(("folder", "run", "checkpoints", "size", "left"), rows, title, tuple(notes))
 
 
 def _confirm(cleanup: Sequence[ClearedRun]) -> None:
-    """Ask whether to remove checkpoints.
+    """Ask for confirmation to remove checkpoints.
 
     Raises:
-        ConfigError: The input is not a terminal.
-        Exit: The answer is no.
+        ConfigError: Stdin is not a terminal.
+        Exit: The user declines.
     """
     if not sys.stdin.isatty():
-        raise ConfigError("without a terminal, removing these checkpoints needs --yes.", key="yes")
+        raise ConfigError(
+            "cannot ask for confirmation without a terminal. Add --yes to remove these checkpoints.", key="yes"
+        )
     if not typer.confirm(f"Remove {_format_amount(cleanup)}?"):
         output.print_line("Nothing was removed.")
         raise typer.Exit
@@ -166,7 +177,7 @@ def _format_amount(cleanup: Sequence[ClearedRun]) -> str:
 
 
 def _shorten(run: StoredRun | ClearedRun, folder: Path) -> str:
-    """Return a run's folder relative to `folder`, where it is inside."""
+    """Return a run's folder, relative to `folder` if it is inside."""
     name = str(run.folder.relative_to(folder)) if run.folder.is_relative_to(folder) else str(run.folder)
     return str(run.folder) if name == "." else name
 
@@ -180,7 +191,7 @@ def report(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            help="Run folders, or folders of comparisons; several go on one page.",
+            help="Run folders or folders of comparisons. Several folders share one page.",
             parser=parse_folder,
             metavar="RUN...",
         ),
@@ -189,15 +200,15 @@ def report(
         Path | None,
         typer.Option(
             "--out",
-            help="The file; report.html in the folder by default, of several folders in the working folder.",
+            help="HTML file to write. Default: report.html in the folder; for several folders, in the working folder.",
             parser=parse_output_file,
             metavar="FILE",
         ),
     ] = None,
 ) -> None:
-    """Write the page of a run or a comparison again, or one page of several folders; nothing is trained.
+    """Write the page of a run or a comparison again, or one page of several folders.
 
-    The page is one file of HTML that opens from disk and loads nothing. It also works for a run that is not finished.
+    The page is one HTML file that loads nothing else. It works for unfinished runs, too.
     """
     from fleetfit.api import write_report
 
@@ -206,21 +217,21 @@ def report(
 
 def attention(
     folder: Folder,
-    samples: Annotated[int, typer.Option(help="How many test images.")] = 4,
+    samples: Annotated[int, typer.Option(help="Number of test images.")] = 4,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Picture to write (.png, .pdf, .svg); FOLDER/plots/attention.png by default.",
+            help="Image file to write (.png, .pdf, .svg). Default: FOLDER/plots/attention.png.",
             parser=parse_output_file,
             metavar="FILE",
         ),
     ] = None,
     data: OtherData = None,
 ) -> None:
-    """Draw where a vision transformer trained by ReeFL looks, before and after Ree's modulation.
+    """Draw attention maps of a vision transformer trained by ReeFL, before and after Ree's modulation.
 
-    Takes the newest checkpoint. Three maps for each block: the class token's, the modulated one's, the classified
-    one's (ReeFL, appendix E).
+    It uses the newest checkpoint, and draws three maps per block: of the class token, the modulated token and the
+    classified token (ReeFL, appendix E).
     """
     from fleetfit import files
     from fleetfit.api import load
@@ -231,59 +242,65 @@ def attention(
     run = load(folder)
     path = run.folder / "plots" / "attention.png" if out is None else files.parse_path(out)
     if path.suffix.removeprefix(".") not in _FORMATS:
-        raise ConfigError(f"--out must end in .png, .pdf or .svg, got {path}.", key="out", path=path)
+        raise ConfigError(f"--out must end in .png, .pdf or .svg; got {path}.", key="out", path=path)
     images = select_data(run, None, None if data is None else load_other_data(run, data))
     figure = draw_sample_attention(run.model(), images, samples, f"{images.name}, after round {run.server.round}")
     if out is None:
         (path,) = save_figures({path.stem: figure}, make_plots_folder(run.folder))
     else:
         try:
-            save_figure(figure, Path(os.path.realpath(path)))  # a link that the user names is followed
+            save_figure(figure, Path(os.path.realpath(path)))  # follow a link that the user named
         except OSError as error:
-            raise ConfigError(
-                f"the picture cannot be written to {path}: {error.strerror}.", key="out", path=path
-            ) from None
+            raise ConfigError(f"cannot write the image to {path}: {error.strerror}.", key="out", path=path) from None
     output.print_line(f"Drawn: {path}")
 
 
 def pictures(
     folder: Folder,
-    level: Annotated[str | None, typer.Option(help="Level, 1 to L, or its name; the largest by default.")] = None,
+    level: Annotated[
+        str | None, typer.Option(help="Level (1 is the smallest) or its name. Default: the largest.")
+    ] = None,
     budget: Annotated[
         str | None,
         typer.Option(
-            help='Average cost of a sample: up to 1 a share of the last exit\'s, else absolute, such as "35 ms"; by '
-            "default that of the level's saved calibration, else 0.75."
+            help="Average cost of a sample: a fraction of the last exit's cost (up to 1), or absolute, such as 35 ms. "
+            "Default: that of the level's saved calibration, else 0.75."
         ),
     ] = None,
     cost: Annotated[
-        str | None, typer.Option(help="multiply_adds or latency_s (on this machine); by default as the budget's unit.")
+        str | None, typer.Option(help="multiply_adds or latency_s (on this machine). Default: by the budget's unit.")
     ] = None,
-    measure: Annotated[str | None, typer.Option(help="Confidence: max (the default), entropy or margin.")] = None,
-    temperature: Annotated[bool, typer.Option("--temperature", help="Scale each exit's logits first.")] = False,
+    measure: Annotated[
+        str | None, typer.Option(help="Measure of confidence: max (default), entropy or margin.")
+    ] = None,
+    temperature: Annotated[
+        bool, typer.Option("--temperature", help="Scale each exit's logits by a fitted temperature.")
+    ] = False,
     classes: Annotated[
-        list[str] | None, typer.Option("--class", help="Whose samples are drawn; five by default. Repeatable.")
+        list[str] | None,
+        typer.Option("--class", help="Class whose samples are drawn. Default: five classes. Repeatable."),
     ] = None,
     share: Annotated[
-        float | None, typer.Option(help="How many samples of a class are drawn; 0.1 by default, more if they are few.")
+        float | None,
+        typer.Option(help="Fraction of a class's samples to draw. Default: 0.1, more if there are few samples."),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             "--out",
-            help="Folder to write; FOLDER/plots by default.",
+            help="Output folder. Default: FOLDER/plots.",
             parser=parse_folder,
             metavar="FOLDER",
         ),
     ] = None,
-    ending: Annotated[str, typer.Option("--format", help="png, pdf or svg.")] = "png",
+    ending: Annotated[str, typer.Option("--format", help="Image format: png, pdf or svg.")] = "png",
     data: OtherData = None,
 ) -> None:
     """Draw a run's plots and early stopping: Figures 2, 3 and 5 to 9 of ScaleFL, and accuracy over budget.
 
-    The plots are those that a run has at its end; of one of a comparison they are drawn here alone. Takes the newest
-    checkpoint. Samples by the exit where they left have a blue border if they are right there, an orange one if only
-    the last exit is. Nothing but pictures is written.
+    It draws the plots that a run draws at its end, also for a run of a comparison, which has none. It uses the newest
+    checkpoint. A sample that stopped at an exit has a blue border if that exit is right, and an orange one if only the
+    last exit is. It writes images only.
     """
     from fleetfit import files
     from fleetfit.api import load
@@ -297,7 +314,7 @@ def pictures(
         limit = float(budget)  # type: ignore[arg-type]
     if ending not in _FORMATS:
         raise ConfigError(
-            f"--format must be {', '.join(_FORMATS)}, got {ending}.{did_you_mean(ending, _FORMATS)}", key="format"
+            f"--format must be {', '.join(_FORMATS)}; got {ending}.{did_you_mean(ending, _FORMATS)}", key="format"
         )
     run = load(folder)
     other = None if data is None else load_other_data(run, data, halves=True)

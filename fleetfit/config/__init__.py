@@ -1,4 +1,4 @@
-"""The description of a run: TOML to `Experiment` and back, and from it everything that a run needs."""
+"""Configuration: run files become an `Experiment`, and an `Experiment` becomes the objects of a run."""
 
 from fleetfit.config.assembly import Assembly
 from fleetfit.config.build.run import assemble

@@ -1,4 +1,4 @@
-"""The assembled run: everything that a run needs, and the keys of its experiment that it does not use."""
+"""The assembled run: all objects that a run needs, and the keys of its experiment that have no effect."""
 
 from dataclasses import dataclass, field
 
@@ -28,7 +28,7 @@ class UnusedKey:
     reason: str
 
     def __str__(self) -> str:
-        """Return the sentence: `[cohort] late is not used here: there is no deadline_s.`."""
+        """Return the sentence: `[cohort] late is not used here: deadline_s is not set.`."""
         section, dot, inner = self.key.partition(".")
         return f"{f'[{section}] {inner}' if dot else section} is not used here: {self.reason}."
 
@@ -38,8 +38,8 @@ class Assembly:
     """Everything that a run needs.
 
     Attributes:
-        experiment: The run's description, with the values that were measured and chosen for it.
-        data: The whole data set; on a real fleet the description that most nodes report.
+        experiment: The run's description, with measured and chosen values.
+        data: The whole data set. On a real fleet, the description that most nodes report.
         fleet: Budgets of the clients.
         federation: The server's view.
         simulation: The simulated devices; None on a real fleet.
@@ -47,7 +47,7 @@ class Assembly:
         plan: The method's levels, counted, and the clients of each.
         attackers: The hostile clients and their attack, or None.
         notes: Notes for the user, such as on clients that do not take part.
-        unused: The keys of the experiment that the run does not use; the notes name them.
+        unused: Keys of the experiment that have no effect; the notes list them.
     """
 
     experiment: Experiment
@@ -75,8 +75,8 @@ class Assembly:
         section = self.experiment.engine
         if self.simulation is None:
             raise ConfigError(
-                "this run's data are on the nodes of a fleet: continue it with `fleetfit flower resume`; training and "
-                "evaluation need the nodes.",
+                "this run's data are on the nodes of a fleet, which training and evaluation need. Continue it with "
+                "`fleetfit flower resume`.",
                 key="engine.name",
             )
         engine: Engine = build_component(

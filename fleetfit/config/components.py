@@ -1,4 +1,4 @@
-"""Names in an experiment become functions, checked against and called with the keys of their section."""
+"""Resolve names in an experiment to functions, check the keys of their sections, and call them."""
 
 import functools
 import inspect
@@ -15,7 +15,7 @@ from fleetfit.factories import call_factory
 
 
 def find_function(kind: str, name: Any, where: str = "") -> tuple[Callable[..., Any], str]:
-    """Return the function of a name, or the object that replaces it, and its label in messages.
+    """Return the function of a name (or the object in its place), and its label in messages.
 
     Args:
         kind: Kind of the name, as in `fleetfit.names.BUILT_IN`.
@@ -37,7 +37,7 @@ def check_not_module(model: Any, label: str) -> None:
     kind = model if inspect.isclass(model) else type(model)
     if issubclass(kind, nn.Module):
         raise ConfigError(
-            f"[model] {label} is a torch module, and FleetFit needs to build it at many sizes. Wrap it: write a class "
+            f"[model] {label} is a torch module, but FleetFit has to build it at many sizes. Write a class "
             'that inherits from fleetfit.Architecture, set axes (such as {"hidden": Axis(64)}) and blocks in it, and '
             f"return {kind.__name__}(...) of the requested sizes from build(self, axes, exits). See docs/own-model.md.",
             key="model.name",
@@ -50,9 +50,9 @@ def build_component(kind: str, name: Any, where: str, settings: Mapping[str, Any
     Args:
         kind: Kind of the name, as in `fleetfit.names.BUILT_IN`.
         name: The name, or an object that replaces it.
-        where: The section, for messages, such as "[data] server".
+        where: The section in messages, such as "[data] server".
         settings: Keys of the section that belong to the function.
-        **context: Further arguments, passed only where the function takes them.
+        **context: Further arguments, passed if the function takes them.
     """
     function, label = find_function(kind, name, where)
     try:
@@ -66,11 +66,11 @@ def build_component(kind: str, name: Any, where: str, settings: Mapping[str, Any
 
 
 _UNLISTED = ("name", "partition", "server", "chosen")
-"""Keys of a section that a message about an unknown key does not list."""
+"""Keys left out of "valid keys" hints."""
 
 
 def check_keys(experiment: Experiment) -> None:
-    """Check the free keys of model, data, engine, partition, metrics and callbacks, without calling a function."""
+    """Check the free keys of model, data, engine, partition, metrics and callbacks without calling functions."""
     context = dict.fromkeys(("classes", "channels", "input_shape", "vocabulary", "padding"))
     sections: list[tuple[str, str, Any, dict[str, Any]]] = [
         ("engines", "[engine]", experiment.engine, {"simulation": None}),
@@ -82,17 +82,17 @@ def check_keys(experiment: Experiment) -> None:
     for kind, where, section, further in sections:
         if isinstance(section.name, str) or callable(section.name):
             function, label = find_function(kind, section.name, where)
-            own = [key for key in type(section).model_fields if key not in _UNLISTED]
+            field_names = [key for key in type(section).model_fields if key not in _UNLISTED]
             hidden = [key for key in type(section).model_fields if key in _UNLISTED and key != "chosen"]
             hidden += ["path"] if where == "[data]" else []
             call_factory(
-                make_signature_stub(function), label, where, section.settings, own=own, hidden=hidden, **further
+                make_signature_stub(function), label, where, section.settings, own=field_names, hidden=hidden, **further
             )
         elif section.settings:
-            key, place = next(iter(section.settings)), where.replace("[", "").replace("] ", ".").replace("]", "")
+            key, section_name = next(iter(section.settings)), where.replace("[", "").replace("] ", ".").replace("]", "")
             raise ConfigError(
-                f"{where} {key}: an object takes no further keys; set them on the object.",
-                key=f"{place}.{key}",
+                f"{where} {key}: an object takes no keys. Set them on the object.",
+                key=f"{section_name}.{key}",
             )
     _check_metrics(experiment.evaluate.metrics)
     for index, entry in enumerate(experiment.callbacks):
@@ -101,16 +101,16 @@ def check_keys(experiment: Experiment) -> None:
     if partition.kind in KINDS:
         further = {"data": None, "clients": None, "rng": None}
         function = make_signature_stub(KINDS[partition.kind])
-        own = list(type(partition).model_fields)
-        call_factory(function, partition.kind, "[data] partition", partition.settings, own=own, **further)
+        field_names = list(type(partition).model_fields)
+        call_factory(function, partition.kind, "[data] partition", partition.settings, own=field_names, **further)
 
 
 def _check_metrics(metrics: list[str]) -> None:
     for index, name in enumerate(metrics):
         if ":" not in name:
             raise ConfigError(
-                f'[evaluate] metrics: "{truncate(name)}" names no function; write "file.py:function" or '
-                '"package.module:function", a function of outputs and labels.',
+                f'[evaluate] metrics: "{truncate(name)}" is not a function. Name a function of outputs and labels, as '
+                '"file.py:function" or "package.module:function".',
                 key=f"evaluate.metrics.{index}",
             )
         names.resolve("metrics", name)
@@ -118,7 +118,7 @@ def _check_metrics(metrics: list[str]) -> None:
     twice = next((name for name in functions if functions.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(
-            f'[evaluate] metrics: two functions are called "{truncate(twice)}"; give one another name.',
+            f'[evaluate] metrics: two functions have the name "{truncate(twice)}". Rename one.',
             key="evaluate.metrics",
         )
 
@@ -134,8 +134,8 @@ def _check_callback(table: dict[str, Any], key: str) -> None:
         and first.name not in ("report", *table)
     ):
         raise ConfigError(
-            f'callbacks: {label} needs "{first.name}". A function that is called after each round takes `report` '
-            "first; any other one makes a callback of its keys.",
+            f'callbacks: {label} needs "{first.name}". A function to call after each round takes `report` first. Any '
+            "other function makes a callback from its keys.",
             key=f"{key}.{first.name}",
         )
     call_factory(make_signature_stub(function), label, "callbacks:", table, report=None)

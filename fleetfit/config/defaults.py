@@ -1,4 +1,4 @@
-"""Defaults of short run files: the data at a path or in memory, and a model that fits the data."""
+"""Defaults of short run files: the data set for a path or for data in memory, and a model for the data."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from fleetfit.errors import ConfigError, DataError, truncate
 
 OWN_FILES = ("arrays", "images", "plain_text", "table", "text")
 """Data sets that read the user's own files, of any size."""
-_LARGE_SIDE = 48  # pixels, from which on images get the larger of two models
+_LARGE_SIDE = 48  # pixels from which images get the larger of two models
 _DEEP_LSTM = {"name": "char_lstm", "embedding": 64, "hidden": 128, "layers": 4}  # the paper's two layers make 2 levels
 _SMALL_BERT = {"name": "bert", "hidden": 128, "layers": 4, "attention_heads": 4, "intermediate": 256}
 
@@ -24,17 +24,17 @@ _SMALL_BERT = {"name": "bert", "hidden": 128, "layers": 4, "attention_heads": 4,
 
 
 def detect_data_source(section: Mapping[str, Any], folder: Path, where: str = "[data]") -> Table:
-    """Return the keys of `[data]` with a name and its keys in the place of `path`.
+    """Return the keys of `[data]`, with `path` replaced by a data set's name and keys.
 
-    A name that is not a data set's and looks like a path is a path.
+    A name that looks like a path, and is not the name of a data set, is a path.
 
     Args:
         section: The section.
-        folder: The folder to which paths are relative.
+        folder: Base folder of relative paths.
         where: The section, for messages.
 
     Raises:
-        ConfigError: The path is not text, or the named data set reads no files.
+        ConfigError: The path is not a string, or the named data set reads no files.
         DataError: The path is missing, or its format is unknown.
     """
     table = dict(section)
@@ -48,18 +48,18 @@ def detect_data_source(section: Mapping[str, Any], folder: Path, where: str = "[
         raise ConfigError(f"{where} path: should be a path in quotes, got {truncate(repr(path))}.", key=key)
     table.pop("path", None)
     absolute = resolve_path(str(path), folder, f"{where} path", key)
-    place = str(absolute) if path_exists(absolute) else str(path)  # else FLEETFIT_DATA may have it
+    location = str(absolute) if path_exists(absolute) else str(path)  # the data set may look in FLEETFIT_DATA
     if name is not None:
         parameters = inspect.signature(names.resolve("data", name)).parameters
-        place_key = next((key for key in ("folder", "file") if key in parameters), None)
-        if place_key is None:
-            raise ConfigError(f"{where} path: {name} reads no files. Leave path out, or leave the name out.", key=key)
-        return {place_key: place, **table}
+        location_key = next((key for key in ("folder", "file") if key in parameters), None)
+        if location_key is None:
+            raise ConfigError(f"{where} path: {name} reads no files. Leave out path or name.", key=key)
+        return {location_key: location, **table}
     from fleetfit.data.files.detect import detect_format
 
-    detected = detect_format(place, table)
+    detected = detect_format(location, table)
     partition = table.get("partition")
-    if isinstance(partition, Mapping):  # the detected kind stays unless the section has one
+    if isinstance(partition, Mapping):  # the section's kind wins over the detected one
         table["partition"] = {**detected.get("partition", {}), **partition}
     return {**detected, **table}
 
@@ -76,12 +76,12 @@ def wrap_in_memory_data(section: Any, begun_with: Sequence[int] = ()) -> Any:
     """Return a section `[data]` in which data in memory are wrapped as a data set.
 
     Args:
-        section: Data in memory (`fleetfit.data.files.memory`), or a table with them as its name and perhaps
-            `channels_last`; anything else is returned as it is.
-        begun_with: The shape of a sample in the run that is resumed; empty for a new run.
+        section: Data in memory (`fleetfit.data.files.memory`), or a table with them as its name and optionally
+            `channels_last`. Anything else is returned unchanged.
+        begun_with: Shape of a sample in the resumed run; empty for a new run.
 
     Raises:
-        DataError: They are in a form that is not accepted, or samples and labels do not fit together.
+        DataError: The form is not accepted, or samples and labels do not match.
     """
     from fleetfit.data.files.memory import Samples, read_memory
 
@@ -128,7 +128,7 @@ def describe_data(data: Data) -> str:
 
 
 def choose_model(data: Mapping[str, Any]) -> Table:
-    """Return the keys of `[model]` that fit the data; empty where the default model does, or the data are unknown.
+    """Return the keys of `[model]` that fit the data; empty if the default model fits or the data are unknown.
 
     Args:
         data: The keys of `[data]`.
@@ -151,7 +151,7 @@ def choose_model(data: Mapping[str, Any]) -> Table:
 
         try:
             shape = find_sample_shape(str(data["file"]), data.get("x", "x"), data.get("channels_last"))
-        except (DataError, ConfigError, OSError):  # loading the data reports it
+        except (DataError, ConfigError, OSError):  # loading the data raises the error
             return {}
         side = data.get("resize")
         shape = (*shape[:-2], side, side) if isinstance(side, int) and len(shape) == 3 else shape

@@ -1,4 +1,4 @@
-"""An `Experiment` becomes tables and TOML, with every default visible."""
+"""Dump an `Experiment` as tables and TOML, with every default."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -26,18 +26,18 @@ _KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def to_table(experiment: Experiment) -> Table:
-    """Return the experiment as tables for TOML: every default visible, keys without a value left out.
+    """Return the experiment as tables for TOML: with every default, without keys that have no value.
 
-    The defaults of the functions that it names are filled in from their signatures; `[compare]` is left out. An object
-    that replaces a name is written as "<type>", which no name can be.
+    Defaults of named functions come from their signatures. `[compare]` is left out. An object in place of a name
+    becomes "<type>", which is never a valid name.
     """
     table: Table = make_plain(dump_section(experiment))
     for key, (kind, context) in _KINDS.items():
         section = getattr(experiment, key)
         if isinstance(section.name, str):
             defaults = _find_defaults(names.resolve(kind, section.name), skip=(*context, *table[key]))
-            own = {name: value for name, value in table[key].items() if name in type(section).model_fields}
-            table[key] = {**own, **defaults, **table[key]}
+            fields = {name: value for name, value in table[key].items() if name in type(section).model_fields}
+            table[key] = {**fields, **defaults, **table[key]}
     server = table["data"].get("server")
     if server and not server["name"].startswith("<"):
         defaults = _find_defaults(names.resolve("data", server["name"]), skip=tuple(server))
@@ -69,13 +69,13 @@ def to_table(experiment: Experiment) -> Table:
         for name, values in table["method"].pop("plus").items()
     }
     table = _remove_empty(table)
-    if plus:  # also an option without keys
+    if plus:  # keep an option without keys, too
         table["method"]["plus"] = plus
     return table
 
 
 def _remove_empty(table: Table) -> Table:
-    """Remove values that are empty by default; other empty values were set by the user, and are refused later."""
+    """Remove values that are empty by default. Other empty values are the user's, and refused later."""
     for section, key in (("fleet", "measured"), ("method", "hooks"), ("engine", "chosen"), ("evaluate", "metrics")):
         if table[section].get(key) in ({}, []):
             del table[section][key]
@@ -83,7 +83,7 @@ def _remove_empty(table: Table) -> Table:
 
 
 def dump_section(value: Any, only_set: bool = False) -> Any:
-    """Return a section as tables; pydantic's own dump would convert objects, too."""
+    """Return a section as tables. pydantic's own dump would convert objects, too."""
     if isinstance(value, pydantic.BaseModel):
         return {k: dump_section(v, only_set) for k, v in value if not only_set or k in value.model_fields_set}
     return [dump_section(inner, only_set) for inner in value] if isinstance(value, list) else value
@@ -95,14 +95,14 @@ def to_toml(experiment: Experiment) -> str:
 
 
 def _find_defaults(function: Any, skip: Sequence[str]) -> Table:
-    """Return the defaults of a function's parameters, without those that TOML cannot hold."""
+    """Return the defaults of a function's parameters that TOML can hold."""
     parameters = inspect.signature(function).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty and p.name not in skip}
     return {key: value for key, value in make_plain(defaults).items() if value not in (None, "", {})}
 
 
 def make_plain(value: Any) -> Any:
-    """Return a value as TOML can hold it: without None, tuples as lists, objects as "<type>"."""
+    """Return a value for TOML: without None, tuples as lists, objects as "<type>"."""
     if isinstance(value, Mapping):
         return {str(key): make_plain(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list | tuple):
@@ -111,7 +111,7 @@ def make_plain(value: Any) -> Any:
 
 
 def find_object_sections(table: Mapping[str, Any]) -> list[str]:
-    """Return the sections of `to_table` in which an object replaces a name."""
+    """Return the sections of `to_table` that have an object in place of a name."""
     sections = []
     for section, key in (
         *((section, "name") for section in _KINDS),
@@ -131,7 +131,7 @@ def find_object_sections(table: Mapping[str, Any]) -> list[str]:
 
 
 def dump_with_defaults(experiment: Experiment) -> Table:
-    """Return the experiment's tables with every default visible, and the objects that replace names."""
+    """Return the experiment's tables with every default, and with the objects in place of names."""
     table = to_table(experiment)
     return table | {section: dump_section(getattr(experiment, section)) for section in find_object_sections(table)}
 

@@ -1,8 +1,8 @@
-"""Run files, overrides and keyword arguments become an `Experiment`, in one pass.
+"""Load an `Experiment` from a run file, overrides and keyword arguments, in one pass.
 
-A run file is read, its paths are resolved, overrides and keywords are merged into it (`fleetfit.config.merge`), and the
-tables are validated (`fleetfit.config.parse`). Overrides and keywords are merged first, so that their order does not
-matter. `fleetfit profile` writes budget files, which a node's configuration and the groups of a run file name.
+The steps: read the run file, resolve its paths, merge overrides and keywords (`fleetfit.config.merge`), and validate
+the tables (`fleetfit.config.parse`). Overrides and keywords are merged with each other first, so their order does not
+matter. Nodes' configurations and groups of a run file may name budget files, which `fleetfit profile` writes.
 """
 
 import sys
@@ -42,7 +42,7 @@ class BudgetFile(Section):
 
     Attributes:
         budget: Budget of the device, as in `[fleet] groups`.
-        tolerance: Fraction by which a model may exceed it; the group or node that names the file wins.
+        tolerance: Fraction by which a model may exceed it. A tolerance of the group or node that names the file wins.
     """
 
     budget: Positive | Unit | dict[str, Positive | Unit]
@@ -79,17 +79,17 @@ def load_experiment(
     """Load the description of a run: read, resolve paths, merge, validate.
 
     Args:
-        source: A run file, whose name is the run's unless it has one; its tables, or an `Experiment`; the defaults when
-            it is left out.
-        overrides: `a.b=c`, the value in TOML's notation or else text. They win over the source.
-        is_complete: Whether the tables hold every default already, as those of a run folder.
+        source: A run file, its tables, or an `Experiment`; the defaults if left out. The file's name is the default
+            name of the run.
+        overrides: `a.b=c`, with the value in TOML's notation or as text. They win over the source.
+        is_complete: Whether the tables already hold every default, as those of a run folder do.
         **keywords: Whole sections or single keys of the top level, which win over both. Objects may replace names:
             `model=MyArchitecture()`.
 
     Raises:
         ConfigError: A file, an override or a keyword is wrong.
     """
-    here, folder = Path.cwd(), Path.cwd()
+    working_folder, folder = Path.cwd(), Path.cwd()
     if isinstance(source, str | Path):
         table, folder = read_toml(source), find_base_folder(source)
     elif isinstance(source, Experiment):
@@ -99,7 +99,7 @@ def load_experiment(
         check_values(table)
     check_values(keywords)
     base = resolve_paths(expand_sections(table), folder)
-    change = deep_merge(parse_overrides(overrides), resolve_paths(expand_sections(keywords), here))
+    change = deep_merge(parse_overrides(overrides), resolve_paths(expand_sections(keywords), working_folder))
     dropped: list[str] = []
     experiment = parse_experiment(merge_tables(base, change, dropped=dropped), is_complete)
     if isinstance(source, str | Path) and not experiment.name:
@@ -109,7 +109,7 @@ def load_experiment(
 
 
 def parse_overrides(overrides: Sequence[str]) -> Table:
-    """Return the merged tables of overrides; of two for one key the last one wins.
+    """Return the merged tables of overrides; the last override of a key wins.
 
     Raises:
         ConfigError: An override is malformed.
@@ -129,7 +129,7 @@ def parse_override(text: str) -> Table:
     key, equals, content = text.partition("=")
     path = _parse_key(key) if equals else ()
     if not path:
-        raise ConfigError(f'an override is written key=value, such as local.lr=0.03, got "{truncate(text)}".')
+        raise ConfigError(f'an override must be key=value, such as local.lr=0.03; got "{truncate(text)}".')
     value = _parse_value(content.strip())
     check_values({".".join(path): value}, "an override")
     for part in reversed(path):
@@ -138,7 +138,7 @@ def parse_override(text: str) -> Table:
 
 
 def _parse_key(key: str) -> tuple[str, ...]:
-    """Return the parts of a dotted key, quoted ones too; empty for a malformed key."""
+    """Return the parts of a dotted key, which may be quoted; empty for a malformed key."""
     try:
         value: Any = tomllib.loads(f"{key.strip()} = 0") if key.isprintable() else {}
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -158,7 +158,7 @@ def _parse_value(text: str) -> Any:
         tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
-    except (RecursionError, ValueError):  # it is TOML, and is refused below
+    except (RecursionError, ValueError):  # valid TOML, which is refused below
         pass
     table = parse_toml(f"value = {text}", "an override")
     return table["value"] if len(table) == 1 else text
@@ -175,10 +175,10 @@ _DATA_FILES = ("folder", "file", "tokenizer", "columns")
 
 
 def resolve_paths(table: Mapping[str, Any], folder: Path) -> Table:
-    """Return the tables with absolute paths of `file.py` plug-ins, plans and data, and with names as they are built in.
+    """Return the tables with absolute paths and the exact names of built-ins.
 
-    Budget files are read, and their values replace them, so that a run can be repeated without the files. Values are
-    not validated yet, so each section may be of any type.
+    Values of budget files replace the files' names, so that a run can be repeated without the files. Values are not
+    validated yet, so each section may be of any type.
 
     Args:
         table: Tables as in a run file.
@@ -210,7 +210,7 @@ def _copy(value: Any) -> Any:
 
 
 def _get_table(table: Table, key: str) -> Table:
-    """Return the table at a key; an empty one, which is not part of `table`, if the value is not a table."""
+    """Return the table at a key; a new empty one if the value is not a table."""
     inner = table.get(key)
     return inner if isinstance(inner, dict) else {}
 
@@ -220,13 +220,15 @@ def _make_absolute(name: Any, folder: Path) -> Any:
 
 
 def _resolve_data(data: Table, folder: Path) -> Table:
-    """Return `[data]` with the data at its paths detected, and the name of its partition resolved."""
+    """Return `[data]` with detected data sets for its paths, and the resolved name of its partition."""
     partition = _get_table(data, "partition")
     if "kind" in partition:
         partition["kind"] = names.find_match(_make_absolute(partition["kind"], folder), KINDS)
     if isinstance(data.get("server"), dict):
         server = detect_data_source(data["server"], folder, "[data] server")
-        data["server"] = {k: v for k, v in server.items() if k != "partition" or k in data["server"]}  # is not divided
+        data["server"] = {
+            k: v for k, v in server.items() if k != "partition" or k in data["server"]
+        }  # the server's data have no partition
     return detect_data_source(data, folder)
 
 
@@ -247,7 +249,7 @@ def _resolve_components(table: Table, folder: Path) -> None:
         method["hooks"] = {key: _make_absolute(name, folder) for key, name in hooks.items()}
     if isinstance(plus, dict):
         method["plus"] = {
-            _make_absolute(names.match_name("options", str(key)), folder): own for key, own in plus.items()
+            _make_absolute(names.match_name("options", str(key)), folder): settings for key, settings in plus.items()
         }
     if isinstance(metrics, list):
         evaluate["metrics"] = [_make_absolute(name, folder) for name in metrics]
@@ -266,7 +268,7 @@ def _resolve_callbacks(callbacks: Any, folder: Path) -> Any:
 def _resolve_files(table: Table, folder: Path) -> None:
     """Make paths of files absolute if they exist; otherwise a data set looks in FLEETFIT_DATA."""
     data, fleet = _get_table(table, "data"), _get_table(table, "fleet")
-    for place, section, keys in (
+    for prefix, section, keys in (
         ("data", data, _DATA_FILES),
         ("data.server", _get_table(data, "server"), _DATA_FILES),
         ("model", _get_table(table, "model"), ("checkpoint",)),
@@ -277,11 +279,11 @@ def _resolve_files(table: Table, folder: Path) -> None:
             file = section.get(key)
             if not isinstance(file, str) or (not file and key == "start"):
                 continue
-            first, _, inner = place.partition(".")
+            first, _, inner = prefix.partition(".")
             where = " ".join(filter(None, [first and f"[{first}]", inner, key]))
-            dotted = f"{place}.{key}" if place else key
+            dotted = f"{prefix}.{key}" if prefix else key
             if not file:
-                raise ConfigError(f"{where}: is empty; name a place, or leave it out.", key=dotted)
+                raise ConfigError(f"{where}: is empty. Set a path, or leave the key out.", key=dotted)
             path = resolve_path(file, folder, where, dotted)
             if path_exists(path):
                 section[key] = str(path)
@@ -312,7 +314,7 @@ def expand_sections(table: Mapping[str, Any]) -> Table:
 
 
 def _expand_section(key: str, value: Any) -> Any:
-    """Return the table of a section that is a name, an object, a table or a pydantic section; a path as text."""
+    """Return the table of a section that is a name, an object, a table or a pydantic section. Paths become text."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, pydantic.BaseModel):

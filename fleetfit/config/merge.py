@@ -1,8 +1,8 @@
 """Merge the tables of a run file, key by key.
 
-An override changes one key and keeps the rest, with one exception: an override that names another method, model, mode
-of fine-tuning, data set, engine, partition, optimiser or schedule drops the keys of the old one. Options and single
-hooks, which go with any method, stay.
+An override changes one key and keeps the others, with one exception: if it names another method, model, mode of
+fine-tuning, data set, engine, partition, optimiser or schedule, the keys of the old one are dropped. Options and single
+hooks stay, because they fit any method.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,27 +20,27 @@ CHOOSERS = {"data": "name", "model": "name", "peft": "name", "method": "name", "
 _SHARED = {"data": {"partition", "server"}, "engine": {"device", *EngineSection.model_fields} - {"name"},
            "method": {"plus", "hooks"}, "attack": {"share", "among"},
            "local": LocalSection.model_fields.keys() - {"optimiser", *OF_OPTIMISERS}}  # fmt: skip
-"""By section, the keys that stay with any component."""
+"""By section, the keys that fit any component."""
 
 
-def list_keys(table: Mapping[str, Any], place: str = "") -> Iterator[str]:
-    """Yield the dotted keys of tables; an empty table is a key too."""
+def list_keys(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of tables. An empty table counts as a key."""
     for key, value in table.items():
-        where = f"{place}{key}"
+        dotted = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            yield from list_keys(value, f"{where}.")
+            yield from list_keys(value, f"{dotted}.")
         else:
-            yield where
+            yield dotted
 
 
 def list_choosers(table: Mapping[str, Any]) -> list[str]:
-    """Return the dotted keys of tables that name a component: method.name."""
-    places = [f"{section}.{key}" for section, key in CHOOSERS.items()]
-    return [place for place in places if find_value(table, place)]
+    """Return the dotted keys of tables that name a component, such as method.name."""
+    keys = [f"{section}.{key}" for section, key in CHOOSERS.items()]
+    return [dotted for dotted in keys if find_value(table, dotted)]
 
 
 def find_value(table: Mapping[str, Any], key: str) -> tuple[Any, ...]:
-    """Return the value at a dotted key of tables as a tuple of one; an empty tuple without such a key."""
+    """Return the value at a dotted key as a tuple of one element; an empty tuple if the key is missing."""
     for name, value in table.items():
         if name == key:
             return (value,)
@@ -52,7 +52,7 @@ def find_value(table: Mapping[str, Any], key: str) -> tuple[Any, ...]:
 
 
 def deep_merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> Table:
-    """Return the base with a change merged into it, key by key; no other key is dropped."""
+    """Return the base with a change merged into it, key by key. No key is dropped."""
     result = dict(base)
     for key, value in change.items():
         old = result.get(key)
@@ -63,12 +63,12 @@ def deep_merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> Table:
 def merge_tables(
     base: Mapping[str, Any], change: Mapping[str, Any], where: str = "", dropped: list[str] | None = None
 ) -> Table:
-    """Return the base with a change merged into it; another name drops keys, by the module's rule.
+    """Return the base with a change merged into it. A new name drops keys, by the module's rule.
 
     Args:
         base: Tables.
         change: Tables whose values win.
-        where: The place of both in a run file, dotted.
+        where: Dotted key of both in a run file.
         dropped: Receives the dotted keys that are dropped.
     """
     result = dict(base)
@@ -76,8 +76,8 @@ def merge_tables(
     if chooser is not None and chooser in change and base.get(chooser, _find_default_name(where)) != change[chooser]:
         result = {key: value for key, value in result.items() if key in _SHARED.get(where, ())}
         if dropped is not None:
-            own = {key: value for key, value in base.items() if key not in result and key != chooser}
-            dropped += list_keys(own, f"{where}.")
+            foreign = {key: value for key, value in base.items() if key not in result and key != chooser}
+            dropped += list_keys(foreign, f"{where}.")
     for key, value in change.items():
         old = result.get(key)
         inner = f"{where}.{key}" if where else key

@@ -1,4 +1,4 @@
-"""Tables become an `Experiment`; an error names the key, its place, and the nearest valid key."""
+"""Validate tables as an `Experiment`. Errors have the key, its section, and the closest valid key."""
 
 import math
 import typing
@@ -28,10 +28,11 @@ def parse_experiment(table: Mapping[str, Any], is_complete: bool = False) -> Exp
 
     Args:
         table: Tables as in a run file.
-        is_complete: Whether the tables hold every default already, as those of a run folder; the method then adds none.
+        is_complete: Whether the tables already hold every default, as those of a run folder do. The method then adds
+            none.
 
     Raises:
-        ConfigError: An unknown key, a value of a wrong type or out of range.
+        ConfigError: A key is unknown, or a value has a wrong type or is out of range.
     """
     table, model = _fill_in_data_and_model(table)
     complete = table if is_complete else fill_in_method_defaults(table)
@@ -40,7 +41,7 @@ def parse_experiment(table: Mapping[str, Any], is_complete: bool = False) -> Exp
     except ConfigError as error:
         if complete is table:
             raise
-        parse_section(Experiment, table)  # raises where the tables are wrong without the method
+        parse_section(Experiment, table)  # raises the error if the tables are wrong without the method's defaults
         raise ConfigError(
             f"a default that the method declares does not fit: {error}", key=error.key, path=error.path
         ) from None
@@ -51,16 +52,16 @@ def parse_experiment(table: Mapping[str, Any], is_complete: bool = False) -> Exp
     _check_names(experiment)
     cohort = experiment.cohort
     if cohort.fraction is not None and cohort.count is not None:
-        raise ConfigError("[cohort] takes fraction or count, not both.", key="cohort.count")
+        raise ConfigError("[cohort] takes fraction or count, not both. Leave one out.", key="cohort.count")
     _check_optimiser(experiment.local)
     check_profiles(experiment.fleet)
     return experiment
 
 
 def _fill_in_data_and_model(table: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """Return the tables with the data at a path and a model that fits the data; and the model's name if it was chosen.
+    """Return the tables with the data set for a path and a model for the data, and the model's name if chosen here.
 
-    A grid has values that are not validated yet, so both sections may be of any type.
+    Values of a grid are not validated yet, so both sections may be of any type.
     """
     data, model = table.get("data"), table.get("model", {})
     if isinstance(data, Mapping) and data.get("path") is not None:
@@ -77,10 +78,10 @@ def fill_in_method_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:
     sections = {key: value for key, value in table.items() if key in ("method", "cohort")}
     try:
         defaults = dict(build(build_method_spec(Experiment.model_validate(sections))).defaults)
-    except Exception:  # assembling the run reports it
+    except Exception:  # assembling the run raises the error
         return table
     cohort = table.get("cohort", {})
-    if isinstance(cohort, Mapping) and cohort.keys() & {"fraction", "count"}:  # a run takes one of them
+    if isinstance(cohort, Mapping) and cohort.keys() & {"fraction", "count"}:  # a run takes one of the two
         defaults = {key: value for key, value in defaults.items() if key not in ("cohort.fraction", "cohort.count")}
     base: Table = {}
     for key, value in defaults.items():
@@ -91,7 +92,7 @@ def fill_in_method_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _mark_as_default(section: Section, table: Any) -> None:
-    """Mark keys that are not in the table as defaults, so that another method's may replace them."""
+    """Mark keys that are not in the table as defaults, so that another method's defaults may replace them."""
     table = table if isinstance(table, Mapping) else {}
     for key in set(section.model_fields_set):
         if key not in table:
@@ -105,64 +106,64 @@ def _check_optimiser(local: LocalSection) -> None:
         key, takes = local.foreign[0], ", ".join(OPTIMISERS[local.optimiser])
         others = " and ".join(f'"{name}"' for name, own in OPTIMISERS.items() if key in own)
         raise ConfigError(
-            f'[local] {key}: optimiser = "{local.optimiser}" takes {takes}; {key} is a key of {others}. Leave it out, '
+            f'[local] {key}: optimiser = "{local.optimiser}" takes {takes}; {key} belongs to {others}. Leave it out, '
             "or choose another optimiser.",
             key=f"local.{key}",
         )
     if local.nesterov and not local.momentum:
         raise ConfigError(
-            "[local] nesterov: there is no momentum to look ahead with; raise momentum, or leave it out.",
+            "[local] nesterov: needs momentum above 0. Set momentum, or leave nesterov out.",
             key="local.nesterov",
         )
 
 
-def _check_finite(value: Any, place: tuple[str, ...]) -> None:
-    """Refuse NaN and infinity at any depth, also in the keys of plug-ins."""
+def _check_finite(value: Any, path: tuple[str, ...]) -> None:
+    """Refuse NaN and infinity at any depth, including the keys of plug-ins."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            _check_finite(inner, (*place, str(key)))
+            _check_finite(inner, (*path, str(key)))
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
-            _check_finite(inner, (*place, str(index)))
+            _check_finite(inner, (*path, str(index)))
     elif isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{_format_place(place)}: should be a finite number, got {value}.", key=".".join(place))
+        raise ConfigError(f"{_format_key(path)}: should be a finite number, got {value}.", key=".".join(path))
 
 
 _EXAMPLES = {"data": "digits", "data.server": "cifar100", "model": "cnn", "peft": "lora", "method": "scalefl",
              "engine": "local"}  # fmt: skip
-"""A name of each section that has one."""
+"""An example of a name for each section that has one."""
 
 
 def _check_names(experiment: Experiment) -> None:
-    """Refuse values that are not names, and names that a folder cannot have."""
+    """Refuse values that are not names, and names that cannot be part of a folder's name."""
     server = experiment.data.server
     names = {section: getattr(experiment, section).name for section in _EXAMPLES if section != "data.server"}
     if server is not None:
         names["data.server"] = server.name
     for section, name in names.items():
         if name is None or name == "" or isinstance(name, bool | int | float | list | tuple | Mapping | date | time):
-            place = _format_place([*section.split("."), "name"])
+            label = _format_key([*section.split("."), "name"])
             raise ConfigError(
-                f'{place}: should be a name in quotes, such as "{_EXAMPLES[section]}", got {truncate(repr(name))}.',
+                f'{label}: should be a name in quotes, such as "{_EXAMPLES[section]}", got {truncate(repr(name))}.',
                 key=f"{section}.name",
             )
     for index, entry in enumerate(experiment.callbacks):
         name = entry.get("name") if isinstance(entry, Mapping) else entry
         if not isinstance(name, str) or not name:
             raise ConfigError(
-                'callbacks: should be a list of names, such as "tensorboard" or "file.py:function", and of tables with '
-                f"a name and keys, got {truncate(repr(entry))}. Objects are given in Python, run(callbacks=[...]).",
+                'callbacks: should be a list of names, such as "tensorboard" or "file.py:function", or of tables '
+                f"with a name and keys; got {truncate(repr(entry))}. Pass objects from Python: run(callbacks=[...]).",
                 key=f"callbacks.{index}",
             )
     for key in experiment.fleet.measured:
         if not key.startswith("latency_s "):
             raise ConfigError(
-                f"[fleet] measured {truncate(key)}: unknown key; a run measures keys that begin with latency_s.",
+                f"[fleet] measured {truncate(key)}: unknown key. Measured keys begin with latency_s.",
                 key=f"fleet.measured.{key}",
             )
     if not experiment.name.isprintable() or len(experiment.name) > 200:
         raise ConfigError(
-            f"name: at most 200 characters that can be printed, got {truncate(repr(experiment.name))}.", key="name"
+            f"name: should have at most 200 printable characters, got {truncate(repr(experiment.name))}.", key="name"
         )
 
 
@@ -173,17 +174,17 @@ def parse_section(schema: type[S], table: Mapping[str, Any]) -> S:
     """Validate the table of a section.
 
     Raises:
-        ConfigError: An unknown key, a value of a wrong type or out of range.
+        ConfigError: A key is unknown, or a value has a wrong type or is out of range.
     """
     try:
         return schema.model_validate(dict(table))
     except pydantic.ValidationError as error:
         errors = error.errors()
         unknown = [e for e in errors if e["type"] == "extra_forbidden" and len(e["loc"]) == len(errors[0]["loc"])]
-        if unknown and errors[0]["type"] == "missing":  # a misspelled key says more than that the right one is missing
+        if unknown and errors[0]["type"] == "missing":  # report the misspelled key rather than the missing one
             errors = unknown
         first = [e for e in errors if e["loc"][:2] == errors[0]["loc"][:2]]
-        deepest = max(first, key=lambda e: len(e["loc"]))  # of a table that may also be a number, its wrong key
+        deepest = max(first, key=lambda e: len(e["loc"]))  # for a table that may also be a number, report its wrong key
         key = ".".join(_drop_union_members([str(part) for part in deepest["loc"]]))
         raise ConfigError(_describe_error(deepest, schema), key=key) from None
 
@@ -191,19 +192,19 @@ def parse_section(schema: type[S], table: Mapping[str, Any]) -> S:
 def _describe_error(error: Any, schema: type[Section]) -> str:
     """Return `[local] batch_sise: unknown key. Did you mean "batch_size"?`."""
     path = [str(part) for part in error["loc"]]
-    place, value = _format_place(path), truncate(repr(error["input"]))
+    label, value = _format_key(path), truncate(repr(error["input"]))
     match error["type"]:
         case "extra_forbidden":
-            return f"{place}: unknown key.{_suggest_key(path, schema)}"
+            return f"{label}: unknown key.{_suggest_key(path, schema)}"
         case "missing":
-            return f"{place}: this key is needed."
+            return f"{label}: missing. Set this key."
         case "union_tag_not_found":
-            return f'{place}: needs a kind, such as kind = "step"; got {value}.'
+            return f'{label}: has no kind. Set one, such as kind = "step"; got {value}.'
         case "union_tag_invalid":
             kind, kinds = error["ctx"]["tag"], ("constant", "step", "cosine", "exponential")
-            return f'{place}: "{truncate(kind)}" is not among the kinds: {", ".join(kinds)}.{did_you_mean(kind, kinds)}'
+            return f'{label}: "{truncate(kind)}" is not among the kinds: {", ".join(kinds)}.{did_you_mean(kind, kinds)}'
         case "literal_error":
-            return f"{place}: {format_expected(error['ctx']['expected'], error['input'])}"
+            return f"{label}: {format_expected(error['ctx']['expected'], error['input'])}"
         case "model_type" | "dict_type":
             message = "should be a table of keys"
             if path[-1] in _EXAMPLES:
@@ -212,7 +213,7 @@ def _describe_error(error: Any, schema: type[Section]) -> str:
             message = error["msg"].removeprefix("Input ").replace("dictionary or instance", "table or instance")
     if path == ["fleet", "levels", "str"]:
         message = 'should be "cluster", "halving", a list of at least one ratio or level, or a saved plan'
-    return f"{place}: {message}, got {value}."
+    return f"{label}: {message}, got {value}."
 
 
 _TABLES: dict[str, type[Section]] = {
@@ -227,20 +228,20 @@ _UNION_MEMBERS = {*_TABLES, "int", "str", "float", "constrained-int", "constrain
 
 
 def _drop_union_members(path: Sequence[str]) -> list[str]:
-    """Return a path of pydantic without the types of a union: fleet.groups.0.budget.float."""
+    """Return a pydantic path without types of a union, such as `float` in fleet.groups.0.budget.float."""
     return [part for i, part in enumerate(path) if i == 0 or not (part in _UNION_MEMBERS or "[" in part)]
 
 
-def _format_place(path: Sequence[str]) -> str:
+def _format_key(path: Sequence[str]) -> str:
     """Return a key as in a run file: `[local] schedule.at`, `[fleet] groups #1.budget`, or `rounds` at the top."""
-    first, *rest = [
+    first, *others = [
         f"#{int(part) + 1}" if part.isdigit() else truncate(part) for part in _drop_union_members(path)
     ]  # fmt: skip
-    return f"[{first}] {'.'.join(rest)}".replace(".#", " #") if rest else first
+    return f"[{first}] {'.'.join(others)}".replace(".#", " #") if others else first
 
 
 def _suggest_key(path: Sequence[str], schema: type[Section]) -> str:
-    """Return a key of the same section, else the section that has the key, else the keys of the section."""
+    """Suggest a key of the same section, else the section that has the key, else the keys of the section."""
     section: Any = schema
     for part in path[:-1]:
         if part in _TABLES:
@@ -256,4 +257,4 @@ def _suggest_key(path: Sequence[str], schema: type[Section]) -> str:
     others = [s for s, f in schema.model_fields.items() if word in getattr(f.annotation, "model_fields", {})]
     if others and (not hint or len(path) == 1):
         return f" Did you mean [{others[0]}] {truncate(word)}?"
-    return hint or (f" Known here: {', '.join(keys)}." if keys else "")
+    return hint or (f" The keys are {', '.join(keys)}." if keys else "")

@@ -1,4 +1,4 @@
-"""Values that a run measures or chooses become part of its experiment, so that it resumes and repeats equally."""
+"""Record the values that a run measures or chooses in its experiment, so that it can be resumed and repeated."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,14 +10,14 @@ from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
 
 
 def record_latencies(experiment: Experiment, measured: Mapping[str, list[float]]) -> Experiment:
-    """Return the experiment with the latencies that were measured for it."""
+    """Return the experiment with measured latencies."""
     if measured == experiment.fleet.measured:
         return experiment
     return experiment.model_copy(update={"fleet": experiment.fleet.model_copy(update={"measured": dict(measured)})})
 
 
 def record_computing(experiment: Experiment, computing: Computing) -> Experiment:
-    """Return the experiment with how its levels are computed."""
+    """Return the experiment with the chosen computation of its levels."""
     if computing.chosen == experiment.engine.chosen:
         return experiment
     engine = experiment.engine.model_copy(update={"chosen": dict(computing.chosen)})
@@ -25,7 +25,7 @@ def record_computing(experiment: Experiment, computing: Computing) -> Experiment
 
 
 def record_client_count(experiment: Experiment, count: int) -> Experiment:
-    """Return the experiment with the number of its clients, if it followed from the size of the data."""
+    """Return the experiment with its number of clients, if the size of the data determined it."""
     data, cohort = experiment.data, experiment.cohort
     if not has_data_sized_clients(experiment):
         return experiment
@@ -43,10 +43,10 @@ def replace_callbacks(experiment: Experiment, callbacks: list[Any]) -> Experimen
 
 
 def restore_records(experiment: Experiment, recorded: Experiment) -> Experiment:
-    """Return the experiment with the values that a run of it has recorded, and with the run's callbacks.
+    """Return the experiment with the values and callbacks that an earlier run recorded.
 
     Args:
-        experiment: The experiment as the user describes it.
+        experiment: The user's experiment.
         recorded: The experiment of the run folder.
     """
     changes: dict[str, Any] = {"callbacks": recorded.callbacks}

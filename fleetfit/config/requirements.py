@@ -1,8 +1,8 @@
-"""Conditions under which keys of a run file have an effect, as one table.
+"""A table of the conditions under which keys of a run file have an effect.
 
-A key that is set and whose condition is false gets a note; with `--set` or a keyword it is refused. Factories declare
-the same of their parameters (`fleetfit.factories`), methods of hooks that they replace and of keys that they set
-(`fleetfit.method.Method`).
+If a key is set and its condition is false, the run gets a note; with `--set` or a keyword the key is refused. Factories
+declare such conditions for their parameters (`fleetfit.factories`). Methods declare the hooks that they replace and the
+keys that they set (`fleetfit.method.Method`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,9 +25,9 @@ class Requirement:
     """A condition under which a key has an effect.
 
     Attributes:
-        key: Dotted. The key of a section stands for its keys that have no row of their own.
+        key: Dotted. The key of a section covers its keys without a row of their own.
         is_met: Whether an assembled run uses the key.
-        reason: Why the run does not use it otherwise.
+        reason: Why the key has no effect if the condition is false.
     """
 
     key: str
@@ -36,22 +36,22 @@ class Requirement:
 
 
 def is_simulated(run: Assembly) -> bool:
-    """Return whether clients are simulated; the nodes of a fleet have their own data and resources."""
+    """Return whether clients are simulated. Nodes of a fleet have their own data and resources."""
     return run.simulation is not None
 
 
 def has_profiles(run: Assembly) -> bool:
-    """Return whether clients differ in speed; the nodes of a fleet do."""
+    """Return whether clients differ in speed, as nodes of a fleet do."""
     return run.simulation is None or bool(run.simulation.resources.speeds)
 
 
 def has_open_cohort(run: Assembly) -> bool:
-    """Return whether the cohort is a default share of the clients."""
+    """Return whether the cohort has its default share of the clients."""
     return is_simulated(run) or (run.experiment.cohort.count is None and run.experiment.cohort.fraction is None)
 
 
 def is_sized_by_data(run: Assembly) -> bool:
-    """Return whether the kind of data determines the number of clients, and with it the cohort."""
+    """Return whether the kind of data determines the number of clients, and so the cohort."""
     return is_simulated(run) or (has_open_cohort(run) and run.experiment.data.partition.clients is None)
 
 
@@ -67,7 +67,7 @@ def has_jumps(run: Assembly) -> bool:
 
 
 def has_image_layers(run: Assembly) -> bool:
-    """Return whether a level has convolutions, because only images have a memory format."""
+    """Return whether a level has convolutions: only images have a memory format."""
     problem = run.federation.problem
     return any(has_convolutions(build_level(problem, level)) for level in run.federation.levels)
 
@@ -76,7 +76,7 @@ _NODES = "on a fleet the nodes have their own"
 _EQUALLY_FAST = "no group has a profile, so all clients are equally fast"
 
 REQUIREMENTS = (
-    Requirement("data.server", lambda run: run.method.own_data, "the server trains in methods such as feddf only"),
+    Requirement("data.server", lambda run: run.method.own_data, "the server only trains in methods such as feddf"),
     Requirement("data.name", is_sized_by_data, _NODES),
     Requirement("data.partition.kind", is_sized_by_data, _NODES),
     Requirement("data.partition.clients", has_open_cohort, _NODES),
@@ -95,14 +95,14 @@ REQUIREMENTS = (
     Requirement("fleet.links", is_simulated, _NODES),
     Requirement("fleet.drift", is_simulated, _NODES),
     Requirement("fleet.drift.low", has_jumps, "with jump = 0 no budget ever jumps"),
-    Requirement("local.check_every", lambda run: run.experiment.local.patience, "there is no patience"),
-    Requirement("cohort.late", lambda run: run.experiment.cohort.deadline_s, "there is no deadline_s"),
+    Requirement("local.check_every", lambda run: run.experiment.local.patience, "patience is not set"),
+    Requirement("cohort.late", lambda run: run.experiment.cohort.deadline_s, "deadline_s is not set"),
     Requirement("cohort.quorum", has_profiles, _EQUALLY_FAST),
     Requirement("cohort.over_selection", has_profiles, _EQUALLY_FAST),
-    Requirement("attack.share", lambda run: run.experiment.attack.kind, "there is no kind of attack"),
-    Requirement("attack.among", lambda run: run.experiment.attack.kind, "there is no kind of attack"),
+    Requirement("attack.share", lambda run: run.experiment.attack.kind, "no attack is set"),
+    Requirement("attack.among", lambda run: run.experiment.attack.kind, "no attack is set"),
     Requirement("engine.memory_format", has_image_layers, "the model has no convolutions"),
-    Requirement("engine.features_bytes", lambda run: run.federation.problem.base, "nothing of the model is frozen"),
+    Requirement("engine.features_bytes", lambda run: run.federation.problem.base, "no part of the model is frozen"),
     Requirement(
         "engine.chosen", lambda run: run.experiment.engine.speed == "fast", 'with speed = "exact" nothing is chosen'
     ),
@@ -138,7 +138,7 @@ def find_unused_keys(run: Assembly, experiment: Experiment) -> Iterator[UnusedKe
 
 
 def find_set_keys(experiment: Experiment, key: str, defaults: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the key if it differs from its default; of a section, its keys that do and that have no row of their own.
+    """Yield the key if it differs from its default; for a section, its keys that do and have no row of their own.
 
     Args:
         experiment: The run.
@@ -153,7 +153,7 @@ def find_set_keys(experiment: Experiment, key: str, defaults: Mapping[str, Any])
         return
     if key in defaults:
         default = defaults[key]
-    elif isinstance(section, LocalSection):  # whose defaults depend on the optimiser
+    elif isinstance(section, LocalSection):  # their defaults depend on the optimiser
         default = getattr(LocalSection(optimiser=section.optimiser), name)
     else:
         default = type(section).model_fields[name].get_default(call_default_factory=True)
@@ -170,7 +170,7 @@ def find_set_keys(experiment: Experiment, key: str, defaults: Mapping[str, Any])
 
 
 def _find_unused_parameters(experiment: Experiment) -> dict[str, str]:
-    """Return the parameters of named functions that others leave without effect, by dotted key."""
+    """Return the parameters of named functions that have no effect because of other parameters, by dotted key."""
     data, server, method, choose = experiment.data, experiment.data.server, experiment.method, experiment.cohort.choose
     components: list[tuple[str, str, Any, Mapping[str, Any]]] = [
         ("data", "data", data.name, data.settings),
@@ -184,13 +184,13 @@ def _find_unused_parameters(experiment: Experiment) -> dict[str, str]:
     if server is not None:
         components.append(("data.server", "data", server.name, server.settings))
     if isinstance(choose, Mapping):
-        own = {key: value for key, value in choose.items() if key != "name"}
-        components.append(("cohort.choose", "selection", choose.get("name"), own))
+        settings_of_choice = {key: value for key, value in choose.items() if key != "name"}
+        components.append(("cohort.choose", "selection", choose.get("name"), settings_of_choice))
     unused: dict[str, str] = {}
-    for place, kind, name, settings in components:
+    for section, kind, name, settings in components:
         if settings and (isinstance(name, str) or callable(name)):
             factory, _ = find_function(kind, name)
-            unused |= {f"{place}.{key}": reason for key, reason in find_unused_parameters(factory, settings).items()}
+            unused |= {f"{section}.{key}": reason for key, reason in find_unused_parameters(factory, settings).items()}
     if data.partition.kind in KINDS:
         rows = find_unused_parameters(KINDS[data.partition.kind], data.partition.settings)
         unused |= {f"data.partition.{key}": reason for key, reason in rows.items()}

@@ -1,6 +1,6 @@
-"""The typed description of a run: every key of a run file with its type, range and default.
+"""The typed description of a run: each key of a run file with its type, range and default.
 
-`load` merges and `parse` validates them, `build` makes the objects of a run.
+`load` merges the tables, `parse` validates them, and `build` makes the objects of a run.
 """
 
 import math
@@ -58,8 +58,8 @@ class Cosine(Section):
 
     def factor_at(self, rounds: int, round: int) -> float:
         """Return minimum + (1 - minimum) * (1 + cos(pi * round / (rounds - 1))) / 2."""
-        done = round / max(1, rounds - 1)
-        return self.minimum + (1 - self.minimum) * (1 + math.cos(math.pi * min(done, 1.0))) / 2
+        progress = round / max(1, rounds - 1)
+        return self.minimum + (1 - self.minimum) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
 
 
 class Exponential(Section):
@@ -93,7 +93,7 @@ class CompareSection(Section):
         columns: Columns of each setting; by default local, global and, with a target, rounds.
         target: An accuracy, or several, to which rounds are counted.
         target_on: Which accuracy that is.
-        against: Label of the row that the others are measured against, seed by seed; the first one by default.
+        against: Label of the baseline row, compared seed by seed; the first row by default.
         differs: How the file's setting differs from the paper's; a line below the table.
     """
 
@@ -133,7 +133,7 @@ CLIENTS = 40
 MIN_SAMPLES = 30
 """Training samples per client, at least; small data have fewer clients by default."""
 MIN_COHORT = 4
-"""Clients of a default cohort, at least, where the number of clients follows from the data."""
+"""Smallest default cohort if the number of clients follows from the data."""
 FRACTION = 0.1
 """Default p, the share of the clients in a cohort."""
 
@@ -299,7 +299,7 @@ class AvailabilitySection(Section):
         spread: Spread of that share over the clients, from 0 to 1.
         rounds: Mean length of an online spell; by default each round is drawn independently.
         day: Rounds of a day, if there are days.
-        leave: Probability that a chosen client goes away in the round, after it was sent its model.
+        leave: Probability that a chosen client drops out during the round, after it received its model.
         trace: A file instead of chance.
     """
 
@@ -399,9 +399,9 @@ class LocalSection(Section):
 
     @property
     def foreign(self) -> list[str]:
-        """The keys that are set and that the optimiser does not take."""
-        own = OPTIMISERS[self.optimiser]
-        return [key for key in OF_OPTIMISERS if key in self.model_fields_set and key not in own]
+        """The set keys that the optimiser does not take."""
+        taken = OPTIMISERS[self.optimiser]
+        return [key for key in OF_OPTIMISERS if key in self.model_fields_set and key not in taken]
 
 
 class AttackSection(OpenSection):
@@ -420,7 +420,7 @@ class AttackSection(OpenSection):
 
 
 class SecureSection(Section):
-    """`[secure]`: secure aggregation (see `fleetfit.secure`); rounds are plain without this section.
+    """`[secure]`: secure aggregation (see `fleetfit.secure`). Without this section rounds are plain.
 
     Attributes:
         minimum: Smallest number of clients in a sum: in a cohort, and in each part of the model.
@@ -437,7 +437,7 @@ class SecureSection(Section):
 
 
 class PrivacySection(Section):
-    """`[privacy]`: differential privacy of clients (see `fleetfit.privacy`); there is none without this section.
+    """`[privacy]`: differential privacy of clients (see `fleetfit.privacy`). Without this section there is none.
 
     Attributes:
         clip: Largest Euclidean norm of a client's update.
@@ -445,7 +445,7 @@ class PrivacySection(Section):
         epsilon: The budget. With `noise` the run ends when it is spent; without, the noise is chosen so that all rounds
             spend it.
         delta: The delta of (epsilon, delta); by default 1 / (10 * clients).
-        key_file: A file outside of the run folder with the key of the noise; it is made if it is missing.
+        key_file: A file outside of the run folder with the key of the noise. FleetFit creates it if it is missing.
     """
 
     clip: Positive | None = None
@@ -517,7 +517,7 @@ class EvaluateSection(Section):
         norms: Batch-norm policies, "static" and "batch"; the first is the headline.
         statistics_samples: Training samples, over all clients, from which static statistics are re-estimated.
         clients: Largest number of clients, drawn once; all by default.
-        whole: Whether each evaluation covers the whole test set as well, not only the last.
+        whole: Whether each evaluation also covers the whole test set, not only the last one.
         metrics: Further metrics, by "file.py:function" or "package.module:function": functions of outputs and labels.
     """
 
@@ -532,7 +532,7 @@ class EvaluateSection(Section):
 
 
 class CheckpointSection(Section):
-    """`[checkpoint]`: the checkpoints from which a run resumes.
+    """`[checkpoint]`: checkpoints, from which a run resumes.
 
     Attributes:
         every: Rounds between checkpoints.
@@ -550,7 +550,7 @@ class Overrides:
     Attributes:
         keys: The dotted keys of `--set` and keywords.
         dropped: The file's keys that belonged to a name which an override replaced.
-        model: The model that was chosen because it fits the data; empty where the file names one.
+        model: The model that was chosen for the data; empty if the file names one.
     """
 
     keys: tuple[str, ...] = ()
@@ -559,13 +559,13 @@ class Overrides:
 
 
 class Experiment(Section):
-    """The description of a run. The empty one trains ScaleFL on the handwritten digits.
+    """The description of a run. The default one trains ScaleFL on handwritten digits.
 
     Attributes:
         name: Part of the run folder's name; by default the file's.
         seed: Seed of all random choices: the same file and seed give the same bits.
         rounds: Rounds of training.
-        start: The folder of another run, whose last state is the first one of this run.
+        start: Folder of another run, whose last state is the initial state of this run.
         callbacks: Functions that follow the run: names, such as "tensorboard" or "file.py:function", and tables with a
             name and keys.
     """
@@ -595,7 +595,7 @@ class Experiment(Section):
 
     @property
     def is_secure(self) -> bool:
-        """Whether there is a section `[secure]`, also an empty one."""
+        """Whether the file has a section `[secure]`, even an empty one."""
         return "secure" in self.model_fields_set
 
     @property
@@ -604,5 +604,5 @@ class Experiment(Section):
         return self._overrides
 
     def __eq__(self, other: object) -> bool:
-        """Compare the runs, and not how they were overridden."""
+        """Compare the runs, ignoring how they were overridden."""
         return isinstance(other, Experiment) and self.__dict__ == other.__dict__

@@ -22,7 +22,7 @@ class Section(pydantic.BaseModel):
 
 
 class OpenSection(Section):
-    """A section that names a function; further keys are the function's own, checked against its signature."""
+    """A section that names a function. Further keys are the function's, checked against its signature."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True)
 

@@ -1,4 +1,4 @@
-"""Read TOML files, and make paths in them absolute."""
+"""Read TOML files, and resolve paths in them."""
 
 import tomllib
 from collections.abc import Mapping
@@ -9,9 +9,9 @@ from fleetfit import files
 from fleetfit.errors import ConfigError, truncate
 
 MOST_BYTES = 4 << 20
-"""Largest size of a run file, a budget file or a plan; a complete run file has some thousands."""
+"""Largest size of a run file, a budget file or a plan. A complete run file has a few thousand bytes."""
 DEEPEST = 32
-"""Deepest nesting of tables and lists; a complete run file has eight."""
+"""Deepest nesting of tables and lists. A complete run file has eight levels."""
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -25,12 +25,12 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         with path.open("rb") if files.is_open_stream(path) else files.open_file(path, ConfigError) as file:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
-            raise ConfigError(f"{path} exceeds the {MOST_BYTES >> 20} MB limit for run files.", path=path)
+            raise ConfigError(f"{path} exceeds the limit of {MOST_BYTES >> 20} MB for run files.", path=path)
         return parse_toml(content.decode("utf-8-sig"), str(path))
-    except OSError as error:  # in the middle of a file
+    except OSError as error:  # the TOML error may point into the middle of the file
         raise ConfigError(f"{truncate(path, 200)} cannot be read: {files.format_os_error(error)}.", path=path) from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not a TOML file: it is not UTF-8 text.", path=path) from None
+        raise ConfigError(f"{path} is not a TOML file: its text is not UTF-8. Save it as UTF-8.", path=path) from None
     except ConfigError as error:
         error.path = error.path or path
         raise
@@ -52,8 +52,8 @@ def parse_toml(text: str, label: str) -> dict[str, Any]:
         raise ConfigError(f"{label} is not valid TOML: {truncate(error, 300)}.") from None
     except RecursionError:
         raise ConfigError(f"{label}: tables and lists are nested deeper than {DEEPEST}.") from None
-    except ValueError:  # Python's limit on digits, the one error that tomllib does not convert
-        raise ConfigError(f"{label}: a number has thousands of digits; whole numbers have at most 64 bits.") from None
+    except ValueError:  # Python's limit on digits; tomllib does not convert this error
+        raise ConfigError(f"{label}: whole numbers must have at most 64 bits; one has thousands of digits.") from None
     check_values(table, label)
     return table
 
@@ -71,50 +71,54 @@ def check_values(table: Mapping[str, Any], label: str = "") -> None:
     begin = f"{label}: " if label else ""
     stack: list[tuple[tuple[str, ...], Any]] = [((), table)]
     while stack:
-        place, value = stack.pop()
-        if isinstance(value, Mapping | list | tuple) and len(place) >= DEEPEST:
+        keys, value = stack.pop()
+        if isinstance(value, Mapping | list | tuple) and len(keys) >= DEEPEST:
             raise ConfigError(
-                f"{begin}{truncate('.'.join(place[:4]))}...: tables and lists are nested deeper than {DEEPEST}.",
-                key=".".join(place[:4]),
+                f"{begin}{truncate('.'.join(keys[:4]))}...: tables and lists are nested deeper than {DEEPEST}.",
+                key=".".join(keys[:4]),
             )
         if isinstance(value, Mapping):
-            stack += [((*place, str(key)), inner) for key, inner in value.items()]
+            stack += [((*keys, str(key)), inner) for key, inner in value.items()]
         elif isinstance(value, list | tuple):
-            stack += [((*place, str(i)), inner) for i, inner in enumerate(value)]
+            stack += [((*keys, str(i)), inner) for i, inner in enumerate(value)]
         elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-            shown = ".".join(f"#{int(part) + 1}" if part.isdigit() else part for part in place)
-            raise ConfigError(f"{begin}{truncate(shown)}: a whole number has at most 64 bits.", key=".".join(place))
+            dotted = ".".join(f"#{int(part) + 1}" if part.isdigit() else part for part in keys)
+            raise ConfigError(
+                f"{begin}{truncate(dotted)}: whole numbers must have at most 64 bits.", key=".".join(keys)
+            )
 
 
 def find_base_folder(path: str | Path) -> Path:
-    """Return the folder to which paths in a run file are relative; of a stream, the working folder."""
-    here = Path.cwd()
-    return here if files.is_open_stream(Path(path)) else resolve_path(path, here, "run file").parent
+    """Return the base folder of relative paths in a run file; the working folder for a stream."""
+    working_folder = Path.cwd()
+    return working_folder if files.is_open_stream(Path(path)) else resolve_path(path, working_folder, "run file").parent
 
 
 def resolve_path(path: str | Path, folder: Path, where: str, key: str | None = None) -> Path:
     """Return the absolute path, whether or not it exists.
 
     Args:
-        path: A path; `~` is a home folder.
-        folder: The folder to which it is relative.
-        where: The place of the path, for messages, such as "[data] folder".
-        key: The key that has the path; None for another place.
+        path: A path; `~` is the home folder.
+        folder: Base folder of a relative path.
+        where: The path's key in messages, such as "[data] folder".
+        key: Dotted key of the path in a run file; None if it is not from a run file.
 
     Raises:
         ConfigError: The path is malformed.
     """
     if "\0" in str(path):
-        raise ConfigError(f"{where}: a path holds no NUL character, got {truncate(repr(str(path)))}.", key=key)
+        raise ConfigError(
+            f"{where}: a path must not contain a NUL character, got {truncate(repr(str(path)))}.", key=key
+        )
     try:
         return (folder / Path(path).expanduser()).resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, the home of an unknown user
+    except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, or the home of an unknown user
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"{where}: {truncate(path, 200)} is not a path here: {reason}.", key=key) from None
+        raise ConfigError(f"{where}: {truncate(path, 200)} is not a valid path: {reason}.", key=key) from None
 
 
 def path_exists(path: Path) -> bool:
-    """Return whether a path exists; a malformed one does not."""
+    """Return whether a path exists; False for a malformed one."""
     try:
         return path.exists()
     except (OSError, ValueError):

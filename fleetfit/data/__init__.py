@@ -1,4 +1,4 @@
-"""Data sets: the public ones by name, every format of files, and partitions among clients.
+"""Data sets: public sets by name, formats of files, and partitions among clients.
 
     sets/         public data sets, one or a family of them in a file: mnist, cifar, femnist, ...
     files/        formats of files. images, text, plain_text, arrays and table are names of data as well; detect chooses

@@ -1,8 +1,8 @@
 """Augment training batches: random crops, flips and resized crops.
 
-Random numbers come from the host's generator. Crops and flips move whole pixels and resized crops add whole numbers, so
-that a batch has the same bits on every device. Padding is black: it happens before normalisation, as in He et al.,
-"Deep Residual Learning for Image Recognition" (2016), section 4.2.
+Random numbers come from the host's generator. Crops and flips move whole pixels, and resized crops add whole numbers,
+so a batch has the same bits on every device. Padding is black, because it happens before normalisation, as in He et
+al., "Deep Residual Learning for Image Recognition" (2016), section 4.2.
 
 "resized-crop" is the augmentation of ImageNet models: a random crop of each image, resized to one size. Szegedy et al.,
 "Going Deeper with Convolutions" (2015), section 6: a crop of 8% to 100% of the area, of an aspect ratio between 3/4 and
@@ -33,7 +33,7 @@ class Augmentation:
 
     Attributes:
         shift: The largest shift: "none", "pixel" or "eighth" of a side.
-        flip: Whether an image is mirrored left to right with probability one half.
+        flip: Whether to mirror an image left to right with probability one half.
     """
 
     shift: str
@@ -51,7 +51,7 @@ AUGMENTATIONS = {
     "shift": Augmentation("pixel", False),  # small images such as 8x8 digits
 }
 RESIZED_CROP = "resized-crop"
-"""A random crop, resized to the image's size, perhaps mirrored."""
+"""A random crop, resized to the image's size and optionally mirrored."""
 
 
 def check_augmentation(name: str, x: Tensor | EncodedImages) -> None:
@@ -67,7 +67,7 @@ def check_augmentation(name: str, x: Tensor | EncodedImages) -> None:
     choices = (*AUGMENTATIONS, RESIZED_CROP)
     if name not in choices:
         raise DataError(
-            f'augment = "{name}" is unknown; choose among {", ".join(choices)}.{did_you_mean(name, choices)}',
+            f'augment = "{name}" is unknown. Choose one of {", ".join(choices)}.{did_you_mean(name, choices)}',
             key="augment",
         )
     if x.ndim != 4:
@@ -84,7 +84,7 @@ def select_samples(x: Tensor | EncodedImages, indices: Tensor, name: str | None,
 
 
 def augment_batch(x: Tensor, name: str, rng: torch.Generator) -> Tensor:
-    """Return a batch with each image padded with zeros, cropped at a random place and perhaps mirrored.
+    """Pad each image with zeros, crop it at a random place and optionally mirror it.
 
     With largest shift p, height H, width W and one whole number r drawn uniformly for each sample b, output pixel
     (i, j) is input pixel (i + dy - p, j' + dx - p), or 0 outside the image, where j' is W - 1 - j if the sample is
@@ -115,7 +115,7 @@ def augment_batch(x: Tensor, name: str, rng: torch.Generator) -> Tensor:
 def _make_index_tables(
     height: int, width: int, pad_y: int, pad_x: int, flip: bool, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return the flat indices into a padded image that each draw stands for.
+    """Return the flat indices into a padded image for each draw.
 
     Returns:
         The top left corner of the crop for each possible draw, [draws, 1], and the pixels of the top left crop,

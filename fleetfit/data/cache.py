@@ -1,7 +1,7 @@
-"""The cache on disk of samples that are slow to make: decoded images, encoded texts, indices.
+"""The disk cache of samples that are slow to make: decoded images, encoded texts, indices.
 
-The folder is the environment variable FLEETFIT_CACHE, else ~/.cache/fleetfit. It may be deleted at any time. Where it
-cannot be written to, arrays are built in memory, and folders in a temporary folder that the process removes at its end.
+The folder is the environment variable FLEETFIT_CACHE, else ~/.cache/fleetfit. It may be deleted at any time. If it is
+not writable, arrays are built in memory, and folders in a temporary folder that the process removes at its end.
 """
 
 import atexit
@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 from fleetfit.errors import DataError
 
 T = TypeVar("T")
-FORMAT = 1  # raise it when the same files and parameters would decode to other bytes
+FORMAT = 1  # raise it if the same files and parameters would decode to other bytes
 
 Array = NDArray[Any]
 Allocate = Callable[[tuple[int, ...]], Array]
@@ -31,7 +31,7 @@ def make_key(name: str, files: Sequence[Path], parameters: Sequence[object], suf
     """Return the name of a file or folder in the cache, different for different samples.
 
     Args:
-        name: The data set, for people who look into the cache.
+        name: The data set, for readers of the cache folder.
         files: The sources of the samples; path, size and modification time count.
         parameters: Everything else that the samples depend on, as JSON values.
         suffix: Suffix of the name; empty for a folder.
@@ -42,10 +42,10 @@ def make_key(name: str, files: Sequence[Path], parameters: Sequence[object], suf
 
 
 def find_cache_folder() -> Path | None:
-    """Return the cache folder, made if necessary; None if that is impossible."""
+    """Return the cache folder, creating it if necessary; None if that is impossible."""
     try:
-        chosen = os.environ.get("FLEETFIT_CACHE")
-        folder = Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "fleetfit"
+        variable = os.environ.get("FLEETFIT_CACHE")
+        folder = Path(variable).expanduser() if variable else Path.home() / ".cache" / "fleetfit"
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):  # RuntimeError: no home folder
         return None
@@ -58,7 +58,7 @@ def find_cache_folder() -> Path | None:
 def load_array(
     file_name: str, rows: int, build: Callable[[Allocate], Array], dtype: DTypeLike = np.uint8, ndim: int = 4
 ) -> Array:
-    """Return samples from the cache; where they are missing or damaged, build and store them.
+    """Load samples from the cache; if they are missing or damaged, build and store them.
 
     Args:
         file_name: From `make_key`.
@@ -68,7 +68,7 @@ def load_array(
         ndim: Its number of dimensions: 4 for images [rows, C, H, W].
 
     Returns:
-        The array, memory-mapped copy-on-write where the cache can be used: the array is writable, the file stays.
+        The array. With a usable cache it is memory-mapped copy-on-write: writable, without changing the file.
     """
     kind = np.dtype(dtype)
     folder = find_cache_folder()
@@ -102,7 +102,7 @@ def load_array(
 
 
 def _allocate_file(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return a new array in a file; in memory where the disk is full, which would otherwise crash a later write."""
+    """Return a new array in a file; in memory if the disk is full, which would otherwise crash a later write."""
     try:
         array: Array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
         if hasattr(os, "posix_fallocate"):
@@ -114,7 +114,7 @@ def _allocate_file(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> 
 
 
 def _open_array(path: Path, rows: int, dtype: np.dtype[Any], ndim: int) -> Array | None:
-    """Return cached samples; None where they are missing or damaged."""
+    """Return cached samples; None if they are missing or damaged."""
     if not path.is_file():
         return None
     try:
@@ -129,7 +129,7 @@ def _open_array(path: Path, rows: int, dtype: np.dtype[Any], ndim: int) -> Array
 
 
 def load_folder(folder_name: str, build: Callable[[Path], None], load: Callable[[Path], T]) -> T:
-    """Load a folder of the cache; where it is missing or damaged, build it first.
+    """Load a folder of the cache; if it is missing or damaged, build it first.
 
     Args:
         folder_name: From `make_key`, without a suffix.
@@ -159,8 +159,8 @@ def load_folder(folder_name: str, build: Callable[[Path], None], load: Callable[
         return load(folder)
     except OSError as error:
         raise DataError(
-            f"{folder_name} cannot be written to {temporary.parent}: {error}. Make room there, or set the environment "
-            "variable FLEETFIT_CACHE to a folder with room.",
+            f"{folder_name} cannot be written to {temporary.parent}: {error}. Free some space, or set the environment "
+            "variable FLEETFIT_CACHE to another folder.",
             path=temporary.parent,
         ) from error
     finally:
@@ -174,7 +174,7 @@ def _make_temporary_folder(cache: Path | None, name: str) -> Path:
             return Path(tempfile.mkdtemp(suffix=".tmp", prefix=name, dir=cache))
         except OSError as error:
             raise DataError(
-                f"the cache folder {cache} cannot be written to: {error}. Set FLEETFIT_CACHE.", path=cache
+                f"cannot write to the cache folder {cache}: {error}. Set FLEETFIT_CACHE to another folder.", path=cache
             ) from error
     folder = Path(tempfile.mkdtemp(prefix="fleetfit-data-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

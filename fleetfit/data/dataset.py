@@ -29,7 +29,7 @@ _PACKED_APART = ("x", "y", "splits")
 
 @dataclass(frozen=True)
 class Facts:
-    """Key figures of a data set, as in the data table of a paper; None: they depend on the folder.
+    """Key figures of a data set, as in a paper's data table; None if they depend on the folder.
 
     Attributes:
         train: Number of training samples, those held out for validation included.
@@ -67,7 +67,7 @@ class Data:
         vocabulary: Above 0: x holds tokens in 0..vocabulary-1.
         padding: The token that fills short samples; each batch is cut to its longest sample. -1: none.
         resize: Height and width to which images are resized, batch by batch, after augmentation.
-        tokenizer: The tokeniser's file, `tokenizer.json`; "" where there is none.
+        tokenizer: The tokeniser's file, `tokenizer.json`; "" if there is none.
         columns: The encoding of a table's columns, the text of `columns.json`; "" for other data.
         targets: Mean and standard deviation of the targets of a regression, [classes] each; (): those of the training
             samples.
@@ -99,7 +99,7 @@ class Data:
     _targets: tuple[Tensor, Tensor] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        """Check everything once, so that `batch` need not.
+        """Check all fields once, so that `batch` does not have to.
 
         Raises:
             DataError: A shape, a dtype, a label or an index is wrong.
@@ -108,14 +108,14 @@ class Data:
         _check_labels(self)
         if self.augment is not None:
             check_augmentation(self.augment, self.x)
-        scale, shift = _scale_and_shift(self)
+        scale, shift = _compute_normalisation(self)
         object.__setattr__(self, "_scale", scale)
         object.__setattr__(self, "_shift", shift)
         object.__setattr__(self, "splits", _check_splits(self, self.splits))
         if self.task == "regression":
-            object.__setattr__(self, "_targets", self._standard_targets())
+            object.__setattr__(self, "_targets", self._compute_target_scale())
 
-    def _standard_targets(self) -> tuple[Tensor, Tensor]:
+    def _compute_target_scale(self) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation of the targets, each [classes]: `targets`, or of the training samples."""
         if self.targets:
             mean, std = (torch.tensor(values, device=self.y.device) for values in self.targets)
@@ -140,7 +140,9 @@ class Data:
             DataError: The task is not a regression.
         """
         if self._targets is None:
-            raise DataError(f"{self.name}: only a regression has scaled targets; the task is {self.task}.", key="task")
+            raise DataError(
+                f"{self.name}: only a regression has scaled targets, but the task is {self.task}.", key="task"
+            )
         return self._targets
 
     def __repr__(self) -> str:
@@ -156,7 +158,7 @@ class Data:
         """
         if name not in self.splits:
             raise DataError(
-                f'{self.name} has no split "{name}"; it has {", ".join(SPLITS)}.{did_you_mean(name, SPLITS)}',
+                f'{self.name} has no split "{name}". The splits are {", ".join(SPLITS)}.{did_you_mean(name, SPLITS)}',
                 key="split",
             )
         return self.splits[name]
@@ -164,8 +166,8 @@ class Data:
     def batch(self, indices: Tensor, rng: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Return samples and labels, ready for a model.
 
-        uint8 becomes (x / 255 - mean) / std. Multiplication and addition are two steps on purpose: fused, their
-        rounding would depend on a sample's place in the batch.
+        uint8 becomes (x / 255 - mean) / std. Multiplication and addition are separate on purpose: the rounding of a
+        fused step would depend on a sample's place in the batch.
 
         Args:
             indices: int64 [B] into x.
@@ -196,7 +198,7 @@ class Data:
 
     @property
     def normalisation(self) -> tuple[Tensor | None, Tensor | None]:
-        """Scale and shift of stored samples, x * scale + shift, to broadcast over [B, C, ...]; None: there is none."""
+        """Scale and shift of stored samples, x * scale + shift, for [B, C, ...]; None without normalisation."""
         return self._scale, self._shift
 
     def labels(self, indices: Tensor) -> Tensor:
@@ -231,8 +233,8 @@ class Data:
 
 def _trim_padding(x: Tensor, y: Tensor, padding: int) -> tuple[Tensor, Tensor]:
     """Cut off the columns in which every sample of a batch is padded, except the first."""
-    used = (x != padding).any(0).nonzero()
-    length = int(used[-1]) + 1 if len(used) else 1
+    columns = (x != padding).any(0).nonzero()
+    length = int(columns[-1]) + 1 if len(columns) else 1
     return x[:, :length], y[:, :length] if y.ndim == 2 and y.shape[1] == x.shape[1] else y
 
 
@@ -379,7 +381,7 @@ def _check_multi_labels(data: Data) -> None:
         )
 
 
-def _scale_and_shift(data: Data) -> tuple[Tensor | None, Tensor | None]:
+def _compute_normalisation(data: Data) -> tuple[Tensor | None, Tensor | None]:
     """Return scale and shift, to broadcast over [B, C, ...]: x * scale + shift = (x / 255 - mean) / std."""
     x, mean, std = data.x, tuple(data.mean), tuple(data.std)
     if len(mean) != len(std):
@@ -431,9 +433,7 @@ def _check_splits(data: Data, splits: Mapping[str, Tensor]) -> dict[str, Tensor]
         repeated = is_used[indices]
         if bool(repeated.any()):
             index = int(indices[repeated][0])
-            raise DataError(
-                f'{data.name}: sample {index} of split "{name}" is in an earlier split as well.', key="splits"
-            )
+            raise DataError(f'{data.name}: sample {index} of split "{name}" is also in an earlier split.', key="splits")
         is_used[indices] = True
         all_splits[name] = indices
     return all_splits

@@ -1,12 +1,12 @@
-"""Read images with Pillow: open, turn, convert and resize them, all images of a set at once or batch by batch.
+"""Read images with Pillow: open, orient, convert and resize them, for a whole set or batch by batch.
 
 Small images are decoded on one thread: Pillow holds the interpreter's lock while it decodes them, and two threads took
 1.3 times as long for 32x32 WebP. Large ones are decoded on several: 1.5 times as fast on two threads for 500x400 JPEG.
 
-Of images that stay encoded only a memory-mapped index is held. A batch is read, decoded on several threads and resized;
-nothing is kept. Worker processes get the index. Images of Parquet files are copied once, end to end, into one file of
-the cache: Parquet compresses rows in blocks, so that a single image cannot be read without its neighbours. The copy
-takes as much room as the images do in the Parquet files.
+For encoded images only a memory-mapped index is in memory. A batch is read, decoded on several threads and resized, and
+then discarded. Worker processes get the index. Images of Parquet files are copied once into one file of the cache,
+because Parquet compresses rows in blocks: a single image cannot be read without its neighbours. The copy has the size
+of the images in the Parquet files.
 """
 
 import contextlib
@@ -29,16 +29,16 @@ from fleetfit.errors import DataError, format_cause, import_optional
 from fleetfit.machine import available_cores
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000")
-"""Formats that Pillow decodes itself. For others it may start a program: for EPS Ghostscript, which runs the file."""
-_LARGE_BYTES = 8192  # average file size from which threads pay
+"""Formats that Pillow decodes itself. For others it may start a program: for EPS, Ghostscript executes the file."""
+_LARGE_BYTES = 8192  # average file size from which threads are faster
 _ORIENTATION, _QUARTER_TURNS = 0x112, range(5, 9)  # the tag of EXIF, and its values that swap width and height
-_MAX_PIXELS = 1 << 26  # of an image, 8192 x 8192: a small file can claim any size
+_MAX_PIXELS = 1 << 26  # 8192 x 8192; a small file may claim any size
 _FILES = 256  # in memory at a time
 
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom of a crop, in pixels."""
 FindCrop = Callable[[int, tuple[int, int]], tuple[Box | None, bool]]
-"""A row of a batch, width and height of its image -> the crop (None: all of it), and whether it is mirrored."""
+"""A row of a batch, width and height of its image -> the crop (None: the whole image), and whether to mirror it."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Origin:
 
     Attributes:
         path: The file.
-        row: Its row there, from 0; None: the file holds one sample.
+        row: Its row in the file, from 0; None if the file is a single sample.
     """
 
     path: Path
@@ -62,12 +62,12 @@ class ImageSpec:
     """Size, channels and orientation of the decoded images of a set.
 
     Attributes:
-        size: Side in pixels to which images are cut (centre, square) and resized; None: they must have one size.
-        channels: 1 (grey) or 3 (RGB); None: 1 if every image is grey, else 3; 3 where images stay encoded.
-        centre: Share of the shorter side that the square keeps, used with a size only.
+        size: Side in pixels to which images are cut (centred square) and resized; None: all must have the same size.
+        channels: 1 (grey) or 3 (RGB); None: 1 if every image is grey, else 3 (always 3 for encoded images).
+        centre: Share of the shorter side for the square; only with a size.
         lazy: Whether images stay encoded; None: from 8 GiB of decoded images on.
         max_bytes: Limit of all decoded images, for a set of a known size.
-        upright: Whether images are turned as their EXIF orientation says.
+        upright: Whether to apply the EXIF orientation.
     """
 
     size: int | None = None
@@ -81,7 +81,7 @@ class ImageSpec:
         """Check the values.
 
         Raises:
-            DataError: One is out of range.
+            DataError: A value is out of range.
         """
         if self.size is not None and self.size < 1:
             raise DataError(f"{name}: size must be at least 1 pixel, got {self.size}.", key="size")
@@ -90,19 +90,19 @@ class ImageSpec:
         if not 0 < self.centre <= 1:
             raise DataError(f"{name}: centre must be above 0 and at most 1, got {self.centre}.", key="centre")
         if self.centre < 1 and self.size is None:
-            raise DataError(f"{name}: centre = {self.centre} needs a size.", key="centre")
+            raise DataError(f"{name}: centre = {self.centre} needs a size. Set size.", key="centre")
 
 
 # ---- one image -------------------------------------------------------------------------------------------------------
 
 
 def open_image(content: bytes, origin: Origin, upright: bool = False) -> Any:
-    """Return a Pillow image, of which only the header has been read unless it is turned.
+    """Open a Pillow image. Only its header is read, unless its orientation is applied.
 
     Args:
         content: The bytes of an image file.
         origin: Its origin, for messages.
-        upright: Whether the image is decoded, and turned or mirrored as its EXIF or XMP orientation says.
+        upright: Whether to decode the image and apply its EXIF or XMP orientation.
 
     Raises:
         DataError: The bytes are not an image, or the image has too many pixels or more than 8 bits per channel.
@@ -110,38 +110,40 @@ def open_image(content: bytes, origin: Origin, upright: bool = False) -> Any:
     pillow = import_optional("PIL.Image", "images", "Decoding images")
     try:
         image = pillow.open(io.BytesIO(content), formats=FORMATS)
-    except Exception as error:  # Pillow's readers may raise anything
+    except Exception as error:  # Pillow's readers may raise any error
         raise _make_error(
             origin, f"cannot be opened as an image ({', '.join(FORMATS)}): {format_cause(error)}"
         ) from error
     if image.width * image.height > _MAX_PIXELS:
         raise _make_error(
-            origin, f"claims {image.width}x{image.height} pixels, more than {_MAX_PIXELS:,}; make it smaller."
+            origin, f"claims {image.width}x{image.height} pixels, more than {_MAX_PIXELS:,}. Make it smaller."
         )
     if image.mode[0] in "IF":
-        raise _make_error(origin, f"has more than 8 bits per channel (mode {image.mode}); convert it to 8 bits.")
+        raise _make_error(origin, f"has more than 8 bits per channel (mode {image.mode}). Convert it to 8 bits.")
     if upright:
         try:
             image.load()
         except Exception as error:
             raise _make_error(origin, f"cannot be decoded as an image: {format_cause(error)}") from error
-        with contextlib.suppress(Exception):  # a damaged EXIF block; viewers ignore it, too
+        with contextlib.suppress(Exception):  # ignore a damaged EXIF block, as viewers do
             import_optional("PIL.ImageOps", "images", "Decoding images").exif_transpose(image, in_place=True)
     return image
 
 
 def read_size(image: Any, upright: bool) -> tuple[int, int]:
-    """Return width and height of an opened image as stored, or as turned upright; nothing is decoded."""
-    has_header = image.format != "PNG" or "exif" in image.info  # else `getexif` decodes the image to look behind it
+    """Return width and height of an opened image, as stored or upright, without decoding it."""
+    has_header = (
+        image.format != "PNG" or "exif" in image.info
+    )  # otherwise `getexif` decodes the image to read the data behind it
     is_turned = False
-    if upright and has_header and image.format != "TIFF":  # Pillow's size of a TIFF is that of the turned image
+    if upright and has_header and image.format != "TIFF":  # Pillow's size of a TIFF is the upright size
         with contextlib.suppress(Exception):  # a damaged EXIF block
             is_turned = image.getexif().get(_ORIENTATION, 1) in _QUARTER_TURNS
     return (image.height, image.width) if is_turned else (image.width, image.height)
 
 
 def make_centre_box(width: int, height: int, share: float = 1.0) -> Box:
-    """Return the central square whose side is a share of the shorter side."""
+    """Return the central square with a share of the shorter side."""
     side = share * min(width, height)
     return (width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2
 
@@ -153,15 +155,15 @@ def decode_into(target: NDArray[np.uint8], image: Any, origin: Origin, box: Box 
         target: uint8 [C, H, W].
         image: From `open_image`.
         origin: Its origin, for messages.
-        box: The crop that is resized to the target's size; None: the image must have that size.
-        flip: Whether it is mirrored left to right.
+        box: The crop to resize to the target's size; None: the image must have that size.
+        flip: Whether to mirror it left to right.
 
     Raises:
         DataError: The image cannot be decoded, or has another size.
     """
     try:
         image = image.convert("L" if len(target) == 1 else "RGB")
-    except Exception as error:  # Pillow's decoders may raise anything
+    except Exception as error:  # Pillow's decoders may raise any error
         raise _make_error(origin, f"cannot be decoded as an image: {format_cause(error)}") from error
     size = (target.shape[2], target.shape[1])
     if box is not None and (image.size != size or box != (0, 0, *size)):
@@ -170,8 +172,8 @@ def decode_into(target: NDArray[np.uint8], image: Any, origin: Origin, box: Box 
     if image.size != size:
         raise _make_error(
             origin,
-            f"is {image.width}x{image.height} pixels, the first image {size[0]}x{size[1]}; give size = ... to resize "
-            "all images to one size.",
+            f"is {image.width}x{image.height} pixels, but the first image is {size[0]}x{size[1]}. Set size to resize "
+            "all images.",
             key="size",
         )
     pixels = np.asarray(image)
@@ -184,7 +186,7 @@ def _make_error(origin: Origin, problem: str, key: str | None = None) -> DataErr
 
 
 def count_threads() -> int:
-    """Return the number of threads that decode, at most 8."""
+    """Return the number of decoding threads, at most 8."""
     return min(8, available_cores())
 
 
@@ -201,7 +203,7 @@ class ImageSource(Protocol):
     def __len__(self) -> int: ...
 
     def batches(self) -> Iterator[list[bytes]]:
-        """Yield all images, some at a time."""
+        """Yield all images in batches."""
 
     def origin(self, index: int) -> Origin:
         """Return the origin of an image, for messages."""
@@ -211,7 +213,7 @@ def read_first_size(source: ImageSource, upright: bool) -> tuple[int, int]:
     """Return width and height of the first image.
 
     Raises:
-        DataError: It cannot be opened.
+        DataError: The image cannot be opened.
     """
     first = next(contents[0] for contents in source.batches() if contents)
     with open_image(first, source.origin(0), upright) as image:
@@ -232,7 +234,7 @@ def decode_all(source: ImageSource, spec: ImageSpec, allocate: cache.Allocate) -
     """
     size = (spec.size, spec.size) if spec.size else read_first_size(source, spec.upright)
     array = allocate((len(source), spec.channels or _find_channels(source), size[1], size[0]))
-    pixels = array.view(np.ndarray)  # indexing a memory map itself is slow
+    pixels = array.view(np.ndarray)  # indexing a memory map directly is slow
 
     def decode(index: int, content: bytes) -> None:
         origin = source.origin(index)
@@ -266,7 +268,7 @@ def _find_channels(source: ImageSource) -> int:
 
 
 class ImageIndex(Protocol):
-    """Encoded images that can be read one by one."""
+    """Encoded images that can be read individually."""
 
     def __len__(self) -> int: ...
 
@@ -308,7 +310,7 @@ class ImageFiles:
         return _read_range(self.path(index), 0, -1)
 
     def batches(self) -> Iterator[list[bytes]]:
-        """Yield all images, some at a time."""
+        """Yield all images in batches."""
         for start in range(0, len(self), _FILES):
             yield [self.read(i) for i in range(start, min(len(self), start + _FILES))]
 
@@ -323,7 +325,7 @@ class ImageFiles:
 
 @dataclass(frozen=True, eq=False)
 class PackedImages:
-    """Images end to end in one file, copied from the rows of others.
+    """Images concatenated in one file, copied from rows of other files.
 
     Attributes:
         path: The file.
@@ -355,7 +357,7 @@ class PackedImages:
 
 
 def pack_images(key: str, source: ImageSource, sources: Sequence[tuple[str, int]]) -> PackedImages:
-    """Copy images end to end into a file of the cache.
+    """Concatenate images in a file of the cache.
 
     Args:
         key: Name of the folder in the cache.
@@ -380,7 +382,7 @@ def pack_images(key: str, source: ImageSource, sources: Sequence[tuple[str, int]
     def load(folder: Path) -> PackedImages:
         offsets = np.load(folder / "offsets.npy", mmap_mode="r")
         if (folder / "images.bin").stat().st_size != offsets[-1]:
-            raise ValueError("the images have another length than their index")
+            raise ValueError("images and index have different lengths")
         sources = tuple((str(path), int(first)) for path, first in json.loads((folder / "sources.json").read_text()))
         return PackedImages(folder / "images.bin", offsets, sources)
 
@@ -388,22 +390,30 @@ def pack_images(key: str, source: ImageSource, sources: Sequence[tuple[str, int]
 
 
 def _read_range(path: Path, start: int, length: int) -> bytes:
-    """Return a part of a file, or with length -1 all of it; each call opens it, so that threads share nothing."""
+    """Return a part of a file; all of it for length -1. Each call opens the file, so that threads share nothing."""
     try:
         with path.open("rb", buffering=0) as file:
             file.seek(start)
             content = file.read(length)
     except OSError as error:
         raise DataError(
-            f"{path} can no longer be read: {error}. Start again to rebuild its index.", path=path
+            f"{path} can no longer be read: {error}. Start again to rebuild the index.", path=path
         ) from error
     if 0 <= length != len(content):
-        raise DataError(f"{path} has become shorter. Start again to unpack it.", path=path)
+        raise DataError(f"{path} is shorter than before. Start again to unpack it.", path=path)
     return content
 
 
 class EncodedImages:
     """Encoded images with the interface of a tensor of uint8 images [N, C, H, W], as far as `Data` needs it.
+
+    Args:
+        index: The images.
+        shape: C, H, W of the decoded images.
+        centre: Share of the shorter side for the central square, 0 < centre <= 1, which is resized to H x W. None:
+            every image must be H x W.
+        upright: Whether to apply the EXIF orientation.
+        device: Device of the batches.
 
     Attributes:
         shape: N, C, H, W of the decoded images.
@@ -421,16 +431,6 @@ class EncodedImages:
         upright: bool = True,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Nothing is read.
-
-        Args:
-            index: The images.
-            shape: C, H, W of the decoded images.
-            centre: Share of the shorter side that the central square keeps, 0 < centre <= 1; it is resized to H x W.
-                None: every image must be H x W.
-            upright: Whether images are turned as their EXIF orientation says.
-            device: Device of the batches.
-        """
         self.shape = torch.Size((len(index), *shape))
         self.device = torch.device(device)
         self._index, self._centre, self._upright = index, centre, upright
@@ -446,7 +446,7 @@ class EncodedImages:
         """Return the central square of images, uint8 [B, C, H, W].
 
         Raises:
-            DataError: An image is gone, cannot be decoded, or has the wrong size.
+            DataError: An image is missing, cannot be decoded, or has the wrong size.
         """
         if dim != 0:
             raise ValueError(f"encoded images are selected along dimension 0, not {dim}.")
@@ -481,7 +481,7 @@ class EncodedImages:
         return batch.to(self.device)
 
     def to(self, device: torch.device | str) -> "EncodedImages":
-        """Return the same images for batches on another device; they are decoded on the host."""
+        """Return the same images for batches on another device. They are decoded on the host."""
         return EncodedImages(self._index, self.shape[1:], self._centre, self._upright, device)
 
     def cpu(self) -> "EncodedImages":

@@ -1,10 +1,10 @@
-"""Divide a data set among clients.
+"""Partition a data set among clients.
 
 `iid`, `dirichlet` (Lin et al., "Ensemble Distillation for Robust Model Fusion in Federated Learning", 2020, and after
 it ScaleFL, section 4.2), `shards` (McMahan et al., "Communication-Efficient Learning of Deep Networks from
 Decentralized Data", 2017, section 3) and `natural` (by writer, speaker or role). Each kind first divides the training
-data. Each class of the validation and test data is then divided in proportion to the clients' training samples of that
-class, so that a client's label distribution is the same in all of its splits, and every sample is used.
+data. Then each class of the validation and test data is divided in proportion to the clients' training samples of that
+class. So a client has the same label distribution in all splits, and all samples are used.
 
 Differs from the papers: the code published with ScaleFL draws in groups of ten clients and redraws until the smallest
 client has half the mean; here all clients are drawn at once, and the smallest has ten samples by default (as in the
@@ -31,11 +31,11 @@ from fleetfit.factories import call_factory
 Ints = NDArray[np.int64]
 Part = dict[str, Tensor]
 _TENTHS = 10  # bins of a regression's targets that serve as labels
-_PARTITION = 0x9A27  # keeps this use of a seed apart from every other
+_PARTITION = 0x9A27  # separates this use of a seed from all others
 
 
 class Parts(Sequence[Part]):
-    """Each client's indices of each split, as one tensor per split, so that many clients need little memory.
+    """Each client's indices of each split, in one tensor per split, to save memory with many clients.
 
     Attributes:
         indices: Split -> the indices of all clients, client by client, int64.
@@ -70,7 +70,7 @@ def count_samples(parts: Sequence[Mapping[str, Tensor]], split: str = "train") -
 
 
 def find_unassigned(data: Data, parts: Sequence[Mapping[str, Tensor]], split: str) -> Tensor:
-    """Return the samples of a split that no client has, int64, ascending."""
+    """Return the samples of a split without a client, int64, ascending."""
     assigned = [parts.indices[split]] if isinstance(parts, Parts) else [part[split] for part in parts]
     is_unassigned = torch.zeros(len(data.x), dtype=torch.bool)
     is_unassigned[data.split(split)] = True
@@ -100,15 +100,16 @@ def partition(data: Data, kind: str, clients: int | None, seed: int, **parameter
         return _partition_by_plugin(data, kind, clients, seed, parameters)
     if kind not in KINDS:
         raise DataError(
-            f'"{kind}" is not a kind of partition; choose one of {", ".join(KINDS)}.{did_you_mean(kind, KINDS)}',
+            f'"{kind}" is not a kind of partition. Choose one of {", ".join(KINDS)}.{did_you_mean(kind, KINDS)}',
             key="kind",
         )
     accepted = list(inspect.signature(KINDS[kind]).parameters)[3:]
     for name in parameters:
         if name not in accepted:
-            listed = ", ".join(accepted) or "no parameters"
+            parameter_list = ", ".join(accepted) or "no parameters"
             raise DataError(
-                f'partition "{kind}" has no parameter "{name}"; it takes {listed}.{did_you_mean(name, accepted)}',
+                f'partition "{kind}" has no parameter "{name}". Its parameters are '
+                f"{parameter_list}.{did_you_mean(name, accepted)}",
                 key=name,
             )
     return KINDS[kind](data, clients, make_data_rng(seed, _PARTITION), **parameters)
@@ -183,7 +184,7 @@ def dirichlet(
             return divide_held_out(data, assign_samples(labels, counts, rng), clients, rng)
     raise DataError(
         f"{1 + max_redraws} draws gave no division in which each of {clients} clients has {least} training samples "
-        f"(the smallest of the last draw has {counts.sum(1).min()}): raise alpha (now {alpha}), lower minimum or have "
+        f"(the smallest of the last draw has {counts.sum(1).min()}). Raise alpha (now {alpha}), lower minimum or use "
         "fewer clients.",
         key="minimum",
     )
@@ -206,7 +207,7 @@ def shards(data: Data, clients: int, rng: np.random.Generator, per_client: int =
     total = clients * per_client
     if per_client < 1 or total > len(labels):
         raise DataError(
-            f"per_client must be at least 1 and leave a sample for each shard; got {clients} clients x {per_client} "
+            f"per_client must be at least 1, with at least one sample per shard; got {clients} clients x {per_client} "
             f"shards of {len(labels)} samples.",
             key="per_client",
         )
@@ -238,11 +239,12 @@ def natural(
         minimum: Groups with fewer training samples are left out.
 
     Raises:
-        DataError: There are no groups, or fewer than clients.
+        DataError: There are no groups, or more clients than groups.
     """
     if data.groups is None:
         raise DataError(
-            f"{data.name} has no natural groups; choose another kind of partition or load it with groups.", key="kind"
+            f"{data.name} has no natural groups. Choose another kind of partition, or load the data with groups.",
+            key="kind",
         )
     if fewer not in ("choose", "merge"):
         raise DataError(f'fewer must be "choose" or "merge", got {fewer!r}.', key="fewer")
@@ -286,7 +288,8 @@ def _check_clients(data: Data, clients: object) -> None:
         raise DataError(f"clients must be a whole number of at least 1, got {clients!r}.", key="clients")
     if clients > samples:
         raise DataError(
-            f"{clients} clients are more than the {samples} training samples of {data.name}.", key="clients"
+            f"{clients} clients are more than the {samples} training samples of {data.name}. Use fewer clients.",
+            key="clients",
         )
 
 
@@ -319,7 +322,7 @@ def _partition_by_plugin(
     empty = np.flatnonzero(np.bincount(owner[owner >= 0], minlength=count) == 0)
     if len(empty) or int(owner.min(initial=0)) < -1:
         client = empty[0] if len(empty) else int(owner.min())
-        raise DataError(f'partition "{kind}" leaves client {client} no samples.', key="kind")
+        raise DataError(f'partition "{kind}" gives client {client} no samples.', key="kind")
     rng = make_data_rng(seed, _PARTITION)
     if data.task in ("classification", "regression"):
         return divide_held_out(data, owner, count, rng)
@@ -332,7 +335,7 @@ def _run_flower_partitioner(
 ) -> tuple[Ints, int]:
     """Return the client of each training sample, -1 for none, and the number of clients.
 
-    The partitioner sees a data set with the columns `label` and, where there are groups, `group`.
+    The partitioner sees a data set with the columns `label` and, if there are groups, `group`.
     """
     accepted = inspect.signature(partitioner_class).parameters
     unknown = [key for key in settings if key not in accepted]
@@ -359,7 +362,7 @@ def _run_flower_partitioner(
         owner = np.full(len(train), -1, dtype=np.int64)
         for client in range(count):
             owner[np.asarray(partitioner.load_partition(client)["row"], dtype=np.int64)] = client
-    except Exception as error:  # a foreign class may raise anything
+    except Exception as error:  # a user's class may raise any error
         raise DataError(f'partition "{kind}" {names.describe_failure(error)}.', key="kind") from error
     return owner, count
 
@@ -376,7 +379,7 @@ def draw_dirichlet_counts(sizes: Ints, clients: int, alpha: float, balance: bool
         p = rng.dirichlet(np.full(clients, alpha))
         if balance:
             p = np.where(totals < mean, p, 0.0)
-            if p.sum() == 0:  # with a tiny alpha, full clients may have had all of it
+            if p.sum() == 0:  # with a tiny alpha, clients that are already full may have all of it
                 p = (totals < mean).astype(np.float64)
         ends = np.cumsum(p)
         cuts = np.floor(ends / ends[-1] * sizes[c] + rng.random()).astype(np.int64)
@@ -386,7 +389,7 @@ def draw_dirichlet_counts(sizes: Ints, clients: int, alpha: float, balance: bool
 
 
 def assign_samples(labels: Ints, counts: Ints, rng: np.random.Generator) -> Ints:
-    """Assign samples to clients at random with `counts` [K, C]; return the client of each, -1 for those left over."""
+    """Assign samples to clients at random with `counts` [K, C]; return the client of each, -1 if unassigned."""
     clients, classes = counts.shape
     surplus = np.bincount(labels, minlength=classes) - counts.sum(0)
     table = np.vstack([counts, surplus])
@@ -401,8 +404,8 @@ def assign_samples(labels: Ints, counts: Ints, rng: np.random.Generator) -> Ints
 def apportion(counts: Ints, sizes: Ints, rng: np.random.Generator) -> Ints:
     """Divide sizes[c] samples of each class in proportion to counts[:, c], in whole samples, [K, C].
 
-    Rounding each class on its own could leave a small client without any sample. A client's rounding error is carried
-    over to the next class, so that its total is right as well.
+    Rounding each class separately could leave a small client without samples. So a client's rounding error is carried
+    over to the next class, which keeps its total right.
     """
     result = np.zeros_like(counts)
     carry = rng.random(len(counts)) - 0.5
@@ -475,7 +478,8 @@ def get_labels(data: Data, split: str, kind: str) -> Ints:
         return tenths
     if data.task != "classification":
         raise DataError(
-            f'partition "{kind}" goes by class labels, but {data.name} is {data.task}; use iid or natural.', key="kind"
+            f'partition "{kind}" needs class labels, but the task of {data.name} is {data.task}. Use iid or natural.',
+            key="kind",
         )
     labels: Ints = data.y.cpu().numpy()[data.split(split).numpy()]
     return labels

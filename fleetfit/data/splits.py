@@ -1,4 +1,4 @@
-"""The splits of a data set: names, and samples held out at random in proportion to labels or groups."""
+"""The splits of a data set: names, and holding out samples at random in proportion to labels or groups."""
 
 from collections.abc import Mapping
 
@@ -9,8 +9,8 @@ from fleetfit.errors import DataError
 
 SPLITS = ("train", "validation", "test")
 ALIASES = {"train": ("train",), "validation": ("validation", "valid", "val"), "test": ("test",)}
-"""Names that the file, folder or array of a split may have."""
-_HOLD_OUT = 0x401D  # keeps this use of a seed apart from every other
+"""Accepted names of the file, folder or array of a split."""
+_HOLD_OUT = 0x401D  # separates this use of a seed from all others
 
 
 def hold_out(
@@ -59,7 +59,7 @@ def subsample(
     """Draw `samples` training samples in proportion to their labels; return them in ascending order.
 
     Raises:
-        DataError: There are fewer.
+        DataError: There are fewer samples.
     """
     if not 1 <= samples <= len(indices):
         raise DataError(
@@ -71,7 +71,7 @@ def subsample(
 def fill_missing_splits(
     sizes: Mapping[str, int], strata: NDArray[np.int64], validation: float, test: float, seed: int
 ) -> dict[str, NDArray[np.int64]]:
-    """Return the indices of every split; a split without files is held out of the training samples.
+    """Return the indices of each split. A split without files is held out of the training samples.
 
     Without a test file but with a validation file, the validation file is the test set, as usual with ImageNet.
     A split without samples counts as missing.
@@ -102,7 +102,7 @@ def fill_missing_splits(
 
 
 def make_empty_split_notes(name: str, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """Return a note for each split whose file has no samples; `fill_missing_splits` holds samples out for it."""
+    """Return a note for each split whose file is empty; `fill_missing_splits` holds out samples for it."""
     empty = [split for split, size in sizes.items() if not size and split != "train"]
     return tuple(f"{name}: the {split} set has no samples, so it counts as missing." for split in empty)
 

@@ -1,4 +1,4 @@
-"""Inference with trained models: the logits of every exit, and when samples leave early."""
+"""Inference with trained models: the logits of each exit, and early stopping."""
 
 from fleetfit.inference.calibration import Calibration, calibrate, check_calibration, read_policy
 from fleetfit.inference.scores import COSTS, Scores, compute_scores, exit_costs, measure_exit_latencies

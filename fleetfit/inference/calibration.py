@@ -1,4 +1,4 @@
-"""A policy chosen on validation samples for a budget, applied to test samples, with its curve over budgets."""
+"""Choose a policy of early stopping on validation samples for a budget, and evaluate it on test samples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -28,19 +28,18 @@ class Calibration:
     Attributes:
         level: Name of the level.
         cost: The unit of costs and budget: "multiply_adds" or "latency_s".
-        costs: Of a sample that leaves at each exit [E].
-        budget: In the same unit.
+        costs: Cost of a sample that stops at each exit [E].
+        budget: Budget in the same unit.
         mode: "budgeted" or "anytime".
-        policy: When a sample leaves.
-        validation: Its outcome on the samples that it was chosen on.
+        policy: The policy of early stopping.
+        validation: Its outcome on the validation samples.
         test: Its outcome on the test samples.
-        accuracies: Of each exit on the test samples [E].
-        calibration_errors: Of each exit on the test samples, before temperature scaling and after it [E]; without,
-            there is no second one.
+        accuracies: Accuracy of each exit on the test samples [E].
+        calibration_errors: Error of each exit on the test samples, before and (if used) after temperature scaling [E].
         curve: For budgets from the first exit's cost to the last one's: budget, and the numbers of `test`.
-        exits: Of each exit, its number among all of the model's and the blocks before it, as tables show it [E].
-        level_cost: The level's cost by its plan, in the same unit, if it is known: an early classifier of the full
-            model counts for a sample that passes it, and not for the level.
+        exits: Name of each exit in tables: its number among all exits of the model, and the blocks before it [E].
+        level_cost: The level's planned cost in the same unit, if known. It does not include early classifiers of the
+            full model, but the cost of a sample that passes them does.
     """
 
     level: str
@@ -58,7 +57,7 @@ class Calibration:
     level_cost: float | None = None
 
     def numbers(self) -> dict[str, Any]:
-        """Return the calibration as JSON stores it."""
+        """Return the calibration as JSON values."""
         names = ("level", "cost", "costs", "budget", "mode", "accuracies", "calibration_errors", "curve")
         return {name: getattr(self, name) for name in names} | {
             "policy": asdict(self.policy),
@@ -83,15 +82,15 @@ def calibrate(
 
     Args:
         level: Name of the level.
-        validation: Logits of the samples that the policy is chosen on.
-        test: Logits of the samples that it is applied to.
-        costs: Cost of a sample that leaves at each exit [E].
-        budget: In the unit of the costs.
+        validation: Logits of the validation samples.
+        test: Logits of the test samples.
+        costs: Cost of a sample that stops at each exit [E].
+        budget: Budget in the unit of the costs.
         cost: The unit of the costs.
         mode: "budgeted" or "anytime".
         measure: The measure of confidence.
-        temperature: Whether each exit's temperature is fitted to the validation samples.
-        points: Budgets on the curve.
+        temperature: Whether to fit each exit's temperature on the validation samples.
+        points: Number of budgets on the curve.
 
     Raises:
         ConfigError: The budget does not reach the first exit, or the mode or measure is unknown.
@@ -133,7 +132,7 @@ def check_calibration(numbers: Any, exits: int) -> None:
         lists["policy/temperatures"] = policy["temperatures"]
     for name, values in lists.items():
         if len(values) != exits:
-            raise ValueError(f"{name} has {len(values)} entries, and the level {exits} exits")
+            raise ValueError(f"{name} has {len(values)} entries, but the level has {exits} exits")
     if policy["measure"] not in get_args(Measure) or numbers["cost"] not in COSTS:
         raise ValueError(f"{policy['measure']} or {numbers['cost']} is unknown")
 
@@ -142,7 +141,7 @@ def read_policy(numbers: Mapping[str, Any]) -> Policy:
     """Return the policy of `Calibration.numbers`.
 
     Raises:
-        RunError: It is damaged.
+        RunError: The policy is damaged.
     """
     try:
         policy = numbers["policy"]

@@ -1,4 +1,4 @@
-"""The logits of every exit of a model, and the costs of reaching it."""
+"""Compute the logits of each exit of a model, and the cost of reaching it."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ _WARM_UP = 3
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The logits of every exit for the samples of a split.
+    """The logits of each exit for the samples of a split.
 
     Attributes:
         logits: [E, N, classes], on the host.
@@ -43,7 +43,7 @@ def compute_scores(module: nn.Module, data: Data, split: str = "test", batch_siz
     """Run all exits of a module over a split, in one pass.
 
     Args:
-        module: In eval mode.
+        module: A module in eval mode.
         data: A classification data set.
         split: "test", "validation" or "train".
         batch_size: Samples per forward pass.
@@ -54,13 +54,13 @@ def compute_scores(module: nn.Module, data: Data, split: str = "test", batch_siz
     """
     if data.task != "classification":
         raise ConfigError(
-            f"stopping early by confidence needs one class for each sample; the task of {data.name} is {data.task}.",
+            f"early stopping by confidence needs one class per sample, but the task of {data.name} is {data.task}.",
             key="task",
         )
     indices = data.split(split)
     if not len(indices):
         raise DataError(
-            f"{data.name} has no {split} samples; choose another split, or set data.validation.", key="split"
+            f"{data.name} has no {split} samples. Choose another split, or set data.validation.", key="split"
         )
     logits, labels = [], []
     with torch.no_grad():
@@ -74,7 +74,7 @@ def compute_scores(module: nn.Module, data: Data, split: str = "test", batch_siz
 def exit_costs(
     architecture: Architecture, sizes: Mapping[str, int], exits: Sequence[int], input_shape: Sequence[int]
 ) -> list[float]:
-    """Return the multiply-adds of one sample that leaves at each exit [E], all classifiers on its way included."""
+    """Return the multiply-adds of a sample that stops at each exit [E], including all earlier classifiers."""
     return [
         float(submodel_cost(architecture, (sizes, tuple(exits[: i + 1])), input_shape).multiply_adds)
         for i in range(len(exits))
@@ -83,7 +83,7 @@ def exit_costs(
 
 @torch.no_grad()
 def measure_exit_latencies(module: nn.Module, x: Tensor, passes: int = 50) -> list[float]:
-    """Return the median seconds until each exit's prediction [E], one thread, the classifiers on the way included.
+    """Return the median seconds until each exit's prediction [E] with one thread, including earlier classifiers.
 
     Args:
         module: In eval mode, with `start`, `segment` and `head`.

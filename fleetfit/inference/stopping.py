@@ -1,19 +1,18 @@
-"""Early stopping by confidence: the exit at which each sample leaves, for an average cost (ScaleFL, appendix 6.3).
+"""Early stopping by confidence: choose the exit of each sample, for an average cost (ScaleFL, appendix 6.3).
 
-As in MSDNet (Huang et al., ICLR 2018, 4.2): with a budget for a whole batch, a sample leaves at the first exit whose
-confidence reaches that exit's threshold. The share of samples that reach exit k and leave there would be the same q at
-every exit, so that shares fall, or rise, geometrically: s_k = p^k / sum_i p^i. The thresholds are those at which the
-validation samples leave in these shares, and p is the largest for which their average cost is within the budget.
-With a budget for each sample ("anytime") there is nothing to choose: a sample's prediction is that of the deepest exit
-which the budget affords.
+As in MSDNet (Huang et al., ICLR 2018, 4.2): with a budget for a whole batch, a sample stops at the first exit whose
+confidence reaches the exit's threshold. The fraction q of samples that stop at an exit among those that reach it is
+assumed equal for all exits, so shares fall or rise geometrically: s_k = p^k / sum_i p^i. The thresholds give these
+shares on the validation samples, and p is the largest whose average cost is within the budget. With a budget for each
+sample ("anytime") a sample's prediction is that of the deepest exit within the budget.
 
-Confidence lies between 0 and 1. The highest probability is that of MSDNet (Huang et al., ICLR 2018), which ScaleFL's
+Confidence is between 0 and 1. The highest probability is that of MSDNet (Huang et al., ICLR 2018), which ScaleFL's
 appendix 6.3 follows; entropy is BranchyNet's (Teerapittayanon et al., ICPR 2016), turned round and scaled so that 1 is
 certain. Temperature scaling and the expected calibration error with 15 bins of equal width are those of Guo et al.,
 ICML 2017.
 
-Differs from MSDNet: p is found on the cost that the validation samples really have, so equal confidences cannot push it
-above the budget; entropy and margin can stand for the highest probability, and exits may have temperatures.
+Differs from MSDNet: p is found with the actual cost of the validation samples, so equal confidences cannot push it
+above the budget. Entropy and margin may replace the highest probability, and exits may have temperatures.
 """
 
 import math
@@ -44,17 +43,17 @@ def confidence(logits: Tensor, measure: Measure = "max", temperature: float = 1.
     """Return the confidence of predictions, from 0 to 1, [...] of logits [..., classes].
 
     Args:
-        logits: Of one exit or of several.
+        logits: Logits of one or several exits.
         measure: "max", "entropy" or "margin".
-        temperature: Logits are divided by it.
+        temperature: Divisor of the logits.
 
     Raises:
-        ConfigError: There is no such measure.
+        ConfigError: The measure is unknown.
     """
     if measure not in get_args(Measure):
         measures = get_args(Measure)
         raise ConfigError(
-            f'unknown confidence "{measure}"; choose one of {", ".join(measures)}.{did_you_mean(measure, measures)}',
+            f'unknown confidence "{measure}". Choose one of {", ".join(measures)}.{did_you_mean(measure, measures)}',
             key="measure",
         )
     logs = F.log_softmax(logits.float() / temperature, dim=-1)
@@ -69,7 +68,7 @@ def confidence(logits: Tensor, measure: Measure = "max", temperature: float = 1.
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """Return the temperature at which the predictions' mean log-likelihood is highest, between 0.05 and 20.
+    """Return the temperature (0.05 to 20) with the highest mean log-likelihood of the predictions.
 
     Args:
         logits: [N, classes].
@@ -93,7 +92,7 @@ def calibration_error(logits: Tensor, labels: Tensor, temperature: float = 1.0) 
     Args:
         logits: [N, classes].
         labels: int64 [N].
-        temperature: Logits are divided by it.
+        temperature: Divisor of the logits.
     """
     confidences = confidence(logits, "max", temperature).double()
     is_right = (logits.argmax(-1) == labels).double()
@@ -105,7 +104,7 @@ def calibration_error(logits: Tensor, labels: Tensor, temperature: float = 1.0) 
 # ---- policies --------------------------------------------------------------------------------------------------------
 
 Mode = Literal["budgeted", "anytime"]
-"""Whether the samples share a budget, or each has its own."""
+"""Whether the budget is an average over samples, or for each sample."""
 NEVER = 2.0
 """A threshold that no confidence reaches."""
 _STEPS = 60
@@ -113,10 +112,10 @@ _STEPS = 60
 
 @dataclass(frozen=True)
 class Policy:
-    """When a sample leaves.
+    """A policy of early stopping.
 
     Attributes:
-        thresholds: At each exit, a sample leaves if its confidence is at least this much [E]; 0: every sample leaves.
+        thresholds: A sample stops at an exit if its confidence is at least the threshold [E]; 0: every sample stops.
         measure: The measure of confidence.
         temperatures: Divisors of the logits of each exit [E]; () for none.
     """
@@ -126,7 +125,7 @@ class Policy:
     temperatures: tuple[float, ...] = ()
 
     def leaves(self, exit: int, logits: Tensor) -> Tensor:
-        """Return which samples leave at an exit (from 0), bool [B], by its logits [B, classes]."""
+        """Return whether samples stop at an exit (from 0), bool [B], by its logits [B, classes]."""
         temperature = self.temperatures[exit] if self.temperatures else 1.0
         return confidence(logits, self.measure, temperature) >= self.thresholds[exit]
 
@@ -136,12 +135,12 @@ class Outcome:
     """The outcome of a policy on labelled samples.
 
     Attributes:
-        exits: The exit where each sample left, from 0, int64 [N].
+        exits: The exit where each sample stopped, from 0, int64 [N].
         right: Whether its prediction was right, bool [N].
-        shares: Share of the samples that left at each exit [E].
-        accuracy: From 0 to 1.
-        cost: Average over the samples, in the unit of the exits' costs.
-        full: Accuracy of the last exit, which every sample reaches without a policy.
+        shares: Share of the samples that stopped at each exit [E].
+        accuracy: Accuracy from 0 to 1.
+        cost: Average cost of a sample, in the unit of the exits' costs.
+        full: Accuracy of the last exit for all samples.
     """
 
     exits: Tensor
@@ -152,17 +151,17 @@ class Outcome:
     full: float
 
     def numbers(self) -> dict[str, Any]:
-        """Return shares, accuracy and cost, as JSON stores them."""
+        """Return shares, accuracy and cost as JSON values."""
         return {"shares": list(self.shares), "accuracy": self.accuracy, "cost": self.cost, "full": self.full}
 
 
 def apply_policy(scores: Scores, policy: Policy, costs: Sequence[float]) -> Outcome:
-    """Apply a policy to samples that all exits have scored.
+    """Apply a policy to samples with logits of all exits.
 
     Args:
         scores: The samples' logits.
-        policy: When they leave.
-        costs: Cost of a sample that leaves at each exit [E].
+        policy: The policy.
+        costs: Cost of a sample that stops at each exit [E].
     """
     count = len(scores.logits)
     leaves = torch.stack([policy.leaves(i, scores.logits[i]) for i in range(count)])
@@ -195,8 +194,8 @@ def choose_policy(
 
     Args:
         scores: The validation samples' logits.
-        costs: Cost of a sample that leaves at each exit [E], ascending.
-        budget: In the unit of the costs; of the average sample, or with "anytime" of each.
+        costs: Cost of a sample that stops at each exit [E], ascending.
+        budget: Budget in the unit of the costs, of the average sample, or with "anytime" of each sample.
         mode: "budgeted" or "anytime".
         measure: The measure of confidence.
         temperatures: Divisors of the logits of each exit [E]; () for none.
@@ -206,12 +205,13 @@ def choose_policy(
     """
     if mode not in ("budgeted", "anytime"):
         raise ConfigError(
-            f'there is no mode "{mode}"; there are budgeted (samples share the budget) and anytime.', key="mode"
+            f'no such mode: "{mode}". The modes are budgeted (an average over samples) and anytime (for each sample).',
+            key="mode",
         )
     if not budget >= costs[0] * (1 - 1e-9):
         raise ConfigError(
-            f"a sample that leaves at the first exit costs {costs[0]:g} already, {costs[0] / costs[-1]:.3f} of what "
-            f"the last exit costs; the budget is {budget:g}.",
+            f"a sample that stops at the first exit costs {costs[0]:g}, {costs[0] / costs[-1]:.3f} of the last exit's "
+            f"cost; the budget is {budget:g}.",
             key="budget",
         )
     count, temperatures = len(costs), tuple(temperatures)
@@ -222,12 +222,12 @@ def choose_policy(
     confidences = torch.stack([confidence(z, measure, t) for z, t in zip(scores.logits, divisors, strict=True)])
 
     def make_policy(log_p: float) -> Policy:
-        return Policy(_find_thresholds(confidences, _geometric_shares(log_p, count)), measure, temperatures)
+        return Policy(_find_thresholds(confidences, _compute_geometric_shares(log_p, count)), measure, temperatures)
 
     def is_affordable(log_p: float) -> bool:
         return apply_policy(scores, make_policy(log_p), costs).cost <= budget * (1 + 1e-9)
 
-    low, high = -30.0, 30.0  # all samples leave at the first exit; all at the last
+    low, high = -30.0, 30.0  # all samples stop at the first exit; all at the last
     if is_affordable(high):
         return make_policy(high)
     for _ in range(_STEPS):
@@ -236,7 +236,7 @@ def choose_policy(
     return make_policy(low)
 
 
-def _geometric_shares(log_p: float, count: int) -> np.ndarray:
+def _compute_geometric_shares(log_p: float, count: int) -> np.ndarray:
     """Return shares in proportion to p^k that add up to one."""
     powers = log_p * np.arange(count)
     shares: np.ndarray = np.exp(powers - powers.max())
@@ -244,7 +244,7 @@ def _geometric_shares(log_p: float, count: int) -> np.ndarray:
 
 
 def _find_thresholds(confidences: Tensor, shares: np.ndarray) -> tuple[float, ...]:
-    """Return the thresholds at which samples leave in these shares, by their confidences [E, N]."""
+    """Return the thresholds for these shares, by the samples' confidences [E, N]."""
     stays = torch.ones(confidences.shape[1], dtype=torch.bool)
     thresholds = []
     for share, row in zip(shares[:-1], confidences, strict=False):
@@ -263,11 +263,11 @@ def _find_thresholds(confidences: Tensor, shares: np.ndarray) -> tuple[float, ..
 
 @dataclass(frozen=True, eq=False)
 class EarlyPredictions:
-    """Predictions of samples that left as early as their policy lets them.
+    """Predictions of samples with early stopping.
 
     Attributes:
-        logits: Of the exit where each left [B, classes].
-        exits: That exit, from 0, int64 [B].
+        logits: Logits at each sample's exit [B, classes].
+        exits: Exit of each sample, from 0, int64 [B].
     """
 
     logits: Tensor
@@ -276,12 +276,12 @@ class EarlyPredictions:
 
 @torch.no_grad()
 def stop_early(module: nn.Module, x: Tensor, policy: Policy) -> EarlyPredictions:
-    """Run a batch segment by segment, each on the samples that have not left.
+    """Run a batch segment by segment, each on the samples that have not stopped.
 
     Args:
         module: In eval mode, with `start`, `segment` and `head`.
         x: Samples [B, ...].
-        policy: When a sample leaves; one threshold for each exit.
+        policy: The policy, with one threshold per exit.
 
     Raises:
         ModelError: The module cannot be run segment by segment.
@@ -291,10 +291,10 @@ def stop_early(module: nn.Module, x: Tensor, policy: Policy) -> EarlyPredictions
     last = len(model.exits) - 1
     if len(policy.thresholds) != last + 1:
         raise ConfigError(
-            f"the policy has {len(policy.thresholds)} thresholds, and the model {last + 1} exits.", key="policy"
+            f"the policy has {len(policy.thresholds)} thresholds, but the model has {last + 1} exits.", key="policy"
         )
     carry = model.start(x)
-    rows = torch.arange(len(x), device=x.device)  # of the samples that have not left
+    rows = torch.arange(len(x), device=x.device)  # samples that have not stopped
     logits, exits = None, torch.full((len(x),), last, device=x.device)
     for i in range(last + 1):
         carry = model.segment(i, carry)

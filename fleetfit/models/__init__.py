@@ -1,5 +1,5 @@
-"""Models: one file per family, its sizes as rows of a table in it.
+"""Models: one file per family, with its sizes as rows of a table.
 
 Families share `family` (stem, blocks and classifiers; layers for images), `transformer` (for tokens) and `pretrained`
-(Hugging Face's folders). `selective_scan` is Vision Mamba's; `ree` puts one exit onto any of them.
+(Hugging Face's folders). `selective_scan` belongs to Vision Mamba, and `ree` adds one recurrent exit to any family.
 """

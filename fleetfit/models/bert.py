@@ -87,9 +87,9 @@ class BertModule(TokenModule):
     def segment(self, i: int, carry: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Run the blocks after exit i-1 up to exit i."""
         x, real = carry
-        seen = real[:, None, None] if self.embeddings.padding >= 0 else None
+        visible = real[:, None, None] if self.embeddings.padding >= 0 else None
         for b in range(self.exits[i - 1] if i else 0, self.exits[i]):
-            x = self.blocks[b](x, seen)
+            x = self.blocks[b](x, visible)
         return x, real
 
 
@@ -140,13 +140,14 @@ class Bert(EncoderFamily):
         hidden, (heads, size) = sizes["hidden"], self.encoder.heads_at(sizes)
         if heads * size != hidden:
             raise ModelError(
-                f"{heads} heads of {size} channels do not make up its width of {hidden}: transformers gives every head "
-                'of a BERT hidden / heads channels, so hidden must be divisible by heads. With [model] heads = "fixed" '
-                "every level fits.",
+                f"{heads} heads of {size} channels do not add up to its width of {hidden}: in transformers each head "
+                'of a BERT has hidden / heads channels. Set [model] heads = "fixed", so that every level fits.',
                 key="heads",
             )
         if not self.encoder.bias:
-            raise ModelError("its query, key and value have no biases; a BERT in transformers has them.", key="bias")
+            raise ModelError(
+                "its query, key and value have no biases, but a BERT in transformers has them.", key="bias"
+            )
         if self.head != "pooler":
             raise ModelError(
                 f'its classifier is of the kind [model] head = "{self.head}", that of a BERT in transformers has a '
@@ -181,15 +182,15 @@ def bert(
     heads: Heads = "whole",
     head: HeadKind = "pooler",
 ) -> Bert:
-    """Return a BERT family: BERT-base unless a checkpoint or keys say otherwise.
+    """Return a BERT family; BERT-base by default.
 
     Args:
         classes: Classes; never cut.
         input_shape: (L,): tokens of one sample, at most `max_positions`.
-        vocabulary: Token ids are below it.
-        padding: The token id that pads, which attention does not see; -1 for none.
+        vocabulary: Number of token ids.
+        padding: The token id of padding, which attention masks; -1 for none.
         checkpoint: A Hugging Face folder (config.json, model.safetensors) that gives sizes and initial weights.
-        hidden: Width of the stream; 768 by default. With a checkpoint, its sizes hold, and others are refused.
+        hidden: Width of the stream; 768 by default. With a checkpoint, only its sizes are accepted.
         layers: Blocks; 12 by default. With a checkpoint, at most its number of blocks, the first ones.
         attention_heads: Heads; one per 64 channels by default.
         intermediate: Width inside the MLP; four times `hidden` by default.
@@ -214,7 +215,7 @@ def bert(
     rows, positions = int(config.get("vocab_size", vocabulary)), int(config.get("max_position_embeddings", 512))
     if max_positions is not None and config and max_positions != positions:
         raise ModelError(
-            f"max_positions = {max_positions} contradicts the checkpoint's {positions}; leave it out.",
+            f"max_positions = {max_positions} contradicts the checkpoint's {positions}. Leave it out.",
             key="max_positions",
         )
     positions = max_positions or positions
@@ -245,7 +246,7 @@ def bert(
     )
 
 
-def _size(hidden: int, layers: int, attention_heads: int) -> dict[str, int | None]:
+def _make_size(hidden: int, layers: int, attention_heads: int) -> dict[str, int | None]:
     """Return the keys of a size; positions are 512, or the checkpoint's."""
     return {
         "hidden": hidden,
@@ -258,13 +259,14 @@ def _size(hidden: int, layers: int, attention_heads: int) -> dict[str, int | Non
 
 SIZES = {
     "bert_tiny": Preset(
-        "BERT-Tiny: 2 blocks of width 128 with 2 heads, 4.4 M parameters with 30,522 tokens.", _size(128, 2, 2)
+        "BERT-Tiny: 2 blocks of width 128 with 2 heads, 4.4 M parameters with 30,522 tokens.", _make_size(128, 2, 2)
     ),
     "bert_small": Preset(
-        "BERT-Small: 4 blocks of width 512 with 8 heads, 28.8 M parameters with 30,522 tokens.", _size(512, 4, 8)
+        "BERT-Small: 4 blocks of width 512 with 8 heads, 28.8 M parameters with 30,522 tokens.", _make_size(512, 4, 8)
     ),
     "bert_base": Preset(
-        "BERT-base: 12 blocks of width 768 with 12 heads, 109.5 M parameters with 30,522 tokens.", _size(768, 12, 12)
+        "BERT-base: 12 blocks of width 768 with 12 heads, 109.5 M parameters with 30,522 tokens.",
+        _make_size(768, 12, 12),
     ),
 }
 bert_tiny, bert_small, bert_base = make_presets(bert, SIZES)

@@ -29,7 +29,7 @@ class ConvBlock(nn.Module):
         self.norm = norm(after)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [B, after, height, width], each side halved where the block pools."""
+        """Return [B, after, height, width], each side halved if the block pools."""
         x = halve(x) if self.halves else x
         return F.relu(self.norm(self.conv(x)), inplace=True)
 

@@ -1,4 +1,4 @@
-"""A family of models, built of a stem, blocks and classifiers; and the layers that families for images share."""
+"""A family of models built from a stem, blocks and classifiers, and the shared layers of image models."""
 
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
@@ -53,7 +53,6 @@ class Family(Architecture):
         return self.module_class(self, axes, exits)
 
     def _make_axes(self) -> dict[str, Axis]:
-        """Return all axes but that of the classes."""
         raise NotImplementedError
 
     def _build_stem(self, axes: Mapping[str, int]) -> nn.Module | None:

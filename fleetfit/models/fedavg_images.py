@@ -83,7 +83,7 @@ class Stack(Family):
 
     @cached_property
     def declared(self) -> Mapping[str, Any]:
-        """Each channel owns its pixels in what the first fully connected layer reads."""
+        """Each channel owns its pixels in the input of the first fully connected layer."""
         convolutions = len(self.convolutions)
         return {f"blocks.{convolutions}.fc.weight": interleaved(self.pixels, dim=1)} if convolutions else {}
 
@@ -122,7 +122,7 @@ def stack(
         pool: Side of the pooling window, 2 or 3.
 
     Raises:
-        ModelError: There is no hidden layer or one without units, or the inputs are no images or too small for the
+        ModelError: There is no hidden layer or one without units, or the inputs are not images or too small for the
             convolutions.
     """
     if not (convolutions or hidden):

@@ -1,6 +1,6 @@
 """Networks of inverted residual blocks: MobileNetV2 (Sandler et al., CVPR 2018) and EfficientNet (Tan & Le, ICML 2019).
 
-A block widens its input by a 1x1 convolution, filters each channel by itself (a depthwise convolution), may weigh the
+A block widens its input by a 1x1 convolution, filters each channel separately (a depthwise convolution), may weigh the
 channels (squeeze and excite, in EfficientNet to a quarter of the block's input), and narrows them by a 1x1 convolution
 without activation; where neither the stage nor the map's size changes, its input is added. Each convolution but those
 of squeeze and excite has a norm. An early exit, which may sit after any block, is `head_layers` 3x3 convolutions with
@@ -269,7 +269,7 @@ def reduce_strides(strides: Sequence[int], total: int) -> tuple[int, ...]:
     """Leave out halvings, from the first on, until the product of the strides is the total.
 
     Raises:
-        ModelError: No product is.
+        ModelError: No product equals the total.
     """
     reduced = list(strides)
     for i in range(len(reduced)):

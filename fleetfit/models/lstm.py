@@ -146,8 +146,7 @@ def language_model(
     """
     if vocabulary < 1:
         raise ModelError(
-            "a language model reads token ids, but the data's inputs are numbers: choose a text data set, or another "
-            "model.",
+            "a language model reads token ids, but the data have numbers. Choose a text data set, or another model.",
             key="vocabulary",
         )
     if layers < 1:

@@ -14,11 +14,11 @@ axes: `normal{k}_{s}` and `down{k}_{s}` are what they add at scale s while k sca
 channels inside classifiers. An axis's block is the first that has it; `head` comes after all blocks. Widths as in
 ScaleFL: base, growth and head channels are each cut to the floor, and everything else follows from them.
 
-Differs from the paper: a 1x1 convolution before a 3x3 one may widen, where base is below twice the growth.
-Differs from ScaleFL's released code: wherever features are cut, each concatenated part is cut by itself, so that a
-sub-model computes with its own channels (the released code takes the leading ones of all behind the first exit). As
-there, the finer scales in the last layer of a sub-model feed nothing: they belong to its size, but no gradient reaches
-them, so they are neither moved by weight decay nor counted in the average (see `fleetfit.training`).
+Differs from the paper: a 1x1 convolution before a 3x3 one may widen, where base is below twice the growth. Differs from
+ScaleFL's released code: wherever features are cut, each concatenated part is cut separately, so a sub-model computes
+with its own channels (the released code takes the leading ones of all behind the first exit). As there, the finer
+scales in the last layer of a sub-model feed nothing: they belong to its size, but no gradient reaches them, so they are
+neither moved by weight decay nor counted in the average (see `fleetfit.training`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ class ScaleStep:
         finer: The parts that it reads at the next finer scale; none if it reads only its own.
         normal: The part that it adds from its own scale.
         down: The part that it adds from the finer scale, or "".
-        reduced: The part to which all are reduced afterwards where a scale ends, or "".
+        reduced: The part to which all are reduced afterwards if a scale ends, or "".
     """
 
     scale: int
@@ -75,7 +75,7 @@ class ScaleStep:
         return (*axes, self.down, f"{self.down}_inner") if self.down else axes
 
 
-def _bottleneck(before: int, inner: int, after: int, stride: int, norm: MakeNorm) -> nn.Sequential:
+def _make_bottleneck(before: int, inner: int, after: int, stride: int, norm: MakeNorm) -> nn.Sequential:
     return nn.Sequential(*conv_norm_relu(before, inner, 1, 1, norm), *conv_norm_relu(inner, after, 3, stride, norm))
 
 
@@ -86,8 +86,8 @@ class StepModule(nn.Module):
         super().__init__()
         norm = family.make_norm
         own, finer = (sum(axes[part] for part in parts) for parts in (step.own, step.finer))
-        self.normal = _bottleneck(own, axes[f"{step.normal}_inner"], axes[step.normal], 1, norm)
-        self.down = _bottleneck(finer, axes[f"{step.down}_inner"], axes[step.down], 2, norm) if step.down else None
+        self.normal = _make_bottleneck(own, axes[f"{step.normal}_inner"], axes[step.normal], 1, norm)
+        self.down = _make_bottleneck(finer, axes[f"{step.down}_inner"], axes[step.down], 2, norm) if step.down else None
         self.reduce: nn.Module = nn.Identity()
         if step.reduced:
             before = sum(axes[part] for part in step.concatenated)
@@ -188,7 +188,7 @@ class Msdnet(ConvFamily):
         }
 
     def _count_ended(self, layer: int) -> int:
-        """Return how many scales have ended after a layer: one ends in the first layer of each share but the first."""
+        """Return the number of ended scales after a layer: one ends in the first layer of each share but the first."""
         return max(0, layer - 1) // -(-self.blocks // self.scales)
 
     def _derive_sizes(self, base: int, growth: int, head: int) -> dict[str, int]:
@@ -261,7 +261,7 @@ def msdnet(
         group: Channels per group of the group norm, which are kept or cut together; base and growth must be multiples.
 
     Raises:
-        ModelError: A number is below 1, the norm unknown, or the group does not divide what is made of base and growth.
+        ModelError: A number is below 1, the norm unknown, or the group does not divide base and growth.
     """
     if min(layers, scales, base, growth, head_channels) < 1:
         raise ModelError(

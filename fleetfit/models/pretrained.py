@@ -1,6 +1,6 @@
-"""Hugging Face checkpoint folders: config.json and safetensors, whole or in shards; no pickle, no `transformers`.
+"""Read Hugging Face checkpoint folders: config.json and safetensors, optionally sharded. No pickle, no `transformers`.
 
-They are read, and models are written by the names and the config that `transformers` has for them.
+Models are also written with the names and the config of `transformers`.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ class TensorNames:
             elif module in names:
                 theirs = f"{names[module][0]}.{parameter}"
             else:
-                raise ModelError(f'a model of that type does not have "{ours}".')
+                raise ModelError(f'a model of this type does not have "{ours}".')
             renamed[theirs if theirs.startswith(CLASSIFIER) else prefix + theirs] = tensor
         return renamed
 
@@ -98,13 +98,13 @@ def read_config(folder: str, kinds: Sequence[str]) -> dict[str, Any]:
     path = Path(folder).expanduser()
     if not path.is_dir():
         raise ModelError(
-            f"there is no checkpoint folder {path}. Give a folder with config.json and model.safetensors.", path=path
+            f"no such checkpoint folder: {path}. Name a folder with config.json and model.safetensors.", path=path
         )
     config = _read_json(path / "config.json")
     kind = config.get("model_type")
     if kind not in kinds:
         raise ModelError(
-            f"{path} holds a model of type {kind!r}; this architecture reads {' and '.join(kinds)}.", path=path
+            f"{path} holds a model of type {kind!r}, but this architecture reads {' and '.join(kinds)}.", path=path
         )
     return config
 
@@ -117,20 +117,20 @@ def read_tensors(
     Args:
         folder: The checkpoint folder.
         names: Our modules and parameters, and their alternative names in the folder (transformers 4, 5).
-        prefixes: Prefixes that a name in the folder may have ("bert.").
-        optional: Those of our names that the checkpoint may lack.
+        prefixes: Possible prefixes of names in the folder ("bert.").
+        optional: Names that the checkpoint may lack.
 
     Raises:
         ModelError: A tensor is missing, or the files cannot be read.
     """
     files = _map_files(Path(folder).expanduser())
-    stored = {_simplify(name, prefixes): name for name in files}
+    stored_names = {_simplify(name, prefixes): name for name in files}
     by_file: dict[Path, dict[str, str]] = {}  # our names, and those in the file
     for ours, alternatives in names.items():
-        matches = _match(ours, alternatives, stored)
+        matches = _match(ours, alternatives, stored_names)
         if not matches and ours not in optional:
             raise ModelError(
-                f'the checkpoint {folder} has no "{alternatives[0]}", so it is no whole model.', path=folder
+                f'the checkpoint {folder} has no "{alternatives[0]}". Name the folder of a complete model.', path=folder
             )
         for name, theirs in matches.items():
             by_file.setdefault(files[theirs], {})[name] = theirs
@@ -141,19 +141,19 @@ def read_tensors(
     return tensors
 
 
-def _match(ours: str, alternatives: Sequence[str], stored: Mapping[str, str]) -> dict[str, str]:
+def _match(ours: str, alternatives: Sequence[str], stored_names: Mapping[str, str]) -> dict[str, str]:
     """Return the tensors of one of our modules or parameters, with their names in the folder."""
     for theirs in alternatives:
-        if theirs in stored:
-            return {ours: stored[theirs]}
-        parameters = [kind for kind in ("weight", "bias") if f"{theirs}.{kind}" in stored]
+        if theirs in stored_names:
+            return {ours: stored_names[theirs]}
+        parameters = [kind for kind in ("weight", "bias") if f"{theirs}.{kind}" in stored_names]
         if parameters:
-            return {f"{ours}.{kind}": stored[f"{theirs}.{kind}"] for kind in parameters}
+            return {f"{ours}.{kind}": stored_names[f"{theirs}.{kind}"] for kind in parameters}
     return {}
 
 
 def _simplify(name: str, prefixes: Sequence[str]) -> str:
-    """Return a tensor's name without prefixes, and with today's suffix."""
+    """Return a tensor's name without prefixes, and with the current suffix."""
     for prefix in prefixes:
         name = name.removeprefix(prefix)
     for old, new in _OLD_SUFFIXES.items():
@@ -176,9 +176,7 @@ def _map_files(folder: Path) -> dict[str, Path]:
     if index.is_file():
         files = _read_json(index).get("weight_map")
         if not isinstance(files, dict) or not all(Path(str(file)).name == file for file in files.values()):
-            raise ModelError(
-                f"{index} is damaged: it has no weight_map of tensors to files of its own folder.", path=index
-            )
+            raise ModelError(f"{index} is damaged: it has no weight_map of tensors to files in its folder.", path=index)
         return {name: folder / file for name, file in files.items()}
     if single.is_file():
         with _open_tensors(single) as file:
@@ -186,8 +184,8 @@ def _map_files(folder: Path) -> dict[str, Path]:
     pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
     if pickles:
         raise ModelError(
-            f"{folder} holds {pickles[0]}, a pickle, which could run any code and is not read. Save it as safetensors: "
-            "AutoModel.from_pretrained(...).save_pretrained(...) of `transformers` does.",
+            f"{folder} has {pickles[0]}, a pickle, which could execute code and is not read. Save it as safetensors "
+            "with AutoModel.from_pretrained(...).save_pretrained(...) of `transformers`.",
             path=folder,
         )
     raise ModelError(f"{folder} has no model.safetensors.", path=folder)
@@ -198,10 +196,10 @@ def _read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(
-            f"there is no {path}; a checkpoint folder has config.json and model.safetensors.", path=path
+            f"no such file: {path}. A checkpoint folder has config.json and model.safetensors.", path=path
         ) from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ModelError(f"{path} cannot be read: {error}.", path=path) from None
     if not isinstance(content, dict):
-        raise ModelError(f"{path} must hold a JSON object, got {type(content).__name__}.", path=path)
+        raise ModelError(f"{path} must have a JSON object, got {type(content).__name__}.", path=path)
     return content

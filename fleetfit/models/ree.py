@@ -80,7 +80,9 @@ class Ree(nn.Module):
             blocks: The block behind which each was read: its row of the position table.
         """
         meta = self.meta.expand(len(queue[0]), -1)
-        positions = torch.stack([self.positions[row] for row in (0, *blocks)])  # a GPU would wait for a list's copy
+        positions = torch.stack(
+            [self.positions[row] for row in (0, *blocks)]
+        )  # a list would be copied synchronously to a GPU
         tokens = torch.stack([meta, *queue], dim=1) + positions
         normed = self.norm1(tokens)
         step = len(queue)  # every `step`-th token: the first and the last
@@ -110,8 +112,8 @@ class RecurrentModule(ExitModel):
         heads = getattr(module, "heads", None)
         if not isinstance(module, HasSegments) or not isinstance(heads, nn.ModuleDict):
             raise ModelError(
-                "ReeFL goes onto a backbone that runs block by block: its module needs start, segment and head, and "
-                "its classifiers in an nn.ModuleDict called heads. Inherit from fleetfit.ExitModel."
+                "ReeFL needs a backbone that runs block by block, with start, segment and head, and its classifiers "
+                "in an nn.ModuleDict named heads. Inherit from fleetfit.ExitModel."
             )
         width = family.get_token_width(axes)
         token_heads = [head for head in heads.values() if isinstance(head, TokenHead)]
@@ -170,11 +172,11 @@ class Recurrent(Wrapped):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        own = {}
+        ree_axes = {}
         if self.ree:
             inner = max(1, int(self.mlp * self._width[0]))
-            own = {MLP_AXIS: Axis(inner), POSITION_AXIS: Axis(self.blocks + 1, scaled=False, ordered=True)}
-        object.__setattr__(self, "axes", {**self.inner.axes, **own})
+            ree_axes = {MLP_AXIS: Axis(inner), POSITION_AXIS: Axis(self.blocks + 1, scaled=False, ordered=True)}
+        object.__setattr__(self, "axes", {**self.inner.axes, **ree_axes})
 
     def list_stops(self, exits: tuple[int, ...]) -> tuple[int, ...]:
         """Return the block counts after which Ree reads, for a module with these exits."""
@@ -187,8 +189,8 @@ class Recurrent(Wrapped):
 
     def sizes(self, width: float) -> dict[str, int]:
         """Return the size of each axis at a width."""
-        own = {name: axis for name, axis in self.axes.items() if name not in self.inner.axes}
-        return {**self.inner.sizes(width), **default_sizes(own, width)}
+        ree_axes = {name: axis for name, axis in self.axes.items() if name not in self.inner.axes}
+        return {**self.inner.sizes(width), **default_sizes(ree_axes, width)}
 
     @cached_property
     def _width(self) -> tuple[int, str | None]:
@@ -198,8 +200,9 @@ class Recurrent(Wrapped):
         changed = next((i for i, other in enumerate(later) if other != width), None)
         if changed is not None:
             raise ModelError(
-                f"ReeFL needs a backbone with one state size in all layers: this one's is {width} at its start and "
-                f"{later[changed]} after block {self.positions[changed]}. A transformer, BERT or Vision Mamba has one.",
+                f"ReeFL needs a backbone with the same state size in all layers, but this one's is {width} at its "
+                f"start and {later[changed]} after block {self.positions[changed]}. Use a vision transformer, BERT or "
+                "Vision Mamba.",
                 key="model",
             )
         for name, axis in self.inner.axes.items():
@@ -218,8 +221,8 @@ class Recurrent(Wrapped):
             module = build_module(self.inner, sizes, tuple(self.positions))
             if not isinstance(module, HasSegments) or not hasattr(module, "token"):
                 raise ModelError(
-                    "ReeFL goes onto a backbone that runs block by block: its module needs start, segment, head, token "
-                    "and with_token. Inherit from fleetfit.ExitModel, which has the last two."
+                    "ReeFL needs a backbone that runs block by block, with start, segment, head, token and "
+                    "with_token. Inherit from fleetfit.ExitModel, which has the last two."
                 )
             backbone: Any = module
             carry = backbone.start(some_input(self.inner, self.input_shape, 2))
@@ -277,12 +280,12 @@ def recurrent(
     bottleneck: int = 16,
     mlp: float = 1.35,
 ) -> Recurrent:
-    """Put one recurrent exit onto a model family.
+    """Add one recurrent exit to a model family.
 
     Args:
         architecture: The backbone.
         input_shape: Shape of one sample.
-        ree: Whether there is a Ree; without it, the class token goes to the shared classifier as it is (appendix G).
+        ree: Whether to use Ree. Without it, the class token goes directly to the shared classifier (appendix G).
         modulate: Whether Ree's token replaces the backbone's (Eq. 4).
         at: Run Ree after every block, or at exits only (Table 5).
         queue: Which tokens the queue keeps.

@@ -65,8 +65,8 @@ class _Scan(torch.autograd.Function):
         of step B x is g_t.
         """
         x, step, a, b, c = ctx.saved_tensors
-        grad = grad.contiguous()  # else g has its strides, and every product below copies
-        states = _states(x, step, a, b)
+        grad = grad.contiguous()  # otherwise g has its strides, and every product below copies
+        states = _compute_states(x, step, a, b)
         grad_x, grad_step, grad_b, grad_c = (
             torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, x, b, b)
         )
@@ -89,7 +89,7 @@ class _Scan(torch.autograd.Function):
         return grad_x, grad_step, grad_a, grad_b, grad_c
 
 
-def _states(x: Tensor, step: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def _compute_states(x: Tensor, step: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Return h [L, B, D, N]."""
     states, last = x.new_empty(*x.shape, a.shape[-1]), None
     for s in _split_tokens(x, a.shape[-1]):

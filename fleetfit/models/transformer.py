@@ -1,4 +1,4 @@
-"""The parts that models of tokens share: families of encoders, attention, blocks, classifiers, initial parameters."""
+"""Shared parts of token models: families of encoders, attention, blocks, classifiers, initial parameters."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -96,11 +96,11 @@ class Encoder:
 
     @property
     def size_dependent(self) -> str:
-        """Why a narrow model computes something else than the masked full one, if it does."""
-        return "" if self.heads == "whole" else "attention is divided by the root of the head's size, which width cuts"
+        """Why a narrow model differs from the masked full model, if it does."""
+        return "" if self.heads == "whole" else "attention is divided by the root of the head size, which width cuts"
 
     def heads_at(self, axes: Mapping[str, int]) -> tuple[int, int]:
-        """Return how many heads a model of these sizes has, and the channels of each."""
+        """Return the number of heads of a model with these sizes, and the channels of each."""
         if self.heads == "whole":
             return axes["attention"] // self.head_size, self.head_size
         return self.attention_heads, axes["head"]
@@ -132,21 +132,21 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, axes["hidden"])
         self.dropout = encoder.attention_dropout
 
-    def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, visible: Tensor | None = None) -> Tensor:
         """Return [B, tokens, hidden].
 
         Args:
             x: Tokens [B, tokens, hidden].
-            seen: Which tokens may be looked at, bool [B, 1, 1, tokens]; all by default.
+            visible: Mask of visible tokens, bool [B, 1, 1, tokens]; all by default.
         """
         query, key, value = self._project(x)
-        mixed = attend(query, key, value, seen, self.dropout if self.training else 0.0)
+        mixed = attend(query, key, value, visible, self.dropout if self.training else 0.0)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
     def _project(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return query, key and value [B, heads, tokens, head_size]: one product where training computes in bf16."""
         layers = (self.query, self.key, self.value)
-        if _trains_in_bf16(x) and all(type(layer) is nn.Linear for layer in layers):  # LoRA's are others
+        if _is_bf16_training(x) and all(type(layer) is nn.Linear for layer in layers):  # LoRA replaces the layers
             weight = torch.cat([layer.weight for layer in layers])
             bias = None if self.query.bias is None else torch.cat([layer.bias for layer in layers])
             stacked = F.linear(x, weight, bias).unflatten(-1, (3, -1, self.head_size))
@@ -154,22 +154,22 @@ class Attention(nn.Module):
         return tuple(layer(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2) for layer in layers)
 
 
-def _trains_in_bf16(x: Tensor) -> bool:
+def _is_bf16_training(x: Tensor) -> bool:
     """Return whether training computes products of matrices in bf16 on a CPU, where conversions take time."""
     return x.device.type == "cpu" and torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, share: float) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, share: float) -> Tensor:
     """Return scaled dot-product attention [B, heads, tokens, head_size], a share of its weights dropped.
 
     Training in bf16 on a CPU has its own steps: products in bf16, the softmax in fp32. The backward pass of torch's
     kernel there is five times slower in bf16 than in fp32.
     """
-    if not _trains_in_bf16(query):
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, dropout_p=share)
+    if not _is_bf16_training(query):
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=visible, dropout_p=share)
     scores = torch.matmul(query, key.transpose(-1, -2)).float() * query.shape[-1] ** -0.5
-    if seen is not None:  # a sample that shows nothing attends to zeros
-        scores, value = scores.masked_fill(~seen, _UNSEEN), value.masked_fill(~seen.transpose(-1, -2), 0.0)
+    if visible is not None:  # a sample without visible tokens attends to zeros
+        scores, value = scores.masked_fill(~visible, _UNSEEN), value.masked_fill(~visible.transpose(-1, -2), 0.0)
     weights = scores.softmax(-1)
     return torch.matmul(dropout(weights, share) if share else weights, value)
 
@@ -218,12 +218,12 @@ class Block(nn.Module):
         self.drop = nn.Dropout(encoder.dropout)
         self.norm_first = encoder.norm_first
 
-    def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, visible: Tensor | None = None) -> Tensor:
         """Return tokens [B, tokens, hidden]; the arguments are those of `Attention`."""
         if self.norm_first:
-            x = x + self.drop(self.attention(self.norm1(x), seen))
+            x = x + self.drop(self.attention(self.norm1(x), visible))
             return x + self.drop(self.mlp(self.norm2(x)))
-        x = self.norm1(x + self.drop(self.attention(x, seen)))
+        x = self.norm1(x + self.drop(self.attention(x, visible)))
         return self.norm2(x + self.drop(self.mlp(x)))
 
 
@@ -263,7 +263,7 @@ def check_head(kind: str) -> None:
 
 
 def initialise(module: nn.Module, std: float = 0.02) -> None:
-    """Draw initial parameters as BERT and ViT do: normal, cut off at two deviations; biases zero.
+    """Draw initial parameters as BERT and ViT do: normal, truncated at two deviations; biases zero.
 
     By inverting the distribution function: `nn.init.trunc_normal_` takes ten times as long.
 
@@ -430,7 +430,7 @@ def _read_config_sizes(config: Mapping[str, Any], keys: Mapping[str, int | None]
         may_be_less = entry == "num_hidden_layers"
         if not may_be_less or value > sizes[entry]:
             raise ModelError(
-                f"{key} = {value} contradicts the checkpoint, whose {entry} is {sizes[entry]}; leave {key} out"
+                f"{key} = {value} contradicts the checkpoint, whose {entry} is {sizes[entry]}. Leave {key} out"
                 + (", or take fewer." if may_be_less else "."),
                 key=key,
             )

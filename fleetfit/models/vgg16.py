@@ -41,7 +41,7 @@ class VggBlock(nn.Module):
         self.halves = halves
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [B, after, height, width], each side halved where the block pools."""
+        """Return [B, after, height, width], each side halved if the block pools."""
         x = F.relu(self.norm(self.conv(x)), inplace=True)
         return halve(x) if self.halves else x
 
@@ -75,7 +75,7 @@ class Vgg(ConvFamily):
 
     @cached_property
     def halvings(self) -> tuple[int, ...]:
-        """Blocks after whose convolution the map is halved: not where it is one pixel high or wide."""
+        """Blocks that halve the map after their convolution, except if it is one pixel high or wide."""
         side = min(self.input_shape[1:])
         return tuple(i for n, i in enumerate(_HALVING) if side >> n > 1)
 
@@ -86,7 +86,7 @@ class Vgg(ConvFamily):
 
     @cached_property
     def declared(self) -> Mapping[str, Any]:
-        """Each channel owns its pixels in what the first wide layer reads."""
+        """Each channel owns its pixels in the input of the first wide layer."""
         return {f"blocks.{_DEEP}.linear.weight": interleaved(self.pixels, dim=1)}
 
     def _make_axes(self) -> dict[str, Axis]:
@@ -130,7 +130,7 @@ def vgg16(
         head_layers: Convolutions in an exit after a convolution.
 
     Raises:
-        ModelError: The input is no image, the norm unknown, or the group does not divide the layers.
+        ModelError: The input is not an image, the norm is unknown, or the group does not divide the layers.
     """
     if len(input_shape) != 3:
         raise ModelError(

@@ -173,7 +173,7 @@ def vim(
         hidden: Channels of the tokens.
         patch: Side of a square patch; divides height and width.
         expand: Channels inside a mixer, as a multiple of `hidden`.
-        rank: Channels from which step sizes are projected; 0 stands for a sixteenth of `hidden`, rounded up.
+        rank: Channels from which step sizes are projected; 0: a sixteenth of `hidden`, rounded up.
         state: States per channel; never cut.
         kernel: Tokens that the causal convolution sees.
         head: Kind of the classifiers: Vim's "norm", a "pooler" with tanh, or nothing before their "linear" layer.
@@ -186,7 +186,7 @@ def vim(
     if len(input_shape) != 3 or patch < 1 or any(side < 1 or side % patch for side in input_shape[1:]):
         raise ModelError(
             f"Vision Mamba cuts images (channels, height, width) into patches of {patch} x {patch}, got inputs of "
-            f"shape {tuple(input_shape)}: set patch to a divisor of both sides, or resize the images.",
+            f"shape {tuple(input_shape)}. Set patch to a divisor of both sides, or resize the images.",
             key="patch",
         )
     if min(depth, expand, rank, state, kernel) < 1:

@@ -136,7 +136,7 @@ class Vit(EncoderFamily):
         """
         if self.head != "norm":
             raise ModelError(
-                f'its [model] head is "{self.head}"; a ViT in transformers has a norm before its classifier.',
+                f'its [model] head is "{self.head}", but a ViT in transformers has a norm before its classifier.',
                 key="head",
             )
         channels, height, width = self.image
@@ -159,10 +159,12 @@ class Vit(EncoderFamily):
 
 
 def _resize_positions(positions: Tensor, first: int, grid: tuple[int, int]) -> Tensor:
-    """Resize a square grid of positions [1, first + side^2, hidden], but not the first tokens', to another grid."""
+    """Resize a square grid of positions [1, first + side^2, hidden], without the first tokens, to another grid."""
     side = round((positions.shape[1] - first) ** 0.5)
     if side * side != positions.shape[1] - first:
-        raise ModelError(f"the checkpoint's {positions.shape[1]} positions are no square grid, so they fit no others.")
+        raise ModelError(
+            f"the checkpoint's {positions.shape[1]} positions are not a square grid, so they cannot be resized."
+        )
     old = positions[:, first:].unflatten(1, (side, side)).permute(0, 3, 1, 2)
     new = F.interpolate(old, size=grid, mode="bicubic", align_corners=False)
     return torch.cat([positions[:, :first], new.flatten(2).transpose(1, 2)], dim=1)
@@ -181,13 +183,13 @@ def vit(
     heads: Heads = "whole",
     head: HeadKind = "norm",
 ) -> Vit:
-    """Return a ViT family: ViT-B with patches of 16 unless a checkpoint or keys say otherwise.
+    """Return a ViT family; ViT-B with patches of 16 by default.
 
     Args:
         classes: Classes; never cut.
         input_shape: (channels, height, width) of the images.
         checkpoint: A Hugging Face folder (config.json, model.safetensors) that gives sizes and initial weights.
-        hidden: Width of the stream; 768 by default. With a checkpoint, its sizes hold, and others are refused.
+        hidden: Width of the stream; 768 by default. With a checkpoint, only its sizes are accepted.
         depth: Blocks; 12 by default. With a checkpoint, at most its number of blocks, the first ones.
         attention_heads: Heads; one per 64 channels by default.
         intermediate: Width inside the MLP; four times `hidden` by default.
@@ -221,11 +223,11 @@ def _choose_patch(config: Mapping[str, Any], patch: int | None) -> int:
     size = config.get("patch_size", 16)
     sides = set(size) if isinstance(size, list) else {size}
     if len(sides) != 1:
-        raise ModelError(f"the checkpoint's patches are {size}; only square ones are read.")
+        raise ModelError(f"the checkpoint's patches are {size}, but only square ones are supported.")
     side = int(sides.pop())
     if patch is not None and config and patch != side:
         raise ModelError(
-            f"patch = {patch} contradicts the checkpoint's patch_size {side}; leave patch out.", key="patch"
+            f"patch = {patch} contradicts the checkpoint's patch_size {side}. Leave patch out.", key="patch"
         )
     return side if patch is None else patch
 
@@ -237,24 +239,30 @@ def _check_image(shape: tuple[int, ...], patch: int, channels: int | None) -> tu
         )
     if patch < 1 or shape[1] % patch or shape[2] % patch:
         raise ModelError(
-            f"patches of {patch} do not divide images of {shape[1]}x{shape[2]}; set [model] patch, or resize the data.",
+            f"patches of {patch} do not divide images of {shape[1]}x{shape[2]}. Set [model] patch, or resize the data.",
             key="patch",
         )
     if channels not in (None, shape[0]) and shape[0] != 1:
         raise ModelError(
-            f"the checkpoint takes images of {channels} channels, these have {shape[0]}.", key="input_shape"
+            f"the checkpoint takes images of {channels} channels, but these have {shape[0]}.", key="input_shape"
         )
     return shape[0], shape[1], shape[2]
 
 
-def _deit(hidden: int) -> dict[str, int]:
+def _make_deit(hidden: int) -> dict[str, int]:
     return {"hidden": hidden, "attention_heads": hidden // 64, "intermediate": 4 * hidden}
 
 
 _DEIT = {"depth": 12, "patch": 16}
 SIZES = {
-    "deit_ti": Preset("DeiT-Ti for images of 224x224: 12 blocks of width 192 with 3 heads, 5.7 M.", _deit(192), _DEIT),
-    "deit_s": Preset("DeiT-S for images of 224x224: 12 blocks of width 384 with 6 heads, 22.1 M.", _deit(384), _DEIT),
-    "deit_b": Preset("DeiT-B for images of 224x224: 12 blocks of width 768 with 12 heads, 86.6 M.", _deit(768), _DEIT),
+    "deit_ti": Preset(
+        "DeiT-Ti for images of 224x224: 12 blocks of width 192 with 3 heads, 5.7 M.", _make_deit(192), _DEIT
+    ),
+    "deit_s": Preset(
+        "DeiT-S for images of 224x224: 12 blocks of width 384 with 6 heads, 22.1 M.", _make_deit(384), _DEIT
+    ),
+    "deit_b": Preset(
+        "DeiT-B for images of 224x224: 12 blocks of width 768 with 12 heads, 86.6 M.", _make_deit(768), _DEIT
+    ),
 }
 deit_ti, deit_s, deit_b = make_presets(vit, SIZES)

@@ -1,23 +1,18 @@
-"""The run folder: configuration, environment, metrics, checkpoints, plan, summary; plain values and tensors.
+"""The run folder: configuration, environment, metrics, checkpoints, plan and summary, as plain values and tensors.
 
-    config.toml        the resolved configuration
-    environment.json   versions, platform, git commits, the checksum of config.toml
-    plan.toml          the levels with their sizes and costs
-    fleet.json         clients per budget group; class counts, group and level of the first clients
-    metrics.jsonl      one JSON object per round
-    checkpoints/       round-000012.safetensors: server, client memories and the last statistics; the newest two
-    base.safetensors   the tensors that are never trained, where there are some
-    callbacks.json     the last round of which each callback was notified, where there are callbacks
-    summary.json       the final numbers; written last, so its presence marks a finished run
-    plots/
-    report.html        all of it as one page
+    config.toml the resolved configuration environment.json versions, platform, git commits, the checksum of config.toml
+    plan.toml the levels with their sizes and costs fleet.json clients per budget group; class counts, group and level
+    of the first clients metrics.jsonl one JSON object per round checkpoints/ round-000012.safetensors: server, client
+    memories and the last statistics; the newest two base.safetensors the frozen tensors, if there are any
+    callbacks.json the last round that each callback has received, if there are callbacks summary.json the final
+    numbers; written last, so its presence marks a finished run plots/ report.html all of it as one page
 
-A folder appears with its configuration or not at all. All files except `metrics.jsonl` are written under a temporary
-name, flushed to disk and renamed, so a killed process leaves the old file or the new one. The line of a round is
-written before its checkpoint; a resumed run removes the lines after its checkpoint. Files of tensors have a checksum.
+A folder is created atomically, with its configuration. All files except `metrics.jsonl` are written under a temporary
+name, flushed to disk and renamed, so a killed process leaves the old or the new file. The line of a round is written
+before its checkpoint; a resumed run removes the lines after its checkpoint. Files of tensors have a checksum.
 
-A folder may come from a stranger. Only regular files are read, and links in the folder are not followed when writing.
-`schema` validates types and ranges of what is read; `fleetfit.state_checks` compares tensors with the model.
+A folder may be untrusted. Only regular files are read, and links in the folder are not followed when writing. `schema`
+validates types and ranges of files, and `fleetfit.state_checks` compares tensors with the model.
 """
 
 from fleetfit.records.checkpoints import FORMAT

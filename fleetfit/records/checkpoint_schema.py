@@ -1,4 +1,4 @@
-"""Pydantic models of the structure of a checkpoint; apart from the others, since they import PyTorch."""
+"""Pydantic models of the structure of a checkpoint. They are separate because they import PyTorch."""
 
 from typing import Annotated, Any
 
@@ -22,20 +22,20 @@ class ServerRecord(Record):
 
 
 class ClientRecord(Record):
-    """What a client remembers."""
+    """The memory of a client."""
 
     version: Version
     memory: Any
 
 
 class VersionsRecord(Record):
-    """The versions of memories that the clients of a real fleet keep themselves."""
+    """Versions of memories that the clients of a real fleet store."""
 
     versions: dict[Digits, Version]
 
 
 class CheckpointRecord(Record):
-    """A checkpoint; its tensors are not compared with the model here."""
+    """A checkpoint. Its tensors are not compared with the model here."""
 
     server: ServerRecord
     clients: Annotated[

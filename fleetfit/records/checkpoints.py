@@ -19,11 +19,11 @@ from safetensors import SafetensorError, safe_open
 from fleetfit import files
 from fleetfit.errors import RunError
 
-if TYPE_CHECKING:  # run folders are listed without PyTorch
+if TYPE_CHECKING:  # listing run folders does not import PyTorch
     from torch import Tensor
 
 FORMAT = 2
-"""Version of checkpoints; any other is refused."""
+"""Version of checkpoints. Others are refused."""
 _KIND = "checkpoint"
 CHECKSUM = "sha256"
 """The key of the checksum in a file's metadata."""
@@ -36,9 +36,9 @@ _MOST_HEADER_BYTES, _CHUNK_BYTES = 100_000_000, 1 << 20
 
 
 class CheckpointError(RunError):
-    """A checkpoint is damaged or does not fit its run; the message completes "the file is damaged: ...".
+    """A checkpoint is damaged or does not fit its run. The message completes "the file is damaged: ...".
 
-    Not raised to users: `RunFolder` names the file.
+    Users never see it: `RunFolder` adds the file.
     """
 
 
@@ -46,7 +46,7 @@ def write_checkpoint(path: Path, payload: Mapping[str, Any]) -> None:
     """Write nested values and tensors atomically.
 
     Raises:
-        RunError: The payload holds another kind of value; the disk is full, or the folder cannot be written.
+        RunError: The payload has another kind of value, the disk is full, or the folder cannot be written.
     """
     from fleetfit.state import flatten, tensor_bytes  # imports PyTorch
 
@@ -54,7 +54,7 @@ def write_checkpoint(path: Path, payload: Mapping[str, Any]) -> None:
         plain, buffers = flatten(payload)
     except ValueError as error:
         raise RunError(
-            f"a checkpoint holds numbers, text, tensors, and lists and tables of them; {error}.", path=path
+            f"a checkpoint may have numbers, text, tensors, and lists and tables of them: {error}.", path=path
         ) from None
     metadata = {"fleetfit": _KIND, "format": str(FORMAT), "nest": json.dumps(plain)}
     header = _make_header(buffers, {**metadata, CHECKSUM: _BLANK})
@@ -70,8 +70,7 @@ def write_checkpoint(path: Path, payload: Mapping[str, Any]) -> None:
                 file.write(tensor_bytes(flat))
     except OSError as error:
         raise RunError(
-            f"the checkpoint {path} cannot be written: {error.strerror or error}. The checkpoints before it are "
-            "intact.",
+            f"cannot write the checkpoint {path}: {error.strerror or error}. Earlier checkpoints are intact.",
             path=path,
         ) from None
 
@@ -81,7 +80,7 @@ def _make_header(buffers: "Mapping[str, Sequence[Tensor]]", metadata: Mapping[st
 
     entries: dict[str, Any] = {"__metadata__": metadata}
     end = 0
-    for name, parts in buffers.items():  # the widest dtype comes first: aligned without gaps
+    for name, parts in buffers.items():  # widest dtype first, so that tensors are aligned without gaps
         count = sum(part.numel() for part in parts)
         start, end = end, end + count * DTYPES[name].itemsize
         entries[name] = {"dtype": _TYPES[name], "shape": [count], "data_offsets": [start, end]}
@@ -126,7 +125,7 @@ def read_checkpoint(path: Path) -> Any:
 
 
 def _read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
-    """Return the tensors and the metadata of a file, after comparing it with its checksum if it has one."""
+    """Return the tensors and the metadata of a file. Its checksum, if any, is verified."""
     try:
         with files.open_file(path) as file:
             header, metadata = _read_header(file)

@@ -15,7 +15,7 @@ from typing import Any
 
 def describe_environment() -> dict[str, Any]:
     """Return versions, platform, threads, and the git commits of FleetFit and of the working folder."""
-    import numpy as np  # a list of run folders does without both
+    import numpy as np  # listing run folders imports neither
     import torch
 
     return {
@@ -31,8 +31,8 @@ def describe_environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "command": sys.argv,
-        "git_commit": _git("rev-parse", "HEAD"),
-        "git_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "git_commit": _run_git("rev-parse", "HEAD"),
+        "git_changes": bool(_run_git("status", "--porcelain", "--untracked-files=no")),
     }
 
 
@@ -40,16 +40,16 @@ def describe_environment() -> dict[str, Any]:
 def _find_own_commit() -> str | None:
     """Return the commit of FleetFit's checkout, "-dirty" if the package differs; None for an installed package."""
     package = Path(__file__).resolve().parents[1]
-    top = _git("rev-parse", "--show-toplevel", at=package)
-    if top is None or Path(top).resolve() != package.parent:  # installed inside another repository
+    top = _run_git("rev-parse", "--show-toplevel", at=package)
+    if top is None or Path(top).resolve() != package.parent:  # FleetFit is installed inside another repository
         return None
-    commit = _git("rev-parse", "HEAD", at=package)
-    changes = _git("status", "--porcelain", "--", str(package), at=package)
+    commit = _run_git("rev-parse", "HEAD", at=package)
+    changes = _run_git("status", "--porcelain", "--", str(package), at=package)
     return f"{commit}-dirty" if commit and changes else commit
 
 
 def get_processor_name() -> str:
-    """Return the processor's name, or its architecture where the system has no name."""
+    """Return the processor's name, or its architecture if the system has no name."""
     with contextlib.suppress(OSError):
         match = re.search(r"^model name\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         if match:
@@ -57,9 +57,9 @@ def get_processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _git(*command: str, at: Path | None = None) -> str | None:
+def _run_git(*command: str, at: Path | None = None) -> str | None:
     try:
-        done = subprocess.run(["git", *command], cwd=at, capture_output=True, text=True, timeout=10, check=False)  # noqa: S607
+        result = subprocess.run(["git", *command], cwd=at, capture_output=True, text=True, timeout=10, check=False)  # noqa: S607
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
+    return result.stdout.strip() or None if result.returncode == 0 else None

@@ -1,4 +1,4 @@
-"""`RunFolder`: reads and writes the files of a run folder, safe against kills and against a stranger's files."""
+"""`RunFolder`: read and write the files of a run folder, safe against kills and untrusted files."""
 
 import contextlib
 import datetime
@@ -34,7 +34,7 @@ CheckpointCheck = Callable[[Any, int], Any]
 
 
 def to_json_value(value: Any) -> Any:
-    """Return JSON values; numbers that JSON lacks (NaN, infinity) become None."""
+    """Return JSON values. NaN and infinity, which JSON lacks, become None."""
     if isinstance(value, Mapping):
         return {str(key): to_json_value(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -56,7 +56,7 @@ def choose_path(root: Path, name: str, config: str) -> Path:
 
 
 def compute_checksums(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return the checksums of the files of a new folder that results depend on, for `environment.json`."""
+    """Return the checksums of a new folder's files that determine results, for `environment.json`."""
     return {name: _compute_checksum(texts[name]) for name in _SUMMED if name in texts}
 
 
@@ -81,12 +81,12 @@ class RunFolder:
 
     @staticmethod
     def create(path: Path, texts: Mapping[str, str], base: Mapping[str, Any] | None = None) -> "RunFolder":
-        """Create a run folder with its first files; it appears complete or not at all.
+        """Create a run folder with its first files, atomically.
 
         Args:
             path: The folder.
             texts: The first files by name.
-            base: Tensors of the model that are never trained, for `base.safetensors`.
+            base: Frozen tensors of the model, for `base.safetensors`.
 
         Raises:
             RunError: The folder exists and is not empty, or cannot be created.
@@ -111,12 +111,10 @@ class RunFolder:
                 part.replace(path)
                 files.flush_to_disk(path.parent)
         except OSError as error:
-            raise RunError(
-                f"the run folder {path} cannot be created: {files.format_os_error(error)}.", path=path
-            ) from None
+            raise RunError(f"cannot create the run folder {path}: {files.format_os_error(error)}.", path=path) from None
         except UnicodeEncodeError:
             raise RunError(
-                f"the run folder {path} cannot be created: a name or path in its configuration is not UTF-8 text.",
+                f"cannot create the run folder {path}: a name or path in its configuration is not UTF-8 text.",
                 path=path,
             ) from None
         return RunFolder(path)
@@ -131,20 +129,17 @@ class RunFolder:
         path = files.parse_path(path)
         with _run_errors(path, "cannot be read"):
             if not path.is_dir():
-                raise RunError(f"there is no run folder {path}.", path=path)
+                raise RunError(f"no such run folder: {path}.", path=path)
             if not files.is_file(path / "config.toml"):
                 hint = ""
                 if any(files.is_file(path / name) for name in ("results.json", "runs.json")):
-                    hint = (
-                        " It is a comparison: name the folder of one of its runs, or open all in Python with "
-                        "load_comparison."
-                    )
+                    hint = " It is a comparison: name the folder of one of its runs, or use load_comparison in Python."
                 raise RunError(f"{path} is not a run folder: it has no config.toml.{hint}", path=path)
         return RunFolder(path)
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Lock the folder for other processes during the block; the lock ends with the process at the latest.
+        """Lock the folder for other processes during the block. The lock ends with the process.
 
         Raises:
             RunError: Another process holds the lock, or the folder cannot be written.
@@ -156,7 +151,9 @@ class RunFolder:
                 except OSError as error:
                     if error.errno != errno.EBUSY:
                         raise
-                    raise RunError(f"another process is writing into {self.path}.", path=self.path) from None
+                    raise RunError(
+                        f"another process is writing to {self.path}. Wait for it, or stop it.", path=self.path
+                    ) from None
             yield
 
     # -- single files
@@ -179,7 +176,7 @@ class RunFolder:
         return files.read_text(self.path / name, RunError)
 
     def json(self, name: str) -> Any:
-        """Return the value of a JSON file, which the caller validates.
+        """Return the value of a JSON file. The caller validates it.
 
         Raises:
             RunError: The file is missing or damaged.
@@ -196,7 +193,7 @@ class RunFolder:
         Args:
             name: The file.
             model: The model of its content.
-            remedy: What the user can do about a damaged file, in a sentence.
+            remedy: Remedy for a damaged file, as a sentence.
 
         Raises:
             RunError: The file is missing or damaged, or a later version of FleetFit wrote it.
@@ -207,7 +204,7 @@ class RunFolder:
         """Return the final numbers of a finished run.
 
         Raises:
-            RunError: They are missing or damaged, or a later version of FleetFit wrote them.
+            RunError: The file is missing or damaged, or a later version of FleetFit wrote it.
         """
         from fleetfit.records.schema import SummaryRecord  # imports pydantic
 
@@ -216,7 +213,7 @@ class RunFolder:
         )
 
     def read_class_counts(self) -> list[list[int]]:
-        """Return training samples [clients, classes] of the first clients; [] where there are no classes.
+        """Return training samples [clients, classes] of the first clients; [] without classes.
 
         Raises:
             RunError: `fleet.json` is damaged.
@@ -225,7 +222,7 @@ class RunFolder:
 
         if not self.has("fleet.json"):
             return []
-        remedy = "Only the plot of the partition uses it; remove it to go without."
+        remedy = "Only the plot of the partition uses it. Remove it to skip the plot."
         return self.read("fleet.json", FleetRecord, remedy).first.class_counts or []
 
     def write(self, name: str, text: str) -> None:
@@ -238,14 +235,14 @@ class RunFolder:
             files.write_text(files.safe_join(self.path, name), text)
 
     def find_edited_files(self) -> list[str]:
-        """Return the files that differ from their checksums in `environment.json`; none where it has no checksums."""
+        """Return the files that differ from their checksums in `environment.json`; empty without checksums."""
         sums = self._read_environment().get("sha256")
         if not isinstance(sums, dict):
             return []
         return [name for name in _SUMMED if name in sums and sums[name] != _compute_checksum(self.text(name))]
 
     def record_resumption(self, round: int) -> None:
-        """Record in `environment.json` that the run continues after a round, and where; failures are ignored."""
+        """Record a resumption after a round, with its environment, in `environment.json`. Failures are ignored."""
         environment = self._read_environment()
         before = environment.get("resumed")
         environment["resumed"] = [
@@ -255,7 +252,7 @@ class RunFolder:
             self.write("environment.json", json.dumps(environment, indent=2) + "\n")
 
     def _read_environment(self) -> dict[str, Any]:
-        """Return `environment.json`, which only documents the run: of a damaged one nothing."""
+        """Return `environment.json`; empty if damaged, because it only documents the run."""
         try:
             environment = self.json("environment.json")
         except RunError:
@@ -279,7 +276,7 @@ class RunFolder:
             ) from None
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the reports of the rounds as tables; a half-written last line does not count.
+        """Return the reports of the rounds as tables. An incomplete last line does not count.
 
         Raises:
             RunError: A line is damaged, or belongs to another round.
@@ -287,7 +284,7 @@ class RunFolder:
         return [report for report, _ in self._read_reports()]
 
     def read_rounds(self) -> "list[RoundRecord]":
-        """Return the reports of the rounds; a half-written last line does not count.
+        """Return the reports of the rounds. An incomplete last line does not count.
 
         Raises:
             RunError: A line is damaged, or belongs to another round.
@@ -315,9 +312,9 @@ class RunFolder:
         return len(self._validate_reports(self._read_lines()[0])[0])
 
     def find_damaged_end(self) -> str:
-        """Return what is wrong with the last line of `metrics.jsonl`, which `metrics` leaves out, or "".
+        """Describe the damage of the last line of `metrics.jsonl`, which `metrics` leaves out; "" if intact.
 
-        A line without its end is still being written, and is not damage.
+        A line without a line end is still being written, and not damaged.
         """
         good = len(self._read_lines()[0])
         is_damaged = self.has("metrics.jsonl") and self._read_metrics().count(b"\n") > good
@@ -327,10 +324,10 @@ class RunFolder:
         return files.read_bytes(self.path / "metrics.jsonl", RunError)
 
     def _read_lines(self) -> tuple[list[tuple[str, dict[str, Any]]], str]:
-        """Return the good lines of `metrics.jsonl` as text and report, and what is wrong with the line after them."""
+        """Return the intact lines of `metrics.jsonl` as text and report, and the damage of the next line."""
         if not self.has("metrics.jsonl"):
             return [], ""
-        *lines, rest = self._read_metrics().split(b"\n")
+        *lines, remainder = self._read_metrics().split(b"\n")
         reports: list[tuple[str, dict[str, Any]]] = []
         for number, line in enumerate(lines, 1):
             try:
@@ -339,7 +336,7 @@ class RunFolder:
                 if not isinstance(report, dict) or type(report.get("round")) is not int or report["round"] != number:
                     raise ValueError(f"it is not of round {number}")
             except ValueError as error:
-                return reports, "" if number == len(lines) and not rest else str(error)
+                return reports, "" if number == len(lines) and not remainder else str(error)
             reports.append((text, report))
         return reports, ""
 
@@ -347,7 +344,7 @@ class RunFolder:
     def _validate_reports(
         lines: list[tuple[str, dict[str, Any]]],
     ) -> "tuple[list[RoundRecord], InvalidRecord | None]":
-        """Return the reports before the first that does not fit its model, and the error."""
+        """Return the reports before the first invalid one, and its error."""
         from fleetfit.records.schema import InvalidRecord, RoundRecord  # imports pydantic
 
         records: list[RoundRecord] = []
@@ -359,11 +356,11 @@ class RunFolder:
         return records, None
 
     def has_rounds(self) -> bool:
-        """Return whether a round was written, complete or in part."""
+        """Return whether a round was written, completely or partly."""
         return self.has("metrics.jsonl") or bool(self.checkpoints())
 
     def rewind(self, round: int) -> None:
-        """Remove what was written after a round, and temporary files of killed processes.
+        """Remove files and lines of later rounds, and temporary files of killed processes.
 
         Raises:
             RunError: The folder cannot be written, or a folder in it is a link.
@@ -381,7 +378,7 @@ class RunFolder:
     # -- tensors
 
     def load_base(self) -> dict[str, Any]:
-        """Return the tensors of the model that are never trained; empty where there are none.
+        """Return the frozen tensors of the model; empty if there are none.
 
         Raises:
             RunError: The file is damaged or has an unknown format.
@@ -403,7 +400,7 @@ class RunFolder:
         return sorted((path for path in paths if _CHECKPOINT.fullmatch(path.name)), key=_parse_round)
 
     def save_checkpoint(self, round: int, payload: Mapping[str, Any], keep: int = 2) -> None:
-        """Write a checkpoint and remove all but the newest `keep`.
+        """Write a checkpoint, and remove all but the newest `keep`.
 
         Raises:
             RunError: The file cannot be written, or the folder of checkpoints is a link.
@@ -418,11 +415,11 @@ class RunFolder:
     def load_checkpoint(
         self, check: CheckpointCheck = lambda payload, round: None, due: int = 0
     ) -> dict[str, Any] | None:
-        """Return the newest usable checkpoint, or None where there are no checkpoints; log those that are skipped.
+        """Return the newest usable checkpoint, or None without checkpoints. Skipped checkpoints are logged.
 
         Args:
-            check: What else a checkpoint must be.
-            due: The round that the newest must have at least; a missing one is logged, too.
+            check: Further check of a checkpoint.
+            due: The expected round of the newest checkpoint. A missing one is logged, too.
 
         Raises:
             RunError: A checkpoint has an unknown format, or none is usable.
@@ -440,7 +437,7 @@ class RunFolder:
                 skipped.append((path, error))
                 continue
             for other, reason in skipped:
-                _logger.warning("%s is not used: %s. The state after round %d is used instead.", other, reason, round)
+                _logger.warning("Skipped %s: %s. Using the state after round %d.", other, reason, round)
             return payload
         if skipped:
             reasons = "; ".join(f"{path.name}: {reason}" for path, reason in skipped)

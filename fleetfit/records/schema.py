@@ -1,8 +1,8 @@
-"""Pydantic models of the files of run folders and comparisons: what is written, in which units, and what is read again.
+"""Pydantic models of the files of run folders and comparisons, with types and units.
 
-A file may come from a stranger. Types are strict, and numbers are finite and small enough to be added up. Keys that a
-model lacks are allowed: later versions and methods write more. A key with a default was added after the first version,
-or is there for some runs only. Accuracies are fractions from 0 to 1, sizes are in bytes, times in seconds.
+A file may be untrusted. Types are strict, and numbers are finite and small enough for sums. Unknown keys are allowed,
+because later versions and methods write more. A key with a default was added after the first version, or only some runs
+have it. Accuracies are fractions from 0 to 1, sizes are in bytes, times in seconds.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class InvalidRecord(ValueError):
     """A stored value does not fit its model.
 
     Attributes:
-        key: Keys and positions that lead to the value, dotted; None for the whole value.
+        key: Dotted keys and positions of the value; None for the whole value.
     """
 
     def __init__(self, reason: str, key: str | None) -> None:
@@ -48,10 +48,10 @@ class Record(pydantic.BaseModel):
 
         Args:
             value: The value.
-            separator: Stands between keys in the reason.
+            separator: Separator of keys in the reason.
 
         Raises:
-            InvalidRecord: The value does not fit; the reason names the first key that is wrong.
+            InvalidRecord: The value does not fit. The reason has the first wrong key.
         """
         try:
             return cls.model_validate(value)
@@ -76,7 +76,7 @@ class Record(pydantic.BaseModel):
 
         Args:
             path: The file.
-            remedy: What the user can do about a damaged file, in a sentence.
+            remedy: Remedy for a damaged file, as a sentence.
 
         Raises:
             RunError: The file is missing or damaged, or a later version of FleetFit wrote it.
@@ -96,11 +96,11 @@ class Record(pydantic.BaseModel):
             raise RunError(f"{path} is damaged: {reason}.{remedy and ' '}{remedy}", path=path) from None
 
     def dump(self) -> dict[str, Any]:
-        """Return the table as the file has it."""
+        """Return the table in the form of the file."""
         return self.model_dump(by_alias=True, exclude_unset=True, warnings=False)
 
     def number(self, key: str) -> float | None:
-        """Return the number of a key of the file; None where the record has none."""
+        """Return the number of a key of the file; None if the record has none."""
         value = getattr(self, "global_" if key == "global" else key, None)
         return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
@@ -120,14 +120,14 @@ def _refuse_null(value: Any) -> Any:
 
 
 def _validate_unchanged(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """Validate a number; an int stays one, so that it is written as it was read."""
+    """Validate a number. An int stays an int, so that it is written as it was read."""
     validate(value)
     return value
 
 
 E = TypeVar("E")
 IfPresent = Annotated[E | None, BeforeValidator(_refuse_null)]
-"""A value that a file may lack; null is refused."""
+"""An optional value; null is refused."""
 List = Annotated[list[E], Field(fail_fast=True)]
 """A list; its first wrong element ends the validation."""
 Full = Annotated[list[E], Field(fail_fast=True, min_length=1)]
@@ -148,9 +148,9 @@ class LevelAccuracy(Record):
     """The accuracy of a level.
 
     Attributes:
-        local: Mean over the clients of the level, each on its own data; None where none was evaluated.
+        local: Mean over the clients of the level, each on its own data; None if none was evaluated.
         clients: Number of these clients.
-        exits: The same of each exit, shallow to deep.
+        exits: The same for each exit, shallow to deep.
     """
 
     local: Number | None
@@ -166,13 +166,13 @@ class ClientAccuracies(Record):
 
 
 class AccuracyRecord(Record):
-    """Accuracies with one batch-norm policy, from 0 to 1; None where nothing was measured.
+    """Accuracies with one batch-norm policy, from 0 to 1; None if not measured.
 
     Attributes:
         global_: The largest level on each client's data, mean over clients.
         local: Each client's own level on its own data, mean over clients.
         levels: `local` by name of the level.
-        global_worst_tenth: Mean over the tenth of the clients that do worst; likewise `local_worst_tenth`.
+        global_worst_tenth: Mean over the tenth of the clients with the lowest accuracy; likewise `local_worst_tenth`.
         ensemble: All exits of the largest level together.
         mean_over_exits: Mean over the exits of the largest level.
         exits: Each exit of the largest level, shallow to deep.
@@ -215,9 +215,9 @@ class FailureRecord(Record):
     """A job without a result.
 
     Attributes:
-        client: Number of the client; None of a job of the server.
+        client: Number of the client; None for a job of the server.
         level: Number of the level, from 1.
-        reason: Why there is no result.
+        reason: The reason of the failure.
         absent: Whether the client sent nothing.
     """
 
@@ -243,12 +243,12 @@ class EvaluationRecord(Record):
     failures: List[FailureRecord] = []
 
     def accuracies(self, norm: str) -> AccuracyRecord | None:
-        """Return the accuracies with a batch-norm policy, "static" or "batch"; None where they were not measured."""
+        """Return the accuracies with a batch-norm policy, "static" or "batch"; None if not measured."""
         return {"static": self.static, "batch": self.batch}.get(norm)
 
 
 class TrainingRecord(Record):
-    """The training of one round; None where the run withholds a number.
+    """The training of one round; None for withheld numbers.
 
     Attributes:
         loss: Mean over the samples.
@@ -271,7 +271,7 @@ class HonestyRecord(Record):
 
 
 class ReceivedRecord(Record):
-    """Updates that clients sent, and those that a defence left out."""
+    """Updates that clients sent, and those that a defence excluded."""
 
     sent: HonestyRecord
     left_out: HonestyRecord
@@ -299,7 +299,7 @@ class DeadlineRecord(Record):
     Attributes:
         shallower: Updates of a shallower exit.
         stopped: Updates whose training was cut off.
-        late: Clients that were too late.
+        late: Clients that missed the deadline.
     """
 
     shallower: Count = 0
@@ -316,7 +316,7 @@ class LinksRecord(Record):
 
 
 class SecureRecord(Record):
-    """Secure sums: updates of which something was clipped to the range."""
+    """Secure sums: updates clipped to the range."""
 
     clipped: Count | None = None
 
@@ -334,15 +334,15 @@ class RoundRecord(Record):
         round: Its number, from 1.
         train: The training.
         failures: The jobs that failed.
-        bytes_down: Bytes to the clients; None where the run withholds them; likewise `bytes_up` from them.
-        seconds: Wall time; `seconds_of` by what it was spent on.
+        bytes_down: Bytes to the clients; None if withheld. `bytes_up`: bytes from the clients.
+        seconds: Wall time; `seconds_of`: wall time by activity.
         evaluate: The evaluation after the round.
         waste: 1 - elements returned / elements sent.
         multiply_adds: Of all clients.
         simulated_s: Simulated seconds of the round.
         counts: What clients counted.
         received: Updates of hostile and of honest clients.
-        privacy: The privacy that was spent until then.
+        privacy: The privacy spent so far.
         deadline: Clients under a deadline.
         links: Lost messages.
         secure: Secure sums.
@@ -403,11 +403,11 @@ class LevelRecord(Record):
 
 
 class SummaryRecord(Record):
-    """The final numbers of a run, `summary.json`; sums are over all rounds, and None where the run withholds them.
+    """The final numbers of a run, `summary.json`. Sums are over all rounds; None for withheld numbers.
 
     Attributes:
         method: Name of the method; likewise `model` and `data`.
-        norm: Batch-norm policy of the headline: "static" or "batch".
+        norm: Main batch-norm policy: "static" or "batch".
         rounds: Number of rounds.
         levels: Smallest first.
         global_: Accuracy of the largest level; `local` of each client's own level; both of the headline.
@@ -415,11 +415,11 @@ class SummaryRecord(Record):
         bytes_down: Bytes to the clients; `bytes_up` from them.
         waste: 1 - elements returned / elements sent, mean over the rounds.
         failures: Jobs without a result.
-        seconds: Wall time; `seconds_of` by what it was spent on.
-        notes: What the user must know.
+        seconds: Wall time; `seconds_of`: wall time by activity.
+        notes: Notes for the user.
         simulated_s: Simulated seconds.
         privacy: The privacy that was spent.
-        score: What the task's accuracy is called.
+        score: Name of the task's accuracy.
         empty_rounds: Rounds without a usable update.
         multiply_adds: Of all clients.
         name: Name of the run.
@@ -462,7 +462,7 @@ class SummaryRecord(Record):
 
     @property
     def headline(self) -> AccuracyRecord:
-        """The accuracies with the headline's batch-norm policy; of a run without an evaluation, empty."""
+        """The accuracies with the main batch-norm policy; empty without an evaluation."""
         return self.evaluate.accuracies(self.norm) or NO_ACCURACIES
 
 
@@ -481,7 +481,7 @@ class ResumedRecord(Record):
 
 
 class EnvironmentRecord(Record):
-    """Where a run began, `environment.json`: the machine, versions, commits. Earlier versions wrote less.
+    """The environment of a run's start, `environment.json`: machine, versions, commits. Old versions wrote less.
 
     Attributes:
         time: When it began, ISO 8601 in UTC.
@@ -489,7 +489,7 @@ class EnvironmentRecord(Record):
         processors: Number of cores; `threads` of these that PyTorch used.
         cuda: Name of the GPU.
         fleetfit_commit: Commit of FleetFit, "-dirty" if the package was changed.
-        git_commit: Commit of the working folder; `git_changes` where it was changed.
+        git_commit: Commit of the working folder; `git_changes` if it was changed.
         resumed: The times at which the run was resumed.
     """
 
@@ -547,7 +547,7 @@ class NodesRecord(Record):
 
 
 class CallbacksRecord(Record):
-    """The last round of which each callback was notified, `callbacks.json`."""
+    """The last round that each callback has received, `callbacks.json`."""
 
     told: dict[str, Count]
 
@@ -556,7 +556,7 @@ class CallbacksRecord(Record):
 
 
 class OutcomeRecord(Record):
-    """What a policy does to samples: shares by exit, accuracy, cost of a sample."""
+    """The outcome of a policy: shares by exit, accuracy, cost of a sample."""
 
     shares: Full[Share]
     accuracy: Share
@@ -564,7 +564,7 @@ class OutcomeRecord(Record):
 
 
 class TestOutcomeRecord(OutcomeRecord):
-    """The outcome on test samples, beside the accuracy of the last exit."""
+    """The outcome on test samples, with the accuracy of the last exit."""
 
     full: Share
 
@@ -576,7 +576,7 @@ class CurveRecord(OutcomeRecord):
 
 
 class PolicyRecord(Record):
-    """When a sample leaves."""
+    """A policy of early stopping."""
 
     thresholds: Full[Number]
     measure: str
@@ -603,7 +603,7 @@ class CalibrationRecord(Record):
 
 
 class PlannedRunRecord(Record):
-    """A run of a comparison, perhaps one that has not started."""
+    """A run of a comparison, which may not have started."""
 
     place: str
     title: str
@@ -619,7 +619,7 @@ Series = List[Number | None]
 
 
 class CurvesRecord(Record):
-    """The evaluated rounds of a run, and what was measured after each: series of one length.
+    """The evaluated rounds of a run and their measurements, as series of the same length.
 
     Attributes:
         round: The rounds.
@@ -650,13 +650,13 @@ class RunResult(Record):
 
     Attributes:
         row: Label of its row.
-        setting: Label of its setting; empty where the file has none.
+        setting: Label of its setting; empty if the file has none.
         seed: Its seed.
-        overrides: What its row and its setting set, by dotted key of a run file.
-        tuned: The values that were chosen for its row and setting on validation data, by dotted key.
+        overrides: The keys that its row and setting set, by dotted key of a run file.
+        tuned: The values chosen for its row and setting on validation data, by dotted key.
         rounds: Number of rounds.
         seconds: Wall time of all rounds.
-        training_seconds: The part of it that training took; None where it was not measured.
+        training_seconds: The part spent on training; None if not measured.
         speed: `engine.speed`, "exact" or "fast".
         digest: SHA-256 of its resolved configuration, `config.toml`.
         final: Its final numbers by name (`fleetfit.report.columns.make_final_numbers`): percent, rounds, costs.
@@ -682,13 +682,13 @@ class RunResult(Record):
 
 
 class TuningCandidate(Record):
-    """Values that were tried for a row in a setting.
+    """Tried values of a row in a setting.
 
     Attributes:
         values: The values by dotted key.
-        score: The accuracy on validation data by which they were judged, in percent; None where there is none.
-        seed: The seed of the run that tried them.
-        rounds: Rounds to the target on validation data, where these decide; None where it was not reached.
+        score: The accuracy on validation data in percent, the criterion; None if there is none.
+        seed: The seed of the tuning run.
+        rounds: Rounds to the target on validation data, if these decide; None if not reached.
     """
 
     values: dict[str, Any]
@@ -698,13 +698,13 @@ class TuningCandidate(Record):
 
 
 class TuningResult(Record):
-    """The values that a row got in a setting, and those that were tried.
+    """The chosen values of a row in a setting, and the tried ones.
 
     Attributes:
         row: Label of the row.
         setting: Label of the setting.
-        chosen: The values that were chosen, by dotted key.
-        candidates: All that were tried, once for each seed.
+        chosen: The chosen values, by dotted key.
+        candidates: The tried values, once per seed.
     """
 
     row: str
@@ -738,19 +738,19 @@ class LevelResult(Record):
 
 
 class ComparisonResults(Record):
-    """The results of a comparison, `results.json`, perhaps of one that is not finished.
+    """The results of a comparison, `results.json`, finished or not.
 
     Attributes:
         name: Name of the run file.
-        file: Path of the run file, as it was seen from the working folder.
+        file: Path of the run file, relative to the working folder.
         versions: Of `fleetfit`, `torch` and `python`.
         commit: Commit of the checkout of FleetFit, "-dirty" if its package was changed; None outside of one.
         machine: `processor` and `cores`.
-        against: Label of the row that the others are measured against.
+        against: Label of the baseline row.
         settings: The file's tables with every default.
         runs: The finished runs, row by row.
         levels: The levels of each row and setting; empty in files of earlier versions.
-        tuning: The tuning of each row and setting; empty where nothing was tuned.
+        tuning: The tuning of each row and setting; empty without tuning.
     """
 
     format: Count = 1

@@ -1,1 +1,1 @@
-"""What a person reads of a run: tables, plots and the page, from run folders only."""
+"""Reports on runs: tables, figures and the page, made from run folders only."""

@@ -1,26 +1,24 @@
-"""Where a vision transformer with Ree attends before and after modulation (ReeFL, ICML 2024, appendix E).
+"""Attention maps of a vision transformer before and after Ree's modulation (ReeFL, ICML 2024, appendix E).
 
-The map of block l for a token a is the row of its attention that belongs to a, in the place of the class token, over
-the tokens that enter the block: softmax(q(a) K / sqrt(head size)) over [a, patches], the mean over heads, without the
-element of a itself. There are maps of three tokens: attn_x, the class token that enters block l (Eq. 7); attn_m, the
-m_l that Ree makes of the token that left it (Eq. 8); attn_c, the m_0 + z that is classified after it (Eq. 9). The
-model runs once; hooks record the inputs of blocks and the outputs of Ree.
+The map of block l for a token a is the attention of a, in place of the class token, over the tokens that enter the
+block: softmax(q(a) K / sqrt(head size)) over [a, patches], the mean over heads, without the element of a itself. There
+are maps of three tokens: attn_x, the class token that enters block l (Eq. 7); attn_m, the m_l that Ree makes of the
+token that left it (Eq. 8); attn_c, the m_0 + z that is classified after it (Eq. 9). The model runs once; hooks record
+the inputs of blocks and the outputs of Ree.
 
-The figure, as Figures 1b and 11, has three rows for each image and a column for each block: the map of the class
-token (blue), of the modulated token (pink) and of the classified one (green). Colour goes from none at the smallest
-element of the block's three maps to full at the largest, so that maps of a block compare with each other, and those
-of different blocks do not. Where these two differ by less than the mean element, attention is almost even; full
-colour is then that mean above the smallest, and the maps are pale. Above each block are the shares of a token's
-attention, in percent, at which colour is none and full; bars at the bottom show the colours in between. Below the
-columns of exits is the predicted class. The first correct exit is framed, which is the block in the paper's Figure
-11.
+The figure, as Figures 1b and 11, has three rows for each image and a column for each block: the map of the class token
+(blue), of the modulated token (pink) and of the classified one (green). Colour goes from none at the smallest element
+of the block's three maps to full at the largest, so only maps of the same block are comparable. If these two differ by
+less than the mean element, attention is almost uniform: full colour is then the smallest element plus the mean, and the
+maps are pale. Above each block are the shares of a token's attention, in percent, at which colour is none and full;
+bars at the bottom show the colours in between. Below the columns of exits is the predicted class. The first correct
+exit is framed, which is the block in the paper's Figure 11.
 
-Differs from the paper, or is settled where the paper is open: z^{l-1} of Eq. 7 is the input of block l, so its class
-token is m_{l-1} where the backbone continues with Ree's token (Eq. 4), and attn_x is the attention of the forward
-pass; z^l of Eq. 9 is the output of block l, as in Eq. 3. The caption of Figure 1b names the patches after block l;
-these are those before it, as in appendix E. With Ree at exits only there are maps of those blocks only. A
-distillation token is a key like the patches but not a patch, so its element is left out too. Rows are not scaled up
-for that.
+Differs from the paper, or chosen where the paper is open: z^{l-1} of Eq. 7 is the input of block l, so its class token
+is m_{l-1} where the backbone continues with Ree's token (Eq. 4), and attn_x is the attention of the forward pass; z^l
+of Eq. 9 is the output of block l, as in Eq. 3. The caption of Figure 1b names the patches after block l; these are
+those before it, as in appendix E. With Ree at exits only there are maps of those blocks only. A distillation token is a
+key like the patches but not a patch, so its element is left out too. Rows are not scaled up for that.
 """
 
 from collections.abc import Sequence
@@ -44,7 +42,7 @@ if TYPE_CHECKING:
 # ---- the maps --------------------------------------------------------------------------------------------------------
 
 TOKENS = ("x", "m", "c")
-"""The tokens of the maps, in their order: the class token, the modulated one, the classified one."""
+"""The tokens of the maps in order: class token, modulated token, classified token."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +68,8 @@ def attention_maps(module: nn.Module, images: Tensor) -> AttentionMaps:
     """Compute the maps of every block whose output Ree reads.
 
     Args:
-        module: A vision transformer with Ree, tuned in any way, in eval mode, as `Run.model` returns it.
-        images: [B, channels, height, width], as the model gets them.
+        module: A vision transformer with Ree in eval mode, as `Run.model` returns it; adapters are supported.
+        images: [B, channels, height, width], as the model takes them.
 
     Raises:
         ModelError: The model has no Ree, or is not a vision transformer.
@@ -107,7 +105,7 @@ def _split_model(module: nn.Module) -> tuple[RecurrentModule, VitModule, nn.Modu
     """Return the model, its backbone and its Ree."""
     if not isinstance(module, RecurrentModule) or module.ree is None:
         raise ModelError(
-            'attention maps need a model with Ree: a vision transformer trained with method "reefl" and ree = true.',
+            'attention maps need a model with Ree. Train a vision transformer with method "reefl" and ree = true.',
             key="method",
         )
     backbone = module.backbone
@@ -121,15 +119,15 @@ def _split_model(module: nn.Module) -> tuple[RecurrentModule, VitModule, nn.Modu
 
 
 def _compute_attention(block: Any, token: Tensor, tokens: Tensor, patches: int) -> Tensor:
-    """Return the attention [B, patches] that a token [B, D] pays in the place of the first of the tokens [B, T, D].
+    """Return the attention [B, patches] of a token [B, D] in place of the first of the tokens [B, T, D].
 
-    The layers are called, instead of reading their weights, so that adapters inside them count.
+    The layers are called instead of reading their weights, so that adapters inside them have their effect.
     """
     attention = block.attention
     normed = block.norm1(torch.cat([token[:, None], tokens[:, 1:]], dim=1))
     query, key = (
-        layer(of).unflatten(-1, (-1, attention.head_size)).transpose(1, 2)
-        for layer, of in ((attention.query, normed[:, :1]), (attention.key, normed))
+        layer(tokens_of_layer).unflatten(-1, (-1, attention.head_size)).transpose(1, 2)
+        for layer, tokens_of_layer in ((attention.query, normed[:, :1]), (attention.key, normed))
     )
     weights: Tensor = (query @ key.transpose(-1, -2) / attention.head_size**0.5).softmax(dim=-1)
     return weights.mean(dim=1)[:, 0, -patches:]
@@ -138,25 +136,25 @@ def _compute_attention(block: Any, token: Tensor, tokens: Tensor, patches: int) 
 # ---- the figure ------------------------------------------------------------------------------------------------------
 
 MOST_IMAGES = 32
-"""Images in one figure, at most."""
+"""Maximal number of images in a figure."""
 ROWS = ((COLORS[0], "class token"), ("#d6247f", "modulated"), (COLORS[2], "classified"))
-"""Colour and name of the maps, in their order."""
+"""Colour and name of the maps, in order."""
 _RIGHT, _WRONG = COLORS[2], COLORS[4]
-_FADED, _OPAQUE = 0.55, 0.85  # opacity of the image under a map, and of the map's fullest colour
+_FADED, _OPAQUE = 0.55, 0.85  # opacity of the image under a map, and of the map's full colour
 _PANEL, _BARS, _NARROWEST = 0.82, 1.1, 5.2  # inches
 
 
 def draw_sample_attention(module: nn.Module, data: Data, samples: int = 4, title: str = "") -> "Figure":
-    """Draw the attention maps of test images, taken at equal distances from the whole test set.
+    """Draw the attention maps of evenly spaced test images.
 
     Args:
         module: A vision transformer with Ree, in eval mode.
-        data: The data that it was trained on.
+        data: Its training data set.
         samples: The number of images.
-        title: The title above them.
+        title: Title of the figure.
 
     Raises:
-        ConfigError: There are fewer test images, or more than fit into a figure.
+        ConfigError: There are fewer test images, or more than a figure can hold.
         ModelError: The model has no Ree, or is not a vision transformer.
         MissingExtra: matplotlib is not installed.
     """
@@ -164,8 +162,8 @@ def draw_sample_attention(module: nn.Module, data: Data, samples: int = 4, title
     most = min(MOST_IMAGES, len(indices))
     if not 1 <= samples <= most:
         raise ConfigError(
-            f"samples must be 1 to {most}, got {samples}: {data.name} has {len(indices)} test images, and at most "
-            f"{MOST_IMAGES} go into one picture.",
+            f"samples must be 1 to {most}, got {samples}: {data.name} has {len(indices)} test images, and a figure "
+            f"has at most {MOST_IMAGES}.",
             key="samples",
         )
     images, labels = data.batch(select_evenly(indices, samples))
@@ -183,7 +181,7 @@ def draw_attention(
         labels: Their classes.
         maps: Their maps.
         names: Of the classes; by default their numbers.
-        title: The title above them.
+        title: Title of the figure.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -201,7 +199,7 @@ def draw_attention(
 
 
 def _draw_bars(part: Any) -> None:
-    """Draw the colours between none and full, a bar for each map, and a legend of numbers and frames."""
+    """Draw a colour bar for each map, and a legend of numbers and frames."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, Normalize
 
@@ -222,19 +220,19 @@ def _draw_bars(part: Any) -> None:
 
 
 def compute_shades(maps: Tensor) -> Tensor:
-    """Return the strength of the colours of a block's maps [3, patches], from 0 to 1."""
+    """Return the colour strength of a block's maps [3, patches], from 0 to 1."""
     none, full = compute_range(maps)
     return (maps - none) / (full - none)
 
 
 def compute_range(maps: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the elements of a block's maps [3, patches] at which colour is none, and full."""
+    """Return the elements of a block's maps [3, patches] at no colour and at full colour."""
     low = maps.min()
     return low, low + torch.maximum(maps.max() - low, maps.mean())
 
 
 def overlay(image: Tensor, heat: Tensor, color: str) -> Tensor:
-    """Return an image [height, width, 3] of a map over the image in faded grey.
+    """Return an image [height, width, 3] with a map over the image in faded grey.
 
     Args:
         image: [channels, height, width], from 0 to 1.

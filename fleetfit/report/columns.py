@@ -1,11 +1,11 @@
-"""Numbers of a run that the table of a comparison can show: final accuracies, rounds to a target, the waste rate.
+"""Numbers of a run in the table of a comparison: final accuracies, rounds to a target, the waste rate.
 
 Rounds to a target as in McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data"
 (2017), section 3: the curve of accuracies is made monotone by the best one so far, and crosses the target where the
 straight line between two evaluated rounds does. Then a speed-up is the first row's rounds over a row's own.
 
-Differs from the paper: the accuracy before the first round is not measured, so that a target reached by the first
-evaluation counts as reached in that round.
+Differs from the paper: the accuracy before the first round is not measured, so a target reached at the first evaluation
+counts as reached in that round.
 """
 
 import statistics
@@ -20,22 +20,22 @@ if TYPE_CHECKING:  # `list` prints a table without pydantic
 
 ROUNDS = "rounds"
 ON_THE_WAY = ("local", "global", "local_worst_tenth", "global_worst_tenth", "ensemble", "mean_over_exits")
-"""Accuracies that every evaluation has; the others belong to the last one, unless `evaluate.whole` is set."""
+"""Accuracies of every evaluation. Others are only in the last one, unless `evaluate.whole` is set."""
 BATCH = ", batch"
-"""The end of the name of an accuracy with batch statistics: "global, batch"."""
+"""Suffix of the name of an accuracy with batch statistics: "global, batch"."""
 ATTACKED = ("backdoor", "hostile_excluded", "honest_excluded", *(f"honest_excluded_{n}" for n in range(1, 9)))
-"""Of runs with `[attack]`: success of a backdoor, and the shares of sent updates that a defence left out; by level."""
+"""For runs with `[attack]`: success of a backdoor, and the shares of updates excluded by a defence, also by level."""
 COLUMNS = (*ON_THE_WAY, "best_exit", "avg", "full", "waste", *ATTACKED, ROUNDS, f"local{BATCH}", f"global{BATCH}")
 """The names that `[compare] columns` may have; `docs/experiments.md` explains each."""
 _HEADLINE_NUMBERS = tuple(name for name in COLUMNS if name != ROUNDS and not name.endswith(BATCH))
 
 FURTHER = ("local", "global", "avg", "full")
-"""Accuracies that `make_final_numbers` also has with the other batch-norm policy, where a run evaluates both."""
+"""Accuracies that `make_final_numbers` has for both batch-norm policies, if a run evaluates both."""
 COSTS = ("parameters", "multiply_adds", "bytes_down", "bytes_up", "simulated_s", "failures")
-"""Costs of a run: elements of its largest level, and the sums over all rounds."""
+"""Costs of a run: elements of its largest level, and sums over all rounds."""
 
 Curve = Sequence[tuple[int, float]]
-"""Evaluated rounds, ascending and counted from 1, with their accuracies."""
+"""Evaluated rounds (ascending, from 1) with their accuracies."""
 
 
 def expand_columns(names: Sequence[str], targets: Sequence[float]) -> list[str]:
@@ -66,14 +66,14 @@ def find_numbers(
     targets: Sequence[float] = (),
     target_on: str = "global",
 ) -> dict[str, float | None]:
-    """Return a run's number in each column: fractions, or rounds; None where there is none.
+    """Return a run's number in each column: fractions or rounds; None if a number is missing.
 
     Args:
         summary: Its final numbers.
         rounds: The reports of its rounds.
         columns: The columns, after `expand_columns`.
-        targets: The accuracies that rounds are counted to.
-        target_on: Which accuracy that is.
+        targets: The target accuracies for counting rounds.
+        target_on: The name of that accuracy.
     """
     numbers: dict[str, float | None] = {}
     for name in columns:
@@ -90,31 +90,31 @@ def find_numbers(
 
 
 def list_number_names(targets: Sequence[float]) -> list[str]:
-    """Return the names of all numbers that `make_final_numbers` may have, in their order."""
+    """Return the names of all numbers of `make_final_numbers`, in order."""
     other = [f"{name}_{norm}" for norm in ("static", "batch") for name in FURTHER]
     rounds = [number_name(rounds_column(target)) for target in targets]
     return [*_HEADLINE_NUMBERS, *other, *rounds, *COSTS]
 
 
 def number_name(column: str) -> str:
-    """Return a column's name in files of numbers: the table's; "rounds_to_97" for "rounds to 97%", "local_batch"."""
+    """Return a column's name in files of numbers, such as "rounds_to_97" for "rounds to 97%"."""
     return column.removesuffix("%").replace(" ", "_") if is_rounds(column) else column.replace(BATCH, "_batch")
 
 
 def make_final_numbers(
     summary: "SummaryRecord", rounds: "Sequence[RoundRecord]", targets: Sequence[float], target_on: str
 ) -> dict[str, float]:
-    """Return all numbers of a finished run that a table can show, by their names in files of numbers.
+    """Return all numbers of a finished run for tables, by their names in files of numbers.
 
     Args:
         summary: Its final numbers.
         rounds: The reports of its rounds.
-        targets: The accuracies that rounds are counted to.
-        target_on: Which accuracy that is.
+        targets: The target accuracies for counting rounds.
+        target_on: The name of that accuracy.
 
     Returns:
-        Accuracies and waste in percent, rounded to 4 decimals; rounds; costs. What was not measured is absent. With
-        the other batch-norm policy than the headline's, an accuracy is `local_batch` or `local_static`.
+        Accuracies and waste in percent, rounded to 4 decimals; rounds; costs. Numbers that were not measured are
+        absent. An accuracy with the second batch-norm policy is named `local_batch` or `local_static`.
     """
     shares = find_numbers(summary, rounds, _HEADLINE_NUMBERS)
     for norm in ("static", "batch"):
@@ -129,23 +129,23 @@ def make_final_numbers(
 
 
 def make_accuracy_curve(rounds: "Sequence[RoundRecord]", norm: str, kind: str) -> list[tuple[int, float]]:
-    """Return the evaluated rounds of a run with one of their accuracies."""
+    """Return the evaluated rounds of a run with one accuracy."""
     evaluations = [(one.round, one.evaluate.accuracies(norm)) for one in rounds if one.evaluate is not None]
     points = [(number, accuracies.number(kind)) for number, accuracies in evaluations if accuracies is not None]
     return [(number, accuracy) for number, accuracy in points if accuracy is not None]
 
 
 def keep_best(points: Curve) -> list[tuple[int, float]]:
-    """Return the curve with each accuracy replaced by the best one until then."""
+    """Return the curve with each accuracy replaced by the best one so far."""
     best = accumulate((accuracy for _, accuracy in points), max)
     return [(number, accuracy) for (number, _), accuracy in zip(points, best, strict=True)]
 
 
 def find_rounds_to(points: Curve, target: float) -> float | None:
-    """Return after how many rounds a curve first reaches a target; see the module's docstring.
+    """Return the number of rounds until a curve first reaches a target (see the module's docstring).
 
     Args:
-        points: The curve, as it was measured.
+        points: The measured curve.
         target: An accuracy, between 0 and 1.
 
     Returns:
@@ -166,7 +166,7 @@ def find_rounds_to(points: Curve, target: float) -> float | None:
 
 
 def compute_mean_rounds(values: Sequence[float | None]) -> float | None:
-    """Return the mean over the seeds; None unless all of them reached the target."""
+    """Return the mean over the seeds; None unless all seeds reached the target."""
     rounds = [value for value in values if value is not None]
     return statistics.fmean(rounds) if rounds and len(rounds) == len(values) else None
 
@@ -177,7 +177,7 @@ def format_cell(column: str, values: Sequence[float | None], first: Sequence[flo
     Args:
         column: The column.
         values: The numbers of all seeds.
-        first: Those of the first row, over which the speed-up is; None for the first row itself.
+        first: Numbers of the first row, for the speed-up; None for the first row itself.
     """
     if not is_rounds(column):
         return format_mean(values)

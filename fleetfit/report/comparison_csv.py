@@ -2,14 +2,12 @@
 
 The column `what` is the kind of a line:
 
-    run                      one run, with its seed
-    mean, deviation          over the seeds of a row in a setting; `seeds` is their number
-    difference, low, high    from the row in `against`, over the seeds that both have, and its 95% interval
-    paper                    a paper's own numbers
-    candidate                values that were tried for a row on validation data: `tuned`, and their score `validation`
+    run one run, with its seed mean, deviation over the seeds of a row in a setting; `seeds` is their number difference,
+    low, high from the row in `against`, over common seeds, and its 95% interval paper a paper's own numbers candidate
+    values `tuned` for a row on validation data, and their score `validation`
 
-Accuracies and waste are in percent, differences of them in percentage points. An empty cell was not measured, or its
-number is not known. Rounds to a target have a mean only where all seeds reached it.
+Accuracies and waste are in percent, their differences in percentage points. An empty cell was not measured or is not
+known. Rounds to a target have a mean only if all seeds reached it.
 """
 
 import csv
@@ -40,8 +38,8 @@ def format_comparison_csv(
 
     Args:
         results: The runs.
-        differences: Those of the table.
-        targets: The accuracies that rounds are counted to; each is a column.
+        differences: Differences of the table.
+        targets: The target accuracies for counting rounds; one column each.
         printed: A paper's numbers by (row, setting, column).
     """
     text = io.StringIO()
@@ -72,7 +70,7 @@ def _make_run_line(run: RunResult) -> Line:
 
 
 def _iter_seed_lines(row: str, setting: str, lines: Sequence[Line]) -> Iterator[Line]:
-    """Yield the mean and the standard deviation over the seeds of the numbers that all of them have."""
+    """Yield mean and standard deviation over the seeds, for numbers that all seeds have."""
     labels: dict[str, str | float] = {"row": row, "setting": setting, "seeds": len(lines)}
     values: dict[str, list[float]] = {}
     for line in lines:
@@ -93,14 +91,14 @@ def _iter_difference_lines(differences: Sequence[Difference], against: str) -> I
     for (row, setting), group in groups.items():
         seeds = max(len(one.seeds) for one in group)
         labels: dict[str, str | float] = {"row": row, "setting": setting, "against": against, "seeds": seeds}
-        for what, values in (
+        for kind, values in (
             ("difference", {one.column: one.mean for one in group}),
             ("low", {one.column: one.low for one in group}),
             ("high", {one.column: one.high for one in group}),
         ):
             numbers = {number_name(column): _round(value) for column, value in values.items() if value is not None}
             if numbers:
-                yield {"what": what, **labels, **numbers}
+                yield {"what": kind, **labels, **numbers}
 
 
 def _iter_paper_lines(printed: Mapping[tuple[str, str, str], float]) -> Iterator[Line]:

@@ -1,7 +1,7 @@
-"""Curves of runs as numbers: accuracy, loss and costs. The page and the figures draw the same ones.
+"""Curves of runs as numbers: accuracy, loss and costs, for the page and the figures.
 
-Accuracies are in percent with four decimals, other numbers have six digits. A curve has a point for each round that has
-the number. A run with `[privacy]` has curves of the server's test set only, whatever its folder holds.
+Accuracies are in percent with four decimals, other numbers have six digits. A curve has a point for each round with the
+number. A run with `[privacy]` only has curves of the server's test set, even if its folder has more.
 """
 
 import math
@@ -27,16 +27,16 @@ KINDS = {
 }
 """Accuracies that an evaluation may have, with their labels."""
 SERVER_KINDS = ("full", "avg", "backdoor")
-"""Those on the server's test set, which a run with `[privacy]` reports."""
+"""Accuracies on the server's test set, which a run with `[privacy]` reports."""
 MOST_CLIENTS = 50
-"""Clients whose samples are drawn by class."""
+"""Number of clients whose samples are drawn by class."""
 
 
 class Point(NamedTuple):
     """A point of a curve.
 
     Attributes:
-        round: The round after which it was measured.
+        round: The round of the measurement.
         x: The round, or a cost.
         y: The number.
     """
@@ -50,10 +50,10 @@ class MeanPoint(NamedTuple):
     """A point of the mean over seeds.
 
     Attributes:
-        round: The round after which all of them were measured.
-        x: The mean of their places.
-        y: The mean of their numbers.
-        deviation: The standard deviation of their numbers; 0 of one seed.
+        round: The round of the measurements.
+        x: Mean of the places.
+        y: Mean of the numbers.
+        deviation: Standard deviation of the numbers; 0 for one seed.
     """
 
     round: int
@@ -71,7 +71,7 @@ class Series:
 
     Attributes:
         label: The label.
-        curves: A curve for each seed; empty where the seed's run has none.
+        curves: A curve for each seed; empty if the seed's run has none.
     """
 
     label: str
@@ -79,7 +79,7 @@ class Series:
 
     @property
     def mean(self) -> list[MeanPoint]:
-        """The mean over the seeds that have a curve, at the rounds that all of those have."""
+        """The mean over the seeds with a curve, at their common rounds."""
         by_round = [{point.round: point for point in curve} for curve in self.curves.values() if curve]
         if len(by_round) <= 1:
             return [MeanPoint(*point, deviation=0.0) for one in by_round for point in one.values()]
@@ -89,7 +89,7 @@ class Series:
             if len(points) == len(by_round):
                 ys = [point.y for point in points]
                 y = statistics.fmean(ys)
-                # Not statistics.stdev, which computes with fractions: that takes seconds for a long run.
+                # not statistics.stdev, which computes with fractions and takes seconds for a long run
                 deviation = math.sqrt(sum((one - y) ** 2 for one in ys) / (len(ys) - 1))
                 x = statistics.fmean(point.x for point in points)
                 mean.append(MeanPoint(number, round_digits(x), round_digits(y), deviation))
@@ -110,7 +110,7 @@ def to_percent(share: float) -> float:
 
 
 def accuracy_curve(run: RunRecord, kind: str, cost: str = "") -> list[Point]:
-    """Return an accuracy over rounds, or over the cost of the rounds until then.
+    """Return an accuracy over rounds, or over the cumulative cost.
 
     Args:
         run: The run.
@@ -128,20 +128,20 @@ def accuracy_curve(run: RunRecord, kind: str, cost: str = "") -> list[Point]:
 
 
 def loss_curve(run: RunRecord) -> list[Point]:
-    """Return the training loss over rounds, the mean over the clients of each."""
+    """Return the training loss over rounds, as a mean over the clients."""
     losses = {} if run.is_private else {report.round: report.train.loss for report in run.rounds}
     return [Point(number, number, round_digits(loss)) for number, loss in losses.items() if loss is not None]
 
 
 def cost_curve(run: RunRecord, cost: str) -> list[Point]:
-    """Return the cost of all rounds until then, over rounds; a round that does not report it adds nothing.
+    """Return the cumulative cost over rounds. A round that does not report the cost adds nothing.
 
     Args:
         run: The run.
         cost: One of `COSTS`, "bytes_down" or "bytes_up".
 
     Returns:
-        The curve; empty where no round reports the cost.
+        The curve; empty if no round reports the cost.
     """
     costs = {} if run.is_private else {report.round: _get_cost(report, cost) for report in run.rounds}
     if all(value is None for value in costs.values()):
@@ -170,7 +170,7 @@ def level_curves(run: RunRecord) -> list[Series]:
 
 
 def exit_curves(run: RunRecord) -> list[Series]:
-    """Return the accuracy of each exit of the largest level over rounds; with `[privacy]` on the server's test set."""
+    """Return the accuracy of each exit of the largest level over rounds; with `[privacy]`, on the server's test set."""
     exits = run.summary.levels[-1].exits if run.summary.levels else []
     curves: list[list[Point]] = [[] for _ in exits]
     for number, accuracies in run.evaluations:
@@ -222,8 +222,8 @@ class CostAxis:
     """A cost of training.
 
     Attributes:
-        label: Of an axis.
-        title: In a title.
+        label: Label of an axis.
+        title: Name in a title.
         units: Largest first.
     """
 
@@ -241,16 +241,16 @@ COSTS = {
     ),
     "simulated_s": CostAxis("simulated time", "simulated time", (Unit(3600, "h"), Unit(60, "min"), Unit(1, "s"))),
 }  # fmt: skip
-"""The costs over which accuracy is drawn, by the keys of a round's report."""
+"""Costs for drawing accuracy over, by the keys of a round's report."""
 
 
 def choose_unit(rows: Sequence[RowRecord], cost: str) -> Unit:
-    """Return the unit that fits the largest total of a cost among runs."""
+    """Return the unit for the largest total of a cost among runs."""
     curves = [cost_curve(run, cost) for row in rows for run in row.records]
     return fit_unit(cost, max((curve[-1].y for curve in curves if curve), default=0.0))
 
 
 def fit_unit(cost: str, total: float) -> Unit:
-    """Return the largest unit of a cost of which a total is at least two."""
+    """Return the largest unit of a cost in which the total is at least two."""
     units = COSTS[cost].units
     return next((unit for unit in units if total >= 2 * unit.size), units[-1])

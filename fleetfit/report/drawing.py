@@ -1,4 +1,4 @@
-"""How figures look: sizes, colours, axes, legends, and the files they are written to. Drawn without pyplot."""
+"""Style of figures (sizes, colours, axes, legends), and writing them to files. Does not use pyplot."""
 
 import importlib.util
 import textwrap
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 COLORS = ("#1f5fa8", "#d1661b", "#2f8a4b", "#8a4fa3", "#b3272d", "#6b5b4b", "#17808a", "#a8891f")
 LIGHT, DARK = "#d9dee4", "#3c4650"
 _ROUNDING = 1e-3
-_MOST_MARKERS = 40  # points of a line up to which its markers are large
+_MOST_MARKERS = 40  # points of a line with large markers, at most
 _LEGEND_GAP = 0.42  # inches between axes and their legend, for ticks and a label
 _LONGEST = 300  # characters of a text
 _LEGEND_WIDTH = 48  # characters in a line of a legend
-_LEAST_SPAN = 10.0  # percentage points of an accuracy axis: smaller differences are chance and should look like it
+_LEAST_SPAN = 10.0  # smallest range of an accuracy axis in percentage points, so that chance differences look small
 
 
 def is_available() -> bool:
@@ -54,7 +54,7 @@ def make_figure(width: float, height: float) -> "Figure":
 
 
 def label_axes(axes: "Axes", x: str, y: str, title: str) -> None:
-    """Set the labels of axes, a pale grid, and no frame."""
+    """Set axis labels and a pale grid, and remove the frame."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.locator_params(axis="x", integer=x == "round")
@@ -67,7 +67,7 @@ def label_axes(axes: "Axes", x: str, y: str, title: str) -> None:
 
 
 def draw_series(axes: "Axes", series: Series, color: str, width: float = 1.8, style: str = "-") -> None:
-    """Draw each seed as a thin line and the mean as a thick one with markers; a single seed is a thick line.
+    """Draw each seed as a thin line and the mean as a thick line with markers. A single seed is a thick line.
 
     Args:
         axes: The axes.
@@ -91,7 +91,7 @@ def draw_series(axes: "Axes", series: Series, color: str, width: float = 1.8, st
 
 
 def share_accuracy_axis(panels: Iterable["Axes"]) -> None:
-    """Give axes the same range of percents, at least ten points high, and ticks at whole numbers."""
+    """Set the same range of percent on all axes, at least ten points high, with ticks at whole numbers."""
     import numpy as np
     from matplotlib.ticker import MaxNLocator
 
@@ -102,7 +102,7 @@ def share_accuracy_axis(panels: Iterable["Axes"]) -> None:
     widening = max(0.0, _LEAST_SPAN - (high - low)) / 2
     margin = 0.06 * max(high - low, _LEAST_SPAN)
     for axes in panels:
-        lowest = -1.5 if low >= 0 else low - widening - margin  # only the score of a regression is below zero
+        lowest = -1.5 if low >= 0 else low - widening - margin  # only the score of a regression may be below zero
         axes.set_ylim(max(lowest, low - widening - margin), min(101.5, high + widening + margin))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
 
@@ -112,8 +112,8 @@ def add_legend_below(axes: "Axes", columns: int = 3, panels: bool = False) -> No
 
     Args:
         axes: The axes.
-        columns: Most columns of the legend.
-        panels: Whether it goes below the whole figure, since other panels have the same lines.
+        columns: Maximal number of columns of the legend.
+        panels: Whether to put it below the whole figure, as all panels have the same lines.
     """
     from matplotlib.transforms import ScaledTranslation
 
@@ -136,13 +136,13 @@ def add_legend_below(axes: "Axes", columns: int = 3, panels: bool = False) -> No
 
 
 def wrap_label(label: str, width: int, lines: int = 2) -> str:
-    """Return a label in lines of `width` characters; what does not fit into them ends in an ellipsis."""
+    """Wrap a label in lines of `width` characters. Longer labels end in an ellipsis."""
     return "\n".join(textwrap.wrap(make_printable(label), width, max_lines=lines, placeholder=" …"))
 
 
 def add_notes(figure: "Figure", sentences: Sequence[str]) -> None:
-    """Write sentences below a figure, in lines that fit its width."""
-    width = int(figure.get_figwidth() * 17.5)  # characters of this size
+    """Write sentences below a figure, wrapped at its width."""
+    width = int(figure.get_figwidth() * 17.5)  # characters per line at this font size
     lines = [line for sentence in sentences for line in textwrap.wrap(make_printable(sentence), width)]
     if lines:
         figure.supxlabel("\n".join(lines), fontsize=8, color=DARK, x=0.01, ha="left")
@@ -154,12 +154,12 @@ def get_color(index: int) -> str:
 
 
 def get_line_style(index: int) -> str:
-    """Return the line style of a row, in which rows of the same colour differ."""
+    """Return the line style of a row. Rows of the same colour have different styles."""
     return ("-", "--", ":", "-.")[index // len(COLORS) % 4]
 
 
 def get_shade(color: str, index: int, count: int) -> str:
-    """Return one of `count` shades of a colour, from pale to the colour itself."""
+    """Return one of `count` shades of a colour, from pale to full."""
     from matplotlib.colors import to_hex, to_rgb
 
     white = 0.65 * (1 - (index + 1) / count)
@@ -168,7 +168,7 @@ def get_shade(color: str, index: int, count: int) -> str:
 
 
 def remove_ticks(axes: "Axes", framed: bool = False) -> None:
-    """Remove the ticks of axes, and show their frame or hide it."""
+    """Remove the ticks of axes, and show or hide their frame."""
     axes.set_xticks([])
     axes.set_yticks([])
     for spine in axes.spines.values():
@@ -176,7 +176,7 @@ def remove_ticks(axes: "Axes", framed: bool = False) -> None:
 
 
 def restore_images(images: Tensor, data: Data) -> Tensor:
-    """Return images as they were before normalisation, from 0 to 1; images of another range are stretched to it."""
+    """Undo the normalisation of images, to the range 0 to 1. Images of another range are stretched to it."""
     if data.mean:
         mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (data.mean, data.std))
         images = images * std + mean
@@ -187,7 +187,7 @@ def restore_images(images: Tensor, data: Data) -> Tensor:
 
 
 def select_evenly(values: Tensor, count: int) -> Tensor:
-    """Return `count` of the values: the middle ones of as many equal stretches."""
+    """Return `count` evenly spaced values: the middle values of equal stretches."""
     return values[(2 * torch.arange(count) + 1) * len(values) // max(1, 2 * count)]
 
 
@@ -195,24 +195,24 @@ def select_evenly(values: Tensor, count: int) -> Tensor:
 
 
 def make_plots_folder(folder: Path) -> Path:
-    """Return the folder `plots` in a run folder; it is made if it is missing.
+    """Return the folder `plots` in a run folder, and create it if it is missing.
 
     Raises:
-        RunError: It is a link, or cannot be made.
+        RunError: It is a link, or cannot be created.
     """
     try:
         return files.safe_join(folder, "plots/any").parent
     except OSError as error:
         raise RunError(
-            f"no picture can be written to {folder / 'plots'}: {error.strerror or error}.", path=folder / "plots"
+            f"cannot write figures to {folder / 'plots'}: {error.strerror or error}.", path=folder / "plots"
         ) from None
 
 
 def save_figures(figures: Mapping[str, "Figure"], folder: Path, suffix: str = "png") -> list[Path]:
-    """Write figures into a folder, by name, as "png", "pdf" or "svg"; return the files.
+    """Write figures to a folder as "png", "pdf" or "svg", and return the files.
 
     Raises:
-        RunError: They cannot be written.
+        RunError: A file cannot be written.
     """
     paths = [folder / f"{name}.{suffix}" for name in figures]
     for path, figure in zip(paths, figures.values(), strict=True):
@@ -220,15 +220,15 @@ def save_figures(figures: Mapping[str, "Figure"], folder: Path, suffix: str = "p
             folder.mkdir(parents=True, exist_ok=True)
             save_figure(figure, path)
         except OSError as error:
-            raise RunError(f"the picture cannot be written to {path}: {error.strerror or error}.", path=path) from None
+            raise RunError(f"cannot write the figure to {path}: {error.strerror or error}.", path=path) from None
     return paths
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
-    """Write a figure in the format that the file's suffix names.
+    """Write a figure in the format of the file's suffix.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     from matplotlib.text import Text
 

@@ -1,14 +1,14 @@
-"""Samples of a class by the exit where they left (ScaleFL, CVPR 2023, appendix 6.3, Figures 5 to 9).
+"""Samples of a class by the exit where they stopped (ScaleFL, CVPR 2023, appendix 6.3, Figures 5 to 9).
 
-One panel for each exit. A blue border: the exit where the sample left is right. An orange border: that exit is wrong,
-the base model right. No border: both are wrong.
+One panel per exit. A blue border marks samples whose exit is right. An orange border marks samples whose exit is wrong
+and the base model right. Without a border, both are wrong.
 
-The paper does not name its base model. Here it is the same model's last exit, with which the appendix compares its
-accuracy, and which every sample would reach without early stopping. So an orange border marks a sample that early
-stopping has lost, and the panel of the last exit has none.
+The paper does not name its base model. Here it is the last exit of the same model: the appendix compares with its
+accuracy, and every sample would reach it without early stopping. So an orange border marks a sample lost by early
+stopping, and the panel of the last exit has none.
 
-Differs from the paper: a panel's title has the share of the class's samples that left there, and its samples are
-taken at equal distances from those that left at that exit, at least one of them.
+Differs from the paper: a panel's title has the share of the class's samples that stopped there. Its samples are evenly
+spaced among those, at least one of them.
 """
 
 import math
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RIGHT, LOST, WRONG = 0, 1, 2
-"""Right where the sample left; wrong there and right at the last exit; wrong at both."""
+"""Right at the sample's exit; wrong there and right at the last exit; wrong at both."""
 BORDERS = {
-    RIGHT: (COLORS[0], "right where it left"),
-    LOST: (COLORS[1], "wrong there, right at the last exit"),
+    RIGHT: (COLORS[0], "right at its exit"),
+    LOST: (COLORS[1], "wrong at its exit, right at the last exit"),
     WRONG: ("none", "no border: wrong at both"),
 }
 """Colour and meaning of each border."""
 MOST_SAMPLES = 400
-"""The largest number of samples in one figure."""
+"""Maximal number of samples in a figure."""
 PAPER_CLASSES = ("airplane", "truck", "bird", "cat", "deer")
 """The classes of Figures 5 to 9."""
 _SHARE, _FEWEST = 0.1, 50
@@ -56,11 +56,11 @@ _TILE, _GAP, _TITLE = 0.44, 0.07, 0.5  # inches; share of a tile; inches
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """The samples of a class that left at one exit.
+    """The samples of a class that stopped at one exit.
 
     Attributes:
-        share: Share of the class's samples that left there.
-        samples: Those that are drawn, as positions among the scored samples, int64 [n].
+        share: Share of the class's samples that stopped there.
+        samples: The samples to draw, as positions among the scored samples, int64 [n].
     """
 
     share: float
@@ -68,33 +68,33 @@ class Panel:
 
 
 def judge_samples(scores: Scores, exits: Tensor) -> Tensor:
-    """Return for each sample RIGHT, LOST or WRONG, int64 [N].
+    """Classify each sample as RIGHT, LOST or WRONG, int64 [N].
 
     Args:
-        scores: The samples' logits at every exit.
-        exits: The exit where each sample left, from 0, int64 [N].
+        scores: The samples' logits at each exit.
+        exits: The exit where each sample stopped, from 0, int64 [N].
     """
     is_right = scores.logits.argmax(-1) == scores.labels
     return torch.where(is_right.gather(0, exits[None])[0], RIGHT, torch.where(is_right[-1], LOST, WRONG))
 
 
 def select_panels(scores: Scores, exits: Tensor, label: int, share: float | None = None) -> list[Panel]:
-    """Return the samples of a class that left at each exit, and those of them that are drawn [E].
+    """Return for each exit the share of a class's samples that stopped there, and the samples to draw [E].
 
     Args:
-        scores: The samples' logits at every exit.
-        exits: The exit where each sample left, from 0, int64 [N].
+        scores: The samples' logits at each exit.
+        exits: The exit where each sample stopped, from 0, int64 [N].
         label: The class.
-        share: Share of the samples that are drawn, above 0 and up to 1; by default a tenth, and at least 50.
+        share: Share of the samples to draw, above 0 and up to 1; by default a tenth, at least 50.
 
     Raises:
-        ConfigError: The class has no samples, the share is out of range, or the samples do not fit into a picture.
+        ConfigError: The class has no samples, the share is out of range, or a figure cannot hold the samples.
     """
     is_class = scores.labels == label
     count = int(is_class.sum())
     if not count:
         raise ConfigError(f"none of the {len(scores.labels)} test samples is of class {label}.", key="label")
-    if share is None:  # as many as fit, with one sample more for each exit's rounding
+    if share is None:  # the number that fits, less one sample per exit for rounding
         share = min(max(_SHARE, min(1.0, _FEWEST / count)), (MOST_SAMPLES - len(scores.logits)) / count)
     if not 0 < share <= 1:
         raise ConfigError(f"share must be above 0 and at most 1, got {share:g}.", key="share")
@@ -106,8 +106,8 @@ def select_panels(scores: Scores, exits: Tensor, label: int, share: float | None
     total = sum(len(panel.samples) for panel in panels)
     if total > MOST_SAMPLES:
         raise ConfigError(
-            f"a share of {share:g} puts {total} of {count} samples into one picture, and {MOST_SAMPLES} fit; choose a "
-            f"share up to {math.floor(1000 * (MOST_SAMPLES - len(panels)) / count) / 1000:g}.",
+            f"a share of {share:g} puts {total} of {count} samples into one figure, but at most {MOST_SAMPLES} fit. "
+            f"Choose a share up to {math.floor(1000 * (MOST_SAMPLES - len(panels)) / count) / 1000:g}.",
             key="share",
         )
     return panels
@@ -116,14 +116,14 @@ def select_panels(scores: Scores, exits: Tensor, label: int, share: float | None
 def draw_exits(
     data: Data, scores: Scores, exits: Tensor, label: int, share: float | None = None, title: str = ""
 ) -> "Figure":
-    """Draw test samples of a class by the exit where they left.
+    """Draw test samples of a class by the exit where they stopped.
 
     Args:
         data: Images, grey or with three colours.
-        scores: The test samples' logits at every exit.
-        exits: The exit where each sample left, from 0, int64 [N].
+        scores: The test samples' logits at each exit.
+        exits: The exit where each sample stopped, from 0, int64 [N].
         label: The class.
-        share: Share of its samples that are drawn; see `select_panels`.
+        share: Share of its samples to draw (see `select_panels`).
         title: The title above the panels.
 
     Raises:
@@ -133,13 +133,13 @@ def draw_exits(
     panels, meanings = select_panels(scores, exits, label, share), judge_samples(scores, exits)
     columns = max(_NARROWEST, math.ceil(math.sqrt(max(len(panel.samples) for panel in panels))))
     name = get_class_names(data)[label]
-    heading = f'"{name}" samples that left' if name.isdecimal() else f"{name} samples that left"
+    heading = f'"{name}" samples that stopped' if name.isdecimal() else f"{name} samples that stopped"
     heading = textwrap.fill(heading, max(22, int(columns * _TILE * 12)))
     figure, axes_of_panels = _make_axes(panels, columns, data.sample_shape[-2] / data.sample_shape[-1], title)
     for i, (panel, axes) in enumerate(zip(panels, axes_of_panels, strict=True)):
         axes.set_title(f"{heading}\nat exit {i + 1} ({100 * panel.share:.0f}%)", fontsize=9, color=DARK)
         images = torch.zeros(0, *data.sample_shape)
-        if len(panel.samples):  # before normalisation, on the host
+        if len(panel.samples):  # undo the normalisation on the host
             images = restore_images(data.batch(scores.indices[panel.samples])[0].cpu(), data)
         _draw_images(axes, images, meanings[panel.samples].tolist(), columns)
     return figure
@@ -151,10 +151,10 @@ def get_class_names(data: Data) -> tuple[str, ...]:
 
 
 def select_classes(data: Data, requested: Sequence[str] = ()) -> list[int]:
-    """Return classes by their names: by default those of the paper if the data have all of them, else the first five.
+    """Return classes by name; by default the paper's if the data have them all, else the first five.
 
     Raises:
-        ConfigError: There is no such class.
+        ConfigError: The class is unknown.
     """
     names = get_class_names(data)
     default = PAPER_CLASSES if set(PAPER_CLASSES) <= set(names) else names[:5]
@@ -162,13 +162,13 @@ def select_classes(data: Data, requested: Sequence[str] = ()) -> list[int]:
         if name not in names:
             some = f"{', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"
             raise ConfigError(
-                f'{data.name} has no class "{name}"; it has {some}.{did_you_mean(name, names)}', key="label"
+                f'{data.name} has no class "{name}". Its classes are {some}.{did_you_mean(name, names)}', key="label"
             )
     return [names.index(name) for name in dict.fromkeys(requested or default)]
 
 
 def explain_no_images(data: Data) -> str:
-    """Return the reason why samples cannot be drawn, or ""."""
+    """Return why samples cannot be drawn, or ""."""
     shape = list(data.sample_shape)
     if data.vocabulary or len(shape) != 3 or shape[0] not in (1, 3):
         kind = "tokens" if data.vocabulary else f"of shape {shape}"
@@ -177,7 +177,7 @@ def explain_no_images(data: Data) -> str:
 
 
 def _make_axes(panels: Sequence[Panel], columns: int, ratio: float, title: str) -> tuple["Figure", list["Axes"]]:
-    """Return a figure with axes for each panel, up to four in a row, in which a sample is one wide and `ratio` high."""
+    """Return a figure with axes for each panel, up to four in a row. A sample is one wide and `ratio` high."""
     from matplotlib.patches import Patch
 
     across = min(_PANELS, len(panels))
@@ -204,7 +204,7 @@ def _make_axes(panels: Sequence[Panel], columns: int, ratio: float, title: str) 
 
 
 def _draw_images(axes: "Axes", images: Tensor, meanings: Sequence[int], columns: int) -> None:
-    """Draw images row by row, each with its border; pixels stay sharp."""
+    """Draw images row by row, each with its border and sharp pixels."""
     from matplotlib.patches import Rectangle
 
     if not len(images):

@@ -1,17 +1,17 @@
-"""Figures of runs and comparisons for papers and slides; they need the extra `plots`.
+"""Figures of runs and comparisons for papers and slides. They need the extra `plots`.
 
-Accuracy and training loss over rounds; accuracy over bytes, multiply-adds and simulated time; the levels as
+Of a run: accuracy and training loss over rounds; accuracy over bytes, multiply-adds and simulated time; the levels as
 rectangles with their accuracies (ScaleFL, CVPR 2023, Figure 2); classes of the first clients (Figure 4 of its
-appendix); how often each exit was the teacher, where a method counts that (ReeFL, ICML 2024, Figure 7). Of a
-checkpoint: accuracy over the budget of early stopping (ScaleFL, appendix 6.3) and accuracy of each level over its
-cost (Figure 3).
+appendix); the number of steps of each exit as teacher, for methods that count them (ReeFL, ICML 2024, Figure 7). Of a
+checkpoint: accuracy over the budget of early stopping (ScaleFL, appendix 6.3), and accuracy of each level over its cost
+(Figure 3).
 
-Markers are measurements. Panels side by side have the same accuracy axis. Each seed is a thin line, their mean a
-thick one. Notes below a figure name deeper exits and larger levels that are behind smaller ones.
+Markers are measurements. Panels side by side have the same accuracy axis. Each seed is a thin line, and the mean is a
+thick line. Notes below a figure list deeper exits and larger levels that are behind smaller ones.
 
-Differs from the paper: Figure 3 has a line for each method and a marker for each level. Here one run is drawn, with a
-line for each level from its first exit to its last, whose marker is the large one. All classifiers before an exit
-count, in parameters and in seconds.
+Differs from the paper: Figure 3 has a line for each method and a marker for each level. Here the figure shows one run,
+with a line for each level from its first exit to its last, which has a large marker. Parameters and seconds of an exit
+include all earlier classifiers.
 """
 
 from collections import Counter
@@ -61,12 +61,12 @@ if TYPE_CHECKING:
 
 _PANEL = 3.5  # inches
 _LABEL = 24  # characters of a row's label at full size
-_WIDTHS = (3.4, 1.8)  # points: equal lines, as of runs with one level, are both visible
+_WIDTHS = (3.4, 1.8)  # points, so that equal lines (as for one level) are both visible
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def draw_run(run: RunRecord) -> "dict[str, Figure]":
-    """Draw the figures of a run; return them by the names of their files.
+    """Draw the figures of a run, and return them by file name.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -93,12 +93,12 @@ def draw_comparison(
 
     Args:
         rows: The runs.
-        columns: Of the table; the accuracies among them are drawn.
-        targets: Accuracies, from 0 to 1, to which rounds are counted; drawn as lines.
-        target_on: The accuracy to which they belong.
+        columns: Columns of the table. The accuracies among them are drawn.
+        targets: Target accuracies from 0 to 1, drawn as lines.
+        target_on: The accuracy of the targets.
 
     Returns:
-        Figures by the names of their files.
+        Figures by file name.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -133,7 +133,7 @@ def _describe(run: RunRecord) -> str:
 
 
 def _set_title(figure: "Figure", title: str, rows: Sequence[RowRecord] = ()) -> None:
-    """Set the title of a figure; that of rows explains thin and thick lines: "3 seeds (thin) and their mean"."""
+    """Set the title of a figure. For rows it explains the lines: "3 seeds (thin) and their mean"."""
     counts = sorted({len(row.runs) for row in rows})
     if counts and "seed" not in title:
         number = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
@@ -154,7 +154,7 @@ def _list_main_kinds(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def draw_run_accuracy(run: RunRecord) -> "Figure":
-    """Draw the accuracies of a run and of its levels over rounds, and those of its exits beside them."""
+    """Draw the accuracies of a run and its levels over rounds, next to those of its exits."""
     exits = [series for series in exit_curves(run) if any(series.curves.values())]
     panels = 2 if len(exits) > 1 else 1
     figure = make_figure(1.2 + 4.6 * panels, 4.4)
@@ -167,8 +167,8 @@ def draw_run_accuracy(run: RunRecord) -> "Figure":
         draw_series(axes[0], label, get_shade(DARK, i, len(levels)), 1.1)
     for kind, color, width in zip(_list_main_kinds([run]), (COLORS[1], COLORS[0]), _WIDTHS, strict=True):
         draw_series(axes[0], Series(kind, {run.seed: accuracy_curve(run, kind)}), color, width)
-    measured = "on the server's test set" if run.is_private else "mean over clients"
-    label_axes(axes[0], "round", f"{get_score_name(run.summary)} (%)", f"{measured}; markers: measured")
+    description = "on the server's test set" if run.is_private else "mean over clients"
+    label_axes(axes[0], "round", f"{get_score_name(run.summary)} (%)", f"{description}; markers: measured")
     if panels > 1:
         for i, series in enumerate(exits):
             draw_series(axes[1], series, get_shade(COLORS[2], i, len(exits)), 1.6)
@@ -213,7 +213,7 @@ def draw_accuracy(
 
 
 def draw_loss(rows: Sequence[RowRecord], title: str = "") -> "Figure | None":
-    """Draw the training loss of rows over rounds; None where no round reports one.
+    """Draw the training loss of rows over rounds; None if no round reports one.
 
     Args:
         rows: The runs of one setting.
@@ -245,15 +245,15 @@ def _count_rounds(runs: Sequence[RunRecord]) -> int:
 def draw_accuracy_over_cost(
     rows: Sequence[RowRecord], kinds: Sequence[str] = ("local", "global"), title: str = ""
 ) -> "Figure | None":
-    """Draw accuracy over bytes, multiply-adds and simulated time, as far as a run reports them.
+    """Draw accuracy over bytes, multiply-adds and simulated time, if a run reports them.
 
     Args:
-        rows: The runs of one setting; the kinds of a single run share a panel.
+        rows: The runs of one setting. The kinds of a single run share a panel.
         kinds: The accuracies.
         title: The label of the setting.
 
     Returns:
-        A column of panels for each cost, a row for each kind; None where no run reports a cost.
+        A figure with a column of panels for each cost and a row for each kind; None if no run reports a cost.
     """
     runs = [run for row in rows for run in row.records]
     costs = [cost for cost in COSTS if any(cost_curve(run, cost) for run in runs)]
@@ -288,10 +288,10 @@ def draw_accuracy_over_cost(
 def draw_levels(
     rows: Mapping[str, Sequence[Sequence[LevelRecord]]], title: str = "", score: str = "accuracy"
 ) -> "Figure":
-    """Draw each level as a rectangle, width by depth of the full model, with its local accuracy above.
+    """Draw each level as a rectangle, width by depth of the full model, with its local accuracy above it.
 
     Args:
-        rows: The levels of each seed by row; the first seed's are drawn.
+        rows: The levels of each seed by row. The first seed's are drawn.
         title: The label of the setting.
         score: The name of the accuracy.
     """
@@ -315,7 +315,7 @@ def draw_levels(
                 1.08, 1 - depth / 2, f"{100 * depth:.0f}% deep", rotation=270, va="center", fontsize=8, color=DARK
             )
             accuracy = format_mean([levels[i].local for levels in seeds if i < len(levels)])
-            if accuracy == "-":  # clients of runs with `[privacy]` do not report it
+            if accuracy == "-":  # withheld in runs with `[privacy]`
                 accuracy = "withheld" if level.clients else "no clients"
             else:
                 accuracy += "%"
@@ -335,7 +335,7 @@ def draw_levels(
 
 
 def draw_class_counts(class_counts: Sequence[Sequence[int]], data: str) -> "Figure":
-    """Draw a dot for each client and class, its area in proportion to the client's training samples of that class.
+    """Draw a dot for each client and class, with an area proportional to the number of training samples.
 
     Args:
         class_counts: Training samples [clients, classes].
@@ -362,14 +362,14 @@ def draw_class_counts(class_counts: Sequence[Sequence[int]], data: str) -> "Figu
 
 
 def draw_teachers(run: RunRecord) -> "Figure | None":
-    """Draw how often each exit was the teacher, beside the accuracy of the exits (ReeFL, ICML 2024, Figure 7).
+    """Draw the number of steps of each exit as teacher, next to the accuracy of the exits (ReeFL, ICML 2024, Figure 7).
 
-    Left: accuracy of each exit in the last evaluation. Middle: training steps in which each exit taught the others, at
-    the clients of the largest level, in the last round that had some, as in the paper. Right: all rounds and levels,
+    Left: accuracy of each exit in the last evaluation. Middle: training steps with each exit as teacher, on the clients
+    of the largest level, in the last round with some, as in the paper. Right: the same for all rounds and levels, with
     a shade for each level.
 
     Returns:
-        The figure; None where the run's method counts no teachers.
+        The figure; None if the run's method does not count teachers.
     """
     rounds = {
         report.round: steps
@@ -420,13 +420,13 @@ def _draw_exit_accuracy(axes: "Axes", run: RunRecord) -> None:
 
 # ---- early stopping --------------------------------------------------------------------------------------------------
 
-_BUDGET_MARGIN = 1.05  # a budget up to this share of the last exit's cost is in the figure
+_BUDGET_MARGIN = 1.05  # largest budget in the figure, as a share of the last exit's cost
 _COST_LABELS = {"multiply_adds": "average multiply-adds of a sample", "latency_s": "average time of a sample"}
 _COUNTS = ((1e9, "G"), (1e6, "M"), (1e3, "K"))
 
 
 def draw_accuracy_over_budget(calibration: Mapping[str, Any], title: str = "") -> "Figure":
-    """Draw a calibration's curve with the chosen budget, each exit on its own, and the accuracy of the last exit.
+    """Draw a calibration's curve with the chosen budget, the single exits, and the accuracy of the last exit.
 
     Args:
         calibration: The result of `Calibration.numbers`.
@@ -443,25 +443,25 @@ def draw_accuracy_over_budget(calibration: Mapping[str, Any], title: str = "") -
     scale, unit = (1e-3, "ms") if cost == "latency_s" else _fit_count(costs[-1])
     accuracies = [100 * accuracy for accuracy in calibration["accuracies"]]
     axes.axhline(accuracies[-1], color=DARK, linewidth=1.0, linestyle="--", label="last exit, for every sample")
-    chosen = {**calibration["test"], "budget": calibration["budget"]}
-    points = sorted([*calibration["curve"], chosen], key=lambda point: point["budget"])
+    choice = {**calibration["test"], "budget": calibration["budget"]}
+    points = sorted([*calibration["curve"], choice], key=lambda point: point["budget"])
     axes.plot(
         [point["cost"] / scale for point in points], [100 * point["accuracy"] for point in points],
         color=COLORS[0], marker=".", markersize=5, label="early stopping",
     )  # fmt: skip
     exits = list(zip([value / scale for value in costs], accuracies, strict=True))
-    axes.plot(*zip(*exits, strict=True), "s", color=COLORS[1], markersize=6, label="each exit on its own")
+    axes.plot(*zip(*exits, strict=True), "s", color=COLORS[1], markersize=6, label="single exits")
     for i, exit in enumerate(exits, 1):
         axes.annotate(
             f"exit {i}", exit, xytext=(0, -7), textcoords="offset points", ha="center", va="top", fontsize=8,
             color=COLORS[1], path_effects=[withStroke(linewidth=2.5, foreground="white")],
         )  # fmt: skip
-    if chosen["budget"] <= _BUDGET_MARGIN * costs[-1]:
-        axes.axvline(chosen["budget"] / scale, color=COLORS[0], linewidth=1.2, linestyle=":")
+    if choice["budget"] <= _BUDGET_MARGIN * costs[-1]:
+        axes.axvline(choice["budget"] / scale, color=COLORS[0], linewidth=1.2, linestyle=":")
     axes.plot(
-        [chosen["cost"] / scale], [100 * chosen["accuracy"]],
+        [choice["cost"] / scale], [100 * choice["accuracy"]],
         color=COLORS[0], marker="o", markersize=10, markerfacecolor="white", markeredgewidth=2, linestyle="none",
-        label=f"budget {format_cost(chosen['budget'], cost)}: {format_percent(chosen['accuracy'])}%",
+        label=f"budget {format_cost(choice['budget'], cost)}: {format_percent(choice['accuracy'])}%",
     )  # fmt: skip
     label_axes(axes, f"{_COST_LABELS[cost]} ({unit})", "accuracy (%)", title or f"level {calibration['level']}")
     axes.margins(x=0.07, y=0.14)
@@ -485,10 +485,10 @@ class LevelCost:
     """Accuracy and cost of the exits of a level's model.
 
     Attributes:
-        name: Of the level.
+        name: Name of the level.
         accuracies: Local accuracy of each exit, from 0 to 1 [E].
-        parameters: Of a model that ends there, earlier classifiers included [E].
-        latencies_s: Until the exit's prediction of one sample, seconds [E]; NaN where it was not measured.
+        parameters: Parameters of a model that ends at the exit, including earlier classifiers [E].
+        latencies_s: Seconds until the exit's prediction of one sample [E]; NaN if not measured.
     """
 
     name: str
@@ -498,7 +498,7 @@ class LevelCost:
 
 
 def draw_accuracy_by_level(levels: Sequence[LevelCost], title: str = "", score: str = "accuracy") -> "Figure":
-    """Draw the accuracy of each level and of its exits over parameters and over seconds, side by side.
+    """Draw the accuracy of each level and its exits over parameters and over seconds, side by side.
 
     Args:
         levels: Smallest first.
@@ -532,6 +532,6 @@ def draw_accuracy_by_level(levels: Sequence[LevelCost], title: str = "", score: 
     behind = [level.name for level in levels if is_behind(level.accuracies)]
     notes = [f"A deeper exit is behind a shallower one in level {', '.join(behind)}."] if behind else []
     if is_behind([level.accuracies[-1] for level in levels]):
-        notes.append("A larger level is behind a smaller one, each on the data of its own clients, which differ.")
+        notes.append("A larger level is behind a smaller one, each on the data of its own clients.")
     add_notes(figure, notes)
     return figure

@@ -1,12 +1,12 @@
-"""Sentences on a deeper exit, or a larger level, that is less accurate than a smaller one.
+"""Notes on a deeper exit or a larger level that is less accurate than a smaller one.
 
-A larger part has more to learn, and fewer clients train all of it, so after few rounds it may be behind. A table or a
-plot of these rounds does not show what the method can reach.
+A larger part has more to learn, and fewer clients train it completely, so it may be behind after few rounds. A table or
+a plot of these rounds does not show the final accuracy of the method.
 
-Differences by chance are left out: a difference counts beyond two percentage points, beyond two standard errors of a
-difference of binomial shares, and over several seeds beyond the standard deviation of their differences. A mean over
-clients that differ has as many numbers behind it as clients. No cause is named with `[privacy]`, whose noise may be
-one, and none where the largest part is not behind.
+Chance differences are left out. A difference counts if it exceeds two percentage points, two standard errors of a
+difference of binomial shares and, with several seeds, the standard deviation of their differences. The sample size of a
+mean over different clients is the number of clients. The notes name no cause with `[privacy]`, whose noise may be one,
+or if the largest part is not behind.
 """
 
 import math
@@ -23,22 +23,22 @@ if TYPE_CHECKING:  # `list` prints a table without pydantic
 K = TypeVar("K")
 
 BEHIND = 0.02
-"""Two percentage points: a larger part that is further behind a smaller one is in the wrong order."""
+"""A larger part is behind a smaller one if its accuracy is lower by more than two percentage points."""
 _ERRORS = 2
 """Standard errors that a difference must exceed."""
-_REASON = "Few rounds, or few clients that train all of it, are the usual reason."
+_REASON = "The usual reason is few rounds, or few clients that train the whole part."
 _LARGER = {"exit": "deeper exit", "level": "larger level"}
 _SMALLER = {"exit": "shallower one", "level": "smaller one"}
 
 
 @dataclass(frozen=True)
 class PartAccuracies:
-    """Accuracies of the exits or of the levels, smaller ones first.
+    """Accuracies of the exits or of the levels, smaller parts first.
 
     Attributes:
         seeds: Accuracies of each part by its name, one per seed, in the same order of seeds.
-        counts: Samples, or clients that differ, behind each; a part is missing where the number is not known.
-        data: On which data that is.
+        counts: Sample size of each part: samples, or clients. A part is missing if the number is unknown.
+        data: Description of the data.
     """
 
     seeds: Mapping[str, Sequence[float]]
@@ -60,24 +60,24 @@ class PartAccuracies:
         gaps = [a - b for a, b in zip(self.seeds[small], self.seeds[large], strict=True)]
         deviation = statistics.stdev(gaps) if len(gaps) > 1 else 0.0
         means = self.means
-        chance = math.hypot(*(_standard_error(means[name], self.counts.get(name)) for name in (small, large)))
+        chance = math.hypot(*(_compute_standard_error(means[name], self.counts.get(name)) for name in (small, large)))
         return statistics.fmean(gaps) > max(BEHIND, _ERRORS * chance, deviation)
 
     @property
     def last_is_behind(self) -> bool:
-        """Whether the largest part is among those behind."""
+        """Whether the largest part is behind."""
         return bool(self.seeds) and list(self.seeds)[-1] in self.behind
 
 
-def _standard_error(accuracy: float, count: int | None) -> float:
-    """Return sqrt(p (1 - p) / n); of p outside 0 to 1 (a regression's) that of one half; 0 where n is not known."""
+def _compute_standard_error(accuracy: float, count: int | None) -> float:
+    """Return sqrt(p (1 - p) / n). Outside of 0 to 1 (a regression) p counts as one half; 0 if n is unknown."""
     if not count:
         return 0.0
     return math.sqrt((accuracy * (1 - accuracy) if 0 <= accuracy <= 1 else 0.25) / count)
 
 
 def explain_order(summaries: "Sequence[SummaryRecord]") -> list[str]:
-    """Return a sentence for exits and one for levels that are in the wrong order, with the means over the seeds.
+    """Return a sentence each for exits and levels in the wrong order, with the means over the seeds.
 
     Args:
         summaries: The final numbers of a run, or of all seeds of a row.
@@ -98,7 +98,7 @@ def explain_order(summaries: "Sequence[SummaryRecord]") -> list[str]:
 
 
 def explain_row_order(rows: "Mapping[str, Sequence[SummaryRecord]]") -> list[str]:
-    """Return sentences for exits and for levels, with the names of all rows in which they are in the wrong order.
+    """Return a sentence each for exits and levels, with the rows in which they are in the wrong order.
 
     Args:
         rows: The final numbers of all seeds by row.
@@ -120,7 +120,7 @@ def explain_row_order(rows: "Mapping[str, Sequence[SummaryRecord]]") -> list[str
 
 
 def _add_reason(sentences: list[str]) -> list[str]:
-    """Add the usual reason to the last sentence on parts that have not caught up."""
+    """Add the usual reason to the last sentence on parts that are still behind."""
     last = max(i for i, sentence in enumerate(sentences) if "caught up" in sentence)
     return [f"{sentence} {_REASON}" if i == last else sentence for i, sentence in enumerate(sentences)]
 
@@ -130,11 +130,11 @@ def _is_private(summaries: "Sequence[SummaryRecord]") -> bool:
 
 
 def is_behind(accuracies: Sequence[float], counts: Sequence[int] = ()) -> bool:
-    """Return whether one of the accuracies, smaller parts first, is behind one before it.
+    """Return whether an accuracy (smaller parts first) is behind an earlier one.
 
     Args:
-        accuracies: From 0 to 1.
-        counts: Samples behind each; none where the numbers are not known.
+        accuracies: Accuracies from 0 to 1.
+        counts: Sample size of each; empty if unknown.
     """
     names = [str(i) for i in range(len(accuracies))]
     seeds = {name: [accuracy] for name, accuracy in zip(names, accuracies, strict=True)}
@@ -168,22 +168,22 @@ def measure_levels(summaries: "Sequence[SummaryRecord]") -> PartAccuracies:
         return PartAccuracies(
             on_test, dict.fromkeys(on_test, samples) if samples else {}, "all on the server's test set"
         )
-    own = _collect_seeds([{level.level: level.local for level in summary.levels} for summary in summaries])
+    local_accuracies = _collect_seeds([{level.level: level.local for level in summary.levels} for summary in summaries])
     clients = {
         name: _find_smallest([one.levels[name].clients if name in one.levels else None for one in headlines])
-        for name in own
+        for name in local_accuracies
     }
     counts = {name: count for name, count in clients.items() if count}
-    return PartAccuracies(own, counts, "each on the data of its own clients, which differ")
+    return PartAccuracies(local_accuracies, counts, "each on the data of its own clients")
 
 
 def _find_smallest(counts: Sequence[int | None]) -> int | None:
-    """Return the smallest count of the seeds, whose data are mostly the same; None where one is not known."""
+    """Return the smallest count among the seeds, whose data are mostly equal; None if one is unknown."""
     numbers = [count for count in counts if count is not None]
     return min(numbers) if numbers and len(numbers) == len(counts) else None
 
 
 def _collect_seeds(accuracies: Sequence[Mapping[K, float | None]]) -> dict[K, list[float]]:
-    """Return the accuracies that all seeds have, in the order of the first."""
+    """Return the accuracies that all seeds have, in the order of the first seed."""
     every = {key: [one.get(key) for one in accuracies] for key in accuracies[0]}
     return {key: [v for v in values if v is not None] for key, values in every.items() if None not in values}

@@ -1,7 +1,7 @@
-"""Runs and comparisons on disk as typed records, finished or not, and the final numbers of a run.
+"""Typed records of runs and comparisons on disk, finished or not, and the final numbers of a run.
 
-A folder may come from a stranger, or from another version. A file that is missing or damaged is left out of its record,
-and `problems` names it; only a folder without a run or a comparison is an error.
+A folder may be untrusted, or from another version. A missing or damaged file is left out of the record and listed in
+`problems`. Only a folder without a run or a comparison raises an error.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ from fleetfit.records.schema import (
 )
 
 _TUNING = "tune"
-"""The folder of a comparison's runs that only chose values."""
+"""The folder of a comparison's tuning runs."""
 
 T = TypeVar("T")
 
@@ -46,14 +46,14 @@ T = TypeVar("T")
 def make_summary(
     description: Mapping[str, Any], plan: Plan, reports: Sequence[Mapping[str, Any]], notes: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the final numbers of a run as `summary.json` has them.
+    """Return the final numbers of a run, as in `summary.json`.
 
     Args:
-        description: What was run: name, method, model, data, seed, norm (the headline's batch-norm policy), and
-            score (what the task's accuracy is called).
+        description: Name, method, model, data, seed, norm (the main batch-norm policy) and score (the name of the
+            task's accuracy).
         plan: The levels.
         reports: The reports of all rounds.
-        notes: What the user must know, such as who did not take part.
+        notes: Notes for the user, such as on clients that did not take part.
     """
     rounds = [RoundRecord.load(report) for report in reports]
     is_private = any(record.privacy is not None for record in rounds)
@@ -109,29 +109,29 @@ def _drop_clients(value: Any) -> Any:
 
 
 def _make_excluded_shares(rounds: Sequence[RoundRecord]) -> dict[str, float | None]:
-    """Return the shares of the updates of hostile and of honest clients that a defence left out, over all rounds.
+    """Return the shares of hostile and honest clients' updates that a defence excluded, over all rounds.
 
     Returns:
-        "hostile_excluded", "honest_excluded", and by level "honest_excluded_1"; nothing where no client is hostile and
-        no method leaves updates out.
+        "hostile_excluded", "honest_excluded", and by level "honest_excluded_1"; empty if no client is hostile and the
+        method excludes no updates.
     """
-    sent, left_out = Counter[str](), Counter[str]()
+    updates, left_out = Counter[str](), Counter[str]()
     for received in (record.received for record in rounds if record.received is not None):
-        sent.update({"hostile": received.sent.hostile, **received.sent.honest})
+        updates.update({"hostile": received.sent.hostile, **received.sent.honest})
         left_out.update({"hostile": received.left_out.hostile, **received.left_out.honest})
-    if not sent:
+    if not updates:
         return {}
-    levels = sorted(sent.keys() - {"hostile"}, key=int)
-    honest = sum(sent[level] for level in levels)
+    levels = sorted(updates.keys() - {"hostile"}, key=int)
+    honest = sum(updates[level] for level in levels)
     return {
-        "hostile_excluded": left_out["hostile"] / sent["hostile"] if sent["hostile"] else None,
+        "hostile_excluded": left_out["hostile"] / updates["hostile"] if updates["hostile"] else None,
         "honest_excluded": sum(left_out[level] for level in levels) / honest if honest else None,
-        **{f"honest_excluded_{level}": left_out[level] / sent[level] for level in levels},
+        **{f"honest_excluded_{level}": left_out[level] / updates[level] for level in levels},
     }
 
 
 def add_seconds(report: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:
-    """Return the report of a round, or a summary, with the wall time of what was done since it was made."""
+    """Return the report of a round, or a summary, with the wall time of later activities."""
     total = Counter(report["seconds_of"])
     total.update(seconds)
     return {**report, "seconds": report["seconds"] + sum(seconds.values()), "seconds_of": dict(total)}
@@ -146,15 +146,15 @@ class RunRecord:
 
     Attributes:
         folder: The folder.
-        config: `config.toml`; empty where it cannot be read.
-        config_text: The same as text.
-        environment: Where the run began.
-        fleet: Its clients; None where `fleet.json` cannot be read.
+        config: `config.toml`; empty if it cannot be read.
+        config_text: `config.toml` as text.
+        environment: The environment in which the run started.
+        fleet: Its clients; None if `fleet.json` cannot be read.
         nodes: The nodes of a real fleet.
         rounds: The reports of its rounds.
-        plan: Its levels; None where `plan.toml` cannot be read.
-        stored_summary: `summary.json`; None where the run is not finished.
-        problems: What could not be read, in sentences.
+        plan: Its levels; None if `plan.toml` cannot be read.
+        stored_summary: `summary.json`; None if the run is not finished.
+        problems: Sentences on unreadable files.
     """
 
     folder: Path
@@ -175,7 +175,7 @@ class RunRecord:
 
     @cached_property
     def is_private(self) -> bool:
-        """Whether the run withholds who took part, as with `[privacy]`."""
+        """Whether the run withholds participation, as with `[privacy]`."""
         reported = any(record.privacy is not None for record in self.rounds)
         return reported or "privacy" in self.config or bool(self.stored_summary and self.stored_summary.privacy)
 
@@ -186,7 +186,7 @@ class RunRecord:
 
     @cached_property
     def norm(self) -> str:
-        """The batch-norm policy of the headline: "static" or "batch"."""
+        """The main batch-norm policy: "static" or "batch"."""
         if self.stored_summary is not None:
             return self.stored_summary.norm
         evaluations = (record.evaluate for record in self.rounds if record.evaluate is not None)
@@ -194,22 +194,22 @@ class RunRecord:
 
     @cached_property
     def evaluations(self) -> list[tuple[int, AccuracyRecord]]:
-        """The rounds that were evaluated, with their accuracies by the headline's policy."""
+        """The evaluated rounds, with accuracies by the main batch-norm policy."""
         pairs = [(one.round, one.evaluate.accuracies(self.norm)) for one in self.rounds if one.evaluate is not None]
         return [(number, accuracies) for number, accuracies in pairs if accuracies is not None]
 
     @property
     def last(self) -> AccuracyRecord:
-        """The accuracies of the last evaluation; empty where there is none."""
+        """The accuracies of the last evaluation; empty if there is none."""
         return self.evaluations[-1][1] if self.evaluations else NO_ACCURACIES
 
     @property
     def class_counts(self) -> Sequence[Sequence[int]]:
-        """Training samples [clients, classes] of the first clients; empty where there are no classes."""
+        """Training samples [clients, classes] of the first clients; empty without classes."""
         return (self.fleet.first.class_counts or []) if self.fleet is not None else []
 
     def get_setting(self, *keys: str, default: Any = "") -> Any:
-        """Return a value of the configuration by the keys that lead to it."""
+        """Return a value of the configuration by its keys."""
         value: Any = self.config
         for key in keys:
             value = value.get(key, default) if isinstance(value, Mapping) else default
@@ -217,7 +217,7 @@ class RunRecord:
 
     @property
     def name(self) -> str:
-        """The run's name, or its folder's."""
+        """The name of the run, or of its folder."""
         return self.summary.name or self.folder.resolve().name
 
     @property
@@ -227,7 +227,7 @@ class RunRecord:
 
     @property
     def seed(self) -> int:
-        """The run's seed; 0 where no file has it."""
+        """The run's seed; 0 if unknown."""
         return self.summary.seed or 0
 
     @cached_property
@@ -262,7 +262,7 @@ class RunRecord:
         )
 
     def sum_bytes(self, key: Literal["bytes_down", "bytes_up"]) -> int | None:
-        """Return the bytes of all rounds; None where a round withholds them."""
+        """Return the bytes of all rounds; None if a round withholds them."""
         values: list[int | None] = [getattr(record, key) for record in self.rounds]
         counts = [value for value in values if value is not None]
         return sum(counts) if counts and len(counts) == len(values) and not self.is_private else None
@@ -273,10 +273,10 @@ def read_run(folder: str | Path, summary: Mapping[str, Any] | None = None) -> Ru
 
     Args:
         folder: The run folder.
-        summary: The content of `summary.json` where that is not written yet.
+        summary: The content of `summary.json`, if it is not written yet.
 
     Raises:
-        RunError: It is not a run folder.
+        RunError: The folder is not a run folder.
     """
     files = RunFolder.open(folder)
     problems: list[str] = []
@@ -285,12 +285,12 @@ def read_run(folder: str | Path, summary: Mapping[str, Any] | None = None) -> Ru
         try:
             return load() if name == "metrics.jsonl" or files.has(name) else default
         except (FleetFitError, ValueError, RecursionError) as error:
-            problems.append(f"{name} could not be read, and is left out here: {error}")
+            problems.append(f"{name} cannot be read and is left out: {error}")
             return default
 
     rounds = read("metrics.jsonl", files.read_rounds, list[RoundRecord]())
     if not problems and (damage := read("metrics.jsonl", files.find_damaged_end, "")):
-        problems.append(f"metrics.jsonl: {damage}, and is left out here.")
+        problems.append(f"metrics.jsonl: {damage} and left out.")
     text = read("config.toml", lambda: files.text("config.toml"), "")
     return RunRecord(
         folder=files.path,
@@ -319,7 +319,7 @@ class RowRecord:
 
     Attributes:
         row: Label of the row.
-        setting: Label of the setting; "" where there is one.
+        setting: Label of the setting; "" if there is only one.
         runs: Seeds and runs.
     """
 
@@ -339,7 +339,7 @@ class RowRecord:
 
     @property
     def is_private(self) -> bool:
-        """Whether one of the runs withholds who took part."""
+        """Whether a run withholds participation."""
         return any(run.is_private for run in self.records)
 
 
@@ -350,10 +350,10 @@ class ComparisonRecord:
     Attributes:
         folder: The folder.
         results: Its `results.json`.
-        entries: Its `compare.json`; empty where the comparison is not finished.
+        entries: Its `compare.json`; empty if the comparison is not finished.
         notes: The sentences below the table in `table.md`.
-        rows: Its runs, row by row and setting by setting.
-        problems: What could not be read, in sentences.
+        rows: Its runs, by row and setting.
+        problems: Sentences on unreadable files.
     """
 
     folder: Path
@@ -374,7 +374,7 @@ def read_comparison(folder: str | Path) -> ComparisonRecord:
     """Return the record of a comparison's folder.
 
     Raises:
-        RunError: It has no `results.json` that can be read.
+        RunError: It has no readable `results.json`.
     """
     path = parse_path(folder)
     files = RunFolder(path)
@@ -386,7 +386,7 @@ def read_comparison(folder: str | Path) -> ComparisonRecord:
         entries = read_entries(files)
         notes = find_notes(files.text("table.md")) if files.has("table.md") else []
     except RunError as error:
-        problems.append(f"It is left out here: {error}")
+        problems.append(f"It is left out: {error}")
     rows: dict[tuple[str, str], list[tuple[int, RunRecord]]] = {}
     for result, record in _iter_runs(path, results.runs):
         rows.setdefault((result.row, result.setting), []).append((result.seed, record))
@@ -396,19 +396,19 @@ def read_comparison(folder: str | Path) -> ComparisonRecord:
 
 
 def read_results(path: str | Path) -> ComparisonResults:
-    """Return the results of a comparison from a file that `fleetfit compare` wrote.
+    """Read the results of a comparison from a file of `fleetfit compare`.
 
     Args:
-        path: `results.json` of a comparison's folder, or a copy that `--record` made.
+        path: `results.json` of a comparison's folder, or a copy by `--record`.
 
     Raises:
-        RunError: The file cannot be read, has no results, or has a format that this version does not know.
+        RunError: The file cannot be read, has no results, or has an unknown format.
     """
     return ComparisonResults.read(Path(path))
 
 
 def read_entries(files: RunFolder) -> list[EntryRecord]:
-    """Return the runs of `compare.json`; none where the comparison is not finished.
+    """Return the runs of `compare.json`; empty if the comparison is not finished.
 
     Raises:
         RunError: The file is damaged.
@@ -420,13 +420,14 @@ def read_entries(files: RunFolder) -> list[EntryRecord]:
     except ValidationError:
         path = files.path / "compare.json"
         raise RunError(
-            f"{path} is damaged. The same fleetfit compare command writes it again, and trains nothing twice.",
+            f"{path} is damaged. Run the same fleetfit compare command to write it again; finished runs are not "
+            "repeated.",
             path=path,
         ) from None
 
 
 def _iter_runs(folder: Path, results: Sequence[RunResult]) -> Iterator[tuple[RunResult, RunRecord]]:
-    """Yield the runs whose folders exist; a result has the checksum of its run's configuration."""
+    """Yield the runs whose folders exist and whose configuration has the result's checksum."""
     folders: dict[str, list[Path]] = {}
     for config in sorted(folder.glob("*/**/config.toml")):
         if config.relative_to(folder).parts[0] != _TUNING and config.is_file():

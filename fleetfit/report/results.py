@@ -1,7 +1,7 @@
-"""The text of `results.json`, made to be committed.
+"""The text of `results.json`, in a form for version control.
 
-Accuracies are in percent. What was not measured is left out. Every run is one line, so that a difference between two
-versions of a file is small. Curves are thinned, their last point kept, so that a large table is a small file.
+Accuracies are in percent. Numbers that were not measured are left out. Each run is one line, so that diffs are small.
+Curves are thinned but keep their last point, so that a large table is a small file.
 """
 
 import json
@@ -13,9 +13,9 @@ from fleetfit.records import to_json_value
 from fleetfit.records.schema import ComparisonResults, CurvesRecord, Record, RoundRecord
 
 MOST_POINTS = 20
-"""Points of a curve at most."""
+"""Maximal number of points of a curve."""
 SMALL_BYTES = 60_000
-"""A file above this size gets fewer points in its curves, down to `_FEWEST`."""
+"""Above this file size curves have fewer points, down to `_FEWEST`."""
 _FEWEST = 5
 
 
@@ -30,7 +30,7 @@ def format_results(results: ComparisonResults) -> str:
 
 
 def _format(results: ComparisonResults, points: int) -> str:
-    """Return the text with a number of points in each curve: a line for each entry of the lists and of the settings."""
+    """Return the text with a number of points per curve, and one line per entry of lists and settings."""
     head = ("format", "name", "file", "versions", "commit", "machine", "against")
     parts = [f"{_format_value(key)}: {_format_value(getattr(results, key))}" for key in head]
     settings = [f"{_format_value(key)}: {_format_value(value)}" for key, value in results.settings.items()]
@@ -62,7 +62,7 @@ def _format_value(value: Any, separators: tuple[str, str] = (", ", ": ")) -> str
 
 
 def thin_curves(curves: CurvesRecord, points: int) -> dict[str, Any]:
-    """Return curves with at most a number of points, evenly chosen, the first and the last among them."""
+    """Return curves with at most a number of evenly spaced points, including the first and the last."""
     count = len(curves.round)
     step = (count - 1) / (points - 1)
     positions = list(range(count)) if count <= points else [round(i * step) for i in range(points)]
@@ -80,7 +80,7 @@ def make_curves(rounds: Sequence[RoundRecord], norm: str) -> CurvesRecord:
 
     Args:
         rounds: The reports of its rounds.
-        norm: Batch-norm policy of the headline.
+        norm: The main batch-norm policy.
     """
     pairs = [(one, one.evaluate.accuracies(norm)) for one in rounds if one.evaluate is not None]
     evaluations = [(one, accuracies) for one, accuracies in pairs if accuracies is not None]
@@ -100,5 +100,5 @@ def make_curves(rounds: Sequence[RoundRecord], norm: str) -> CurvesRecord:
 
 
 def to_percent(share: float | None, digits: int = 2) -> float | None:
-    """Return a share in percent, rounded; None of None."""
+    """Return a fraction in percent, rounded; None for None."""
     return None if share is None else round(100 * share, digits)

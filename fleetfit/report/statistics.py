@@ -1,8 +1,8 @@
-"""Differences between rows of a comparison, paired by seed, with the interval of Student's t.
+"""Differences between rows of a comparison, paired by seed, with intervals by Student's t.
 
-Two rows with the same seed share what the seed decides, such as the clients, their data and the first state, so their
-difference varies less than either of them. Over n seeds that both have, with differences d_i of mean d and standard
-deviation s, the interval is d +- t(n - 1) s / sqrt(n), where t(n - 1) leaves 2.5% on either side.
+Two rows with the same seed share clients, data and initial state, so their difference varies less than each row. Over n
+common seeds, with differences d_i of mean d and standard deviation s, the interval is d +- t(n - 1) s / sqrt(n), where
+t(n - 1) leaves 2.5% on either side.
 """
 
 import math
@@ -16,22 +16,22 @@ from fleetfit.report.columns import number_name
 
 LEVEL = 0.95
 _EQUAL = 1e-9
-"""Values that differ by less are equal."""
+"""Smaller differences count as equal."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A row's difference from the reference row in one setting and one number.
+    """A row's difference from the baseline row in one setting and one number.
 
     Attributes:
         row: Label of the row.
         setting: Label of the setting.
         column: The table's column.
-        seeds: The seeds that both have, with a number in either.
-        mean: The mean of row minus reference, in percentage points or in rounds; None without seeds.
-        low: Lower end of the 95% interval; None of fewer than two seeds, and where all differences are equal, which
-            also happens by chance with a coarse measure.
-        high: Its upper end.
+        seeds: The common seeds with a number in both rows.
+        mean: Mean of row minus baseline, in percentage points or in rounds; None without seeds.
+        low: Lower end of the 95% interval; None with fewer than two seeds, and if all differences are equal, which may
+            happen by chance with a coarse measure.
+        high: Upper end of the interval.
     """
 
     row: str
@@ -44,19 +44,19 @@ class Difference:
 
     @property
     def order(self) -> int:
-        """1 where the row is above the reference beyond the interval, -1 below, 0 where the order is inconclusive."""
+        """1 if the interval is above zero, -1 if it is below, 0 if the order is inconclusive."""
         if self.low is None or self.high is None:
             return 0
         return 1 if self.low > 0 else -1 if self.high < 0 else 0
 
 
 def paired_differences(results: ComparisonResults, columns: Sequence[str], against: str = "") -> list[Difference]:
-    """Return the differences of all rows from one, row by row, setting by setting.
+    """Return the differences of all rows from the baseline row, by row and setting.
 
     Args:
         results: The results of the comparison.
         columns: The columns of the table.
-        against: Label of the reference row; that of the results by default.
+        against: Label of the baseline row; that of the results by default.
     """
     reference = against or results.against
     numbers: dict[tuple[str, str], dict[int, Mapping[str, float]]] = {}
@@ -66,10 +66,12 @@ def paired_differences(results: ComparisonResults, columns: Sequence[str], again
     settings = dict.fromkeys(setting for _, setting in numbers)
     differences = []
     for row, setting, column in product(rows, settings, columns):
-        own, other = numbers.get((row, setting), {}), numbers.get((reference, setting), {})
+        row_numbers, reference_numbers = numbers.get((row, setting), {}), numbers.get((reference, setting), {})
         name = number_name(column)
-        seeds = tuple(seed for seed in own if name in own[seed] and name in other.get(seed, {}))
-        values = [own[seed][name] - other[seed][name] for seed in seeds]
+        seeds = tuple(
+            seed for seed in row_numbers if name in row_numbers[seed] and name in reference_numbers.get(seed, {})
+        )
+        values = [row_numbers[seed][name] - reference_numbers[seed][name] for seed in seeds]
         low, high = confidence_interval(values) or (None, None)
         mean = statistics.fmean(values) if values else None
         differences.append(Difference(row, setting, column, seeds, mean, low, high))
@@ -77,7 +79,7 @@ def paired_differences(results: ComparisonResults, columns: Sequence[str], again
 
 
 def confidence_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:
-    """Return the interval of the mean by Student's t; None of fewer than two values, or of equal values."""
+    """Return the interval of the mean by Student's t; None for fewer than two values or equal values."""
     if len(values) < 2 or max(values) - min(values) < _EQUAL:
         return None
     from scipy.special import stdtrit  # takes 0.1 s

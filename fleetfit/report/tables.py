@@ -1,4 +1,4 @@
-"""Tables as they stand in a paper, from the records of runs and comparisons."""
+"""Tables in the papers' layout, from the records of runs and comparisons."""
 
 import statistics
 from collections import Counter
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # `list` prints a table without them
 
 
 def make_level_table(summary: "SummaryRecord") -> Table:
-    """Return the levels with their sizes, and the accuracy of each level's own clients."""
+    """Return the levels with their sizes and the accuracy of their clients."""
     columns = ("level", "width", "depth", EXITS, "parameters", "multiply-adds", "clients",
                f"local {get_score_name(summary)} %")  # fmt: skip
     every = sorted({exit for level in summary.levels for exit in level.exits})
@@ -72,15 +72,15 @@ def make_total_table(summary: "SummaryRecord") -> Table:
     if summary.privacy is not None:
         rows = [
             (f"{score} of the full model %, on the server's test set", format_percent(headline.full)),
-            ("mean of the levels' models %, there", format_percent(headline.avg)),
+            ("mean over the levels' models %, on the server's test set", format_percent(headline.avg)),
             ("spent of the clients' privacy", format_privacy(summary.privacy.epsilon, summary.privacy.delta)),
         ]
     else:
         rows.append(("bytes sent down / up", _format_traffic(summary)))
     if summary.waste:
-        rows.append(("sent and not sent back %, mean of the rounds", format_percent(summary.waste)))
+        rows.append(("sent but not returned %, mean over rounds", format_percent(summary.waste)))
     if summary.failures:
-        rows.append(("jobs that brought nothing back", str(summary.failures)))
+        rows.append(("failed jobs", str(summary.failures)))
     if summary.empty_rounds:
         rows.append(("rounds without a usable update", f"{summary.empty_rounds} of {summary.rounds}"))
     if summary.simulated_s is not None:
@@ -98,12 +98,12 @@ def _format_traffic(summary: "SummaryRecord") -> str:
 
 
 def explain_missing(summary: "SummaryRecord") -> list[str]:
-    """Return a sentence on the accuracies of a run that could not be computed; none where all were."""
+    """Return a sentence on the accuracies of a run that could not be computed; empty if all could."""
     evaluation, score = summary.evaluate, get_score_name(summary)
     is_evaluated = bool(evaluation.model_fields_set)
     if summary.privacy is not None:
         is_missing = is_evaluated and summary.headline.full is None
-        return [f"There is no {score}: the server has no test set."] if is_missing else []
+        return [f"No {score}: the server has no test set."] if is_missing else []
     kinds = [f"{kind} {score}" for kind in ("global", "local") if summary.number(kind) is None]
     levels = [level.level for level in summary.levels if level.clients and level.local is None]
     if summary.local is not None and levels:
@@ -112,20 +112,20 @@ def explain_missing(summary: "SummaryRecord") -> list[str]:
         return []
     reasons = Counter(failure.reason for failure in evaluation.failures)
     if not is_evaluated:
-        cause = "nothing was evaluated"
+        cause = "no round was evaluated"
     elif reasons:
         (reason, count), *_ = reasons.most_common()
         cause = f"jobs failed, most of them ({count} of {reasons.total()}) by {reason}"
     else:
-        cause = f"no client that was asked and runs it has {evaluation.split or 'test'} samples"
-    return [f"There is no {' and no '.join(kinds)}: {cause}."]
+        cause = f"no asked client that runs it has {evaluation.split or 'test'} samples"
+    return [f"No {' and no '.join(kinds)}: {cause}."]
 
 
 def format_sample_counts(accuracies: "AccuracyRecord", kind: str) -> str:
-    """Return on how many of all samples an accuracy is, such as " (30 of 40 samples)"; "" where it is on all.
+    """Return the number of samples of an accuracy, such as " (30 of 40 samples)"; "" for all samples.
 
     Args:
-        accuracies: Those of an evaluation.
+        accuracies: Accuracies of an evaluation.
         kind: "global" or "local".
     """
     samples = accuracies.global_samples if kind == "global" else accuracies.local_samples
@@ -152,7 +152,7 @@ def make_plan_table(
     Args:
         plan: The plan.
         title: Its title.
-        latencies: Of each level on this machine, and behind them the full model's; none where nothing was measured.
+        latencies: Latency of each level on this machine, and last of the full model; empty if not measured.
         notes: Sentences about the latencies.
     """
     costs = [cost for cost in plan.levels[-1].further if not cost.endswith("_spread_s")]
@@ -195,7 +195,7 @@ def make_plan_table(
 
 
 def describe_early_heads(level: str, heads: "Cost") -> str:
-    """Return how the full model is counted, and what its early classifiers cost."""
+    """Describe the counting of the full model, and the cost of its early classifiers."""
     return (
         f"Level {level} is counted without its early classifiers: {format_count(heads.parameters)} parameters, "
         f"{format_count(heads.multiply_adds)} multiply-adds."
@@ -203,7 +203,7 @@ def describe_early_heads(level: str, heads: "Cost") -> str:
 
 
 def format_latency(latency: "Latency", full: "Latency") -> tuple[str, str]:
-    """Return a median with its spread in milliseconds, and the median as a fraction of the full model's."""
+    """Return a median with its spread in milliseconds, and as a fraction of the full model's."""
     return _format_milliseconds(latency.median_s, latency.spread_s), f"{latency.median_s / full.median_s:.3f}"
 
 
@@ -213,7 +213,7 @@ def _format_milliseconds(median_s: float, spread_s: float) -> str:
 
 
 def _format_cost(costs: Mapping[str, float], cost: str) -> str:
-    """Return one of a level's other costs as text; a latency is a median, and its spread is between quartiles."""
+    """Return another cost of a level as text. A latency is a median with the range between quartiles."""
     if cost not in costs:
         return "-"
     if cost == "latency_s":
@@ -224,7 +224,7 @@ def _format_cost(costs: Mapping[str, float], cost: str) -> str:
 # ---- a comparison ----------------------------------------------------------------------------------------------------
 
 OF_THE_PAPER = " (paper)"
-"""The end of the label of a line with a paper's numbers."""
+"""Suffix of the label of a line with a paper's numbers."""
 
 
 def make_comparison_table(
@@ -240,31 +240,29 @@ def make_comparison_table(
 
     Args:
         rows: Labels of the rows.
-        settings: Labels of the settings; one empty label where there is only one setting.
+        settings: Labels of the settings; one empty label if there is only one setting.
         results: The numbers of all seeds by (row, setting), each by column (`fleetfit.report.columns`); a pair may be
             missing.
-        title: What stands above the table.
+        title: Title of the table.
         notes: Sentences below it.
-        columns: What is shown of each setting.
-        printed: A paper's numbers by (row, setting, column), in percent or rounds: they get a line below the row's.
+        columns: Columns of each setting.
+        printed: A paper's numbers by (row, setting, column), in percent or rounds, for a line below the row's.
     """
-    places = [(setting, column) for setting in settings for column in columns]
+    pairs = [(setting, column) for setting in settings for column in columns]
     paper = printed or {}
     lines = []
     for row in rows:
         cells = []
-        for setting, column in places:
-            own, first = results.get((row, setting), ()), results.get((rows[0], setting), ())
-            start = None if row == rows[0] else [numbers.get(column) for numbers in first]
-            cells.append(format_cell(column, [numbers.get(column) for numbers in own], start))
+        for setting, column in pairs:
+            row_seeds, first_seeds = results.get((row, setting), ()), results.get((rows[0], setting), ())
+            start = None if row == rows[0] else [numbers.get(column) for numbers in first_seeds]
+            cells.append(format_cell(column, [numbers.get(column) for numbers in row_seeds], start))
         lines.append((row, *cells))
-        if any((row, *place) in paper for place in places):
+        if any((row, *pair) in paper for pair in pairs):
             first_row = None if row == rows[0] else rows[0]
-            lines.append(
-                (f"{row}{OF_THE_PAPER}", *(_format_printed(paper, row, first_row, *place) for place in places))
-            )
+            lines.append((f"{row}{OF_THE_PAPER}", *(_format_printed(paper, row, first_row, *pair) for pair in pairs)))
     groups = (("", 1), *((setting, len(columns)) for setting in settings))
-    return Table(("method", *(column for _, column in places)), tuple(lines), title, tuple(notes), groups)
+    return Table(("method", *(column for _, column in pairs)), tuple(lines), title, tuple(notes), groups)
 
 
 def _format_printed(
@@ -281,7 +279,7 @@ def _format_printed(
 
 
 def make_row_level_table(results: "Mapping[tuple[str, str], Sequence[SummaryRecord]]") -> Table:
-    """Return the levels of every row and setting, accuracies over the seeds, and the bytes that the row sent."""
+    """Return the levels of each row and setting, accuracies over the seeds, and the row's bytes."""
     score = get_score_name(*(summary for summaries in results.values() for summary in summaries))
     columns = ("run", "level", "width", "depth", "parameters", "multiply-adds", "clients", f"local {score} %",
                f"global {score} %", "bytes down / up")  # fmt: skip
@@ -302,7 +300,7 @@ _STAR = " *"
 
 
 def make_difference_table(differences: Sequence["Difference"], against: str) -> Table:
-    """Return the differences as a table, at most 100 columns of text wide with labels of usual length."""
+    """Return the differences as a table, at most 100 characters wide with labels of usual length."""
     has_settings = any(one.setting for one in differences)
     rows = tuple(
         (one.row, *([one.setting] if has_settings else []), one.column, str(len(one.seeds)), format_difference(one))
@@ -325,18 +323,18 @@ def format_difference(difference: "Difference") -> str:
 
 def _iter_difference_notes(differences: Sequence["Difference"]) -> Iterator[str]:
     yield (
-        "Row minus reference in percentage points, or in rounds: the mean over the seeds that both have, paired by "
-        "seed, and the interval of Student's t."
+        "Row minus baseline in percentage points or rounds: the mean over common seeds, paired by seed, with the "
+        "interval by Student's t."
     )
     if any(one.low is not None for one in differences):
         yield (
-            f"{_STAR.strip()}: the interval excludes zero. Without it the order is inconclusive; of {len(differences)} "
-            "intervals, some exclude zero by chance."
+            f"{_STAR.strip()}: the interval excludes zero. Without it the order is inconclusive; of "
+            f"{len(differences)} intervals, some exclude zero by chance."
         )
     if any(len(one.seeds) == 1 for one in differences):
-        yield "Fewer than two seeds have no interval, and no order."
+        yield "With fewer than two seeds there is no interval and no order."
     if any(len(one.seeds) > 1 and one.low is None for one in differences):
-        yield "Where all seeds have the same difference, there is no interval either."
+        yield "If all seeds have the same difference, there is no interval either."
     if any(not one.seeds for one in differences):
         yield '"-": no seed has a number in both rows.'
 
@@ -344,14 +342,14 @@ def _iter_difference_notes(differences: Sequence["Difference"]) -> Iterator[str]
 # ---- tuning ----------------------------------------------------------------------------------------------------------
 
 
-def make_tuning_table(tuning: Sequence["TuningResult"], on: str) -> Table:
-    """Return every candidate of every row and setting with its score on validation data.
+def make_tuning_table(tuning: Sequence["TuningResult"], criterion: str) -> Table:
+    """Return the candidates of each row and setting with their scores on validation data.
 
     Args:
-        tuning: What was tried and chosen.
-        on: What chose: "local", "global" or "rounds"; "" where it is not known.
+        tuning: The tried and chosen values.
+        criterion: The criterion: "local", "global" or "rounds"; "" if unknown.
     """
-    has_settings, counts_rounds = any(one.setting for one in tuning), on == "rounds"
+    has_settings, counts_rounds = any(one.setting for one in tuning), criterion == "rounds"
     columns = ("row", *(["setting"] if has_settings else []), "candidate", *(["rounds"] if counts_rounds else []),
                "score %", "")  # fmt: skip
     rows = tuple(
@@ -370,13 +368,13 @@ def make_tuning_table(tuning: Sequence["TuningResult"], on: str) -> Table:
     note = f"On validation data, with seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
     if counts_rounds:
         note += ", by fewest rounds to the first target, then the best accuracy"
-    elif on:
-        note += f', by the "{on}" accuracy'
+    elif criterion:
+        note += f', by the "{criterion}" accuracy'
     return Table(columns, rows, "Tuned", (f"{note}.", *find_grid_edges(tuning)))
 
 
 def group_candidates(tuning: "TuningResult") -> list[list["TuningCandidate"]]:
-    """Return the candidates in groups of equal values, in the order of their first ones."""
+    """Return the candidates in groups of equal values, in order of first occurrence."""
     groups: list[list[TuningCandidate]] = []
     for candidate in tuning.candidates:
         for group in groups:
@@ -389,7 +387,7 @@ def group_candidates(tuning: "TuningResult") -> list[list["TuningCandidate"]]:
 
 
 def find_grid_edges(tuning: Sequence["TuningResult"]) -> list[str]:
-    """Return a warning for each chosen number that is the smallest or the largest one tried for its row."""
+    """Return a warning for each chosen number that is the smallest or largest tried for its row."""
     warnings = []
     for one in tuning:
         label = ", ".join(filter(None, [one.row, one.setting]))
@@ -397,7 +395,7 @@ def find_grid_edges(tuning: Sequence["TuningResult"]) -> list[str]:
             numbers = {tried.values[key] for tried in one.candidates if _is_number(tried.values.get(key))}
             if _is_number(value) and len(numbers) > 1 and value in (min(numbers), max(numbers)):
                 end = "smallest" if value == min(numbers) else "largest"
-                warnings.append(f"{label}: {key} = {value} is the {end} value tried; a better one may lie beyond it.")
+                warnings.append(f"{label}: {key} = {value} is the {end} value tried. Try values beyond it.")
     return warnings
 
 
@@ -432,7 +430,7 @@ def make_data_table(facts: Mapping[str, "Facts | None"]) -> Table:
     """Return sizes, classes and resolution of data sets, as in ScaleFL's Table 2.
 
     Args:
-        facts: The facts by name; None where a module states none.
+        facts: The facts by name; None if a module has none.
     """
 
     def format_fact(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""A plain table of text with its Markdown and CSV, and numbers as they stand in one."""
+"""A table of text with its Markdown and CSV, and the formats of numbers in tables."""
 
 import csv
 import io
@@ -18,14 +18,14 @@ _LONGEST_CELL = 1000
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text, all of it safe to print (`fleetfit.errors.make_printable`).
+    """A table of text. All text is safe to print (`fleetfit.errors.make_printable`).
 
     Attributes:
         columns: Headings.
         rows: One text per column.
-        title: What stands above it.
+        title: Title above the table.
         notes: Sentences below it.
-        groups: Headings above the columns, each with the number of columns it spans; they add up to the columns.
+        groups: Headings above the columns, each with the number of its columns. The numbers add up to all columns.
     """
 
     columns: tuple[str, ...]
@@ -46,9 +46,9 @@ class Table:
         object.__setattr__(self, "groups", tuple(groups))
 
     def to_markdown(self) -> str:
-        """Return the table as Markdown; a heading above columns is repeated in each of them."""
-        lines = [_markdown_line(self.headings), "|" + " --- |" * len(self.columns)]
-        lines += [_markdown_line(row) for row in self.rows]
+        """Return the table as Markdown. A heading above columns is repeated in each of them."""
+        lines = [_format_markdown_line(self.headings), "|" + " --- |" * len(self.columns)]
+        lines += [_format_markdown_line(row) for row in self.rows]
         parts = [f"**{self.title}**\n"] if self.title else []
         return "\n".join([*parts, *lines, *(f"\n{note}" for note in self.notes)]) + "\n"
 
@@ -59,19 +59,19 @@ class Table:
     _repr_html_ = to_html
 
     def to_csv(self) -> str:
-        """Return the table as CSV; a heading above columns is repeated in each of them."""
+        """Return the table as CSV. A heading above columns is repeated in each of them."""
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([self.headings, *self.rows])
         return text.getvalue()
 
     @property
     def headings(self) -> list[str]:
-        """One heading per column, with the one above it."""
+        """The heading of each column, with the heading above it."""
         above = [name for name, span in self.groups for _ in range(span)] or [""] * len(self.columns)
         return [f"{a} {c}".strip() for a, c in zip(above, self.columns, strict=True)]
 
 
-def _markdown_line(cells: Sequence[str]) -> str:
+def _format_markdown_line(cells: Sequence[str]) -> str:
     escaped = (cell.replace("|", "\\|") for cell in cells)
     return f"| {' | '.join(escaped)} |"
 
@@ -86,17 +86,17 @@ EXITS = "exits (after block)"
 
 
 def exit_names(exits: Sequence[int], every: Sequence[int]) -> list[str]:
-    """Return exits as every table names them: number among all exits of the model, from 1, and blocks before it.
+    """Return the names of exits in tables: the number among all exits of the model (from 1), and the blocks before it.
 
     Args:
-        exits: Block counts of those to name.
+        exits: Block counts of the exits to name.
         every: Block counts of all exits of the model, shallow to deep.
     """
     return [f"{list(every).index(e) + 1} ({e})" for e in exits]
 
 
 def get_score_name(*summaries: "SummaryRecord") -> str:
-    """Return the name of the accuracies of runs, such as "accuracy" or "R2"; "score" for runs that differ in it.
+    """Return the name of the runs' accuracy, such as "accuracy" or "R2"; "score" if runs differ in it.
 
     Args:
         *summaries: Their final numbers.
@@ -106,7 +106,7 @@ def get_score_name(*summaries: "SummaryRecord") -> str:
 
 
 def describe_data(*summaries: "SummaryRecord") -> str:
-    """Return on which data the accuracies of runs were measured, such as "test data", by `[evaluate] split`.
+    """Return the data of the runs' accuracies, such as "test data", by `[evaluate] split`.
 
     Args:
         *summaries: Their final numbers.
@@ -117,12 +117,12 @@ def describe_data(*summaries: "SummaryRecord") -> str:
 
 
 def format_percent(share: float | None) -> str:
-    """Return a share in percent as in the papers, "79.61"; "-" for None."""
+    """Return a fraction in percent as in the papers, "79.61"; "-" for None."""
     return "-" if share is None else f"{100 * share:.2f}"
 
 
 def format_count(count: float) -> str:
-    """Return a count in short: 950, 57.6 K, 1.73 M, 253.1 M."""
+    """Abbreviate a count: 950, 57.6 K, 1.73 M, 253.1 M."""
     for unit, name in ((1e9, " G"), (1e6, " M"), (1e3, " K")):
         if count >= unit:
             scaled = count / unit
@@ -131,7 +131,7 @@ def format_count(count: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Return a number of bytes in short, in powers of ten: 12.3 MB."""
+    """Abbreviate a number of bytes, in powers of ten: 12.3 MB."""
     for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= unit:
             return f"{count / unit:.1f} {name}"
@@ -139,15 +139,15 @@ def format_bytes(count: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return seconds in short: 3.2 s, 4 min 10 s, 2 h 05 min."""
+    """Abbreviate seconds: 3.2 s, 4 min 10 s, 2 h 05 min."""
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    minutes, remainder = divmod(round(seconds), 60)
+    return f"{minutes} min {remainder:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def format_privacy(epsilon: float, delta: float) -> str:
-    """Return the privacy that was spent: epsilon 4.96 at delta 0.001."""
+    """Format spent privacy: epsilon 4.96 at delta 0.001."""
     return f"epsilon {epsilon:.2f} at delta {delta:.3g}"
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
+from fleetfit.machine import free_memory
 from fleetfit.submodel import Submodel
 from fleetfit.training.frozen import BATCH, CachedValue, FrozenPrefix, find_frozen_prefix
 from fleetfit.training.local_model import LocalModel
@@ -87,8 +88,6 @@ def make_batch_loader(device: Device, model: LocalModel, submodel: Submodel, tra
     if not problem.features_bytes or not problem.base or (training and data.augment is not None) or labels_vary:
         return BatchLoader(device, model.module)
     if problem not in _caches:
-        from fleetfit.training.profiling.memory import free_memory  # profiling imports training
-
         free_bytes = _MEMORY_SHARE * free_memory(torch.device("cpu"))
         _caches[problem] = FeatureCache(MemoryBudget(min(problem.features_bytes, free_bytes)))
     return BatchLoader(device, model.module, _caches[problem].get_features(device, model, submodel))

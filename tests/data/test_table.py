@@ -107,7 +107,7 @@ def test_it_says_what_it_took(write: Write) -> None:
         'table things.csv: 2 numeric columns and 1 column of categories, the last column as label "kind" of 2 classes, '
         "60 rows; 12 for testing and 5 for validation held out."
     )
-    assert notes[1].endswith("where they are: age.")
+    assert notes[1].endswith("marked by a feature: age.")
 
 
 @pytest.mark.parametrize("name", ["label", "Target", "class", "y"])
@@ -298,8 +298,8 @@ def test_other_wishes_that_cannot_be_met(write: Write, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("key", "value", "says"), [
-    ("label", "colour", 'the column "kind" is learned'), ("task", "regression", "it is a classification"),
-    ("drop", ("age",), "a column to learn from"), ("categories", ("size",), "a column of numbers"),
+    ("label", "colour", 'the column "kind" is the label'), ("task", "regression", "the task is classification"),
+    ("drop", ("age",), "the column is a feature"), ("categories", ("size",), "the column has numbers"),
 ])  # fmt: skip
 def test_what_columns_says_otherwise_is_refused(key: str, value: Any, says: str, write: Write, tmp_path: Path) -> None:
     path = str(write([[*row, i % 5] for i, row in enumerate(mixed())]))

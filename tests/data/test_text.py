@@ -425,7 +425,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_cached_tokens_are_mapped(folder: Path, encoded: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     first = load(folder)
-    monkeypatch.setattr(text_module, "_cells", lambda *_: pytest.fail("the texts are read again"))
+    monkeypatch.setattr(text_module, "_join_columns", lambda *_: pytest.fail("the texts are read again"))
     second = load(folder)
     assert torch.equal(first.x, second.x) and (first.vocabulary, first.padding) == (second.vocabulary, second.padding)
     assert len(encoded) == 1

@@ -59,9 +59,9 @@ def told(folder: Path, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"name": None}, "name: this key is needed"),
+        ({"name": None}, "name: missing. Set this key."),
         ({"name": "a b"}, "at most 60 letters"),
-        ({"data": None}, "data: this key is needed"),
+        ({"data": None}, "data: missing. Set this key."),
         ({"data": {"name": "tiny:tiny_data", "client": 1}}, "go together"),
         ({"data": {"name": "digitss"}}, 'Did you mean "digits"'),
         ({"data": {"name": "tiny:tiny"}}, "must return a fleetfit.Data"),

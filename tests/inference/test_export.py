@@ -241,7 +241,7 @@ def test_train_calibrate_export_run(name: str, tmp_path: Path) -> None:
         right = on_device(found.folder, x, "--variant", kind)[:, 0] == y.numpy()
         assert right.mean() == pytest.approx(named["pytorch"].accuracies[-1], abs=0.08)
     card = (found.folder / "README.md").read_text()
-    assert "Leaving early" in card and f"{100 * calibration.test.accuracy:.2f}%" in card
+    assert "Early stopping" in card and f"{100 * calibration.test.accuracy:.2f}%" in card
     _holds_nothing_of_this_machine(found.folder)
 
 
@@ -428,7 +428,7 @@ def test_a_carry_that_is_no_batch_has_no_segments(tmp_path: Path) -> None:
             return found
 
     found = export(of_module(Constant(), (1, 2)), tmp_path / "out")
-    assert "a int that is no tensor with the batch first" in found.notes[0]
+    assert "a int that is not a tensor with the batch first" in found.notes[0]
 
 
 def test_it_is_written_into_an_empty_folder_that_somebody_stands_in(

@@ -93,13 +93,11 @@ def test_no_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (hub.errors.OfflineModeIsEnabled(f"offline,\nwith {TOKEN}"), ConnectionError("refused."), OSError()):
         said = refused_by(error, folder, monkeypatch)
         assert type(error).__name__ in said and ".." not in said
-        assert said.endswith(
-            "Without a network nothing can be uploaded; the folder is complete, and may be pushed later."
-        )
+        assert said.endswith("Check the network. The folder is complete, and can be pushed later.")
 
 
 @pytest.mark.parametrize(
-    ("status", "advice"), [(401, "with write access"), (403, "with write access"), (500, "may be pushed again")]
+    ("status", "advice"), [(401, "with write access"), (403, "with write access"), (500, "can be pushed again")]
 )
 def test_the_hub_refuses(folder: Path, monkeypatch: pytest.MonkeyPatch, status: int, advice: str) -> None:
     class Refusal(Exception):

@@ -360,7 +360,7 @@ def test_notes_name_what_is_left_out(tmp_path: Path) -> None:
     data = texts(tmp_path / "set")
     notes = notes_on_transformers(level(small_bert(data), data, exits=(1, 2, 3)))
     assert (
-        len(notes) == 2 and "that after block 3, and not those after 1, 2" in notes[0] and "attention_mask" in notes[1]
+        len(notes) == 2 and "the exit after block 3, not those after 1, 2" in notes[0] and "attention_mask" in notes[1]
     )
     assert notes_on_transformers(level(small_vit(images()), images(), exits=(2,))) == ()
 

@@ -119,7 +119,7 @@ def test_the_picture_shows_those_samples_with_those_borders(channels: int) -> No
             x0, _, _, top = image.get_extent()
             expected = {RIGHT: "#1f5fa8", LOST: "#d1661b", WRONG: None}[int(meant[n])]
             assert framed.get((x0, top)) == expected
-    assert figure.axes[0].get_title().startswith("bird samples that left\nat exit 1 (")
+    assert figure.axes[0].get_title().startswith("bird samples that stopped\nat exit 1 (")
 
 
 def test_many_exits_go_into_rows_of_four() -> None:
@@ -169,8 +169,8 @@ def test_the_curve_is_the_calibrations(cost: str, scale: float) -> None:
     expected = sorted([*points, chosen])
     assert [v for pair in sorted(drawn) for v in pair] == pytest.approx([v for pair in expected for v in pair])
     assert tuple(v[0] for v in lines["budget"].get_data()) == pytest.approx(chosen)
-    assert list(lines["each"].get_xdata()) == pytest.approx([1.0, 2.0, 4.0])
-    assert list(lines["each"].get_ydata()) == pytest.approx([100 * a for a in calibration.accuracies])
+    assert list(lines["single"].get_xdata()) == pytest.approx([1.0, 2.0, 4.0])
+    assert list(lines["single"].get_ydata()) == pytest.approx([100 * a for a in calibration.accuracies])
     assert set(lines["last"].get_ydata()) == {100 * calibration.accuracies[-1]}
     assert axes.get_xlabel().endswith({"multiply_adds": "(M)", "latency_s": "(ms)"}[cost])
 

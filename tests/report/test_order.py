@@ -46,11 +46,11 @@ def test_the_same_data_are_taken_where_there_are_some() -> None:
     (both,) = explain_order([summary(test_exits=[0.7, 0.6], exits=[0.1, 0.9], test_levels={"1": 0.4, "2": 0.5})])
     assert both == (
         "After 8 rounds the deeper exits have not caught up: exit 1 70.0%, exit 2 60.0%, on the server's test set. "
-        "Few rounds, or few clients that train all of it, are the usual reason."
+        "The usual reason is few rounds, or few clients that train the whole part."
     )
     exits, levels = explain_order([summary(exits=[0.7, 0.6])])
     assert "exit 1 70.0%, exit 2 60.0%, on all clients' test data." in exits
-    assert "level S1 60.0%, level M1 50.0%, each on the data of its own clients, which differ." in levels
+    assert "level S1 60.0%, level M1 50.0%, each on the data of its own clients." in levels
     assert [sentence.count("usual reason") for sentence in (exits, levels)] == [0, 1], "said once"
     assert not explain_order([summary(exits=[0.6, 0.7], test_levels={"1": 0.4, "2": 0.5})])
 
@@ -97,8 +97,8 @@ def test_no_cause_is_named_where_the_largest_is_best() -> None:
     ]
     behind = summary(test_exits=[0.5, 0.4], test_levels={"1": 0.1, "2": 0.2})
     assert explain_row_order({"a": [found], "b": [behind]}) == [
-        "The deeper exits have not caught up in b. Few rounds, or few clients that train all of it, are the usual "
-        "reason.",
+        "The deeper exits have not caught up in b. The usual reason is few rounds, or few clients "
+        "that train the whole part.",
         "A deeper exit does worse than a shallower one in a.",
     ]
 
@@ -121,8 +121,8 @@ def test_rows_are_named_together() -> None:
     wrong, right = summary(test_exits=[0.7, 0.6]), summary(test_exits=[0.6, 0.7], test_levels={"1": 0.1, "2": 0.2})
     assert explain_row_order({"a": [wrong], "b, alpha = 1": [wrong], "c": [right]}) == [
         "The deeper exits have not caught up in a; b, alpha = 1.",
-        "The larger levels have not caught up in a; b, alpha = 1. Few rounds, or few clients that train all of it, are "
-        "the usual reason.",
+        "The larger levels have not caught up in a; b, alpha = 1. The usual reason is few rounds, or few clients that "
+        "train the whole part.",
     ]
     assert explain_row_order({"c": [right]}) == []
 

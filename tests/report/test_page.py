@@ -174,7 +174,7 @@ def test_who_took_part_who_failed_and_why(finished: Path) -> None:
     failures = [one for m in run.metrics for one in m["failures"]]
     assert failures, "the links of this run lose messages"
     bars = {trace["name"]: trace["y"] for trace in found.plots["took-part"]["data"]}
-    assert bars["brought nothing back"] == [len(m["failures"]) for m in run.metrics]
+    assert bars["failed"] == [len(m["failures"]) for m in run.metrics]
     for level in ("1", "2"):
         assert bars[f"level {level}"] == [m["train"]["by_level"].get(level, 0) for m in run.metrics]
     row = next(row for row in found.cells if row[0] == failures[0]["reason"])
@@ -295,7 +295,7 @@ def test_a_damaged_file_is_said_and_the_rest_is_shown(copied: Path, name: str, t
     (copied / name).write_text(text)
     found = read(page.write_report(copied))
     assert "paged" in found.text
-    assert f"{name} could not be read" in found.text
+    assert f"{name} cannot be read and is left out" in found.text
 
 
 def test_values_of_odd_forms_are_damage(copied: Path) -> None:
@@ -307,7 +307,7 @@ def test_values_of_odd_forms_are_damage(copied: Path) -> None:
     reports[2] |= {"undone": 5, "deadline": 3, "links": {"lost_up": "many"}}
     (copied / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in reports))
     found = read(page.write_report(copied))
-    assert "paged" in found.text and "metrics.jsonl could not be read" in found.text
+    assert "paged" in found.text and "metrics.jsonl cannot be read and is left out" in found.text
 
 
 def test_folders_of_earlier_versions_have_what_they_say(copied: Path) -> None:
@@ -322,8 +322,8 @@ def test_folders_of_earlier_versions_have_what_they_say(copied: Path) -> None:
         one.get("evaluate", {}).get("static", {}).pop("per_client", None)
     (copied / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in reports))
     found = read(page.write_report(copied))
-    assert "Left out" not in found.text
-    assert "could not be read" not in found.text
+    assert "is left out" not in found.text
+    assert "is left out" not in found.text
     assert {"accuracy", "loss", "bytes"} <= found.plots.keys()
 
 
@@ -394,7 +394,7 @@ def test_several_folders_go_on_one_page_where_seeds_are_one_row(
     assert "These runs also differ in data, fleet, rounds, evaluate" in found.text
     assert "share their clients" not in found.text and "Classes of the clients: paged, seed" in found.text
     assert found.text.count("Classes of the clients: ") == 2, "a plot for each set of clients"
-    assert "Rows of one seed and setting share their clients" in read(ff.write_report(compared.folder)).text
+    assert "Rows of the same seed and setting share their clients" in read(ff.write_report(compared.folder)).text
 
 
 def test_a_private_run_hides_its_own_numbers_and_no_others(finished: Path, copied: Path, tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_one_seed_is_said_in_words() -> None:
     (found,) = paired_differences(results({("A", ""): local([1]), ("B", ""): local([9])}), ["local"])
     assert (found.mean, found.low, found.high, found.order) == (8.0, None, None, 0)
     assert make_difference_table([found], "A").rows[0][-1] == "+8.00"
-    assert "Fewer than two seeds" in notes([found])
+    assert "With fewer than two seeds" in notes([found])
     assert "excludes zero" not in notes([found])
 
 

@@ -78,7 +78,7 @@ def test_the_totals_name_both_batch_norm_policies(record: SummaryRecord) -> None
     assert rows["global accuracy %"] == "90.00"
     assert rows["global / local accuracy %, batch statistics, batches of 128, shuffled"] == "70.00 / 80.00"
     assert rows["bytes sent down / up"] == "1.5 MB / 30 B"
-    assert rows["jobs that brought nothing back"] == "1"
+    assert rows["failed jobs"] == "1"
     first, second = tables.make_total_table(record).notes
     assert first == "a note" and "level 2" in second  # nobody of that level was evaluated
 

@@ -1,6 +1,6 @@
-"""Compare methods: run the rows of one file in all settings with all seeds, and make one table.
+"""Compare methods: run the rows of a file in all settings with all seeds, and make one table.
 
-`plan` makes the runs and checks them before the first, `execute` runs them, and `results` writes and reads the tables.
+`plan` lists and checks the runs, `execute` runs them, and `results` writes and reads the tables.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ __all__ = [
     "read_results",
 ]
 
-_LONGEST_NAME = 200  # bytes of a comparison's name in the name of its folder
+_LONGEST_NAME = 200  # bytes of a comparison's name in its folder's name
 
 
 @isolate_torch_state()
@@ -71,31 +71,31 @@ def compare(
     """Run every row of a file in every setting with every seed.
 
     Args:
-        file: A run file with `[[compare.row]]`, `[[compare.setting]]` or `[compare.grid]`, perhaps `[compare.tune]`;
-            its tables, or an `Experiment`.
-        out: The folder. By default it is below `runs/` and depends on the runs, so the same command resumes. With
-            objects in place of names it is a new one each time.
-        overrides: `a.b=c`, for all runs: they win over rows and settings.
-        on_run: Called before each run; its result is called with each round's report.
-        jobs: Runs at a time. With more than one, each is in a process of its own with one thread and its own data, and
-            has the same bits.
-        against: Label of the row that the others are measured against; `compare.against`, or the first row, by default.
-        on_progress: Called before the first run, after each round and after each run, with how far the comparison is
-            and an estimate of the time left.
-        progress: Whether rounds are shown while they run, without `on_run`: "auto" in a notebook only, True also in a
-            terminal.
-        record: A folder for a copy of `results.json` under the name of the run file, once all runs are finished.
-        **sections: Sections of a run file; objects may stand in for names: `model=MyArchitecture()`, `data=my_data`.
-            Beside a file or tables they win over rows and settings; alone they are the file.
+        file: A run file with `[[compare.row]]`, `[[compare.setting]]`, `[compare.grid]` or `[compare.tune]`; its
+            tables, or an `Experiment`.
+        out: The folder. By default it is in `runs/` and its name depends on the runs, so the same call resumes. With
+            objects in place of names it is a new folder each time.
+        overrides: `a.b=c`, for all runs. They win over rows and settings.
+        on_run: Called before each run. Its result, if any, is called with each round's report.
+        jobs: Number of runs at a time. With more than one, each run has its own process, with one thread and its own
+            data. The bits are the same.
+        against: Label of the baseline row; by default `compare.against`, or the first row.
+        on_progress: Called with the state and the estimated time left of the comparison: before the first run, after
+            each round and after each run.
+        progress: Whether to show rounds while they run, if `on_run` is not set: "auto" in a notebook only, True also in
+            a terminal.
+        record: A folder for a copy of `results.json`, with the run file's name, after all runs are finished.
+        **sections: Sections of a run file, with names or objects: `model=MyArchitecture()`, `data=my_data`. They win
+            over rows and settings of `file`; without `file` they are the run file.
 
     Returns:
-        The comparison. A run without any usable update is in its `failures`; the others are finished. All rows get the
-        same values to tune (ReeFL, appendix A), and each run has a folder below the comparison's.
+        The comparison. Its `failures` has the runs without a usable update; all others are finished. All rows tune over
+        the same values (ReeFL, appendix A). Each run has a folder in the comparison's folder.
 
     Raises:
-        NoUsableUpdates: No run had one.
-        FleetFitError: Something does not fit; a folder has another run; or the process of a run died, which is raised
-            after the others finished.
+        NoUsableUpdates: No run had a usable update.
+        FleetFitError: The file is wrong, a folder has another run, or the process of a run died (raised after the other
+            runs have finished).
     """
     plan = plan_comparison(file, overrides, **sections)
     path = Path(file) if isinstance(file, str | Path) else Path(f"{plan.name}.toml")
@@ -111,7 +111,7 @@ def compare(
     with contextlib.ExitStack() as stack:
         stack.enter_context(share_data())
         dry_run = check_rows(plan, folder)
-        if jobs > 1:  # each process has its own data
+        if jobs > 1:  # worker processes load their own data
             stack.close()
             release_freed_memory()
         stack.enter_context(hold_folder(plan, folder))
@@ -125,7 +125,7 @@ def compare(
             on_progress,
         )
     if not outcome.runs:
-        raise NoUsableUpdates(f"no run of the comparison learned anything. {' '.join(outcome.failures.values())}")
+        raise NoUsableUpdates(f"no run of the comparison had a usable update. {' '.join(outcome.failures.values())}")
     if outcome.failures:
         record_path = None  # only a finished comparison is copied
     if record_path is not None:

@@ -1,11 +1,11 @@
-"""Execute the runs of a comparison: tuning first, then the table; one after the other, or several processes at a time.
+"""Execute the runs of a comparison: first tuning, then the table; in sequence, or in several processes.
 
-A finished run is not repeated, and an interrupted one is resumed. A run without any usable update fails alone; every
-other error ends the comparison, which the same command resumes.
+Finished runs are skipped, and interrupted runs are resumed. A run without a usable update fails alone. Any other error
+ends the comparison, and the same command resumes it.
 
-With several jobs each run is in a process with one thread, and has the same bits as a run in this process. A process
-takes one run after the other and keeps the data that they share. Tasks and reports are JSON over a socket pair. The
-processes end with this one, even when it is killed.
+With several jobs, each run has a process with one thread, and the same bits as in this process. A process executes one
+run after another and keeps their shared data. Tasks and reports are JSON over a socket pair. The processes end with
+this one, even if it is killed.
 """
 
 import contextlib
@@ -61,11 +61,11 @@ from fleetfit.records.schema import TuningCandidate, TuningResult
 from fleetfit.report.columns import ROUNDS, find_rounds_to, keep_best, make_accuracy_curve
 
 _ENGINES_WITH_WORKERS = ("processes", "ray")
-_STOP_S = 20.0  # for a process to end after a signal, before it is killed
-_MOST_TITLES = 4  # runs in a note on changed data
+_STOP_S = 20.0  # between the signal to a process and its kill
+_MOST_TITLES = 4  # runs listed in a note on changed data
 
 OnRun = Callable[[str, int, int, Run], OnRound | None]
-"""Called before each run with its title, its number, the number of runs, and the run, perhaps finished already."""
+"""Called before each run with its title, its number, the number of runs, and the run, which may be finished."""
 
 
 # ---- progress ------------------------------------------------------------------------------------------------------
@@ -73,16 +73,16 @@ OnRun = Callable[[str, int, int, Run], OnRound | None]
 
 @dataclass(frozen=True)
 class ComparisonProgress:
-    """How far a comparison is.
+    """State of a comparison.
 
     Attributes:
-        runs: Number of runs, those that tune included.
-        tuning: Number of runs that tune.
+        runs: Number of runs, including tuning.
+        tuning: Number of tuning runs.
         finished: Number of finished runs.
         jobs: Runs at a time.
         seconds_left: Estimated wall seconds left; None before the first round.
         rows: Number of rows.
-        rows_measured: Number of rows that have run a round. The times of the others are guesses.
+        rows_measured: Number of rows with a finished round. The times of the others are guesses.
     """
 
     runs: int
@@ -98,7 +98,7 @@ OnProgress = Callable[[ComparisonProgress], None]
 
 
 class Eta:
-    """Estimates the time left: rounds left times the mean seconds of a round of the row, or of all rows.
+    """Estimates the time left: remaining rounds times the mean seconds of a round of the row, or of all rows.
 
     Args:
         runs: All runs.
@@ -142,7 +142,7 @@ class Eta:
         means = {row: statistics.fmean(seconds) for row, seconds in self._seconds.items()}
         others = statistics.fmean(means.values())
         each = [self._rounds_left[run.subfolder] * means.get(run.row, others) for run in runs]
-        return max(sum(each) / self._jobs, max(each))  # no process shares the longest run
+        return max(sum(each) / self._jobs, max(each))  # the longest run is a lower bound
 
 
 # ---- notes on data that changed between runs -----------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Eta:
 
 @dataclass
 class _FirstUse:
-    """The first run of a section `[data]`, and the titles of the runs with other data, by difference."""
+    """The first run of a section `[data]`, and the titles of runs with other data, by difference."""
 
     title: str
     data: Fingerprint
@@ -158,7 +158,7 @@ class _FirstUse:
 
 
 class _DataCheck:
-    """Compares the recorded data of runs with equal `[data]`: files may change while a comparison is interrupted."""
+    """Compares the data fingerprints of runs with equal `[data]`: files may change during an interruption."""
 
     def __init__(self) -> None:
         self._first: dict[str, _FirstUse] = {}
@@ -169,7 +169,7 @@ class _DataCheck:
         data = read_fingerprint(run.files)
         if data is None:
             return ""
-        # the partition, and the place of the encoded columns in the folder, are each run's own
+        # the partition and the path of the encoded columns differ between runs
         section = {
             k: v for k, v in to_table(run.experiment).get("data", {}).items() if k not in ("partition", "columns")
         }
@@ -194,7 +194,7 @@ class _DataCheck:
                 more = f" and {len(titles) - _MOST_TITLES} more" if len(titles) > _MOST_TITLES else ""
                 notes.append(
                     f"{CHANGED} {first.title}: {changes}, in {'; '.join(titles[:_MOST_TITLES])}{more}. Numbers on "
-                    "different data do not rank methods; compare anew in another folder, with --out."
+                    "different data do not rank methods. Compare again in another folder, with --out."
                 )
         return notes
 
@@ -207,7 +207,7 @@ class ComparisonOutcome:
     """The runs of a comparison after the last of them.
 
     Attributes:
-        tuned: The values that each row and setting got.
+        tuned: Chosen values of each row and setting.
         runs: The finished runs of the table.
         failures: A sentence on each run of the table without usable updates, by title.
         notes: Notes on data that changed between runs.
@@ -223,7 +223,7 @@ def check_jobs(plan: ComparisonPlan, jobs: int) -> None:
     """Check the number of runs at a time.
 
     Raises:
-        ConfigError: It is below 1; or above 1, and a row has objects, or an engine with workers.
+        ConfigError: It is below 1, or it is above 1 and a row has objects or an engine with workers.
     """
     if jobs < 1:
         raise ConfigError(f"--jobs must be at least 1, got {jobs}.", key="jobs")
@@ -232,15 +232,15 @@ def check_jobs(plan: ComparisonPlan, jobs: int) -> None:
     for run in plan.runs if jobs > 1 else ():
         if objects := find_object_sections(to_table(run.experiment)):
             raise ConfigError(
-                f"jobs = {jobs} runs each row in a process of its own, which cannot get the objects in "
+                f"jobs = {jobs} runs each row in its own process, which cannot receive the objects in "
                 f'{", ".join(objects)}. Use jobs = 1, or names: "package.module:function" or "file.py:function".',
                 key="jobs",
             )
         engine = run.experiment.engine.name
         if engine in _ENGINES_WITH_WORKERS:
             raise ConfigError(
-                f'--jobs {jobs} gives each run one process and one thread, and {run.name} has engine "{engine}", which '
-                'has workers of its own. Use --jobs 1, or engine.name = "local".',
+                f'--jobs {jobs} gives each run one process and one thread, but {run.name} has engine "{engine}" with '
+                'its own workers. Use --jobs 1, or engine.name = "local".',
                 key="engine.name",
             )
 
@@ -254,7 +254,7 @@ def run_comparison(
     on_run: OnRun | None = None,
     on_progress: OnProgress | None = None,
 ) -> ComparisonOutcome:
-    """Tune, then run the table; results are written after each finished run.
+    """Tune, then run the table. Results are written after each finished run.
 
     Raises:
         FleetFitError: A run raised it, or a folder has another run, or a process died.
@@ -284,18 +284,18 @@ def run_comparison(
 
 
 OnFinished = Callable[[Sequence[tuple[PlannedRun, Run]]], None]
-"""Called with the runs that were finished before, if any, and then with each run that finishes."""
+"""Called with the already finished runs, if any, and then with each run that finishes."""
 OnStart = Callable[[int, Run], OnRound]
-"""Called with the number of a task and its run; the result is called with the report of each round."""
+"""Called with the number of a task and its run. The result is called with the report of each round."""
 Outcome = tuple[int, Run | NoUsableUpdates]
-"""The number of a task, and its finished run, or the error of a run that had no usable update."""
+"""The number of a task, and its finished run or the error of a run without usable updates."""
 
 
 class _Executor:
-    """Runs planned runs that are not finished, and reports them to the caller.
+    """Executes the unfinished planned runs, and reports them to the caller.
 
     Attributes:
-        data: The check of the data of all runs.
+        data: Check of the data of all runs.
         failures: A sentence on each run of the table without usable updates, by title.
     """
 
@@ -316,7 +316,7 @@ class _Executor:
         self._eta = Eta(runs, jobs)
         for planned in runs:
             if (self._folders[planned.subfolder] / "config.toml").is_file():
-                with contextlib.suppress(FleetFitError):  # a damaged run raises when it is its turn
+                with contextlib.suppress(FleetFitError):  # a damaged run raises its error when it is its turn
                     run = load(self._folders[planned.subfolder])
                     for report in run.metrics:
                         self._eta.add_round(planned, report)
@@ -343,7 +343,7 @@ class _Executor:
             run._release_memory()
         tasks = [(i, self._make_task(planned)) for i, planned in enumerate(runs) if i not in finished]
         outcomes = _run_in_processes(tasks, self._jobs, announce) if self._jobs > 1 else _run_here(tasks, announce)
-        with contextlib.closing(outcomes):  # an error of the caller stops the processes, too
+        with contextlib.closing(outcomes):  # an error of the caller also stops the processes
             for i, outcome in outcomes:
                 planned = runs[i]
                 self._eta.add_finished(planned)
@@ -387,39 +387,39 @@ class _Executor:
         )
 
     def _load_existing(self, planned: PlannedRun) -> Run | None:
-        """Return the run that the folder has already, or None.
+        """Return the existing run of the folder, or None.
 
         Raises:
-            RunError: It is another run.
+            RunError: The folder has another run.
         """
         folder = self._folders[planned.subfolder]
         if not (folder / "config.toml").is_file():
             return None
         run = load(folder, **_find_objects(planned.table, planned.experiment))
         expected = restore_records(fill_in_defaults(planned.experiment), run.experiment)
-        if to_table(run.experiment) != to_table(expected):  # not the texts: keys may have come since it was written
+        # compare tables, not texts: a newer version may have more keys
+        if to_table(run.experiment) != to_table(expected):
             raise RunError(
-                f"{folder} has another run: {_format_difference(run.experiment, expected)}. Choose another folder with "
-                "--out, or delete it.",
+                f"{folder} has another run: {_format_difference(run.experiment, expected)}. Choose another folder "
+                "with --out, or delete this one.",
                 path=folder,
             )
         return run
 
 
 def _find_folder(folder: Path, subfolder: Path) -> Path:
-    """Return the folder of a run; refuse symbolic links below the comparison's folder, which may lead anywhere."""
+    """Return the folder of a run. Refuse symbolic links inside the comparison's folder."""
     path = folder / subfolder
     for part in (path, *path.parents[: len(subfolder.parts) - 1]):
         if part.is_symlink():
             raise RunError(
-                f"{part} is a symbolic link, and nothing is written through one. Move the folder itself there.",
+                f"{part} is a symbolic link, which a comparison never writes through. Move the folder itself there.",
                 path=part,
             )
     return path
 
 
 def _find_objects(table: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
-    """Return the sections of a run's tables in which objects stand for names."""
     return {section: table[section] for section in find_object_sections(to_table(experiment))}
 
 
@@ -427,9 +427,9 @@ def _format_difference(existing: Experiment, expected: Experiment) -> str:
     def format_value(value: tuple[Any, ...]) -> str:
         return truncate(json.dumps(value[0], default=str)) if value else "not set"
 
-    there, here = to_table(existing), to_table(expected)
-    keys = sorted({*list_keys(there), *list_keys(here)})
-    values = [(key, find_value(there, key), find_value(here, key)) for key in keys]
+    existing_table, expected_table = to_table(existing), to_table(expected)
+    keys = sorted({*list_keys(existing_table), *list_keys(expected_table)})
+    values = [(key, find_value(existing_table, key), find_value(expected_table, key)) for key in keys]
     changes = [f"{key} is {format_value(a)} there and {format_value(b)} here" for key, a, b in values if a != b]
     return ", ".join(changes[:3]) + (f", and {len(changes) - 3} more keys" if len(changes) > 3 else "")
 
@@ -442,8 +442,8 @@ def choose_values(plan: ComparisonPlan, runs: Sequence[tuple[PlannedRun, Run | N
 
     Args:
         plan: The comparison.
-        runs: The runs that tried values, with the seeds of each combination in a row; None for one without any usable
-            update, whose values are chosen last.
+        runs: The tuning runs, with the seeds of each combination in a row. None is a run without usable updates; its
+            values rank last.
 
     Raises:
         ConfigError: A run has no score.
@@ -451,7 +451,7 @@ def choose_values(plan: ComparisonPlan, runs: Sequence[tuple[PlannedRun, Run | N
     candidates = [_score_run(plan, planned, run) for planned, run in runs]
     seeds = len(plan.tune_seeds)
     by_values = [candidates[i : i + seeds] for i in range(0, len(candidates), seeds)]
-    best = max(by_values, key=lambda group: _rank(plan, group))  # the first of equally good ones
+    best = max(by_values, key=lambda group: _rank(plan, group))  # the first one on a tie
     row, setting = runs[0][0].group
     return TuningResult(row=row, setting=setting, chosen=best[0].values, candidates=candidates)
 
@@ -474,7 +474,7 @@ def _score_run(plan: ComparisonPlan, planned: PlannedRun, run: Run | None) -> Tu
 
 
 def _rank(plan: ComparisonPlan, candidates: Sequence[TuningCandidate]) -> tuple[float, float]:
-    """Return (-mean rounds to the target, or 0 where accuracy decides; mean accuracy) over the seeds."""
+    """Return (-mean rounds to the target, or 0 if accuracy decides; mean accuracy) over the seeds."""
     scores = [one.score for one in candidates if one.score is not None]
     accuracy = statistics.fmean(scores) if len(scores) == len(candidates) else float("-inf")
     if plan.section.tune_on != ROUNDS:
@@ -488,7 +488,7 @@ def _rank(plan: ComparisonPlan, candidates: Sequence[TuningCandidate]) -> tuple[
 
 @dataclass(frozen=True)
 class _Task:
-    """A run with everything that its process needs, as plain values but for objects in `table`.
+    """A run as its process receives it. Except for objects in `table`, all values are plain.
 
     Attributes:
         title: The title of the run.
@@ -507,7 +507,7 @@ class _Task:
     group: str
 
     def start(self) -> Run:
-        """Return the run, new or to resume, assembled."""
+        """Return the assembled run, new or resumed."""
         experiment = parse_experiment(self.table)
         if (Path(self.folder) / "config.toml").is_file():
             run = load(self.folder, **_find_objects(self.table, experiment))
@@ -523,7 +523,7 @@ class _Task:
 
 
 def _run_here(tasks: Sequence[tuple[int, _Task]], on_start: OnStart) -> Generator[Outcome]:
-    """Run tasks one after the other, in this process."""
+    """Run tasks in sequence in this process."""
     for number, task in tasks:
         run = task.start()
         try:
@@ -533,7 +533,7 @@ def _run_here(tasks: Sequence[tuple[int, _Task]], on_start: OnStart) -> Generato
         else:
             yield number, run
         finally:
-            run._release_memory()  # a comparison may have many runs, each with its own data in memory
+            run._release_memory()  # each of many runs would keep its data in memory
 
 
 # ---- runs in other processes ---------------------------------------------------------------------------------------
@@ -542,7 +542,7 @@ def _run_here(tasks: Sequence[tuple[int, _Task]], on_start: OnStart) -> Generato
 def _run_in_processes(tasks: Sequence[tuple[int, _Task]], jobs: int, on_start: OnStart) -> Generator[Outcome]:
     """Run tasks in at most `jobs` processes.
 
-    An error of a run ends all processes. A process that is killed loses its own run alone: the others finish first.
+    An error of a run ends all processes. If a process is killed, the other runs finish first.
 
     Raises:
         FleetFitError: A run raised it, or a process died.
@@ -574,7 +574,7 @@ def _run_in_processes(tasks: Sequence[tuple[int, _Task]], jobs: int, on_start: O
         raise
     _stop(workers)
     if lost:
-        raise RunError(f"{'; '.join(lost)}. Its checkpoints are kept, and the same command resumes it.")
+        raise RunError(f"{'; '.join(lost)}. Its checkpoints are kept. Run the same command to resume it.")
 
 
 def _stop(workers: Sequence["_Worker"], how: signal.Signals | None = None) -> None:
@@ -608,7 +608,7 @@ class _Worker:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             env={**os.environ, **threads, "PYTHONPATH": path},
-            process_group=0,  # a terminal's Ctrl-C reaches this process alone, which ends the others
+            process_group=0,  # Ctrl-C in a terminal reaches only this process, which ends the others
         )
         theirs.close()
         self.connection = Connection(ours.detach())
@@ -617,7 +617,7 @@ class _Worker:
         self._on_round: OnRound | None = None
 
     def start(self, number: int, task: _Task) -> None:
-        """Send it a task."""
+        """Send a task to the process."""
         self.task, self._number = task, number
         self._send(vars(task))
 
@@ -626,11 +626,11 @@ class _Worker:
             self.connection.send_bytes(json.dumps(message).encode())
 
     def receive(self, on_start: OnStart) -> Outcome | None:
-        """Handle its next message; return the outcome of its task, None before the end.
+        """Handle the next message; return the outcome of the task, or None if it is still running.
 
         Raises:
             EOFError: The process is dead.
-            FleetFitError: Its run raised it.
+            FleetFitError: The run raised it.
         """
         assert self.task is not None
         try:
@@ -656,16 +656,16 @@ class _Worker:
         raise error
 
     def format_end(self) -> str:
-        """Say how the dead process ended."""
+        """Describe how the process ended."""
         assert self.task is not None
         self.connection.close()
         code = self.process.wait()
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return f"the process of {self.task.title} ended by {how}"
+        cause = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return f"the process of {self.task.title} ended by {cause}"
 
 
 def pack_error(error: Exception) -> dict[str, Any]:
-    """Return an error of a run as the message of its process."""
+    """Return an error of a run as a message."""
     if isinstance(error, FleetFitError):
         return {
             "error": str(error), "kind": type(error).__name__, "attributes": {"path": error.path, **vars(error)}
@@ -703,7 +703,7 @@ def serve_tasks(descriptor: int) -> None:
         raise KeyboardInterrupt
 
     def listen() -> None:
-        """Receive messages. When the other end closes, perhaps during a run, end this process."""
+        """Receive messages. When the other end closes, end this process, even during a run."""
         with contextlib.suppress(EOFError, OSError):
             while True:
                 messages.put(json.loads(connection.recv_bytes()))
@@ -725,7 +725,7 @@ def _serve_task(messages: "queue.SimpleQueue[Any]", send: Callable[..., None]) -
     try:
         run = task.start()
         send(notes=list(run.notes))
-        messages.get()  # until it has been announced
+        messages.get()  # until the caller has been notified
         run_remaining_rounds(run, lambda report: send(round=dict(report)))
         run._release_memory()
     except ConnectionError:

@@ -1,9 +1,9 @@
-"""Plan a comparison: its runs, and every check before the first of them starts.
+"""Plan a comparison: list its runs, and check them all before the first run.
 
 Every row is run in every setting with every seed. A setting is one of `[[compare.setting]]`, one combination of the
 lists in `[compare.grid]`, or both combined. `[compare.tune]` adds runs that try the same small grid for every row and
-setting on validation data. They have seeds of their own: values chosen with the seed of a run fit that run best (ReeFL,
-appendix A, tunes likewise).
+setting on validation data, as in ReeFL, appendix A. They have their own seeds, because values chosen with the seed of a
+run would be biased towards that run.
 
 `plan_comparison` checks what needs no data. `check_rows` then assembles each row in each setting once, with the first
 seed: a row that does not fit its data or its fleet is refused before another row has trained.
@@ -51,24 +51,24 @@ PrintedNumbers = Mapping[tuple[str, str, str], float]
 """A paper's numbers by (row, setting, column): percent, or rounds."""
 
 TUNING_FOLDER = "tune"
-"""Folder of the runs that try values, below the comparison's."""
+"""Folder of the tuning runs, in the comparison's folder."""
 RUNS_FILE = "runs.json"
-"""Lists all runs of a comparison, for other processes."""
+"""File with the list of all runs, for other processes."""
 _LOCK = ".lock"
 _LONGEST_LABEL = 200
 _NOT_IN_RUN_FILES = ("label", "printed")
 _RESERVED = (TUNING_FOLDER, "plots", RUNS_FILE, "results.json", "compare.json", "differences.json", "table.md",
              "table.csv", "report.html", "config.toml", "plan.toml", "metrics.jsonl", "summary.json")  # fmt: skip
-"""Files of a comparison's or a run's folder: no row's folder has such a name."""
+"""Files in the folder of a comparison or a run. No folder of a row has such a name."""
 _SAME_IN_ALL_RUNS = {
-    "seed": "all rows and settings have the same seeds: set seed, or [compare.grid] seed = [0, 1, 2]",
-    "name": "it is the name of the whole comparison; a row and a setting have a label",
-    "compare": "a comparison contains no other one",
+    "seed": "all rows and settings share the seeds. Set seed at the top, or [compare.grid] seed = [0, 1, 2]",
+    "name": "this is the name of the whole comparison. Rows and settings have a label",
+    "compare": "a comparison cannot contain another one. Leave it out",
 }
-"""Keys that no row, setting or list of values can have, and the reasons."""
+"""Keys that rows, settings and lists of values cannot have, with the reasons."""
 NO_VALIDATION = (
-    "[compare.tune] chooses on validation data, and no client has any. Hold some out, such as with "
-    "data.validation = 0.1, or leave [compare.tune] out. Test data are never used to choose."
+    "[compare.tune] needs validation data, but no client has any. Hold some out, such as with data.validation = 0.1, "
+    "or leave [compare.tune] out. FleetFit never tunes on test data."
 )
 
 
@@ -78,13 +78,13 @@ class PlannedRun:
 
     Attributes:
         row: Label of its row.
-        setting: Label of its setting; "" where the file has one only.
+        setting: Label of its setting; "" if the file has only one.
         seed: Its seed.
         table: Tables of its run file.
         subfolder: Its folder, relative to the comparison's.
         title: Its name in progress and tables, such as "fedavg, IID, seed 0".
         file_table: The tables without overrides.
-        values: The values that it tries; None for a run of the table.
+        values: The values that a tuning run tries; None for a run of the table.
     """
 
     row: str
@@ -111,14 +111,14 @@ class PlannedRun:
         """Its run file, validated.
 
         Raises:
-            ConfigError: Something in it is wrong.
+            ConfigError: The run file is wrong.
         """
         return parse_experiment(self.table)
 
 
 @dataclass(frozen=True)
 class ComparisonEntry:
-    """A row or a setting as the file has it.
+    """A row or a setting of the file.
 
     Attributes:
         kind: "row" or "setting".
@@ -132,7 +132,7 @@ class ComparisonEntry:
 
     @functools.cached_property
     def change(self) -> dict[str, Any]:
-        """The tables that it changes in a run file."""
+        """The tables that the entry changes in a run file."""
         return expand_sections({key: value for key, value in self.table.items() if key not in _NOT_IN_RUN_FILES})
 
     @property
@@ -148,23 +148,23 @@ class ComparisonEntry:
 
 @dataclass(frozen=True)
 class ComparisonPlan:
-    """The runs of a comparison, and the table that they fill.
+    """The runs of a comparison, and its table.
 
     Attributes:
         name: Name of the comparison.
         section: The section `[compare]`.
         base: The tables that all rows share.
         overrides: The given overrides.
-        run_overrides: Those of them that change runs; they win over rows and settings.
+        run_overrides: The overrides that change runs; they win over rows and settings.
         entries: The rows and settings of the file.
         rows: The tables of each row, by label.
-        settings: What each setting changes, by label; one empty label where the file has one setting.
+        settings: The changes of each setting, by label; one empty label if the file has one setting.
         grid: The lists of `[compare.grid]`, by dotted key.
         columns: The columns of the table.
         seeds: The seeds of each row and setting.
-        tuning: The combinations of values to try; one empty one without `[compare.tune]`.
+        tuning: The combinations of values to try; a single empty one without `[compare.tune]`.
         tune_seeds: The seeds to try them with.
-        printed: A paper's numbers, which belong to the tables without overrides.
+        printed: A paper's numbers, for the tables without overrides.
     """
 
     name: str
@@ -189,12 +189,12 @@ class ComparisonPlan:
 
     @functools.cached_property
     def tuning_runs(self) -> list[PlannedRun]:
-        """The runs that try values: row by row, setting by setting, values by values, seed by seed."""
+        """The tuning runs, ordered by row, setting, values and seed."""
         return list(self._make_tuning_runs()) if self.tuning != [()] else []
 
     @functools.cached_property
     def row_changes(self) -> dict[str, Mapping[str, Any]]:
-        """What each row of the file changes, by label."""
+        """The changes of each row of the file, by label."""
         changes = [entry.change for entry in self.entries if entry.kind == "row"]
         return dict(zip(self.rows, changes, strict=False))
 
@@ -210,23 +210,23 @@ class ComparisonPlan:
 
     @property
     def fingerprint(self) -> str:
-        """A short hash of everything that changes the runs; `callbacks` do not."""
+        """A short hash of all keys that change the runs; `callbacks` do not."""
         tables = [[str(run.subfolder), {k: v for k, v in run.table.items() if k != "callbacks"}] for run in self.runs]
         text = json.dumps(
             [*tables, self.tuning, self.tune_seeds if self.tuning != [()] else []],
-            default=lambda thing: f"{thing}{token_hex(8)}",  # an object may be another one each time
+            default=lambda thing: f"{thing}{token_hex(8)}",  # an object may differ each time
             sort_keys=True,
         )
         return sha256(text.encode()).hexdigest()[:6]
 
     def find_reference(self, against: str | None = None) -> str:
-        """Return the label of the row that the others are measured against.
+        """Return the label of the baseline row.
 
         Args:
-            against: The label, given beside the file; `compare.against` by default, and without it the first row.
+            against: The label; by default `compare.against`, or the first row.
 
         Raises:
-            ConfigError: There is no such row.
+            ConfigError: No row has the label.
         """
         label = self.section.against if against is None else against
         if label is None:
@@ -234,14 +234,14 @@ class ComparisonPlan:
         if label not in self.rows:
             where, key = ("[compare] against", "compare.against") if against is None else ("--against", "against")
             raise ConfigError(
-                f'{where}: there is no row "{truncate(label)}"; the rows are {", ".join(self.rows)}.'
-                f"{did_you_mean(label, self.rows)}",
+                f'{where}: no row has the label "{truncate(label)}". The rows are '
+                f"{', '.join(self.rows)}.{did_you_mean(label, self.rows)}",
                 key=key,
             )
         return label
 
     def select_runs(self, entry: ComparisonEntry) -> list[PlannedRun]:
-        """Return the runs with the first seed that have a row or a setting of the file, which a grid may multiply."""
+        """Return the runs with the first seed that have a row or a setting of the file; a grid may multiply them."""
         if entry.kind == "row":
             return [run for run in self.first_runs if run.row == list(self.rows)[entry.position]]
         each = len(self.settings) // len(self.section.setting)
@@ -275,8 +275,8 @@ def plan_comparison(
     """Plan the comparison of a file, tables or sections; see `fleetfit.compare`.
 
     Raises:
-        ConfigError: A row, a setting or a list of values is wrong, two of them contradict each other, or an override
-            contradicts them; or the rows cannot be compared.
+        ConfigError: A row, a setting, a list of values or an override is wrong, two of them contradict each other, or
+            the rows cannot be compared.
     """
     change, keywords = parse_overrides(overrides), resolve_paths(_expand_all(sections), Path.cwd())
     if source is None:
@@ -290,7 +290,7 @@ def plan_comparison(
 
 
 def _expand_all(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tables with a section for each name and object, in rows and settings as well."""
+    """Return tables with a section for each name and object, including rows and settings."""
     tables = expand_sections(table)
     for part in ("row", "setting"):
         if isinstance(tables.get("compare"), dict) and isinstance(tables["compare"].get(part), list | tuple):
@@ -324,7 +324,7 @@ def _make_plan(base: Mapping[str, Any], stem: str, overrides: Mapping[str, Any])
         columns=_list_columns(experiment),
         seeds=seeds,
         tuning=list(_combine(tune)),
-        # a seed that is not a number is refused below, with its run
+        # a seed that is not a number is refused below
         tune_seeds=section.tune_seeds or [max((seed for seed in seeds if isinstance(seed, int)), default=0) + 1],
         printed=_read_printed(base),
     )
@@ -341,7 +341,7 @@ def _make_plan(base: Mapping[str, Any], stem: str, overrides: Mapping[str, Any])
 
 
 def join(*parts: str) -> str:
-    """Join the parts of a title that are not empty."""
+    """Join the non-empty parts of a title."""
     return ", ".join(filter(None, parts))
 
 
@@ -352,7 +352,7 @@ def _list_entries(kind: str, tables: Sequence[Mapping[str, Any]]) -> list[Compar
 def _make_rows(
     section: CompareSection, base: Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Return the tables of each row by its label: by default its method, as overrides leave it."""
+    """Return the tables of each row by its label. The default label is the method's name after overrides."""
     rows: dict[str, dict[str, Any]] = {}
     for entry in _list_entries("row", section.row or [{}]):
         table = merge_tables(base, entry.change)
@@ -360,7 +360,7 @@ def _make_rows(
         label = _check_label(entry) if entry.table.get("label") else truncate(method, _LONGEST_LABEL)
         if label in rows:
             raise ConfigError(
-                f'{entry.heading}: another row is "{label}" already. Give each row a label of its own.',
+                f'{entry.heading}: another row has the label "{label}". Set distinct labels.',
                 key=f"{entry.key}.label",
             )
         rows[label] = table
@@ -368,11 +368,11 @@ def _make_rows(
 
 
 def _check_label(entry: ComparisonEntry) -> str:
-    """Return a label as text. It appears in tables, titles and messages, so it must be printable."""
+    """Return a label as text. It must be printable, because tables and messages show it."""
     label = str(entry.table["label"])
     if not label.isprintable() or len(label) > _LONGEST_LABEL:
         raise ConfigError(
-            f"{entry.heading} label: must have at most {_LONGEST_LABEL} characters, all printable, got "
+            f"{entry.heading} label: must have at most {_LONGEST_LABEL} printable characters, got "
             f"{truncate(repr(label))}.",
             key=f"{entry.key}.label",
         )
@@ -380,31 +380,34 @@ def _check_label(entry: ComparisonEntry) -> str:
 
 
 def _make_settings(section: CompareSection) -> dict[str, dict[str, Any]]:
-    """Return what each setting changes, by its label; one empty label where the file has one setting."""
-    listed: list[tuple[str, Mapping[str, Any]]] = []
+    """Return the changes of each setting by its label; one empty label if the file has one setting."""
+    changes: list[tuple[str, Mapping[str, Any]]] = []
     for entry in _list_entries("setting", section.setting):
         if not entry.table.get("label"):
-            raise ConfigError(f'{entry.heading}: needs a label, such as label = "IID".', key=f"{entry.key}.label")
+            raise ConfigError(
+                f'{entry.heading}: has no label. Set one, such as label = "IID".', key=f"{entry.key}.label"
+            )
         if "printed" in entry.table:
             raise ConfigError(
-                f"{entry.heading} printed: printed numbers belong to the rows.", key=f"{entry.key}.printed"
+                f"{entry.heading} printed: only rows have printed numbers. Move it to a row.",
+                key=f"{entry.key}.printed",
             )
-        listed.append((_check_label(entry), entry.change))
+        changes.append((_check_label(entry), entry.change))
     grid = _read_lists(section.grid, "compare.grid")
     grid.pop("seed", None)
     settings: dict[str, dict[str, Any]] = {}
-    for (name, change), values in itertools.product(listed or [("", {})], _combine(grid)):
+    for (name, change), values in itertools.product(changes or [("", {})], _combine(grid)):
         label = join(name, format_label(values))
         if label in settings:
             raise ConfigError(
-                f'[compare] another setting is "{label}" already. Give each a label of its own.', key="compare.setting"
+                f'[compare] two settings have the label "{label}". Set distinct labels.', key="compare.setting"
             )
         settings[label] = merge_tables(change, make_tables(values))
     return settings
 
 
 def _list_columns(experiment: Experiment) -> list[str]:
-    """Return the columns of the table; see `fleetfit.report.columns`."""
+    """Return the columns of the table (see `fleetfit.report.columns`)."""
     section = experiment.compare
     columns = section.columns
     if columns is None:
@@ -412,20 +415,21 @@ def _list_columns(experiment: Experiment) -> list[str]:
     for name in columns:
         if name not in COLUMNS:
             raise ConfigError(
-                f'[compare] columns: "{name}" is unknown; the columns are {", ".join(COLUMNS)}.'
-                f"{did_you_mean(name, COLUMNS)}",
+                f'[compare] columns: unknown column "{name}". The columns are '
+                f"{', '.join(COLUMNS)}.{did_you_mean(name, COLUMNS)}",
                 key="compare.columns",
             )
     for key, counts_rounds in (("columns", ROUNDS in columns), ("tune_on", section.tune_on == ROUNDS)):
         if counts_rounds and not section.targets:
             raise ConfigError(
-                f'[compare] {key}: "rounds" needs an accuracy to reach, such as target = 0.97.', key=f"compare.{key}"
+                f'[compare] {key}: "rounds" needs a target accuracy. Set one, such as target = 0.97.',
+                key=f"compare.{key}",
             )
     batch = [name for name in columns if name.endswith(BATCH)]
     if batch and "batch" not in experiment.evaluate.norms[1:]:
         raise ConfigError(
-            f'[compare] columns: "{batch[0]}" is accuracy with batch statistics beside others. Set '
-            'evaluate.norms = ["static", "batch"].',
+            f'[compare] columns: "{batch[0]}" needs accuracy with both batch-norm policies. Set evaluate.norms = '
+            '["static", "batch"].',
             key="compare.columns",
         )
     if section.target_on not in COLUMNS or section.target_on.endswith((ROUNDS, "waste", *ATTACKED, BATCH)):
@@ -437,7 +441,7 @@ def _list_columns(experiment: Experiment) -> list[str]:
 
 
 def _read_printed(base: Mapping[str, Any]) -> PrintedNumbers:
-    """Return a paper's numbers: in each row one for each column of each setting, "-" where the paper has none."""
+    """Return a paper's numbers: in each row one per column and setting, "-" for a missing number."""
     experiment = parse_experiment(base)
     section, columns = experiment.compare, _list_columns(experiment)
     cells = [(setting, column) for setting in _make_settings(section) for column in columns]
@@ -449,8 +453,8 @@ def _read_printed(base: Mapping[str, Any]) -> PrintedNumbers:
             expected = "; ".join(join(*cell) for cell in cells)
             got = len(numbers) if isinstance(numbers, list) else repr(numbers)
             raise ConfigError(
-                f'row "{label}": printed must have a number for each column of the table, {len(cells)} in all '
-                f'({expected}), "-" where the paper has none; got {got}.',
+                f'row "{label}": printed must have {len(cells)} numbers, one for each column of the table '
+                f'({expected}), with "-" for a missing one; got {got}.',
                 key=key,
             )
         for cell, number in zip(cells, numbers, strict=False):
@@ -458,7 +462,7 @@ def _read_printed(base: Mapping[str, Any]) -> PrintedNumbers:
                 printed[(label, *cell)] = float(number)
             elif number != "-":
                 raise ConfigError(
-                    f'row "{label}": printed must hold numbers, or "-" for none; got {number!r}.', key=key
+                    f'row "{label}": printed must have numbers, or "-" for a missing one; got {number!r}.', key=key
                 )
     return printed
 
@@ -485,7 +489,6 @@ def _read_lists(table: Mapping[str, Any], section: str, path: tuple[str, ...] = 
 
 
 def _combine(lists: Mapping[str, list[Any]]) -> Iterator[TunedValues]:
-    """Yield every combination of the lists' values."""
     for values in itertools.product(*lists.values()):
         yield tuple(zip(lists, values, strict=True))
 
@@ -502,7 +505,7 @@ def make_tables(values: TunedValues) -> dict[str, Any]:
 
 
 def format_label(values: TunedValues) -> str:
-    """Return the label of a combination of values: "cifar10, alpha = 1"."""
+    """Return the label of a combination of values, such as "cifar10, alpha = 1"."""
     parts = []
     for key, value in values:
         *_, last = key.split(".")
@@ -514,62 +517,64 @@ def format_label(values: TunedValues) -> str:
 
 
 def _check_allowed_keys(entries: Sequence[ComparisonEntry], grid: Iterable[str], tune: Iterable[str]) -> None:
-    """Refuse keys that all runs of a comparison have in common, and those of a row in a list of values."""
+    """Refuse keys that all runs share, and keys of rows in a list of values."""
     sources = [
         *((entry.heading, entry.key, list(entry.change)) for entry in entries),
         ("[compare.grid]", "compare.grid", [key.partition(".")[0] for key in grid if key != "seed"]),
         ("[compare.tune]", "compare.tune", [key.partition(".")[0] for key in tune]),
     ]
-    for heading, place, keys in sources:
+    for heading, section, keys in sources:
         for key in keys:
             if key in _SAME_IN_ALL_RUNS:
-                raise ConfigError(f"{heading} {key}: {_SAME_IN_ALL_RUNS[key]}.", key=f"{place}.{key}")
+                raise ConfigError(f"{heading} {key}: {_SAME_IN_ALL_RUNS[key]}.", key=f"{section}.{key}")
             if key in _NOT_IN_RUN_FILES:
-                raise ConfigError(f"{heading} {key}: belongs to a row, and not to a run.", key=f"{place}.{key}")
+                raise ConfigError(
+                    f"{heading} {key}: is a key of rows, not of runs. Move it to a row.", key=f"{section}.{key}"
+                )
 
 
 def _check_sources(
     entries: Sequence[ComparisonEntry], grid: Mapping[str, Any], tune: Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> None:
-    """Refuse a key that two parts of the file set, or a part of it and an override."""
+    """Refuse a key that two parts of the file set, or that the file and an override set."""
     for key in grid:
         if any(is_related_key(key, other) for other in tune):
             raise ConfigError(
-                f"[compare.tune] {key}: [compare.grid] has it too; a value is either given or tuned.",
+                f"[compare.tune] {key}: [compare.grid] sets it, too. Leave it out of one of them.",
                 key=f"compare.tune.{key}",
             )
     lists = {**dict.fromkeys(grid, "compare.grid"), **dict.fromkeys(tune, "compare.tune")}
     for key, other in itertools.product(list_keys({k: v for k, v in overrides.items() if k != "compare"}), lists):
         if is_related_key(key, other):
             raise ConfigError(
-                f"--set {key}: [{lists[other]}] has a list of values for it, which head columns of the table. Set the "
-                f"list: --set '{lists[other]}.{other}=[...]'.",
+                f"--set {key}: [{lists[other]}] has a list of values for it. Set the list instead: --set "
+                f"'{lists[other]}.{other}=[...]'.",
                 key=key,
             )
     for entry in entries:
         for key, other in itertools.product(list_keys(entry.change), lists):
             if is_related_key(key, other):
                 raise ConfigError(
-                    f"{entry.heading} {key}: [{lists[other]}] has a list of values for it, which would win in every "
-                    "run. Leave it out of one of them.",
+                    f"{entry.heading} {key}: [{lists[other]}] has a list of values for it, which wins in every run. "
+                    "Leave it out of one of them.",
                     key=f"{entry.key}.{key}",
                 )
 
 
 def _check_entries_differ(parts: Mapping[str, Mapping[str, Mapping[str, Any]]], overrides: Mapping[str, Any]) -> None:
-    """Refuse overrides that make equal two rows, or two settings, that differ in the file."""
+    """Refuse overrides that make two different rows or settings equal."""
     for kind, tables in parts.items() if overrides else ():
         for (label, a), (other, b) in itertools.combinations(tables.items(), 2):
             if a != b and merge_tables(a, overrides) == merge_tables(b, overrides):
                 raise ConfigError(
-                    f'--set {" ".join(list_keys(overrides))}: the {kind} "{label}" and "{other}" differ in nothing '
-                    "else, and would be the same run. Leave it out, or compare other rows.",
+                    f'--set {" ".join(list_keys(overrides))}: the {kind} "{label}" and "{other}" differ only in this '
+                    "key, and would become the same run. Leave it out, or compare other rows.",
                     key=next(list_keys(overrides)),
                 )
 
 
 def _check_names_stay(plan: ComparisonPlan) -> None:
-    """Refuse overrides that name another component for a row or a setting, and so drop its keys."""
+    """Refuse overrides that name another component for a row or a setting, which drops its keys."""
     overrides = plan.run_overrides
     for run in plan.runs:
         keys = set(list_keys(run.table))
@@ -578,14 +583,14 @@ def _check_names_stay(plan: ComparisonPlan) -> None:
                 if find_value(run.file_table, key) == find_value(entry.change, key) and key not in keys:
                     raise ConfigError(
                         f"--set {' '.join(list_keys(overrides))}: {entry.heading} sets {key}, which the override "
-                        "drops. Leave it out, or change the rows.",
+                        "drops. Leave it out, or edit the rows.",
                         key=next(list_keys(overrides)),
                     )
     for key in list_choosers(overrides):
         if len({str(find_value(run.file_table, key)) for run in plan.runs}) > 1:
             raise ConfigError(
-                f"--set {key}: the rows or settings differ in it, and their labels would be wrong. Leave it out, or "
-                "change the rows.",
+                f"--set {key}: rows or settings differ in this key, so their labels would be wrong. Leave it out, or "
+                "edit the rows.",
                 key=key,
             )
 
@@ -593,17 +598,17 @@ def _check_names_stay(plan: ComparisonPlan) -> None:
 def _check_folders_differ(plan: ComparisonPlan) -> None:
     if len({run.subfolder for run in plan.runs}) < len(plan.runs):
         raise ConfigError(
-            "[compare] two runs would have the same folder: give rows different labels, and the lists of the grid "
-            "different values.",
+            "[compare] two runs would have the same folder. Set distinct labels in rows, and distinct values in the "
+            "lists of the grid.",
             key="compare",
         )
     if len({make_slug(format_label(values)) for values in plan.tuning}) < len(plan.tuning):
         raise ConfigError(
-            "[compare.tune] two combinations would have the same folder: give the lists other values.",
+            "[compare.tune] two combinations would have the same folder. Set distinct values in the lists.",
             key="compare.tune",
         )
     if len(set(plan.tune_seeds)) < len(plan.tune_seeds):
-        raise ConfigError("[compare] tune_seeds: a seed is given twice.", key="compare.tune_seeds")
+        raise ConfigError("[compare] tune_seeds: two seeds are equal. Leave one out.", key="compare.tune_seeds")
 
 
 def _check_run(run: PlannedRun, plan: ComparisonPlan) -> None:
@@ -615,15 +620,15 @@ def _check_run(run: PlannedRun, plan: ComparisonPlan) -> None:
     target_on = plan.section.target_on
     if plan.targets and target_on not in ON_THE_WAY and not run.experiment.evaluate.whole:
         raise ConfigError(
-            f'[compare] target_on: "{target_on}" is measured after the last round only. Set evaluate.whole = true to '
+            f'[compare] target_on: "{target_on}" is only measured after the last round. Set evaluate.whole = true to '
             f"measure it at every evaluation, or choose one of {', '.join(ON_THE_WAY)}.",
             key="compare.target_on",
         )
 
 
 def _check_heads(plan: ComparisonPlan) -> None:
-    """Refuse rows with classifiers of different kinds, unless `compare.differs` mentions heads."""
-    kinds = {}  # of the rows whose model has a parameter `head`
+    """Refuse rows with different kinds of classifiers, unless `compare.differs` mentions heads."""
+    kinds = {}  # only rows whose model has a parameter `head`
     for row, table in plan.rows.items():
         section = parse_experiment(table).model
         if isinstance(section.name, str):
@@ -633,20 +638,20 @@ def _check_heads(plan: ComparisonPlan) -> None:
     is_declared = re.search(r"\bheads?\b|\bclassifiers?\b", plan.section.differs, re.IGNORECASE)
     is_tuned = any("model.head" in dict(values) for values in plan.tuning)
     if not is_declared and (is_tuned or len(set(kinds.values())) > 1):
-        listed = ", ".join(f'"{row}" {kind}' for row, kind in kinds.items())
+        row_list = ", ".join(f'"{row}" {kind}' for row, kind in kinds.items())
         raise ConfigError(
-            "[compare] rows have classifiers of different kinds, which hides the effect of their methods: "
-            f"{listed}. Give all of them one model.head, or mention the heads in compare.differs.",
+            f"[compare] rows have different kinds of classifiers, which hides the effect of their methods: {row_list}. "
+            "Set the same model.head in all rows, or mention the heads in compare.differs.",
             key="model.head",
         )
 
 
 def _check_splits(plan: ComparisonPlan) -> None:
-    """Refuse rows and settings that are measured on different data."""
+    """Refuse rows and settings that are evaluated on different data."""
     if any(find_value(make_tables(values), "evaluate.split") for values in plan.tuning):
         raise ConfigError(
-            "[compare.tune] evaluate.split: values are tried on validation data, and the table is of one split. Set "
-            "evaluate.split once, for the whole file.",
+            "[compare.tune] evaluate.split: tuning uses validation data, and the table uses one split. Set "
+            "evaluate.split once for the whole file.",
             key="compare.tune.evaluate.split",
         )
     first, *others = plan.first_runs
@@ -654,9 +659,9 @@ def _check_splits(plan: ComparisonPlan) -> None:
     for other in others:
         if other.experiment.evaluate.split != split:
             raise ConfigError(
-                f'[compare] {first.name} has evaluate.split = "{split}" and {other.name} has '
-                f'"{other.experiment.evaluate.split}": numbers on different data do not rank methods. Give all rows '
-                "and settings one evaluate.split.",
+                f'[compare] {first.name} has evaluate.split = "{split}", but {other.name} has '
+                f'"{other.experiment.evaluate.split}". Numbers on different data do not rank methods: set the same '
+                "evaluate.split everywhere.",
                 key="evaluate.split",
             )
 
@@ -669,8 +674,8 @@ class DryRun:
     """The result of the check of all rows.
 
     Attributes:
-        notes: Notes on keys that all rows share and no run uses.
-        suppressed_notes: For each row and setting its notes on unused keys that all rows share and another run uses.
+        notes: Notes on keys that all rows share and that have no effect in any run.
+        suppressed_notes: For each row and setting, its notes on unused shared keys that another run uses.
         measured: Measurements for each row and setting, by the check or by earlier runs in the folder.
     """
 
@@ -684,7 +689,7 @@ def check_rows(
     folder: Path | None = None,
     on_assembly: Callable[[PlannedRun, Assembly], None] | None = None,
 ) -> DryRun:
-    """Assemble each row in each setting once, and refuse keys of the comparison that no run uses.
+    """Assemble each row in each setting once, and refuse keys of the comparison without effect in any run.
 
     Args:
         plan: The comparison.
@@ -692,15 +697,15 @@ def check_rows(
         on_assembly: Called with each row and setting and its assembly.
 
     Raises:
-        ConfigError: No run uses a key of a row, a setting, a list of values or an override; or there are values to
-            tune, and no validation data.
+        ConfigError: A key of a row, a setting, a list of values or an override has no effect in any run; or tuning has
+            no validation data.
         FleetFitError: A run cannot be assembled.
     """
     measured: dict[RowSetting, dict[str, list[float]]] = {}
     unused: dict[RowSetting, list[tuple[UnusedKey, ...]]] = {}
     for run in plan.first_runs:
         measured[run.group], unused[run.group] = _read_measured(run, folder), []
-        for position in dict.fromkeys([0, len(plan.tuning) - 1]):  # a key may have no effect with some values only
+        for position in dict.fromkeys([0, len(plan.tuning) - 1]):  # a key may have an effect with some values only
             assembly = _assemble(plan, run, plan.tuning[position], measured[run.group])
             measured[run.group] |= assembly.experiment.fleet.measured
             unused[run.group].append(assembly.unused)
@@ -737,7 +742,7 @@ def _assemble(
 
 
 def _read_measured(run: PlannedRun, folder: Path | None) -> dict[str, list[float]]:
-    """Return what the folders of a row and setting have measured. A damaged folder is reported when it is run."""
+    """Return the measurements in the folders of a row and setting. A damaged folder is reported when it is run."""
     measured: dict[str, list[float]] = {}
     if folder is not None:
         group = run.subfolder.parent
@@ -751,7 +756,7 @@ def _read_measured(run: PlannedRun, folder: Path | None) -> dict[str, list[float
 def _check_keys(
     plan: ComparisonPlan, unused: Mapping[RowSetting, Sequence[Sequence[UnusedKey]]]
 ) -> tuple[list[str], set[str]]:
-    """Refuse keys that no run uses; return notes on the shared ones, and the shared keys that some run uses."""
+    """Refuse keys without effect in any run; return notes on shared ones, and the shared keys that some run uses."""
     first = plan.first_runs
 
     def find_unused(key: str, runs: Sequence[PlannedRun]) -> UnusedKey | None:
@@ -762,17 +767,17 @@ def _check_keys(
                 return None
         return reason
 
-    def refuse(keys: Iterable[str], runs: Sequence[PlannedRun], heading: str, place: str) -> None:
+    def refuse(keys: Iterable[str], runs: Sequence[PlannedRun], heading: str, section: str) -> None:
         for key in keys:
             if (reason := find_unused(key, runs)) is not None:
-                raise ConfigError(f"{heading} {key}: {reason} Leave it out.", key=f"{place}{key}")
+                raise ConfigError(f"{heading} {key}: {reason} Leave it out.", key=f"{section}{key}")
 
     for entry in plan.entries:
         runs = plan.select_runs(entry)
         for key in list_keys(entry.change):
             if not any(find_value(run.file_table, key) == find_value(entry.change, key) for run in runs):
                 raise ConfigError(
-                    f"{entry.heading} {key}: every setting replaces it. Leave it out, or out of the settings.",
+                    f"{entry.heading} {key}: every setting replaces it. Leave it out of the row or of the settings.",
                     key=f"{entry.key}.{key}",
                 )
         refuse(list_keys(entry.change), runs, entry.heading, f"{entry.key}.")
@@ -785,20 +790,20 @@ def _check_keys(
         for key in list_keys(plan.base)
     }
     dropped = [
-        f"{key} of the file is in no run: every row names something else in its place."
+        f"{key} of the file has no effect: every row names another component."
         for key in list_keys(plan.base)
         if not any(find_value(run.table, key) for run in first)
     ]
     notes = [*dropped, *dict.fromkeys(str(reason) for reason in reasons.values() if reason is not None)]
-    used = {*list_keys(plan.run_overrides), *(key for key, reason in reasons.items() if reason is None)}
-    return notes, used - {*tuned}
+    used_keys = {*list_keys(plan.run_overrides), *(key for key, reason in reasons.items() if reason is None)}
+    return notes, used_keys - {*tuned}
 
 
 def list_plans(file: str | Path, overrides: Sequence[str] = ()) -> list[tuple[list[str], Assembly]]:
-    """Return each plan of a comparison once: the titles of the rows that have it, and an assembly of one of them.
+    """Return each distinct plan of a comparison: the titles of its rows, and an assembly of one of them.
 
     Raises:
-        FleetFitError: Something does not fit.
+        FleetFitError: The comparison is wrong.
     """
     plans: dict[str, tuple[list[str], Assembly]] = {}
 
@@ -816,11 +821,11 @@ def list_plans(file: str | Path, overrides: Sequence[str] = ()) -> list[tuple[li
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run of a comparison, perhaps one that has not started.
+    """A run of a comparison. It may not have started.
 
     Attributes:
         subfolder: Its folder, relative to the comparison's.
-        title: Row, setting and seed, or the values that it tries.
+        title: Row, setting and seed, or the tried values.
     """
 
     subfolder: Path
@@ -829,7 +834,7 @@ class ListedRun:
 
 @contextlib.contextmanager
 def hold_folder(plan: ComparisonPlan, folder: Path) -> Iterator[None]:
-    """List the runs in the order in which they start, and lock the folder until the end of the block."""
+    """Write the list of runs in starting order, and lock the folder until the end of the block."""
     runs = [{"place": str(run.subfolder), "title": run.title} for run in (*plan.tuning_runs, *plan.runs)]
     folder.mkdir(parents=True, exist_ok=True)
     files.write_text(folder / RUNS_FILE, json.dumps({"runs": runs}, indent=1) + "\n")
@@ -839,7 +844,7 @@ def hold_folder(plan: ComparisonPlan, folder: Path) -> Iterator[None]:
 
 
 def list_planned_runs(folder: Path) -> list[ListedRun]:
-    """Return the runs of the comparison in a folder; none where the folder has no comparison.
+    """Return the runs of the comparison in a folder; empty if the folder has no comparison.
 
     Raises:
         RunError: `runs.json` is damaged.
@@ -851,10 +856,10 @@ def list_planned_runs(folder: Path) -> list[ListedRun]:
         record = PlannedRunsRecord.load(files.parse_json(files.read_text(path)))
         runs = [ListedRun(Path(run.place), run.title) for run in record.runs]
         if any(run.subfolder.is_absolute() or ".." in run.subfolder.parts for run in runs):
-            raise ValueError("a place in it is outside of the folder")
+            raise ValueError("a path in it is outside of the folder")
     except (ValueError, OSError) as error:
         raise RunError(
-            f"{path} is damaged: {error}. The same fleetfit compare command writes it again.",
+            f"{path} is damaged: {error}. Run the same fleetfit compare command to write it again.",
             key=getattr(error, "key", None),
             path=path,
         ) from None
@@ -862,5 +867,5 @@ def list_planned_runs(folder: Path) -> list[ListedRun]:
 
 
 def is_running(folder: Path) -> bool:
-    """Return whether a process writes into a run folder, or runs the comparison in a folder."""
+    """Return whether a process is writing to a run folder, or running the comparison in a folder."""
     return files.is_held(folder / _LOCK)

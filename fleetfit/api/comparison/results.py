@@ -1,7 +1,7 @@
-"""The results of a comparison: `results.json` while it runs, its tables at the end, and all of it read again.
+"""The results of a comparison: `results.json` while it runs, tables at the end, and reading both.
 
-`results.json` is written after each finished run, so an interrupted comparison has the results of its finished runs. A
-finished comparison may be copied, under the name of the run file, to a folder whose files are committed.
+`results.json` is written after each finished run, so an interrupted comparison has the results of its finished runs.
+The results of a finished comparison may be copied to a folder under version control, under the run file's name.
 """
 
 import contextlib
@@ -17,7 +17,6 @@ from typing import Any
 
 from fleetfit import files
 from fleetfit.api.comparison.plan import (
-    RUNS_FILE,
     TUNING_FOLDER,
     ComparisonPlan,
     PlannedRun,
@@ -72,16 +71,16 @@ class Comparison:
 
     Attributes:
         folder: Its folder, with `table.md`, `table.csv`, `compare.json`, `differences.json` and `results.json`.
-        table: Methods as rows, the columns of each setting side by side; a paper's numbers below ours.
+        table: Methods as rows, with the columns of each setting side by side, and a paper's numbers below the run's.
         runs: The runs by (row, setting), one per seed.
-        tuned: The values that each (row, setting) got from the tuned grid.
+        tuned: The chosen values of the tuned grid, by (row, setting).
         results: The file with all results, `results.json`, or its copy.
-        differences: Of every row from the reference row, by setting and column; empty for a single row.
+        differences: Differences of each row from the baseline row, by setting and column; empty for a single row.
         difference_table: The same as a table, or None.
-        tuning: The values that every row and setting tried and got.
+        tuning: The tried and chosen values of each row and setting.
         tuning_table: The same as a table, or None.
-        finished: Whether all runs are finished. If not, the table has the finished ones.
-        failures: Titles of the runs without a usable update, which the notes below the table explain.
+        finished: Whether all runs are finished. If not, the table has only finished ones.
+        failures: Titles of the runs without a usable update. Notes below the table have the reasons.
     """
 
     folder: Path
@@ -128,11 +127,11 @@ class ResultsFile:
         self._environments: list[EnvironmentRecord] = []
 
     def add(self, planned: PlannedRun, run: Run, tuned: Mapping[str, Any]) -> None:
-        """Add a finished run, without writing."""
+        """Add a finished run without writing the file."""
         plan = self._plan
         changes = (plan.row_changes.get(planned.row, {}), plan.settings[planned.setting])
-        own = {key: make_plain(find_value(table, key)[0]) for table in changes for key in list_keys(table)}
-        self._runs[planned.subfolder] = _make_run_result(plan, planned, run, self._shorten_paths(own), tuned)
+        values = {key: make_plain(find_value(table, key)[0]) for table in changes for key in list_keys(table)}
+        self._runs[planned.subfolder] = _make_run_result(plan, planned, run, self._shorten_paths(values), tuned)
         names = {"level", "width", "depth", "blocks", "parameters", "multiply_adds"}
         self._levels.setdefault(planned.group, [
             LevelResult(row=planned.row, setting=planned.setting, **level.model_dump(include=names, warnings=False))
@@ -141,41 +140,40 @@ class ResultsFile:
         self._environments.append(_read_environment(run))
 
     def add_tuning(self, result: TuningResult, runs: Sequence[Run]) -> None:
-        """Add the chosen values of a row and setting and the runs that tried values, without writing."""
+        """Add the chosen values and the tuning runs of a row and setting without writing the file."""
         self._tuning.append(result)
         self._environments += [_read_environment(run) for run in runs]
 
     def write(self) -> None:
-        """Write the file with all that was added."""
+        """Write the file with all added results."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_text(self.path, format_results(self.results))
 
     @property
     def results(self) -> ComparisonResults:
-        """All that was added, in the order of the table."""
-        done = [run for run in self._plan.runs if run.subfolder in self._runs]
+        """The added results, in the order of the table."""
+        finished = [run for run in self._plan.runs if run.subfolder in self._runs]
         table = to_table(parse_experiment(merge_tables(self._plan.base, self._plan.run_overrides)))
         cores = (one.processors for one in self._environments if one.processors is not None)
-        file, here = self._file.resolve(), Path.cwd()
+        file, working_folder = self._file.resolve(), Path.cwd()
         return ComparisonResults(
             name=self._file.stem,
-            file=file.relative_to(here).as_posix() if file.is_relative_to(here) else file.name,
+            file=file.relative_to(working_folder).as_posix() if file.is_relative_to(working_folder) else file.name,
             versions={name: self._join(name) or "unknown" for name in ("fleetfit", "torch", "python")},
             commit=self._join("fleetfit_commit"),
             machine={"processor": self._join("processor") or "unknown", "cores": next(cores, 0)},
             against=self._against,
             settings=self._shorten_paths({key: table[key] for key in _SECTIONS if key in table}),
-            runs=[self._runs[run.subfolder] for run in done],
+            runs=[self._runs[run.subfolder] for run in finished],
             tuning=self._tuning,
-            levels=[level for key in dict.fromkeys(run.group for run in done) for level in self._levels[key]],
+            levels=[level for key in dict.fromkeys(run.group for run in finished) for level in self._levels[key]],
         )
 
     def _join(self, key: str) -> str | None:
-        """Return the value of all environments, or their different values."""
         return ", ".join(dict.fromkeys(getattr(one, key) for one in self._environments if getattr(one, key))) or None
 
     def _shorten_paths(self, value: Any) -> Any:
-        """Make paths below the run file's folder, or the working folder, relative to the file."""
+        """Make paths in the run file's folder, or in the working folder, relative to the file."""
         if isinstance(value, Mapping):
             return {self._shorten_paths(key): self._shorten_paths(inner) for key, inner in value.items()}
         if isinstance(value, list | tuple):
@@ -212,7 +210,7 @@ def _make_run_result(
 
 
 def _read_environment(run: Run) -> EnvironmentRecord:
-    """Return where a run began; nothing of a damaged file, which only documents the run."""
+    """Return the environment in which a run started; empty for a damaged file, which only documents the run."""
     try:
         return run.files.read("environment.json", EnvironmentRecord)
     except FleetFitError:
@@ -220,10 +218,10 @@ def _read_environment(run: Run) -> EnvironmentRecord:
 
 
 def find_record_path(file: Path, folder: str | Path) -> Path:
-    """Return the path of the copy in a folder for committed results.
+    """Return the path of the copy of the results.
 
     Raises:
-        ConfigError: Another file has that path.
+        ConfigError: Another file has this path.
     """
     path = files.parse_path(folder) / f"{file.stem}.json"
     if path.exists() or path.is_symlink():
@@ -231,8 +229,7 @@ def find_record_path(file: Path, folder: str | Path) -> Path:
             read_results(path)
         except FleetFitError as error:
             raise ConfigError(
-                f"--record would overwrite {path}, which is another file: {error} Move it away, or choose another "
-                "folder.",
+                f"--record would overwrite {path}, which is another file: {error} Move it, or choose another folder.",
                 key="record",
                 path=path,
             ) from None
@@ -249,9 +246,7 @@ def write_record(results: ComparisonResults, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_user_file(path, format_results(results))
     except OSError as error:
-        raise ConfigError(
-            f"the results cannot be written to {path}: {error.strerror}.", key="record", path=path
-        ) from None
+        raise ConfigError(f"cannot write the results to {path}: {error.strerror}.", key="record", path=path) from None
 
 
 # ---- the tables ----------------------------------------------------------------------------------------------------
@@ -269,10 +264,10 @@ def write_comparison(
     """Write the tables, numbers, plots and page of finished runs."""
     folder, numbers = results.path.parent, results.results
     summaries = {key: [run.files.read_summary() for run in group] for key, group in runs.items()}
-    on = plan.section.target_on
+    target_on = plan.section.target_on
     cells = {
         key: [
-            find_numbers(summary, run._read_rounds(), plan.columns, plan.targets, on)
+            find_numbers(summary, run._read_rounds(), plan.columns, plan.targets, target_on)
             for run, summary in zip(group, summaries[key], strict=True)
         ]
         for key, group in runs.items()
@@ -320,20 +315,23 @@ def write_comparison(
         for run, columns in zip(group, cells[row, setting], strict=True)
     ]
     write_text(folder / "compare.json", json.dumps(entries, indent=2) + "\n")
-    stored = read_comparison(folder)
-    with contextlib.suppress(MissingExtra):  # the command line prints a hint about missing plots
-        save_figures(figures.draw_comparison(stored.rows, plan.columns, plan.targets, on), make_plots_folder(folder))
-    page.write_comparison_page(stored)
+    comparison_record = read_comparison(folder)
+    with contextlib.suppress(MissingExtra):  # the command line reports missing plots
+        save_figures(
+            figures.draw_comparison(comparison_record.rows, plan.columns, plan.targets, target_on),
+            make_plots_folder(folder),
+        )
+    page.write_comparison_page(comparison_record)
     return comparison
 
 
 def _list_notes(plan: ComparisonPlan, tuned: Mapping[RowSetting, str], score: str) -> list[str]:
-    """Return the sentences below the table; the first names its numbers."""
+    """Return the sentences below the table. The first one explains its numbers."""
     section, seeds = plan.section, len(plan.seeds)
     several = "s, mean ± standard deviation" if seeds > 1 else ""
     notes = [f"{score[:1].upper()}{score[1:]}; {seeds} seed{several}."]
     if any(map(is_rounds, plan.columns)):
-        words = {0: "after the last round only", 1: "every round"}
+        words = {0: "only after the last round", 1: "every round"}
         every = sorted({run.experiment.evaluate.every for run in plan.runs})
         often = ", ".join(words.get(rounds, f"every {rounds} rounds") for rounds in every)
         notes.append(
@@ -344,7 +342,7 @@ def _list_notes(plan: ComparisonPlan, tuned: Mapping[RowSetting, str], score: st
         notes.append("Waste: 1 - elements returned / elements sent, in percent, mean over the rounds.")
     notes += [f"Tuned on validation data: {join(*key)}: {value}." for key, value in tuned.items()]
     if plan.printed:
-        notes.append(f'Lines that end in "{OF_THE_PAPER.strip()}" hold the paper\'s own numbers.')
+        notes.append(f'Lines that end in "{OF_THE_PAPER.strip()}" have the paper\'s numbers.')
     if section.differs:
         notes.append(f"Differs from the paper's setting: {section.differs.strip()}")
     if plan.overrides:
@@ -355,35 +353,35 @@ def _list_notes(plan: ComparisonPlan, tuned: Mapping[RowSetting, str], score: st
 
 
 def _list_notes_on_samples(summaries: Mapping[RowSetting, Sequence[SummaryRecord]]) -> list[str]:
-    """Return notes on accuracies that were measured on some of the samples."""
+    """Return notes on accuracies that were measured on a part of the samples."""
     rows: dict[str, list[str]] = {}
     for key, group in summaries.items():
         headlines = [summary.headline for summary in group]
         for kind in ("global", "local"):
             for some in sorted({format_sample_counts(columns, kind) for columns in headlines} - {""}):
                 rows.setdefault(f"{kind}{some}", []).append(join(*key))
-    return [f"Measured on fewer than all samples: {score} of {'; '.join(names)}." for score, names in rows.items()]
+    return [f"Measured on a part of the samples: {score} of {'; '.join(names)}." for score, names in rows.items()]
 
 
 # ---- reading -------------------------------------------------------------------------------------------------------
 
 
 def load_comparison(folder: str | Path) -> Comparison:
-    """Open the folder of a comparison, finished or not; nothing is trained or written.
+    """Open the folder of a comparison, finished or not, without training or writing.
 
     Args:
-        folder: A folder that `fleetfit compare` made, such as `runs/compare-...`.
+        folder: A folder of `fleetfit compare`, such as `runs/compare-...`.
 
     Returns:
-        Its tables and runs. An unfinished comparison has `finished` False, and the numbers of its finished runs.
-        Numbers that runs with `[privacy]` withhold stay withheld.
+        The comparison. If it is unfinished, `finished` is False and the tables have its finished runs. Numbers that
+        `[privacy]` withholds stay withheld.
 
     Raises:
-        RunError: The folder is not a comparison's, none of its runs is finished, or a file of it is damaged.
+        RunError: The folder is not a comparison's, no run is finished, or a file is damaged.
     """
     path = files.parse_path(folder)
     run_count = _count_runs(path)
-    read_entries(RunFolder(path))  # a damaged file is an error here
+    read_entries(RunFolder(path))  # a damaged file raises an error here
     record = read_comparison(path)
     finished = bool(record.entries) and run_count in (0, len(record.results.runs))
     if not finished:
@@ -403,7 +401,7 @@ def load_comparison(folder: str | Path) -> Comparison:
             try:
                 runs.setdefault((group.row, group.setting), []).append(load(run.folder))
             except FleetFitError as error:
-                logger.warning("A run of the comparison is left out: %s", error)
+                logger.warning("Leaving out a run of the comparison: %s", error)
     row_differences, tuning = paired_differences(visible.results, visible.columns), tuple(visible.results.tuning)
     return Comparison(
         folder=path,
@@ -422,20 +420,21 @@ def load_comparison(folder: str | Path) -> Comparison:
 
 
 def _count_runs(path: Path) -> int:
-    """Return the number of runs of a comparison's table; 0 where its folder does not list them.
+    """Return the number of runs of a comparison's table; 0 if its folder does not list them.
 
     Raises:
-        RunError: The folder is not a comparison's, or none of its runs is finished.
+        RunError: The folder is not a comparison's, or no run is finished.
     """
     if not path.is_dir():
-        raise RunError(f"there is no folder {path}.", path=path)
-    listed = list_planned_runs(path)
+        raise RunError(f"no such folder: {path}.", path=path)
+    planned = list_planned_runs(path)
     single, results = files.is_file(path / "config.toml"), files.is_file(path / RESULTS_FILE)
-    if single or not (listed or results):
-        hint = " It is one run: open it with fleetfit.load." if single else ""
-        raise RunError(f"{path} is not the folder of a comparison: it has no {RESULTS_FILE}.{hint}", path=path)
+    if single or not (planned or results):
+        hint = " It is a single run: open it with fleetfit.load." if single else ""
+        raise RunError(f"{path} is not a comparison's folder: it has no {RESULTS_FILE}.{hint}", path=path)
     if not results:
         raise RunError(
-            f"no run of the comparison in {path} is finished: it has {RUNS_FILE} without {RESULTS_FILE}.", path=path
+            f"no run of the comparison in {path} is finished. Run the same fleetfit compare command to continue it.",
+            path=path,
         )
-    return sum(run.subfolder.parts[:1] != (TUNING_FOLDER,) for run in listed)
+    return sum(run.subfolder.parts[:1] != (TUNING_FOLDER,) for run in planned)

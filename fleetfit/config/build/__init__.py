@@ -1,1 +1,1 @@
-"""Sections of a run file become the objects of a run, one module per section."""
+"""Build the objects of a run from the sections of a run file, one module per section."""

@@ -1,4 +1,4 @@
-"""The clients of a run: simulated ones, whose data are parts of one data set, or the nodes of a real fleet."""
+"""The clients of a run: simulated clients that share one data set, or the nodes of a real fleet."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ class FleetMembers:
     """Clients and devices of a run.
 
     Attributes:
-        clients: All facts about the clients, including those that the server does not learn.
+        clients: All facts about the clients, including facts hidden from the server.
         device: The server's own device, or None.
         simulation: The simulated devices; None on a real fleet, which has no test data on the server either.
     """
@@ -56,7 +56,7 @@ class SimulatedClients:
 
     Attributes:
         population: The facts from which levels are planned.
-        noun: A client, in messages.
+        noun: Word for a client in messages.
     """
 
     noun = "client"
@@ -89,34 +89,33 @@ class SimulatedClients:
         assert members.simulation is not None
         resources, notes = members.simulation.resources, self._describe_uncounted_samples()
         if self._experiment.cohort.deadline_s is not None and not resources.speeds:
-            notes.insert(
-                0, "The deadline is one of real time, since no group has a profile: results differ from run to run."
-            )
+            notes.insert(0, "No group has a profile, so the deadline counts real time and results differ between runs.")
         absent = describe_absent_clients(federation, planned.budgets)
         return absent, notes + describe_offline_clients(federation, resources) if len(federation.able) else notes
 
     def _describe_uncounted_samples(self) -> list[str]:
-        """Describe the samples of the evaluated split that `local` and `global` do not count."""
+        """Describe the evaluated samples that `local` and `global` leave out."""
         data, evaluate = self._data, self._experiment.evaluate
         if self._experiment.privacy.is_set:
             return []
         notes = []
         if evaluate.clients is not None and evaluate.clients < len(self._parts):
             notes.append(
-                f"local and global are of {evaluate.clients} of {len(self._parts)} clients: [evaluate] clients."
+                f"local and global are measured on {evaluate.clients} of {len(self._parts)} clients ([evaluate] "
+                "clients)."
             )
-        rest = find_unassigned(data, self._parts, evaluate.split)
-        if not len(rest):
+        unassigned = find_unassigned(data, self._parts, evaluate.split)
+        if not len(unassigned):
             return notes
-        reason = "the division gives them to no client"
+        reason = "the partition assigns them to no client"
         if data.task == "classification":
-            classes = set(data.y[rest].unique().tolist())
+            classes = set(data.y[unassigned].unique().tolist())
             if not classes.intersection(data.y[data.split("train")].unique().tolist()):
                 names = [data.class_names[i] if data.class_names else i for i in sorted(classes)]
-                reason = f"there are no training samples of their classes ({quote_some(names)})"
+                reason = f"their classes have no training samples ({quote_some(names)})"
         notes.append(
-            f"{len(rest)} of {len(data.split(evaluate.split))} {evaluate.split} samples belong to no client, so local "
-            f"and global do not count them: {reason}."
+            f"{len(unassigned)} of {len(data.split(evaluate.split))} {evaluate.split} samples belong to no client, so "
+            f"local and global do not count them: {reason}."
         )
         return notes
 
@@ -127,14 +126,14 @@ def build_clients(
     """Return the facts about simulated clients, with the classes of their samples if they report them.
 
     Raises:
-        ConfigError: They are to report classes, and the task has none.
+        ConfigError: Clients report classes, but the task has none.
     """
     labels = None
     if experiment.fleet.reports_labels:
         if data.task != "classification":
             raise ConfigError(
-                "[fleet] reports_labels: clients can report how many samples of each class they have in a "
-                f"classification; the task of {data.name} is {data.task}. Leave reports_labels out.",
+                "[fleet] reports_labels: clients report samples per class only in a classification, but the task of "
+                f"{data.name} is {data.task}. Leave reports_labels out.",
                 key="fleet.reports_labels",
             )
         labels = class_counts(data, [dict(part) for part in parts]).numpy()
@@ -142,10 +141,10 @@ def build_clients(
 
 
 def describe_offline_clients(federation: Federation, resources: DeviceResources) -> list[str]:
-    """Name the clients that could take part, but are in no round of the trace.
+    """List the clients that the trace never has online.
 
     Raises:
-        ConfigError: All of them are.
+        ConfigError: No client is ever online.
     """
     trace = None if resources.availability is None else resources.availability.trace
     if trace is None:
@@ -155,7 +154,8 @@ def describe_offline_clients(federation: Federation, resources: DeviceResources)
         return []
     if len(missing) == len(federation.able):
         raise ConfigError(
-            "[fleet] availability.trace: no client that can take part is ever online.", key="fleet.availability.trace"
+            "[fleet] availability.trace: no client that can take part is ever online. Change the trace or the budgets.",
+            key="fleet.availability.trace",
         )
     return [
         f"{len(missing)} clients cannot take part: the trace never has them online. Clients {format_ranges(missing)}."
@@ -166,11 +166,11 @@ def describe_offline_clients(federation: Federation, resources: DeviceResources)
 
 
 class NodeClients:
-    """The nodes of a real fleet, which have their own data and report their budgets.
+    """The nodes of a real fleet. They have their own data and may report budgets.
 
     Attributes:
         population: The facts from which levels are planned.
-        noun: A client, in messages.
+        noun: Word for a client in messages.
     """
 
     noun = "node"
@@ -186,9 +186,13 @@ class NodeClients:
 
     def join(self, planned: PlannedProblem) -> FleetMembers:
         """Return the facts about the nodes, and the server's own device if it trains."""
-        own = self._server_data
+        server_data = self._server_data
         accelerator = find_server_device(self._experiment.engine)
-        device = None if own is None else Device(planned.problem, own, accelerator=accelerator, unlabelled=own)
+        device = (
+            None
+            if server_data is None
+            else Device(planned.problem, server_data, accelerator=accelerator, unlabelled=server_data)
+        )
         return FleetMembers(build_node_clients(self._experiment, self._method, planned.budgets, self._nodes), device)
 
     def describe(
@@ -198,8 +202,8 @@ class NodeClients:
         if self._method.needs_budgets:
             return describe_absent_clients(federation, planned.budgets), []
         return [
-            "Nodes do not report budgets. Each is evaluated with the largest model that it has trained so far; a node "
-            "that has trained none is not evaluated."
+            "Nodes do not report budgets. Each node is evaluated with the largest model that it has trained so far. "
+            "A node that has trained no model is not evaluated."
         ], []
 
 
@@ -208,7 +212,7 @@ def _find_largest(nodes: Sequence[NodeDescription]) -> int:
 
 
 def find_common_data(nodes: Sequence[NodeDescription]) -> DataDescription:
-    """Return the data description that most nodes report; of equally many, the first."""
+    """Return the data description that most nodes report, the first one on a tie."""
     counts = Counter(node.facts.shape for node in nodes)
     most = max(counts, key=lambda shape: counts[shape])
     return next(node.facts for node in nodes if node.facts.shape == most)

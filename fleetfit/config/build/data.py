@@ -1,4 +1,4 @@
-"""`[data]` becomes the data set, its partition among the clients, and the server's own data."""
+"""Build the data set, its partition among the clients, and the server's own data from `[data]`."""
 
 import contextlib
 import inspect
@@ -18,14 +18,14 @@ from fleetfit.data import Data, drop_labels, partition
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.values import DataDescription
 
-_MOST_SHARED = 2  # a run's data, and those of its server
+_MOST_SHARED = 2  # the data of a run and of its server
 _SHARED: ContextVar[dict[str, Data] | None] = ContextVar("shared", default=None)
-"""Loaded data sets by name and settings, the newest last."""
+"""Loaded data sets by name and settings; the newest is last."""
 
 
 @contextlib.contextmanager
 def share_data() -> Iterator[None]:
-    """Keep the last two data sets, so that several runs in a row load them once."""
+    """Cache the last two data sets, so that consecutive runs load them once."""
     token = _SHARED.set({})
     try:
         yield
@@ -78,7 +78,7 @@ def _load(section: DataSection | ServerDataSection, where: str, settings: Mappin
 
 
 def build_partition(experiment: Experiment, data: Data) -> Sequence[Mapping[str, Tensor]]:
-    """Return the splits of each client: 40 clients by default, fewer where each would have under 30 samples."""
+    """Return the splits of each client: by default 40 clients, fewer if a client would have under 30 samples."""
     section = experiment.data.partition
     clients = section.clients
     if clients is None and section.kind != "natural":
@@ -103,7 +103,7 @@ def has_data_sized_clients(experiment: Experiment) -> bool:
 
 
 def describe_data_files(experiment: Experiment, data: Data | DataDescription, clients: int) -> list[str]:
-    """Describe the data that were read from the user's files, and the number of clients if it is below the default."""
+    """Describe data from the user's files, and the number of clients if it is below the default."""
     if not isinstance(data, Data):
         return []
     name = experiment.data.name
@@ -111,7 +111,8 @@ def describe_data_files(experiment: Experiment, data: Data | DataDescription, cl
     notes = [*([] if own_notes else [describe_data(data)]), *data.notes]
     if clients < CLIENTS and has_data_sized_clients(experiment):
         notes.append(
-            f"Divided among {clients} clients, because the data are small: [data] partition.clients says otherwise."
+            f"The data are small, so they are divided among {clients} clients. Set [data] partition.clients for "
+            "another number."
         )
     return notes
 
@@ -122,14 +123,14 @@ def describe_data_files(experiment: Experiment, data: Data | DataDescription, cl
 def build_server_data(experiment: Experiment, data: Data | DataDescription) -> Data:
     """Load the server's own data, without labels.
 
-    Texts are tokenised as the clients' texts are, unless the section names a tokenizer.
+    Texts use the clients' tokenizer, unless the section names another.
 
     Args:
         experiment: The run.
         data: The clients' data.
 
     Raises:
-        FleetFitError: The data cannot be loaded, or a model for the clients' data cannot take them.
+        FleetFitError: The data cannot be loaded, or do not fit a model for the clients' data.
     """
     section = experiment.data.server
     assert section is not None
@@ -139,9 +140,9 @@ def build_server_data(experiment: Experiment, data: Data | DataDescription) -> D
         tokenizer = experiment.data.settings.get("tokenizer") or data.tokenizer
         if tokenizer and "tokenizer" in inspect.signature(factory).parameters:
             settings["tokenizer"] = tokenizer
-    own = build_data(section, "[data] server", **settings)
-    _check_server_data(data, own)
-    return drop_labels(own, experiment.seed)
+    server_data = build_data(section, "[data] server", **settings)
+    _check_server_data(data, server_data)
+    return drop_labels(server_data, experiment.seed)
 
 
 def _check_server_data(data: Data | DataDescription, server: Data) -> None:
@@ -155,14 +156,14 @@ def _check_server_data(data: Data | DataDescription, server: Data) -> None:
         texts = [files.read_text(Path(file), ConfigError) for file in (data.tokenizer, server.tokenizer)]
         if texts[0] != texts[1]:
             raise ConfigError(
-                f"[data] server: the texts of {server.name} are cut into other tokens than the clients' {data.name}. "
-                "Give both the same tokenizer, or none to the server's.",
+                f"[data] server: {server.name} and the clients' {data.name} have different tokenizers. Set the same "
+                "tokenizer for both, or none for the server.",
                 key="data.server.tokenizer",
             )
     ours, theirs = (data.vocabulary, data.padding), (server.vocabulary, server.padding)
     if ours != theirs:
         raise ConfigError(
             f"[data] server: {server.name} has {theirs[0]} tokens and padding {theirs[1]}, the clients' {data.name} "
-            f"{ours[0]} and {ours[1]}; the same token must mean the same in both. Give both the same tokenizer.",
+            f"{ours[0]} and {ours[1]}. Token ids must agree: set the same tokenizer for both.",
             key="data.server",
         )

@@ -1,4 +1,4 @@
-"""`[engine]` becomes how each level is computed: precision, memory format, compilation, and cached features."""
+"""Choose how each level is computed from `[engine]`: precision, memory format, compilation, and cached features."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,8 +21,8 @@ class Computing:
     """How the levels of a run are computed.
 
     Attributes:
-        computed: By shape; empty where all levels are computed in fp32, contiguous and not compiled.
-        chosen: The same as text by the level's name, for the run's configuration; empty where nothing was chosen.
+        computed: By shape; empty if all levels are computed in fp32, contiguous and not compiled.
+        chosen: The same as text by the level's name, for the run's configuration; empty if nothing was chosen.
         notes: Notes for the user.
     """
 
@@ -34,7 +34,7 @@ class Computing:
 def choose_computing(
     section: EngineSection, problem: Problem, levels: Sequence[Level], accelerator: torch.device
 ) -> Computing:
-    """Choose how the levels are computed: by the keys for all levels, else as chosen before, else as pays here.
+    """Choose how the levels are computed: by the keys, else by the recorded choice, else by this machine.
 
     Args:
         section: `[engine]`.
@@ -43,7 +43,7 @@ def choose_computing(
         accelerator: Device that computes most of it.
 
     Raises:
-        ConfigError: `chosen` has other levels, or a level is to be compiled and there is no compiler.
+        ConfigError: `chosen` has other levels, or a level needs a compiler and there is none.
     """
     fast = section.speed == "fast"
     fixed: dict[str, Any] = {"precision": section.precision, "compile": section.compile}
@@ -53,20 +53,22 @@ def choose_computing(
     if any(map(has_convolutions, modules)):
         fixed["memory_format"] = section.memory_format
     fixed = {key: value for key, value in fixed.items() if value is not None}
-    before: dict[str, Arithmetic] = {}
+    recorded: dict[str, Arithmetic] = {}
     if fast and section.chosen:
         names = [level.name for level in levels]
         if sorted(section.chosen) != sorted(names):
             raise ConfigError(
-                f"[engine] chosen is of levels {', '.join(map(truncate, section.chosen))}, and this run has "
-                f"{', '.join(names)}. A run writes it; leave it out, and the run chooses again.",
+                f"[engine] chosen is of levels {', '.join(map(truncate, section.chosen))}, but this run has "
+                f"{', '.join(names)}. A run writes this key itself: leave it out.",
                 key="engine.chosen",
             )
-        before = {name: Arithmetic.read(text) for name, text in section.chosen.items()}
+        recorded = {name: Arithmetic.read(text) for name, text in section.chosen.items()}
     arithmetic = {}
     for level, module in zip(levels, modules, strict=True):
-        own = before.get(level.name) or (choose_arithmetic(module, problem.input_shape, accelerator) if fast else PLAIN)
-        arithmetic[level.name] = replace(own, **fixed)
+        choice = recorded.get(level.name) or (
+            choose_arithmetic(module, problem.input_shape, accelerator) if fast else PLAIN
+        )
+        arithmetic[level.name] = replace(choice, **fixed)
     if any(one.compile for one in arithmetic.values()):
         check_compiler(accelerator)
     full = problem.layout.full_sizes
@@ -76,14 +78,16 @@ def choose_computing(
     is_plain = all(one == PLAIN for one in arithmetic.values())
     notes: tuple[str, ...] = ()
     if not has_bf16(accelerator) and any(one.precision == "bf16" for one in arithmetic.values()):
-        reason = ", as it did where it began" if before else ""
+        reason = ", as on the machine that started it" if recorded else ""
         notes = (
-            f"The run computes in bf16{reason}, and {_NO_BF16}: they are emulated, which is slower than fp32.",
+            f"The run computes in bf16{reason}, and {_NO_BF16}. Emulation is slower than fp32.",
         )  # fmt: skip
     elif fast and not has_bf16(accelerator) and section.precision is None:
-        notes = (f'engine.speed = "fast" keeps to fp32: {_NO_BF16}, and emulating them would be slower.',)
-    elif fast and is_plain and not problem.features_bytes:  # cached features pay with any arithmetic
-        notes = ('engine.speed = "fast" changes nothing: for this model nothing is known that pays on this machine.',)
+        notes = (f'engine.speed = "fast" uses fp32: {_NO_BF16}, and emulation would be slower.',)
+    elif fast and is_plain and not problem.features_bytes:  # cached features are faster in any precision
+        notes = (
+            'engine.speed = "fast" changes nothing: no faster computation is known for this model on this machine.',
+        )
     chosen = {name: str(one) for name, one in arithmetic.items()} if fast else {}
     return Computing(() if is_plain else computed, chosen, notes)
 
@@ -99,7 +103,7 @@ def build_level(problem: Problem, level: Level) -> torch.nn.Module:
 
 
 def set_feature_cache(problem: Problem, section: EngineSection) -> Problem:
-    """Set the memory for cached features of a frozen backbone; without one nothing is cached."""
+    """Set the memory for cached features of a frozen backbone; 0 without a backbone."""
     if not problem.base:
         return problem
     size = section.features_bytes
@@ -109,7 +113,7 @@ def set_feature_cache(problem: Problem, section: EngineSection) -> Problem:
 
 
 def find_server_device(section: EngineSection) -> torch.device:
-    """Return where the server computes: the engine's device if this machine has it, else the CPU."""
+    """Return the server's device: the engine's device if this machine has it, else the CPU."""
     name = section.settings.get("device", "cpu")
     try:
         return resolve_device(name if isinstance(name, str) else "cpu")

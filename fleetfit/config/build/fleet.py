@@ -1,7 +1,7 @@
-"""`[fleet]` becomes the budgets, speeds and connections of the clients, and the targets of their levels.
+"""Build budgets, speeds and connections of the clients, and the targets of the levels, from `[fleet]`.
 
-Clients are dealt to budget groups by a shuffle seeded with the run's seed. Group sizes follow the shares, rounded
-down. The remaining clients go to the groups with the largest remainders, the first of equal ones.
+A shuffle with the run's seed deals clients to budget groups. Group sizes follow the shares, rounded down. The remaining
+clients go to the groups with the largest remainders; ties go to the first group.
 """
 
 import math
@@ -35,7 +35,7 @@ class DeviceBudgets:
         budgets: Budget of each client, as a fraction of the full model's cost [K].
         tolerances: epsilon_k of each [K].
         cost: The cost that `budgets` limit.
-        further: Budgets in each further cost that some budget names; infinite where one does not [K].
+        further: Budgets in each further cost that a budget names; infinite for clients without one [K].
         conditions: Conditions under which costs are counted, and measured latencies.
     """
 
@@ -51,7 +51,7 @@ class DeviceBudgets:
 def deal_clients(
     section: FleetSection, problem: Problem, clients: int, seed: int, conditions: Conditions
 ) -> DeviceBudgets:
-    """Deal clients to budget groups; see the module's docstring for the rule.
+    """Deal clients to budget groups by the rule of the module's docstring.
 
     Args:
         section: `[fleet]`.
@@ -108,7 +108,7 @@ def _convert_budgets(
 
 
 def compute_group_sizes(shares: Sequence[float | None], clients: int) -> list[int]:
-    """Return the number of clients of each group; groups without a share divide the rest equally.
+    """Return the number of clients of each group. Groups without a share divide the remainder equally.
 
     Raises:
         ConfigError: The shares do not add up to 1.
@@ -116,9 +116,9 @@ def compute_group_sizes(shares: Sequence[float | None], clients: int) -> list[in
     total = sum(share for share in shares if share is not None)
     open_groups = sum(share is None for share in shares)
     if total > 1 + 1e-6 or (open_groups == 0 and total < 1 - 1e-6) or (open_groups and total > 1 - 1e-6):
-        rest = ", with a rest for the groups without a share" if open_groups else ""
+        remainder = ", and leave a remainder for the groups without a share" if open_groups else ""
         raise ConfigError(
-            f"[fleet] groups: the shares add up to {total:.6g}; they must add up to 1{rest}.", key="fleet.groups"
+            f"[fleet] groups: the shares add up to {total:.6g}; they must add up to 1{remainder}.", key="fleet.groups"
         )
     exact = [clients * ((1 - total) / open_groups if share is None else share) for share in shares]
     sizes = [int(x + 1e-9) for x in exact]
@@ -174,7 +174,8 @@ def build_speeds(section: FleetSection, group: np.ndarray, seed: int) -> dict[st
         for key in ("slow", "jitter"):
             if getattr(section, key):
                 raise ConfigError(
-                    f"[fleet] {key}: it needs a profile for each of the groups, and none has one.", key=f"fleet.{key}"
+                    f"[fleet] {key}: needs a profile for each group. Set profile in every group, or leave {key} out.",
+                    key=f"fleet.{key}",
                 )
         return {}
     profiles = [find_profile(g.profile) for g in section.groups if g.profile is not None]
@@ -207,20 +208,20 @@ def find_profile(profile: str | ProfileSection) -> DeviceProfile:
         return DeviceProfile(**dict(profile))
     if profile not in PROFILES:
         raise ConfigError(
-            f'[fleet] groups.profile: "{truncate(profile)}" is not among the profiles: {", ".join(PROFILES)}. Or write '
-            f"a table of figures.{did_you_mean(profile, PROFILES)}",
+            f'[fleet] groups.profile: "{truncate(profile)}" is not among the profiles: {", ".join(PROFILES)}. Name '
+            f"one, or write a table of figures.{did_you_mean(profile, PROFILES)}",
             key="fleet.groups.profile",
         )
     return PROFILES[profile]
 
 
 def check_profiles(section: FleetSection) -> None:
-    """Check that all groups have a profile or none has, and that the names are known."""
+    """Check that all groups or no group has a profile, and that the names are known."""
     missing = [i for i, group in enumerate(section.groups) if group.profile is None]
     if 0 < len(missing) < len(section.groups):
         raise ConfigError(
-            f"[fleet] groups: {', '.join(f'#{i + 1}' for i in missing)} have no profile and others have; the clock of "
-            "a round needs all.",
+            f"[fleet] groups: {', '.join(f'#{i + 1}' for i in missing)} have no profile, but others have. Set a "
+            "profile in all groups or in none.",
             key=f"fleet.groups.{missing[0]}.profile",
         )
     for i, group in enumerate(section.groups):
@@ -233,10 +234,10 @@ def check_profiles(section: FleetSection) -> None:
 
 
 def build_availability(section: AvailabilitySection | None, clients: int, seed: int) -> Availability | None:
-    """Return when clients are connected; None where they always are.
+    """Return when clients are connected; None if they always are.
 
     Raises:
-        ConfigError: The keys exclude each other, or the trace has other clients.
+        ConfigError: Keys exclude each other, or the trace is of other clients.
     """
     if section is None:
         return None
@@ -245,19 +246,20 @@ def build_availability(section: AvailabilitySection | None, clients: int, seed: 
         for name in ("share", "spread", "rounds", "day"):
             if name in section.model_fields_set and getattr(section, name):
                 raise ConfigError(
-                    f"{where}: a trace determines who is online; leave {name} out, or the trace.", key=f"{key}.{name}"
+                    f"{where}: the trace already determines who is online. Leave out {name} or the trace.",
+                    key=f"{key}.{name}",
                 )
         return Availability(clients, leave=section.leave, trace=read_trace(section.trace, clients), seed=seed)
     share = 1.0 if section.share is None else section.share
     if section.rounds is not None and share == 1:
         raise ConfigError(
-            f"{where}: with share = 1 clients never go offline; leave rounds out, or make share smaller.",
+            f"{where}: with share = 1 clients never go offline. Leave rounds out, or lower share.",
             key=f"{key}.rounds",
         )
     if section.rounds is not None and section.rounds * (1 - share) < 1:
         raise ConfigError(
-            f"{where}: clients that are online {share:g} of the time stay for {1 / (1 - share):.4g} rounds if each "
-            f"round is drawn independently; rounds must be at least that, got {section.rounds:g}.",
+            f"{where} rounds: clients that are online {share:g} of the time stay for {1 / (1 - share):.4g} rounds if "
+            f"each round is drawn independently; rounds must be at least that, got {section.rounds:g}.",
             key=f"{key}.rounds",
         )
     return Availability(clients, share, section.spread, section.rounds, section.day, section.leave, seed=seed)
@@ -267,7 +269,7 @@ def build_availability(section: AvailabilitySection | None, clients: int, seed: 
 
 
 def build_targets(section: FleetSection, budgets: DeviceBudgets, blocks: int) -> Targets:
-    """Return the costs that levels should have, or the levels that `[fleet] levels` lists or a saved plan has.
+    """Return the target costs of the levels, or the levels of `[fleet] levels` or of a saved plan.
 
     Args:
         section: `[fleet]`.
@@ -276,9 +278,9 @@ def build_targets(section: FleetSection, budgets: DeviceBudgets, blocks: int) ->
     """
     levels, plan = section.levels, load_saved_plan(section)
     if isinstance(levels, list):
-        listed = [level for level in levels if isinstance(level, LevelSection)]
-        if listed:
-            return _build_listed_targets(listed, budgets, blocks)
+        sections = [level for level in levels if isinstance(level, LevelSection)]
+        if sections:
+            return _build_listed_targets(sections, budgets, blocks)
     if plan is None:
         assert not isinstance(levels, dict)
         rule = levels if isinstance(levels, str) else [level for level in levels if isinstance(level, float)]
@@ -289,12 +291,15 @@ def build_targets(section: FleetSection, budgets: DeviceBudgets, blocks: int) ->
     path = levels if isinstance(levels, str) else None
     if plan.cost != section.cost:
         raise ConfigError(
-            f'{where}: this plan counts {plan.cost}, but fleet.cost is "{section.cost}"; make them the same.',
+            f'{where}: this plan counts {plan.cost}, but fleet.cost is "{section.cost}". Set fleet.cost = '
+            f'"{plan.cost}", or plan again.',
             key="fleet.cost",
             path=path,
         )
     try:
-        unlimited = dict.fromkeys(budgets.further, (np.inf,) * len(plan.levels))  # levels that are not searched
+        unlimited = dict.fromkeys(
+            budgets.further, (np.inf,) * len(plan.levels)
+        )  # listed levels, which are not searched
         return replace(plan.targets, ceilings=unlimited, conditions=budgets.conditions)
     except FleetFitError as error:
         raise ConfigError(f"{where}: {error}", key="fleet.levels", path=error.path or path) from None
@@ -304,7 +309,7 @@ def _build_listed_targets(levels: Sequence[LevelSection], budgets: DeviceBudgets
     depths = [blocks if level.depth is None else level.depth for level in levels]
     try:
         if depths[-1] != blocks:
-            raise PlanError(f"the last one is the full model, with all {blocks} blocks; got {depths[-1]}.")
+            raise PlanError(f"the last level must be the full model with all {blocks} blocks; got {depths[-1]}.")
         return given_levels(
             depths, [level.width for level in levels], [level.budget for level in levels], budgets.cost,
             float(budgets.tolerances.min()), budgets.further, budgets.conditions,
@@ -314,12 +319,12 @@ def _build_listed_targets(levels: Sequence[LevelSection], budgets: DeviceBudgets
 
 
 def target_full_model(budgets: DeviceBudgets) -> Targets:
-    """Return the full model as the only target, for a server that never learns a budget."""
+    """Return the full model as the only target, for methods in which the server never learns budgets."""
     return Targets((1.0,), (float(budgets.tolerances.min()),), budgets.cost, conditions=budgets.conditions)
 
 
 def load_saved_plan(section: FleetSection) -> Plan | None:
-    """Return the plan that `[fleet] levels` names or holds; None where it has a rule or levels."""
+    """Return the plan that `[fleet] levels` names or holds; None if it has a rule or levels."""
     levels = section.levels
     if isinstance(levels, list) or levels in ("cluster", "halving"):
         return None
@@ -337,7 +342,7 @@ def load_saved_plan(section: FleetSection) -> Plan | None:
         )
     if not path_exists(Path(levels)):
         raise ConfigError(
-            f"[fleet] levels: the plan {truncate(levels, 200)} cannot be read; `fleetfit plan --save` writes one.",
+            f"[fleet] levels: the plan {truncate(levels, 200)} cannot be read. Write one with `fleetfit plan --save`.",
             key=key,
             path=levels,
         )

@@ -1,4 +1,4 @@
-"""The levels of a run: planned from the budgets, counted, and dealt to the clients."""
+"""Plan the levels of a run from the budgets, count them, and assign them to the clients."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -30,13 +30,13 @@ from fleetfit.values.local import moments_of
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """The facts about the clients from which levels are planned.
+    """The facts about the clients for planning levels.
 
     Attributes:
         data: The data set, or its description.
         count: Number of clients.
-        largest: Training samples of the client that has most; None if unknown.
-        find_budgets: Returns the budgets of the clients, for a problem whose costs can be counted.
+        largest: Largest number of training samples of a client; None if unknown.
+        find_budgets: Returns the budgets of the clients for a problem.
     """
 
     data: Data | DataDescription
@@ -101,7 +101,7 @@ def plan_problem(
 
 
 def make_conditions(experiment: Experiment, largest: int | None) -> Conditions:
-    """Return the conditions under which costs are counted; `largest` is the batch size where all samples are one."""
+    """Return the conditions for counting costs; `largest` is the batch size if all samples are one batch."""
     local = experiment.local
     size = largest if local.batch_size == "all" else local.batch_size
     if size is None:
@@ -112,7 +112,7 @@ def make_conditions(experiment: Experiment, largest: int | None) -> Conditions:
 
 
 def _add_further_costs(levels: Iterable[Level], problem: Problem, budgets: DeviceBudgets) -> tuple[Level, ...]:
-    """Add the further costs of levels that a method leaves out; a level that needs no budget needs none of them."""
+    """Add the further costs of levels that a method leaves out, except to levels that need no budget."""
 
     def compute_share(level: Level, cost: str) -> float:
         piece, whole = find_counted_submodel(problem, level), Submodel({}, (problem.architecture.blocks,))
@@ -156,7 +156,7 @@ class LevelPlan:
         return self.planned.method_spec
 
     def cost(self, level: Level | None, cost: str) -> float:
-        """Return the planned cost of a level, or of the full model: None."""
+        """Return the planned cost of a level; of the full model for None."""
         problem, whole = self.planned.problem, Submodel({}, (self.planned.problem.architecture.blocks,))
         piece = whole if level is None else find_counted_submodel(problem, level)
         return cost_of(problem.architecture, piece, problem.input_shape, cost, self.planned.budgets.conditions)
@@ -177,7 +177,7 @@ def plan_levels(
 
     Args:
         experiment: The run.
-        facts: Description of the data; the run's data are loaded without it.
+        facts: Description of the data; without it, the run's data are loaded.
         accelerator: Device that computes the levels; the engine's by default.
 
     Raises:
@@ -193,7 +193,7 @@ def plan_levels(
             data = build_data(experiment.data)
         except (DataError, MissingExtra) as error:
             raise DataError(
-                f"{error} To go without the run's data, describe a sample: --input-shape 3,32,32 --classes 10.",
+                f"{error} To plan without the data, describe a sample: --input-shape 3,32,32 --classes 10.",
                 key=error.key,
                 path=error.path,
             ) from None
@@ -213,7 +213,7 @@ def plan_levels(
 
 
 def build_plan(federation: Federation, budgets: DeviceBudgets, targets: Targets) -> Plan:
-    """Return the method's levels, counted by building them, and the clients of each."""
+    """Return the method's levels with their counted costs, and the clients of each."""
     architecture = federation.problem.architecture
     levels = tuple(_build_planned_level(federation, budgets, targets, i) for i in range(len(federation.levels)))
     mode = "width" if all(level.depth == architecture.blocks for level in levels) else "both"
@@ -249,7 +249,7 @@ def _build_planned_level(federation: Federation, budgets: DeviceBudgets, targets
 
 
 def count_early_heads(problem: Problem) -> Cost:
-    """Return the cost of the full model's early classifiers, which its level leaves out."""
+    """Return the cost of the full model's early classifiers, which the plan does not count."""
     architecture, shape = problem.architecture, problem.input_shape
     if problem.exits[-1] != architecture.blocks:
         return Cost(0, 0)
@@ -258,7 +258,7 @@ def count_early_heads(problem: Problem) -> Cost:
 
 
 def find_counted_submodel(problem: Problem, level: Level) -> Submodel:
-    """Return the sub-model whose cost is the level's: of the full model, the one without its early classifiers."""
+    """Return the counted sub-model of a level; the full model is counted without early classifiers."""
     blocks = problem.architecture.blocks
     return Submodel({}, (blocks,)) if level.width == 1 and level.submodel.depth == blocks else level.submodel
 
@@ -267,28 +267,28 @@ def find_counted_submodel(problem: Problem, level: Level) -> Submodel:
 
 
 def describe_absent_clients(federation: Federation, budgets: DeviceBudgets) -> list[str]:
-    """Name the clients that do not take part, and the reason."""
+    """List the clients that do not take part, with the reason."""
     notes = []
     is_under = federation.level_of < 0
     for index, name in enumerate(budgets.names):
         ids = np.flatnonzero(is_under & (budgets.group == index))
         if len(ids):
             client = int(ids[0])
-            afforded, needed = f"{budgets.budgets[client]:.3g}", f"{min(lv.needs for lv in federation.levels):.3g}"
+            afforded, required = f"{budgets.budgets[client]:.3g}", f"{min(lv.needs for lv in federation.levels):.3g}"
             if budgets.further:
                 failed = _find_failed_costs(federation, budgets, client)
                 afforded = ", ".join(f"{cost} {budget:.3g}" for cost, budget, _ in failed)
-                needed = ", ".join(f"{cost} {least:.3g}" for cost, _, least in failed)
+                required = ", ".join(f"{cost} {least:.3g}" for cost, _, least in failed)
             notes.append(
                 f'{len(ids)} clients of group "{name}" (budget {afforded} of the full model) cannot take part: the '
-                f"smallest level costs {needed}. Clients {format_ranges(ids)}."
+                f"smallest level costs {required}. Clients {format_ranges(ids)}."
             )
         if not (budgets.group == index).any():
-            notes.append(f'group "{name}" has no clients: there are fewer clients than groups need.')
+            notes.append(f'group "{name}" has no clients: the run has too few. Use more clients, or a larger share.')
     empty = np.flatnonzero(~is_under & (federation.clients.num_examples == 0))
     if len(empty):
         notes.append(
-            f"{len(empty)} clients cannot take part because they have no training data. Clients {format_ranges(empty)}."
+            f"{len(empty)} clients have no training data, so they cannot take part. Clients {format_ranges(empty)}."
         )
     return notes
 
@@ -296,7 +296,7 @@ def describe_absent_clients(federation: Federation, budgets: DeviceBudgets) -> l
 def _find_failed_costs(
     federation: Federation, budgets: DeviceBudgets, client: int
 ) -> list[tuple[str, float, float]]:  # fmt: skip
-    """Return the costs in which the smallest level exceeds a client's budget: cost, budget, cost of the level."""
+    """Return (cost, budget, cost of the smallest level) where that level exceeds a client's budget."""
     smallest, further = federation.levels[0], federation.clients.further
     rows = [
         (budgets.cost, float(budgets.budgets[client]), smallest.needs),
@@ -307,7 +307,7 @@ def _find_failed_costs(
 
 
 def format_ranges(ids: Iterable[int]) -> str:
-    """Return ascending ids in short: "3, 7-9"."""
+    """Return ascending ids as ranges: "3, 7-9"."""
     ranges: list[list[int]] = []
     for i in map(int, ids):
         if ranges and ranges[-1][1] == i - 1:
@@ -318,13 +318,13 @@ def format_ranges(ids: Iterable[int]) -> str:
 
 
 def describe_single_level(experiment: Experiment, federation: Federation, plan: Plan) -> list[str]:
-    """Note that all clients train the same part of the model, because FedAvg's users expect the full one."""
+    """Note that all clients train the same sub-model, because users of FedAvg expect the full model."""
     problem, method = federation.problem, experiment.method.name
     whole = full_cost(problem.architecture, problem.input_shape).parameters
     if len(plan.levels) > 1 or plan.levels[0].parameters >= whole:
         return []
     name = method if isinstance(method, str) else getattr(method, "__name__", type(method).__name__)
     return [
-        f"{name} trains the model that the smallest budget affords, {format_count(plan.levels[0].parameters)} of "
-        f"{format_count(whole)} parameters; all_large ignores budgets."
+        f"{name} trains the sub-model that fits the smallest budget, {format_count(plan.levels[0].parameters)} of "
+        f"{format_count(whole)} parameters. Use all_large to ignore budgets."
     ]

@@ -1,4 +1,4 @@
-"""`[local]` becomes the settings of local training on a client."""
+"""Build the settings of local training from `[local]`."""
 
 from dataclasses import fields
 
@@ -8,7 +8,7 @@ from fleetfit.values.local import OF_OPTIMISERS, OPTIMISERS
 
 
 def build_local_training(section: LocalSection, cohort: CohortSection) -> Local:
-    """Return the settings of local training: each field from the key of its name, and the cohort's deadline.
+    """Return the settings of local training: each field from the key of its name, plus the cohort's deadline.
 
     Keys of other optimisers stay at their defaults, and so does `check_every` without `patience`.
     """

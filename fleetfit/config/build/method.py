@@ -1,4 +1,4 @@
-"""`[method]` and `[cohort] choose` become the spec of the method, and its requirements are checked."""
+"""Build the spec of the method from `[method]` and `[cohort] choose`, and check its requirements."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -25,14 +25,14 @@ def build_method_spec(experiment: Experiment) -> dict[str, Any]:
     choice = dict(choose) if isinstance(choose, Mapping) else {"name": choose}
     if "name" not in choice:
         raise ConfigError(
-            '[cohort] choose: a table needs the name of a way of client selection, such as { name = "loss" }.',
+            '[cohort] choose: the table has no name. Name a client selection, such as { name = "loss" }.',
             key="cohort.choose.name",
         )
     spec = {"name": section.name, **section.settings}
     if choice != {"name": "uniform"}:
         if "choose" in section.hooks:
             raise ConfigError(
-                "cohort.choose and method.hooks.choose name the same hook; set one of them.", key="cohort.choose"
+                "cohort.choose and method.hooks.choose set the same hook. Leave one out.", key="cohort.choose"
             )
         spec["cohort"] = choice
     plus = section.plus
@@ -42,27 +42,27 @@ def build_method_spec(experiment: Experiment) -> dict[str, Any]:
 
 
 def check_needs(experiment: Experiment, method: Method) -> None:
-    """Check, before data are loaded, that the run satisfies its method.
+    """Check the method's requirements before data are loaded.
 
     Raises:
-        ConfigError: Reports of budgets contradict the method, or the server trains and has no data.
+        ConfigError: `reports_budget` contradicts the method, or the server trains without data.
     """
     name, reports = experiment.method.name, experiment.fleet.reports_budget
     if reports is False and method.needs_budgets:
         raise ConfigError(
-            f"[fleet] reports_budget: {name} needs the budgets that clients report to the server; adaptivefl does "
-            "without. Leave reports_budget out, or choose another method.",
+            f"[fleet] reports_budget: {name} needs the budgets of the clients. Leave reports_budget out, or choose "
+            "adaptivefl, which does not need them.",
             key="fleet.reports_budget",
         )
     if reports and not method.needs_budgets:
         raise ConfigError(
-            f"[fleet] reports_budget: {name} never learns a budget; leave reports_budget out.",
+            f"[fleet] reports_budget: {name} does not use budgets. Leave reports_budget out.",
             key="fleet.reports_budget",
         )
     if method.own_data and experiment.data.server is None:
         raise ConfigError(
-            f"[method] {name} trains on the server, on data without labels. Name them: server = "
-            '{ name = "cifar100" } in [data], or any set whose samples have the shape of the clients\'.',
+            f"[method] {name} trains on unlabelled data on the server. Set server = "
+            '{ name = "cifar100" } in [data], or another set whose samples have the clients\' shape.',
             key="data.server",
         )
 
@@ -75,8 +75,8 @@ def check_model(experiment: Experiment, problem: Problem) -> None:
     """
     if "lora_product" in experiment.method.plus and not any(name.endswith(B) for name in problem.layout.tensors):
         raise ConfigError(
-            f"[method.plus.lora_product] averages LoRA's products, and this model has no tensor {B}. Set "
-            '[peft] name = "lora", or leave the option out.',
+            f"[method.plus.lora_product] averages products of LoRA, but this model has no tensor {B}. Set [peft] name "
+            '= "lora", or leave the option out.',
             key="peft.name",
         )
 
@@ -86,13 +86,13 @@ COMPARING: dict[str, Callable[..., bool]] = {
     "krum": krum.judges,
     "trimmed_mean": trimmed_mean.judges,
 }
-"""Options that compare the updates of a round, with a function that checks whether a number of updates is enough."""
-_MOST_CLIENTS = 10_000  # that are tried to find the smallest cohort
-_MOST_DRAWS = 4  # clients of a level, and rounds: of few channels two draws may be the same
+"""Options that compare the updates of a round, each with a check of the number of updates."""
+_MOST_CLIENTS = 10_000  # tried sizes when looking for the smallest cohort
+_MOST_DRAWS = 4  # clients of a level, and rounds: with few channels two draws may coincide
 
 
 def check_comparable(experiment: Experiment, federation: Federation) -> None:
-    """Check that the options that compare updates can do so.
+    """Check the requirements of options that compare updates.
 
     Raises:
         ConfigError: The cohort is too small, or clients of one level do not train the same elements.
@@ -103,22 +103,21 @@ def check_comparable(experiment: Experiment, federation: Federation) -> None:
         if not is_enough(federation.cohort):
             fewest = next((n for n in range(federation.cohort, _MOST_CLIENTS) if is_enough(n)), _MOST_CLIENTS)
             raise ConfigError(
-                f"{where} compares the updates of a round with each other, and a cohort of {federation.cohort} is too "
-                f"small; it takes at least {fewest} with its keys. Set [cohort] count, or leave the option out.",
+                f"{where} compares the updates of a round, which needs a cohort of at least {fewest} with these keys, "
+                f"got {federation.cohort}. Set [cohort] count, or leave the option out.",
                 key=key,
             )
         if federation.method.dispatch is not FEDAVG.dispatch:
             raise ConfigError(
-                f"{where} compares updates of the same elements, and {experiment.method.name} sends each "
-                "level tensors of its own. Leave the option out, or choose another method.",
+                f"{where} compares updates of the same elements, but {experiment.method.name} sends each level its "
+                "own tensors. Leave the option out, or choose another method.",
                 key=key,
             )
         for level in range(len(federation.levels)):
             clients = np.flatnonzero(federation.level_of == level)[:_MOST_DRAWS].tolist()
             if any(len({round_submodel(federation, r, client) for client in clients}) > 1 for r in range(_MOST_DRAWS)):
                 raise ConfigError(
-                    f"{where} compares clients that train the same channels, and here each client gets channels of its "
-                    "own, so that few have an element in common. Take the first or rolling channels "
-                    '(method.hooks.channels = "prefix" or "rolling"), or leave the option out.',
+                    f"{where} compares clients that train the same channels, but here each client gets its own "
+                    'channels. Set method.hooks.channels = "prefix" or "rolling", or leave the option out.',
                     key="method.hooks.channels",
                 )

@@ -1,4 +1,4 @@
-"""`[model]` and `[peft]` become the problem: the architecture, as the method and the data need it."""
+"""Build the problem from `[model]` and `[peft]`: the architecture that the method and the data need."""
 
 import inspect
 from collections.abc import Mapping
@@ -44,15 +44,15 @@ def build_problem(experiment: Experiment, data: Data | DataDescription) -> Probl
 
 
 def _check_sample_shape(name: Any, data: Data | DataDescription) -> None:
-    """Refuse a built-in model for images where samples are not images, before it fails while it is built."""
+    """Refuse a built-in image model for samples that are not images, before it is built."""
     if not isinstance(name, str) or ":" in name or data.vocabulary:
         return
     parameters = inspect.signature(names.resolve("models", name)).parameters
     takes_images = "channels" in parameters or (name not in ("mlp", "mlp_2nn") and "input_shape" in parameters)
     if takes_images and len(data.sample_shape) != 3:
         raise ConfigError(
-            f"[model] {name} takes images [channels, height, width], and a sample of {data.name} is "
-            f'{list(data.sample_shape)}. A model for rows of numbers: name = "mlp".',
+            f"[model] {name} takes images [channels, height, width], but a sample of {data.name} is "
+            f'{list(data.sample_shape)}. For rows of numbers, set name = "mlp".',
             key="model.name",
         )
 
@@ -66,13 +66,13 @@ def build_architecture(name: Any, settings: Mapping[str, Any], **context: Any) -
 
 def check_architecture(architecture: Any, label: Any) -> None:
     """Refuse an object that lacks a part of the protocol `Architecture`."""
-    check_not_module(architecture, f"what {label} returns")
-    needed = ("axes", "blocks", "build", "sizes", "positions")
-    for name in needed:
+    check_not_module(architecture, f"the result of {label}")
+    members = ("axes", "blocks", "build", "sizes", "positions")
+    for name in members:
         if inspect.getattr_static(architecture, name, None) is None and not hasattr(architecture, name):
             raise ConfigError(
-                f'[model] {label} must give an Architecture; {type(architecture).__name__} lacks "{name}". Inherit '
-                "from fleetfit.Architecture, set axes and blocks, and write build(self, axes, exits).",
+                f'[model] {label} must return an Architecture, but {type(architecture).__name__} lacks "{name}". '
+                "Inherit from fleetfit.Architecture, set axes and blocks, and write build(self, axes, exits).",
                 key="model.name",
             )
     try:

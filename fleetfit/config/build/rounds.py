@@ -1,4 +1,4 @@
-"""`[cohort]`, `[evaluate]`, `[fleet] links` and the other settings of rounds become `Settings`."""
+"""Build `Settings` of rounds from `[cohort]`, `[evaluate]`, `[fleet] links` and others."""
 
 import functools
 import math
@@ -42,7 +42,7 @@ def compute_cohort_size(experiment: Experiment, clients: int) -> int:
         return max(fewest, round(fraction * clients))
     if section.count > clients:
         raise ConfigError(
-            f"[cohort] count: {section.count} clients a round are more than the {clients} clients there are.",
+            f"[cohort] count: must be at most the number of clients, {clients}; got {section.count}.",
             key="cohort.count",
         )
     return section.count
@@ -54,7 +54,7 @@ def configure_links(
     """Set the links, the quorum and the over-selection of simulated rounds.
 
     Quorum and over-selection need the clock of a simulation, because without profiles all clients are equally fast. On
-    a real fleet the engine counts.
+    a real fleet the engine implements both.
 
     Raises:
         ConfigError: The rounds are secure.
@@ -68,8 +68,8 @@ def configure_links(
         ):
             if is_set:
                 raise ConfigError(
-                    f"[secure]: a secure round has phases, and each phase waits for all remaining clients. {where} is "
-                    "for plain rounds. Leave it out; fleet.availability.leave simulates clients that are lost.",
+                    f"[secure]: each phase of a secure round waits for all remaining clients, so {where} is for plain "
+                    "rounds only. Leave it out; use fleet.availability.leave to simulate dropout.",
                     key=key,
                 )
     if simulation is None:
@@ -86,5 +86,5 @@ def configure_links(
 
 
 def count_asked_clients(section: CohortSection, cohort: int) -> int:
-    """Return the number of clients to ask, with over-selection, for a cohort of a size."""
+    """Return the number of clients to ask for a cohort of a size, with over-selection."""
     return math.ceil(cohort * (1 + section.over_selection) - 1e-9)

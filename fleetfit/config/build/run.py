@@ -1,4 +1,4 @@
-"""An experiment becomes a run: data, problem, clients, levels and settings, in this order."""
+"""Assemble a run from an experiment: data, problem, clients, levels and settings, in this order."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,14 +32,14 @@ from fleetfit.values import Clients, Federation, NodeDescription
 
 
 def assemble(experiment: Experiment, base: State | None = None) -> Assembly:
-    """Build a run of simulated clients; checks that need no data come first.
+    """Build a run of simulated clients. Checks that need no data come first.
 
     Args:
         experiment: The run.
-        base: The part of the model that is never trained, if the run has it already.
+        base: The frozen part of the model, if it is already loaded.
 
     Raises:
-        FleetFitError: Keys do not go together, or data, model or method cannot be built.
+        FleetFitError: Keys contradict each other, or data, model or method cannot be built.
     """
     return _assemble(experiment, SimulatedClients, base, on_a_fleet=False)
 
@@ -47,15 +47,15 @@ def assemble(experiment: Experiment, base: State | None = None) -> Assembly:
 def assemble_fleet(experiment: Experiment, nodes: Sequence[NodeDescription], base: State | None = None) -> Assembly:
     """Build the server's part of a run on a real fleet.
 
-    Devices evaluate the levels that they afford, and the server has no test set.
+    Devices evaluate the levels that they afford. The server has no test set.
 
     Args:
         experiment: The run; of its `[data]` only `server` is used.
-        nodes: The descriptions that nodes sent; a client's id is its position.
-        base: The part of the model that is never trained, if the run has it already.
+        nodes: Descriptions that the nodes sent. A client's id is its position.
+        base: The frozen part of the model, if it is already loaded.
 
     Raises:
-        FleetFitError: Keys do not go together, or data, model or method cannot be built.
+        FleetFitError: Keys contradict each other, or data, model or method cannot be built.
     """
     return _assemble(experiment, lambda exp, method: NodeClients(exp, method, nodes), base, on_a_fleet=True)
 
@@ -75,7 +75,7 @@ def _assemble(
     planned = plan_problem(experiment, method_spec, population, base)
     members = clients.join(planned)
     federation = build_federation(experiment, population.count, planned, members)
-    truth = replace(federation, clients=members.clients)  # for descriptions of the fleet, not for the server
+    truth = replace(federation, clients=members.clients)  # for descriptions of the fleet; hidden from the server
     absent, further = clients.describe(truth, planned, members)
     if not len(federation.able) or not len(truth.able):
         raise PlanError(
@@ -102,7 +102,7 @@ def _assemble(
     attackers = None if attack is None else draw_attackers(experiment, attack, truth)
     federation, simulation, settings = apply_attack(federation, members.simulation, settings, attackers)
     notes += describe_attackers(attackers)
-    if simulation is None:  # devices evaluate the levels that they afford, and no others
+    if simulation is None:  # devices evaluate only the levels that they afford
         settings = replace(settings, wanted=replace(settings.wanted, whole=False, beyond=False))
     plan = build_plan(truth, planned.budgets, planned.targets)
     notes += describe_single_level(experiment, federation, plan)
@@ -119,7 +119,7 @@ def _assemble(
 def build_federation(
     experiment: Experiment, clients: int, planned: PlannedProblem, members: FleetMembers
 ) -> Federation:  # fmt: skip
-    """Return the server's view of a number of clients: without budgets where the method needs none."""
+    """Return the server's view of a number of clients, without budgets if the method does not need them."""
     truth, simulation = members.clients, members.simulation
     availability = None if simulation is None else simulation.resources.availability
     return Federation(

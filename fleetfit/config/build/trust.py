@@ -1,4 +1,4 @@
-"""`[attack]`, `[privacy]` and `[secure]` become hostile clients, private rounds and secure sums."""
+"""Build hostile clients, private rounds and secure sums from `[attack]`, `[privacy]` and `[secure]`."""
 
 import json
 import math
@@ -38,15 +38,15 @@ def build_attack(experiment: Experiment, on_a_fleet: bool) -> Attack | None:
         if section.settings:
             first = next(iter(section.settings))
             raise ConfigError(
-                f"[attack] {truncate(first)}: there is no attack that it could belong to; set kind = "
-                '"...". `fleetfit list attacks` prints them.',
+                f"[attack] {truncate(first)}: no attack is set. Set kind, or leave it out. `fleetfit list attacks` "
+                "prints the kinds.",
                 key=f"attack.{first}",
             )
         return None
     if on_a_fleet:
         raise ConfigError(
-            "[attack]: hostile clients are simulated, and the nodes of a fleet are real. Leave [attack] out, or run "
-            "the file with fleetfit run.",
+            "[attack]: only simulated clients can be hostile, not nodes of a fleet. Leave [attack] out, or run the "
+            "file with fleetfit run.",
             key="attack",
         )
     attack = build_component("attacks", section.kind, "[attack]", section.settings)
@@ -56,20 +56,19 @@ def build_attack(experiment: Experiment, on_a_fleet: bool) -> Attack | None:
         )
     if attack.forge is not None and experiment.local.compress is not None:
         raise ConfigError(
-            "[attack] kind: this attack changes updates, and with [local] compress they come in compressed. Leave "
-            "compress out.",
+            "[attack] kind: this attack changes updates, which [local] compress compresses. Leave compress out.",
             key="local.compress",
         )
     return attack
 
 
 def draw_attackers(experiment: Experiment, attack: Attack, federation: Federation) -> Attackers:
-    """Draw the hostile clients, by the levels that clients truly afford."""
+    """Draw the hostile clients by the levels that clients actually afford."""
     section, levels = experiment.attack, federation.level_of
     levels_with_data = np.where(federation.clients.num_examples > 0, levels, -1)
     clients = drawn(levels_with_data, section.share, section.among, experiment.seed)
-    own = {client: int(levels[client]) for client in clients}
-    return Attackers(attack, clients, own, partial(round_submodel, federation), experiment.seed)
+    level_by_client = {client: int(levels[client]) for client in clients}
+    return Attackers(attack, clients, level_by_client, partial(round_submodel, federation), experiment.seed)
 
 
 def apply_attack(
@@ -88,7 +87,7 @@ def apply_attack(
 
 
 def describe_attackers(attackers: Attackers | None) -> tuple[str, ...]:
-    """Name the hostile clients."""
+    """List the hostile clients."""
     if attackers is None:
         return ()
     return (f"{len(attackers.clients)} clients are hostile: clients {format_ranges(attackers.clients)}.",)
@@ -98,7 +97,7 @@ def describe_attackers(attackers: Attackers | None) -> tuple[str, ...]:
 
 OPTIMISERS = ("fedadam", "fedavgm", "fedyogi")
 POST_PROCESSING = (*OPTIMISERS, "fedprox")
-"""Options that use only the result of a round, or run on devices."""
+"""Options that only use the result of a round, or run on devices."""
 
 
 def _find_hook_owner(experiment: Experiment, hook: str) -> tuple[str, str]:
@@ -120,24 +119,24 @@ def _find_hook_owner(experiment: Experiment, hook: str) -> tuple[str, str]:
 
 _LOUD = 15.0  # norm of the noise over all elements of a level, as a multiple of the clipping norm
 _PRIVATE_HOOKS = {
-    "assign": "assigns sub-models in its own way",
-    "dispatch": "sends each level tensors of its own",
+    "assign": "replaces the assignment of sub-models",
+    "dispatch": "sends each level its own tensors",
     "remember": "keeps memory on clients, and a checkpoint holds it",
-    "reply": "lets clients leave rows out of updates, by their data",
+    "reply": "lets clients omit rows from updates, depending on their data",
     "receive": "reads single updates",
     "note": "reads single updates",
-    "aggregate": "averages in its own way",
-    "observe": "learns from the members of a cohort and their updates",
+    "aggregate": "replaces the average",
+    "observe": "uses the members of a cohort and their updates",
 }
-"""Hooks that must be FedAvg's, and the effect of another one."""
-_PLAIN_METHODS = "Use fedavg, scalefl, heterofl, fedrolex or another method that averages plainly."
+"""Hooks that must be FedAvg's, and the effect of a replacement."""
+_PLAIN_METHODS = "Use fedavg, scalefl, heterofl, fedrolex or another method with FedAvg's average."
 
 
 def build_privacy(experiment: Experiment, federation: Federation) -> Privacy | None:
     """Return the differential privacy of a run, or None.
 
     Raises:
-        ConfigError: The run reveals more than the noise hides, or the budget is too small.
+        ConfigError: The run reveals more than the noise covers, or the budget is too small.
         MissingExtra: The accountant is not installed.
     """
     section = experiment.privacy
@@ -146,17 +145,20 @@ def build_privacy(experiment: Experiment, federation: Federation) -> Privacy | N
     clip, noise, epsilon, key_file = section.clip, section.noise, section.epsilon, section.key_file
     if clip is None:
         raise ConfigError(
-            "[privacy] clip: set how far a client may move its sub-model, such as clip = 0.3.", key="privacy.clip"
+            "[privacy] clip: missing. Set the largest norm of a client's update, such as clip = 0.3.",
+            key="privacy.clip",
         )
     if noise is None and epsilon is None:
         raise ConfigError(
-            "[privacy]: set the noise, such as noise = 1.0, or the budget of the run, such as epsilon = 3.0.",
+            "[privacy]: noise or epsilon is missing. Set the noise, such as noise = 1.0, or the budget of the "
+            "run, such as epsilon = 3.0.",
             key="privacy.noise",
         )
     if not key_file:
         raise ConfigError(
-            '[privacy] key_file: set the place of the key of the noise, such as key_file = "~/keys/phones.key": a file '
-            "outside of the run folder, which is made if it is missing. Who has it can take the noise away.",
+            '[privacy] key_file: missing. Set the file of the noise\'s key, such as key_file = "~/keys/phones.key", '
+            "outside of the run folder. FleetFit creates it if necessary. Keep it secret: with it the noise can be "
+            "removed.",
             key="privacy.key_file",
         )
     _check_private_rounds(experiment, federation)
@@ -167,8 +169,8 @@ def build_privacy(experiment: Experiment, federation: Federation) -> Privacy | N
     delta = 1 / (10 * count) if section.delta is None else section.delta
     if delta >= 1 / count:
         raise ConfigError(
-            f"[privacy] delta: {delta:g} allows that one of {count} clients is given away whole; set it well below "
-            f"{1 / count:.2g}, or leave it out for {1 / (10 * count):.2g}.",
+            f"[privacy] delta: {delta:g} allows a full disclosure of one of {count} clients. Set it well below "
+            f"{1 / count:.2g}, or leave it out for the default {1 / (10 * count):.2g}.",
             key="privacy.delta",
         )
     if noise is None:
@@ -176,7 +178,7 @@ def build_privacy(experiment: Experiment, federation: Federation) -> Privacy | N
         noise = noise_for(epsilon, rate, experiment.rounds, delta, is_secure)
     elif epsilon is not None and not affordable(noise, rate, delta, epsilon, 1, is_secure):
         raise ConfigError(
-            f"[privacy] epsilon: {epsilon:g} is spent before the first round is over. Set more noise, a smaller "
+            f"[privacy] epsilon: {epsilon:g} is spent within the first round. Set more noise, a smaller "
             "cohort.fraction, or a larger epsilon.",
             key="privacy.epsilon",
         )
@@ -185,19 +187,19 @@ def build_privacy(experiment: Experiment, federation: Federation) -> Privacy | N
 
 
 def _check_private_rounds(experiment: Experiment, federation: Federation) -> None:
-    """Refuse settings that reveal more than the noise hides, or whose effect cannot be bounded."""
+    """Refuse settings that reveal more than the noise covers, or whose effect cannot be bounded."""
     method, section = federation.method, experiment.method
     for hook, effect in _PRIVATE_HOOKS.items():
         if getattr(method, hook) is not getattr(FEDAVG, hook):
             owner, key = _find_hook_owner(experiment, hook)
             raise ConfigError(
-                f"[privacy]: {owner} {effect} (hook {hook!r}), which gives away more than the noise hides. "
+                f"[privacy]: {owner} {effect} (hook {hook!r}), which reveals more than the noise covers. "
                 f"{_PLAIN_METHODS}",
                 key=key,
             )
     if method.choose is not FEDAVG.choose:
         raise ConfigError(
-            "[privacy]: each client must be drawn independently, with one probability. Leave cohort.choose and "
+            "[privacy]: clients must be drawn independently with the same probability. Leave cohort.choose and "
             "method.hooks.choose out.",
             key="method.hooks.choose" if "choose" in section.hooks else "cohort.choose",
         )
@@ -207,27 +209,27 @@ def _check_private_rounds(experiment: Experiment, federation: Federation) -> Non
         owner, key = _find_hook_owner(experiment, "step")
         if further:
             owner, key = f"[method.plus.{further[0]}]", f"method.plus.{further[0]}"
-        raise ConfigError(f"[privacy]: {owner} uses more than a round gives away. {_PLAIN_METHODS}", key=key)
+        raise ConfigError(f"[privacy]: {owner} uses more than a private round reveals. {_PLAIN_METHODS}", key=key)
     if method.channels not in (prefix, rolling):
         raise ConfigError(
-            "[privacy]: each client gets channels of its own, so that the number of clients that cover an element is "
-            'not known beforehand. Take method.hooks.channels = "prefix" or "rolling".',
+            "[privacy]: each client gets its own channels, so the number of clients per element is not known in "
+            'advance. Set method.hooks.channels = "prefix" or "rolling".',
             key="method.hooks.channels",
         )
     if section.hooks.get("weight", "by_count") != "by_count":
         raise ConfigError(
-            "[privacy]: every client counts alike; leave method.hooks.weight out.", key="method.hooks.weight"
+            "[privacy]: all clients have the same weight. Leave method.hooks.weight out.", key="method.hooks.weight"
         )
     if not method.needs_budgets:
         raise ConfigError(
-            f"[privacy]: {section.name} does not ask clients for their budgets, so that the number of clients that "
-            f"train an element is not known beforehand. {_PLAIN_METHODS}",
+            f"[privacy]: {section.name} does not use clients' budgets, so the number of clients per element is not "
+            f"known in advance. {_PLAIN_METHODS}",
             key="method.name",
         )
     if has_batch_norm(federation):
         raise ConfigError(
-            "[privacy]: this model has batch-norm layers, whose statistics are exact sums over clients' samples. Take "
-            'a model with another normalisation, such as norm = "group" in [model].',
+            "[privacy]: this model has batch-norm layers, whose statistics are exact sums over clients' samples. Use "
+            'another normalisation, such as norm = "group" in [model].',
             key="model.norm",
         )
     _check_private_settings(experiment)
@@ -236,38 +238,38 @@ def _check_private_rounds(experiment: Experiment, federation: Federation) -> Non
 def _check_private_settings(experiment: Experiment) -> None:
     if experiment.cohort.quorum != 1.0 or experiment.cohort.over_selection != 0.0:
         raise ConfigError(
-            "[privacy]: a round has all clients that were drawn, and its denominators are fixed before; leave quorum "
+            "[privacy]: a round needs all drawn clients, because its denominators are fixed in advance. Leave quorum "
             "and over_selection out of [cohort].",
             key="cohort.quorum" if experiment.cohort.quorum != 1.0 else "cohort.over_selection",
         )
-    if experiment.local.compress is not None and not experiment.is_secure:  # secure rounds refuse it themselves
+    if experiment.local.compress is not None and not experiment.is_secure:  # secure rounds refuse it in their own check
         raise ConfigError(
-            "[privacy]: with [local] compress a client remembers exactly what was lost by it, and a checkpoint holds "
-            "the memory of clients; leave compress out.",
+            "[privacy]: with [local] compress a client remembers the exact error of compression, and a checkpoint "
+            "holds the memory of clients. Leave compress out.",
             key="local.compress",
         )
     if experiment.evaluate.split == "train":
         raise ConfigError(
-            "[privacy]: [evaluate] split: accuracy on clients' training samples gives them away; use test.",
+            '[privacy]: [evaluate] split: accuracy on clients\' training samples reveals them. Use "test".',
             key="evaluate.split",
         )
 
 
 def apply_privacy(federation: Federation, settings: Settings, privacy: Privacy) -> tuple[Federation, Settings]:
-    """Set the private hooks, and leave the results of single clients out of the evaluation."""
+    """Install the private hooks, and drop per-client results from the evaluation."""
     hooks: dict[str, Any] = {"choose": privacy.choose, "aggregate": privacy.aggregate, "weight": by_count}
     has_test_set = federation.device is not None
-    wanted = replace(
+    evaluation = replace(
         settings.wanted, clients=0, whole=has_test_set, always=has_test_set, norms=settings.wanted.norms[:1]
     )
     return (
         replace(federation, method=replace(federation.method, **hooks)),  # type: ignore[type-var]
-        replace(settings, rounds=privacy.lasts(settings.rounds), wanted=wanted, privacy=privacy),
+        replace(settings, rounds=privacy.lasts(settings.rounds), wanted=evaluation, privacy=privacy),
     )
 
 
 def describe_privacy(privacy: Privacy, federation: Federation, rounds: int) -> tuple[str, ...]:
-    """Describe the guarantee, the rounds for which it lasts, and noise that is loud."""
+    """Describe the guarantee, the number of rounds that it covers, and too much noise."""
     lasts = privacy.lasts(rounds)
     epsilon = replace(privacy, ledger=Ledger(begun=lasts)).told()["epsilon"]
     notes = [
@@ -276,13 +278,13 @@ def describe_privacy(privacy: Privacy, federation: Federation, rounds: int) -> t
         f"{lasts} rounds. Loss, cohorts, failures, bytes and the accuracy of single clients are withheld."
     ]
     if lasts < rounds:
-        notes.append(f"The budget of epsilon {privacy.epsilon:g} lasts for {lasts} of the {rounds} rounds.")
+        notes.append(f"The budget of epsilon {privacy.epsilon:g} is enough for {lasts} of the {rounds} rounds.")
     members = registered(federation, 0)
     loudness = {}
     for index in np.unique(federation.level_of[federation.able]).tolist():
         level = federation.levels[index]
-        own = cut(federation.problem.layout, level.submodel).gather(members)
-        loudness[level.name] = privacy.noise * float((1 / (privacy.rate * own[own > 0])).square().sum().sqrt())
+        weights = cut(federation.problem.layout, level.submodel).gather(members)
+        loudness[level.name] = privacy.noise * float((1 / (privacy.rate * weights[weights > 0])).square().sum().sqrt())
     loudest = max(loudness, key=lambda level: loudness[level])
     if loudness[loudest] > _LOUD:
         notes.append(
@@ -295,23 +297,23 @@ def describe_privacy(privacy: Privacy, federation: Federation, rounds: int) -> t
 # ---- secure aggregation --------------------------------------------------------------------------------------------
 
 _SECURE_HOOKS = {
-    "dispatch": "sends each level tensors of its own, and masks are for tensors that all were sent",
-    "adapt": "has clients train less than they were sent, and blocks are agreed on before",
-    "reply": "lets clients leave rows out of updates",
+    "dispatch": "sends each level its own tensors, but masks cover only tensors that all clients have",
+    "adapt": "lets clients train less than they received, but blocks are fixed in advance",
+    "reply": "lets clients omit rows from updates",
     "receive": "reads single updates",
     "note": "reads single updates",
-    "aggregate": "averages in its own way, and the server has sums only",
-    "observe": "learns from single updates",
+    "aggregate": "replaces the average, but the server has only sums",
+    "observe": "uses single updates",
 }
-"""Hooks that must be FedAvg's, and the effect of another one."""
+"""Hooks that must be FedAvg's, and the effect of a replacement."""
 
 
 def build_secure_run(experiment: Experiment, federation: Federation) -> SecureRun | None:
     """Return the secure aggregation of a run, or None.
 
     Raises:
-        ConfigError: The run needs single updates, or the numbers do not fit.
-        MissingExtra: The library is not installed.
+        ConfigError: The run needs single updates, or the numbers are out of range.
+        MissingExtra: The library for secure aggregation is not installed.
     """
     if not experiment.is_secure:
         return None
@@ -321,7 +323,7 @@ def build_secure_run(experiment: Experiment, federation: Federation) -> SecureRu
     check_installed()
     if federation.cohort < rules.minimum:
         raise ConfigError(
-            f"[secure] minimum: a sum is over at least {rules.minimum} clients, and a cohort has {federation.cohort}. "
+            f"[secure] minimum: a sum needs at least {rules.minimum} clients, but a cohort has {federation.cohort}. "
             "Set [cohort] count, or a smaller minimum.",
             key="secure.minimum",
         )
@@ -329,8 +331,8 @@ def build_secure_run(experiment: Experiment, federation: Federation) -> SecureRu
     if most > grid.clients:
         cohort = "a cohort has" if grid.clip is None else "a cohort that is drawn client by client may have"
         raise ConfigError(
-            f"[secure] bits: sums of {grid.bits} bits hold {grid.clients} clients, and {cohort} {most}. Set fewer "
-            "bits, or have fewer clients.",
+            f"[secure] bits: sums of {grid.bits} bits hold {grid.clients} clients, but {cohort} {most}. Set fewer "
+            "bits, or use fewer clients.",
             key="secure.bits",
         )
     if grid.clip is not None:
@@ -340,69 +342,70 @@ def build_secure_run(experiment: Experiment, federation: Federation) -> SecureRu
 
 
 def _check_grid(federation: Federation, grid: Quantiser, clip: float) -> None:
-    """Check that the grid represents movements of the clipping norm, in one element and spread over all."""
+    """Check that the grid can represent movements of the clipping norm, in one element and spread over all."""
     if grid.range < clip:
         raise ConfigError(
-            f"[secure] range: {grid.range:g} is below [privacy] clip = {clip:g}, and one element may move that far. "
-            f"Set range = {clip:g}, which also bounds best what a client can do that does not clip.",
+            f"[secure] range: {grid.range:g} is below [privacy] clip = {clip:g}, but one element may move that far. "
+            f"Set range = {clip:g}, which is also the tightest bound on a client that does not clip.",
             key="secure.range",
         )
     layout = federation.problem.layout
     even = clip / cut(layout, whole(layout)).size ** 0.5
     if grid.step > even:
         raise ConfigError(
-            f"[secure] bits: a movement of [privacy] clip = {clip:g} that is spread over the whole model moves an "
-            f"element by {even:.2g}, and numbers of {grid.bits} bits up to {grid.range:g} have steps of "
-            f"{grid.step:.2g}: it would be rounded to nothing. Set range = {clip:g}, or more bits.",
+            f"[secure] bits: a movement of [privacy] clip = {clip:g} spread over the whole model moves an element by "
+            f"{even:.2g}, and numbers of {grid.bits} bits up to {grid.range:g} have steps of {grid.step:.2g}: it "
+            f"would be rounded to nothing. Set range = {clip:g}, or more bits.",
             key="secure.bits",
         )
 
 
 def _check_secure_rounds(experiment: Experiment, federation: Federation) -> None:
-    """Refuse settings for which the server needs more than sums."""
+    """Refuse settings that need more than sums on the server."""
     method = federation.method
     for hook, effect in _SECURE_HOOKS.items():
         if getattr(method, hook) is not getattr(FEDAVG, hook):
             owner, key = _find_hook_owner(experiment, hook)
             raise ConfigError(
-                f"[secure]: {owner} {effect} (hook {hook!r}). Leave it out, or take fedavg, scalefl, heterofl, "
-                "fedrolex or another method that averages plainly.",
+                f"[secure]: {owner} {effect} (hook {hook!r}). Leave it out, or use fedavg, scalefl, heterofl, "
+                "fedrolex or another method with FedAvg's average.",
                 key=key,
             )
     if getattr(method, "remember", FEDAVG.remember) is not FEDAVG.remember and federation.device is not None:
         owner, key = _find_hook_owner(experiment, "remember")
         raise ConfigError(
-            f"[secure]: with {owner} each client keeps memory of its updates (hook 'remember'), and a simulation's "
-            "checkpoint holds the memory of clients. Leave it out; on a fleet it stays on the nodes.",
+            f"[secure]: with {owner} each client remembers its updates (hook 'remember'), and a simulation's "
+            "checkpoint holds the memory of clients. Leave it out, or run on a fleet, where memory stays on the "
+            "nodes.",
             key=key,
         )
     if method.weight is not by_count:
         raise ConfigError(
-            "[secure]: sums count every client alike, and here clients have weights. Set "
+            "[secure]: sums give all clients the same weight, but this method weights clients. Set "
             'method.hooks.weight = "by_count".',
             key="method.hooks.weight",
         )
     if method.channels not in (prefix, rolling):
         raise ConfigError(
-            "[secure]: each client gets channels of its own, so that few have an element in common. Take "
-            'method.hooks.channels = "prefix" or "rolling".',
+            "[secure]: each client gets its own channels, so few clients share an element. Set method.hooks.channels "
+            '= "prefix" or "rolling".',
             key="method.hooks.channels",
         )
     if experiment.local.compress is not None:
         raise ConfigError(
-            "[secure]: masked numbers cannot be compressed; leave compress out of [local], and set fewer bits.",
+            "[secure]: masked numbers cannot be compressed. Leave compress out of [local], and set fewer bits.",
             key="local.compress",
         )
     if "static" in experiment.evaluate.norms and has_batch_norm(federation):
         raise ConfigError(
-            "[secure]: this model has batch-norm layers, whose statistics each client would send to the server. Take a "
-            'model with another normalisation, such as norm = "group" in [model], or evaluate.norms = ["batch"].',
+            "[secure]: this model has batch-norm layers, whose statistics each client would send to the server. Use "
+            'another normalisation, such as norm = "group" in [model], or set evaluate.norms = ["batch"].',
             key="evaluate.norms",
         )
 
 
 def describe_secure_run(secure: SecureRun | None, federation: Federation, rate: float | None = None) -> tuple[str, ...]:
-    """Describe the server's view, and how often a private cohort is too small for a sum.
+    """Describe the server's view, and the probability that a private cohort is too small for a sum.
 
     Args:
         secure: The secure aggregation, or None.
@@ -420,9 +423,9 @@ def describe_secure_run(secure: SecureRun | None, federation: Federation, rate: 
     if rate is None:
         return tuple(notes)
     notes.append(
-        "Clients clip their movements themselves, and the server adds the noise to sums that it has seen. Epsilon is "
-        "counted as if the members of a round were public, because members of a secure round know each other; the "
-        "larger the share of clients in each round, the less that costs."
+        "Clients clip their own updates, and the server adds the noise to sums that it has seen. Epsilon is computed "
+        "as if the members of a round were public, because members of a secure round know each other. A larger share "
+        "of clients in each round reduces that cost."
     )
     levels = federation.level_of[federation.able]
     top = int(levels.max())
@@ -431,7 +434,8 @@ def describe_secure_run(secure: SecureRun | None, federation: Federation, rate: 
     if chance > 0.05:
         notes.append(
             f"In {chance:.0%} of the rounds fewer than {minimum} clients of level {federation.levels[top].name} are "
-            "drawn. Elements that they alone train then get noise and no update. A larger cohort makes it rarer."
+            "drawn. Elements that only they train then get noise and no update. Use a larger cohort to make this "
+            "rarer."
         )
     return tuple(notes)
 
@@ -442,12 +446,12 @@ SECURE_FILE = "secure.json"
 
 
 def format_secure_file(secure: SecureRun) -> str:
-    """Return the content of the file: the run's identifier, and the number of rounds that were started."""
+    """Return the content of the file: the run's identifier and the number of started rounds."""
     return json.dumps({"run": secure.run, "begun": secure.journal.last.get(secure.run, -1) + 1}) + "\n"
 
 
 def resume_secure_run(secure: SecureRun, folder: RunFolder) -> None:
-    """Restore identifier and journal from a run folder, and write each started round to it.
+    """Restore identifier and journal from a run folder, and record each started round there.
 
     Raises:
         RunError: The file is missing or damaged.
@@ -456,8 +460,8 @@ def resume_secure_run(secure: SecureRun, folder: RunFolder) -> None:
     is_valid = isinstance(table, Mapping) and isinstance(table.get("run"), str) and type(table.get("begun")) is int
     if not is_valid or not table["run"] or not 0 <= table["begun"] < 2**31:
         raise RunError(
-            f"{folder.path / SECURE_FILE} is damaged: it lacks the run's identifier or the rounds that were started. "
-            "Without them a round could be repeated, so the run cannot continue.",
+            f"{folder.path / SECURE_FILE} is damaged: it lacks the run's identifier or the started rounds. Restore "
+            "the file; without it a round could be repeated.",
             path=folder.path / SECURE_FILE,
         )
     secure.run = table["run"]

@@ -1,8 +1,7 @@
-"""Any data set in arrays: an `.npz` file as numpy.savez writes it, or a folder of `.npy` files, for every task.
+"""Data sets in arrays for any task: an `.npz` file of numpy.savez, or a folder of `.npy` files.
 
-Use it for sensor readings and features; see `widar` for an example. Arrays are memory-mapped where they are in the
-file. Those that are compressed (`numpy.savez_compressed`), or that are split into parts, are written once into the
-cache and mapped from there.
+Use it for sensor readings and features (see `widar` for an example). Arrays are memory-mapped. Compressed arrays
+(`numpy.savez_compressed`) and arrays in several parts are written once to the cache and mapped from there.
 """
 
 import decimal
@@ -45,7 +44,7 @@ Array = NDArray[Any]
 @declare_unused(
     "padding",
     when=lambda values: not values["vocabulary"] and values["task"] != "next_token",
-    reason="vocabulary = 0 says that x holds no tokens",
+    reason="with vocabulary = 0, x has no tokens",
 )
 def arrays(
     file: str,
@@ -68,34 +67,34 @@ def arrays(
 ) -> Data:
     """Return a data set whose samples are the rows of arrays, named after the file.
 
-    Where there is no array `x` but `x_train`, `x_test` (and `x_validation` or `x_val`), these are the splits, and
-    likewise for labels and groups. Samples are memory-mapped where they are uint8 or float16, 32 or 64, and tokens
-    where they are int64; others are converted in memory, tokens to int64 and numbers to float32. Whole numbers are
-    tokens where there is a vocabulary, or the next one is learned. Images of one channel, uint8 [N, H, W], become
-    [N, 1, H, W].
+    Without an array `x`, the splits are `x_train`, `x_test` (and `x_validation` or `x_val`), and likewise for labels
+    and groups. Samples of uint8 and float16, 32 or 64 and tokens of int64 are memory-mapped. Others are converted in
+    memory, tokens to int64 and numbers to float32. Whole numbers are tokens with a vocabulary or the task next_token.
+    Images of one channel, uint8 [N, H, W], become [N, 1, H, W].
 
     Args:
-        file: An .npz file, or a folder of .npy files; a relative path that does not exist is sought in FLEETFIT_DATA.
+        file: An .npz file, or a folder of .npy files. A relative path that does not exist is looked up in
+            FLEETFIT_DATA.
         x: Name of the samples, [N, ...].
         y: Name of the labels. Classification: whole numbers or text [N]. Regression: numbers [N] or [N, targets].
             Multi-label: 0 or 1, [N, labels]. Next token: whole numbers [N, L], -100 where nothing is scored.
         groups: Name of the natural group of each sample, whole numbers or text [N]; None: no groups.
-        task: What is learned.
-        classes: Number of classes, or of tokens to predict; None: the largest label and one, or the vocabulary. Of
-            labels that are text, and of several labels, there are as many as are found, so that no other number fits.
+        task: The task.
+        classes: Number of classes, or of tokens to predict; None: the largest label plus one, or the vocabulary. For
+            text labels and multi-label it must equal the number in the data.
         vocabulary: Above 0: x holds tokens in 0..vocabulary-1.
-        padding: The token that fills short samples; -1: there is none.
-        channels_last: Whether x is [N, ..., C] and is to become [N, C, ...]; None: where its shape says so, such as
-            [N, 32, 32, 3], and a note says it.
-        standardise: Whether mean and std are those of the training samples, for each channel (the second dimension).
-        mean: Per channel, or one for all; of uint8 scaled to [0, 1]. Not beside `standardise`.
-        std: Per channel, or one for all. Not beside `standardise`.
-        validation: Share of the training samples that is held out, where the arrays do not say.
-        test: Share of the samples that is the test set, where the arrays do not say; both are shares of each group, or
-            of each class, or of all.
-        seed: Of what is held out.
-        augment: What training batches of images go through, such as "crop-flip"; None: nothing.
-        resize: Side in pixels to which batches of images are brought; None: they stay as they are.
+        padding: The token that fills short samples; -1: none.
+        channels_last: Whether x is [N, ..., C], to be converted to [N, C, ...]; None: detected from its shape, such as
+            [N, 32, 32, 3], with a note.
+        standardise: Whether to compute mean and std from the training samples, per channel (the second dimension).
+        mean: Per channel, or one for all; of uint8 scaled to [0, 1]. Not together with `standardise`.
+        std: Per channel, or one for all. Not together with `standardise`.
+        validation: Share of the training samples to hold out, if the arrays have no validation split.
+        test: Share of the samples for testing, if the arrays have no test split. Both are shares of each group, of each
+            class, or of all.
+        seed: Seed of held out samples.
+        augment: Augmentation of training batches of images, such as "crop-flip"; None: none.
+        resize: Side in pixels to which batches of images are resized; None: no resizing.
 
     Raises:
         DataError: An array is missing or does not fit the task, or a parameter is out of range.
@@ -110,14 +109,19 @@ def arrays(
     samples = convert_samples(whole, tokens, last)
     labels = _concatenate_parts(store, y, parts)
     if not samples.numel():
-        raise DataError(f'{path}: "{x}" has no samples, or empty ones: {list(samples.shape)}.', path=path, column=x)
+        raise DataError(
+            f'{path}: "{x}" must have at least one sample, and samples at least one element; its shape is '
+            f"{list(samples.shape)}.",
+            path=path,
+            column=x,
+        )
     if len(labels) != len(samples):
         raise DataError(f'{path}: "{x}" has {len(samples)} samples but "{y}" has {len(labels)}.', path=path, column=y)
     target, count, names = _convert_labels(labels, task, classes or vocabulary or None)
     if classes not in (None, count) and task != "regression":
-        what = f"are {count} different texts" if names else f"have {count} columns"
+        detail = f"are {count} different texts" if names else f"have {count} columns"
         raise DataError(
-            f'{path}: classes = {classes}, but the labels "{y}" {what}. Leave classes out, or correct it.',
+            f'{path}: classes = {classes}, but the labels "{y}" {detail}. Leave classes out, or correct it.',
             path=path,
             key="classes",
             column=y,
@@ -160,54 +164,55 @@ def arrays(
 def _check_keys(classes: int | None, standardise: bool, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
     if standardise and (mean or std):
         raise DataError(
-            f"standardise = true takes mean and std from the training samples, and {'mean' if mean else 'std'} is "
-            "given, too. Leave one of them out; if data.path detected the data set, set standardise = false.",
+            f"standardise = true computes mean and std from the training samples, but {'mean' if mean else 'std'} is "
+            "set, too. Leave one of them out. If data.path detected the data set, set standardise = false.",
             key="standardise",
         )
     if classes is not None and classes < 1:
         raise DataError(
-            f"classes must be at least 1, got {classes}. Without it they are found in the labels.", key="classes"
+            f"classes must be at least 1, got {classes}. Leave it out to detect the classes from the labels.",
+            key="classes",
         )
 
 
 def wrap_arrays(
-    x: Any, y: Any, held: tuple[Any, Any] | None = None, seed: int = 0, channels_last: bool | None = None,
+    x: Any, y: Any, test: tuple[Any, Any] | None = None, seed: int = 0, channels_last: bool | None = None,
     begun_with: Sequence[int] = (),
 ) -> Data:  # fmt: skip
-    """Return samples and labels in memory as a data set: arrays, tensors, or lists of numbers.
+    """Wrap samples and labels in memory (arrays, tensors or lists of numbers) as a data set.
 
-    Rows and series of numbers [N, D] and [N, C, L], other than uint8, are standardised by the training samples. Labels
-    that are text or whole numbers are classes, others a regression.
+    Rows and series of numbers [N, D] and [N, C, L], except uint8, are standardised by the training samples. Text and
+    whole numbers as labels are classes; other labels are a regression.
 
     Args:
         x: Samples [N, ...].
         y: Labels [N], or targets [N, targets].
-        held: Samples and labels for testing; None: a fifth of x. A tenth of the rest is for validation.
-        seed: Of what is held out.
-        channels_last: Whether x is [N, ..., C] and is to become [N, C, ...]; None: where its shape says so.
-        begun_with: The shape of a sample in the run that is resumed; x keeps its channels where it has that shape.
+        test: Test samples and labels; None: a fifth of x. A tenth of the remaining samples is for validation.
+        seed: Seed of held out samples.
+        channels_last: Whether x is [N, ..., C], to be converted to [N, C, ...]; None: detected from its shape.
+        begun_with: The shape of a sample in the resumed run. If x has that shape, its channels stay in place.
 
     Raises:
-        DataError: They do not fit together, or the channels may be first or last.
+        DataError: Samples and labels do not match, or the place of the channels is ambiguous.
     """
-    parts = {"train": (x, y)} | ({} if held is None else {"test": held})
+    parts = {"train": (x, y)} | ({} if test is None else {"test": test})
     samples = {split: as_array(pair[0], "x") for split, pair in parts.items()}
     labels = {split: as_array(pair[1], "y") for split, pair in parts.items()}
     for split in parts:
         if samples[split].ndim < 2 or len(samples[split]) != len(labels[split]):
             raise DataError(
-                f"data=(x, y): x must be [N, ...] and y have one label for each, got {list(samples[split].shape)} and "
-                f"{list(labels[split].shape)}.",
+                "data=(x, y): x must be [N, ...] and y must have one label per sample, got "
+                f"{list(samples[split].shape)} and {list(labels[split].shape)}.",
                 key="y",
             )
         if samples[split].shape[1:] != samples["train"].shape[1:]:
-            raise DataError("data=(x, y): the samples for testing have another shape than those for training.", key="x")
+            raise DataError("data=(x, y): test and training samples have different shapes.", key="x")
     for split in parts:
         for name, array in (("x", samples[split]), ("y", labels[split])):
-            if where := find_not_finite(array):
+            if position := find_not_finite(array):
                 raise DataError(
-                    f"data=(x, y): {name}{'_test' * (split == 'test')} is not finite in {where}. Leave these samples "
-                    "out, or fill the gaps; a table, at data.path or in data=frame, may have gaps.",
+                    f"data=(x, y): {name}{'_test' * (split == 'test')} is not finite in {position}. Remove these "
+                    "samples, or fill the gaps. Only tables (data.path or data=frame) may have gaps.",
                     key=name,
                 )
     whole, answers = (np.concatenate([*arrays.values()]) for arrays in (samples, labels))
@@ -218,9 +223,9 @@ def wrap_arrays(
         task, answers = ("regression", answers) if fractions else ("classification", answers.astype(np.int64))
     names: tuple[str, ...] = ()
     if task == "classification" and answers.dtype.kind in "iuUb":
-        places, values = _encode_values(answers.astype(np.int64) if answers.dtype.kind == "b" else answers, "labels")
+        codes, values = _encode_values(answers.astype(np.int64) if answers.dtype.kind == "b" else answers, "labels")
         contiguous = answers.dtype.kind != "U" and values == tuple(map(str, range(len(values))))
-        answers, names = places, () if contiguous else values
+        answers, names = codes, () if contiguous else values
     target, count, _ = _convert_labels(answers, task, None)
     sizes = {split: len(rows) for split, rows in samples.items()}
     notes = [*make_empty_split_notes("data=(x, y)", sizes)]
@@ -231,8 +236,8 @@ def wrap_arrays(
     xs = convert_samples(whole, tokens=False, channels_last=last)
     if task == "regression" and _is_one_hot(answers):
         notes.append(
-            f"data=(x, y): y {list(answers.shape)} is learned as a regression of {answers.shape[1]} numbers. Each row "
-            "has a single 1, as one-hot labels have: for classes, hand over y.argmax(1)."
+            f"data=(x, y): y {list(answers.shape)} is learned as a regression of {answers.shape[1]} numbers, but each "
+            "row has a single 1, like one-hot labels. For classes, pass y.argmax(1)."
         )
     splits = fill_missing_splits(sizes, _choose_strata(None, target, task, len(xs)), 0.1, 0.2, seed)
     standard = xs.is_floating_point() and xs.ndim in (2, 3)
@@ -243,32 +248,34 @@ def wrap_arrays(
 
 
 def as_array(values: Any, name: str) -> NDArray[Any]:
-    """Return an array of what holds numbers or text in rows.
+    """Convert rows of numbers or text to an array.
 
     Args:
         values: An array, a tensor, a list, a Series or a DataFrame.
-        name: "x", which must hold numbers, or "y".
+        name: "x", which must have numbers, or "y".
 
     Raises:
-        DataError: It holds something else, or a row has no value.
+        DataError: The values are of another kind, or a row has no value.
     """
     try:
         array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     except (ValueError, TypeError) as error:
-        raise DataError(f"data=(x, y): {name} is no array: {format_cause(error)}.", key=name) from None
+        raise DataError(
+            f"data=(x, y): {name} cannot be converted to an array: {format_cause(error)}.", key=name
+        ) from None
     if array.dtype.kind == "O" and array.size:
         array = _convert_objects(array, name)
     if array.dtype.kind not in "biufU" or (name == "x" and array.dtype.kind == "U"):
         raise DataError(
-            f"data=(x, y): {name} must hold numbers{' or text' if name == 'y' else ''}, got {array.dtype}. A table "
-            "with numbers and categories: data=frame, a DataFrame with the label among its columns.",
+            f"data=(x, y): {name} must have numbers{' or text' if name == 'y' else ''}, got {array.dtype}. For a "
+            "table with numbers and categories, pass data=frame, a DataFrame that includes the label.",
             key=name,
         )
     return array
 
 
 def _convert_objects(array: NDArray[Any], name: str) -> NDArray[Any]:
-    """Return Python objects, such as those of nullable columns of pandas, as numbers or text."""
+    """Convert Python objects, such as those of nullable columns of pandas, to numbers or text."""
     values = array.ravel().tolist()
     missing = [
         i for i, value in enumerate(values) if value is None or type(value).__name__ == "NAType" or value != value
@@ -276,8 +283,8 @@ def _convert_objects(array: NDArray[Any], name: str) -> NDArray[Any]:
     if missing and array.ndim <= 2:
         row = missing[0] // max(1, array[0].size if array.ndim > 1 else 1)
         raise DataError(
-            f"data=(x, y): {name} has no value in sample {row}. Leave such samples out, or fill the gaps; a table, at "
-            "data.path or in data=frame, may have gaps.",
+            f"data=(x, y): {name} has no value in sample {row}. Remove such samples, or fill the gaps. Only tables "
+            "(data.path or data=frame) may have gaps.",
             key=name,
             row=row,
         )
@@ -291,63 +298,64 @@ def _convert_objects(array: NDArray[Any], name: str) -> NDArray[Any]:
     return array
 
 
-def prepare_arrays(x: Any, y: Any, own: Data) -> Data:
+def prepare_arrays(x: Any, y: Any, run_data: Data) -> Data:
     """Prepare samples and labels in memory like a run's data: its means, its classes, the unit of its targets.
 
     Args:
         x: Samples [N, ...], arrays, tensors or lists of numbers.
         y: Labels [N], or targets [N, targets].
-        own: The run's data, of classes or numbers.
+        run_data: The run's data, of classes or numbers.
 
     Raises:
-        DataError: They are of another kind, or a label is no class of the run's.
+        DataError: They are of another kind, or a label is not a class of the run.
     """
-    if own.task not in ("classification", "regression"):
+    if run_data.task not in ("classification", "regression"):
         raise DataError(
-            f"data=(x, y) are samples with a class or numbers each; the run is {own.task}. Name a path.", key="data"
+            f"data=(x, y) is for classes or numbers, but the task of the run is {run_data.task}. Name a path.",
+            key="data",
         )
     array, labels = as_array(x, "x"), as_array(y, "y")
-    shape = tuple(own.x.shape[1:])
+    shape = tuple(run_data.x.shape[1:])
     channels_last = array.ndim > 3 and array.shape[1:] != shape and (array.shape[-1], *array.shape[1:-1]) == shape
     samples = convert_samples(array, tokens=False, channels_last=channels_last)
     if len(samples) != len(labels):
-        raise DataError(f"data=(x, y): x has {len(samples)} samples, y has {len(labels)} labels.", key="y")
-    if own.resize is None and tuple(samples.shape[1:]) != shape:
-        raise DataError(f"data=(x, y): x is {list(samples.shape)}; the run's samples are {list(shape)} each.", key="x")
-    kinds = {one.dtype.is_floating_point for one in (samples, own.x)}
+        raise DataError(f"data=(x, y): x has {len(samples)} samples, but y has {len(labels)} labels.", key="y")
+    if run_data.resize is None and tuple(samples.shape[1:]) != shape:
+        raise DataError(f"data=(x, y): x is {list(samples.shape)}, but a sample of the run is {list(shape)}.", key="x")
+    kinds = {one.dtype.is_floating_point for one in (samples, run_data.x)}
     if len(kinds) > 1:
         raise DataError(
-            f"data=(x, y): x holds {str(samples.dtype).removeprefix('torch.')} and the run was trained on "
-            f"{str(own.x.dtype).removeprefix('torch.')}; they must be of one kind.",
+            f"data=(x, y): x has {str(samples.dtype).removeprefix('torch.')}, but the run was trained on "
+            f"{str(run_data.x.dtype).removeprefix('torch.')}. Convert x.",
             key="x",
         )
-    if where := find_not_finite(array):
-        _LOG.warning("data=(x, y): x is not finite in %s. What these samples score means nothing.", where)
+    if position := find_not_finite(array):
+        _LOG.warning("data=(x, y): x is not finite in %s. Scores on these samples are meaningless.", position)
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     return Data(
         "own-data", samples,
-        _convert_targets(labels, own) if own.task == "regression" else _encode_classes(labels, own),
-        {"test": torch.arange(len(samples))}, own.classes, class_names=own.class_names, mean=own.mean, std=own.std,
-        task=own.task, resize=own.resize,
-        targets=tuple(tuple(m.tolist()) for m in own.target_scale) if own.task == "regression" else (),
+        _convert_targets(labels, run_data) if run_data.task == "regression" else _encode_classes(labels, run_data),
+        {"test": torch.arange(len(samples))}, run_data.classes, class_names=run_data.class_names,
+        mean=run_data.mean, std=run_data.std, task=run_data.task, resize=run_data.resize,
+        targets=tuple(tuple(m.tolist()) for m in run_data.target_scale) if run_data.task == "regression" else (),
     )  # fmt: skip
 
 
-def _convert_targets(labels: NDArray[Any], own: Data) -> Tensor:
+def _convert_targets(labels: NDArray[Any], run_data: Data) -> Tensor:
     if labels.dtype.kind == "U":
         raise DataError(
-            f"data=(x, y): y holds text, and the run was trained on numbers, {own.classes} for a sample.", key="y"
+            f"data=(x, y): y has text, but the run was trained on {run_data.classes} numbers per sample.", key="y"
         )
     return torch.from_numpy(labels.reshape(len(labels), -1).astype(np.float32))
 
 
-def _encode_classes(labels: NDArray[Any], own: Data) -> Tensor:
-    names = own.class_names or tuple(map(str, range(own.classes)))
+def _encode_classes(labels: NDArray[Any], run_data: Data) -> Tensor:
+    names = run_data.class_names or tuple(map(str, range(run_data.classes)))
     if labels.dtype.kind == "f" and (labels == np.floor(labels)).all():
         labels = labels.astype(np.int64)
     texts = labels.astype(np.int64).astype(str) if labels.dtype.kind == "b" else labels.astype(str)
-    places = {name: i for i, name in enumerate(names)}
-    unknown = sorted({str(text) for text in np.unique(texts)} - places.keys())
+    numbers = {name: i for i, name in enumerate(names)}
+    unknown = sorted({str(text) for text in np.unique(texts)} - numbers.keys())
     if labels.ndim != 1 or unknown:
         raise DataError(
             f"data=(x, y): y has "
@@ -355,11 +363,11 @@ def _encode_classes(labels: NDArray[Any], own: Data) -> Tensor:
             f"and the run was trained on the classes {', '.join(map(truncate, names[:_SHOWN]))}.",
             key="y",
         )
-    return torch.tensor([places[str(text)] for text in texts])
+    return torch.tensor([numbers[str(text)] for text in texts])
 
 
 _CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
-_FEW, _MANY = 4, 16  # pixels: a side has more than the first, and one of the second is surely a side
+_FEW, _MANY = 4, 16  # pixels: a side has more than the first number, and a dimension of the second is certainly a side
 
 
 def is_channels_last(x: NDArray[Any], what: str) -> bool:
@@ -367,23 +375,23 @@ def is_channels_last(x: NDArray[Any], what: str) -> bool:
 
     Args:
         x: Samples, [N, ...].
-        what: What messages call them.
+        what: Name of the samples in messages.
 
     Raises:
-        DataError: The first and the last dimension of a sample may both be its channels.
+        DataError: Both the first and the last dimension of a sample may be its channels.
     """
     shape = x.shape[1:]
     if len(shape) not in (3, 4) or shape[-1] not in _CHANNELS:
         return False
-    first, last = shape[-2:], shape[-3:-1]  # height and width, where channels are first or last
+    first, last = shape[-2:], shape[-3:-1]  # height and width, if channels are first or last
     if shape[0] in _CHANNELS[1:]:
         if (first[0] == first[1]) != (last[0] == last[1]):
             return last[0] == last[1]
         if shape[-1] == 1:
             return False
         raise DataError(
-            f"{what} {list(x.shape)} may have its channels first or last. Set channels_last = true or false in [data]; "
-            'in Python, data={"name": (x, y), "channels_last": True}.',
+            f"{what} {list(x.shape)} may have its channels first or last. Set channels_last = true or false in [data], "
+            'or in Python data={"name": (x, y), "channels_last": True}.',
             key="channels_last",
         )
     sides = min(shape[:-1]) > _FEW
@@ -392,18 +400,20 @@ def is_channels_last(x: NDArray[Any], what: str) -> bool:
 
 
 def _describe_channels(what: str, x: NDArray[Any], last: bool) -> list[str]:
-    """Say where channels were taken to be, unless they come first beyond doubt."""
+    """Describe the detected place of the channels, unless they certainly come first."""
     shape = x.shape[1:]
     sides, start = "x".join(map(str, shape[:-1] if last else shape[1:])), f"{what} {list(x.shape)} is taken as"
     if last:
-        return [f"{start} {sides} with {shape[-1]} channels, which come last. channels_last = false says otherwise."]
+        return [
+            f"{start} {sides} with {shape[-1]} channels (last dimension). Set channels_last = false if that is wrong."
+        ]
     if len(shape) in (3, 4) and shape[-1] in _CHANNELS and shape[0] not in _CHANNELS:
-        return [f"{start} {shape[0]} channels of {sides}. channels_last = true says that the channels come last."]
+        return [f"{start} {shape[0]} channels of {sides}. Set channels_last = true if the channels come last."]
     return []
 
 
 def find_not_finite(x: NDArray[Any]) -> str:
-    """Return in words where samples are NaN or infinite: which sample, which column, how many; "" where none is.
+    """Describe NaN or infinite samples: which sample, which column, how many; "" if all are finite.
 
     Args:
         x: Samples or targets, [N, ...].
@@ -433,7 +443,7 @@ def find_sample_shape(file: str, x: str = "x", channels_last: bool | None = None
     """Return the shape of one sample in a file of arrays, as `arrays` returns it.
 
     Raises:
-        DataError: There are no such arrays.
+        DataError: The arrays are missing.
     """
     store = Arrays(resolve_folder(file))
     samples = store.load(next(iter(_find_parts(store, x).values())))
@@ -444,7 +454,7 @@ def find_sample_shape(file: str, x: str = "x", channels_last: bool | None = None
 
 
 def _find_parts(store: "Arrays", name: str) -> dict[str, str]:
-    """Return split -> array; one array alone is "train"."""
+    """Return split -> array; a single array is "train"."""
     if name in store:
         return {"train": name}
     parts = {}
@@ -453,26 +463,26 @@ def _find_parts(store: "Arrays", name: str) -> dict[str, str]:
         if part is not None:
             parts[split] = part
     if "train" not in parts:
-        store.load(name)  # says what there is
+        store.load(name)  # raises an error with the names of the arrays
     return parts
 
 
 def _concatenate_parts(store: "Arrays", name: str, parts: Mapping[str, str]) -> NDArray[Any]:
-    """Return labels or groups, in the order of the samples."""
+    """Return labels or groups in the order of the samples."""
     if name in store:
         return store.load(name)
-    own = _find_parts(store, name)
-    if list(own) != list(parts):
+    label_parts = _find_parts(store, name)
+    if list(label_parts) != list(parts):
         raise DataError(
-            f'{store.path}: "{name}" has the parts {", ".join(own)}, the samples {", ".join(parts)}.',
+            f'{store.path}: "{name}" has the parts {", ".join(label_parts)}, but the samples have {", ".join(parts)}.',
             path=store.path,
             column=name,
         )
-    return np.concatenate([store.load(part) for part in own.values()])
+    return np.concatenate([store.load(part) for part in label_parts.values()])
 
 
 def convert_samples(array: NDArray[Any], tokens: bool, channels_last: bool) -> Tensor:
-    """Return samples as a data set holds them: pixels as uint8, tokens as int64, other numbers as floats."""
+    """Convert samples to the types of `Data`: pixels to uint8, tokens to int64, other numbers to floats."""
     if array.ndim < 1 or array.dtype.kind not in "biuf":
         raise DataError(f"samples must be numbers [N, ...], got {array.dtype} {list(array.shape)}.", key="x")
     usual = (array.dtype.kind == "f" and array.dtype.itemsize <= 8) or array.dtype == np.uint8
@@ -490,13 +500,13 @@ def convert_samples(array: NDArray[Any], tokens: bool, channels_last: bool) -> T
 
 
 def _convert_labels(array: NDArray[Any], task: str, classes: int | None) -> tuple[Tensor, int, tuple[str, ...]]:
-    """Return labels as the task needs them, the number of classes and their names or ()."""
+    """Convert labels for the task; return them with the number of classes and the names of classes or ()."""
     if task == "classification" and array.dtype.kind == "U":
-        places, names = _encode_values(array, "the labels")
-        return torch.from_numpy(places), len(names), names
+        codes, names = _encode_values(array, "the labels")
+        return torch.from_numpy(codes), len(names), names
     if task == "classification" and array.dtype.kind in "biuf" and _is_one_hot(array):
         raise DataError(
-            f"the labels {list(array.shape)} are one-hot; save the class of each sample, y.argmax(1).", key="y"
+            f"the labels {list(array.shape)} are one-hot. Save the class of each sample, y.argmax(1).", key="y"
         )
     if array.dtype.kind not in "biuf" or (task in ("classification", "next_token") and array.dtype.kind == "f"):
         raise DataError(f"labels of a {task} task cannot be {array.dtype}.", key="y")
@@ -522,7 +532,7 @@ def _convert_whole(array: NDArray[Any], what: str) -> NDArray[np.int64]:
     """Return whole numbers as int64.
 
     Raises:
-        DataError: One of them is not whole, or too large.
+        DataError: A number is not whole, or too large.
     """
     with np.errstate(invalid="ignore"):
         whole: NDArray[np.int64] = array.astype(np.int64, copy=False)
@@ -531,7 +541,7 @@ def _convert_whole(array: NDArray[Any], what: str) -> NDArray[np.int64]:
         )
     if not same:
         raise DataError(
-            f"{what} must be whole numbers of at most 63 bits, got {array.dtype} with others among them.",
+            f"{what} must be whole numbers of at most 63 bits, got {array.dtype} with other numbers.",
             key="x" if what == "tokens" else "y",
         )
     return whole
@@ -540,16 +550,16 @@ def _convert_whole(array: NDArray[Any], what: str) -> NDArray[np.int64]:
 def _encode_values(values: NDArray[Any], what: str, key: str = "y") -> tuple[NDArray[np.int64], tuple[str, ...]]:
     if values.dtype.kind in "iu" and _is_one_hot(values):
         raise DataError(
-            f"{what} {list(values.shape)} are one-hot; hand over the class of each sample, y.argmax(1).", key=key
+            f"{what} {list(values.shape)} are one-hot. Pass the class of each sample, y.argmax(1).", key=key
         )
     if values.ndim != 1 or values.dtype.kind not in "iuU":
         raise DataError(f"{what} must be whole numbers or text [N], got {values.dtype} {list(values.shape)}.", key=key)
-    names, places = np.unique(values, return_inverse=True)
-    return places.astype(np.int64), tuple(str(name) for name in names)
+    names, codes = np.unique(values, return_inverse=True)
+    return codes.astype(np.int64), tuple(str(name) for name in names)
 
 
 def _choose_strata(groups: NDArray[np.int64] | None, y: Tensor, task: str, rows: int) -> NDArray[np.int64]:
-    """Return what stays in proportion when samples are held out: groups, or classes, or nothing."""
+    """Return the strata for holding out samples: groups, or classes, or one for all."""
     if groups is not None:
         return groups
     if task == "classification" and y.ndim == 1 and len(y) and int(y.min()) >= 0:
@@ -561,9 +571,9 @@ def _choose_strata(groups: NDArray[np.int64] | None, y: Tensor, task: str, rows:
 def _compute_statistics(
     x: Tensor, train: NDArray[np.int64], gaps: str = ""
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of each channel over the training samples; where all are alike, 1."""
+    """Return mean and standard deviation of each channel over the training samples; the deviation of constants is 1."""
     if not len(train) or x.dtype == torch.int64:
-        raise DataError("standardise needs training samples that are no tokens.", key="standardise")
+        raise DataError("standardise needs training samples of numbers, not tokens. Leave it out.", key="standardise")
     channels = x.shape[1] if x.ndim > 1 else 1
     total, squares = torch.zeros(2, channels, dtype=torch.float64)
     count = 0
@@ -575,9 +585,7 @@ def _compute_statistics(
         count += len(some) * some.shape[2]
     mean = total / count
     if not bool(torch.isfinite(mean).all()):
-        raise DataError(
-            f"{gaps}. standardise needs finite samples: leave these out, or fill the gaps.", key="standardise"
-        )
+        raise DataError(f"{gaps}. standardise needs finite samples. Remove these, or fill the gaps.", key="standardise")
     std = (squares / count - mean.square()).clamp(min=0).sqrt()
     return tuple(mean.tolist()), tuple(torch.where(std > 1e-12, std, 1).tolist())
 
@@ -589,11 +597,6 @@ class Arrays:
     """The arrays of one file or folder, by name."""
 
     def __init__(self, path: Path) -> None:
-        """List the arrays.
-
-        Raises:
-            DataError: The path is no `.npz` file and no folder of `.npy` files.
-        """
         self.path = path
         if path.is_dir():
             self.names = [file.stem for file in list_sample_files(path, "*.npy")]
@@ -602,30 +605,30 @@ class Arrays:
             try:
                 with zipfile.ZipFile(path) as archive:
                     members = [name[:-4] for name in archive.namelist() if name.endswith(".npy")]
-            except Exception as error:  # a damaged directory of the archive raises whatever it likes
+            except Exception as error:  # a damaged archive may raise any error
                 raise DataError(f"{path} cannot be read as an .npz file: {error}.", path=path) from error
             self.names = sorted(
                 name for name in members if name and not any(part in name for part in ("/", "\\", "\0"))
             )
             if len(set(self.names)) != len(self.names):
-                raise DataError(f"{path} has two arrays of one name.", path=path)
+                raise DataError(f"{path} has two arrays of the same name. Rename one.", path=path)
         else:
-            files.check_file(path, DataError)  # says what it is instead
+            files.check_file(path, DataError)  # raises an error for other files
         if not self.names:
-            raise DataError(f"{path} holds no arrays.", path=path)
+            raise DataError(f"{path} has no arrays.", path=path)
 
     def __contains__(self, name: str) -> bool:
         return name in self.names
 
     def load(self, name: str) -> Array:
-        """Return an array, mapped copy-on-write: it can be written to, and the file never changes.
+        """Load an array, mapped copy-on-write: it is writable, and the file does not change.
 
         Raises:
-            DataError: There is none of that name, or it holds Python objects or cannot be read.
+            DataError: The array is missing, has Python objects, or cannot be read.
         """
         if name not in self.names:
             raise DataError(
-                f'{self.path} has no array "{name}"; it has {", ".join(self.names)}.{did_you_mean(name, self.names)}',
+                f'{self.path} has no array "{name}", only {", ".join(self.names)}.{did_you_mean(name, self.names)}',
                 path=self.path,
                 column=name,
             )
@@ -637,31 +640,31 @@ class Arrays:
             array = self._unpack(name) if array is None else array
         except FleetFitError:
             raise
-        except Exception as error:  # a damaged header or archive raises whatever it likes
+        except Exception as error:  # a damaged header or archive may raise any error
             raise DataError(
                 f'{self.path}: array "{name}" cannot be read: {format_cause(error)}', path=self.path, column=name
             ) from error
         if not array.ndim:
             raise DataError(
-                f'{self.path}: array "{name}" is a single value; it must have one for each sample.',
+                f'{self.path}: array "{name}" is a single value. It must have one per sample.',
                 path=self.path,
                 column=name,
             )
         return array
 
     def _map_file(self, path: Path) -> Array:
-        """Map a file of its own, whose header is looked at first."""
+        """Map a single file, after a check of its header."""
         with files.open_file(path, DataError) as file:
             shape, fortran, dtype, header = _read_header(file)
             size = os.fstat(file.fileno()).st_size
         if size - header < _count_bytes(shape, dtype):
-            raise ValueError(f"it should have {_count_bytes(shape, dtype):,} bytes, and {size - header:,} are there")
+            raise ValueError(f"it should have {_count_bytes(shape, dtype):,} bytes, but has {size - header:,}")
         if not math.prod(shape):
             return np.zeros(shape, dtype)
         return np.memmap(path, dtype, "c", header, shape, "F" if fortran else "C")
 
     def concatenate(self, names: Sequence[str]) -> Array:
-        """Return arrays one after the other, from the cache if they are several."""
+        """Concatenate arrays, through the cache if there are several."""
         parts = [self.load(name) for name in names]
         if len(parts) == 1:
             return parts[0]
@@ -669,7 +672,7 @@ class Arrays:
             shapes = ", ".join(
                 f"{name} {part.dtype} {list(part.shape)}" for name, part in zip(names, parts, strict=True)
             )
-            raise DataError(f"{self.path}: {shapes} do not fit together.", path=self.path)
+            raise DataError(f"{self.path}: {shapes} cannot be concatenated.", path=self.path)
 
         def build(target: Path) -> None:
             shape = (sum(map(len, parts)), *parts[0].shape[1:])
@@ -682,14 +685,14 @@ class Arrays:
                     at += len(some)
             whole.flush()
 
-        return load_folder(self._key([*names]), build, lambda target: np.load(target / "whole.npy", mmap_mode="c"))
+        return load_folder(self._make_key([*names]), build, lambda target: np.load(target / "whole.npy", mmap_mode="c"))
 
-    def _key(self, parameters: Sequence[str]) -> str:
+    def _make_key(self, parameters: Sequence[str]) -> str:
         stamps = [self.path / f"{name}.npy" for name in parameters] if self.path.is_dir() else [self.path]
         return cache.make_key(self.path.stem, stamps, ["arrays", *parameters], suffix="")
 
     def _map_member(self, name: str) -> Array | None:
-        """Map a member of the archive; None where it is compressed."""
+        """Map a member of the archive; None if it is compressed."""
         with zipfile.ZipFile(self.path) as archive:
             member = archive.getinfo(f"{name}.npy")
             if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
@@ -702,7 +705,7 @@ class Arrays:
         start = member.header_offset + 30 + int.from_bytes(local[26:28], "little")
         start += int.from_bytes(local[28:30], "little") + header
         if _count_bytes(shape, dtype) + header != member.file_size:
-            raise ValueError(f"it should have {_count_bytes(shape, dtype):,} bytes, and {member.file_size:,} are there")
+            raise ValueError(f"it should have {_count_bytes(shape, dtype):,} bytes, but has {member.file_size:,}")
         if not math.prod(shape):
             return np.zeros(shape, dtype)
         return np.memmap(self.path, dtype, "c", start, shape, "F" if fortran else "C")
@@ -714,7 +717,7 @@ class Arrays:
                 with archive.open(member) as content:
                     shape, _, dtype, header = _read_header(content)
                 if _count_bytes(shape, dtype) + header != member.file_size:
-                    raise ValueError("its header says another size than the archive")
+                    raise ValueError("its header and the archive have different sizes")
                 if member.file_size > shutil.disk_usage(target).free:
                     raise DataError(
                         f'{self.path}: array "{name}" unpacks to {member.file_size:,} bytes, which do not fit into '
@@ -724,11 +727,11 @@ class Arrays:
                     )
                 archive.extract(member, target)
 
-        return load_folder(self._key([name]), build, lambda target: np.load(target / f"{name}.npy", mmap_mode="c"))
+        return load_folder(self._make_key([name]), build, lambda target: np.load(target / f"{name}.npy", mmap_mode="c"))
 
 
 def _count_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    """Return the bytes of an array; NumPy's own product would overflow."""
+    """Return the bytes of an array. NumPy's product would overflow."""
     if any(not isinstance(n, int) or n < 0 for n in shape):
         raise ValueError(f"its shape is {shape}")
     return math.prod(shape) * dtype.itemsize
@@ -737,8 +740,10 @@ def _count_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 def _read_header(content: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
     """Return shape, Fortran order, dtype and the length of the header of a `.npy` file."""
     version = np.lib.format.read_magic(content)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(content)
+    read_array_header = (
+        np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    )
+    shape, fortran, dtype = read_array_header(content)
     if dtype.hasobject:
-        raise ValueError("it holds Python objects; save numbers or text")
+        raise ValueError("it has Python objects. Save numbers or text")
     return shape, fortran, dtype, content.tell()

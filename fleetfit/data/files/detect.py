@@ -1,6 +1,6 @@
-"""Detect the format of the data at a path: `data.path = "..."` becomes `data.name` and the keys that go with it.
+"""Detect the format of the data at a path: `data.path = "..."` becomes `data.name` and its keys.
 
-Only names of files, the headers of some images and arrays, and the first rows of a table are read.
+It only reads names of files, headers of some images and arrays, and the first rows of a table.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from fleetfit.data.files.images import has_class_folders, sample_sizes, unpack_z
 from fleetfit.data.files.text import TEXT_COLUMNS, has_text_folders, text
 from fleetfit.errors import DataError, did_you_mean, truncate
 
-_LARGE, _SMALL = 64, 32  # sides to which images of several sizes, or large ones, are resized
+_LARGE, _SMALL = 64, 32  # sides for resizing images of several sizes, or large ones
 _MAX_ENTRIES = 10_000  # of a folder
 
 Keys = Mapping[str, Any]
@@ -29,11 +29,11 @@ def detect_format(path: str, keys: Keys | None = None) -> Keys:
     """Return the keys of `[data]` for the data at a path, its name first.
 
     Args:
-        path: A file or a folder; a relative path that does not exist is searched for in the folder FLEETFIT_DATA.
-        keys: The user's keys beside `path`; some of them decide the format.
+        path: A file or a folder. A relative path that does not exist is looked up in the folder FLEETFIT_DATA.
+        keys: The user's other keys. Some of them determine the format.
 
     Raises:
-        DataError: There is no such path, or its format is unknown.
+        DataError: The path does not exist, or its format is unknown.
     """
     location = resolve_folder(path)
     try:
@@ -43,13 +43,13 @@ def detect_format(path: str, keys: Keys | None = None) -> Keys:
             return _detect_file(location, keys or {})
     except OSError as error:
         raise DataError(f"{location} cannot be read: {files.format_os_error(error)}.", path=location) from None
-    here = files.parse_path(path, "data.path")
-    candidates = [location] if location == here else [here, location]
+    path_here = files.parse_path(path, "data.path")
+    candidates = [location] if location == path_here else [path_here, location]
     neighbours = [name for candidate in candidates for name in _list_names(candidate.parent)]
     near = [name for name in neighbours if name.lower() == location.name.lower() or Path(name).stem == location.name]
     hint = f' Did you mean "{truncate(near[0])}"?' if near else did_you_mean(location.name, neighbours)
-    listed = " nor ".join(map(str, candidates)) + (" (FLEETFIT_DATA)" if len(candidates) > 1 else "")
-    raise DataError(f"data.path: there is no file or folder {listed}.{hint}", path=location)
+    paths = " nor ".join(map(str, candidates)) + (" (FLEETFIT_DATA)" if len(candidates) > 1 else "")
+    raise DataError(f"data.path: no such file or folder: {paths}.{hint}", path=location)
 
 
 def _list_names(folder: Path) -> list[str]:
@@ -70,14 +70,14 @@ def _detect_file(path: Path, keys: Keys) -> Keys:
         return {"name": "images", "folder": str(path), **_choose_size(unpack_zip(path), keys)}
     if suffix == ".npy":
         return _detect_array_folder(
-            path.parent, keys, f"{path.name} is one array, and two are needed, samples and labels"
+            path.parent, keys, f"{path.name} is a single array, but samples and labels are needed"
         )
     if suffix in (".txt", ".md"):
         return _detect_plain_text(path)
     raise DataError(
-        f"data.path: {path} has an unknown suffix. A table ends in .csv, .tsv or .parquet, arrays in .npz, running "
-        "text in .txt, texts with labels in .csv, .jsonl or .parquet; images are in one folder for each class, or in a "
-        ".zip of such folders. For other names set data.name = ...",
+        f"data.path: {path} has an unknown suffix. Use .csv, .tsv or .parquet for a table, .npz for arrays, .txt for "
+        "running text, .csv, .jsonl or .parquet for labelled texts, and a folder per class (or a .zip of them) for "
+        "images. For other names set data.name.",
         path=path,
     )
 
@@ -92,7 +92,7 @@ def _detect_folder(folder: Path, keys: Keys) -> Keys:
     entries = itertools.islice(os.scandir(folder), _MAX_ENTRIES)
     names = {entry.name.lower() for entry in entries if entry.is_file() and not is_system_name(entry.name)}
     if any(name.endswith(".npy") for name in names):
-        return _detect_array_folder(folder, keys, f"{folder} has no array of samples and one of labels")
+        return _detect_array_folder(folder, keys, f"{folder} lacks an array of samples or one of labels")
     try:
         tables = table.find_files(folder)
     except DataError:
@@ -107,15 +107,15 @@ def _detect_folder(folder: Path, keys: Keys) -> Keys:
     if len(archives) == 1:
         return detect_format(str(folder / archives[0]), keys)
     raise DataError(
-        f"data.path: the format of {folder} is unknown. Expected a folder of images for each class (CLASS/*.jpg, or "
-        "train/CLASS/*.jpg) or of .txt files for each class, or a folder with train.csv, train.parquet, x.npy and "
-        "y.npy, .txt files, or a data set of Hugging Face datasets (save_to_disk).",
+        f"data.path: the format of {folder} is unknown. Expected a folder of images per class (CLASS/*.jpg, or "
+        "train/CLASS/*.jpg) or of .txt files per class, or a folder with train.csv, train.parquet, x.npy and y.npy, "
+        ".txt files, or a data set of Hugging Face datasets (save_to_disk).",
         path=folder,
     )
 
 
 def _detect_plain_text(path: Path) -> Keys:
-    is_many = path.is_dir() and len(list_sample_files(path, "**/*.txt")) > 1  # then each file is a client
+    is_many = path.is_dir() and len(list_sample_files(path, "**/*.txt")) > 1  # each file is a client
     return {"name": "plain_text", "folder": str(path), "partition": {"kind": "natural" if is_many else "iid"}}
 
 
@@ -123,8 +123,8 @@ def _detect_array_folder(folder: Path, keys: Keys, problem: str) -> Keys:
     names = {file.stem for file in list_sample_files(folder, "*.npy")}
     if not ({"x", "y"} <= names or {"x_train", "y_train"} <= names):
         raise DataError(
-            f"data.path: {problem}: x.npy and y.npy (or x_train.npy, y_train.npy, x_test.npy, y_test.npy) in one "
-            'folder, or one .npz file. Other names: data.name = "arrays", with x = "..." and y = "...".',
+            f"data.path: {problem}. Put x.npy and y.npy (or x_train.npy, y_train.npy, x_test.npy, y_test.npy) in one "
+            'folder, or in one .npz file. For other names set data.name = "arrays" with x and y.',
             path=folder,
         )
     return _detect_arrays(folder, keys)
@@ -159,7 +159,7 @@ def _detect_arrays(path: Path, keys: Keys) -> Keys:
 
 
 def _choose_size(folder: Path, keys: Keys) -> Keys:
-    """Return the side to which images of several sizes, or large ones, are resized."""
+    """Return the side for resizing images of several sizes, or large ones."""
     sizes = sample_sizes(folder, upright=keys.get("exif_orientation") is not False)
     sides = [side for size in sizes for side in size]
     if not sides or (len(set(sizes)) == 1 and max(sides) <= _LARGE):
@@ -221,6 +221,6 @@ def _find_label(columns: Collection[str], keys: Keys) -> str | None:
 
 
 def _has_table_keys(keys: Keys) -> bool:
-    """Return whether there is a key that tables have and texts do not, such as `drop`."""
+    """Return whether there is a key of tables that texts do not have, such as `drop`."""
     table_keys, text_keys = (inspect.signature(function).parameters for function in (table.table, text))
     return any(key in table_keys and key not in text_keys for key in keys)

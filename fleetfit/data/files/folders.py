@@ -1,4 +1,4 @@
-"""Find the folder and the files of a data set: in the given folder, in FLEETFIT_DATA, or in a copy from the hub.
+"""Find the folder and the files of a data set: in its folder, in FLEETFIT_DATA, or in a copy from the hub.
 
 Nothing is downloaded unless a run file sets `hub = true`. A download is written once, as one Parquet file per split,
 below the cache folder (see `cache`), and read from there like any other set.
@@ -29,12 +29,12 @@ _SYSTEM_NAMES = ("__macosx", "__pycache__", "@eadir", "$recycle.bin", "system vo
 
 
 def is_system_name(name: str) -> bool:
-    """Return whether a system or a tool makes files or folders of this name: `__MACOSX`, `@eaDir`, hidden ones."""
+    """Return whether a name is that of a system's or tool's file: `__MACOSX`, `@eaDir`, hidden ones."""
     return name.startswith(".") or name.lower() in _SYSTEM_NAMES
 
 
 def list_class_folders(folder: Path) -> list[Path]:
-    """Return the folders in a folder, sorted, without those of systems and tools."""
+    """Return the subfolders of a folder, sorted, without those of systems and tools."""
     with os.scandir(folder) as entries:
         return sorted(folder / entry.name for entry in entries if entry.is_dir() and not is_system_name(entry.name))
 
@@ -46,7 +46,7 @@ def list_sample_files(folder: Path, pattern: str) -> list[Path]:
 
 
 def resolve_folder(folder: str) -> Path:
-    """Return a set's folder; a relative path that does not exist is seen from the folder FLEETFIT_DATA."""
+    """Return a set's folder. A relative path that does not exist is looked up in the folder FLEETFIT_DATA."""
     path = parse_path(folder, "data.folder")
     root = os.environ.get("FLEETFIT_DATA")
     if root and not path.is_absolute() and not path.exists():
@@ -55,7 +55,7 @@ def resolve_folder(folder: str) -> Path:
 
 
 def find_set_folder(name: str, folder: str | None) -> Path | None:
-    """Return the folder of a named set: the given one, or NAME below it or below FLEETFIT_DATA; None: there is none."""
+    """Return the folder of a named set: the given one, or NAME in it or in FLEETFIT_DATA; None if there is none."""
     root = folder if folder is not None else os.environ.get("FLEETFIT_DATA")
     if not root:
         return None
@@ -73,22 +73,22 @@ def find_parquet_files(name: str, folder: str | None) -> dict[str, list[Path]]:
     root = folder if folder is not None else os.environ.get("FLEETFIT_DATA")
     if not root:
         raise DataError(
-            f'{name}: the folder of its files is unknown. Set folder = "..." (with train.parquet and test.parquet in '
-            f"it), or the environment variable FLEETFIT_DATA to the folder that has {name}/train.parquet.",
+            f"{name}: the folder of its files is unknown. Set folder to a folder with train.parquet and test.parquet, "
+            f"or set the environment variable FLEETFIT_DATA to the folder that has {name}/train.parquet.",
             key="folder",
         )
     base = parse_path(root, "data.folder")
     if not base.is_dir():
         source = "folder" if folder is not None else "the environment variable FLEETFIT_DATA"
-        raise DataError(f"{name}: {source} names {base}, which is not a folder.", path=base)
+        raise DataError(f"{name}: {source} is {base}, which is not a folder.", path=base)
     tops = [base, base / name] if folder is not None else [base / name]
     for top in tops:
         for candidate in (top, top / "data", top / name, top / "plain_text"):
             splits = {split: _find_split_files(candidate, split) for split in SPLITS}
             if splits["train"]:
                 return {split: paths for split, paths in splits.items() if paths}
-    listed = " or ".join(map(str, tops))
-    raise DataError(f"{name}: no train.parquet and no train-00000-of-....parquet in {listed}.")
+    tops_text = " or ".join(map(str, tops))
+    raise DataError(f"{name}: no train.parquet and no train-00000-of-....parquet in {tops_text}.")
 
 
 def _find_split_files(folder: Path, split: str) -> list[Path]:
@@ -129,11 +129,11 @@ def find_or_download(
         find: Called with name and folder; raises DataError if the set is missing.
 
     Returns:
-        The folder as a reader takes it; None: FLEETFIT_DATA has the set.
+        The folder for a reader; None if FLEETFIT_DATA has the set.
 
     Raises:
         DataError: The set is missing, or the download failed.
-        MissingExtra: It has to be downloaded and `datasets` is not installed.
+        MissingExtra: A download is needed, but `datasets` is not installed.
     """
     try:
         find(name, folder)
@@ -143,7 +143,7 @@ def find_or_download(
             raise
         if not hub:
             raise DataError(
-                f"{error} To download it from the hub ({repository}) set hub = true.", key="hub", path=error.path
+                f"{error} To download it from the hub ({repository}), set hub = true.", key="hub", path=error.path
             ) from error
     return str(download(name, repository, config, revision))
 
@@ -152,14 +152,14 @@ def find_or_download(
 
 
 def is_saved_dataset(folder: Path) -> bool:
-    """Return whether `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote a folder."""
+    """Return whether a folder was written by `Dataset.save_to_disk` or `DatasetDict.save_to_disk`."""
     if (folder / "dataset_dict.json").is_file():
         return True
     return (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file()
 
 
 def convert_saved_dataset(folder: Path) -> Path:
-    """Return a folder of Parquet files with a saved data set, converted once into the cache; other paths as they are.
+    """Convert a saved data set to a folder of Parquet files, once, in the cache; return other paths unchanged.
 
     Raises:
         DataError: The data set cannot be read, has no training split, or does not fit on the disk.
@@ -178,7 +178,7 @@ def convert_saved_dataset(folder: Path) -> Path:
                 _write_parquet(rows, target / f"{split}.parquet")
         except FleetFitError:
             raise
-        except Exception as error:  # the library may raise anything on damaged files
+        except Exception as error:  # the library may raise any error on damaged files
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 raise
             raise DataError(
@@ -187,14 +187,14 @@ def convert_saved_dataset(folder: Path) -> Path:
 
     def load(target: Path) -> Path:
         if not (target / "train.parquet").is_file():
-            raise ValueError("there is no train.parquet")
+            raise ValueError("train.parquet is missing")
         return target
 
     return load_folder(make_key(folder.name, sources, ["saved"], suffix=""), build, load)
 
 
 def download(name: str, repository: str, config: str | None = None, revision: str | None = None) -> Path:
-    """Return a folder with a set's `train.parquet` and so on, downloaded unless it is in the cache.
+    """Return a folder with a set's `train.parquet` and other splits, downloaded unless cached.
 
     Images and sounds are inside the files, and the files' metadata has the names of the classes. `source.json` beside
     them records their origin.
@@ -211,7 +211,7 @@ def download(name: str, repository: str, config: str | None = None, revision: st
     """
     cache = find_cache_folder()
     if cache is None:
-        raise DataError(f"{name}: downloads need a cache folder; set FLEETFIT_CACHE to a folder.", key="hub")
+        raise DataError(f"{name}: downloads need a cache folder. Set FLEETFIT_CACHE to a folder.", key="hub")
     label = "-".join(re.sub(r"[^\w.]+", "--", part) for part in (name, repository, config, revision) if part)
     target = cache / "hub" / label
     if target.is_dir():
@@ -219,10 +219,10 @@ def download(name: str, repository: str, config: str | None = None, revision: st
     datasets = import_optional("datasets", "hub", f"Downloading {name} from the hub")
     try:
         dataset = datasets.load_dataset(repository, config, revision=revision)
-    except Exception as error:  # network, hub and library may raise anything
+    except Exception as error:  # network, hub and library may raise any error
         raise DataError(
             f"{name}: downloading {repository} from the Hugging Face hub failed: {format_cause(error, typed=True)}. "
-            'Without a network, set folder = "..." to a folder with train.parquet and test.parquet.',
+            "Without a network, set folder to a folder with train.parquet and test.parquet.",
             key="hub",
         ) from error
     splits = _rename_splits(dataset, f"{name}: {repository}")
@@ -230,28 +230,28 @@ def download(name: str, repository: str, config: str | None = None, revision: st
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f"{label}.", dir=target.parent))
     except OSError as error:
-        raise DataError(f"{name}: {target.parent} cannot be written to: {error}", path=target.parent) from error
+        raise DataError(f"{name}: cannot write to {target.parent}: {error}", path=target.parent) from error
     try:
         for split, rows in splits.items():
             _write_parquet(rows, temporary / f"{split}.parquet")
         source = {"repository": repository, "config": config, "revision": revision,
                   "files": sorted(map(str, splits["train"].info.download_checksums or {}))}  # fmt: skip
         (temporary / "source.json").write_text(json.dumps(source, indent=2), encoding="utf-8")
-        if not target.is_dir():  # else another process was faster
+        if not target.is_dir():  # otherwise another process was faster
             temporary.rename(target)
     except OSError as error:
         if not target.is_dir():
-            raise DataError(f"{name}: {target} cannot be written: {error}", path=target) from error
+            raise DataError(f"{name}: cannot write {target}: {error}", path=target) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return target
 
 
 def _rename_splits(splits: Any, source: str, path: Path | None = None) -> dict[str, Any]:
-    """Return the splits of a data set by FleetFit's names."""
+    """Rename the splits of a data set to FleetFit's names."""
     renamed = {_HUB_SPLITS[split]: rows for split, rows in splits.items() if split in _HUB_SPLITS}
     if "train" not in renamed:
-        raise DataError(f'{source} has no split "train"; it has {", ".join(map(str, splits))}.', path=path)
+        raise DataError(f'{source} has no split "train". Its splits are {", ".join(map(str, splits))}.', path=path)
     return renamed
 
 

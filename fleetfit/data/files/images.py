@@ -1,7 +1,7 @@
-"""Labelled images on disk: Parquet files as Hugging Face `datasets` writes them, or class folders, zipped or not.
+"""Labelled images on disk: Parquet files in the form of Hugging Face `datasets`, or class folders, optionally zipped.
 
-For example Tiny ImageNet, ImageNet, or a set of your own. Sets larger than memory stay encoded on disk and are decoded
-batch by batch (`lazy`). Nothing is downloaded, and neither layout needs the library `datasets`.
+Examples are Tiny ImageNet, ImageNet, and your own sets. Sets larger than memory stay encoded on disk and are decoded
+batch by batch (`lazy`). Neither layout downloads anything or needs the library `datasets`.
 
 Parquet: a folder with `train.parquet` or `train-00000-of-00002.parquet`, and likewise `validation` (or `valid`, `val`)
 and `test`; the files may be in a subfolder `data`, `plain_text` or one with the set's name. An image is a struct of
@@ -57,10 +57,10 @@ from fleetfit.data.splits import ALIASES, SPLITS, fill_missing_splits, hold_out,
 from fleetfit.errors import DataError, MissingExtra, format_cause, quote_some
 from fleetfit.files import check_file
 
-_MAX_BYTES = 4 << 30  # of the decoded images of a named set
+_MAX_BYTES = 4 << 30  # limit for the decoded images of a named set
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a folder of Parquet files or of classes")
 LAZY_ABOVE = 8 << 30
-"""Bytes of decoded images above which they stay encoded, unless `lazy` is given."""
+"""Bytes of decoded images above which they stay encoded, unless `lazy` is set."""
 _IMAGE = ("img", "image")
 _LABEL = ("label", "labels", "fine_label", "coarse_label", "character")
 _MAX_UNPACKED, _MAX_RATIO = 1 << 30, 200  # a zip archive that exceeds both limits is refused: bytes, times its own size
@@ -94,22 +94,22 @@ def images(
     """Return a set of images, named after its folder.
 
     Without a test set, the validation set is the test set, as usual with ImageNet. Missing splits are held out of the
-    training images: in proportion for every label, or for every group where `groups` is given.
+    training images: in proportion for each label, or for each group if `groups` is set.
 
     Args:
-        folder: The set's folder, or a zip archive of class folders; a relative path that does not exist is searched for
-            in the folder FLEETFIT_DATA.
+        folder: The set's folder, or a zip archive of class folders. A relative path that does not exist is looked up in
+            the folder FLEETFIT_DATA.
         image: Column of the images; None: `img` or `image`.
         label: Column of the labels, integers or text; None: `label`, `labels`, `fine_label`, `coarse_label` or
             `character`.
         groups: Column of a natural group such as "writer_id", numbered in ascending order; None: no groups.
-        size: Side in pixels; images are cut to a centred square and resized. None: all images must have one size.
+        size: Side in pixels. Images are cut to a centred square and resized. None: all images must have the same size.
         centre: Share of the shorter side that the square keeps; with ImageNet often 0.875, 224 of 256 pixels.
-        channels: 1 (grey) or 3 (RGB); None: 1 if every image is grey, else 3; where images stay encoded, 3.
+        channels: 1 (grey) or 3 (RGB); None: 1 if every image is grey, else 3 (always 3 if images stay encoded).
         lazy: Whether images stay encoded on disk and are decoded batch by batch; None: above 8 GiB of decoded images.
         validation: Share of the training images to hold out, if there is no validation set.
         test: Share of the images to hold out as the test set, if there is only a training set.
-        seed: Seed of the held out samples.
+        seed: Seed of held out samples.
         augment: Augmentation of training batches: "crop", "crop-flip", "flip", "resized-crop" or "shift"; None or
             "none": nothing.
         mean: Per channel, or one for all, of pixels in [0, 1].
@@ -117,8 +117,7 @@ def images(
         resize: Side in pixels to which batches are resized after augmentation; None: they keep their size.
         samples: Number of training images to draw, in proportion for every label, those held out for validation
             included; None: all.
-        exif_orientation: Whether images are turned as their EXIF orientation says, as viewers show them; false: as they
-            are stored.
+        exif_orientation: Whether to apply the EXIF orientation, as viewers do; false: images stay as stored.
         hub: Whether `folder` is a repository of the Hugging Face hub ("zh-plus/tiny-imagenet"), downloaded once.
 
     Raises:
@@ -132,7 +131,7 @@ def images(
     if path.is_dir() and has_class_folders(path):
         if (image, label, groups) != (None, None, None):
             raise DataError(
-                f"{path} has a folder for each class and no columns: leave image, label and groups out.", path=path
+                f"{path} has a folder per class and no columns. Leave image, label and groups out.", path=path
             )
         labelled = read_class_folders(name, path, spec)
     else:
@@ -175,7 +174,7 @@ def make_data(
     resize: int | None = None,
     samples: int | None = None,
 ) -> Data:
-    """Return images as a data set, with missing splits held out; see `images`.
+    """Return images as a data set, with missing splits held out (see `images`).
 
     Raises:
         DataError: A share, `resize` or `samples` is out of range.
@@ -208,7 +207,7 @@ def make_data(
 def _load_images(
     name: str, folder: Path, source: "ImageFiles | _ParquetImages", spec: ImageSpec
 ) -> NDArray[np.uint8] | EncodedImages:
-    """Return the images of a set, decoded from the cache or still encoded, as the specification says.
+    """Return the images of a set, decoded from the cache or still encoded, depending on the specification.
 
     Args:
         name: The set's name.
@@ -227,7 +226,7 @@ def _load_images(
         if rows * width * height > spec.max_bytes:
             raise DataError(
                 f"{name}: {rows:,} images, the first of {height}x{width} pixels, are more than this data set has. Is "
-                "it another one?"
+                "this another data set?"
             )
     if spec.lazy is not False:
         width, height = (spec.size, spec.size) if spec.size else read_first_size(source, spec.upright)
@@ -241,7 +240,7 @@ def _load_images(
         return cache.load_array(key, rows, lambda allocate: decode_all(source, spec, allocate))
     except MemoryError:
         raise DataError(
-            f"{name}: memory cannot hold {rows:,} decoded images. Make them smaller with size = ..., or leave them "
+            f"{name}: memory cannot hold {rows:,} decoded images. Set a smaller size, or keep them "
             "encoded with lazy = true.",
             key="lazy",
         ) from None
@@ -294,7 +293,7 @@ def read_parquet(
 
     Args:
         name: The set's name, for messages and as a folder name.
-        folder: Its folder or the folder above; None: the environment variable FLEETFIT_DATA names the folder above.
+        folder: Its folder or the parent folder; None: the environment variable FLEETFIT_DATA is the parent folder.
         image: Column of the images; None: `img` or `image`.
         label: Column of the labels, integers or text; None: `label`, `labels`, `fine_label`, `coarse_label` or
             `character`.
@@ -346,7 +345,7 @@ def read_named_set(
             f"{labelled.classes} classes of {height}x{width}. Is this another data set?"
         )
     if "test" not in labelled.sizes:
-        raise DataError(f"{name}: there is no test.parquet beside its train file.")
+        raise DataError(f"{name}: test.parquet is missing next to its train file.")
     return labelled
 
 
@@ -354,7 +353,7 @@ def read_named_set(
 
 
 def unpack_zip(path: Path) -> Path:
-    """Return the folder of the class folders in a zip archive, whose images are unpacked once into the cache.
+    """Unpack the images of a zip archive of class folders, once, into the cache; return the folder.
 
     Raises:
         DataError: The archive is missing or damaged, has no images, or claims an excessive size.
@@ -372,9 +371,11 @@ def unpack_zip(path: Path) -> Path:
                 ]
                 size = sum(member.file_size for member in members)
                 if size > max(_MAX_UNPACKED, _MAX_RATIO * path.stat().st_size):
-                    raise DataError(f"{path} claims to unpack to {size:,} bytes; it is damaged.", path=path)
+                    raise DataError(f"{path} claims to unpack to {size:,} bytes. It is damaged.", path=path)
                 for member in members:
-                    archive.extract(member, target)  # below the folder: it drops "..", drives and leading slashes
+                    archive.extract(
+                        member, target
+                    )  # stays inside the folder: zipfile drops "..", drives and leading slashes
         except _ZIP_ERRORS as error:
             raise DataError(f"{path} cannot be read as a zip archive: {format_cause(error)}", path=path) from error
         if not members:
@@ -382,7 +383,7 @@ def unpack_zip(path: Path) -> Path:
 
     folder = cache.load_folder(cache.make_key(path.stem, [path], ["zip"], suffix=""), build, lambda folder: folder)
     while not has_class_folders(folder) and len(folders := list_class_folders(folder)) == 1:
-        folder = folders[0]  # one folder around the class folders
+        folder = folders[0]  # one folder may enclose the class folders
     return folder
 
 
@@ -395,12 +396,12 @@ def has_class_folders(folder: Path) -> bool:
 
 
 def sample_sizes(folder: Path, count: int = 64, upright: bool = True) -> list[tuple[int, int]]:
-    """Return width and height of some images of class folders, evenly spread; none where Pillow is not installed.
+    """Return width and height of some evenly spaced images of class folders; empty if Pillow is not installed.
 
     Args:
         folder: The set's folder.
-        count: About how many.
-        upright: Whether images are turned as their EXIF orientation says.
+        count: Approximate number of images.
+        upright: Whether to apply the EXIF orientation.
     """
     class_folders = list_class_folders(_find_split_folders(folder.name, folder)["train"])
     per_class = max(1, count // max(1, len(class_folders)))
@@ -418,7 +419,7 @@ def sample_sizes(folder: Path, count: int = 64, upright: bool = True) -> list[tu
 
 
 def read_class_folders(name: str, folder: Path, spec: ImageSpec) -> LabelledImages:
-    """Read a set from class folders, whose names in the training split are the classes in ascending order.
+    """Read a set from class folders. Their names in the training split are the classes in ascending order.
 
     Args:
         name: The set's name, for messages and the cache.
@@ -450,13 +451,13 @@ def read_class_folders(name: str, folder: Path, spec: ImageSpec) -> LabelledImag
     empty = [class_names[i] for i in np.flatnonzero(counts == 0)]
     note = (
         f"{name}: class folders without images in {split_folders['train']}: {quote_some(empty)} ({len(empty)} of "
-        f"{len(class_names)}). They count as classes. Remove the folders to train without them."
+        f"{len(class_names)}). They count as classes. Remove the folders to exclude them."
     )
     return LabelledImages(x, y, sizes, len(class_names), class_names, groups=None, notes=(note,) if empty else ())
 
 
 def _list_images(class_folder: Path) -> list[str]:
-    """Return the names of the images of a class, seen from its folder, sorted."""
+    """Return the sorted names of the images of a class, relative to its folder."""
     names = []
     for folder, prefix in ((class_folder, ""), (class_folder / "images", "images/")):
         if folder.is_dir():
@@ -477,15 +478,15 @@ def _find_split_folders(name: str, folder: Path) -> dict[str, Path]:
     for path in split_folders.values():
         if not any(_list_images(class_folder) for class_folder in list_class_folders(path)):
             raise DataError(
-                f"{name}: {path} has no class folders with images in them. Put the images of each class into a "
-                "folder of its own, with the same names as the class folders of the training images.",
+                f"{name}: {path} has no class folders with images. Put the images of each class into a folder with "
+                "the name of the training class.",
                 path=path,
             )
     return split_folders
 
 
 def _write_index(target: Path, folder: Path, split_folders: dict[str, Path], class_names: Sequence[str]) -> None:
-    """Write the path of each image below the set's folder, its label, and the sizes of the splits."""
+    """Write the relative path of each image, its label, and the sizes of the splits."""
     labels = {name: label for label, name in enumerate(class_names)}
     names: list[bytes] = []
     y: list[int] = []
@@ -495,7 +496,7 @@ def _write_index(target: Path, folder: Path, split_folders: dict[str, Path], cla
         for class_folder in list_class_folders(split_folder):
             if class_folder.name not in labels:
                 raise DataError(
-                    f"{class_folder}: this class is not among the training images in {split_folders['train']}.",
+                    f"{class_folder}: the class has no training images in {split_folders['train']}.",
                     path=class_folder,
                 )
             paths = [class_folder / name for name in _list_images(class_folder)]

@@ -1,8 +1,8 @@
-"""LEAF's JSON: samples by user, as its preprocessing writes them.
+"""Read LEAF's JSON: samples by user, in the form of its preprocessing.
 
-Caldas et al., "LEAF: A Benchmark for Federated Settings" (2018). A file has "users", "num_samples" and "user_data", in
-which each user has "x" and "y". The files are in `data/train` and `data/test`, or in `data/all_data` before LEAF has
-split them.
+Caldas et al., "LEAF: A Benchmark for Federated Settings" (2018). A file has "users", "num_samples" and "user_data",
+with "x" and "y" for each user. The files are in `data/train` and `data/test`, or in `data/all_data` before LEAF's
+split.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from fleetfit.data.files.folders import list_sample_files
 from fleetfit.errors import DataError
 
 Users = dict[str, tuple[list[Any], list[Any]]]
-"""User -> x and y of its samples, in the order of the files."""
+"""User -> x and y of the samples, in the order of the files."""
 
 
 def find_leaf_files(folder: Path) -> dict[str, list[Path]]:
@@ -37,7 +37,7 @@ def find_leaf_files(folder: Path) -> dict[str, list[Path]]:
 
 
 def read_leaf_users(paths: Sequence[Path]) -> Users:
-    """Return the samples of every user in LEAF's files; a user's samples of several files are joined.
+    """Return the samples of each user in LEAF's files, joined over files.
 
     Raises:
         DataError: A file is not LEAF's JSON, or a user's numbers of labels and samples differ.
@@ -55,7 +55,7 @@ def read_leaf_users(paths: Sequence[Path]) -> Users:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise DataError(f'{path}: "users" must be a list of names.', path=path)
         if len(set(names)) != len(names) or set(data) - set(names):
-            raise DataError(f'{path}: "users" must name each user of "user_data" once.', path=path)
+            raise DataError(f'{path}: "users" must list each user of "user_data" once.', path=path)
         for name in names:
             samples = data.get(name)
             x, y = (samples.get("x"), samples.get("y")) if isinstance(samples, Mapping) else (None, None)
@@ -70,7 +70,7 @@ def read_leaf_users(paths: Sequence[Path]) -> Users:
 
 
 def _is_leaf(path: Path) -> bool:
-    """Return whether a file begins like LEAF's; the rest may be large."""
+    """Return whether a file starts like LEAF's; it may be too large to parse."""
     with files.open_file(path, DataError) as file:
         start = file.read(64)
     return start.lstrip()[:1] == b"{" and (b'"users"' in start or b'"user' in start or b'"num_samples"' in start)

@@ -1,4 +1,4 @@
-"""Data in memory, as `data=` takes them: tables, pairs of arrays, data sets of PyTorch and of Hugging Face."""
+"""Data in memory for `data=`: tables, pairs of arrays, data sets of PyTorch and Hugging Face."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,10 +45,10 @@ class TableSplits:
 
 
 def read_memory(value: Any) -> Samples | TableSplits | None:
-    """Return data in memory as samples or a table; None for all else, such as a path or the keys of `[data]`.
+    """Return data in memory as samples or a table; None for anything else, such as a path or keys of `[data]`.
 
     Raises:
-        DataError: They are in a form that is not accepted.
+        DataError: The form is not accepted.
     """
     if value is None or isinstance(value, str | Data | type):
         return None
@@ -62,7 +62,7 @@ def read_memory(value: Any) -> Samples | TableSplits | None:
     if isinstance(value, Dataset) and not isinstance(value, IterableDataset):
         return Samples(_stack_samples(value))
     if isinstance(value, list | Dataset | DataLoader) or _is_array(value):
-        raise _refuse(f"a {type(value).__name__} alone")
+        raise _refuse(f"a {type(value).__name__} without labels")
     return None
 
 
@@ -112,20 +112,20 @@ def _convert_table(value: Any) -> Any:
         if media:
             raise _refuse(
                 f'a {type(value).__name__} with the column "{truncate(media[0])}" of {value.features[media[0]]}',
-                '. Write it to a folder, data.save_to_disk("folder"), and hand over the path',
+                '. Write it to a folder with data.save_to_disk("folder"), and pass the path',
             )
         columns = [_decode_classes(value.features[name], value.with_format("arrow")[:].column(name))
                    for name in value.column_names]  # fmt: skip
         return _make_table(value.column_names, columns)
     if hasattr(value, "column_names"):  # pyarrow.Table
         return _make_table(value.column_names, value.columns)
-    if hasattr(value, "iloc"):  # pandas, whose names may occur twice
-        return _make_table(list(value.columns), [value.iloc[:, place] for place in range(len(value.columns))])
+    if hasattr(value, "iloc"):  # names of pandas may occur twice
+        return _make_table(list(value.columns), [value.iloc[:, i] for i in range(len(value.columns))])
     return _make_table(list(value.columns), [value[name] for name in value.columns])
 
 
 def _decode_classes(feature: Any, column: Any) -> Any:
-    """Return the names of classes in place of their numbers, where a feature of `datasets` has some."""
+    """Replace numbers of classes by names, if a feature of `datasets` has names."""
     names = getattr(feature, "names", None)
     return (
         column if names is None else [None if code is None or code < 0 else names[code] for code in column.to_pylist()]
@@ -147,7 +147,7 @@ def _make_table(names: Sequence[Any], columns: Sequence[Any]) -> Any:
 
 
 def _convert_column(column: Any) -> Any:
-    """Return a column as an arrow array; values of several kinds become texts."""
+    """Return a column as an arrow array. Values of mixed kinds become texts."""
     import pyarrow as pa
 
     if isinstance(column, pa.Array | pa.ChunkedArray):
@@ -170,7 +170,7 @@ def _stack_samples(dataset: Any) -> tuple[Any, Any]:
         pairs = [(x, y) for x, y in (dataset[i] for i in range(len(dataset)))]
         x = np.stack([_to_numpy(sample) for sample, _ in pairs])
         y = np.stack([_to_numpy(label) for _, label in pairs])
-    except Exception as error:  # the user's own code raises whatever it likes
+    except Exception as error:  # the user's code may raise any error
         raise _refuse(f"a {type(dataset).__name__} without pairs of one shape ({format_cause(error)})") from error
     return x, y
 

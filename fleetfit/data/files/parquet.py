@@ -1,7 +1,7 @@
-"""Columns of Parquet files of images, texts and sounds: encoded samples, labels and groups.
+"""Read columns of Parquet files of images, texts and sounds: encoded samples, labels and groups.
 
-Such files may be downloaded, so they are a stranger's: checksums of pages are verified, and the sizes that a file
-claims are checked before room is made for them. `fleetfit.data.files.table` reads tables of numbers and categories.
+Such files may be downloaded, so they are untrusted: checksums of pages are verified, and claimed sizes are checked
+before allocation. `fleetfit.data.files.table` reads tables of numbers and categories.
 """
 
 import contextlib
@@ -18,32 +18,32 @@ from fleetfit.data.image_reader import Origin
 from fleetfit.errors import DataError, FleetFitError, format_cause
 from fleetfit.files import check_file
 
-_ROWS = 1024  # images in memory as files at a time
+_ROWS = 1024  # encoded images in memory at a time
 LONGEST = 1000
-"""Characters of a label."""
-_FEW_ROWS = 1_000_000  # more rows need bytes in the file
+"""Maximal number of characters of a label."""
+_FEW_ROWS = 1_000_000  # files with more rows must have bytes for them
 _PER_BYTE = 8  # rows
-_LARGE_BYTES, _RATIO = 1 << 30, 200  # a larger column may be up to this multiple of the file
+_LARGE_BYTES, _RATIO = 1 << 30, 200  # a larger column may have up to this multiple of the file's size
 
 
 class File:
-    """One Parquet file; what pyarrow raises becomes a `DataError`."""
+    """A Parquet file. Errors of pyarrow become a `DataError`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         from pyarrow import parquet
 
         check_file(path, DataError)
-        with self._explained(""):
+        with self._convert_errors(""):
             self._parquet = parquet.ParquetFile(path, memory_map=True, page_checksum_verification=True)
             self.rows: int = self._parquet.metadata.num_rows
             self.columns: list[str] = self._parquet.schema_arrow.names
         size = path.stat().st_size
         if self.rows < 0 or self.rows > max(_FEW_ROWS, _PER_BYTE * size):
-            raise DataError(f"{path} claims {self.rows:,} rows in {size:,} bytes; it is damaged.", path=path)
+            raise DataError(f"{path} claims {self.rows:,} rows in {size:,} bytes. It is damaged.", path=path)
 
     @contextlib.contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
+    def _convert_errors(self, what: str) -> Iterator[None]:
         try:
             yield
         except FleetFitError:
@@ -55,27 +55,27 @@ class File:
             ) from error
 
     def _check_size(self, column: str) -> None:
-        """Refuse a column that unpacks to what no memory holds."""
+        """Refuse a column that claims to unpack to more than memory can hold."""
         about = self._parquet.metadata
         parts = [about.row_group(g).column(c) for g in range(about.num_row_groups) for c in range(about.num_columns)]
         size = sum(p.total_uncompressed_size for p in parts if p.path_in_schema.partition(".")[0] == column)
         if size > _LARGE_BYTES and size > _RATIO * self.path.stat().st_size:
             raise DataError(
-                f'column "{column}" of {self.path} claims to unpack to {size:,} bytes; it is damaged.',
+                f'column "{column}" of {self.path} claims to unpack to {size:,} bytes. It is damaged.',
                 path=self.path,
                 column=column,
             )
 
-    def column(self, wanted: str | None, usual: Sequence[str], what: str) -> str:
-        """Return the name of a column that is there."""
-        for name in usual if wanted is None else (wanted,):
+    def column(self, requested: str | None, usual: Sequence[str], what: str) -> str:
+        """Return the name of an existing column."""
+        for name in usual if requested is None else (requested,):
             if self.columns.count(name) > 1:
                 raise DataError(f'{self.path} has more than one column "{name}".', path=self.path, column=name)
             if name in self.columns:
                 return name
-        asked = f'no column "{wanted}"' if wanted is not None else f"no {what} column ({' or '.join(usual)})"
+        problem = f'no column "{requested}"' if requested is not None else f"no {what} column ({' or '.join(usual)})"
         raise DataError(
-            f'{self.path} has {asked}; its columns are {", ".join(self.columns)}. Give {what} = "...".', path=self.path
+            f'{self.path} has {problem}. Its columns are {", ".join(self.columns)}. Set {what} = "...".', path=self.path
         )
 
     def values(self, column: str, missing: str | None = None) -> Any:
@@ -83,10 +83,10 @@ class File:
 
         Args:
             column: Its name.
-            missing: Replaces missing values; None: they are refused.
+            missing: Value for missing values; None: refuse missing values.
         """
         self.column(column, (), "the column's name:")
-        with self._explained(f'column "{column}"'):
+        with self._convert_errors(f'column "{column}"'):
             self._check_size(column)
             values = self._parquet.read(columns=[column]).column(column).combine_chunks()
             values.validate(full=True)
@@ -106,22 +106,22 @@ class File:
         return values
 
     def place(self, row: int) -> Origin:
-        """Return where a row is, for messages."""
+        """Return a row's file and number for messages."""
         return Origin(self.path, row)
 
     def images(self, column: str, what: str = "image") -> Iterator[list[bytes]]:
-        """Yield the encoded images, or what else a column holds as bytes, some at a time."""
+        """Yield batches of encoded images, or of other values as bytes."""
         from pyarrow import types
 
         self.column(column, (), what)
         row = 0
-        for batch in self._batches(column):
+        for batch in self._iter_batches(column):
             values = batch.column(0)
             if types.is_struct(values.type) and values.type.get_field_index("bytes") >= 0:
                 values = values.field("bytes")
             if not (types.is_binary(values.type) or types.is_large_binary(values.type)):
                 raise DataError(
-                    f'column "{column}" of {self.path} holds {values.type}, not the bytes of {what}s.',
+                    f'column "{column}" of {self.path} has {values.type}, not the bytes of {what}s.',
                     path=self.path,
                     column=column,
                 )
@@ -142,12 +142,12 @@ class File:
                 column=column,
             )
 
-    def _batches(self, column: str) -> Iterator[Any]:
-        with self._explained(f'column "{column}"'):
+    def _iter_batches(self, column: str) -> Iterator[Any]:
+        with self._convert_errors(f'column "{column}"'):
             self._check_size(column)
             batches = self._parquet.iter_batches(batch_size=_ROWS, columns=[column])
         while True:
-            with self._explained(f'column "{column}"'):
+            with self._convert_errors(f'column "{column}"'):
                 batch = next(batches, None)
                 if batch is not None:
                     batch.validate(full=True)
@@ -159,7 +159,7 @@ class File:
         """Return a column of text.
 
         Raises:
-            DataError: There is no such column, it holds something else, or a row of it is empty.
+            DataError: The column is missing, has other values, or has an empty row.
         """
         from pyarrow import types
 
@@ -168,14 +168,14 @@ class File:
             values = values.dictionary_decode()
         if not (types.is_string(values.type) or types.is_large_string(values.type)):
             raise DataError(
-                f'column "{column}" of {self.path} holds {values.type}; it must hold text.',
+                f'column "{column}" of {self.path} has {values.type}, but must have text.',
                 path=self.path,
                 column=column,
             )
         return list(values.to_pylist())
 
     def class_names(self, column: str) -> tuple[str, ...]:
-        """Return the class names that the schema's metadata gives for a column, or ()."""
+        """Return the class names of a column in the schema's metadata, or ()."""
         try:
             features = json.loads((self._parquet.schema_arrow.metadata or {})[b"huggingface"])["info"]["features"]
             names = features[column]["names"]
@@ -189,17 +189,17 @@ def _is_name(name: object) -> bool:
 
 
 class RowFile(Protocol):
-    """A file of rows, to name it in a message."""
+    """A file of rows, for messages."""
 
     path: Path
     rows: int
 
 
 def check_class_count(values: NDArray[Any], files: Sequence[RowFile], column: str) -> None:
-    """Refuse a label that would make too many classes.
+    """Refuse a label that implies too many classes.
 
     Raises:
-        DataError: There is one.
+        DataError: A label is too large.
     """
     start = 0
     for file in files:
@@ -208,14 +208,14 @@ def check_class_count(values: NDArray[Any], files: Sequence[RowFile], column: st
         if len(part) and part.max() >= MAX_CLASSES:
             raise DataError(
                 f"row {int(part.argmax())} of {file.path} has {column} {part.max()}, which would make "
-                f"{int(part.max()) + 1:,} classes; there may be {MAX_CLASSES:,}. Number the classes from 0.",
+                f"{int(part.max()) + 1:,} classes, but the limit is {MAX_CLASSES:,}. Number the classes from 0.",
                 path=file.path,
                 row=int(part.argmax()),
             )
 
 
 def read_values(files: Sequence[File], column: str, missing: str | None = None) -> NDArray[Any]:
-    """Return a column of integers or text over all files; see `File.values`."""
+    """Return a column of integers or text over all files (see `File.values`)."""
     from pyarrow import types
 
     parts = []
@@ -224,26 +224,26 @@ def read_values(files: Sequence[File], column: str, missing: str | None = None) 
         if types.is_dictionary(values.type):
             values = values.dictionary_decode()
         if types.is_integer(values.type):
-            found = values.to_numpy(zero_copy_only=False)
-            if found.dtype == np.uint64 and len(found) and found.max() > np.iinfo(np.int64).max:
+            numbers = values.to_numpy(zero_copy_only=False)
+            if numbers.dtype == np.uint64 and len(numbers) and numbers.max() > np.iinfo(np.int64).max:
                 raise DataError(
-                    f'{file.place(int(found.argmax()))} has {found.max()} in column "{column}"; too large.',
+                    f'{file.place(int(numbers.argmax()))} has {numbers.max()} in column "{column}", above 63 bits.',
                     column=column,
                     path=file.path,
-                    row=int(found.argmax()),
+                    row=int(numbers.argmax()),
                 )
-            parts.append(found.astype(np.int64))
+            parts.append(numbers.astype(np.int64))
         elif types.is_string(values.type) or types.is_large_string(values.type):
             parts.append(np.array(values.to_pylist(), dtype=object))
         else:
             raise DataError(
-                f'column "{column}" of {file.path} holds {values.type}; it must hold integers or text.',
+                f'column "{column}" of {file.path} has {values.type}, but must have integers or text.',
                 path=file.path,
                 column=column,
             )
     if len({part.dtype.kind for part in parts}) > 1:
         raise DataError(
-            f'column "{column}" holds integers in some files of {files[0].path.parent} and text in others.',
+            f'column "{column}" has integers in some files of {files[0].path.parent} and text in others.',
             path=files[0].path.parent,
             column=column,
         )
@@ -251,13 +251,13 @@ def read_values(files: Sequence[File], column: str, missing: str | None = None) 
 
 
 def encode_values(values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Return each value's place among the distinct values in ascending order, and those values."""
-    if values.dtype.kind == "O":  # text; NumPy's own arrays of it take room for the longest one in every row
+    """Return the index of each value among the sorted distinct values, and these."""
+    if values.dtype.kind == "O":  # text: NumPy's text arrays reserve the longest length in every row
         texts = sorted(set(values.tolist()))
-        place = {text: number for number, text in enumerate(texts)}
-        return np.array([place[text] for text in values.tolist()], dtype=np.int64), tuple(texts)
-    names, places = np.unique(values, return_inverse=True)
-    return places.astype(np.int64), tuple(str(name) for name in names)
+        codes = {text: number for number, text in enumerate(texts)}
+        return np.array([codes[text] for text in values.tolist()], dtype=np.int64), tuple(texts)
+    names, indices = np.unique(values, return_inverse=True)
+    return indices.astype(np.int64), tuple(str(name) for name in names)
 
 
 def find_long_texts(values: NDArray[Any], files: Sequence[RowFile]) -> Iterator[tuple[RowFile, int]]:

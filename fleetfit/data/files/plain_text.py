@@ -1,7 +1,7 @@
-"""Running text on disk as next-token data: a .txt file, or a folder of them, each a natural client.
+"""Running text on disk as next-token data: a .txt file, or a folder of them, one per natural client.
 
 Each file is split in order: the beginning for training, with its end for validation, and the rest for testing. Text
-becomes windows of tokens, each token with the one that follows it.
+becomes windows of tokens, each token with the next one as its label.
 """
 
 import functools
@@ -42,13 +42,13 @@ def plain_text(
     validation: float = 0.1,
     test: float = 0.1,
 ) -> Data:
-    """Return text as windows of tokens with the token that follows each, [N, length], named after its folder or file.
+    """Return text as windows of tokens with the next tokens, [N, length], named after its folder or file.
 
     The groups are the files, in the order of their paths.
 
     Args:
-        folder: A file, or a folder whose .txt files, those in subfolders included, are the groups; a relative path that
-            does not exist is searched for in the folder FLEETFIT_DATA.
+        folder: A file, or a folder whose .txt files, including subfolders, are the groups. A relative path that does
+            not exist is looked up in the folder FLEETFIT_DATA.
         level: "characters", or "words" (lower-cased; punctuation marks and line ends are words, too).
         length: Tokens of a window.
         score: "all": every token of a window predicts the next one, and windows do not overlap. "last": only the last
@@ -82,7 +82,7 @@ def plain_text(
 
 @dataclass(frozen=True)
 class Passages:
-    """The text of one group (a role, a file), in order; a window does not reach from one passage into the next.
+    """The text of a group (a role, a file), in order. Windows do not cross passages.
 
     Attributes:
         train: For training and, at the end, validation.
@@ -107,7 +107,7 @@ def count_share(count: int, share: float, name: str, key: str) -> int:
 def make_data(
     name: str, groups: Sequence[Passages], vocabulary: "Vocabulary", length: int, score: Score, validation: float
 ) -> Data:
-    """Return the windows of all groups as a data set; see `cut_windows`.
+    """Return the windows of all groups as a data set (see `cut_windows`).
 
     Args:
         name: The set's name.
@@ -134,7 +134,7 @@ def make_data(
             parts["group"].append(np.full(rows, number))
     splits = np.concatenate([np.empty(0, dtype=np.int64), *parts["split"]])
     if not (splits == 0).any():
-        raise DataError(f"{name} has no text to train on; a passage needs at least two {vocabulary.level}.")
+        raise DataError(f"{name} has no text to train on: a passage needs at least two {vocabulary.level}.")
     return Data(
         name=name,
         x=torch.from_numpy(np.concatenate(parts["x"])),
@@ -157,7 +157,7 @@ class Vocabulary:
 
     Attributes:
         level: The kind of tokens.
-        known: The known characters or words, each once.
+        known: The known characters or words, without duplicates.
     """
 
     level: Level
@@ -185,12 +185,12 @@ class Vocabulary:
         return codes[order], order + 2
 
     def _encode_characters(self, text: str) -> Ints:
-        known, tokens = self._characters
+        characters, tokens = self._characters
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-        if not len(known):
+        if not len(characters):
             return np.full(len(codes), UNKNOWN, dtype=np.int64)
-        indices = np.minimum(np.searchsorted(known, codes), len(known) - 1)
-        return np.where(known[indices] == codes, tokens[indices], UNKNOWN).astype(np.int64)
+        indices = np.minimum(np.searchsorted(characters, codes), len(characters) - 1)
+        return np.where(characters[indices] == codes, tokens[indices], UNKNOWN).astype(np.int64)
 
 
 def split_words(text: str) -> list[str]:
@@ -199,12 +199,12 @@ def split_words(text: str) -> list[str]:
 
 
 def build_vocabulary(level: Level, texts: Iterable[str], size: int | None) -> Vocabulary:
-    """Return the most frequent characters or words of texts as a vocabulary; of equally frequent ones the first.
+    """Return the most frequent characters or words of texts as a vocabulary; ties go to the first.
 
     Args:
         level: The kind of tokens.
         texts: The training texts.
-        size: Maximal number of tokens, padding and the unknown one included; None: all of the texts.
+        size: Maximal number of tokens, including padding and the unknown token; None: all of the texts.
 
     Raises:
         DataError: The size is below 3.
@@ -221,7 +221,7 @@ def build_vocabulary(level: Level, texts: Iterable[str], size: int | None) -> Vo
 
 
 def cut_windows(tokens: Ints, length: int, score: Score = "all") -> tuple[Ints, Ints]:
-    """Cut running tokens t_0, t_1, ... into windows x and the token that follows each of theirs, y.
+    """Cut running tokens t_0, t_1, ... into windows x and the next tokens y.
 
     With "all", windows follow each other without a gap or an overlap, x = t_s ... t_{s+L-1} and
     y = t_{s+1} ... t_{s+L} for s = 0, L, 2L, ...; the last one is padded, and its y with -100. With "last" (as in LEAF)
@@ -260,7 +260,7 @@ def check_windows(name: str, length: int, level: str, score: str) -> None:
     """Check the parameters of windows.
 
     Raises:
-        DataError: One is out of range.
+        DataError: A parameter is out of range.
     """
     for key, value, choices in (("level", level, ("characters", "words")), ("score", score, ("all", "last"))):
         if value not in choices:

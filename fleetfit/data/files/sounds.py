@@ -25,7 +25,7 @@ from fleetfit.data.image_reader import Origin, count_threads
 from fleetfit.errors import DataError, import_optional
 
 _FLOOR_DB = -120.0
-_BATCH = 64  # sounds in memory at a time
+_BATCH = 64  # number of sounds in memory
 
 Sound = tuple[Callable[[], bytes], Origin]
 """A function that reads an encoded sound, and the sound's origin, for messages."""
@@ -124,11 +124,11 @@ class Spectrogram:
                 target[start : start + len(batch)] = self.transform(waves).numpy()
                 start += len(batch)
 
-    def _read_wave(self, read: Callable[[], bytes], origin: Origin) -> NDArray[np.float32]:
+    def _read_wave(self, read_bytes: Callable[[], bytes], origin: Origin) -> NDArray[np.float32]:
         """Return a sound, mono and of `samples` samples."""
         soundfile = import_optional("soundfile", "audio", "Reading sounds")
         try:
-            wave, rate = soundfile.read(io.BytesIO(read()), dtype="float32", always_2d=True, frames=self.samples)
+            wave, rate = soundfile.read(io.BytesIO(read_bytes()), dtype="float32", always_2d=True, frames=self.samples)
         except (OSError, RuntimeError, TypeError, ValueError, MemoryError) as error:
             problem = f"{origin} cannot be decoded as a sound: {error}"
             raise DataError(problem, path=origin.path, row=origin.row) from error
@@ -136,7 +136,7 @@ class Spectrogram:
         if not np.isfinite(wave).all():
             problem = "has a sample that is not finite."
         elif rate != self.rate:
-            problem = f"has {rate} samples per second; resample it to {self.rate}."
+            problem = f"has {rate} samples per second, but {self.rate} are needed. Resample it."
         if problem:
             raise DataError(f"{origin} {problem}", path=origin.path, row=origin.row)
         padded = np.zeros(self.samples, dtype=np.float32)

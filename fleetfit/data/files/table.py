@@ -1,15 +1,15 @@
-"""Tables of numbers and categories, on disk and in memory: reading, kinds of columns, and their encoding for a model.
+"""Tables of numbers and categories, on disk and in memory: read them, detect kinds of columns, and encode them.
 
-A table is a CSV file, a Parquet file, or a folder with one of them for each split: `train.csv`, and perhaps
-`validation.csv` (or `valid`, `val`, `dev`) and `test.csv`. pyarrow reads both. CSV is UTF-8; its separator is detected
-(comma, semicolon, tab, bar), its first line names the columns, and lines above that begin with # are comments.
+A table is a CSV file, a Parquet file, or a folder with one per split: `train.csv`, and optionally `validation.csv` (or
+`valid`, `val`, `dev`) and `test.csv`. pyarrow reads both. CSV is UTF-8. Its separator (comma, semicolon, tab, bar) is
+detected, and its first line has the names of the columns. Lines before it that start with # are comments.
 
-Numbers are standardised and categories become one feature each, both as fitted to the training rows. Dates, free text,
-and columns that number the rows or are constant are left out, with a note. The encoding is written to `columns.json` in
-a run folder. It encodes other rows in the same way: those to predict, and those of a fleet's nodes.
+Numbers are standardised and each category becomes a feature, both fitted to the training rows. Dates, free text, row
+numbers and constant columns are left out, with a note. The encoding is written to `columns.json` in the run folder. It
+encodes other rows in the same way, such as rows to predict and rows of a fleet's nodes.
 
 The encoding is that of scikit-learn's `StandardScaler` and `OneHotEncoder`, and tests compare with them. It is computed
-here because theirs differs where it is stored: `StandardScaler` has other last digits than NumPy's mean and standard
+here because theirs differs in stored values: `StandardScaler` has other last digits than NumPy's mean and standard
 deviation, on which stored runs depend, and `OneHotEncoder` gives rare categories a feature of their own.
 """
 
@@ -41,23 +41,23 @@ from fleetfit.files import parse_json
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a table in CSV or Parquet")
 SUFFIXES = (".csv", ".tsv", ".parquet")
 LABELS = ("label", "labels", "target", "class", "y")
-"""Names of the label column where none is given; else it is the last column."""
+"""Default names of the label column; otherwise it is the last column."""
 IN_MEMORY = Path("in memory")
-"""The file that messages name for a table in memory."""
+"""The name of a table in memory in messages."""
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-", "<na>", "nat"})
-"""Cells without a value, in small letters."""
+"""Cells without a value, in lower case."""
 MOST_CATEGORIES = 64
-"""Categories of a column that become features: the most frequent of the training rows."""
-_MOST_TEXTS = 1000  # different values of a column of classes or categories
-_MOST_CLASSES = 50  # whole numbers are classes up to this count
+"""Maximal number of categories of a column that become features, most frequent first."""
+_MOST_TEXTS = 1000  # limit for the distinct values of classes or categories
+_MOST_CLASSES = 50  # whole numbers are classes up to this number of distinct values
 _MOST_FEATURES = 20_000
-_FEW_ROWS = 20  # below, different values in all rows mean nothing
-_SAMPLE = 200  # first rows or texts from which something is guessed
-_WORDS = 4.0  # words of a free text, on average
-_BLOCK = 1 << 22  # bytes that pyarrow parses together; also the longest row
+_FEW_ROWS = 20  # with fewer rows, distinct values in all rows are not suspicious
+_SAMPLE = 200  # number of first rows or texts for detection
+_WORDS = 4.0  # average number of words of free text
+_BLOCK = 1 << 22  # block size of pyarrow in bytes; also the limit for a row
 _LONGEST_NAME = 200
-_SHOWN = 8  # columns in a sentence
+_SHOWN = 8  # columns listed in a sentence
 _ALIASES = {**ALIASES, "validation": (*ALIASES["validation"], "dev")}
 _ID = re.compile(
     r"(?i:(?:^|[_\s-])(?:id|ids|uuid|guid|index|idx|key|row)$|^unnamed: \d+$|^column 1$)|(?<=[a-z])(?:ID|Id)$"
@@ -72,7 +72,7 @@ Task = Literal["classification", "regression"]
 
 @dataclass(frozen=True)
 class TableOptions:
-    """The keys of a run file that describe columns; see `table`."""
+    """The keys of a run file that describe columns (see `table`)."""
 
     label: str | None = None
     task: Task | None = None
@@ -100,28 +100,29 @@ def table(
 ) -> Data:
     """Return a table as numbers [N, features], named after its file or folder.
 
-    What has no file of its own is held out from the rows: in proportion for every class, or for every group where
-    `groups` is given. Without a test file, a validation file is the test set. Rows without a label are left out.
+    Splits without a file are held out from the rows: in proportion for each class, or for each group if `groups` is
+    set. Without a test file, a validation file is the test set. Rows without a label are left out.
 
     Args:
-        folder: A file, or a folder with a train file; a relative path that does not exist is sought in FLEETFIT_DATA.
-        label: Column that is learned; None: `label`, `labels`, `target`, `class` or `y`, else the last one.
-        task: What is learned; None: classification, but regression where the label is a number with a fraction or
-            one of more than 50 different ones.
-        groups: Column of a natural group such as a hospital, which is not learned from; None: no groups.
+        folder: A file, or a folder with a train file. A relative path that does not exist is looked up in
+            FLEETFIT_DATA.
+        label: Column of the label; None: `label`, `labels`, `target`, `class` or `y`, else the last one.
+        task: The task; None: regression if the label has fractions or more than 50 distinct numbers, else
+            classification.
+        groups: Column of a natural group such as a hospital, which is not a feature; None: no groups.
         categories: Columns of numbers that are categories, such as a postcode.
-        drop: Columns that are left out.
+        drop: Columns to leave out.
         missing: Further texts or numbers that count as missing, such as "unknown" or "-999"; empty cells, NA, N/A, NaN,
             null, None, ? and - always do.
-        columns: A `columns.json` of a run: the columns become numbers as they did there, whatever these rows are, and
-            what the other keys say of them must be the same; None: as these training rows say.
-        separator: Of the cells in a CSV file; None: found out.
-        header: Whether the first line of a CSV file names the columns; if not, they are "1", "2" and so on.
-        samples: Number of training rows, drawn in proportion for every class, those held out for validation included;
+        columns: A `columns.json` of a run, whose encoding is used. Other keys must not contradict it. None: fit the
+            encoding to the training rows.
+        separator: Separator of the cells in a CSV file; None: detected.
+        header: Whether the first line of a CSV file has the names of the columns. If not, they are "1", "2" and so on.
+        samples: Number of training rows to draw, in proportion for each class, including rows held out for validation;
             None: all.
-        validation: Share of the training rows that is held out, if there is no validation file.
-        test: Share of the rows that is held out as the test set, if there is only a train file.
-        seed: Of what is held out and drawn.
+        validation: Share of the training rows to hold out, if there is no validation file.
+        test: Share of the rows to hold out as the test set, if there is only a train file.
+        seed: Seed of held out and drawn rows.
 
     Raises:
         DataError: A file, a column or a value is missing or wrong, or a share is out of range.
@@ -146,15 +147,15 @@ def _check_options(options: TableOptions, encoder: "TableEncoder", file: str) ->
     number = next((name for name in options.categories if kinds.get(name) == "number"), None)
     label = encoder.label.name
     for key, value, expected, reason in (
-        ("label", options.label, label, f'the column "{truncate(label)}" is learned'),
-        ("task", options.task, encoder.task, f"it is a {encoder.task}"),
-        ("drop", dropped, None, "it is a column to learn from"),
-        ("categories", number, None, "it is a column of numbers"),
+        ("label", options.label, label, f'the column "{truncate(label)}" is the label'),
+        ("task", options.task, encoder.task, f"the task is {encoder.task}"),
+        ("drop", dropped, None, "the column is a feature"),
+        ("categories", number, None, "the column has numbers"),
     ):
         if value not in (None, expected):
             raise DataError(
-                f'{key}: got "{truncate(value)}", but {file}, which columns names, says {reason}. Leave {key} out; or '
-                "leave columns out, and the columns are detected in these rows.",
+                f'{key}: got "{truncate(value)}", but {file} (columns) has another encoding: {reason}. Leave out '
+                f"{key}; or leave out columns, to detect the columns in these rows.",
                 path=file,
                 key=key,
             )
@@ -165,11 +166,11 @@ def _check_options(options: TableOptions, encoder: "TableEncoder", file: str) ->
 
 @dataclass(frozen=True, eq=False)
 class TableSheet:
-    """The rows of one file or of several, one after the other.
+    """The rows of one or several files, concatenated.
 
     Attributes:
         table: The rows, a `pyarrow.Table`.
-        parts: Of each file its split, its path and its number of rows.
+        parts: Split, path and number of rows of each file.
     """
 
     table: Any
@@ -189,13 +190,13 @@ class TableSheet:
         """Return the name of a column.
 
         Raises:
-            DataError: There is no such column.
+            DataError: The column does not exist.
         """
         names = self.table.column_names
         if name not in names:
             more = f" and {len(names) - 30} more" if len(names) > 30 else ""
             raise DataError(
-                f'{self.path} has no column "{truncate(name)}"{purpose}; its columns are '
+                f'{self.path} has no column "{truncate(name)}"{purpose}. Its columns are '
                 f"{', '.join(map(truncate, names[:30]))}{more}.{did_you_mean(name, names)}",
                 path=self.path,
                 column=name,
@@ -203,21 +204,21 @@ class TableSheet:
         return name
 
     def error(self, column: str, reason: str, row: int | None = None, key: str | None = None) -> DataError:
-        """Return an error about a column, or about its value in a row; `row` counts from 0, the message from 1."""
+        """Return an error on a column, or on its value in a row. `row` counts from 0, the message from 1."""
         starts = np.cumsum([0, *(rows for _, _, rows in self.parts)])
         part = int(np.searchsorted(starts, row or 0, side="right")) - 1
         path, number = self.parts[part][1], None if row is None else row - int(starts[part]) + 1
-        place = path if number is None else f"{path}, row {number}"
+        location = path if number is None else f"{path}, row {number}"
         return DataError(
-            f'{place}: column "{truncate(column)}" {reason}', path=path, row=number, column=column, key=key
+            f'{location}: column "{truncate(column)}" {reason}', path=path, row=number, column=column, key=key
         )
 
 
 def make_sheet(parts: Sequence[tuple[str, Path, Any]]) -> TableSheet:
-    """Return tables one after the other, with the columns of the first.
+    """Concatenate tables, with the columns of the first.
 
     Args:
-        parts: Of each table its split, its file and its rows, a `pyarrow.Table`.
+        parts: Split, file and rows (a `pyarrow.Table`) of each table.
 
     Raises:
         DataError: A table lacks a column.
@@ -247,7 +248,7 @@ def find_files(path: Path) -> dict[str, list[Path]]:
     """Return the files of each split, "train" first.
 
     Raises:
-        DataError: There are none.
+        DataError: There are no files.
     """
     if not path.is_dir():
         return {"train": [path]}
@@ -262,7 +263,7 @@ def find_files(path: Path) -> dict[str, list[Path]]:
         tables = [file for file in list_sample_files(path, "*") if file.suffix.lower() in SUFFIXES]
         if len(tables) == 1:
             return {"train": tables}
-        several = f" It has {len(tables)} tables; which one? Name the file." if tables else ""
+        several = f" It has {len(tables)} tables. Name one file." if tables else ""
         raise DataError(f"{path} has no train.csv, train.tsv or train.parquet.{several}", path=path) from None
 
 
@@ -275,7 +276,7 @@ def read_sheet(
 ) -> TableSheet:
     """Read a file, or the files of a folder.
 
-    A column that holds numbers in one file and texts in another is read as texts, as if the files were one.
+    A column with numbers in one file and texts in another is read as texts, as in a single file.
 
     Args:
         path: A file or a folder.
@@ -308,52 +309,52 @@ def read_table(
     """Read a CSV or Parquet file.
 
     Args:
-        path: A file that ends in .parquet, or else a file of separated cells.
-        separator: Of the cells; None: detected in the first rows.
+        path: A file that ends in .parquet, or a file of separated cells.
+        separator: Separator of cells; None: detected in the first rows.
         header: Whether the first line names the columns; if not, they are "1", "2" and so on.
-        missing: Further cells without a value, beside `MISSING`.
-        texts: Columns that are read as texts, also where they hold numbers.
+        missing: Further cells without a value, in addition to `MISSING`.
+        texts: Columns to read as texts, even if they have numbers.
 
     Returns:
-        A `pyarrow.Table`. A column of a CSV file holds numbers where all of its cells do, else texts; cells without a
+        A `pyarrow.Table`. A column of a CSV file has numbers if all its cells are numbers, else texts. Cells without a
         value are null.
 
     Raises:
-        DataError: The file is no table, or a key of CSV files is set for a Parquet file.
+        DataError: The file is not a table, or a key of CSV files is set for a Parquet file.
     """
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         if separator is not None or not header:
-            key, reason = ("header", "no first line of names") if separator is None else ("separator", "no separators")
+            key, reason = ("header", "no header line") if separator is None else ("separator", "no separators")
             raise DataError(
-                f"{key}: {path} is a Parquet file, which has {reason}, and names its columns. Leave {key} out.",
+                f"{key}: {path} is a Parquet file, which has {reason}. Leave {key} out.",
                 path=path,
                 key=key,
             )
         return _read_parquet(path, texts)
     if suffix in (".gz", ".zip", ".bz2", ".xz", ".zst"):
-        raise DataError(f"{path} is packed. Unpack it first.", path=path)
+        raise DataError(f"{path} is compressed. Decompress it first.", path=path)
     if suffix in (".xls", ".xlsx", ".ods"):
         raise DataError(f"{path} is a spreadsheet. Save it as CSV (in UTF-8) first.", path=path)
     rows = _read_csv(path, _detect_layout(path, separator, header), missing, texts)
     if not rows.num_rows:
-        raise DataError(f"{path} has a first line and no rows.", path=path)
+        raise DataError(f"{path} has a header line but no rows.", path=path)
     return rows
 
 
 def read_cells(
     path: Path, separator: str | None = None, header: bool = True, quoted: bool = True
 ) -> dict[str, list[str]]:
-    """Return the cells of a CSV file as they are, by column.
+    """Return the unconverted cells of a CSV file, by column.
 
     Args:
         path: The file.
         separator: As of `read_table`.
         header: As of `read_table`.
-        quoted: Whether double quotes enclose a cell; if not, they are a part of it.
+        quoted: Whether double quotes enclose cells. If not, they are part of the cell.
 
     Raises:
-        DataError: The file is no table.
+        DataError: The file is not a table.
     """
     layout = _detect_layout(path, separator, header, quoted=quoted)
     cells: dict[str, list[str]] = _read_csv(path, layout, None, layout.names).to_pydict()
@@ -364,7 +365,7 @@ def guess_kinds(path: Path) -> dict[str, str]:
     """Return for each column of a file whether its first rows look like "image", "text" (several words) or "other".
 
     Raises:
-        DataError: The file cannot be read, or is no table.
+        DataError: The file cannot be read, or is not a table.
     """
     if path.suffix.lower() != ".parquet":
         layout = _detect_layout(path, None, header=True, strict=False)
@@ -392,7 +393,7 @@ def _guess_kind(texts: Sequence[str | None]) -> str:
 
 
 def check_names(source: Path | str, names: list[str]) -> list[str]:
-    """Return the names of columns.
+    """Check and return the names of columns.
 
     Raises:
         DataError: A name occurs twice, or is too long.
@@ -403,8 +404,8 @@ def check_names(source: Path | str, names: list[str]) -> list[str]:
             raise DataError(f'{source} has two columns "{truncate(name)}". Rename one of them.', path=path, column=name)
         if len(name) > _LONGEST_NAME:
             raise DataError(
-                f'{source}: the name of column "{truncate(name)}" has {len(name):,} characters. Does the first line '
-                "name the columns?",
+                f'{source}: the name of column "{truncate(name)}" has {len(name):,} characters. Set header = false if '
+                "the first line has no names.",
                 path=path,
                 column=name,
             )
@@ -429,7 +430,7 @@ def _is_number(kind: Any) -> bool:
 
 @contextlib.contextmanager
 def _open_parquet(path: Path) -> Iterator[Any]:
-    """Open a `pyarrow.parquet.ParquetFile`; its errors, here and on reading, become a `DataError`."""
+    """Open a `pyarrow.parquet.ParquetFile`. Errors of opening and reading become a `DataError`."""
     from pyarrow import parquet
 
     files.check_file(path, DataError)
@@ -438,7 +439,7 @@ def _open_parquet(path: Path) -> Iterator[Any]:
             yield file
     except DataError:
         raise
-    except Exception as error:  # a damaged file raises whatever it likes
+    except Exception as error:  # a damaged file may raise any error
         raise DataError(f"{path} cannot be read as Parquet: {format_cause(error)}", path=path) from error
 
 
@@ -457,15 +458,15 @@ def _read_parquet(path: Path, texts: Collection[str]) -> Any:
 
 @dataclass(frozen=True)
 class _Layout:
-    """How a CSV file is written.
+    """The layout of a CSV file.
 
     Attributes:
-        separator: Of the cells.
-        names: Of the columns.
+        separator: Separator of cells.
+        names: Names of the columns.
         header: Whether the first row has the names.
-        skip: Lines above the first row: empty ones and comments.
+        skip: Number of empty lines and comments before the first row.
         rows: The first rows without the names.
-        quoting: Of the csv module.
+        quoting: Constant of the csv module.
     """
 
     separator: str
@@ -479,7 +480,7 @@ class _Layout:
 def _detect_layout(
     path: Path, separator: str | None, header: bool, strict: bool = True, quoted: bool = True
 ) -> _Layout:
-    """Look at the first lines of a CSV file; `strict`: refuse data in place of the names."""
+    """Detect the layout from the first lines of a CSV file. `strict`: refuse data in place of names."""
     if separator is not None and (len(separator) != 1 or separator in '"\r\n'):
         raise DataError(f"separator must be one character, such as ; or a tab, got {separator!r}.", key="separator")
     lines = _read_first_lines(path)
@@ -489,36 +490,38 @@ def _detect_layout(
     candidates = []
     for mark in [separator] if separator else SEPARATORS:
         rows, first = _split(lines[skip:], mark, quoting), _split([comment], mark, quoting)
-        is_header = bool(first and rows and len(first[0]) == len(rows[0]) > 1)  # names of which the first begins with #
+        is_header = bool(
+            first and rows and len(first[0]) == len(rows[0]) > 1
+        )  # names, the first of which starts with #
         candidates.append((mark, skip - is_header, [*first, *rows] if is_header else rows))
     if not candidates[0][2]:
         raise DataError(f"{path} is empty.", path=path)
-    mark, skip, rows = max(candidates, key=lambda candidate: _rate_columns(candidate[2]))
+    mark, skip, rows = max(candidates, key=lambda candidate: _count_columns(candidate[2]))
     if not header:
         return _Layout(mark, [str(i + 1) for i in range(len(rows[0]))], header, skip, rows, quoting)
     names = [name.strip() or f"column {i + 1}" for i, name in enumerate(rows[0])]
     if strict:
-        if _are_data(rows[0], rows[1:]):
+        if _is_data_line(rows[0], rows[1:]):
             raise DataError(
-                f"{path} has numbers in its first line, where the names of the columns should be. Add a line with "
-                "names, or set header = false.",
+                f"{path} has numbers in its first line instead of column names. Add a line with names, or set header "
+                "= false.",
                 path=path,
                 key="header",
             )
         if any("\ufffd" in name for name in names):
-            raise _encoding_error(path, "the first line")
+            raise _make_encoding_error(path, "the first line")
         check_names(path, names)
     return _Layout(mark, names, header, skip, rows[1:], quoting)
 
 
-def _rate_columns(rows: Sequence[Sequence[str]]) -> tuple[bool, int]:
-    """Return whether the first rows have several cells and all the same number, and this number."""
+def _count_columns(rows: Sequence[Sequence[str]]) -> tuple[bool, int]:
+    """Return whether all first rows have the same number of cells, more than one, and that number."""
     cells = len(rows[0])
     return cells > 1 and all(len(row) == cells for row in rows[:_FEW_ROWS]), cells
 
 
-def _are_data(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Return whether all cells of a line are numbers, or texts that occur again below, and one is a number."""
+def _is_data_line(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Return whether a line has at least one number, and otherwise only numbers and texts that occur again below."""
     numbers = [_NUMBER.fullmatch(cell.strip()) is not None for cell in first]
     below = [{row[i] for row in rows if len(row) == len(first)} for i in range(len(first))]
     return any(numbers) and all(n or cell in cells for n, cell, cells in zip(numbers, first, below, strict=True))
@@ -529,9 +532,9 @@ def _read_first_lines(path: Path) -> list[str]:
     with files.open_file(path, DataError) as file:
         start = file.read(4)
         if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            raise _encoding_error(path, "it is UTF-16")
+            raise _make_encoding_error(path, "it is UTF-16")
         if start == b"PAR1" or start[:2] == b"PK":
-            kind = "a Parquet file. Name it .parquet" if start == b"PAR1" else "a packed file or a spreadsheet"
+            kind = "a Parquet file. Name it .parquet" if start == b"PAR1" else "a compressed file or a spreadsheet"
             raise DataError(f"{path} is {kind}.", path=path)
         file.seek(0)
         text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="")
@@ -540,19 +543,19 @@ def _read_first_lines(path: Path) -> list[str]:
             lines.append(line)
             size += len(line)
         if lines and len(lines[-1]) == _BLOCK:
-            raise _line_error(path, len(lines), f"more than {_BLOCK:,} characters. Is this a table?")
+            raise _make_line_error(path, len(lines), f"more than {_BLOCK:,} characters. Is this a table?")
     return lines
 
 
 def _split(lines: Sequence[str], separator: str, quoting: Literal[0, 3]) -> list[list[str]]:
-    with _without_cell_limit():
+    with _lift_cell_limit():
         rows = csv.reader(lines, delimiter=separator, quoting=quoting)
         return [row for row in rows if "".join(row).strip() or len(row) > 1]
 
 
 @contextlib.contextmanager
-def _without_cell_limit() -> Iterator[None]:
-    """Let the csv module read cells of more than 131,072 characters; the limit is one of the process."""
+def _lift_cell_limit() -> Iterator[None]:
+    """Lift the csv module's limit of 131,072 characters per cell, which is global in the process."""
     limit = csv.field_size_limit(1 << 30)
     try:
         yield
@@ -561,13 +564,13 @@ def _without_cell_limit() -> Iterator[None]:
 
 
 def _read_csv(path: Path, layout: _Layout, missing: Sequence[str] | None, texts: Collection[str]) -> Any:
-    """Read a CSV file; pyarrow infers a type from all rows of a column: where one does not fit, it begins anew.
+    """Read a CSV file. If a cell does not fit the inferred type of its column, reading starts again with texts.
 
     Args:
         path: The file.
         layout: How it is written.
-        missing: Further cells without a value; None: cells are as they are.
-        texts: Columns that are read as texts.
+        missing: Further cells without a value; None: cells are not converted.
+        texts: Columns to read as texts.
     """
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
@@ -597,19 +600,19 @@ def _read_csv(path: Path, layout: _Layout, missing: Sequence[str] | None, texts:
     try:
         rows = parse(layout.names, texts)
         times = [column.name for column in rows.schema if pa.types.is_temporal(column.type)]
-        if times:  # which pyarrow would write differently: 10:30 as 10:30:00
+        if times:  # pyarrow would format times differently: 10:30 as 10:30:00
             again = parse(times, times)
             for name in times:
                 rows = rows.set_column(layout.names.index(name), name, again.column(name))
     except pa.ArrowException as error:
         _check_rows(path, layout)
         raise DataError(f"{path} cannot be read as CSV: {format_cause(error)}", path=path) from error
-    if quoted and _has_open_quote(path):  # which pyarrow takes for a cell up to the end of the file
+    if quoted and _has_open_quote(path):  # pyarrow would read one cell up to the end of the file
         _check_rows(path, layout)
-    for place, column in enumerate(rows.schema):
+    for i, column in enumerate(rows.schema):
         kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
         if pa.types.is_binary(kind):
-            rows = rows.set_column(place, column.name, _decode(path, column.name, rows.column(place)))
+            rows = rows.set_column(i, column.name, _decode(path, column.name, rows.column(i)))
     return rows.replace_schema_metadata({"decimal": ","} if decimal_comma else {})
 
 
@@ -619,9 +622,9 @@ def _has_open_quote(path: Path) -> bool:
 
 
 def _check_rows(path: Path, layout: _Layout) -> None:
-    """Refuse a file by its first row with another number of cells, with too many characters, or with an open quote."""
+    """Refuse a file with a row that has another number of cells, too many characters, or an open quote."""
     line = layout.skip + 1
-    with files.open_file(path, DataError) as file, _without_cell_limit():
+    with files.open_file(path, DataError) as file, _lift_cell_limit():
         text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="")
         for _ in range(layout.skip):
             text.readline()
@@ -631,13 +634,15 @@ def _check_rows(path: Path, layout: _Layout) -> None:
                 last = layout.skip + rows.line_num
                 if len(row) != len(layout.names) and (len(row) > 1 or "".join(row).strip()):
                     separator = SEPARATORS.get(layout.separator, layout.separator)
-                    reason = f"{len(row)} cells, and the first line has {len(layout.names)}. A cell that contains the"
-                    raise _line_error(path, last, f"{reason} separator ({separator}) must be in double quotes.")
+                    reason = f"{len(row)} cells, but the first line has {len(layout.names)}. Put cells that contain the"
+                    raise _make_line_error(path, last, f"{reason} separator ({separator}) in double quotes.")
                 if sum(map(len, row)) > _BLOCK:
-                    raise _line_error(path, line, f"more than {_BLOCK:,} characters. Is a double quote missing?")
+                    raise _make_line_error(
+                        path, line, f"more than {_BLOCK:,} characters. Check for a missing double quote."
+                    )
                 line = last + 1
         except csv.Error as error:
-            raise _line_error(path, line, f"{error}. Is a double quote missing?") from None
+            raise _make_line_error(path, line, f"{error}. Check for a missing double quote.") from None
 
 
 def _decode(path: Path, name: str, column: Any) -> Any:
@@ -652,17 +657,17 @@ def _decode(path: Path, name: str, column: Any) -> Any:
             try:
                 (value or b"").decode()
             except UnicodeDecodeError as error:
-                place = f'row {row + 1}, column "{truncate(name)}": byte {value[error.start]:#04x}'
-                raise _encoding_error(path, place, row=row + 1, column=name) from None
+                position = f'row {row + 1}, column "{truncate(name)}": byte {value[error.start]:#04x}'
+                raise _make_encoding_error(path, position, row=row + 1, column=name) from None
         raise
 
 
-def _encoding_error(path: Path, reason: str, **place: Any) -> DataError:
+def _make_encoding_error(path: Path, reason: str, **details: Any) -> DataError:
     sentence = f'{path} is not UTF-8 text ({reason}). Save it as UTF-8; spreadsheets call that "CSV UTF-8".'
-    return DataError(sentence, path=path, **place)
+    return DataError(sentence, path=path, **details)
 
 
-def _line_error(path: Path, line: int, reason: str) -> DataError:
+def _make_line_error(path: Path, line: int, reason: str) -> DataError:
     return DataError(f"{path}, line {line}: {reason}", path=path, row=line)
 
 
@@ -674,12 +679,12 @@ class _Stored(pydantic.BaseModel):
 
 
 class NumberForm(_Stored):
-    """How all numbers of a column are written.
+    """The format of the numbers of a column.
 
     Attributes:
         sign: A currency sign or %.
-        thousands: What groups the digits.
-        decimal: What begins the fraction.
+        thousands: Thousands separator.
+        decimal: Decimal separator.
     """
 
     sign: str = ""
@@ -695,14 +700,14 @@ class Column:
     """One column of a table.
 
     Attributes:
-        name: As in the file.
-        kind: What it holds; a column without any value holds numbers.
-        numbers: float64 [N], NaN where there is no value; empty for texts.
-        codes: int64 [N], places in `texts`, -1 where there is no value; empty for all but texts.
-        texts: The different texts, an arrow array.
-        form: How the numbers are written.
-        example: The first of them, where they are not plain.
-        strange: int64, the rows whose text is no number.
+        name: Name in the file.
+        kind: Kind of values. A column without values has numbers.
+        numbers: float64 [N], NaN for a missing value; empty for texts.
+        codes: int64 [N], indices into `texts`, -1 for a missing value; empty except for texts.
+        texts: The distinct texts, an arrow array.
+        form: Format of the numbers.
+        example: The first number, if the format is not plain.
+        strange: int64, the rows whose text is not a number.
     """
 
     name: str
@@ -720,12 +725,12 @@ class Column:
         return self.codes < 0 if self.kind == "texts" else np.isnan(self.numbers)
 
     def select(self, rows: NDArray[np.bool_]) -> "Column":
-        """Return the column of those rows that are true [N]."""
+        """Return the column with the rows that are true in a mask [N]."""
         texts = self.kind == "texts"
         return replace(self, codes=self.codes[rows]) if texts else replace(self, numbers=self.numbers[rows])
 
     def encode_values(self) -> tuple[NDArray[np.int64], list[str]]:
-        """Return places in the different values, -1 where there is none, and these as texts: 1 and 1.0 are "1"."""
+        """Return indices into the distinct values (-1 for a missing one), and these as texts: 1 and 1.0 are "1"."""
         if self.kind == "texts":
             return self.codes, self.texts.to_pylist()
         values, codes = np.unique(self.numbers, return_inverse=True)
@@ -738,14 +743,14 @@ def detect_columns(
 ) -> dict[str, Column]:
     """Return the columns of a table.
 
-    Texts are numbers where all of a column are. They may be plain, as 1.5e3 is, or have thousands separators, decimal
-    commas, a currency sign or a percent sign.
+    Texts are numbers if all texts of a column are. They may be plain, such as 1.5e3, or have thousands separators,
+    decimal commas, a currency sign or a percent sign.
 
     Args:
         sheet: The table.
         missing: Further texts and numbers that count as missing.
-        forms: How the numbers of some columns are written.
-        detect: Whether the form of the other columns is detected; else they are plain.
+        forms: Format of the numbers of some columns.
+        detect: Whether to detect the format of other columns; otherwise it is plain.
 
     Raises:
         DataError: A number is infinite.
@@ -775,22 +780,22 @@ def _detect_column(sheet: TableSheet, name: str, missing: Sequence[str], form: N
     if infinite.any():
         row = int(infinite.argmax())
         raise sheet.error(
-            name, f'has "{column.numbers[row]}", which is not finite. {_advise(str(column.numbers[row]))}', row
+            name, f'has "{column.numbers[row]}", which is not finite. {_format_advice(str(column.numbers[row]))}', row
         )
     return column
 
 
-def _advise(text: str) -> str:
+def _format_advice(text: str) -> str:
     return f'Fix the value, or treat it as missing: missing = ["{truncate(text)}"].'
 
 
 def _drop_marks(numbers: NDArray[np.float64], missing: Sequence[str], kind: Any = None) -> NDArray[np.float64]:
-    """Return numbers with NaN in place of those that count as missing.
+    """Replace numbers that count as missing by NaN.
 
     Args:
         numbers: The numbers.
-        missing: The marks; those that are no numbers mark none.
-        kind: The arrow type in which they are stored; -999.9 in fewer bits is another number.
+        missing: The marks. Marks that are not numbers are ignored.
+        kind: The arrow type of the column: -999.9 in fewer bits is another number.
     """
     from pyarrow import types
 
@@ -798,9 +803,9 @@ def _drop_marks(numbers: NDArray[np.float64], missing: Sequence[str], kind: Any 
     if kind is not None and types.is_boolean(kind):
         marks = [float(value) for value in (False, True) if str(value).lower() in texts]
     else:
-        stored = kind.to_pandas_dtype() if kind is not None and types.is_floating(kind) else np.float64
+        dtype = kind.to_pandas_dtype() if kind is not None and types.is_floating(kind) else np.float64
         with np.errstate(over="ignore"):
-            marks = [float(stored(text)) for text in texts if _NUMBER.fullmatch(text) or text.strip("+-") == "inf"]
+            marks = [float(dtype(text)) for text in texts if _NUMBER.fullmatch(text) or text.strip("+-") == "inf"]
     marked = np.isin(numbers, marks) if marks else np.zeros(0, bool)
     return np.where(marked, np.nan, numbers) if marked.any() else numbers
 
@@ -813,12 +818,12 @@ def _detect_text_column(
 
     if types.is_dictionary(values.type):
         chunks = values.unify_dictionaries().chunks
-    else:  # encoded as one: unifying the dictionaries of chunks takes seconds where most texts differ
+    else:  # one dictionary: unifying those of chunks takes seconds if most texts differ
         wide = types.is_string_view(values.type) or values.nbytes >= 1 << 31
         chunks = [(values.cast(pa.large_string()) if wide else values).combine_chunks().dictionary_encode()]
     distinct = chunks[0].dictionary
     codes = np.concatenate([chunk.indices.cast("int64").fill_null(-1).to_numpy() for chunk in chunks])
-    # Texts that mean no value, and categories that no row has, are left out; texts that differ in white space are one.
+    # Texts for missing values and unused categories are left out. Texts that differ only in white space are equal.
     texts = compute.utf8_trim_whitespace(distinct)
     marks = pa.array(sorted(MISSING.union(mark.strip().lower() for mark in missing)), texts.type)
     short = compute.less_equal(compute.binary_length(texts), compute.max(compute.binary_length(marks)))
@@ -842,7 +847,7 @@ def _detect_text_column(
 
 
 def _detect_form(texts: Any, decimal_comma: bool) -> NumberForm:
-    """Return the form in which all texts are numbers; the plain one, if there is none."""
+    """Return the format in which all texts are numbers; plain if there is none."""
     from pyarrow import compute
 
     first = texts[0].as_py() if len(texts) else ""
@@ -859,11 +864,11 @@ def _detect_form(texts: Any, decimal_comma: bool) -> NumberForm:
 
 
 def _parse_numbers(texts: Any, form: NumberForm, decimal_comma: bool) -> NDArray[np.float64]:
-    """Return texts as numbers [N], NaN for those that are none.
+    """Parse texts as numbers [N], with NaN for other texts.
 
     Args:
         texts: An arrow array.
-        form: How the numbers are written; a number without the sign is one, too.
+        form: Format of the numbers. A number without the sign is valid, too.
         decimal_comma: Whether plain numbers may have a decimal comma.
     """
     import pyarrow as pa
@@ -886,17 +891,17 @@ def _parse_numbers(texts: Any, form: NumberForm, decimal_comma: bool) -> NDArray
 
 
 def check_numbers(sheet: TableSheet, column: Column) -> NDArray[np.float64]:
-    """Return a column as numbers, NaN where there is no value.
+    """Return a column as numbers, with NaN for missing values.
 
     Raises:
-        DataError: A value is no number, or the column holds something else.
+        DataError: A value is not a number, or the column has another kind.
     """
     if column.kind in ("dates", "nested values"):
-        raise sheet.error(column.name, f"holds {column.kind}, and numbers are needed.")
+        raise sheet.error(column.name, f"has {column.kind}, but numbers are needed.")
     if column.kind == "texts":
         row = int(column.strange[0])
         text = _find_text(sheet, column, row)
-        raise sheet.error(column.name, f'has "{truncate(text)}", which is not a number. {_advise(text)}', row)
+        raise sheet.error(column.name, f'has "{truncate(text)}", which is not a number. {_format_advice(text)}', row)
     return column.numbers
 
 
@@ -924,14 +929,14 @@ Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
 
 
 class Number(_Stored):
-    """A column of numbers, which becomes (value - mean) / std; a missing value becomes 0.
+    """A column of numbers, encoded as (value - mean) / std. A missing value becomes 0.
 
     Attributes:
-        name: The column's.
-        mean: Of its training rows.
-        std: Of its training rows, with n in the denominator.
-        missing: Whether a second feature is 1 where there is no value.
-        form: How the numbers are written; the file leaves out a plain one.
+        name: Name of the column.
+        mean: Mean of the training rows.
+        std: Standard deviation of the training rows, with n in the denominator.
+        missing: Whether a second feature marks missing values with 1.
+        form: Format of the numbers; left out of the file if plain.
     """
 
     kind: Literal["number"] = "number"
@@ -943,15 +948,15 @@ class Number(_Stored):
 
     @property
     def features(self) -> list[str]:
-        """The names of its features."""
+        """The names of the column's features."""
         return [self.name, *([f"{self.name} is missing"] if self.missing else [])]
 
 
 class Category(_Stored):
-    """A column of categories, which becomes a feature for each; another value, or none, is 0 in all of them.
+    """A column of categories, encoded as a feature each. For another or a missing value all are 0.
 
     Attributes:
-        name: The column's.
+        name: Name of the column.
         values: The categories.
     """
 
@@ -961,19 +966,19 @@ class Category(_Stored):
 
     @property
     def features(self) -> list[str]:
-        """The names of its features."""
+        """The names of the column's features."""
         return [f"{self.name} = {value}" for value in self.values]
 
 
 class Label(_Stored):
-    """The column that is learned.
+    """The label column.
 
     Attributes:
-        name: The column's.
-        classes: Of a classification, in their order.
-        mean: Of a regression, of its training rows.
-        std: Of a regression, of its training rows.
-        form: Of a regression: how the numbers are written; the file leaves out a plain one.
+        name: Name of the column.
+        classes: The classes of a classification, in order.
+        mean: For a regression, the mean of the training rows.
+        std: For a regression, the standard deviation of the training rows.
+        form: For a regression, the format of the numbers; left out of the file if plain.
     """
 
     name: str
@@ -984,13 +989,13 @@ class Label(_Stored):
 
 
 class TableEncoder(_Stored):
-    """How the columns of a table become numbers; the content of `columns.json`.
+    """The encoding of a table's columns as numbers, stored as `columns.json`.
 
     Attributes:
-        format: Of the file.
-        task: What is learned.
-        label: The column that is learned.
-        columns: What it is learned from, in the model's order.
+        format: Format of the file.
+        task: The task.
+        label: The label column.
+        columns: The feature columns, in the model's order.
         missing: Further texts and numbers that count as missing.
     """
 
@@ -1003,14 +1008,14 @@ class TableEncoder(_Stored):
 
     @classmethod
     def from_json(cls, text: str, source: str) -> "TableEncoder":
-        """Return the encoder that the text of a `columns.json` describes.
+        """Return the encoder of a `columns.json`.
 
         Args:
-            text: The file's.
-            source: The file, for messages.
+            text: Content of the file.
+            source: Name of the file in messages.
 
         Raises:
-            DataError: It does not describe one.
+            DataError: The content is not a valid encoder.
         """
         try:
             encoder = cls.model_validate(parse_json(text))
@@ -1042,19 +1047,19 @@ class TableEncoder(_Stored):
 
     @property
     def number_forms(self) -> dict[str, NumberForm]:
-        """The form of each column whose numbers are not plain."""
+        """The format of each column whose numbers are not plain."""
         columns: list[Label | Number] = [self.label, *(c for c in self.columns if isinstance(c, Number))]
         return {column.name: column.form for column in columns if column.form != PLAIN}
 
     def transform(self, sheet: TableSheet, columns: Mapping[str, Column]) -> tuple[NDArray[np.float32], list[str]]:
-        """Return rows as numbers float32 [N, features], and notes.
+        """Encode rows as float32 [N, features]; return them with notes.
 
         Args:
             sheet: The table, for messages.
-            columns: Its columns, all of them or those of some rows.
+            columns: Its columns, with all or some rows.
 
         Raises:
-            DataError: A column is missing, or a value is no number where one is needed.
+            DataError: A column is missing, or a value is not a number in a column of numbers.
         """
         for encoding in self.columns:
             sheet.check_column(encoding.name, ", which the model needs")
@@ -1069,21 +1074,21 @@ class TableEncoder(_Stored):
                 with np.errstate(over="ignore"):
                     features[:, 0] = np.where(column.missing, 0.0, (values - encoding.mean) / encoding.std)
                 if not np.isfinite(features[:, 0]).all():
-                    reason = "has a value that is too far from the training rows' to compute with. Fix the value."
+                    reason = "has a value too far from those of the training rows. Fix the value."
                     raise sheet.error(column.name, reason)
                 if encoding.missing:
                     features[:, 1] = column.missing
                 continue
             codes, texts = column.encode_values()
-            known = {value: place for place, value in enumerate(encoding.values)}
-            places = np.array([*(known.get(text, -1) for text in texts), -1])[codes]
-            rows = np.flatnonzero(places >= 0)
-            features[rows, places[rows]] = 1.0
-            if unknown := int(((places < 0) & (codes >= 0)).sum()):
+            numbers = {value: number for number, value in enumerate(encoding.values)}
+            codes_of_row = np.array([*(numbers.get(text, -1) for text in texts), -1])[codes]
+            rows = np.flatnonzero(codes_of_row >= 0)
+            features[rows, codes_of_row[rows]] = 1.0
+            if unknown := int(((codes_of_row < 0) & (codes >= 0)).sum()):
                 notes.append(
                     f"{unknown} row{'s have a value' if unknown > 1 else ' has a value'} of "
-                    f'"{truncate(column.name)}" that the training rows do not have (or rarely); it counts as none of '
-                    "theirs."
+                    f'"{truncate(column.name)}" that training rows lack or rarely have. It is encoded as no '
+                    "category."
                 )
         return x, notes
 
@@ -1096,17 +1101,17 @@ def fit_encoder(
 
     Args:
         sheet: The table, for messages.
-        columns: Its columns, all of them or those of some rows.
-        label: What is learned.
-        task: What is learned.
+        columns: Its columns, with all or some rows.
+        label: The label column.
+        task: The task.
         options: The keys of the run file.
         train: The training rows.
 
     Returns:
-        The encoder, and notes: how many columns there are of each kind, then what was left out or filled in.
+        The encoder, and notes: the number of columns of each kind, and left out columns and missing values.
 
     Raises:
-        DataError: There is no column to learn from, there are too many features, or a column cannot be encoded.
+        DataError: There are no or too many features, or a column cannot be encoded.
     """
     encodings: list[Number | Category] = []
     left_out: dict[str, list[str]] = {}
@@ -1127,16 +1132,16 @@ def fit_encoder(
     notes = [f"Left out, because {reason}: {_list_some(names)}." for reason, names in left_out.items()]
     features = sum(len(encoding.features) for encoding in encodings)
     if not 0 < features <= _MOST_FEATURES:
-        reason = f"{features:,} features, more than {_MOST_FEATURES:,}" if features else "no column to learn from"
+        reason = f"{features:,} features, more than {_MOST_FEATURES:,}" if features else "no usable feature column"
         remedy = "Leave columns out: drop = [...]." if features else " ".join(notes)
         raise DataError(f"{sheet.path} has {reason}. {remedy}".rstrip(), path=sheet.path, key="drop")
     numbers = [encoding for encoding in encodings if isinstance(encoding, Number)]
     filled = [f"{encoding.name}{'' if encoding.missing else ' (outside of training only)'}" for encoding in numbers
               if columns[encoding.name].missing.any()]  # fmt: skip
     if filled:
-        notes.append(f"Missing values count as the mean, and a feature says where they are: {_list_some(filled)}.")
+        notes.append(f"Missing values are replaced by the mean and marked by a feature: {_list_some(filled)}.")
     if rare:
-        notes.append(f"Of many categories the {MOST_CATEGORIES} most frequent count: {_list_some(rare)}.")
+        notes.append(f"Only the {MOST_CATEGORIES} most frequent categories are used: {_list_some(rare)}.")
     kinds = ((len(numbers), "numeric column", "numeric columns"),
              (len(encodings) - len(numbers), "column of categories", "columns of categories"))  # fmt: skip
     counts = " and ".join(f"{count} {one if count == 1 else many}" for count, one, many in kinds if count)
@@ -1147,12 +1152,12 @@ def fit_encoder(
 
 
 def _fit_number(sheet: TableSheet, column: Column, train: NDArray[np.int64]) -> Number | str:
-    """Return the encoding of a column of numbers, or why it is left out."""
+    """Return the encoding of a column of numbers, or the reason to leave it out."""
     if column.kind != "numbers" or _DATE.search(column.name):
         return f"they hold {'dates' if column.kind == 'numbers' else column.kind}"
     if column.missing.all():
         return "they are empty"
-    if _numbers_rows(column):
+    if _is_row_number(column):
         return "they number the rows"
     values = column.numbers[train]
     missing = np.isnan(values)
@@ -1170,13 +1175,13 @@ def _fit_number(sheet: TableSheet, column: Column, train: NDArray[np.int64]) -> 
 def _fit_category(
     sheet: TableSheet, column: Column, train: NDArray[np.int64], is_given: bool
 ) -> tuple[Category | str, int]:
-    """Return the encoding of a column of categories, or why it is left out; and the number of its categories.
+    """Return the encoding of a column of categories or the reason to leave it out, and the number of categories.
 
     Args:
         sheet: The table, for messages.
         column: The column.
         train: The training rows.
-        is_given: Whether the run file says that the column has categories.
+        is_given: Whether the run file lists the column as categories.
     """
     if column.kind in ("dates", "nested values"):
         return f"they hold {column.kind}", 0
@@ -1186,14 +1191,16 @@ def _fit_category(
         rows, distinct = len(codes), len(np.unique(codes))
         if sample and all(map(_is_date, sample)):
             return "they hold dates", 0
-        if 0 < len(column.strange) < rows and len(column.strange) * 10 <= rows:  # likely a slip, or a mark of no value
+        if (
+            0 < len(column.strange) < rows and len(column.strange) * 10 <= rows
+        ):  # probably a typo, or a mark for a missing value
             raise _describe_slip(sheet, column, rows)
         if distinct > _MOST_TEXTS or (rows >= _FEW_ROWS and distinct > rows / 2):
             long = sum(len(text.split()) > 2 for text in sample) > len(sample) / 2
-            return "they hold free text" if long else "nearly every row has a value of its own", 0
+            return "they hold free text" if long else "nearly every row has a different value", 0
     codes, texts = column.encode_values()
     if len(texts) > _MOST_TEXTS:
-        raise sheet.error(column.name, "has too many different values for categories.")
+        raise sheet.error(column.name, "has too many distinct values for categories.")
     codes = codes[train]
     counts = np.bincount(codes[codes >= 0], minlength=len(texts)).tolist()
     names = {text: count for text, count in zip(texts, counts, strict=True) if count}
@@ -1209,13 +1216,13 @@ def _describe_slip(sheet: TableSheet, column: Column, rows: int) -> DataError:
     return sheet.error(
         column.name,
         f'holds numbers, but {count} of {rows} values {"are" if count > 1 else "is"} none, such as "{text}" here. Fix '
-        f'the value, treat it as missing (missing = ["{text}"]), or take the column as categories (categories = '
+        f'the value, treat it as missing (missing = ["{text}"]), or treat the column as categories (categories = '
         f'["{truncate(column.name)}"]).',
         row,
     )
 
 
-def _numbers_rows(column: Column) -> bool:
+def _is_row_number(column: Column) -> bool:
     values = column.numbers
     if len(values) < _FEW_ROWS or column.missing.any() or not bool((values == np.floor(values)).all()):
         return False
@@ -1234,30 +1241,30 @@ def _list_some(names: Sequence[str]) -> str:
 
 def _find_label(sheet: TableSheet, options: TableOptions) -> str:
     if options.label is not None:
-        return sheet.check_column(options.label, ", which is to be learned")
+        return sheet.check_column(options.label, ", the label column")
     names = [name for name in sheet.table.column_names if name not in options.drop and name != options.groups]
     if not names:
-        raise DataError(f"{sheet.path} has no columns left to learn.", path=sheet.path)
+        raise DataError(f"{sheet.path} has no columns left. Shorten drop.", path=sheet.path)
     return next((name for label in LABELS for name in names if name.lower() == label), names[-1])
 
 
 def _check_label(sheet: TableSheet, column: Column) -> None:
-    """Refuse a column that cannot be learned."""
+    """Refuse a column that cannot be the label."""
     reason = ""
     if column.kind in ("dates", "nested values"):
-        reason = f"holds {column.kind}; the label must be classes or numbers"
+        reason = f"has {column.kind}, but the label must have classes or numbers"
     elif column.missing.all():
         reason = "has no values"
     elif len(column.texts) > _MOST_TEXTS:
         some = ", ".join(f'"{truncate(text.as_py(), 30)}"' for text in column.texts[:3])
-        reason = f'has too many different texts for classes: {some}, ... For texts with labels: name = "text"'
+        reason = f'has too many distinct texts for classes: {some}, ... For labelled texts, set name = "text"'
     if reason:
-        reason = f'is to be learned, and {reason}. Name another column: label = "...".'
+        reason = f'is the label, but {reason}. Name another column: label = "...".'
         raise sheet.error(column.name, reason, key="label")
 
 
 def _fit_label(sheet: TableSheet, column: Column, task: Task | None) -> tuple[Label, Task]:
-    """Return the label, without a regression's mean, and what is learned."""
+    """Return the label (for a regression without mean) and the task."""
     texts = column.encode_values()[1]
     numbers = column.numbers[~column.missing] if column.kind == "numbers" else np.full(1, np.nan)
     if task is None:
@@ -1267,7 +1274,7 @@ def _fit_label(sheet: TableSheet, column: Column, task: Task | None) -> tuple[La
         check_numbers(sheet, column)
         return Label(name=column.name, form=column.form), task
     if len(texts) > _MOST_TEXTS:
-        reason = "is to be learned, and has too many different values for classes. Numbers can be learned with"
+        reason = "is the label, but has too many distinct values for classes. For numbers, set"
         raise sheet.error(column.name, f'{reason} task = "regression".', key="task")
     if len(texts) < 2:
         reason = f'is "{truncate(texts[0])}" in every row, so there is nothing to learn. Name another column'
@@ -1276,12 +1283,12 @@ def _fit_label(sheet: TableSheet, column: Column, task: Task | None) -> tuple[La
 
 
 def encode_labels(sheet: TableSheet, columns: Mapping[str, Column], label: Label, task: Task) -> NDArray[Any] | None:
-    """Return the labels of a table: int64 [N] of a classification, float32 [N, 1] of a regression; None: it has none.
+    """Return the labels of a table: int64 [N] (classification), float32 [N, 1] (regression), or None.
 
     A row without a label has -1, or NaN.
 
     Raises:
-        DataError: A label is no class, or no number.
+        DataError: A label is not a class or not a number.
     """
     column = columns.get(label.name)
     if column is None or (column.kind in ("numbers", "texts") and column.missing.all()):
@@ -1289,22 +1296,22 @@ def encode_labels(sheet: TableSheet, columns: Mapping[str, Column], label: Label
     if task == "regression":
         return check_numbers(sheet, column).astype(np.float32)[:, None]
     codes, texts = column.encode_values()
-    classes = {name: place for place, name in enumerate(label.classes)}
+    classes = {name: number for number, name in enumerate(label.classes)}
     unknown = np.array([*(text not in classes for text in texts), False])[codes]
     if unknown.any():
         row = int(unknown.argmax())
         some = f"{', '.join(map(truncate, label.classes[:10]))}{', ...' if len(classes) > 10 else ''}"
-        reason = f'has "{truncate(texts[codes[row]])}", which is none of the classes that the model knows: {some}.'
+        reason = f'has "{truncate(texts[codes[row]])}", which is not a class of the model: {some}.'
         raise sheet.error(column.name, reason, row)
     return np.array([*(classes[text] for text in texts), -1], dtype=np.int64)[codes]
 
 
 def _encode_groups(sheet: TableSheet, column: Column) -> NDArray[np.int64]:
     if missing := int(column.missing.sum()):
-        reason = f"is the column of groups, and {missing} rows have no value."
+        reason = f"is the column of groups, but {missing} rows have no value."
         raise sheet.error(column.name, reason, key="groups")
     if len(column.texts) > _MOST_TEXTS:
-        raise sheet.error(column.name, "has too many different texts to be groups.", key="groups")
+        raise sheet.error(column.name, "has too many distinct texts for groups.", key="groups")
     values = np.array(column.texts.to_pylist())[column.codes] if column.kind == "texts" else column.numbers
     return np.unique(values, return_inverse=True)[1].astype(np.int64)
 
@@ -1312,7 +1319,7 @@ def _encode_groups(sheet: TableSheet, column: Column) -> NDArray[np.int64]:
 def _choose_strata(
     y: NDArray[Any] | None, task: Task, groups: NDArray[np.int64] | None, rows: int
 ) -> NDArray[np.int64]:
-    """Return what held out rows are in proportion for: groups, else classes."""
+    """Return the strata for holding out rows: groups, else classes."""
     if groups is not None:
         return groups
     return np.zeros(rows, dtype=np.int64) if y is None or task == "regression" else y.astype(np.int64)
@@ -1331,10 +1338,10 @@ def make_data(
     test: float = 0.2,
     seed: int = 0,
 ) -> Data:
-    """Return a table as a data set; see `table`.
+    """Return a table as a data set (see `table`).
 
     Args:
-        name: Of the data set.
+        name: Name of the data set.
         sheet: The table.
         options: The keys of the run file that describe columns.
         encoder: The encoding; None: fitted to the training rows.
@@ -1348,7 +1355,7 @@ def make_data(
     """
     _check_columns(sheet, options)
     label_name = encoder.label.name if encoder else _find_label(sheet, options)
-    sheet.check_column(label_name, ", which is to be learned")
+    sheet.check_column(label_name, ", the label column")
     forms = encoder.number_forms if encoder else dict.fromkeys(options.categories, PLAIN)
     columns = detect_columns(sheet, options.missing, forms, detect=encoder is None)
     _check_label(sheet, columns[label_name])
@@ -1363,8 +1370,8 @@ def make_data(
     notes = []
     if not labelled.all():
         notes.append(
-            f'{int((~labelled).sum())} rows without "{truncate(label_name)}" are left out. NA, N/A, NaN, null, None, ? '
-            "and - are not labels; rename a class that is called so."
+            f'{int((~labelled).sum())} rows without "{truncate(label_name)}" are left out. NA, N/A, NaN, null, None, '
+            "? and - are not labels: rename such a class."
         )
     is_last = encoder is None and options.label is None and label_name.lower() not in LABELS
     if encoder is None:
@@ -1376,7 +1383,7 @@ def make_data(
     else:
         x, further = encoder.transform(sheet, columns)
         counts = f"{len(encoder.columns)} columns as {len(encoder.features)} features"
-    file = name if sheet.path.stem in splits else sheet.path.name  # train.csv and the like say nothing
+    file = name if sheet.path.stem in splits else sheet.path.name  # train.csv and the like are not informative
     classes = "numbers (regression)" if task == "regression" else f"{len(label.classes)} classes"
     uses = {"test": "testing", "validation": "validation"}
     held_out = " and ".join(f"{len(splits[split])} for {use}" for split, use in uses.items() if len(splits[split]))
@@ -1388,11 +1395,11 @@ def make_data(
 
 
 def _check_columns(sheet: TableSheet, options: TableOptions) -> None:
-    """Refuse a table without the columns that the run file names, or with one column only."""
+    """Refuse a table that lacks columns of the run file, or has only one column."""
     if len(sheet.table.column_names) < 2:
         raise DataError(
-            f"{sheet.path} has one column only, and a label is learned from others. Cells are separated by a comma, a "
-            'semicolon, a tab or a bar; give another separator: separator = "...".',
+            f"{sheet.path} has only one column, but needs a label and features. Detected separators are comma, "
+            "semicolon, tab and bar. Set separator for another one.",
             path=sheet.path,
             key="separator",
         )
@@ -1401,7 +1408,7 @@ def _check_columns(sheet: TableSheet, options: TableOptions) -> None:
 
 
 def _count_labelled(sheet: TableSheet, labelled: NDArray[np.bool_]) -> dict[str, int]:
-    """Return the number of rows with a label of each split."""
+    """Return the number of labelled rows of each split."""
     ends = np.cumsum([*sheet.sizes.values()])
     sizes = {split: int(part.sum()) for split, part in zip(sheet.sizes, np.split(labelled, ends[:-1]), strict=True)}
     if not sizes["train"]:
@@ -1424,11 +1431,11 @@ def _hold_out(
 
 
 def make_data_in_memory(splits: Mapping[str, Any], label: str | None = None) -> Data:
-    """Return tables in memory as a data set; see `table`.
+    """Return tables in memory as a data set (see `table`).
 
     Args:
         splits: The `pyarrow.Table` of each split, "train" first.
-        label: Column that is learned; None: as of `table`.
+        label: Column of the label; None: as in `table`.
 
     Raises:
         DataError: As `table`.
@@ -1438,15 +1445,15 @@ def make_data_in_memory(splits: Mapping[str, Any], label: str | None = None) -> 
 
 
 def encode_table(path: Path, text: str, halves: bool = False) -> Data:
-    """Return the rows of another table as the numbers that a model was trained on; none of them are for training.
+    """Encode the rows of another table like a model's training rows; none are for training.
 
     Args:
-        path: A file or a folder, as of `table`; what has no split of its own is for testing.
+        path: A file or a folder, as in `table`. Rows without a split are for testing.
         text: The `columns.json` of the model.
-        halves: Whether one half of it is for validation.
+        halves: Whether one half of the rows is for validation.
 
     Raises:
-        DataError: As `table`; or a column is missing, or a label is no class that the model knows.
+        DataError: As `table`; or a column is missing, or a label is not a class of the model.
     """
     encoder = TableEncoder.from_json(text, "columns.json")
     sheet = read_sheet(convert_saved_dataset(path), missing=encoder.missing, texts=encoder.number_forms)
@@ -1461,14 +1468,14 @@ def encode_table(path: Path, text: str, halves: bool = False) -> Data:
 
 
 def encode_rows(rows: Any, text: str) -> Data:
-    """Return a table in memory as the numbers that a model was trained on, all for testing.
+    """Encode a table in memory like a model's training rows, all for testing.
 
     Args:
         rows: A `pyarrow.Table`.
         text: The `columns.json` of the model.
 
     Raises:
-        DataError: A column is missing, or a label is no class that the model knows.
+        DataError: A column is missing, or a label is not a class of the model.
     """
     encoder = TableEncoder.from_json(text, "columns.json")
     x, y, notes = _encode(encoder, make_sheet([("test", IN_MEMORY, rows)]))
@@ -1483,7 +1490,7 @@ def _encode(
     x, notes = encoder.transform(sheet, columns)
     y = encode_labels(sheet, columns, encoder.label, encoder.task)
     if y is not None and (missing := columns[encoder.label.name].missing).any():
-        notes.append(f"{int(missing.sum())} of {len(x)} rows have no label, so nothing is measured.")
+        notes.append(f"{int(missing.sum())} of {len(x)} rows have no label, so accuracy is not measured.")
         y = None
     return x, y, tuple(notes)
 

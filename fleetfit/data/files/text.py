@@ -1,8 +1,8 @@
-"""Labelled texts on disk: Parquet, CSV, TSV, JSON lines, or a folder of .txt files for each class.
+"""Labelled texts on disk: Parquet, CSV, TSV, JSON lines, or a folder of .txt files per class.
 
-For example IMDB as unpacked, or a table of your own. A set is a folder with a train file (`train.csv`) and perhaps
-`validation` (or `valid`, `val`, `dev`) and `test`, or a single file; Parquet files may be numbered as those of
-`images`. CSV may be quoted, TSV is not; all files are UTF-8. Folders are `train/CLASS/*.txt` and so on, or just
+Examples are the unpacked IMDB, or your own table. A set is a folder with a train file (`train.csv`) and optionally
+`validation` (or `valid`, `val`, `dev`) and `test`, or a single file. Parquet files may be numbered like those of
+`images`. CSV may be quoted, TSV is not. All files are UTF-8. Folders are `train/CLASS/*.txt` and so on, or just
 `CLASS/*.txt`.
 """
 
@@ -42,7 +42,7 @@ TEXT_COLUMNS = ("text", "sentence")
 """Usual names of the column of the texts."""
 _LABEL = ("label", "labels")
 _ALIASES = {**ALIASES, "validation": (*ALIASES["validation"], "dev")}
-_UNLABELLED = "unsup"  # the folder of texts without a label in the IMDB set
+_UNLABELLED = "unsup"  # the folder of unlabelled texts in IMDB
 _WITHHELD = -1
 
 
@@ -63,18 +63,18 @@ def text(
 ) -> Data:
     """Return a set of labelled texts as tokens [N, length], named after its folder or file.
 
-    Missing splits are held out of the training texts: in proportion for every label, or for every group where `groups`
-    is given. Without a test file, a validation file is the test set. A test or validation file whose labels are all -1
+    Missing splits are held out of the training texts: in proportion for each label, or for each group if `groups` is
+    set. Without a test file, a validation file is the test set. A test or validation file whose labels are all -1
     (withheld) is left out, and so are folders called "unsup", which have no label in the IMDB set.
 
     Args:
-        folder: A folder or a single file; a relative path that does not exist is searched for in the folder
-            FLEETFIT_DATA.
+        folder: A folder or a single file. A relative path that does not exist is looked up in the folder FLEETFIT_DATA.
         text: Column of the texts, or several, which are joined by a space; None: `text` or `sentence`.
         label: Column of the labels, integers or text; None: `label` or `labels`. In CSV, TSV and JSON its distinct
             values, in ascending order, are the classes.
         groups: Column of a natural group such as an author, numbered in ascending order; None: no groups.
-        header: Whether the first line of a CSV or TSV file names the columns; if not, they are "1", "2" and so on.
+        header: Whether the first line of a CSV or TSV file has the names of the columns. If not, they are "1", "2" and
+            so on.
         tokenizer: Folder of a Hugging Face checkpoint, or a tokenizer.json; None: word pieces are learned from the
             training texts, lower-cased.
         vocabulary: Maximal number of word pieces, if they are learned.
@@ -88,7 +88,7 @@ def text(
 
     Raises:
         DataError: A file, a column, a label or the tokeniser is missing or wrong, or a number is out of range.
-        MissingExtra: What the tokeniser or the hub needs is not installed.
+        MissingExtra: A package for the tokeniser or the hub is not installed.
     """
     if hub:
         name = folder.rpartition("/")[2]
@@ -102,7 +102,7 @@ def text(
     others = [file.name for file in corpus.files if file.suffix not in (".csv", ".tsv")]
     if header or not others:
         return data
-    note = f"{name}: header = false is not used: {others[0]} is not a CSV or TSV file."
+    note = f"{name}: header = false only applies to CSV and TSV, but there is {others[0]}. Leave it out."
     return dataclasses.replace(data, notes=(*data.notes, note))
 
 
@@ -117,7 +117,7 @@ def make_data(
     test: float,
     seed: int,
 ) -> Data:
-    """Return the texts of a corpus as a data set; see `text`.
+    """Return the texts of a corpus as a data set (see `text`).
 
     Raises:
         DataError: A share, a number or the tokeniser is wrong.
@@ -157,19 +157,20 @@ class TextTable(Protocol):
     rows: int
     columns: list[str]
 
-    def column(self, wanted: str | None, usual: Sequence[str], what: str) -> str:
-        """Return the name of a column that is there."""
+    def column(self, requested: str | None, usual: Sequence[str], what: str) -> str:
+        """Return the name of an existing column."""
 
     def texts(self, column: str) -> list[str]:
         """Return a column as text."""
 
 
-def _opened(path: Path, header: bool) -> TextTable:
-    """Return the rows of a file, by its suffix.
+def _open_rows(path: Path, header: bool) -> TextTable:
+    """Open the rows of a file by its suffix.
 
     Args:
-        path: Ends in one of `SUFFIXES`.
-        header: Whether the first line of a CSV or TSV file names the columns; they are "1", "2" and so on if not.
+        path: A path that ends in one of `SUFFIXES`.
+        header: Whether the first line of a CSV or TSV file has the names of the columns; if not, they are "1", "2" and
+            so on.
 
     Raises:
         DataError: The file cannot be read, or has another suffix.
@@ -180,8 +181,8 @@ def _opened(path: Path, header: bool) -> TextTable:
         is_tsv = path.suffix == ".tsv"
         return Cells(path, read_cells(path, "\t" if is_tsv else None, header, quoted=not is_tsv))
     if path.suffix in (".jsonl", ".json"):
-        return Cells(path, _objects(path))
-    raise DataError(f"{path} has no suffix that FleetFit knows; it reads {', '.join(SUFFIXES)}.", path=path)
+        return Cells(path, _read_objects(path))
+    raise DataError(f"{path} has an unknown suffix. Use one of {', '.join(SUFFIXES)}.", path=path)
 
 
 class Cells:
@@ -192,19 +193,19 @@ class Cells:
         self.columns = list(cells)
         self.rows = len(next(iter(cells.values()), []))
 
-    def column(self, wanted: str | None, usual: Sequence[str], what: str) -> str:
-        """Return the name of a column that is there.
+    def column(self, requested: str | None, usual: Sequence[str], what: str) -> str:
+        """Return the name of an existing column.
 
         Raises:
             DataError: There is none.
         """
-        for name in usual if wanted is None else (wanted,):
+        for name in usual if requested is None else (requested,):
             if name in self._cells:
                 return name
-        asked = f'no column "{wanted}"' if wanted is not None else f"no {what} column ({' or '.join(usual)})"
+        problem = f'no column "{requested}"' if requested is not None else f"no {what} column ({' or '.join(usual)})"
         raise DataError(
-            f'{self.path} has {asked}; its columns are {", ".join(self.columns)}. Give {what} = "...", or header = '
-            "false if its first line is no header.",
+            f'{self.path} has {problem}. Its columns are {", ".join(self.columns)}. Set {what} = "...", or header = '
+            "false if its first line is not a header.",
             path=self.path,
         )
 
@@ -212,20 +213,20 @@ class Cells:
         """Return a column as text.
 
         Raises:
-            DataError: A row has nothing in it, or what is no single value.
+            DataError: A row is empty, or its value is not a single one.
         """
         self.column(column, (), "the column's name:")
         for row, value in enumerate(self._cells[column]):
             if not isinstance(value, str | int) or isinstance(value, bool):
                 raise DataError(
-                    f'row {row} of {self.path} has {value!r:.80} in column "{column}"; it must be text.',
+                    f'row {row} of {self.path} has {value!r:.80} in column "{column}", which must be text.',
                     path=self.path,
                     row=row,
                     column=column,
                 )
             if isinstance(value, str) and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
                 raise DataError(
-                    f'row {row} of {self.path} has half a character in column "{column}".',
+                    f'row {row} of {self.path} has an incomplete character in column "{column}".',
                     path=self.path,
                     row=row,
                     column=column,
@@ -233,31 +234,33 @@ class Cells:
         return [str(value) for value in self._cells[column]]
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key is there twice")
-    return found
+def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return table
 
 
-def _objects(path: Path) -> dict[str, list[Any]]:
-    """Return the values of a file with one JSON object a line, or of one JSON list of objects."""
+def _read_objects(path: Path) -> dict[str, list[Any]]:
+    """Read a file with one JSON object per line, or with one JSON list of objects."""
     content = files.read_text(path, DataError)
     whole = content.lstrip()[:1] == "["
     objects: list[Any] = []
     for number, part in enumerate([content] if whole else content.split("\n"), 1):
         if part.strip():
             try:
-                found = json.loads(part, object_pairs_hook=_each_once)
+                parsed = json.loads(part, object_pairs_hook=_refuse_duplicate_keys)
             except (ValueError, RecursionError) as error:
                 raise DataError(
-                    f"{'' if whole else f'line {number} of '}{path} is no JSON: {error}", path=path, row=number
+                    f"{'' if whole else f'line {number} of '}{path} is not JSON: {error}", path=path, row=number
                 ) from error
-            objects.extend(found if whole else [found])
+            objects.extend(parsed if whole else [parsed])
     wrong = next((i for i, value in enumerate(objects) if not isinstance(value, dict)), None)
     if wrong is not None:
         raise DataError(
-            f"{path} must hold JSON objects, one a line or in one list; row {wrong} is none.", path=path, row=wrong
+            f"{path} must have JSON objects, one per line or in one list; row {wrong} is not an object.",
+            path=path,
+            row=wrong,
         )
     names = dict.fromkeys(name for value in objects for name in value)
     return {name: [value.get(name) for value in objects] for name in names}
@@ -268,12 +271,12 @@ def _objects(path: Path) -> dict[str, list[Any]]:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The texts of all files of a set, one split after the other.
+    """The texts of all files of a set, concatenated by split.
 
     Attributes:
-        files: Their files.
-        key: Everything else that the texts depend on, such as columns, as JSON values.
-        read_texts: Reads them, [N].
+        files: The files.
+        key: Other settings of the texts, such as columns, as JSON values.
+        read_texts: Reads the texts, [N].
         y: int64 [N].
         sizes: Split -> number of texts, in their order; only the splits that exist.
         classes: Number of classes.
@@ -299,7 +302,7 @@ def read_corpus(
     groups: str | None = None,
     header: bool = True,
 ) -> Corpus:
-    """Find the files of a set and read everything but the texts.
+    """Find the files of a set and read all columns except the texts.
 
     Args:
         name: The set's name, for messages.
@@ -315,28 +318,30 @@ def read_corpus(
     """
     if path is not None and path.is_dir() and (class_files := _find_class_files(path)):
         if groups is not None:
-            raise DataError(f"{name}: a folder for each class has no column of groups; leave groups out.", key="groups")
+            raise DataError(f"{name}: class folders have no column of groups. Leave groups out.", key="groups")
         return _read_class_folders(class_files)
-    tables = {split: [_opened(file, header) for file in files] for split, files in find_text_files(name, path).items()}
+    tables = {
+        split: [_open_rows(file, header) for file in files] for split, files in find_text_files(name, path).items()
+    }
     first = tables["train"][0]
     label = first.column(label, _LABEL, "label")
     names = [text] if isinstance(text, str) or text is None else list(text)
     columns = [first.column(column, TEXT_COLUMNS, "text") for column in names]
-    for split in [s for s in tables if s != "train" and all(_withheld(table, label) for table in tables[s])]:
+    for split in [s for s in tables if s != "train" and all(_has_withheld_labels(table, label) for table in tables[s])]:
         del tables[split]
     all_tables = [table for split_tables in tables.values() for table in split_tables]
     if not sum(table.rows for table in tables.get("train", ())):
-        raise DataError(f"{first.path} has no rows to train on, or all of their labels are -1.", path=first.path)
-    y, classes, class_names = _labels(all_tables, label)
+        raise DataError(f"{first.path} has no rows to train on: it is empty, or all labels are -1.", path=first.path)
+    y, classes, class_names = _read_labels(all_tables, label)
     return Corpus(
         files=[table.path for table in all_tables],
         key=[columns, header],
-        read_texts=lambda: [" ".join(cells) for table in all_tables for cells in _cells(table, columns)],
+        read_texts=lambda: [text for table in all_tables for text in _join_columns(table, columns)],
         y=y,
         sizes={split: sum(table.rows for table in split_tables) for split, split_tables in tables.items()},
         classes=classes,
         class_names=class_names,
-        groups=None if groups is None else parquet.encode_values(_values(all_tables, groups))[0],
+        groups=None if groups is None else parquet.encode_values(_read_values(all_tables, groups))[0],
     )
 
 
@@ -352,15 +357,16 @@ def read_named_set(name: str, facts: Facts, repository: str, folder: str | None,
     corpus = read_corpus(name, path if set_folder == folder else _find_set_path(name, set_folder))
     if corpus.classes != facts.classes:
         raise DataError(
-            f"{name} has {facts.classes} classes of texts, but the files have {corpus.classes}. Is this another set?"
+            f"{name} has {facts.classes} classes of texts, but the files have {corpus.classes}. Is this another "
+            "data set?"
         )
     if "test" not in corpus.sizes and "validation" not in corpus.sizes:
-        raise DataError(f"{name}: there is no test.parquet beside its train file.")
+        raise DataError(f"{name}: test.parquet is missing next to its train file.")
     return corpus
 
 
 def _find_set_path(name: str, folder: str | None) -> Path | None:
-    """Return the set's own folder, given that or the one above."""
+    """Return the set's folder, given the folder itself or its parent."""
     path = None if folder is None else parse_path(folder, "data.folder")
     return path / name if path is not None and (path / name).is_dir() else path
 
@@ -387,22 +393,22 @@ def find_text_files(name: str, path: Path | None) -> dict[str, list[Path]]:
         return find_parquet_files(name, str(path))
     except DataError as error:
         raise DataError(
-            f"{error} Nor is there a train file that ends in {', '.join(SUFFIXES[1:])}, nor a folder of .txt files for "
-            "each class.",
+            f"{error} There is also no train file with suffix {', '.join(SUFFIXES[1:])}, and no folder of .txt files "
+            "per class.",
             key=error.key,
             path=error.path,
         ) from error
 
 
-def _cells(rows: TextTable, columns: Sequence[str]) -> list[tuple[str, ...]]:
-    return list(zip(*(rows.texts(column) for column in columns), strict=True))
+def _join_columns(table: TextTable, columns: Sequence[str]) -> list[str]:
+    return [" ".join(cells) for cells in zip(*(table.texts(column) for column in columns), strict=True)]
 
 
-def _values(every: Sequence[TextTable], column: str) -> NDArray[Any]:
-    """Return a column over all files: integers if they all are some, else text."""
-    found = [rows for rows in every if isinstance(rows, parquet.File)]
-    if found:
-        return parquet.read_values(found, column)
+def _read_values(every: Sequence[TextTable], column: str) -> NDArray[Any]:
+    """Return a column over all files: integers if all values are integers, else text."""
+    parquet_files = [rows for rows in every if isinstance(rows, parquet.File)]
+    if parquet_files:
+        return parquet.read_values(parquet_files, column)
     cells = [text.strip() for rows in every for text in rows.texts(column)]
     for rows in every:
         for row, text in enumerate(rows.texts(column)):
@@ -418,12 +424,12 @@ def _values(every: Sequence[TextTable], column: str) -> NDArray[Any]:
     return np.array(cells, dtype=object)
 
 
-def _labels(every: Sequence[TextTable], column: str) -> tuple[NDArray[np.int64], int, tuple[str, ...]]:
+def _read_labels(every: Sequence[TextTable], column: str) -> tuple[NDArray[np.int64], int, tuple[str, ...]]:
     """Return labels, the number of classes and their names; in CSV and JSON, classes are the distinct values."""
-    found = [rows for rows in every if isinstance(rows, parquet.File)]
-    if found:
-        return parquet.read_labels(found, column)
-    values = _values(every, column)
+    parquet_files = [rows for rows in every if isinstance(rows, parquet.File)]
+    if parquet_files:
+        return parquet.read_labels(parquet_files, column)
+    values = _read_values(every, column)
     for rows, row in parquet.find_long_texts(values, every):
         raise DataError(
             f"row {row} of {rows.path} has a text of more than {parquet.LONGEST} characters as its label.",
@@ -434,9 +440,9 @@ def _labels(every: Sequence[TextTable], column: str) -> tuple[NDArray[np.int64],
     return y, len(names), names
 
 
-def _withheld(rows: TextTable, label: str) -> bool:
-    """Return whether a file's labels are all -1, as in the test sets of competitions."""
-    values = _values([rows], label)
+def _has_withheld_labels(rows: TextTable, label: str) -> bool:
+    """Return whether all labels of a file are -1, as in test sets of competitions."""
+    values = _read_values([rows], label)
     return values.dtype.kind == "i" and bool((values == _WITHHELD).all())
 
 
@@ -447,7 +453,7 @@ ClassFiles = dict[str, dict[str, list[Path]]]
 
 
 def has_text_folders(path: Path) -> bool:
-    """Return whether a folder has a folder of .txt files for each class."""
+    """Return whether a folder has a subfolder of .txt files per class."""
     return bool(_find_class_files(path))
 
 
@@ -478,7 +484,7 @@ def _read_class_folders(splits: ClassFiles) -> Corpus:
         for name, paths in classes.items():
             if name not in class_names:
                 raise DataError(
-                    f"{paths[0].parent} is a class of the {split} split that the train split lacks.",
+                    f"{paths[0].parent} is a class of the {split} split, but not of the train split.",
                     path=paths[0].parent,
                 )
     files = [file for classes in splits.values() for paths in classes.values() for file in paths]

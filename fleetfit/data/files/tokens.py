@@ -23,7 +23,7 @@ from fleetfit.errors import DataError, FleetFitError, MissingExtra, format_cause
 from fleetfit.files import parse_path
 
 PAD, UNKNOWN, START, END = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-_FORMAT = 1  # raise it when the same texts would give other tokens
+_FORMAT = 1  # raise it if the same texts would give other tokens
 _TEXTS = 1000  # encoded at a time
 _MAX_TOKENS = 1 << 22  # of a vocabulary
 _PADDING = (PAD, "<pad>", "<PAD>", "<|pad|>")  # usual names, for a tokeniser without a configured one
@@ -37,7 +37,7 @@ class Tokens:
 
     Attributes:
         x: int64 [N, L], memory-mapped copy-on-write.
-        vocabulary: Tokens are below it.
+        vocabulary: Number of tokens.
         padding: The token that fills short texts.
         tokenizer: The tokeniser's file in the cache.
     """
@@ -58,7 +58,7 @@ def encode_texts(
     vocabulary: int,
     length: int,
 ) -> Tokens:
-    """Return the tokens of a set's texts, from the cache if it has them.
+    """Return the tokens of a set's texts, from the cache if possible.
 
     A text begins and ends with the tokeniser's marks ([CLS] and [SEP]), is cut to `length` tokens, marks included, and
     padded to it.
@@ -66,10 +66,10 @@ def encode_texts(
     Args:
         name: The set's name.
         files: The files of the texts.
-        key: Everything else that the texts depend on, such as their columns, as JSON values.
-        read_texts: Reads them.
-        train: The texts from which word pieces are learned.
-        tokenizer: Path of a checkpoint's folder or a `tokenizer.json`; None: word pieces are learned.
+        key: Other settings of the texts, such as columns, as JSON values.
+        read_texts: Reads the texts.
+        train: The texts for learning word pieces.
+        tokenizer: Path of a checkpoint's folder or a `tokenizer.json`; None: learn word pieces.
         vocabulary: Maximal number of word pieces, the four special ones included.
         length: Tokens of each text.
 
@@ -138,7 +138,7 @@ def _encode(name: str, tokenizer: Any, texts: Sequence[str], length: int, paddin
                 x[row, : len(encoding.ids)] = encoding.ids
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException as error:  # a panic in Rust is not an Exception
+    except BaseException as error:  # a Rust panic is not an Exception
         raise DataError(f"{name}: the tokeniser fails on the texts: {format_cause(error)}") from error
     return x
 
@@ -155,7 +155,7 @@ def _list_tokenizer_files(name: str, path: Path) -> list[Path]:
     if not files:
         raise DataError(
             f'{name}: tokenizer = "{path}" must be a tokenizer.json, or the folder of a checkpoint with tokenizer.json '
-            "or vocab.txt in it; neither exists.",
+            "or vocab.txt, but neither exists.",
             path=path,
         )
     return files
@@ -174,19 +174,19 @@ def _load_tokenizer(name: str, path: Path, files: Sequence[Path]) -> tuple[Any, 
             tokenizer, pad_token = wrapper.backend_tokenizer, wrapper.pad_token
     except (FleetFitError, KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the libraries may raise anything; a panic in Rust is not an Exception
+    except BaseException as error:  # the libraries may raise anything; a Rust panic is not an Exception
         raise DataError(f"{name}: the tokeniser in {path} cannot be read: {format_cause(error)}", path=path) from error
     padding = None if pad_token is None else tokenizer.token_to_id(pad_token)
     if padding is None:
         raise DataError(
-            f"{name}: the tokeniser in {path} has no padding token; name one as pad_token in tokenizer_config.json.",
+            f"{name}: the tokeniser in {path} has no padding token. Set pad_token in tokenizer_config.json.",
             path=path,
         )
     return tokenizer, padding
 
 
 def _find_pad_token(files: Sequence[Path], tokenizer: Any) -> str | None:
-    """Return the padding token of the configuration, else a usual one that the tokeniser has."""
+    """Return the padding token of the configuration, else a usual one of the tokeniser."""
     for file in files:
         if file.name == "tokenizer_config.json":
             token = json.loads(file.read_text(encoding="utf-8")).get("pad_token")
@@ -202,7 +202,7 @@ def _find_pad_token(files: Sequence[Path], tokenizer: Any) -> str | None:
 
 
 def learn_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
-    """Return a lower-casing tokeniser of word pieces that are learned from texts.
+    """Learn a lower-casing tokeniser of word pieces from texts.
 
     Words are split, and accents dropped, as in BERT (Devlin et al., 2019). [PAD] is token 0; [UNK], [CLS] and [SEP]
     follow.
@@ -251,7 +251,7 @@ def learn_word_pieces(words: Mapping[str, int], size: int) -> list[str]:
     result = dict.fromkeys(sorted(singles, key=lambda piece: (-singles[piece], piece))[: size // 2])
     corpus = [(pieces, count) for pieces, count in split_words if all(piece in result for piece in pieces)]
     pairs: Counter[Pair] = Counter()
-    places: defaultdict[Pair, set[int]] = defaultdict(set)  # the words in which a pair occurs
+    places: defaultdict[Pair, set[int]] = defaultdict(set)  # words with the pair
     for index, (pieces, count) in enumerate(corpus):
         for pair in pairwise(pieces):
             pairs[pair] += count
@@ -261,7 +261,7 @@ def learn_word_pieces(words: Mapping[str, int], size: int) -> list[str]:
     while queue and len(result) < size:
         count, pair = heapq.heappop(queue)
         if pairs[pair] != -count:
-            continue  # outdated by a merge; the right count is in the queue, too
+            continue  # outdated by a merge; the current count is in the queue, too
         if -count < 2:
             break
         merged = pair[0] + pair[1].removeprefix(INSIDE)

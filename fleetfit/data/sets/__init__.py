@@ -1,1 +1,1 @@
-"""Public data sets by name, one in a file or a family of them as rows of its table."""
+"""Public data sets by name, one per file, or a family as rows of a file's table."""

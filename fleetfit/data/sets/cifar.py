@@ -36,7 +36,7 @@ SETS = {
 }
 
 
-def _photographs(
+def _make_cifar(
     name: str,
     label: str,
     folder: str | None = None,
@@ -61,7 +61,7 @@ def _photographs(
         coarse: Whether the labels are the 20 superclasses.
         resize: Side in pixels to which batches are enlarged after augmentation; None: they keep their size.
         samples: Number of training images to draw, class by class, those held out included; None: all.
-        hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk.
+        hub: Whether to download the set from the Hugging Face hub if it is not on disk.
         normalise: By "fixed" values, mean 0.5 and deviation 0.25, or by the set's "own" mean and deviation per channel.
 
     Raises:
@@ -76,4 +76,4 @@ def _photographs(
     return make_data(name, labelled, validation, 0.0, seed, augment, mean, std, resize, samples)
 
 
-cifar10, cifar100 = make_presets(_photographs, SETS)
+cifar10, cifar100 = make_presets(_make_cifar, SETS)

@@ -59,7 +59,7 @@ def femnist(
         augment: Augmentation of training batches, such as "crop"; None: nothing.
         seed: Seed of the held out samples.
         resize: Side in pixels to which batches are enlarged after augmentation; None: they keep their size.
-        hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk.
+        hub: Whether to download the set from the Hugging Face hub if it is not on disk.
 
     Raises:
         DataError: The files are missing or wrong, or a share is out of range.
@@ -93,7 +93,6 @@ def _find_leaf_files(name: str, folder: str | None) -> dict[str, list[Path]]:
 
 
 def _find_set(name: str, folder: str | None) -> None:
-    """Raise DataError if the set is missing."""
     if not _find_leaf_files(name, folder):
         find_parquet_files(name, folder)
 

@@ -47,8 +47,8 @@ def imagenet(
         augment: Augmentation of training batches; "resized-crop" takes 8% to 100% of the area. "none": the centre.
         seed: Seed of the held out samples.
         resize: Side in pixels to which batches are enlarged after augmentation; None: they keep their size.
-        exif_orientation: Whether images are turned as their EXIF orientation says; false: as they are stored.
-        hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk; needs its licence.
+        exif_orientation: Whether to apply the EXIF orientation; false: images stay as stored.
+        hub: Whether to download the set from the Hugging Face hub if it is not on disk; requires its licence.
 
     Raises:
         DataError: The files are missing or wrong, or a parameter is out of range.

@@ -36,7 +36,7 @@ SETS = {
 }
 
 
-def _grey(
+def _make_mnist(
     name: str,
     repository: str,
     mean: tuple[float, ...],
@@ -63,7 +63,7 @@ def _grey(
         seed: Seed of the held out samples.
         resize: Side in pixels to which batches are enlarged after augmentation; None: they keep their size.
         samples: Number of training images to draw, class by class, those held out included; None: all.
-        hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk.
+        hub: Whether to download the set from the Hugging Face hub if it is not on disk.
 
     Raises:
         DataError: The files are missing or wrong, or `validation` is out of range.
@@ -73,4 +73,4 @@ def _grey(
     return make_data(name, labelled, validation, 0.0, seed, augment, mean, std, resize, samples)
 
 
-mnist, fashion_mnist = make_presets(_grey, SETS)
+mnist, fashion_mnist = make_presets(_make_mnist, SETS)

@@ -78,7 +78,7 @@ def shakespeare(
         validation: Share of a role's training windows, the last ones, to hold out; rounded down.
         test: Share of a role's lines (of its characters, in LEAF's files), the last ones, for testing, if there is no
             test file; rounded up, but at least one line is for training.
-        hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk: LEAF's, all roles.
+        hub: Whether to download the set (LEAF's, all roles) from the Hugging Face hub if it is not on disk.
 
     Raises:
         DataError: The files are missing or wrong, or a number is out of range.

@@ -50,7 +50,7 @@ SETS = {
 }
 
 
-def _texts(
+def _make_short_texts(
     name: str,
     repository: str,
     class_names: tuple[str, ...],
@@ -75,10 +75,10 @@ def _texts(
         vocabulary: Maximal number of word pieces, if they are learned.
         length: Tokens of a text; longer texts are cut, shorter ones padded.
         samples: Number of training texts to draw, class by class, those held out included; None: all.
-        validation: Share of the training texts to hold out, class by class, 0 <= validation < 1, where there are no
+        validation: Share of the training texts to hold out, class by class, 0 <= validation < 1, if there are no
             validation texts or they are the test set.
         seed: Seed of the held out and drawn samples.
-        hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk.
+        hub: Whether to download the set from the Hugging Face hub if it is not on disk.
 
     Raises:
         DataError: The files or the tokeniser are missing or wrong, or a number is out of range.
@@ -92,4 +92,4 @@ def _texts(
     return dataclasses.replace(data, name=name, class_names=class_names)
 
 
-ag_news, sst2 = make_presets(_texts, SETS)
+ag_news, sst2 = make_presets(_make_short_texts, SETS)

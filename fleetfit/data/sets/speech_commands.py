@@ -83,7 +83,7 @@ def speech_commands(
         augment: Augmentation of training batches, such as "crop", which moves them in time and pitch; None: nothing.
         seed: Seed of the held out samples.
         resize: Side in pixels to which batches are resized after augmentation; None: they keep their size.
-        hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk.
+        hub: Whether to download the set from the Hugging Face hub if it is not on disk.
 
     Raises:
         DataError: The files are missing or wrong, or a parameter is out of range.
@@ -148,7 +148,6 @@ class _LabelledSounds:
 
 
 def _find_set(name: str, folder: str | None) -> None:
-    """Raise DataError if the set is missing."""
     archive = find_set_folder(name, folder)
     if archive is None or not _list_words(archive):
         find_parquet_files(name, folder)

@@ -35,7 +35,7 @@ _SHAPE = (22, 20, 20)
 
 
 def widar(file: str = "widar.npz", validation: float = 0.1, seed: int = 0, resize: int | None = None) -> Data:
-    """Return Widar from the file that the module's documentation shows how to make, x [43652, 22, 20, 20].
+    """Return Widar from its .npz file (see the module's docstring), x [43652, 22, 20, 20].
 
     The file has x_train, y_train, user_train, x_test, y_test and user_test. Users are the groups, and all are in both
     splits, so that `partition = { kind = "natural" }` makes every user a client with test data of its own.

@@ -1,4 +1,4 @@
-"""From a level's model to the files that a device needs."""
+"""Export a level's model to files for devices."""
 
 from fleetfit.inference.export.folder import FORMS, Export, Form, Variant, export
 from fleetfit.inference.export.level import LevelModel

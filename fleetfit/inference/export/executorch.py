@@ -1,4 +1,4 @@
-"""One ExecuTorch file for a level, lowered to XNNPACK: a method for each segment, so that a device can stop early."""
+"""Write one ExecuTorch file per level, lowered to XNNPACK. A method per segment lets a device stop early."""
 
 import contextlib
 import os
@@ -14,16 +14,16 @@ from fleetfit.inference.export.level import Graph, quiet_exporters, trace_progra
 
 FILE = "model.pte"
 MOST = 8
-"""Samples in a batch, at most: memory is planned ahead. Above 15, lowering a convolution silently lowers the bound."""
+"""Maximal batch size: memory is planned in advance. Above 15, lowering a convolution silently reduces the bound."""
 
 
 def write_executorch(graphs: Sequence[Graph], folder: Path, most: int = MOST) -> Path:
-    """Lower the graphs and write `model.pte`; its methods have the graphs' names.
+    """Lower the graphs and write `model.pte`, whose methods have the graphs' names.
 
     Args:
         graphs: The graphs.
         folder: The folder of the file.
-        most: Samples in a batch, at most; of 1 the batch is fixed.
+        most: Maximal batch size; 1: a fixed batch.
 
     Raises:
         ModelError: A graph cannot be lowered.
@@ -47,21 +47,21 @@ def write_executorch(graphs: Sequence[Graph], folder: Path, most: int = MOST) ->
 
 
 def run_executorch(path: Path, graphs: Sequence[Graph], x: Tensor, most: int = MOST) -> Tensor:
-    """Return the logits [E, N, classes] by ExecuTorch's Python runtime, a segment after the other.
+    """Return the logits [E, N, classes] by ExecuTorch's Python runtime, segment by segment.
 
-    The batches have several sizes: memory that is planned for one of them shows at the others.
+    Batches have several sizes, to detect memory that is planned for only one size.
 
     Args:
         path: The program.
         graphs: The graphs of the program.
-        x: Samples as they are stored [N, ...].
-        most: Samples in a batch, at most.
+        x: Stored samples [N, ...].
+        most: Maximal batch size.
 
     Raises:
         ModelError: The runtime fails.
     """
     first = [size for size in (1, 3) if size < most and size < len(x)]
-    rest = len(x) - sum(first)
+    remaining = len(x) - sum(first)
     batches = []
     with quiet_exporters(), _silence_stderr():
         from executorch.runtime import Runtime
@@ -69,7 +69,7 @@ def run_executorch(path: Path, graphs: Sequence[Graph], x: Tensor, most: int = M
         try:
             program = Runtime.get().load_program(path)
             methods = [program.load_method(graph.name) for graph in graphs]
-            for batch in x.split([*first, *[most] * (rest // most), *[rest % most] * (rest % most > 0)]):
+            for batch in x.split([*first, *[most] * (remaining // most), *[remaining % most] * (remaining % most > 0)]):
                 carry, exits = [batch.contiguous()], []
                 for method in methods:
                     logits, *carry = method.execute(carry)
@@ -83,7 +83,7 @@ def run_executorch(path: Path, graphs: Sequence[Graph], x: Tensor, most: int = M
 
 @contextlib.contextmanager
 def _silence_stderr() -> Iterator[None]:
-    """Suppress what the runtime prints about the processor; errors are raised all the same."""
+    """Suppress the runtime's output about the processor. Errors are still raised."""
     sys.stderr.flush()
     original, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:

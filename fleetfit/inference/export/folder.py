@@ -1,7 +1,7 @@
-"""The folder that goes to a device: its files, each compared with the model before the folder appears.
+"""Write the folder for a device. Each file is compared with the model before the folder appears.
 
-Beside the requested forms it has tensors as safetensors, a `torch.export` program, config.json (what the model is and
-takes, when samples leave early), and a short model card (its training data, the accuracy of each exit, how to run it).
+Besides the requested forms it has tensors as safetensors, a `torch.export` program, config.json (model, inputs, policy
+of early stopping), and a short model card (training data, accuracy of each exit, usage).
 """
 
 import importlib.util
@@ -44,15 +44,15 @@ PROGRAM, SCRIPT, CARD = "model.pt2", "run.py", "README.md"
 
 @dataclass(frozen=True)
 class Form:
-    """A form of a model, and what it can hold.
+    """A form of an exported model, and its capabilities.
 
     Attributes:
-        summary: One line on it.
-        models: The models that it takes.
-        exits: The exits that it holds.
-        has_preprocessing: Whether it takes samples as they are stored.
-        is_exact: Whether its logits are the model's; an export whose logits are not fails.
-        packages: The optional packages that write it.
+        summary: Description in one line.
+        models: The supported models.
+        exits: The included exits.
+        has_preprocessing: Whether it takes stored samples, without preprocessing.
+        is_exact: Whether its logits must equal the model's; otherwise the export fails.
+        packages: The required optional packages.
         extra: The extra with these packages.
         needs: Another form that is written with it.
         needs_validation: Whether it needs validation samples.
@@ -60,7 +60,7 @@ class Form:
 
     summary: str
     models: str = "that can be traced"
-    exits: str = "all, and each by itself"
+    exits: str = "all together, and each separately"
     has_preprocessing: bool = True
     is_exact: bool = True
     packages: tuple[str, ...] = ()
@@ -98,33 +98,35 @@ FORMS: Mapping[str, Form] = {
     ),
     "executorch": Form(
         "one .pte file lowered to XNNPACK, a method for each segment",
-        exits="each by itself",
+        exits="each separately",
         packages=("executorch",),
         extra="executorch",
     ),
 }
-"""The forms that may be requested beside `BASE_FORMS`. A folder of any of them can be pushed to the hub."""
+"""The forms that may be requested in addition to `BASE_FORMS`. A folder of any form can be pushed to the hub."""
 
 
 def check_forms(forms: Sequence[str], model: LevelModel) -> None:
-    """Check what can be checked before anything is written.
+    """Check the forms before writing files.
 
     Raises:
         ConfigError: A form is unknown.
         MissingExtra: A form needs an optional dependency.
-        DataError: A form needs validation samples, and the data have none.
+        DataError: A form needs validation samples, but the data have none.
     """
     for name in forms:
         if name not in FORMS:
             raise ConfigError(
-                f'there is no form "{name}"; there are {", ".join(FORMS)}.{did_you_mean(name, FORMS)}', key="forms"
+                f'no such form: "{name}". The forms are {", ".join(FORMS)}.{did_you_mean(name, FORMS)}', key="forms"
             )
     for name in forms:
         form = FORMS[name]
         if any(importlib.util.find_spec(package) is None for package in form.packages):
             raise MissingExtra(form.extra, f"Writing the form {name}")
         if form.needs_validation and not len(model.own_data.split("validation")):
-            raise DataError(f"{name} is calibrated on validation samples, and this data set has none.")
+            raise DataError(
+                f"{name} is calibrated on validation samples, but this data set has none. Leave the form out."
+            )
 
 
 # ---- the folder ------------------------------------------------------------------------------------------------------
@@ -137,8 +139,8 @@ class Export:
     Attributes:
         folder: Its folder.
         level: The level of the model.
-        variants: The model in PyTorch, then each of its forms, on the same samples.
-        notes: Sentences that the user must see.
+        variants: The model in PyTorch and then each of its forms, on the same samples.
+        notes: Notes for the user.
         samples: Their split: "test"; without it "validation", and then "training"; "drawn" without data.
     """
 
@@ -157,25 +159,25 @@ def export(
 ) -> Export:
     """Write a level's model for devices.
 
-    Everything is written beside `out` first and moved there when it is complete and checked.
+    The files are written to a temporary folder next to `out`, and moved there when complete and checked.
 
     Args:
         model: The model.
-        out: A folder that is new or empty.
+        out: A new or empty folder.
         forms: The requested `FORMS`.
         say: Called with each form before it is written.
 
     Raises:
-        ConfigError: There is no such form.
+        ConfigError: A form is unknown.
         RunError: The folder is not empty or cannot be written.
-        ModelError: The model cannot be traced, or a form does not compute what the model does.
-        DataError: A form needs validation samples, and the data have none.
+        ModelError: The model cannot be traced, or a form computes other results.
+        DataError: A form needs validation samples, but the data have none.
         MissingExtra: A form needs an optional dependency.
     """
     target = Path(os.path.realpath(files.parse_path(out)))
     try:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise RunError(f"{target} exists and is not empty; choose another folder for the export.", path=target)
+            raise RunError(f"{target} is not empty. Choose another folder for the export.", path=target)
     except OSError as error:
         raise RunError(f"{target} cannot be written: {error.strerror}.", path=target) from None
     check_forms(forms, model)
@@ -185,8 +187,10 @@ def export(
             writer.write()
             for file in (folder, *folder.rglob("*")):
                 file.chmod(0o755 if file.is_dir() else 0o644)
-            if target.exists():  # it may be a mounted card, or a current folder
-                for file in sorted(folder.iterdir(), key=lambda file: file.name == CONFIG):  # which names the others
+            if target.exists():  # the folder may be a mount point, or a current folder
+                for file in sorted(
+                    folder.iterdir(), key=lambda file: file.name == CONFIG
+                ):  # last, because it lists the other files
                     file.rename(target / file.name)
             else:
                 folder.rename(target)
@@ -202,7 +206,7 @@ def _name_samples(model: LevelModel) -> str:
 
 
 class _FolderWriter:
-    """Writes the files of one export, and compares each form with the model."""
+    """Writes the files of one export and compares each form with the model."""
 
     def __init__(self, model: LevelModel, folder: Path, forms: Sequence[str], say: Callable[[str], None]) -> None:
         self.model, self.folder, self.say = model, folder, say
@@ -216,7 +220,7 @@ class _FolderWriter:
         self.free_tokens = True
 
     def write(self) -> None:
-        """Write everything, the forms that may be refused first."""
+        """Write all files, starting with forms that may be refused."""
         model, folder = self.model, self.folder
         if "transformers" in self.forms:
             self.say("transformers")
@@ -224,8 +228,8 @@ class _FolderWriter:
             self.notes += notes_on_transformers(model)
         if isinstance(model.data, DataDescription):
             self.notes.append(
-                "The data are on the nodes of a fleet, so scaling is not part of the graphs: hand over samples as the "
-                "nodes' data functions give them to the model. With --data NAME, a data set like theirs, it is."
+                "The data are on the nodes of a fleet, so the graphs do not include scaling: pass samples as the "
+                "nodes' data functions do. To include scaling, name a similar data set with --data NAME."
             )
         self.say("safetensors")
         write_tensors(model.module, folder / WEIGHTS)
@@ -250,7 +254,7 @@ class _FolderWriter:
         (folder / CARD).write_text(card, encoding="utf-8")
 
     def _write_program(self, examples: Tensor) -> Graph:
-        """Write the program, and return its graph; where samples of any length cannot be traced, for those of one."""
+        """Write the program and return its graph. If samples of any length cannot be traced, the length is fixed."""
         whole = make_whole_graph(self.model, examples)
         try:
             write_program(whole, self.folder / PROGRAM)
@@ -258,7 +262,7 @@ class _FolderWriter:
             if not whole.has_free_tokens:
                 raise
             self.free_tokens = False
-            self.notes.append(f"The graphs take samples of exactly {examples.shape[1]} tokens; pad shorter ones.")
+            self.notes.append(f"The graphs take samples of exactly {examples.shape[1]} tokens. Pad shorter samples.")
             whole = make_whole_graph(self.model, examples, free_tokens=False)
             write_program(whole, self.folder / PROGRAM)
         return whole
@@ -310,10 +314,10 @@ class _FolderWriter:
         self._add_variant(name, file_names[1:] or file_names, chained)
 
     def _write_executorch(self, examples: Tensor) -> None:
-        """Write the program; where its lowering loses a free size, with that size fixed.
+        """Write the program. If lowering loses a free size, that size is fixed.
 
         Raises:
-            ModelError: It computes something else also with all sizes fixed.
+            ModelError: Results differ even with all sizes fixed.
         """
         self.say("ExecuTorch")
         attempts = [
@@ -330,14 +334,14 @@ class _FolderWriter:
             self.notes.append("The ExecuTorch program takes one sample at a time.")
         if self.free_tokens and self.model.takes_tokens and not free:
             length = examples.shape[1]
-            self.notes.append(f"The ExecuTorch program takes samples of exactly {length} tokens; pad shorter ones.")
+            self.notes.append(f"The ExecuTorch program takes samples of exactly {length} tokens. Pad shorter samples.")
         self._add_variant("executorch", [executorch.FILE], logits)
 
     def _lower(self, examples: Tensor, most: int, free_tokens: bool) -> Tensor:
-        """Write a program and return its logits, which are the model's, of shorter samples too if it takes them.
+        """Write a program, check its logits (also of shorter samples, if accepted) and return them.
 
         Raises:
-            ModelError: They are not.
+            ModelError: The logits differ from the model's.
         """
         graphs = self._make_segments(examples, free_tokens) or [make_whole_graph(self.model, examples, free_tokens)]
         path = executorch.write_executorch(graphs, self.folder, most)
@@ -360,18 +364,18 @@ class _FolderWriter:
 # ---- comparing -------------------------------------------------------------------------------------------------------
 
 TOLERANCE = 1e-4
-"""The largest difference of an exact form's logits, relative to the larger of 1 and their size."""
+"""Tolerance of an exact form's logits, relative to the larger of 1 and their magnitude."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """The model in one of its forms, compared with the model in PyTorch.
+    """A form of the model, compared with the model in PyTorch.
 
     Attributes:
         name: "pytorch", "float", "int8", "static-int8", "executorch".
-        size_bytes: Of its files.
-        accuracies: Of each exit [E]; () where there are no labels.
-        agreement: Share of the samples for which each exit answers as in PyTorch [E]; () of a regression.
+        size_bytes: Size of its files.
+        accuracies: Accuracy of each exit [E]; () without labels.
+        agreement: Share of the samples with PyTorch's prediction at each exit [E]; () for a regression.
         difference: The largest difference of a logit.
         samples: The number of samples.
         exits: The number of exits.
@@ -388,31 +392,33 @@ class Variant:
 
 @torch.no_grad()
 def run_torch(model: LevelModel, x: Tensor) -> Tensor:
-    """Return the logits [E, N, classes] of stored samples [N, ...], by the model itself."""
+    """Return the logits [E, N, classes] of stored samples [N, ...] by the PyTorch model."""
     whole = AllExits(model).eval()
     return torch.cat([torch.stack(whole(batch)) for batch in x.split(onnx.BATCH)], dim=1)
 
 
 def compare_logits(name: str, size_bytes: int, expected: Tensor, logits: Tensor, labels: Tensor, task: str) -> Variant:
-    """Compare logits [E, N, classes] with those of the model itself.
+    """Compare logits [E, N, classes] with those of the PyTorch model.
 
     Args:
-        name: Of the variant.
-        size_bytes: Of its files.
+        name: Name of the variant.
+        size_bytes: Size of its files.
         expected: The model's logits.
         logits: The variant's logits.
         labels: int64 [N], or empty.
-        task: A multi-label task answers label by label; a regression has no answers to agree on.
+        task: The task: multi-label predictions are compared label by label, and a regression has no agreement.
     """
-    answers, own = (z > 0 if task == "multi_label" else z.argmax(-1) for z in (logits, expected))  # [E, N(, L)]
-    agreement = (answers == own).double().flatten(1).mean(1).tolist() if task != "regression" else []
+    answers, model_answers = (
+        z > 0 if task == "multi_label" else z.argmax(-1) for z in (logits, expected)
+    )  # [E, N(, L)]
+    agreement = (answers == model_answers).double().flatten(1).mean(1).tolist() if task != "regression" else []
     accuracies = (answers == labels).double().mean(1).tolist() if len(labels) == answers.shape[1] else []
     difference = float((expected - logits).abs().max())
     return Variant(name, size_bytes, tuple(accuracies), tuple(agreement), difference, answers.shape[1], len(expected))
 
 
 def check_equal(form: str, expected: Tensor, logits: Tensor) -> None:
-    """Check that an exact form computes what the model does.
+    """Check that an exact form computes the model's results.
 
     Raises:
         ModelError: A logit differs by more than the tolerance.
@@ -420,11 +426,11 @@ def check_equal(form: str, expected: Tensor, logits: Tensor) -> None:
     scale = max(1.0, float(expected.abs().max()))
     difference = float((expected - logits).abs().max())
     if not math.isfinite(scale):
-        raise ModelError("the model's logits are not finite: its training diverged. Train again, with a smaller lr.")
+        raise ModelError("the model's logits are not finite: its training diverged. Train again with a smaller lr.")
     if not difference <= TOLERANCE * scale:
         raise ModelError(
-            f"{form} does not compute what the model does: logits differ by up to {difference:.2g}. The exporter may "
-            "have fixed something that depends on the input; nothing was written."
+            f"{form} computes other results than the model: logits differ by up to {difference:.2g}. The exporter may "
+            "have fixed a value that depends on the input. No files were written."
         )
 
 
@@ -432,7 +438,7 @@ def check_equal(form: str, expected: Tensor, logits: Tensor) -> None:
 
 
 def write_tensors(module: nn.Module, path: Path) -> None:
-    """Write all parameters and buffers of a module, batch-norm statistics included, under their own names."""
+    """Write all parameters and buffers of a module by name, including batch-norm statistics."""
     state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in module.state_dict().items()}
     save_file(state, path, metadata={"format": "pt"})
 
@@ -493,14 +499,15 @@ logits = model({example})
 ```
 """
 _DEVICE = """
-Without PyTorch, with numpy and onnxruntime; `--stop` leaves early where the model is sure, if it was calibrated:
+Without PyTorch, with numpy and onnxruntime; `--stop` stops early if the model is confident (only for calibrated
+models):
 
 ```sh
 pip install numpy onnxruntime
 python run.py samples.npy{stop}             # or: from run import Model
 ```
 
-`model.onnx` computes every exit at once, whatever output is asked for; only the segments save time.
+`model.onnx` computes every exit at once. Only the segments save time.
 """
 
 
@@ -509,8 +516,8 @@ def make_card(model: LevelModel, variants: Sequence[Variant], notes: Sequence[st
 
     Args:
         model: The model.
-        variants: Its forms, measured.
-        notes: Sentences that a user must see.
+        variants: Its measured forms.
+        notes: Notes for the user.
         has_script: Whether the folder has `run.py`.
     """
     facts, data = model.facts, model.data
@@ -528,14 +535,20 @@ def make_card(model: LevelModel, variants: Sequence[Variant], notes: Sequence[st
         "trained": facts.get("trained"),
         "exits after blocks": ", ".join(map(str, model.exits)),
         "parameters": f"{sum(p.numel() for p in model.module.parameters()):,}",
-        "multiply-adds until each exit": ", ".join(f"{int(cost):,}" for cost in facts.get("costs", ())) or None,
+        "multiply-adds up to each exit": ", ".join(f"{int(cost):,}" for cost in facts.get("costs", ())) or None,
         "input": inputs,
     }  # fmt: skip
-    lines = [f"# {_name_model(model)}, level {model.level}", "", "A piece of one model that a fleet of unequal devices "
-             "trained, cut out with FleetFit.", "", "| | |", "| --- | --- |"]  # fmt: skip
+    lines = [
+        f"# {_name_model(model)}, level {model.level}",
+        "",
+        "A sub-model of a model that FleetFit trained on a fleet of unequal devices.",
+        "",
+        "| | |",
+        "| --- | --- |",
+    ]
     lines += [f"| {name} | {value} |" for name, value in rows.items() if value]
     lines += [line for note in notes for line in ("", note)]
-    lines += ["", "## How good it is", "", *_list_variants(variants, _name_samples(model)), *_list_calibration(model)]
+    lines += ["", "## Accuracy", "", *_list_variants(variants, _name_samples(model)), *_list_calibration(model)]
     lines += ["", _RUN.format(example=f"torch.zeros(1, {shape}, dtype={x.dtype})")]
     card = make_printable("\n".join(lines))
     return card + (_DEVICE.format(stop=" --stop" if model.policy else "") if has_script else "")
@@ -547,7 +560,7 @@ def _list_variants(variants: Sequence[Variant], samples: str) -> list[str]:
     exits = variants[0].exits
     heads = [f"exit {i + 1}" for i in range(exits)]
     lines = [f"On {variants[0].samples} {samples} samples: " + ("accuracy in percent, and " if has_accuracies else "")
-             + "how often the answer is PyTorch's.", ""]  # fmt: skip
+             + "agreement with PyTorch's predictions.", ""]  # fmt: skip
     lines += [f"| form | kB | {' | '.join(heads)} | same answer | largest difference of a logit |",
               f"| --- | --- | {' | '.join('---' for _ in heads)} | --- | --- |"]  # fmt: skip
     for variant in variants:
@@ -570,7 +583,7 @@ def _list_calibration(model: LevelModel) -> list[str]:
     unit = "multiply-adds" if calibration["cost"] == "multiply_adds" else "seconds"
     return [
         "",
-        "## Leaving early",
+        "## Early stopping",
         "",
         f"A sample leaves at the first exit whose confidence ({policy.measure}) reaches its threshold. With thresholds "
         f"chosen on validation data, on test data {shares} of the samples leave at exits 1 to {len(model.exits)}: "

@@ -1,4 +1,4 @@
-"""An export folder on the Hugging Face hub. Nothing is uploaded without a call of `push`."""
+"""Upload an export folder to the Hugging Face hub. Only `push` uploads files."""
 
 import importlib
 from pathlib import Path
@@ -9,29 +9,26 @@ from fleetfit.errors import FleetFitError, MissingExtra, RunError
 
 
 def push(folder: str | Path, repo: str, *, private: bool = True, message: str = "Upload from FleetFit") -> str:
-    """Upload a folder to a repository of models on the hub, which is created if it is missing.
+    """Upload a folder to a model repository on the hub, creating it if necessary.
 
-    The user is the one that has logged in (`hf auth login`) or whose token is in HF_TOKEN. Files of other names in the
-    repository stay.
+    The login is that of `hf auth login` or HF_TOKEN. Other files in the repository stay.
 
     Args:
         folder: Any export folder.
-        repo: "owner/name", or "name" of one's own.
-        private: Whether a new repository is private; an existing one stays as it is.
-        message: Of the commit.
+        repo: "owner/name", or "name" in the user's account.
+        private: Whether a new repository is private. An existing one is not changed.
+        message: Commit message.
 
     Returns:
         Its URL.
 
     Raises:
-        RunError: The folder is empty, there is no network or no token, or the hub refuses.
+        RunError: The folder is empty, network or token are missing, or the hub refuses the upload.
         MissingExtra: `huggingface_hub` is not installed.
     """
     path = files.parse_path(folder)
     if not path.is_dir() or not any(path.iterdir()):
-        raise RunError(
-            f"{path} is not a folder with files, so nothing can be uploaded. Export a level first.", path=path
-        )
+        raise RunError(f"{path} is not a folder with files. Export a level first.", path=path)
     try:
         library: Any = importlib.import_module("huggingface_hub")
     except ImportError:
@@ -45,7 +42,7 @@ def push(folder: str | Path, repo: str, *, private: bool = True, message: str = 
         api = library.HfApi(token=token, library_name="fleetfit")
         repository = api.create_repo(repo, repo_type="model", private=private, exist_ok=True)
         api.upload_folder(repo_id=repository.repo_id, folder_path=path, repo_type="model", commit_message=message)
-    except Exception as error:  # of the network, the hub or the library
+    except Exception as error:  # errors of the network, the hub or the library
         raise _explain_failure(repo, error, token) from None
     return str(repository)
 
@@ -54,12 +51,12 @@ def _explain_failure(repo: str, error: Exception, token: str) -> FleetFitError:
     """Return an error with the failure and a remedy, without the token."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
-        advice = "The token is not valid, or it may not write there: make one with write access and log in again."
+        advice = "The token is invalid or has no write access. Create one with write access and log in again."
     elif isinstance(error, ValueError):
-        advice = 'A repository is "owner/name", or "name" of one\'s own.'
+        advice = 'Name the repository "owner/name", or "name" for your account.'
     elif status is None:
-        advice = "Without a network nothing can be uploaded; the folder is complete, and may be pushed later."
+        advice = "Check the network. The folder is complete, and can be pushed later."
     else:
-        advice = "The folder is complete, and may be pushed again."
+        advice = "The folder is complete, and can be pushed again."
     message = " ".join(f"{type(error).__name__}: {error}".replace(token, "***").split())
     return RunError(f"uploading to {repo} on the Hugging Face hub failed: {message.rstrip('.')}. {advice}", key="hub")

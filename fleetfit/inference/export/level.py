@@ -1,10 +1,10 @@
-"""A level's model for devices, and its graphs: the whole and each segment, as `torch.export` programs.
+"""A level's model for devices, and its graphs as `torch.export` programs: the whole model and each segment.
 
-Exporters trace functions from tensors to tensors. Normalising and resizing are part of the graph, so that a device
-passes uint8 images from its camera, or tokens. A segment passes its carry, any nest of tensors, to the next one as a
-flat list.
+Exporters trace functions from tensors to tensors. Normalising and resizing are part of the graph, so a device passes
+uint8 images from its camera, or tokens. A segment passes its carry, any nested structure of tensors, to the next one as
+a flat list.
 
-Exporters leave stack traces with absolute paths in their files; they are removed.
+Stack traces with absolute paths, which exporters leave in their files, are removed.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _SAMPLES, _LOGITS = 1000, 20_000_000
 
 @dataclass(frozen=True, eq=False)
 class LevelModel:
-    """A level's model, with all that writers of files need.
+    """A level's model with the data for writing files.
 
     Attributes:
         level: The level's name, "1" for the smallest.
@@ -42,7 +42,7 @@ class LevelModel:
         module: The module, in eval mode, with static batch-norm statistics re-estimated for this level.
         data: The training data: preprocessing, class names, tokeniser, validation and test samples. Of a real fleet
             only the description from its nodes.
-        policy: When samples leave early, if it was calibrated.
+        policy: The policy of early stopping, if the level is calibrated.
         facts: Facts for the model card: method, model, rounds, costs; empty where unknown.
     """
 
@@ -85,7 +85,7 @@ class LevelModel:
 
     @property
     def sample_count(self) -> int:
-        """How many samples forms are compared on: a thousand, and fewer where the logits would fill the memory."""
+        """Number of samples for comparing forms: a thousand, fewer if the logits would fill the memory."""
         positions = self.data.sample_shape[0] if self.data.task == "next_token" else 1
         return max(2, min(_SAMPLES, _LOGITS // (len(self.exits) * self.data.classes * positions)))
 
@@ -94,7 +94,7 @@ class LevelModel:
 
         Args:
             split: "test", "validation" or "train".
-            count: Their number, or all where the split has fewer.
+            count: Their number, or all if the split has fewer.
         """
         if isinstance(self.data, DataDescription):
             rng = torch.Generator().manual_seed(0)
@@ -199,27 +199,27 @@ def _flatten_carry(carry: Any, is_last: bool) -> list[Tensor]:
 
 
 def _copy_row_major(tensor: Tensor) -> Tensor:
-    """Return a copy laid out row by row: a lowered program reads its inputs by the strides that it was traced with."""
+    """Return a row-major copy: a lowered program reads its inputs with the strides of tracing."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
 # ---- graphs ----------------------------------------------------------------------------------------------------------
 
 Dims = Mapping[int, str]
-"""The dimensions of a tensor that change from call to call, by name."""
+"""The variable dimensions of a tensor, by name."""
 BATCH, TOKENS = "batch", "tokens"
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A function that an exporter traces.
+    """A function for an exporter to trace.
 
     Attributes:
         name: "model" for the whole, else "segment1", "segment2", ...
         module: The function.
         inputs: Example inputs, batch of two.
-        dims: For each input, the dimensions that change.
-        results: Names of its results.
+        dims: For each input, its variable dimensions.
+        results: Names of the results.
     """
 
     name: str
@@ -244,8 +244,8 @@ def make_whole_graph(model: LevelModel, x: Tensor, free_tokens: bool = True) -> 
 
     Args:
         model: The model.
-        x: Examples [2, ...] as they are stored.
-        free_tokens: Whether samples of tokens may have any length; else they have that of the examples.
+        x: Stored examples [2, ...].
+        free_tokens: Whether samples of tokens may have any length; otherwise they have that of the examples.
     """
     names = tuple(f"exit{i + 1}" for i in range(len(model.exits)))
     return Graph("model", AllExits(model).eval(), (_copy_row_major(x),), (_list_dims(model, free_tokens),), names)
@@ -253,19 +253,19 @@ def make_whole_graph(model: LevelModel, x: Tensor, free_tokens: bool = True) -> 
 
 @torch.no_grad()
 def make_segment_graphs(model: LevelModel, x: Tensor, free_tokens: bool = True) -> list[Graph]:
-    """Return one graph for each exit; each continues where the one before stopped.
+    """Return one graph per exit. Each continues after the previous one.
 
     Args:
         model: The model.
-        x: Examples [2, ...] as they are stored.
-        free_tokens: Whether samples of tokens may have any length; else they have that of the examples.
+        x: Stored examples [2, ...].
+        free_tokens: Whether samples of tokens may have any length; otherwise they have that of the examples.
 
     Raises:
         ModelError: The model cannot be run segment by segment.
     """
     module, preprocess = with_segments(model.module), Preprocessing(model.data)
     carries = shorter = _compute_carries(module, preprocess(x))
-    if model.takes_tokens and free_tokens:  # a second length tells which dimensions of a carry follow it
+    if model.takes_tokens and free_tokens:  # a second length shows which dimensions of a carry depend on it
         shorter = _compute_carries(module, preprocess(x[:, : max(1, x.shape[1] // 2)]))
     results = [("logits", *(f"next{i}" for i in range(len(tree_flatten(carry)[0])))) for carry in carries[:-1]]
     results.append(("logits",))
@@ -289,15 +289,15 @@ def _compute_carries(module: HasSegments, x: Tensor) -> list[Any]:
         wrong = [p for p in tree_flatten(carry)[0] if not isinstance(p, Tensor) or not p.dim() or len(p) != len(x)]
         if wrong and i < len(module.exits) - 1:
             raise ModelError(
-                f"between its segments this model passes a {type(wrong[0]).__name__} that is no tensor with the batch "
-                "first. Keep everything that does not depend on the samples in the module."
+                f"between its segments this model passes a {type(wrong[0]).__name__} that is not a tensor with the "
+                "batch first. Keep values that do not depend on the samples in the module."
             )
         carries.append(carry)
     return carries
 
 
 def _list_dims(model: LevelModel, free_tokens: bool) -> Dims:
-    """Return the dimensions of samples that change."""
+    """Return the variable dimensions of samples."""
     is_free = free_tokens and model.takes_tokens and model.data.padding >= 0
     return {0: BATCH, 1: TOKENS} if is_free else {0: BATCH}
 
@@ -312,11 +312,11 @@ def trace_program(graph: Graph, most: int | None = None) -> torch.export.Exporte
 
     Args:
         graph: The graph.
-        most: Samples in a batch, at most, and then no sample is longer than the example; of 1 the batch is fixed. None:
-            any number, of any length.
+        most: Maximal batch size, with samples no longer than the example; 1: a fixed batch. None: any number and
+            length.
 
     Raises:
-        ModelError: It cannot be traced.
+        ModelError: The graph cannot be traced.
     """
     inputs = graph.inputs if most != 1 else tuple(_copy_row_major(tensor[:1]) for tensor in graph.inputs)
     free = torch.export.Dim.DYNAMIC
@@ -332,7 +332,7 @@ def trace_program(graph: Graph, most: int | None = None) -> torch.export.Exporte
     with quiet_exporters(), explain_failure(graph, "torch.export"), torch.no_grad():
         try:
             program = torch.export.export(graph.module, inputs, dynamic_shapes=shapes, strict=False)
-        except Exception:  # reading the code follows more than running it: len(x), for one
+        except Exception:  # strict tracing supports more than non-strict, such as len(x)
             program = torch.export.export(graph.module, inputs, dynamic_shapes=shapes, strict=True)
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
@@ -345,19 +345,19 @@ def write_program(graph: Graph, path: Path) -> None:
     """Write a graph as a `torch.export` program (.pt2), which PyTorch loads without FleetFit.
 
     Raises:
-        ModelError: It cannot be traced.
+        ModelError: The graph cannot be traced.
     """
     program = trace_program(graph)
     with quiet_exporters():
         try:
             torch.export.save(program, path)
-        except RuntimeError as error:  # torch's error for a full disk
+        except RuntimeError as error:  # error of torch for a full disk
             raise OSError(None, f"PyTorch could not write {path.name}: {str(error).partition(chr(10))[0]}") from None
 
 
 @contextlib.contextmanager
 def quiet_exporters() -> Iterator[None]:
-    """Suppress warnings and log lines of the exporters; failures are raised."""
+    """Suppress warnings and log lines of exporters. Failures are raised."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -370,7 +370,7 @@ def quiet_exporters() -> Iterator[None]:
 
 @contextlib.contextmanager
 def explain_failure(graph: Graph, exporter: str) -> Iterator[None]:
-    """Raise an exporter's failure as a `ModelError` with its first cause."""
+    """Raise an exporter's failure as a `ModelError` with its root cause."""
     try:
         yield
     except OSError:  # a full disk
@@ -381,6 +381,6 @@ def explain_failure(graph: Graph, exporter: str) -> Iterator[None]:
             cause = cause.__cause__
         message = _COLOUR.sub("", format_cause(cause))
         raise ModelError(
-            f"{exporter} cannot trace {graph.name} of this model: {message}. A forward pass whose steps depend on "
-            "values of tensors cannot be exported."
+            f"{exporter} cannot trace {graph.name} of this model: {message}. Remove steps of the forward pass that "
+            "depend on values of tensors."
         ) from error

@@ -1,4 +1,4 @@
-"""Classify samples with an exported model, early exits included; numpy and onnxruntime are all that it needs."""
+"""Classify samples with an exported model and its early exits. Needs only numpy and onnxruntime."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ class Model:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         if variant not in self.config["onnx"]:
-            raise SystemExit(f"there is no variant {variant}; there are {', '.join(self.config['onnx'])}.")
+            raise SystemExit(f"no such variant: {variant}. The variants are {', '.join(self.config['onnx'])}.")
         files = [str(Path(folder) / name) for name in self.config["onnx"][variant]["segments"]]
         self.segments = [onnxruntime.InferenceSession(f, options, providers=["CPUExecutionProvider"]) for f in files]
 
@@ -27,18 +27,18 @@ class Model:
         return sure >= policy["thresholds"][exit]
 
     def predict(self, x, stop=True):
-        """Return classes [N] and the exits [N], from 1, where samples left; without `stop` all take the last one."""
+        """Return classes [N] and exits [N] (from 1) of samples. Without `stop` all use the last exit."""
         x = x.astype(self.config["input"]["dtype"], "C", "same_kind" if x.dtype.kind == "f" else "unsafe")
-        carry, here = [x], np.arange(len(x))
+        carry, remaining = [x], np.arange(len(x))
         classes, exits = np.zeros(len(x), int), np.full(len(x), len(self.segments))
         for i, segment in enumerate(self.segments):
             logits, *carry = segment.run(None, {a.name: c for a, c in zip(segment.get_inputs(), carry)})
-            classes[here] = logits.argmax(1)
+            classes[remaining] = logits.argmax(1)
             if stop and self.config["policy"] and i < len(self.segments) - 1:
                 stays = ~self.leaves(i, logits, self.config["policy"])
-                exits[here[~stays]] = i + 1
-                here, carry = here[stays], [c[stays] for c in carry]
-            if not len(here):
+                exits[remaining[~stays]] = i + 1
+                remaining, carry = remaining[stays], [c[stays] for c in carry]
+            if not len(remaining):
                 break
         return classes, exits
 
@@ -46,14 +46,14 @@ class Model:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("samples", help=".npy: uint8 images or token ids, one sample per row")
-    parser.add_argument("--labels", help=".npy, to print the accuracy")
+    parser.add_argument("--labels", help=".npy with labels, to print the accuracy")
     parser.add_argument("--variant", default="float", help="float, int8 or static-int8")
-    parser.add_argument("--stop", action="store_true", help="let samples leave early")
-    given = parser.parse_args()
-    model, x = Model(Path(__file__).parent, given.variant), np.load(given.samples)
-    if given.stop and not model.config["policy"]:
-        raise SystemExit("this model was not calibrated before it was exported, so it cannot stop early.")
-    classes, exits = map(np.concatenate, zip(*(model.predict(x[i : i + 64], given.stop) for i in range(0, len(x), 64))))
+    parser.add_argument("--stop", action="store_true", help="stop early")
+    args = parser.parse_args()
+    model, x = Model(Path(__file__).parent, args.variant), np.load(args.samples)
+    if args.stop and not model.config["policy"]:
+        raise SystemExit("this model was exported without calibration, so it cannot stop early.")
+    classes, exits = map(np.concatenate, zip(*(model.predict(x[i : i + 64], args.stop) for i in range(0, len(x), 64))))
     print("class exit", *(f"{c} {e}" for c, e in zip(classes, exits)), sep="\n")
-    if given.labels:
-        print(f"accuracy {(classes == np.load(given.labels)).mean():.4f}, mean exit {exits.mean():.2f}")
+    if args.labels:
+        print(f"accuracy {(classes == np.load(args.labels)).mean():.4f}, mean exit {exits.mean():.2f}")

@@ -1,9 +1,10 @@
-"""ONNX: a level's graphs in float and in int8, and running them.
+"""Write and run a level's graphs as ONNX, in float and in int8.
 
-Int8 is dynamic (weights; activations as they come) or static (both, measured on validation samples). For convolutional
-models dynamic int8 saves space and not time; logits move, so accuracy and agreement are what counts. Depthwise
-convolutions stay in float in the dynamic form: they hold few numbers, and the runtime has one scale for all their
-channels, which loses everything (a small MobileNetV2 kept 0.16 of its answers; with them in float, 0.93).
+Int8 is dynamic (weights; activations are scaled at run time) or static (both, calibrated on validation samples). For
+convolutional models dynamic int8 saves space but no time. Logits change, so accuracy and agreement are measured.
+Depthwise convolutions stay in float in the dynamic form: they have few parameters, and the runtime uses one scale for
+all their channels, which destroys accuracy (a small MobileNetV2 kept 0.16 of its predictions; with these layers in
+float, 0.93).
 """
 
 import contextlib
@@ -25,10 +26,10 @@ Feed = Mapping[str, np.ndarray]
 
 
 def write_onnx(graph: Graph, path: Path) -> None:
-    """Write a graph as one ONNX file; inputs are called input0, ..., the results `graph.results`.
+    """Write a graph as one ONNX file. Inputs are named input0, ..., and outputs `graph.results`.
 
     Raises:
-        ModelError: It cannot be traced.
+        ModelError: The graph cannot be traced.
     """
     dims = tuple(dict(names) for names in graph.dims)
     with quiet_exporters(), explain_failure(graph, "torch.onnx"), torch.no_grad():
@@ -41,7 +42,7 @@ def write_onnx(graph: Graph, path: Path) -> None:
 
 
 def _strip(path: Path) -> None:
-    """Remove everything from an ONNX file that does not run: stack traces, notes, inferred shapes."""
+    """Remove metadata from an ONNX file: stack traces, notes, inferred shapes."""
     import onnx
 
     model: Any = onnx.load(path)
@@ -60,7 +61,7 @@ def _strip(path: Path) -> None:
 
 
 def quantise_dynamic(source: Path, target: Path) -> None:
-    """Write a graph with int8 weights, whose activations are scaled call by call."""
+    """Write a graph with int8 weights and activations scaled per call."""
     import onnx
     from onnxruntime.quantization import quantize_dynamic
 
@@ -72,7 +73,7 @@ def quantise_dynamic(source: Path, target: Path) -> None:
 
 
 def quantise_static(source: Path, target: Path, feeds: Sequence[Feed]) -> None:
-    """Write a graph with int8 weights and activations, scaled once for the values that some inputs give.
+    """Write a graph with int8 weights and activations, with scales calibrated on inputs.
 
     Args:
         source: A float graph.
@@ -97,7 +98,7 @@ def quantise_static(source: Path, target: Path, feeds: Sequence[Feed]) -> None:
 def _preprocess(source: Path) -> Iterator[Path]:
     """Yield a copy of a graph, simplified and with shapes, as quantisation needs it.
 
-    onnxruntime saves a graph whose shapes it cannot infer into the current folder; this is prevented.
+    This prevents onnxruntime from saving a graph to the current folder if it cannot infer shapes.
     """
     from onnxruntime.quantization.shape_inference import quant_pre_process
     from onnxruntime.tools import symbolic_shape_infer
@@ -118,7 +119,7 @@ def _preprocess(source: Path) -> Iterator[Path]:
 
 
 class _WithoutSaving:
-    """The library `onnx`, but saving does nothing."""
+    """The library `onnx` without saving."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -131,7 +132,7 @@ class _WithoutSaving:
 
 
 def make_calibration_feeds(sessions: Sequence[Any], x: np.ndarray) -> list[list[Feed]]:
-    """Return the inputs of each segment, batch by batch, when samples run through the float segments before it."""
+    """Return the inputs of each segment, in batches, from running samples through the earlier float segments."""
     feeds: list[list[Feed]] = [[] for _ in sessions]
     for start in range(0, len(x), _CALIBRATION_BATCH):
         carry = [x[start : start + _CALIBRATION_BATCH]]
@@ -163,7 +164,7 @@ def run_whole(path: Path, x: Tensor) -> Tensor:
 
 
 def run_segments(paths: Sequence[Path], x: Tensor) -> Tensor:
-    """Return the logits [E, N, classes] by the segments, one after the other."""
+    """Return the logits [E, N, classes] by the segments, in sequence."""
     sessions = [open_session(path) for path in paths]
     batches = []
     for batch in x.split(BATCH):

@@ -1,10 +1,10 @@
-"""A level of BERT, ViT or DeiT as a folder that the Auto classes of `transformers` open without FleetFit.
+"""Write a level of BERT, ViT or DeiT as a folder for the Auto classes of `transformers`, without FleetFit.
 
-The folder has config.json, model.safetensors (fp32), and the preparation of raw inputs: tokenizer.json with
-tokenizer_config.json, or preprocessor_config.json. It holds the last exit only, since a model of `transformers` has
-one. LoRA and SSF are merged into the weights. `transformers` itself is not needed to write it.
+The folder has config.json, model.safetensors (fp32), and the preprocessing of raw inputs: tokenizer.json with
+tokenizer_config.json, or preprocessor_config.json. It has only the last exit, because a model of `transformers` has one
+exit. LoRA and SSF are merged into the weights. Writing does not need `transformers`.
 
-A level is refused where no config can express its computation: another model family, a BERT whose heads do not make up
+A level is refused if no config can express its computation: another model family, a BERT whose heads do not add up to
 its width, a recurrent exit, adapters, a next-token task.
 """
 
@@ -26,19 +26,19 @@ _PROBLEMS = {
     "classification": "single_label_classification",
     "multi_label": "multi_label_classification",
     "regression": "regression",
-}  # our tasks, and the problem_type of a config
+}  # task -> problem_type of a config
 _ROLES = {
     "unk_token": ("[UNK]", "<unk>"),
     "cls_token": ("[CLS]", "<s>"),
     "sep_token": ("[SEP]", "</s>"),
     "mask_token": ("[MASK]", "<mask>"),
-}  # special tokens, and their names in tokenisers
+}  # special tokens and their names in tokenisers
 _BILINEAR = 2  # of Pillow
 
 
 @runtime_checkable
 class ToCheckpoint(Protocol):
-    """A model family that `transformers` has too."""
+    """A model family that `transformers` has, too."""
 
     def to_checkpoint(self, sizes: Mapping[str, int], last: int, state: State) -> Checkpoint:
         """Return config and tensors of a sub-model with its last exit only."""
@@ -48,19 +48,19 @@ class ToCheckpoint(Protocol):
 def write_transformers(model: LevelModel, folder: Path) -> list[Path]:
     """Write a level's last exit as a plain `transformers` folder.
 
-    `AutoModelForSequenceClassification` (BERT) or `AutoModelForImageClassification` (ViT, DeiT) opens it, and
-    `AutoTokenizer` or `AutoImageProcessor` the other files. The logits are those of the level's last exit; of a
-    regression, the predictions are in the unit of the data's targets. `notes_on_transformers` lists differences.
+    `AutoModelForSequenceClassification` (BERT) or `AutoModelForImageClassification` (ViT, DeiT) opens the model, and
+    `AutoTokenizer` or `AutoImageProcessor` the other files. The logits are those of the level's last exit. Predictions
+    of a regression are in the unit of the data's targets. `notes_on_transformers` lists differences.
 
     Args:
         model: The level's model.
-        folder: The folder; it is created if it is missing, and files of the same names are overwritten.
+        folder: The folder. It is created if it is missing, and files of the same names are overwritten.
 
     Returns:
         The files.
 
     Raises:
-        ModelError: No config of `transformers` can express the level; nothing is written.
+        ModelError: No config of `transformers` can express the level. No files are written.
         DataError: The file of the tokeniser is missing or damaged.
     """
     try:
@@ -79,23 +79,23 @@ def write_transformers(model: LevelModel, folder: Path) -> list[Path]:
 
 
 def notes_on_transformers(model: LevelModel) -> tuple[str, ...]:
-    """Return sentences on how the folder of a level differs from the level."""
+    """Return sentences on the differences between a level and its folder."""
     data, notes = model.own_data, []
     if len(model.exits) > 1:
         early = ", ".join(map(str, model.exits[:-1]))
         notes.append(
-            f"A transformers model has one exit: the folder holds that after block {model.exits[-1]}, and not those "
+            f"A transformers model has one exit: the folder has the exit after block {model.exits[-1]}, not those "
             f"after {early}."
         )
     if data.padding >= 0:
-        notes.append("Padding has to be masked: give the model the attention_mask that the tokeniser returns.")
+        notes.append("Padding has to be masked: pass the tokeniser's attention_mask to the model.")
     if not _make_input_files(data):
         kind = "tokeniser" if data.x.dtype == torch.int64 else "image processor"
-        notes.append(f"{data.name} has none of its own, so no {kind} is written: inputs are those of Data.batch.")
+        notes.append(f"{data.name} has none, so no {kind} is written: inputs are those of Data.batch.")
     elif data.resize is not None:
-        notes.append("The image processor resizes whole pixels, the data floats: pixels differ by their rounding.")
+        notes.append("The image processor resizes whole pixels, but the data set floats: pixels differ by rounding.")
     if data.task == "regression":
-        notes.append("Predictions are in the unit of the targets; here they have mean 0 and variance 1.")
+        notes.append("Predictions are in the unit of the targets; in FleetFit they have mean 0 and variance 1.")
     return tuple(notes)
 
 
@@ -111,13 +111,13 @@ def _make_checkpoint(model: LevelModel) -> Checkpoint:
         family = family.inner
     if not isinstance(family, ToCheckpoint):
         raise ModelError(
-            f"it is a {type(family).__name__}, and only BERT, ViT and DeiT have a class there. Other formats take any "
-            "model."
+            f"it is a {type(family).__name__}, but only BERT, ViT and DeiT have a class in transformers. Choose "
+            "another form."
         )
     state = {name: t for name, t in state.items() if not name.startswith("heads.") or name.startswith(f"heads.{last}.")}
     checkpoint = family.to_checkpoint(model.sizes, last, state)
     tensors = {name: tensor.float().contiguous() for name, tensor in checkpoint.tensors.items()}
-    if data.task == "regression":  # the classifier predicts y and not (y - mean) / std
+    if data.task == "regression":  # the classifier predicts y instead of (y - mean) / std
         mean, std = (moment.cpu() for moment in data.target_scale)
         weight, bias = f"{CLASSIFIER}weight", f"{CLASSIFIER}bias"
         tensors[weight], tensors[bias] = tensors[weight] * std[:, None], tensors[bias] * std + mean
@@ -127,7 +127,7 @@ def _make_checkpoint(model: LevelModel) -> Checkpoint:
 def _make_label_config(data: Data) -> dict[str, Any]:
     """Return the entries of a config for the task."""
     if data.task not in _PROBLEMS:
-        raise ModelError(f'its task is "{data.task}"; transformers has {", ".join(_PROBLEMS)}.', key="task")
+        raise ModelError(f'its task is "{data.task}", but transformers has {", ".join(_PROBLEMS)}.', key="task")
     names = data.class_names or tuple(f"LABEL_{i}" for i in range(data.classes))
     return {
         "problem_type": _PROBLEMS[data.task],
@@ -140,7 +140,7 @@ def _make_label_config(data: Data) -> dict[str, Any]:
 
 
 def _make_input_files(data: Data) -> dict[str, str]:
-    """Return the files that turn raw inputs into the model's; none where the data cannot tell how."""
+    """Return the files for preprocessing raw inputs; none if the data do not define it."""
     if data.tokenizer:
         return _make_tokeniser_files(data)
     if data.x.dtype == torch.uint8 and data.x.ndim == 4:
@@ -149,13 +149,13 @@ def _make_input_files(data: Data) -> dict[str, str]:
 
 
 def _make_image_processor(data: Data) -> dict[str, Any]:
-    """Return the config of a processor: images in the model's size, pixels as (x / 255 - mean) / std."""
+    """Return the config of an image processor: resize to the model's size, and pixels as (x / 255 - mean) / std."""
     channels, height, width = data.sample_shape
     repeats = channels if len(data.mean) == 1 else 1
     return {
         "image_processor_type": "ViTImageProcessor",
         "do_convert_rgb": channels == 3,
-        "do_resize": True,  # changes nothing of images that have the size
+        "do_resize": True,  # does not change images of this size
         "size": {"height": height, "width": width},
         "resample": _BILINEAR,
         "do_rescale": True,
@@ -167,7 +167,7 @@ def _make_image_processor(data: Data) -> dict[str, Any]:
 
 
 def _make_tokeniser_files(data: Data) -> dict[str, str]:
-    """Return the data's own tokenizer.json, and a config with its special tokens and the length of texts."""
+    """Return the data's tokenizer.json, and a config with its special tokens and the length of texts."""
     try:
         text = Path(data.tokenizer).read_text(encoding="utf-8")
         tokens = _list_tokens(json.loads(text))
@@ -195,7 +195,7 @@ def _make_tokeniser_files(data: Data) -> dict[str, str]:
 def _list_tokens(tokeniser: Mapping[str, Any]) -> dict[int, str]:
     """Return the tokens of a tokenizer.json by their numbers."""
     vocabulary = tokeniser["model"].get("vocab", {})
-    if isinstance(vocabulary, list):  # of pieces and their scores, in order
+    if isinstance(vocabulary, list):  # pieces and their scores, in order
         tokens = {number: str(piece) for number, (piece, _) in enumerate(vocabulary)}
     else:
         tokens = {int(number): str(piece) for piece, number in vocabulary.items()}

@@ -1,14 +1,12 @@
-"""The page of a run, of a comparison, or of several: one file of HTML that opens from disk and loads nothing.
+"""The page of a run, a comparison, or several folders: one HTML file that opens from disk and loads nothing else.
 
-    blocks                        what a page is made of, as values
-    provenance, plan, accuracy, participants     its sections
-    traces                        plots for plotly.js, from `fleetfit.report.curves`
-    run_set                       the runs of a page with several
-    run_page, comparison_page     the page of one run; of a comparison, or of several folders
-    render                        blocks -> HTML, with the template and one copy of plotly.js from `assets/`
+    blocks the elements of a page, as values provenance, plan, accuracy, participants its sections traces plots for
+    plotly.js, from `fleetfit.report.curves` run_set the runs of a page with several run_page, comparison_page the page
+    of one run; of a comparison, or of several folders render blocks -> HTML, with the template and one copy of
+    plotly.js from `assets/`
 
-Pages are made of `fleetfit.report.record` only. Numbers that `[privacy]` and `[secure]` withhold are not in run
-folders, and a page would leave them out all the same. Text of users and of nodes is escaped.
+Pages only use `fleetfit.report.record`. Run folders do not contain the numbers that `[privacy]` and `[secure]`
+withhold, and pages would leave them out, too. Text of users and nodes is escaped.
 """
 
 import logging
@@ -32,12 +30,12 @@ _LOGGER = logging.getLogger("fleetfit")
 
 
 def write_report(*folders: str | Path, out: str | Path | None = None) -> Path:
-    """Write one page of run folders, also of runs that are not finished; nothing else is written, and nothing trained.
+    """Write one page of run folders, also of unfinished runs. It writes no other files and trains nothing.
 
     Args:
-        *folders: Run folders, or folders of comparisons. All runs of several go on one page, where runs that differ
-            in their seed only are one row.
-        out: The file. By default `report.html`, in the folder if there is one, else in the working folder.
+        *folders: Run folders, or folders of comparisons. Several folders share one page, on which runs that differ only
+            in their seed are one row.
+        out: The file. By default `report.html`: of one folder, in the folder; of several, in the working folder.
 
     Returns:
         The file.
@@ -46,7 +44,7 @@ def write_report(*folders: str | Path, out: str | Path | None = None) -> Path:
         RunError: A folder is not a run folder, or the file cannot be written.
     """
     if not folders:
-        raise RunError("no run folder was given. Name one or several, such as runs/first.", key="folders")
+        raise RunError("no run folder. Name one or several, such as runs/first.", key="folders")
     paths = [files.parse_path(folder) for folder in folders]
     target = files.parse_path(out) if out is not None else (paths[0] if len(paths) == 1 else Path()) / NAME
     if target.is_dir():
@@ -61,12 +59,12 @@ def write_report(*folders: str | Path, out: str | Path | None = None) -> Path:
         else:
             files.write_user_file(target, text)
     except OSError as error:
-        raise RunError(f"the page cannot be written to {target}: {error.strerror or error}.", path=target) from None
+        raise RunError(f"cannot write the page to {target}: {error.strerror or error}.", path=target) from None
     return target
 
 
 def _make_page(folders: Sequence[Path], target: Path) -> tuple[Page, Sequence[str]]:
-    """Return the page of folders, and what could not be read."""
+    """Return the page of folders, and sentences on unreadable files."""
     if len(folders) == 1 and is_comparison(folders[0]):
         comparison = read_comparison(folders[0])
         return make_comparison_page(comparison, target), comparison.problems
@@ -77,7 +75,7 @@ def _make_page(folders: Sequence[Path], target: Path) -> tuple[Page, Sequence[st
     for folder in {path.resolve(): path for path in folders}.values():
         records += read_comparison(folder).rows if is_comparison(folder) else [read_run(folder)]
     if not records:
-        raise RunError(f"no run of {', '.join(map(str, folders))} is there.", path=folders[0])
+        raise RunError(f"no run of {', '.join(map(str, folders))} could be read.", path=folders[0])
     page = make_runs_page(group_runs(records), target)
     return page, page.notes
 
@@ -86,19 +84,19 @@ def _make_page(folders: Sequence[Path], target: Path) -> tuple[Page, Sequence[st
 
 
 def write_run_page(run: RunRecord) -> None:
-    """Write the page of a run that has ended; a failure is logged and does not stop the run."""
+    """Write the page of a finished run. A failure is logged and does not stop the run."""
     _write_page(run.folder, lambda: make_run_page(run, run.folder / NAME))
 
 
 def write_comparison_page(comparison: ComparisonRecord) -> None:
-    """Write the page of a comparison that has ended; a failure is logged and does not stop the comparison."""
+    """Write the page of a finished comparison. A failure is logged and does not stop the comparison."""
     _write_page(comparison.folder, lambda: make_comparison_page(comparison, comparison.folder / NAME))
 
 
 def _write_page(folder: Path, make: Callable[[], Page]) -> None:
     try:
         html = to_html(make())
-    except Exception as error:  # the run is complete, whatever is wrong with its page
+    except Exception as error:  # a wrong page must not stop a complete run
         _log_failure(folder, error)
         return
     try:
@@ -111,6 +109,6 @@ def _log_failure(folder: Path, error: Exception) -> None:
     is_expected = isinstance(error, FleetFitError | OSError)
     reason = str(error) if is_expected else f"{type(error).__name__}: {error}"
     _LOGGER.warning(
-        "%s was not written: %s. All numbers are in the folder; `fleetfit report %s` tries again.",
+        "%s was not written: %s. All numbers are in the folder. Retry with `fleetfit report %s`.",
         folder / NAME, reason, folder,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The sections on accuracy: over rounds and costs, by level, by exit, and by client."""
+"""Sections on accuracy: over rounds and costs, by level, by exit, and by client."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -41,12 +41,12 @@ from fleetfit.report.tables import make_total_table
 from fleetfit.report.text import Table, exit_names, format_mean, format_percent, get_score_name
 
 _MEANING = (
-    "Local: each client with the model of its own level. Global: every client with the largest. Worst tenth: mean over "
-    "the tenth of the clients that do worst."
+    "Local: each client with the model of its own level. Global: each client with the largest model. Worst tenth: "
+    "mean over the tenth of the clients with the lowest accuracy."
 )
 _LOSS = PlotAxis("training loss", "", 4)
-_VISIBLE = (*MAIN_KINDS, "local_worst_tenth")  # accuracies of a run that are shown without a click
-_MOST_WORST = 15  # clients that are named
+_VISIBLE = (*MAIN_KINDS, "local_worst_tenth")  # accuracies of a run that are visible at first
+_MOST_WORST = 15  # clients listed by name
 
 
 # ---- over rounds and costs -------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def make_run_accuracy(run: RunRecord) -> PageSection | None:
     rows = [RowRecord(run.method, "", [(run.seed, run)])]
     score, axis = capitalise(get_score_name(run.summary)), make_score_axis(get_score_name(run.summary))
     curves = {kind: accuracy_curve(run, kind) for kind in KINDS}
-    enough = min(2, max(map(len, curves.values())))  # of a kind of the last evaluation alone there is no line
+    enough = min(2, max(map(len, curves.values())))  # a kind that only the last evaluation has is not a line
     kinds = [kind for kind, curve in curves.items() if len(curve) >= max(1, enough)]
     visible = SERVER_KINDS if run.is_private else _VISIBLE
     lines = [
@@ -67,8 +67,8 @@ def make_run_accuracy(run: RunRecord) -> PageSection | None:
         for i, kind in enumerate(kinds)
     ]
     count = len(run.evaluations)
-    measured = f"Measured in {count} of {len(run.rounds)} rounds{', which have a marker' if count <= 40 else ''}"
-    caption = f"{'' if run.is_private else _MEANING + ' '}{measured}. Click a label to show or hide its line."
+    description = f"Evaluated in {count} of {len(run.rounds)} rounds{', which have a marker' if count <= 40 else ''}"
+    caption = f"{'' if run.is_private else _MEANING + ' '}{description}. Click a label to show or hide its line."
     loss = Line(Series("mean of the clients", {run.seed: loss_curve(run)}), 4, strong=False)
     plots = [
         plot_lines("accuracy", f"{score} over rounds", lines, ROUNDS, axis, caption),
@@ -86,12 +86,12 @@ def make_run_accuracy(run: RunRecord) -> PageSection | None:
     if run.is_private:
         blocks.append(Paragraph("Training loss, bytes and multiply-adds are withheld ([privacy])."))
     elif run.is_secure and not loss_curve(run):
-        blocks.append(Paragraph("Training loss is withheld: with [secure] the server sees no client's loss."))
+        blocks.append(Paragraph("Training loss is withheld: with [secure] the server does not see clients' losses."))
     return PageSection("learning", f"{score} and loss", blocks)
 
 
 def make_accuracy(runs: RunSet, setting: str, number: int) -> PageSection | None:
-    """Return accuracies and loss of the rows of a setting over rounds and costs, a plot for each kind."""
+    """Return accuracies and loss of the rows of a setting over rounds and costs, one plot per kind."""
     rows = runs.select(setting)
     if not rows:
         return None
@@ -116,7 +116,7 @@ def make_accuracy(runs: RunSet, setting: str, number: int) -> PageSection | None
             title = f"{kind.capitalize()} {runs.score} over {COSTS[cost].title}"
             plots.append(plot(f"{kind}-{cost}", title, accuracy_over_cost(rows, kind, cost), x, axis))
     has_seeds = max(len(row.runs) for row in rows) > 1
-    caption = SEEDS_CAPTION if has_seeds else "One seed: nothing here says how much chance moves a line."
+    caption = SEEDS_CAPTION if has_seeds else "One seed only: the variation between seeds is not shown."
     title = f"{capitalise(runs.score)} and loss" + (f": {setting}" if setting else "")
     return PageSection(f"learning-{number}", title, [Paragraph(caption, "quiet"), Plots(share_accuracy_axis(plots))])
 
@@ -136,10 +136,10 @@ def make_run_levels(run: RunRecord) -> PageSection | None:
     score, axis = get_score_name(run.summary), make_score_axis(get_score_name(run.summary))
     levels = [Line(one, get_level_color(i), strong=False) for i, one in enumerate(level_curves(run))]
     exits = [Line(one, i, strong=False) for i, one in enumerate(exit_curves(run))]
-    where = "on the server's test set" if run.is_private else "all clients"
+    data = "on the server's test set" if run.is_private else "all clients"
     plots = [
         plot_lines("levels", f"Local {score} of each level's clients", levels, ROUNDS, axis),
-        plot_lines("exits", f"{capitalise(score)} of each exit of the largest level, {where}", exits, ROUNDS, axis),
+        plot_lines("exits", f"{capitalise(score)} of each exit of the largest level, {data}", exits, ROUNDS, axis),
     ]
     blocks: list[Block] = [Plots(shared)] if (shared := share_accuracy_axis(plots)) else []
     blocks.append(Sheet(_make_level_table(run)))
@@ -152,7 +152,7 @@ def make_run_levels(run: RunRecord) -> PageSection | None:
 
 
 def hide_private_numbers(run: RunRecord) -> SummaryRecord:
-    """Return the final numbers of a run without those that it withholds."""
+    """Return the final numbers of a run without withheld ones."""
     summary = run.summary.model_copy(update={"rounds": len(run.rounds)})
     if not run.is_private:
         return summary
@@ -163,7 +163,7 @@ def hide_private_numbers(run: RunRecord) -> SummaryRecord:
 
 
 def _make_level_table(run: RunRecord) -> Table:
-    """Return the last evaluation by level: its own clients, each of its exits, the whole test set."""
+    """Return the last evaluation by level: on its own clients, of each exit, on the whole test set."""
     levels = {level.level: level.exits for level in run.summary.levels}
     exits = run.summary.levels[-1].exits if levels else []
     columns: list[str] = ["level"]
@@ -193,7 +193,7 @@ def make_levels(runs: RunSet) -> PageSection:
     plots: list[Plot | None] = []
     for number, setting in enumerate(runs.settings):
         suffix = f": {setting}" if setting else ""
-        # (row, name) -> order and label of its place; exits are placed by their blocks, in which rows may differ
+        # (row, name) -> order and label; exits are ordered by blocks, which may differ between rows
         levels = {row.row: row.records[0].summary.levels for row in runs.select(setting)}
         level_places = {
             (row, level.level): (i, f"level {level.level}")
@@ -230,7 +230,7 @@ def _plot_last(
     places: Mapping[tuple[str, str], tuple[int, str]],
     number: int,
 ) -> Plot | None:
-    """Return a dot for each seed and place, from an attribute of `RunResult`."""
+    """Return a dot for each seed and label, from an attribute of `RunResult`."""
     dots = []
     for i, row in enumerate(runs.labels):
         points = [
@@ -243,7 +243,7 @@ def _plot_last(
         dots.append(Dots(row, [p[0] for p in points], [p[1] for p in points], [p[2] for p in points], i))
     order = list(dict.fromkeys(label for _, label in sorted(set(places.values()))))
     name = f"{attribute.replace('_', '-')}-{number}"
-    return plot_dots(name, title, dots, order, make_score_axis(runs.score), "A dot for each seed, at the end.")
+    return plot_dots(name, title, dots, order, make_score_axis(runs.score), "One dot per seed, after the last round.")
 
 
 def _make_levels_table(runs: RunSet) -> Table:
@@ -261,7 +261,7 @@ def _make_levels_table(runs: RunSet) -> Table:
             label = ("",) * len(label)
     columns = ("row", *(["setting"] if has_settings else []), "level", "width", "depth", "parameters",
                "multiply-adds", "clients", f"local {runs.score} %")  # fmt: skip
-    return Table(columns, tuple(cells), "What each level is, and how well its clients do")
+    return Table(columns, tuple(cells), "Size of each level, and accuracy of its clients")
 
 
 def _make_worst_table(runs: RunSet) -> Table | None:
@@ -282,7 +282,7 @@ def _make_worst_table(runs: RunSet) -> Table | None:
 
 
 def make_client_ranking(run: RunRecord) -> PageSection | None:
-    """Return the accuracies of a run's clients from best to worst, and the names of the worst tenth."""
+    """Return the accuracies of a run's clients from best to worst, and the worst tenth by name."""
     by_client = {"local": run.last.per_client.local, "global": run.last.per_client.global_}
     ranked = {
         kind: sorted(((share, name) for name, share in shares.items()), key=lambda pair: -pair[0])
@@ -303,7 +303,8 @@ def make_client_ranking(run: RunRecord) -> PageSection | None:
         for number, (kind, clients) in enumerate(ranked.items())
     ]
     caption = (
-        f"Each line is in its own order{shaded}. What single clients reach is coarse, as each has few test samples."
+        f"Each line has its own order{shaded}. Accuracies of single clients are coarse, because each client has "
+        "few test samples."
     )
     x, y = PlotAxis("client, by rank", whole=True), make_score_axis(score)
     plot = plot_lines("clients", f"{capitalise(score)} of single clients", lines, x, y, caption)

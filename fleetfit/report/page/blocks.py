@@ -1,4 +1,4 @@
-"""The blocks of a page, as values. Their text is text and never markup: the template escapes it."""
+"""The blocks of a page, as values. Their text is never markup: the template escapes it."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from fleetfit.report.text import Table
 
 _NUMBER = re.compile(r"[-+]?\d[^,;:]*(,\d{3}[^,;:]*)*|[-+]\d.*|-|withheld|")
-"""A cell with a number, perhaps with a unit or a spread; "1 (3), 2 (4)" is a list."""
+"""A cell with a number, optionally with a unit or a spread. "1 (3), 2 (4)" is a list."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Sheet:
 
     @property
     def numbers(self) -> list[bool]:
-        """Whether each column holds numbers, which are aligned to the right."""
+        """Whether each column has numbers, which are right-aligned."""
         columns = zip(*self.table.rows, strict=True) if self.table.rows else ([""] for _ in self.table.columns)
         return [all(map(_NUMBER.fullmatch, cells)) and any(cells) for cells in columns]
 
@@ -87,7 +87,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Plots:
-    """Plots, side by side where there is room."""
+    """Plots, side by side if the window is wide enough."""
 
     kind: ClassVar[str] = "plots"
     plots: Sequence[Plot]
@@ -136,7 +136,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Fold:
-    """Blocks that are shown after a click."""
+    """Blocks shown after a click."""
 
     kind: ClassVar[str] = "fold"
     title: str
@@ -163,7 +163,7 @@ class Page:
         title: Its title.
         subtitle: Below it.
         sections: Its sections.
-        tiles: The few numbers at its top: label, value, hint.
+        tiles: The main numbers at the top: label, value, hint.
         notes: Warnings at its top.
     """
 

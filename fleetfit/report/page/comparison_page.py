@@ -27,7 +27,7 @@ def make_comparison_page(record: ComparisonRecord, page: Path) -> Page:
 
     Args:
         record: The comparison.
-        page: The file, from which links lead to others.
+        page: The file, to which links are relative.
     """
     state = "" if record.entries else ", not finished"
     provenance = make_comparison_provenance(record, page)
@@ -38,8 +38,8 @@ def make_runs_page(rows: Sequence[RowRecord], page: Path) -> Page:
     """Return the page of runs from several folders.
 
     Args:
-        rows: The runs, from `group_runs`; the first row is the reference.
-        page: The file, from which links lead to others.
+        rows: The runs, from `group_runs`. The first row is the baseline.
+        page: The file, to which links are relative.
     """
     problems = [f"{run.folder}: {sentence}" for row in rows for run in row.records for sentence in run.problems]
     return _make_page("Several runs", "", collect_runs(rows), make_runs_provenance(rows), page, problems)
@@ -73,19 +73,19 @@ def _make_page(
 
 
 def make_tables(runs: RunSet) -> PageSection:
-    """Return the table in the papers' layout, the differences, and the tuning."""
+    """Return the main table, the differences, and the tuning."""
     blocks: list[Block] = [Sheet(runs.make_table())]
     paired = paired_differences(runs.results, runs.columns) if runs.has_differences else []
     if paired:
         blocks.append(Sheet(make_difference_table(paired, runs.results.against)))
     tuning = runs.make_tuning_table()
     if tuning is not None:
-        blocks.append(Fold("What was tuned", [Sheet(tuning)]))
+        blocks.append(Fold("Tuning", [Sheet(tuning)]))
     return PageSection("table", "The table", blocks)
 
 
 def make_run_list(runs: RunSet, page: Path) -> PageSection | None:
-    """Return every run with its numbers and links to its files."""
+    """Return a list of all runs with their numbers and links to their files."""
     kinds = [column for column in runs.columns if column in KINDS]
     cells: list[tuple[str, ...]] = []
     facts: list[Fact] = []
@@ -99,9 +99,9 @@ def make_run_list(runs: RunSet, page: Path) -> PageSection | None:
                 for kind in kinds
             ]
             down, up = run.sum_bytes("bytes_down"), run.sum_bytes("bytes_up")
-            sent = "-" if down is None or up is None else f"{format_bytes(down)} / {format_bytes(up)}"
+            traffic = "-" if down is None or up is None else f"{format_bytes(down)} / {format_bytes(up)}"
             seconds = math.fsum(report.seconds for report in run.rounds)
-            cells.append((label, str(len(run.rounds)), *shares, sent, f"{seconds:,.1f}"))
+            cells.append((label, str(len(run.rounds)), *shares, traffic, f"{seconds:,.1f}"))
     columns = ("run", "rounds", *(f"{kind} %" for kind in kinds), "bytes down / up", "wall seconds")
     blocks: list[Block] = [
         Sheet(Table(columns, tuple(cells[:_MOST_RUNS]))),

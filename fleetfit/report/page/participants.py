@@ -1,4 +1,4 @@
-"""The sections on participation, failures and clients; runs with `[privacy]` withhold them."""
+"""Sections on participation, failures and clients. Runs with `[privacy]` withhold them."""
 
 import math
 from collections import Counter
@@ -30,21 +30,21 @@ _MOST_RUNS = 300
 _MOST_PARTITIONS = 12
 _FEW_REASONS = 4
 _LONGEST_REASON = 240  # characters
-_WHO = "Who took part, who failed and why"
-_CLIENTS = "The clients and their data"
+_WHO = "Participation and failures"
+_CLIENTS = "Clients and their data"
 
 
 # ---- participation of a run ------------------------------------------------------------------------------------------
 
 
 def make_participation(run: RunRecord) -> PageSection | None:
-    """Return the participation in a run and its failures; where these are withheld, one sentence."""
+    """Return the participation in a run and its failures; one sentence if these are withheld."""
     if run.is_private:
         text = (
-            "Withheld: with [privacy] nothing here tells who took part, who failed, what a client has or how well it "
-            "does. Accuracy is that on the server's own test set."
+            "Withheld by [privacy]: participation, failures, and the data and accuracy of clients. Accuracy is "
+            "measured on the server's own test set."
         )
-        return PageSection("who", "Who took part", [Paragraph(text)])
+        return PageSection("who", "Participation", [Paragraph(text)])
     if not run.rounds:
         return None
     plot = plot_participation(run.rounds)
@@ -53,8 +53,8 @@ def make_participation(run: RunRecord) -> PageSection | None:
     blocks.append(_make_failure_table(list_reasons(run.rounds)))
     if undone:
         rows = tuple((str(number), truncate(reason, _LONGEST_REASON)) for number, reason in undone)
-        title = f"{len(undone)} rounds were undone"
-        blocks.append(Sheet(Table(("round", "why it was undone"), rows[:_MOST_REASONS], title)))
+        title = f"{len(undone)} rounds were rolled back"
+        blocks.append(Sheet(Table(("round", "reason"), rows[:_MOST_REASONS], title)))
     counts = _sum_counters(run.rounds)
     if counts:
         rows = tuple((label, f"{count:,}") for label, count in counts.items())
@@ -76,8 +76,8 @@ def plot_participation(reports: Sequence[RoundRecord]) -> Plot | None:
         for i, name in enumerate(names)
     ]
     failures = average([len(one.failures) for one in reports])
-    bars.append(Bars("brought nothing back", rounds, failures, FAILURE_COLOR, "/"))
-    caption = "Clients whose update came in, by the level that they trained; above them those whose update did not."
+    bars.append(Bars("failed", rounds, failures, FAILURE_COLOR, "/"))
+    caption = "Clients whose update was received, by trained level; above them, clients that failed."
     if size > 1:
         caption += f" Each bar is the mean of {size} rounds."
     y = PlotAxis("clients", zero=True)
@@ -107,7 +107,7 @@ class FailureReason:
 
 
 def list_reasons(reports: Sequence[RoundRecord]) -> list[FailureReason]:
-    """Return the reasons of failures, the commonest first."""
+    """Return the reasons of failures, the most frequent first."""
     reasons: dict[tuple[str, str], FailureReason] = {}
     for report in reports:
         evaluation = report.evaluate.failures if report.evaluate is not None else []
@@ -131,21 +131,21 @@ def _make_failure_table(reasons: Sequence[FailureReason]) -> Block:
         low, high = min(one.rounds), max(one.rounds)
         rounds = str(low) if low == high else f"{low} to {high}"
         rows.append((one.reason, one.job, str(one.count), names + more, rounds))
-    left = reasons[_MOST_REASONS:]
-    jobs = sum(one.count for one in left)
-    notes = (f"{jobs} more jobs brought nothing back, for {len(left)} other reasons.",) if left else ()
-    title = f"{sum(one.count for one in reasons):,} jobs brought nothing back"
+    others = reasons[_MOST_REASONS:]
+    jobs = sum(one.count for one in others)
+    notes = (f"{jobs} more jobs failed, for {len(others)} other reasons.",) if others else ()
+    title = f"{sum(one.count for one in reasons):,} failed jobs"
     return Sheet(Table(("reason", "job", "times", "clients (times)", "rounds"), tuple(rows), title, notes))
 
 
 _COUNTERS = {
     ("deadline", "shallower"): "updates of a shallower exit, to be in time",
     ("deadline", "stopped"): "updates that stopped early, to be in time",
-    ("deadline", "late"): "clients that were too late",
+    ("deadline", "late"): "clients that missed the deadline",
     ("links", "lost_down"): "messages lost on the way to a client",
     ("links", "lost_up"): "messages lost on the way back",
-    ("links", "repeated"): "messages that came twice, and counted once",
-    ("secure", "clipped"): "updates of which something was clipped to the range",
+    ("links", "repeated"): "duplicate messages, counted once",
+    ("secure", "clipped"): "updates clipped to the range",
 }
 
 
@@ -163,7 +163,7 @@ def _sum_counters(reports: Sequence[RoundRecord]) -> Counter[str]:
 
 
 def make_participation_table(rows: Sequence[RowRecord]) -> PageSection | None:
-    """Return the updates and failures of rows and settings, of all seeds together."""
+    """Return the updates and failures of rows and settings, summed over seeds."""
     has_settings = len({row.setting for row in rows}) > 1
     cells = []
     for row in rows:
@@ -179,7 +179,7 @@ def make_participation_table(rows: Sequence[RowRecord]) -> PageSection | None:
         more = f"; and {len(counts) - _FEW_REASONS} other reasons" if len(counts) > _FEW_REASONS else ""
         cells.append((*label, f"{updates:,}", f"{counts.total():,}", reasons + more))
     settings = ["setting"] if has_settings else []
-    columns = ("row", *settings, "seeds", "updates that came in", "jobs that brought nothing back", "why")
+    columns = ("row", *settings, "seeds", "received updates", "failed jobs", "why")
     return PageSection("who", _WHO, [Sheet(Table(columns, tuple(cells[:_MOST_RUNS])))]) if cells else None
 
 
@@ -187,7 +187,7 @@ def make_participation_table(rows: Sequence[RowRecord]) -> PageSection | None:
 
 
 def make_clients(run: RunRecord) -> PageSection | None:
-    """Return the clients of a run: classes of their samples, groups, nodes of a fleet; None where they are withheld."""
+    """Return the clients of a run: classes of their samples, groups, nodes of a fleet; None if withheld."""
     if run.is_private:
         return None
     plot = plot_partition(run)
@@ -199,7 +199,7 @@ def make_clients(run: RunRecord) -> PageSection | None:
 
 
 def make_partitions(rows: Sequence[RowRecord]) -> PageSection | None:
-    """Return the classes of the clients of rows and settings, equal partitions once."""
+    """Return the classes of the clients of rows and settings; equal partitions are shown once."""
     by_setting: dict[str, list[RowRecord]] = {}
     for row in rows:
         by_setting.setdefault(row.setting, []).append(row)
@@ -217,9 +217,9 @@ def make_partitions(rows: Sequence[RowRecord]) -> PageSection | None:
                 labels.setdefault(key, []).append(label)
     if not plots:
         return None
-    text = "Of each run the first seed is drawn."
+    text = "The first seed of each run is shown."
     if shared:
-        text = "Rows of one seed and setting share their clients; of each setting the first seed is drawn."
+        text = "Rows of the same seed and setting share their clients. The first seed of each setting is shown."
     titled = [replace(plot, title=f"{plot.title}: {'; '.join(labels[key][:4])}") for key, plot in plots.items()]
     return PageSection("clients", _CLIENTS, [Paragraph(text, "quiet"), Plots(titled[:_MOST_PARTITIONS])])
 
@@ -236,8 +236,10 @@ def plot_partition(run: RunRecord, name: str = "partition") -> Plot | None:
         return None
     counts = run.class_counts[:MOST_CLIENTS]
     total, largest = run.fleet.clients if run.fleet else None, max(n for row in counts for n in row)
-    which = f"the first {len(counts)} of {total}" if total is not None and total > len(counts) else f"all {len(counts)}"
-    caption = f"Training samples by class of {which} clients; area: number of samples, the largest {largest}."
+    extent = (
+        f"the first {len(counts)} of {total}" if total is not None and total > len(counts) else f"all {len(counts)}"
+    )
+    caption = f"Training samples by class of {extent} clients; area: number of samples, the largest {largest}."
     return plot_class_counts(name, "Classes of the clients", counts, caption)
 
 

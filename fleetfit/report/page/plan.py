@@ -1,4 +1,4 @@
-"""The section on the plan: levels as rectangles inside each other, with their costs."""
+"""The section on the plan: levels as nested rectangles, with their costs."""
 
 from collections.abc import Sequence
 
@@ -10,26 +10,26 @@ from fleetfit.report.tables import make_level_table, make_plan_table
 from fleetfit.report.text import format_count, format_percent, get_score_name
 
 _LEGEND = Paragraph(
-    "Grey frame: the full model, its width across and its depth down. Coloured: what the level has of it. Lines in it: "
-    "exits. Dashed: the smaller levels, which lie inside. Which channels are kept is the method's choice.",
+    "Grey frame: the full model, width across and depth down. Coloured: the level. Lines: exits. Dashed: the smaller "
+    "levels inside. The method chooses which channels are kept.",
     "quiet",
 )
 _MOST_TITLES = 6
 
 
 def make_plan(run: RunRecord) -> PageSection | None:
-    """Return the plan of a run; None where its levels are unknown."""
+    """Return the plan of a run; None if its levels are unknown."""
     levels = run.summary.levels
     if not levels:
         return None
     score = "" if run.is_private else get_score_name(run.summary)
     table = make_plan_table(run.plan) if run.plan is not None else make_level_table(run.summary)
     rectangles = LevelRectangles(_make_rectangles(levels, score))
-    return PageSection("plan", "The plan: the model in pieces", [rectangles, _LEGEND, Sheet(table)])
+    return PageSection("plan", "The plan: sub-models by level", [rectangles, _LEGEND, Sheet(table)])
 
 
 def make_plans(rows: Sequence[RowRecord]) -> PageSection | None:
-    """Return the plans of rows and settings, equal ones once."""
+    """Return the plans of rows and settings; equal plans are shown once."""
     names = list(dict.fromkeys(row.row for row in rows))
     labels: dict[str, list[str]] = {}
     rectangles: dict[str, list[LevelRectangle]] = {}
@@ -43,7 +43,7 @@ def make_plans(rows: Sequence[RowRecord]) -> PageSection | None:
     for key, titles in labels.items():
         more = f"; and {len(titles) - _MOST_TITLES} more" if len(titles) > _MOST_TITLES else ""
         blocks.append(LevelRectangles(rectangles[key], "; ".join(titles[:_MOST_TITLES]) + more))
-    return PageSection("plans", "The plans: the model in pieces", [*blocks, _LEGEND]) if blocks else None
+    return PageSection("plans", "The plans: sub-models by level", [*blocks, _LEGEND]) if blocks else None
 
 
 def _make_rectangles(levels: Sequence[LevelRecord], score: str = "", color: int | None = None) -> list[LevelRectangle]:

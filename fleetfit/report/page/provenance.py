@@ -1,4 +1,4 @@
-"""The section on provenance: settings, machine, versions, commit, command, and links to the files of a folder."""
+"""The section on provenance: settings, machine, versions, commit, command, and links to files."""
 
 import os
 import shlex
@@ -22,13 +22,13 @@ _MOST_RUNS = 300
 
 
 def list_links(folder: Path, page: Path, names: Sequence[str] = _RUN_FILES) -> list[Link]:
-    """Return links to the files of a folder that exist, relative to the page."""
+    """Return links to the existing files of a folder, relative to the page."""
     try:
         path = os.path.relpath(folder.resolve(), page.resolve().parent)
     except ValueError:  # on another drive
         return []
     existing = [name for name in names if (folder / name).exists()]
-    # "./" first, so that no browser reads a part of the path as a scheme
+    # "./" first, so that a browser does not read a part of the path as a scheme
     addresses = ["./" + quote(Path(path, name).as_posix()) for name in existing]
     labels = [f"{name}/" if (folder / name).is_dir() else name for name in existing]
     return [Link(label, address) for label, address in zip(labels, addresses, strict=True)]
@@ -49,8 +49,8 @@ def make_run_provenance(run: RunRecord, page: Path) -> PageSection:
     ]
     blocks: list[Block] = [FactList([(name, value) for name, value in facts if value])]
     if run.config_text:
-        blocks.append(Listing("config.toml, every default visible", run.config_text))
-    return PageSection("what", "What was run, and where", blocks)
+        blocks.append(Listing("config.toml, with every default", run.config_text))
+    return PageSection("what", "Configuration and machine", blocks)
 
 
 def make_comparison_provenance(record: ComparisonRecord, page: Path) -> PageSection:
@@ -74,19 +74,19 @@ def make_comparison_provenance(record: ComparisonRecord, page: Path) -> PageSect
     blocks: list[Block] = [FactList([(name, value) for name, value in facts if value])]
     settings = "\n".join(f"{name} = {_format_value(value)}" for name, value in results.settings.items())
     if settings:
-        blocks.append(Listing("what all runs have in common, every default visible", settings))
+        blocks.append(Listing("settings of all runs, with every default", settings))
     overrides: list[Fact] = [
         (", ".join(filter(None, [run.row, run.setting])), truncate(_format_value(run.overrides), _LONGEST))
         for run in results.runs
         if run.overrides
     ]
     if overrides:
-        blocks.append(Fold("what each row and setting changes", [FactList(list(dict.fromkeys(overrides)))]))
-    return PageSection("what", "What was compared, and where", blocks)
+        blocks.append(Fold("changes of each row and setting", [FactList(list(dict.fromkeys(overrides)))]))
+    return PageSection("what", "Configuration and machine", blocks)
 
 
 def make_runs_provenance(rows: Sequence[RowRecord]) -> PageSection:
-    """Return the provenance of several runs: their machines, and the folder, time and command of each."""
+    """Return the provenance of several runs: machines, and folder, time and command of each."""
     labels = [f"{row.row}, seed {seed}" for row in rows for seed, _ in row.runs]
     runs = [run for row in rows for run in row.records]
     machines = [describe_machine(run.environment) for run in runs]
@@ -101,11 +101,11 @@ def make_runs_provenance(rows: Sequence[RowRecord]) -> PageSection:
     ]
     table = Table(("run", "folder", "begun", "command"), tuple(cells[:_MOST_RUNS]))
     fold = Fold("folder, time and command of each run", [Sheet(table)])
-    return PageSection("what", "What was run, and where", [FactList(facts), fold])
+    return PageSection("what", "Configuration and machine", [FactList(facts), fold])
 
 
 def describe_machine(environment: EnvironmentRecord) -> dict[str, str]:
-    """Return the facts of `environment.json` by their labels; folders of earlier versions have fewer."""
+    """Return the facts of `environment.json` by label. Folders of earlier versions have fewer."""
     cores, threads, commit = environment.processors, environment.threads, environment.git_commit
     machine = [
         environment.processor,
@@ -128,7 +128,7 @@ def describe_machine(environment: EnvironmentRecord) -> dict[str, str]:
 
 
 def format_command(words: Sequence[str]) -> str:
-    """Return a command as it was typed; "" where it is unknown."""
+    """Return a command as typed; "" if unknown."""
     if not words:
         return ""
     program = Path(words[0])
@@ -142,7 +142,7 @@ def format_time(time: str) -> str:
 
 
 def _format_section(run: RunRecord, section: str, name: str) -> str:
-    """Return a name, and the keys of its section."""
+    """Return a name with the keys of its section."""
     table = run.get_setting(section, default={})
     if not isinstance(table, Mapping):
         return truncate(name or table, _LONGEST)

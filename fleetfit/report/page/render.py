@@ -1,7 +1,7 @@
-"""A page as one file of HTML: the template escapes all text, scripts are named by their checksums, nothing is loaded.
+"""Render a page as one HTML file. The template escapes all text, and scripts are allowed by checksum.
 
-The content security policy lets the browser run the two scripts of the file and no other, and load nothing at all. So
-text that got past the escaping could still do nothing.
+The content security policy allows only the two scripts of the file, and no loading. So text that evades the escaping
+has no effect.
 """
 
 import base64
@@ -16,7 +16,7 @@ from fleetfit.errors import escape_controls
 from fleetfit.report.page.blocks import Block, Fold, Page, Plot, Plots
 
 PLOTLY = "plotly-basic-4.1.1.min.js"
-"""The library of the plots, as its authors build it: the parts for lines, bars and dots."""
+"""The library for plots, in its authors' build with lines, bars and dots."""
 
 
 def to_html(page: Page) -> str:
@@ -43,7 +43,7 @@ def _list_plots(block: Block) -> list[Plot]:
 
 
 def dump_for_script(value: Any) -> str:
-    """Return JSON for a script element: no text in it can end the element or begin a comment."""
+    """Return JSON for a script element, escaped so that text cannot end the element or begin a comment."""
     text = json.dumps(value, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 

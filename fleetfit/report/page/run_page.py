@@ -20,7 +20,7 @@ def make_run_page(run: RunRecord, page: Path) -> Page:
 
     Args:
         run: The run.
-        page: The file, from which links lead to the run's files.
+        page: The file, to which links are relative.
     """
     sections = [
         make_run_provenance(run, page),
@@ -32,9 +32,9 @@ def make_run_page(run: RunRecord, page: Path) -> Page:
         make_clients(run),
         make_costs(run),
     ]
-    summary, done = run.summary, len(run.rounds)
+    summary, rounds_done = run.summary, len(run.rounds)
     title = f"{run.method} on {summary.data} with {summary.model}" if run.is_finished else run.method
-    rounds = f"{done} round{'s' if done != 1 else ''}"
+    rounds = f"{rounds_done} round{'s' if rounds_done != 1 else ''}"
     state = rounds if run.is_finished else f"{rounds} of {run.get_setting('rounds', default=None)}, not finished"
     return Page(
         truncate(run.name, 120),
@@ -71,7 +71,7 @@ def list_tiles(run: RunRecord) -> list[tuple[str, str, str]]:
         if down is not None and up is not None:
             tiles.append(("sent", format_bytes(down + up), f"{format_bytes(down)} down, {format_bytes(up)} up"))
         if summary.failures:
-            tiles.append(("failures", f"{summary.failures:,}", "jobs that brought nothing back"))
+            tiles.append(("failures", f"{summary.failures:,}", "failed jobs"))
         if summary.simulated_s is not None:
             tiles.append(("simulated time", format_duration(summary.simulated_s), "on the devices"))
     if run.rounds:
@@ -83,29 +83,29 @@ def list_tiles(run: RunRecord) -> list[tuple[str, str, str]]:
 def make_costs(run: RunRecord) -> PageSection | None:
     """Return bytes, multiply-adds and simulated seconds over rounds, and the wall time by activity."""
     plots = [
-        _plot_costs(run, "Bytes sent until then", "bytes", {"bytes_down": "down", "bytes_up": "up"}, "sent", 3),
-        _plot_costs(run, "Multiply-adds of clients until then", "multiply_adds"),
-        _plot_costs(run, "Simulated time until then", "simulated_s"),
+        _plot_costs(run, "Cumulative bytes sent", "bytes", {"bytes_down": "down", "bytes_up": "up"}, "sent", 3),
+        _plot_costs(run, "Cumulative multiply-adds of clients", "multiply_adds"),
+        _plot_costs(run, "Cumulative simulated time", "simulated_s"),
     ]
     blocks: list[Block] = [Plots(present)] if (present := [plot for plot in plots if plot is not None]) else []
     table = _make_time_table(run)
     if table is not None:
         blocks.append(Sheet(table))
-    return PageSection("costs", "What it cost", blocks) if blocks else None
+    return PageSection("costs", "Costs", blocks) if blocks else None
 
 
 def _plot_costs(
     run: RunRecord, title: str, cost: str, parts: dict[str, str] | None = None, label: str = "", digits: int = 2
 ) -> Plot | None:
-    """Return a cost of all rounds until then over rounds.
+    """Return a cumulative cost over rounds.
 
     Args:
         run: The run.
-        title: Of the plot.
+        title: Title of the plot.
         cost: One of `COSTS`.
-        parts: Labels of the parts of the cost; by default there is one line.
-        label: Of the axis; that of the cost by default.
-        digits: Digits behind the decimal point of a point's number.
+        parts: Labels of the parts of the cost; by default a single line.
+        label: Label of the axis; the cost's by default.
+        digits: Decimals of a point's number.
     """
     curves = {name: cost_curve(run, part) for part, name in (parts or {cost: COSTS[cost].label}).items()}
     unit = fit_unit(cost, max((curve[-1].y for curve in curves.values() if curve), default=0.0))
@@ -122,16 +122,16 @@ def _plot_costs(
 
 
 def _make_time_table(run: RunRecord) -> Table | None:
-    """Return the wall time of all rounds by activity; folders of earlier versions have none."""
+    """Return the wall time of all rounds by activity; folders of earlier versions do not have it."""
     seconds = Counter[str]()
     for report in run.rounds:
         seconds.update(report.seconds_of)
     total = sum(report.seconds for report in run.rounds)
     if not seconds or not total:
         return None
-    rest = max(0.0, total - seconds.total())
+    remainder = max(0.0, total - seconds.total())
     rows = [
         (activity, format_duration(value), f"{100 * value / total:.1f}")
-        for activity, value in {**seconds, "everything else": rest, "together": total}.items()
+        for activity, value in {**seconds, "everything else": remainder, "together": total}.items()
     ]
     return Table(("wall time of all rounds", "time", "%"), tuple(rows))

@@ -1,4 +1,4 @@
-"""The runs of a page with several: rows, settings and seeds with their final numbers."""
+"""The runs of a page with several runs: rows, settings and seeds with their final numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from fleetfit.report.text import Table, describe_data, get_score_name
 MAIN_KINDS = ("local", "global")
 """The accuracies of the papers' tables."""
 PRIVATE_KINDS = ("full", "avg")
-"""Those that a run with `[privacy]` reports."""
+"""The accuracies of a run with `[privacy]`."""
 _ALIKE = ("data", "fleet", "rounds", "evaluate")  # sections that comparable runs share
 
 
@@ -24,9 +24,9 @@ class RunSet:
 
     Attributes:
         rows: The runs, by row and setting.
-        results: Their final numbers, and the reference row.
+        results: Their final numbers, and the baseline row.
         columns: The columns of the table.
-        entries: The content of `compare.json`; empty where there is none.
+        entries: The content of `compare.json`; empty if there is none.
         notes: Sentences below the table.
         has_differences: Whether differences between rows are meaningful.
     """
@@ -60,7 +60,7 @@ class RunSet:
 
     @property
     def private_rows(self) -> set[tuple[str, str]]:
-        """Rows and settings with a run that withholds what its clients do."""
+        """Rows and settings with a run that withholds facts about clients."""
         return {(row.row, row.setting) for row in self.rows if row.is_private}
 
     def select(self, setting: str) -> list[RowRecord]:
@@ -68,7 +68,7 @@ class RunSet:
         return [row for row in self.rows if row.setting == setting]
 
     def hide_private(self) -> "RunSet":
-        """Return the set without numbers that its runs withhold."""
+        """Return the set without withheld numbers."""
         private = self.private_rows
         if not private:
             return self
@@ -84,7 +84,7 @@ class RunSet:
         return replace(self, results=self.results.model_copy(update={"runs": runs}), entries=entries)
 
     def make_table(self, title: str = "") -> Table:
-        """Return the table in the papers' layout; withheld numbers say so."""
+        """Return the main table; withheld numbers are marked."""
         numbers: dict[tuple[str, str], list[Mapping[str, float | None]]] = {}
         printed: dict[tuple[str, str, str], float] = {}
         for entry in self.entries:
@@ -106,7 +106,7 @@ class RunSet:
         return replace(table, rows=rows)
 
     def make_tuning_table(self) -> Table | None:
-        """Return the table of the tuning; results do not name the accuracy that chose."""
+        """Return the table of the tuning. Results do not record the criterion."""
         tuning = self.results.tuning
         by_rounds = any(candidate.rounds is not None for result in tuning for candidate in result.candidates)
         return make_tuning_table(tuning, "rounds" if by_rounds else "") if tuning else None
@@ -117,7 +117,7 @@ def _is_hidden(column: str) -> bool:
 
 
 def _list_numbers(run: RunResult, columns: Sequence[str]) -> dict[str, float | None]:
-    """Return the final numbers of a run by column, as shares or rounds."""
+    """Return the final numbers of a run by column, as fractions or rounds."""
     values = {column: run.final.get(number_name(column)) for column in columns}
     return {column: v if v is None or is_rounds(column) else v / 100 for column, v in values.items()}
 
@@ -129,9 +129,9 @@ def collect_comparison(record: ComparisonRecord) -> RunSet:
 
 
 def collect_runs(rows: Sequence[RowRecord]) -> RunSet:
-    """Return runs of several folders, from `group_runs`; the first row is the reference.
+    """Return runs of several folders, from `group_runs`. The first row is the baseline.
 
-    Runs that differ in data or clients have no differences between rows.
+    There are no differences between rows if the runs differ in data or clients.
     """
     results = ComparisonResults(
         name="", file="", versions={}, machine={}, against=rows[0].row, settings={},
@@ -145,16 +145,17 @@ def collect_runs(rows: Sequence[RowRecord]) -> RunSet:
     unlike = [key for key in _ALIKE if len({repr(_remove_seeds(run.get_setting(key))) for run in runs}) > 1]
     if unlike:
         notes.append(
-            f"These runs also differ in {', '.join(unlike)}: such numbers do not rank methods, and no differences "
-            "between rows are given."
+            f"These runs also differ in {', '.join(unlike)}, so their numbers do not rank methods, and differences "
+            "between rows are left out."
         )
     return RunSet(rows, results, _choose_columns(rows), notes=notes, has_differences=not unlike)
 
 
 def group_runs(folders: Sequence[RunRecord | RowRecord]) -> list[RowRecord]:
-    """Return runs as rows, in their order: runs whose configurations differ in seeds and name only are one row.
+    """Group runs into rows: runs whose configurations differ only in seeds and name are one row.
 
-    A row has the name of its runs, or of their method where these have several names; rows of comparisons keep theirs.
+    A row has the name of its runs, or of their method if the runs have different names. Rows of comparisons keep their
+    labels.
 
     Args:
         folders: Runs, and the rows of comparisons in their settings.
@@ -180,13 +181,13 @@ def group_runs(folders: Sequence[RunRecord | RowRecord]) -> list[RowRecord]:
         by_seed: dict[int, RunRecord] = {}
         copies = [(seed, run) for seed, run in group if by_seed.setdefault(seed, run) is not run]
         rows[row] = RowRecord(row, "", sorted(by_seed.items(), key=lambda pair: pair[0]))
-        if copies:  # the same run in another folder is a row of its own
+        if copies:  # the same run in another folder is another row
             pending.append((label, copies))
     return list(rows.values())
 
 
 def capitalise(text: str) -> str:
-    """Return a text with a capital first letter; `str.capitalize` would change the others."""
+    """Return a text with a capital first letter. `str.capitalize` would change the other letters."""
     return text[:1].upper() + text[1:]
 
 

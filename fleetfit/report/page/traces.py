@@ -1,7 +1,7 @@
-"""Plots for plotly.js: curves with bands, bars, dots. `page.js` replaces numbers of colours by those of the scheme.
+"""Plots for plotly.js: curves with bands, bars, dots. `page.js` replaces colour numbers by the scheme's colours.
 
-Rows differ in colour, dash and marker, so that they are distinct without colours, too. Labels come from users, and
-plotly.js reads some tags in text, so `escape_label` escapes them.
+Rows differ in colour, dash and marker, so they are distinct without colours. Labels come from users and plotly.js
+interprets some tags, so `escape_label` escapes them.
 """
 
 import html
@@ -20,10 +20,10 @@ COLORS = 8
 FAILURE_COLOR = 1
 """The colour of failures: vermilion."""
 _LEVEL_COLORS = (0, 2, 4, 5, 3, 6, 7)
-_MOST_MARKERS = 40  # points of a line up to which it has markers
-_MOST_POINTS = 60_000  # of all lines of a page together, about
+_MOST_MARKERS = 40  # points of a line with markers, at most
+_MOST_POINTS = 60_000  # points of all lines of a page together, approximately
 _LABEL = 80  # characters
-_FEW = 12  # rounds up to which each has a tick
+_FEW = 12  # rounds with a tick each, at most
 
 T = TypeVar("T")
 
@@ -34,17 +34,17 @@ def get_color(index: int, opacity: float | None = None) -> str:
 
 
 def get_level_color(index: int) -> int:
-    """Return the number of a level's colour, which is never that of failures."""
+    """Return the number of a level's colour, which differs from that of failures."""
     return _LEVEL_COLORS[index % len(_LEVEL_COLORS)]
 
 
 def escape_label(label: object) -> str:
-    """Return text that plotly.js shows as it is, without reading tags in it."""
+    """Escape text so that plotly.js does not interpret tags in it."""
     return html.escape(truncate(label, _LABEL), quote=False)
 
 
 def thin(points: Sequence[T], most: int) -> list[T]:
-    """Return at most `most` points, evenly chosen, the first and the last among them."""
+    """Return at most `most` evenly spaced points, including the first and the last."""
     if len(points) <= most:
         return list(points)
     step = (len(points) - 1) / (most - 1)
@@ -57,10 +57,10 @@ class PlotAxis:
 
     Attributes:
         title: Its title.
-        unit: Follows a number in the text of a point.
-        digits: Digits behind the decimal point in that text.
+        unit: Unit after a number in the text of a point.
+        digits: Decimals of numbers in that text.
         zero: Whether the axis begins at zero.
-        whole: Whether it counts whole things, such as rounds.
+        whole: Whether it has whole numbers, such as rounds.
     """
 
     title: str
@@ -82,7 +82,7 @@ ROUNDS = PlotAxis("round", whole=True)
 
 
 def make_score_axis(score: str) -> PlotAxis:
-    """Return the axis of accuracies, by the name that the task gives them."""
+    """Return the axis of accuracies, with the task's name for them."""
     return PlotAxis(f"{score} (%)", " %", 2)
 
 
@@ -95,10 +95,10 @@ def _make_plot(
     labels: int,
     **layout: Any,
 ) -> Plot:
-    """Return a plot with two axes; up to `_FEW` rounds have a tick each."""
+    """Return a plot with two axes. Up to `_FEW` rounds have a tick each."""
     x, y = axes
     across = x.to_layout()
-    if x.whole and max((place for trace in traces for place in trace["x"]), default=0) <= _FEW:
+    if x.whole and max((x_value for trace in traces for x_value in trace["x"]), default=0) <= _FEW:
         across["dtick"] = 1
     height = 320 + 18 * max(0, labels - 3)  # the legend is below the plot
     return Plot(name, title, traces, {"xaxis": across, "yaxis": y.to_layout(), **layout}, caption, height)
@@ -111,12 +111,12 @@ SEEDS_CAPTION = "Thin lines: each seed. Thick line with markers: their mean. Ban
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a plot, with those of its seeds.
+    """A line of a plot, with the lines of its seeds.
 
     Attributes:
         series: The curves.
         color: Number of its colour, its dash and its marker.
-        hidden: Whether it is shown only when its label is clicked.
+        hidden: Whether the line is hidden until its label is clicked.
         strong: Whether it is thick.
     """
 
@@ -129,19 +129,19 @@ class Line:
 def plot_lines(
     name: str, title: str, lines: Sequence[Line], x: PlotAxis, y: PlotAxis, caption: str = "", plots: int = 8
 ) -> Plot | None:
-    """Return a plot of lines; of several seeds with all of them, their mean and a band.
+    """Return a plot of lines. Several seeds have a line each, their mean and a band.
 
     Args:
-        name: Of the plot, unique on the page.
+        name: Name of the plot, unique on the page.
         title: Above it.
-        lines: The lines; those without points are left out.
+        lines: The lines. Lines without points are left out.
         x: The horizontal axis.
         y: The vertical axis.
         caption: Below it.
-        plots: About the number of such plots on the page, which share its points.
+        plots: Approximate number of such plots on the page, which share the limit on points.
 
     Returns:
-        The plot; None where no line has a point.
+        The plot; None if no line has a point.
     """
     lines = [line for line in lines if any(line.series.curves.values())]
     if not lines:
@@ -153,7 +153,7 @@ def plot_lines(
 
 
 def _trace_line(line: Line, most: int, x: PlotAxis, y: PlotAxis) -> list[dict[str, Any]]:
-    """Return the traces of a line: band, seeds, mean; of one seed the line alone."""
+    """Return the traces of a line: band, seeds and mean; for one seed, only the line."""
     curves = {seed: curve for seed, curve in line.series.curves.items() if curve}
     label = escape_label(line.series.label)
     mean = thin(line.series.mean, most)
@@ -189,7 +189,7 @@ def _trace_line(line: Line, most: int, x: PlotAxis, y: PlotAxis) -> list[dict[st
 
 
 def share_accuracy_axis(plots: Sequence[Plot | None]) -> list[Plot]:
-    """Return the plots that are not None; those of accuracy get one vertical axis, so that neighbours compare."""
+    """Return the plots that are not None. Plots of accuracy share the vertical range, so that they are comparable."""
     present = [plot for plot in plots if plot is not None]
     alike = [plot for plot in present if plot.layout["yaxis"]["title"]["text"].endswith(" (%)")]
     ys = [y for plot in alike for trace in plot.traces if trace.get("visible") != "legendonly" for y in trace["y"]]
@@ -230,7 +230,7 @@ class Bars:
 def plot_stacked_bars(
     name: str, title: str, parts: Sequence[Bars], x: PlotAxis, y: PlotAxis, caption: str = ""
 ) -> Plot | None:
-    """Return a plot of stacked bars; None where all of them are 0."""
+    """Return a plot of stacked bars; None if all are 0."""
     parts = [part for part in parts if any(part.y)]
     if not parts:
         return None
@@ -248,13 +248,13 @@ def plot_stacked_bars(
 
 @dataclass(frozen=True)
 class Dots:
-    """Dots of one label over named places, all seeds side by side.
+    """Dots of one label over categories, with all seeds side by side.
 
     Attributes:
         name: The label.
-        places: The place of each dot.
+        places: The category of each dot.
         y: Its height.
-        texts: Its text, when it is pointed at.
+        texts: Hover text of each dot.
         color: Number of its colour.
     """
 
@@ -268,7 +268,7 @@ class Dots:
 def plot_dots(
     name: str, title: str, dots: Sequence[Dots], places: Sequence[str], y: PlotAxis, caption: str = ""
 ) -> Plot | None:
-    """Return a plot of dots over named places, in their order; None where there are no dots."""
+    """Return a plot of dots over categories, in order; None without dots."""
     dots = [one for one in dots if one.y]
     if not dots:
         return None
@@ -288,7 +288,7 @@ def plot_dots(
 
 
 def plot_class_counts(name: str, title: str, counts: Sequence[Sequence[int]], caption: str) -> Plot | None:
-    """Return a plot with a dot for each client and class, its area in proportion to the samples.
+    """Return a plot with a dot for each client and class, with an area proportional to the samples.
 
     Args:
         name: Of the plot.

@@ -6,7 +6,6 @@ else. That process measures time, peak memory and energy, and prints each result
 
 from fleetfit.training.profiling.energy import EnergyMeter, find_energy_meter
 from fleetfit.training.profiling.level import Measurement, ProfileRequest, Timing, profile_level
-from fleetfit.training.profiling.memory import free_memory
 
 __all__ = [
     "EnergyMeter",
@@ -14,6 +13,5 @@ __all__ = [
     "ProfileRequest",
     "Timing",
     "find_energy_meter",
-    "free_memory",
     "profile_level",
 ]

@@ -48,7 +48,7 @@ def find_energy_meter(system: Path = Path("/sys"), now: Callable[[], float] = ti
     if rails:
         names = ", ".join(name for name, _ in rails)
         return EnergyMeter(f"board ({names})", _PowerIntegral([watts for _, watts in rails], now).read)
-    return EnergyMeter(f"not told: {unreadable} is for root only" if unreadable else "not told by this machine")
+    return EnergyMeter(f"not measured: {unreadable} is for root only" if unreadable else "not reported by this machine")
 
 
 def _read_number(path: Path) -> float | None:

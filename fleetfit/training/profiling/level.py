@@ -117,7 +117,7 @@ def profile_level(request: ProfileRequest, share_s: float, limit_s: float) -> Me
         except subprocess.TimeoutExpired:
             process.kill()
             lines, _ = process.communicate()
-            reason = "the time was over (more is had with --limit-s)"
+            reason = "the time is over (raise --limit-s)"
         finally:
             process.kill()
     results: dict[str, Any] = {}
@@ -133,5 +133,5 @@ def profile_level(request: ProfileRequest, share_s: float, limit_s: float) -> Me
 def _describe_exit(code: int) -> str:
     """Return the reason of a process that ended without one."""
     if code == -9:
-        return "its process was killed, as it happens where no memory is left"
+        return "its process was killed, probably for lack of memory"
     return f"its process ended by signal {-code}" if code < 0 else f"its process ended with exit code {code}"

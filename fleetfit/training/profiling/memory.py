@@ -1,4 +1,4 @@
-"""Memory: what is free on this machine, and the peak of some work in this process.
+"""The peak memory of some work in this process, and a limit for it.
 
 On Linux the peak is VmHWM, reset before the work. psutil has no peak there, and `ru_maxrss` is inherited from the
 parent process. The peak counts live memory only if freed memory returns to the system at once, so the process is
@@ -30,25 +30,6 @@ class Peak:
 
     taken_bytes: int
     process_bytes: int | None
-
-
-def free_memory(accelerator: torch.device, cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the free bytes of the GPU, or of the machine within its container.
-
-    Args:
-        accelerator: Whose memory.
-        cgroup: The kernel's files on the container.
-    """
-    if accelerator.type == "cuda":
-        return int(torch.cuda.mem_get_info(accelerator)[0])
-    free: int = psutil.virtual_memory().available
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        with contextlib.suppress(OSError, ValueError):  # no container, or "max"
-            free = min(free, int((cgroup / limit).read_text()) - int((cgroup / used).read_text()))
-    return max(0, free)
 
 
 def measure_peak(work: Callable[[], None], accelerator: torch.device) -> Peak | None:
