@@ -27,7 +27,7 @@ RUN: dict[str, Any] = {
     "method": {"name": "depthfl"},
     "local": {"epochs": 2, "lr": 0.05},
     "cohort": {"count": 4},
-    "evaluate": {"every": 0},
+    "evaluate": {"every": 0, "whole": False},
 }
 CLOSE = 1e-4
 """Largest difference of a weight after three rounds, as a share of the largest: the rounding of another batch shape."""

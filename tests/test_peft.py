@@ -239,9 +239,9 @@ RUN: dict[str, Any] = {
         "groups": [{"budget": 0.25}, {"budget": 0.5}, {"budget": 1.0}],
         "tolerance": 0.3,
     },
-    "local": {"epochs": 1, "lr": 0.1, "clip_value": 1.0},
+    "local": {"epochs": 1, "max_steps": 3, "lr": 0.1, "clip_value": 1.0},
     "cohort": {"count": 4},
-    "evaluate": {"norms": ["static"], "every": 0},
+    "evaluate": {"norms": ["static"], "every": 0, "statistics_samples": 100},
 }
 METHODS = ("depthfl", "inclusivefl", "exclusivefl", "scalefl", "reefl", "fedavg", "heterofl", "decoupled", "fedrolex")
 OTHERS = [name for name in names.list_names("methods") if name not in METHODS]

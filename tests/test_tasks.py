@@ -177,9 +177,10 @@ def test_every_method_learns_every_task(name: str, task: str) -> None:
     """Better than the constant answer after a few rounds, which two rounds of noise would not be."""
     federation, simulation = made(task, spec_of(name))
     wanted = EvaluationScope(Evaluation(batch_size=64), statistics_samples=200)
-    settings = Settings(12, plain(lr=0.1, epochs=3, batch_size=8, momentum=0.9), wanted=wanted)
+    rounds = 12 if name == "feddropout" else 8  # each client trains a part
+    settings = Settings(rounds, plain(lr=0.1, epochs=3, batch_size=8, momentum=0.9), wanted=wanted)
     if name == "fedsgd":
-        settings = replace(settings, rounds=60, local=plain(lr=0.5))
+        settings = replace(settings, rounds=40, local=plain(lr=0.5))
     *_, last = run(federation, local_engine(simulation), settings, start(federation))
     assert not last.report["failures"]
     columns = last.report["evaluate"]["static"]

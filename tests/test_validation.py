@@ -368,7 +368,7 @@ def test_sums_that_are_none(change: Callable[[Tensor], Tensor], message: str) ->
 
 
 @given(st.sampled_from(sorted(ANSWERED)), st.dictionaries(st.sampled_from(sorted(vars(UPDATE))), nests, max_size=3))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_whatever_the_fields_hold_it_is_a_sentence(kind: str, odd: dict[str, Any]) -> None:
     """Nothing is raised, and what comes through has the state of a right one."""
     job, update = ANSWERED[kind]
