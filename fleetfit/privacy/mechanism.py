@@ -51,7 +51,7 @@ class Privacy:
         write: Writes the ledger.
         noise_from_budget: Whether the noise follows from the budget, and was not given.
         known_cohorts: Whether the cohort of each round counts as known, as with secure aggregation
-            (`fleetfit.secured`).
+            (`fleetfit.secure_engine`).
     """
 
     clip: float
