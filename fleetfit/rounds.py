@@ -84,7 +84,7 @@ class Settings:
         patience: Rounds in a row without a usable update, or rolled back, after which the run stops.
         hostile: Clients that attack, in a simulation. The report counts them apart, and once an update has come in, no
             number of empty rounds stops the run.
-        secure: Secure aggregation; the engine then has `sums` (`fleetfit.secured`). None without.
+        secure: Secure aggregation; the engine then has `sums` (`fleetfit.secure_engine`). None without.
         links: Simulated faults of links; None for reliable links.
         quorum: Number of updates that ends a round, in a simulation with a clock; None to wait for every client.
         privacy: Differential privacy; its hooks are the method's. None without.
@@ -538,7 +538,7 @@ def run(
     while server.round < settings.rounds:
         federation = renew(federation)
         began = time.perf_counter()
-        if settings.secure is not None and settings.secure.begun(server.round):
+        if settings.secure is not None and settings.secure.has_begun(server.round):
             server, report = _skip_round(federation, settings, server)
         else:
             if settings.privacy is not None:

@@ -200,7 +200,7 @@ def test_fleet_nodes_have_equal_bits(embedded: Counter[bytes], tmp_path: Path) -
     base = ff.run(table, out=tmp_path / "local")
     counts = []
     for name, engine in {"plain": {}, "kept": kept(1e9)["engine"]}.items():
-        nodes_side.node_of.cache_clear()
+        nodes_side.get_node.cache_clear()
         (tmp_path / name).mkdir()
         embedded.clear()
         run = Lab(tmp_path / name, table, [float(b) for b in base.assembly.fleet.budgets]).serve(**engine)

@@ -23,7 +23,7 @@ from fleetfit.aggregate import Aggregate, apply_mean
 from fleetfit.config import assemble, load_experiment, to_toml
 from fleetfit.data import Data, drop_labels
 from fleetfit.engines.local import local as local_engine
-from fleetfit.engines.work import setup_nest, simulation_of
+from fleetfit.engines.pool import dump_setup, load_setup
 from fleetfit.errors import ConfigError, DataError, RunError
 from fleetfit.layout import State, build_module, outputs
 from fleetfit.messages import pack, unpack
@@ -420,9 +420,9 @@ def test_labels_are_never_used(task: str) -> None:
 def test_workers_do_not_get_them() -> None:
     _, simulation = by_width({"name": "feddf"})
     assert simulation.unlabelled is not None
-    sent = [pack(setup_nest(given, 1)) for given in (simulation, replace(simulation, unlabelled=None))]
+    sent = [pack(dump_setup(given, 1)) for given in (simulation, replace(simulation, unlabelled=None))]
     assert sent[0] == sent[1]
-    assert simulation_of(unpack(sent[0]), simulation.data, "cpu").device(None).unlabelled is None
+    assert load_setup(unpack(sent[0]), simulation.data, "cpu").device(None).unlabelled is None
 
 
 # ---- [data] server -------------------------------------------------

@@ -16,7 +16,7 @@ from support.privacy import KEY, WITHHELD, exact_delta, read_state
 from support.secure import HERE, TINY, WatchedEngine, make_block, merge_tables, stop_in_second_round
 
 import fleetfit as ff
-from fleetfit import secured
+from fleetfit import secure_engine
 from fleetfit.api.run import prepare
 from fleetfit.config import assemble, load_experiment
 from fleetfit.errors import ConfigError, NoUsableUpdates, RunError
@@ -24,7 +24,7 @@ from fleetfit.privacy import Randomness, noise_for, registered, spent
 from fleetfit.privacy.mechanism import Privacy
 from fleetfit.rounds import run_round, start
 from fleetfit.secure import Quantiser
-from fleetfit.secured import Secured
+from fleetfit.secure_engine import SecureEngine
 from fleetfit.submodel import concat_state, cut, whole
 from fleetfit.values import Failure, Job, Summed, Update
 
@@ -48,12 +48,20 @@ def assembly_of(*changes: dict[str, Any]) -> Any:
 
 
 def round_of(
-    assembly: Any, away: secured.Away = secured.nobody, watch: type[WatchedEngine] = WatchedEngine, round: int = 0
+    assembly: Any,
+    away: secure_engine.Dropout = secure_engine.drop_none,
+    watch: type[WatchedEngine] = WatchedEngine,
+    round: int = 0,
 ) -> tuple[Any, Any, dict[str, Any], WatchedEngine]:
     """Return the server before and after a round, its report, and what clients had to send before they clipped it."""
     watched = watch(replace(assembly, settings=replace(assembly.settings, secure=None)).engine())
     layout, secure = assembly.federation.problem.layout, assembly.settings.secure
-    engine = Secured(watched, layout, secure, secured.Simulated(watched, secured.Segments(layout), secure, away))
+    engine = SecureEngine(
+        watched,
+        layout,
+        secure,
+        secure_engine.SimulatedParties(watched, secure_engine.BlockLayout(layout), secure, away),
+    )
     server = replace(start(assembly.federation), round=round)
     after, report = run_round(assembly.federation, engine, assembly.settings, server)
     return server, after, report, watched
@@ -81,7 +89,7 @@ def full_round(assembly: Any) -> int:
 
 @pytest.mark.parametrize("kind", ["long", "short", "even", "one element", "all at the half of a step"])
 @pytest.mark.parametrize("bits", [8, 12, 20])
-def test_what_a_client_sends_is_never_longer_than_the_clip_rounding_included(kind: str, bits: int) -> None:
+def test_a_movement_is_never_longer_than_the_clip(kind: str, bits: int) -> None:
     grid, rng = Quantiser(0.5, bits, 0.3), np.random.default_rng(1)
     moved = {
         "long": rng.normal(size=500),
@@ -90,7 +98,7 @@ def test_what_a_client_sends_is_never_longer_than_the_clip_rounding_included(kin
         "one element": np.eye(1, 500)[0] * 7,
         "all at the half of a step": np.full(500, 1.5 * grid.step + 1e-9),
     }[kind].astype(np.float32)
-    sent = grid.shortened(moved)
+    sent = grid.quantise_clipped(moved)
     assert np.linalg.norm(sent * grid.step) <= 0.3 and np.abs(sent).max() <= grid.most_clipped <= grid.most
     exact = moved.astype(float) * min(1.0, 0.3 / np.linalg.norm(moved.astype(float)))
     assert np.abs(sent * grid.step - exact).max() <= grid.step + 1e-6
@@ -100,14 +108,14 @@ def test_rounding_to_the_nearest_alone_would_be_longer() -> None:
     """Else the test above could not fail."""
     step = Quantiser(0.5, 8).step
     moved = np.full(5000, 0.6 * step, dtype=np.float32)
-    assert Quantiser(0.5, 8, 1.1 * step * math.sqrt(5000)).shortened(moved).tolist() == [1] * 5000
-    assert Quantiser(0.5, 8, 0.9 * step * math.sqrt(5000)).shortened(moved).tolist() == [0] * 5000
+    assert Quantiser(0.5, 8, 1.1 * step * math.sqrt(5000)).quantise_clipped(moved).tolist() == [1] * 5000
+    assert Quantiser(0.5, 8, 0.9 * step * math.sqrt(5000)).quantise_clipped(moved).tolist() == [0] * 5000
 
 
 def test_a_movement_that_is_not_finite_counts_as_none() -> None:
     grid = Quantiser(0.5, 20, 0.3)
-    assert not grid.shortened(np.array([1.0, np.nan], dtype=np.float32)).any()
-    assert not grid.shortened(np.array([np.inf, 0.1], dtype=np.float32)).any()
+    assert not grid.quantise_clipped(np.array([1.0, np.nan], dtype=np.float32)).any()
+    assert not grid.quantise_clipped(np.array([np.inf, 0.1], dtype=np.float32)).any()
 
 
 # ---- a round ---------------------------------------------------------------------------------------------------------
@@ -146,7 +154,7 @@ def test_a_round_is_the_quantised_sum_over_fixed_denominators(silent: None, frac
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.6])
-def test_a_round_is_the_plain_private_one_up_to_a_step_with_the_same_noise(fraction: float) -> None:
+def test_a_round_equals_the_plain_private_one_up_to_a_step(fraction: float) -> None:
     change = {"cohort": {"fraction": fraction}}
     both, plain = assembly_of(change), assembly_of(change)
     plain = replace(plain, settings=replace(plain.settings, secure=None))
@@ -161,7 +169,7 @@ def test_a_round_is_the_plain_private_one_up_to_a_step_with_the_same_noise(fract
     )
 
 
-def test_noise_comes_on_every_element_of_every_sum_as_loud_as_promised() -> None:
+def test_every_element_of_a_sum_gets_the_promised_noise() -> None:
     """Where no sum was opened, too: two of the four who have level 3 are away."""
     assembly = assembly_of()
     top = [int(c) for c in (assembly.federation.level_of == 2).nonzero()[0][:2]]
@@ -211,13 +219,13 @@ def test_who_goes_away_is_lost_as_without_a_promise() -> None:
 def test_a_client_that_does_not_clip_is_bounded_by_the_range(silent: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of twelve sends the range in each element, and moves each by that over the denominator, beside the others."""
     honest = round_of(assembly_of())[1]
-    shortened, calls = Quantiser.shortened, []
+    shortened, calls = Quantiser.quantise_clipped, []
 
     def hostile(self: Quantiser, movement: Any) -> Any:
         calls.append(1)
         return np.full(len(movement), self.most) if len(calls) == 1 else shortened(self, movement)
 
-    monkeypatch.setattr(Quantiser, "shortened", hostile)
+    monkeypatch.setattr(Quantiser, "quantise_clipped", hostile)
     assembly = assembly_of()
     _, after, _, _ = round_of(assembly)
     away = (concat_state(after.state) - concat_state(honest.state)).abs()
@@ -229,7 +237,7 @@ def summed_of(sums: list[int], counts: list[int]) -> Summed:
     return Summed((make_block([0, 2], sums, counts, 4),), 0.1, ())
 
 
-def test_a_client_that_sends_any_number_moves_a_sum_by_what_all_of_its_block_could() -> None:
+def test_a_hostile_number_moves_a_sum_by_the_whole_range() -> None:
     """It is cut off, and not refused: whether a sum is too large may be what somebody else has sent."""
     privacy = Privacy(1.0, 1.0, 0.5, 1e-3, None, "none")
     held = privacy.clamp_sums(summed_of([10**9, -(10**9)], [4, 4]), 7)
@@ -238,7 +246,7 @@ def test_a_client_that_sends_any_number_moves_a_sum_by_what_all_of_its_block_cou
 
 
 @pytest.mark.parametrize("counts", [[4, 3], [5, 4], [4, -1]])
-def test_sums_with_other_counts_than_clients_are_refused_whatever_they_are(counts: list[int]) -> None:
+def test_sums_with_wrong_counts_are_refused(counts: list[int]) -> None:
     privacy = Privacy(1.0, 1.0, 0.5, 1e-3, None, "none")
     held = privacy.clamp_sums(summed_of([1, 1], counts), 7)
     assert "count other clients" in held.lost and held.blocks == ()
@@ -246,13 +254,13 @@ def test_sums_with_other_counts_than_clients_are_refused_whatever_they_are(count
 
 def test_masks_that_are_left_undo_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a server sends one member other settings than the rest."""
-    answered, seen = secured.answered, []
+    answered, seen = secure_engine.mask_update, []
 
     def lied(member: Any, dealt: Any, job: Job, reply: Any, segments: Any, grid: Quantiser) -> Any:
         seen.append(1)
         return answered(member, dealt, job, reply, segments, replace(grid, clip=0.01) if len(seen) == 1 else grid)
 
-    monkeypatch.setattr(secured, "answered", lied)
+    monkeypatch.setattr(secure_engine, "mask_update", lied)
     server, after, report, _ = round_of(assembly_of())
     assert torch.equal(concat_state(after.state), concat_state(server.state))
     assert "count other clients" in report["undone"]["reason"] or "sent other states" in report["undone"]["reason"]
@@ -268,8 +276,8 @@ def test_a_server_that_shrinks_the_cohort_gets_no_sum(monkeypatch: pytest.Monkey
     greedy = replace(members, rules=replace(members.rules, minimum=1))
     watched = WatchedEngine(replace(assembly, settings=replace(assembly.settings, secure=None)).engine())
     layout = federation.problem.layout
-    parties = secured.Simulated(watched, secured.Segments(layout), members)
-    engine = Secured(watched, layout, greedy, parties)
+    parties = secure_engine.SimulatedParties(watched, secure_engine.BlockLayout(layout), members)
+    engine = SecureEngine(watched, layout, greedy, parties)
     server = start(federation)
     settings = replace(assembly.settings, secure=greedy)
     after, report = run_round(assembly.federation, engine, settings, server)
@@ -286,7 +294,7 @@ def test_a_server_that_shrinks_the_cohort_gets_no_sum(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("noise", "rounds", "delta"), [(1.0, 1, 1e-3), (2.0, 7, 1e-5), (3.0, 90, 1e-6)])
-def test_epsilon_where_all_are_drawn_is_that_of_the_accountant(noise: float, rounds: int, delta: float) -> None:
+def test_epsilon_of_full_cohorts_is_the_accountants(noise: float, rounds: int, delta: float) -> None:
     known = spent(noise, 1.0, rounds, delta, known=True)
     theirs = accountants.PRVAccountant()
     theirs.history = [(noise, 1.0, rounds)]
@@ -296,7 +304,7 @@ def test_epsilon_where_all_are_drawn_is_that_of_the_accountant(noise: float, rou
     assert known <= spent(noise, 1.0, rounds, delta) <= known + 0.03
 
 
-def test_epsilon_where_cohorts_are_known_is_what_the_definition_says() -> None:
+def test_epsilon_of_known_cohorts_follows_the_definition() -> None:
     """Delta is the mean over the cohorts, by integrating the Gaussians of those who were drawn n times."""
     noise, rate, rounds, delta = 1.5, 0.4, 3, 1e-3
     epsilon = spent(noise, rate, rounds, delta, known=True)
@@ -305,7 +313,7 @@ def test_epsilon_where_cohorts_are_known_is_what_the_definition_says() -> None:
     assert found == pytest.approx(delta, rel=1e-3)
 
 
-def test_known_cohorts_cost_more_than_hidden_ones_and_the_more_rounds_the_more() -> None:
+def test_known_cohorts_cost_more_than_hidden_ones() -> None:
     for rate in (0.05, 0.3, 0.9):
         known = [spent(1.0, rate, rounds, 1e-3, known=True) for rounds in range(30)]
         assert known == sorted(known) and known[0] == 0
@@ -320,7 +328,7 @@ def test_known_cohorts_cost_more_than_hidden_ones_and_the_more_rounds_the_more()
 # ---- a run -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_tells_what_was_spent_and_nothing_that_sums_hide(tmp_path: Path) -> None:
+def test_a_run_reports_its_budget_and_nothing_that_sums_hide(tmp_path: Path) -> None:
     run = ff.run(table(tmp_path), out=tmp_path / "run")
     for number, report in enumerate(run.metrics, 1):
         assert {key: report[key] for key in WITHHELD} == WITHHELD and "secure" not in report and "undone" not in report
@@ -350,7 +358,7 @@ def test_engines_end_with_the_same_bits(engine: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_round_that_was_begun_is_skipped_on_resume_and_was_paid_for(
+def test_resume_skips_a_begun_round_that_was_paid_for(
     again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where rounds that are begun again are paid for again, as on a fleet: this one is not begun again."""
@@ -387,10 +395,10 @@ def test_cohorts_that_are_all_too_small_end_no_run(tmp_path: Path, monkeypatch: 
     assert run.summary["privacy"]["epsilon"] == spent(1.0, 1.0, 7, 0.01, known=True)
 
 
-def test_a_cohort_that_never_stays_ends_the_run_and_names_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(secured.Simulated, "_goes", lambda self, phase, job: phase == "update" and job.client > 1)
+def test_a_cohort_that_always_drops_out_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        secure_engine.SimulatedParties, "_drops_out", lambda self, phase, job: phase == "update" and job.client > 1
+    )
     with raises(NoUsableUpdates, 5) as found:
         ff.run(table(tmp_path, {"rounds": 9}), out=tmp_path / "run")
     assert "withheld" in str(found.value) and "client 2" not in str(found.value)
@@ -411,12 +419,12 @@ def test_a_run_does_not_go_on_without_its_sums_or_with_them(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("noise", [True, False])
-def test_no_file_and_no_line_has_a_single_update_or_a_sum_without_its_noise(
+def test_no_file_or_line_has_an_update_or_a_sum_without_noise(
     noise: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Without noise and masks the same search finds them: sums as the mean that they make, updates as they are sent."""
     wanted: dict[str, list[bytes]] = {"sums": [], "means": [], "updates": []}
-    released, words = Privacy.release, secured.Segments.words
+    released, words = Privacy.release, secure_engine.BlockLayout.quantise_update
 
     def noted(self: Privacy, federation: Any, server: Any, total: torch.Tensor) -> Any:
         divided = total / (registered(federation, server.round) * self.rate)
@@ -431,7 +439,7 @@ def test_no_file_and_no_line_has_a_single_update_or_a_sum_without_its_noise(
         return found
 
     monkeypatch.setattr(Privacy, "release", noted)
-    monkeypatch.setattr(secured.Segments, "words", sent)
+    monkeypatch.setattr(secure_engine.BlockLayout, "quantise_update", sent)
     if not noise:
         monkeypatch.setattr(Privacy, "_noise_on", lambda self, total, round: None)
     ff.run(table(tmp_path, {"checkpoint": {"every": 1}}), out=tmp_path / "run", on_round=print)
@@ -458,7 +466,7 @@ def test_what_no_promise_can_be_kept_with_is_refused(change: dict[str, Any], exp
         assemble(load_experiment(merge_tables(BOTH, change)))
 
 
-def test_more_clients_than_sums_can_hold_are_refused_however_few_are_to_be_drawn() -> None:
+def test_more_clients_than_sums_can_hold_are_refused() -> None:
     data = {"name": f"{HERE}/tiny.py:tiny_data", "n": 4000, "partition": {"kind": "iid", "clients": 300}}
     change = {"data": data, "cohort": {"fraction": 0.1}, "secure": {"bits": 24}, "privacy": {"delta": 1e-3}}
     with raises(ConfigError, "[secure] bits", 300):

@@ -50,7 +50,7 @@ class Privacy:
         write: Writes the ledger.
         found: Whether the noise was found from the budget, and not given.
         known: Whether it is counted as known who was drawn, as where the server sees sums only
-            (`fleetfit.secured`).
+            (`fleetfit.secure_engine`).
     """
 
     clip: float
