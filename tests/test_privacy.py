@@ -559,7 +559,7 @@ REFUSED: list[tuple[dict[str, Any], Expected]] = [
 
 
 @pytest.mark.parametrize(("change", "expected"), REFUSED)
-def test_what_no_promise_can_be_kept_with_is_refused(
+def test_settings_without_a_privacy_promise_are_refused(
     change: dict[str, Any], expected: Expected, tmp_path: Path
 ) -> None:
     given = table(tmp_path, **change)
