@@ -46,7 +46,6 @@ __all__ = [
     "narrowed",
     "norm",
     "plain",
-    "prefix",
     "put_back",
     "random",
     "recut",
@@ -198,11 +197,6 @@ def kept_with(piece: Submodel, state: State) -> dict[str, Any]:
 
 
 # ---- which channels to keep: the functions for the `channels` hook of a method -------------------------------------
-
-
-def prefix(axis: Axis, n: int, round: int, client: int | None, rng: np.random.Generator) -> Channels:
-    """Keep the first n channels (upper left; ScaleFL's default)."""
-    return range(n)
 
 
 def window(axis: Axis, n: int, round: int, client: int | None, rng: np.random.Generator) -> Channels:

@@ -94,7 +94,7 @@ def fleet_of(problem: Problem, data: Data, method: str) -> tuple[Federation, Sim
 
 def two_rounds(federation: Federation, engine: Engine) -> Round:
     settings = Settings(
-        2, plain(lr=0.01, batch_size=3), wanted=EvaluationScope(Evaluation(batch_size=8), statistics_samples=12)
+        2, plain(lr=0.01, batch_size=3), scope=EvaluationScope(Evaluation(batch_size=8), statistics_samples=12)
     )
     *_, last = run(federation, engine, settings, start(federation))
     return last

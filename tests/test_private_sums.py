@@ -20,7 +20,7 @@ from fleetfit import secure_engine
 from fleetfit.api.run import prepare
 from fleetfit.config import assemble, load_experiment
 from fleetfit.errors import ConfigError, NoUsableUpdates, RunError
-from fleetfit.privacy import Randomness, noise_for, registered, spent
+from fleetfit.privacy import Randomness, compute_epsilon, count_registered, find_noise
 from fleetfit.privacy.mechanism import Privacy
 from fleetfit.rounds import run_round, start
 from fleetfit.secure import Quantiser
@@ -70,7 +70,7 @@ def round_of(
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the noise away, to look at what it covers."""
-    monkeypatch.setattr(Privacy, "_noise_on", lambda self, total, round: None)
+    monkeypatch.setattr(Privacy, "_add_noise", lambda self, total, round: None)
 
 
 def drawn(assembly: Any, round: int = 0) -> list[int]:
@@ -138,7 +138,7 @@ def by_hand(assembly: Any, server: Any, watched: WatchedEngine) -> torch.Tensor:
         places = cut(layout, job.submodel).gather(torch.arange(full)).tolist()
         for place, number in zip(places, whole_numbers.tolist(), strict=True):
             total[place] += int(number)
-    divided = assembly.settings.privacy.rate * registered(assembly.federation, 0).double()
+    divided = assembly.settings.privacy.rate * count_registered(assembly.federation, 0).double()
     return concat_state(server.state).double() + torch.tensor(total, dtype=torch.float64) * grid.step / divided
 
 
@@ -160,7 +160,7 @@ def test_a_round_equals_the_plain_private_one_up_to_a_step(fraction: float) -> N
     plain = replace(plain, settings=replace(plain.settings, secure=None))
     server, after, _, watched = round_of(both, round=full_round(both))
     there, _ = run_round(plain.federation, plain.engine(), plain.settings, server)
-    members = registered(both.federation, 0)
+    members = count_registered(both.federation, 0)
     most = len(watched.replies) * both.settings.secure.grid.step / (members * both.settings.privacy.rate) + 1e-6
     away = (concat_state(after.state) - concat_state(there.state)).abs()
     assert bool((away <= most).all()) and float(away.max()) > 0
@@ -179,7 +179,7 @@ def test_every_element_of_a_sum_gets_the_promised_noise() -> None:
         summed = Summed((), assembly.settings.secure.grid.step, ())
         found = privacy.release_sums(assembly.federation, replace(server, round=round), summed)
         seen.append(concat_state(found.mean) - concat_state(server.state))
-    members = registered(assembly.federation, 0)
+    members = count_registered(assembly.federation, 0)
     told = torch.stack(seen) / (privacy.noise * privacy.clip / (privacy.rate * members))
     assert ((told.std(0) - 1).abs() < 0.25).all() and 0.97 < float(told.std()) < 1.03
     server, after, report, _ = round_of(assembly, lambda phase, round, client: phase == "update" and client in top)
@@ -229,7 +229,7 @@ def test_a_client_that_does_not_clip_is_bounded_by_the_range(silent: None, monke
     assembly = assembly_of()
     _, after, _, _ = round_of(assembly)
     away = (concat_state(after.state) - concat_state(honest.state)).abs()
-    bound = 2 * 0.05 / registered(assembly.federation, 0)
+    bound = 2 * 0.05 / count_registered(assembly.federation, 0)
     assert len(calls) == 12 and bool((away <= bound + 1e-6).all()) and float(away.max()) > 0.001
 
 
@@ -295,19 +295,19 @@ def test_a_server_that_shrinks_the_cohort_gets_no_sum(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(("noise", "rounds", "delta"), [(1.0, 1, 1e-3), (2.0, 7, 1e-5), (3.0, 90, 1e-6)])
 def test_epsilon_of_full_cohorts_is_the_accountants(noise: float, rounds: int, delta: float) -> None:
-    known = spent(noise, 1.0, rounds, delta, known=True)
+    known = compute_epsilon(noise, 1.0, rounds, delta, known_cohorts=True)
     theirs = accountants.PRVAccountant()
     theirs.history = [(noise, 1.0, rounds)]
     with np.errstate(all="ignore"):
         upper = theirs.get_epsilon(delta)
     assert known <= upper <= known + 0.03
-    assert known <= spent(noise, 1.0, rounds, delta) <= known + 0.03
+    assert known <= compute_epsilon(noise, 1.0, rounds, delta) <= known + 0.03
 
 
 def test_epsilon_of_known_cohorts_follows_the_definition() -> None:
     """Delta is the mean over the cohorts, by integrating the Gaussians of those who were drawn n times."""
     noise, rate, rounds, delta = 1.5, 0.4, 3, 1e-3
-    epsilon = spent(noise, rate, rounds, delta, known=True)
+    epsilon = compute_epsilon(noise, rate, rounds, delta, known_cohorts=True)
     chances = [math.comb(rounds, n) * rate**n * (1 - rate) ** (rounds - n) for n in range(rounds + 1)]
     found = sum(c * exact_delta(epsilon, noise / math.sqrt(n), 1.0) for n, c in enumerate(chances) if n)
     assert found == pytest.approx(delta, rel=1e-3)
@@ -315,14 +315,18 @@ def test_epsilon_of_known_cohorts_follows_the_definition() -> None:
 
 def test_known_cohorts_cost_more_than_hidden_ones() -> None:
     for rate in (0.05, 0.3, 0.9):
-        known = [spent(1.0, rate, rounds, 1e-3, known=True) for rounds in range(30)]
+        known = [compute_epsilon(1.0, rate, rounds, 1e-3, known_cohorts=True) for rounds in range(30)]
         assert known == sorted(known) and known[0] == 0
-        assert all(k > spent(1.0, rate, n, 1e-3) - 0.02 for n, k in enumerate(known) if n > 3)
-    assert spent(1.0, 0.05, 20, 1e-3, known=True) > 1.5 * spent(1.0, 0.05, 20, 1e-3)
-    assert spent(1.0, 1e-6, 3, 1e-3, known=True) == 0.0, "who is hardly ever drawn is in delta"
-    assert math.isfinite(spent(0.02, 1.0, 500, 1e-5, known=True))
-    noise = noise_for(3.0, 0.5, 20, 1e-3, known=True)
-    assert spent(noise, 0.5, 20, 1e-3, known=True) <= 3.0 < spent(0.99 * noise, 0.5, 20, 1e-3, known=True)
+        assert all(k > compute_epsilon(1.0, rate, n, 1e-3) - 0.02 for n, k in enumerate(known) if n > 3)
+    assert compute_epsilon(1.0, 0.05, 20, 1e-3, known_cohorts=True) > 1.5 * compute_epsilon(1.0, 0.05, 20, 1e-3)
+    assert compute_epsilon(1.0, 1e-6, 3, 1e-3, known_cohorts=True) == 0.0, "who is hardly ever drawn is in delta"
+    assert math.isfinite(compute_epsilon(0.02, 1.0, 500, 1e-5, known_cohorts=True))
+    noise = find_noise(3.0, 0.5, 20, 1e-3, known_cohorts=True)
+    assert (
+        compute_epsilon(noise, 0.5, 20, 1e-3, known_cohorts=True)
+        <= 3.0
+        < compute_epsilon(0.99 * noise, 0.5, 20, 1e-3, known_cohorts=True)
+    )
 
 
 # ---- a run -----------------------------------------------------------------------------------------------------------
@@ -332,7 +336,7 @@ def test_a_run_reports_its_budget_and_nothing_that_sums_hide(tmp_path: Path) -> 
     run = ff.run(table(tmp_path), out=tmp_path / "run")
     for number, report in enumerate(run.metrics, 1):
         assert {key: report[key] for key in WITHHELD} == WITHHELD and "secure" not in report and "undone" not in report
-        assert report["privacy"]["epsilon"] == spent(1.0, 1.0, number, 0.01, known=True)
+        assert report["privacy"]["epsilon"] == compute_epsilon(1.0, 1.0, number, 0.01, known_cohorts=True)
     assert json.loads((tmp_path / "run" / "privacy.json").read_text())["known"] is True
     assert json.loads((tmp_path / "run" / "secure.json").read_text())["begun"] == 3
     assert any("Epsilon" in note and "members of a round" in note for note in run.summary["notes"])
@@ -340,7 +344,9 @@ def test_a_run_reports_its_budget_and_nothing_that_sums_hide(tmp_path: Path) -> 
 
 
 def test_the_run_ends_when_the_budget_is_spent(tmp_path: Path) -> None:
-    budget = (spent(1.0, 1.0, 2, 0.01, known=True) + spent(1.0, 1.0, 3, 0.01, known=True)) / 2
+    budget = (
+        compute_epsilon(1.0, 1.0, 2, 0.01, known_cohorts=True) + compute_epsilon(1.0, 1.0, 3, 0.01, known_cohorts=True)
+    ) / 2
     run = ff.run(table(tmp_path, {"privacy": {"epsilon": budget}, "rounds": 9}), out=tmp_path / "run")
     assert [report["round"] for report in run.metrics] == [1, 2] and run.finished
 
@@ -369,9 +375,9 @@ def test_resume_skips_a_begun_round_that_was_paid_for(
     run = ff.resume(tmp_path / "run")
     second = run.metrics[1]
     assert asked.count(1) == 12 and "begun before the run was stopped" in second["undone"]["reason"]
-    assert second["privacy"]["epsilon"] == spent(1.0, 1.0, 2, 0.01, known=True)
+    assert second["privacy"]["epsilon"] == compute_epsilon(1.0, 1.0, 2, 0.01, known_cohorts=True)
     nest = json.loads((tmp_path / "run" / "privacy.json").read_text())
-    assert nest["begun"] == 3 and nest["epsilon"] == spent(1.0, 1.0, 3, 0.01, known=True)
+    assert nest["begun"] == 3 and nest["epsilon"] == compute_epsilon(1.0, 1.0, 3, 0.01, known_cohorts=True)
 
 
 def test_rounds_for_which_too_few_are_drawn_are_paid_for(tmp_path: Path) -> None:
@@ -384,7 +390,7 @@ def test_rounds_for_which_too_few_are_drawn_are_paid_for(tmp_path: Path) -> None
         assert "none was asked" in report["undone"]["reason"]
     run = ff.run(table(tmp_path, {"rounds": 8, "cohort": {"fraction": 0.25}}), out=tmp_path / "run")
     assert len(run.metrics) == 8
-    assert run.summary["privacy"]["epsilon"] == spent(1.0, 0.25, 8, 0.01, known=True)
+    assert run.summary["privacy"]["epsilon"] == compute_epsilon(1.0, 0.25, 8, 0.01, known_cohorts=True)
 
 
 def test_cohorts_that_are_all_too_small_end_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,7 +398,7 @@ def test_cohorts_that_are_all_too_small_end_no_run(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Privacy, "choose", lambda self, federation, server, rng: [0, 5])
     run = ff.run(table(tmp_path, {"rounds": 7}), out=tmp_path / "run")
     assert all("none was asked" in report["undone"]["reason"] for report in run.metrics) and len(run.metrics) == 7
-    assert run.summary["privacy"]["epsilon"] == spent(1.0, 1.0, 7, 0.01, known=True)
+    assert run.summary["privacy"]["epsilon"] == compute_epsilon(1.0, 1.0, 7, 0.01, known_cohorts=True)
 
 
 def test_a_cohort_that_always_drops_out_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,7 +433,7 @@ def test_no_file_or_line_has_an_update_or_a_sum_without_noise(
     released, words = Privacy.release, secure_engine.BlockLayout.quantise_update
 
     def noted(self: Privacy, federation: Any, server: Any, total: torch.Tensor) -> Any:
-        divided = total / (registered(federation, server.round) * self.rate)
+        divided = total / (count_registered(federation, server.round) * self.rate)
         wanted["sums"].append(total.numpy().tobytes()[:64])
         wanted["means"].append((divided + concat_state(server.state)).numpy().tobytes()[:64])
         return released(self, federation, server, total)
@@ -441,7 +447,7 @@ def test_no_file_or_line_has_an_update_or_a_sum_without_noise(
     monkeypatch.setattr(Privacy, "release", noted)
     monkeypatch.setattr(secure_engine.BlockLayout, "quantise_update", sent)
     if not noise:
-        monkeypatch.setattr(Privacy, "_noise_on", lambda self, total, round: None)
+        monkeypatch.setattr(Privacy, "_add_noise", lambda self, total, round: None)
     ff.run(table(tmp_path, {"checkpoint": {"every": 1}}), out=tmp_path / "run", on_round=print)
     files = [file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()]
     everything = [*files, "".join(capfd.readouterr()).encode()]
@@ -461,7 +467,7 @@ REFUSED: list[tuple[dict[str, Any], Expected]] = [
 
 
 @pytest.mark.parametrize(("change", "expected"), REFUSED)
-def test_settings_without_a_privacy_promise_are_refused(change: dict[str, Any], expected: Expected) -> None:
+def test_settings_without_a_guarantee_are_refused(change: dict[str, Any], expected: Expected) -> None:
     with raises(ConfigError, expected):
         assemble(load_experiment(merge_tables(BOTH, change)))
 

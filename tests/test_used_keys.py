@@ -343,7 +343,7 @@ def held(assembly: Assembly) -> dict[str, Any]:
     assert a.simulation is not None
     resources, experiment = a.simulation.resources, a.experiment
     return {
-        "settings": (s.rounds, s.local, [s.schedule(r) for r in range(s.rounds)], s.evaluate_every, s.wanted),
+        "settings": (s.rounds, s.local, [s.schedule(r) for r in range(s.rounds)], s.evaluate_every, s.scope),
         "way": (s.links, s.quorum),
         "levels": (f.levels, f.cohort, f.seed, a.plan),
         "clients": {field.name: plain(getattr(f.clients, field.name)) for field in fields(f.clients)},

@@ -84,5 +84,5 @@ class Assembly:
         )
         layout = self.federation.problem.layout
         if self.attackers is not None:
-            engine = self.attackers.on(engine, layout)
+            engine = self.attackers.wrap_engine(engine, layout)
         return engine if self.settings.secure is None else SecureEngine(engine, layout, self.settings.secure)

@@ -10,7 +10,7 @@ from fleetfit.errors import RunError
 from fleetfit.factories import call_factory
 from fleetfit.layout import Architecture, Layout, State, infer_layout
 from fleetfit.submodel import Submodel, extract
-from fleetfit.tasks import Task, task_named
+from fleetfit.tasks import Task, get_task
 from fleetfit.values.arithmetic import Arithmetic, Computed, arithmetic_of
 
 AS_MUCH = 2.0**60
@@ -62,7 +62,7 @@ class Problem:
         architecture = call_factory(names.resolve("models", name), name, "[model]", model, **given)
         architecture = tuned(architecture, spec.get("peft", {}))
         exits = tuple(spec["exits"]) or (architecture.blocks,)
-        shape, task = tuple(given["input_shape"]), task_named(spec["task"])
+        shape, task = tuple(given["input_shape"]), get_task(spec["task"])
         computed = tuple(map(Computed.restored, spec.get("computed", ())))
         found = Problem(architecture, shape, task, exits, spec=spec, computed=computed)
         return found.with_features(float(spec.get("features_bytes", 0)))

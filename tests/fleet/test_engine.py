@@ -737,7 +737,9 @@ def test_a_private_fleet_reports_its_budget_only_and_pays_again_on_resume(
         lab.serve()
     run = lab.serve(resume=True)
     assert len(calls) == 4  # the first round was begun twice
-    assert [r["privacy"]["epsilon"] for r in run.metrics] == [accountant.spent(1.0, 0.5, n, 0.01) for n in (2, 3, 4)]
+    assert [r["privacy"]["epsilon"] for r in run.metrics] == [
+        accountant.compute_epsilon(1.0, 0.5, n, 0.01) for n in (2, 3, 4)
+    ]
     assert json.loads((run.folder / "privacy.json").read_text())["begun"] == 4
     assert json.loads((run.folder / "fleet.json").read_text())["first"]["samples"] is None
     rounds = [line for line in lab.said if line.startswith("Round")]

@@ -14,7 +14,7 @@ from deployment import Deployment
 from fleet.waiting import finished, secrets_in, stop_run, until, worker_of
 
 import fleetfit as ff
-from fleetfit.privacy import spent
+from fleetfit.privacy import compute_epsilon
 from fleetfit.training.runtime import has_bf16
 
 pytestmark = pytest.mark.fleet
@@ -90,7 +90,7 @@ def test_a_private_fleet_reports_its_budget_and_no_node(lab: Deployment, tmp_pat
     )
     run = finished(lab, "private", {**table, "engine": {"name": "flower", "nodes": 4}}, tmp_path / "run")
     log = lab.log("run-private")
-    assert [r["privacy"]["epsilon"] for r in run.metrics] == [spent(2.0, 0.5, n, 0.01) for n in (1, 2, 3)]
+    assert [r["privacy"]["epsilon"] for r in run.metrics] == [compute_epsilon(2.0, 0.5, n, 0.01) for n in (1, 2, 3)]
     for report in run.metrics:
         assert report["train"] == {"loss": None, "clients": None, "samples": None, "by_level": {}}
         assert f"Round {report['round']}/3: epsilon" in log

@@ -13,7 +13,7 @@ import fleetfit as ff
 from fleetfit import secure
 from fleetfit.config import assemble, load_experiment
 from fleetfit.errors import ConfigError, NoUsableUpdates
-from fleetfit.privacy import Privacy, registered
+from fleetfit.privacy import Privacy, count_registered
 from fleetfit.secure import Quantiser, keys
 from fleetfit.secure_engine import BlockLayout
 from fleetfit.submodel import concat_state
@@ -244,7 +244,7 @@ def test_a_private_server_has_no_update_and_no_sum_without_noise(
         return found
 
     def noted(self: Privacy, federation: Any, server: Any, total: torch.Tensor) -> Any:
-        members = registered(federation, server.round) * self.rate
+        members = count_registered(federation, server.round) * self.rate
         wanted["means"].append((total / members + concat_state(server.state)).numpy().tobytes()[:64])
         return released(self, federation, server, total)
 
@@ -256,7 +256,7 @@ def test_a_private_server_has_no_update_and_no_sum_without_noise(
     monkeypatch.setattr(Privacy, "release", noted)
     if not masks:
         monkeypatch.setattr(keys, "add_mask", lambda words, key, sign: None)
-        monkeypatch.setattr(Privacy, "_noise_on", lambda self, total, round: None)
+        monkeypatch.setattr(Privacy, "_add_noise", lambda self, total, round: None)
     lab = lab_of(tmp_path, private_table(tmp_path))
     lab.grid.twist = kept
     run = lab.serve()
