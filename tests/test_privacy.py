@@ -351,7 +351,7 @@ def test_a_run_ends_with_its_budget(tmp_path: Path) -> None:
     run = ff.run(table(tmp_path, **changes), out=tmp_path / "run")
     assert [report["round"] for report in run.metrics] == [1, 2] and "evaluate" in run.metrics[-1]
     assert run.summary["privacy"]["epsilon"] <= budget and run.finished
-    assert any("lasts for 2 of the 9 rounds" in note for note in run.summary["notes"])
+    assert any("2 of the 9 rounds" in note for note in run.summary["notes"])
     assert read_state(tmp_path / "run") is not None
 
 
