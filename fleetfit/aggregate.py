@@ -19,7 +19,7 @@ from torch import Tensor
 from fleetfit.buffers import empty_like
 from fleetfit.errors import RunError
 from fleetfit.layout import Layout, State
-from fleetfit.submodel import Cut, FlatState, Submodel, concat_state, cut, get_shapes, whole
+from fleetfit.submodel import FlatState, SlicePlan, Submodel, concat_state, full_submodel, get_shapes, get_slice_plan
 
 _LEAST = torch.finfo(torch.float32).tiny  # of a weight that is above 0 in the coverage's numbers, too
 
@@ -80,7 +80,7 @@ def average_sums(layout: Layout, state: State, blocks: Iterable[SummedBlock], st
         moved = block.sums.double() * step / block.counts.clamp_min(1)
         mean[block.places] = (mean[block.places].double() + moved).float()
         coverage[block.places] = block.counts.float()
-    full = cut(layout, whole(layout))
+    full = get_slice_plan(layout, full_submodel(layout))
     return Aggregate(full.views(mean.to(before.device)), full.views(coverage.to(before.device)))
 
 
@@ -90,7 +90,7 @@ class Mean:
     def __init__(self, layout: Layout, device: torch.device | None = None) -> None:
         """Start with nothing added."""
         self._layout = layout
-        self._full = cut(layout, whole(layout))
+        self._full = get_slice_plan(layout, full_submodel(layout))
         self._device = torch.device("cpu") if device is None else device
         self._total: Tensor | None = None
         self._coverage: Tensor | None = None
@@ -135,7 +135,7 @@ class Mean:
         """Tell whether the group's places are the full buffer itself."""
         assert self._group is not None
         submodel, untrained = self._group
-        return cut(self._layout, submodel).whole and not untrained
+        return get_slice_plan(self._layout, submodel).whole and not untrained
 
     def _made_room(self, flat: Tensor) -> Tensor:
         """Return a buffer for the group's sum."""
@@ -156,7 +156,7 @@ class Mean:
             self._sum = flat if alone else torch.mul(flat, weight, out=self._made_room(flat))
             self._first = None
         submodel, untrained = self._group
-        compiled = cut(self._layout, submodel)
+        compiled = get_slice_plan(self._layout, submodel)
         if untrained:
             self._put_in_part(compiled, untrained)
         elif compiled.whole:
@@ -167,7 +167,7 @@ class Mean:
             compiled.scatter(self._made()[0], self._sum, add=True)
         self._group = None
 
-    def _put_in_part(self, compiled: Cut, untrained: tuple[str, ...]) -> None:
+    def _put_in_part(self, compiled: SlicePlan, untrained: tuple[str, ...]) -> None:
         """Put the group's sum in its place, but for the tensors that do not count."""
         total, coverage = self._made()
         found, counts = self._sum.clone(), torch.full_like(self._sum, self._weight)

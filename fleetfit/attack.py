@@ -24,7 +24,7 @@ from fleetfit.data.image_reader import EncodedImages
 from fleetfit.errors import ConfigError
 from fleetfit.layout import Layout
 from fleetfit.seeds import make_numpy_rng, make_torch_rng
-from fleetfit.submodel import Cut, Submodel, concat_state, cut, recut, whole
+from fleetfit.submodel import SlicePlan, Submodel, concat_state, full_submodel, get_slice_plan, move_state
 from fleetfit.values import Clients, Device, Failure, Job, Update
 
 Parts = Sequence[Mapping[str, Tensor]]
@@ -132,21 +132,21 @@ class Scene:
 
     def moved(self, update: Update, movement: Tensor) -> Update:
         """Return the update that moves what was sent by so much."""
-        compiled = cut(self.layout, update.submodel)
+        compiled = get_slice_plan(self.layout, update.submodel)
         return replace(update, state=compiled.views(sent(self.layout, self.job, update) + movement))
 
     def inside(self, update: Update, piece: Submodel) -> Tensor:
         """Tell which elements of an update belong to another sub-model, bool, flat."""
-        full = torch.zeros(cut(self.layout, whole(self.layout)).size)
-        cut(self.layout, piece).scatter_scalar(full, 1.0)
-        return cut(self.layout, update.submodel).gather(full) > 0
+        full = torch.zeros(get_slice_plan(self.layout, full_submodel(self.layout)).size)
+        get_slice_plan(self.layout, piece).scatter_scalar(full, 1.0)
+        return get_slice_plan(self.layout, update.submodel).gather(full) > 0
 
 
 def sent(layout: Layout, job: Job, update: Update) -> Tensor:
     """Return what was sent of an update's sub-model, flat."""
     if update.submodel == job.submodel:
         return concat_state(job.state)
-    return concat_state(recut(layout, job.state, job.submodel, update.submodel))
+    return concat_state(move_state(layout, job.state, job.submodel, update.submodel))
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +163,7 @@ class Move:
     flat: Tensor
     untrained: tuple[str, ...] = ()
 
-    def counted(self, compiled: Cut, values: Tensor) -> Tensor:
+    def counted(self, compiled: SlicePlan, values: Tensor) -> Tensor:
         """Return values of the sub-model's elements with 0 where no gradient came, in place unless they are `flat`."""
         if self.untrained:
             values = values.clone() if values is self.flat else values
@@ -192,22 +192,22 @@ class Knowledge:
 
         The deviation divides by the number less one; of an element that one client trained it is 0.
         """
-        size = cut(self.layout, whole(self.layout)).size
+        size = get_slice_plan(self.layout, full_submodel(self.layout)).size
         total, count, squares = torch.zeros(size), torch.zeros(size), torch.zeros(size)
         for move in self.moves:
-            compiled = cut(self.layout, move.piece)
+            compiled = get_slice_plan(self.layout, move.piece)
             compiled.scatter(total, move.counted(compiled, move.flat), add=True)
             compiled.scatter(count, move.counted(compiled, torch.ones(compiled.size)), add=True)
         mean = total / count.clamp_min(1)
         for move in self.moves:
-            compiled = cut(self.layout, move.piece)
+            compiled = get_slice_plan(self.layout, move.piece)
             away = (move.flat - compiled.gather(mean)).square_()
             compiled.scatter(squares, move.counted(compiled, away), add=True)
         return mean, (squares / (count - 1).clamp_min(1)).sqrt_()
 
     def moments_of(self, piece: Submodel) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation of a sub-model's elements, flat."""
-        compiled, (mean, deviation) = cut(self.layout, piece), self.moments
+        compiled, (mean, deviation) = get_slice_plan(self.layout, piece), self.moments
         return compiled.gather(mean), compiled.gather(deviation)
 
     def alike(self, piece: Submodel) -> list[Tensor]:

@@ -205,7 +205,7 @@ def level_module(federation: Federation, server: Server, level: int, found: Stat
     """Return a level's model as a plain module in eval mode, with its static statistics where it has batch norm."""
     problem, piece = federation.problem, federation.levels[level].submodel
     module = build_module(problem.architecture, {**problem.layout.full_sizes, **piece.sizes}, piece.exits)
-    state = {**level_state(federation, server, level), **problem.base_of(piece)}
+    state = {**level_state(federation, server, level), **problem.get_base(piece)}
     with torch.no_grad():
         for name, tensor, _ in named_tensors(module):
             if name in state:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fleetfit.layout import Layout
-from fleetfit.submodel import Cut, Submodel, concat_state, cut, whole
+from fleetfit.submodel import SlicePlan, Submodel, concat_state, full_submodel, get_slice_plan
 from fleetfit.values import Server, Update
 
 _CHUNK = 1 << 15  # places; with some dozens of clients the rows of one stay in the processor's cache
@@ -67,7 +67,7 @@ class _Group:
 
     members: list[int]
     counted: Tensor | None
-    compiled: Cut
+    compiled: SlicePlan
 
     def mark(self, codes: Tensor, number: int) -> None:
         """Add a number to the elements that count, of the full model."""
@@ -102,13 +102,15 @@ class Movements:
             untrained = frozenset(() if whole_pieces else update.untrained)
             key = (update.submodel, untrained)
             if key not in known:
-                known[key] = _Group([], _counted(layout, update.submodel, untrained), cut(layout, update.submodel))
+                known[key] = _Group(
+                    [], _counted(layout, update.submodel, untrained), get_slice_plan(layout, update.submodel)
+                )
             known[key].members.append(place)
         self._groups = list(known.values())
 
     def shortened(self, update: Update, share: float) -> Update:
         """Return an update with a share of its movement."""
-        compiled = cut(self._layout, update.submodel)
+        compiled = get_slice_plan(self._layout, update.submodel)
         sent = compiled.gather(self._before)
         return replace(
             update, state=compiled.views(torch.lerp(sent, concat_state(update.state).cpu(), share, out=sent))
@@ -153,7 +155,7 @@ class Movements:
 
     def _codes(self) -> tuple[Tensor, Sequence[int]]:
         """Return for each element of the full model a number, and for each number the block that it stands for."""
-        size = cut(self._layout, whole(self._layout)).size
+        size = get_slice_plan(self._layout, full_submodel(self._layout)).size
         codes = torch.zeros(size, dtype=torch.uint8)
         for number, group in enumerate(self._groups[:_BITS]):
             group.mark(codes, 1 << number)
@@ -185,7 +187,7 @@ def _renumbered(codes: Tensor, blocks: Sequence[int]) -> tuple[Tensor, list[int]
 def _counted(layout: Layout, piece: Submodel, untrained: frozenset[str]) -> Tensor | None:
     if not untrained:
         return None
-    compiled = cut(layout, piece)
+    compiled = get_slice_plan(layout, piece)
     found = torch.ones(compiled.size, dtype=torch.bool)
     for name in untrained:
         compiled.views(found)[name].zero_()

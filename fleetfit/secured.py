@@ -41,9 +41,18 @@ from fleetfit.secure import (
     digest,
     size,
 )
-from fleetfit.submodel import Cut, Submodel, concat_state, cut, get_shapes, plain, submodel_of, whole
+from fleetfit.submodel import (
+    SlicePlan,
+    Submodel,
+    concat_state,
+    dump_submodel,
+    full_submodel,
+    get_shapes,
+    get_slice_plan,
+    parse_submodel,
+)
 from fleetfit.validation import pair_jobs_with_replies
-from fleetfit.values import Failure, Job, Summed, Update
+from fleetfit.values import Failure, Job, RoundSums, Update
 
 Away = Callable[[str, int, int], bool]
 """Tells of (phase, round, client) whether it goes away before its "keys", "shares", "update", "sign" or "unmask"."""
@@ -57,7 +66,7 @@ def nobody(phase: str, round: int, client: int) -> bool:
 
 def worded(piece: Submodel) -> str:
     """Return a sub-model in the words that members and server compare."""
-    return json.dumps(plain(piece), sort_keys=True)
+    return json.dumps(dump_submodel(piece), sort_keys=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +95,7 @@ class Segments:
     def __init__(self, layout: Layout, setting: str = "") -> None:
         """Take the model's layout, and what else all members have to have in common."""
         self._layout, self._setting = layout, setting
-        full = cut(layout, whole(layout))
+        full = get_slice_plan(layout, full_submodel(layout))
         sizes = torch.tensor([int(np.prod(shape)) for shape in full.shapes.values()])
         self._names = full.names
         self._tensor = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
@@ -112,9 +121,9 @@ class Segments:
                 found[int(code)] = _Block(places, tuple(self._names[t] for t in tensors.tolist()), which)
         return codes, found
 
-    def _cut_of(self, piece: str) -> Cut:
+    def _cut_of(self, piece: str) -> SlicePlan:
         try:
-            return cut(self._layout, submodel_of(json.loads(piece)))
+            return get_slice_plan(self._layout, parse_submodel(json.loads(piece)))
         except (FleetFitError, ValueError, RecursionError):
             raise RunError("a member trains a sub-model that this model does not have.", key="roster") from None
 
@@ -139,7 +148,7 @@ class Segments:
         Raises:
             RunError: It trained something else than it was sent, or its movement is not finite.
         """
-        compiled = cut(self._layout, job.submodel)
+        compiled = get_slice_plan(self._layout, job.submodel)
         codes, known = self.of(pieces)
         mine = compiled.gather(codes)
         sent = concat_state(job.state).cpu()
@@ -166,7 +175,7 @@ class Segments:
         return Sent(terms, {code: state_digest(code, full[block.places]) for code, block in blocks.items()})
 
 
-def _fitting(update: Update, job: Job, compiled: Cut) -> Tensor:
+def _fitting(update: Update, job: Job, compiled: SlicePlan) -> Tensor:
     """Return an update's tensors, flat.
 
     Raises:
@@ -321,7 +330,7 @@ class Secured:
         self.segments = Segments(layout, setting)
         self.parties = Simulated(engine, self.segments, secure) if parties is None else parties
 
-    def sums(self, jobs: Iterator[Job], state: State) -> Summed:
+    def sums(self, jobs: Iterator[Job], state: State) -> RoundSums:
         """Run a round's jobs of training.
 
         Args:
@@ -375,7 +384,7 @@ class _SecureRound:
     state: State
     _reports: dict[int, Update | Failure] = field(default_factory=dict)
 
-    def done(self) -> Summed:
+    def done(self) -> RoundSums:
         """Go through the phases."""
         secure = self.engine.secure
         self._server = SecureServer(secure.run, self.jobs[0].round, secure.rules, self.engine.segments.lengths)
@@ -437,7 +446,7 @@ class _SecureRound:
 
     # ---- what the server's core gets
 
-    def _summed(self, sums: Sequence[BlockSum], lost: str) -> Summed:
+    def _summed(self, sums: Sequence[BlockSum], lost: str) -> RoundSums:
         blocks, clipped, hidden = [], 0, 0
         if not lost:
             known = self.engine.segments.of(self._roster.pieces)[1]
@@ -453,7 +462,7 @@ class _SecureRound:
         for index, member in self._members.items():
             report = self._reports.get(index) or Failure.of(member.job, one_line(lost, 500))
             reports.append(replace(report, bytes_down=member.down, bytes_up=member.up))
-        return Summed(tuple(blocks), self.engine.secure.grid.step, tuple(reports), hidden, clipped, lost)
+        return RoundSums(tuple(blocks), self.engine.secure.grid.step, tuple(reports), hidden, clipped, lost)
 
     def _unheard(self, opened: set[int]) -> None:
         """Say of whom no block was opened."""

@@ -36,7 +36,7 @@ def setup_nest(simulation: Simulation, threads: int) -> dict[str, Any]:
     """Return what a worker needs besides the data set, as a nest for `fleetfit.messages.pack`."""
     return {
         "problem": simulation.problem.spec, "base": simulation.problem.base, "threads": threads,
-        "parts": _parts_nest(simulation.parts), "resources": simulation.resources.nest,
+        "parts": _parts_nest(simulation.parts), "resources": simulation.resources.payload,
     }  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def simulation_of(nest: Mapping[str, Any], data: Data, device: str) -> Simulatio
     problem = replace(rebuild_problem(nest["problem"]), base=nest["base"])
     told = nest["parts"]
     parts = Parts(**told) if isinstance(told, Mapping) else told
-    simulation = Simulation(problem, data, parts, DeviceResources.restored(nest["resources"]))
+    simulation = Simulation(problem, data, parts, DeviceResources.from_payload(nest["resources"]))
     torch.set_num_threads(nest["threads"])
     keep_freed_memory()
     return on_accelerator(simulation, resolve_device(device))

@@ -90,7 +90,7 @@ class ClientManager:
     @staticmethod
     def saved(members: Iterable[EnrolledNode]) -> list[dict[str, Any]]:
         """Return members as plain values, for the run folder."""
-        return [{"node": str(member.node), **member.told.nest} for member in members]
+        return [{"node": str(member.node), **member.told.payload} for member in members]
 
     def restore(self, nests: Iterable[Mapping[str, Any]]) -> None:
         """Take back what `saved` returned."""

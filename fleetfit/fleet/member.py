@@ -31,7 +31,7 @@ from fleetfit.secure import (
     read,
 )
 from fleetfit.secured import Segments, answer_in, answered, worded
-from fleetfit.submodel import submodel_of
+from fleetfit.submodel import parse_submodel
 from fleetfit.values import Failure, Job, Update
 
 TOLD: Mapping[str, type] = {"shares": Roster, "train": Dealt, "sign": Survivors, "unmask": Agreed}
@@ -99,7 +99,7 @@ class Membership:
         assert isinstance(round, int) and isinstance(number, int)
         if not 0 <= round < 2**31 or not 0 <= number < 2**31:
             raise RunError("the server did not send run and round.")
-        piece = worded(submodel_of(job["submodel"]))
+        piece = worded(parse_submodel(job["submodel"]))
         self._segments = Segments(layout, setting)
         self._client = SecureClient(
             number, self._identity, self._authority, self._minimum, self._segments.lengths, self._journal

@@ -17,7 +17,7 @@ from fleetfit.data import Data
 from fleetfit.data.partition import partition
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.factories import call_factory
-from fleetfit.planner import Budget, absolute, budget_problem
+from fleetfit.planner import Budget, find_budget_error, parse_amount
 
 _NAME = re.compile(r"[\w.-]{1,60}")
 
@@ -95,7 +95,7 @@ class NodeSettings(Section):
     @property
     def limit_bytes(self) -> float | None:
         """The memory limit in bytes."""
-        return None if self.memory_limit is None else absolute(self.memory_limit, "memory_bytes")
+        return None if self.memory_limit is None else parse_amount(self.memory_limit, "memory_bytes")
 
 
 def read_settings(path: str | Path) -> NodeSettings:
@@ -139,13 +139,13 @@ def _check_budget(budget: Budget | None) -> None:
         return
     cost = next(iter(budget), "parameters") if isinstance(budget, Mapping) else "parameters"
     unknown = isinstance(budget, str)  # a unit says of which cost it is meant in the run
-    wrong = "" if unknown and _in_any_cost(budget) else budget_problem(budget, cost)
+    wrong = "" if unknown and _in_any_cost(budget) else find_budget_error(budget, cost)
     if wrong:
         raise ConfigError(f"budget: {wrong}")
 
 
 def _in_any_cost(budget: Budget) -> bool:
-    return any(not budget_problem(budget, cost) for cost in COSTS)
+    return any(not find_budget_error(budget, cost) for cost in COSTS)
 
 
 def _budget(found: NodeSettings, folder: Path) -> dict[str, Any]:

@@ -180,7 +180,7 @@ def round_submodel(federation: Federation, round: int, client: int, level_index:
     for name, kept in level.submodel.channels.items():
         if axes[name].scaled and choose is not submodel.prefix:
             rng = make_numpy_rng(federation.seed, round, client, name)
-            channels[name] = submodel.rising(name, choose(axes[name], len(kept), round, client, rng))
+            channels[name] = submodel.normalise_channels(name, choose(axes[name], len(kept), round, client, rng))
         else:
             channels[name] = kept
     return Submodel(channels, level.submodel.exits)

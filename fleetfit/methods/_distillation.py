@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fleetfit.layout import State, named_tensors, outputs
-from fleetfit.submodel import FlatState, Submodel, concat_state, cut, get_shapes
+from fleetfit.submodel import FlatState, Submodel, concat_state, get_shapes, get_slice_plan
 from fleetfit.tasks import NOT_SCORED
 from fleetfit.training import get_local_model, iter_batches
 from fleetfit.values import Device, Job, Update
@@ -40,7 +40,7 @@ class Distillation:
         for piece, _ in self._teachers:
             piece.module.eval()
         self._students = [
-            (get_local_model(problem, s, place, "student").module, cut(problem.layout, s)) for s in students
+            (get_local_model(problem, s, place, "student").module, get_slice_plan(problem.layout, s)) for s in students
         ]
         self._held_out: dict[int, Tensor] = {}
         self._room = _ROOM

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from fleetfit.cost import cost_of
+from fleetfit.cost import compute_cost
 from fleetfit.errors import PlanError
 from fleetfit.layout import Architecture
 from fleetfit.planner import Targets
@@ -135,7 +135,7 @@ def pool_levels(problem: Problem, targets: Targets, models: Sequence[PoolModel])
     """Return the models of a pool, smallest first; S_1, M_1 and L_1 count in the average over levels."""
 
     def cost(piece: Submodel) -> float:
-        return cost_of(problem.architecture, piece, problem.input_shape, targets.cost, targets.conditions)
+        return compute_cost(problem.architecture, piece, problem.input_shape, targets.cost, targets.conditions)
 
     full = cost(models[-1].submodel)
     return [

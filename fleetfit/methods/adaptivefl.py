@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 
 from fleetfit.aggregate import Aggregate
-from fleetfit.cost import cost_of
+from fleetfit.cost import compute_cost
 from fleetfit.errors import ConfigError
 from fleetfit.method import Method
 from fleetfit.methods._pool import PoolModel, around, pool, pool_levels
@@ -36,7 +36,7 @@ from fleetfit.methods._reinforcement import (
     probabilities,
     reward,
 )
-from fleetfit.submodel import Submodel, recut
+from fleetfit.submodel import Submodel, move_state
 from fleetfit.values import Device, Failure, Federation, Job, Problem, Server, Update
 
 Models = Callable[[Problem], tuple[PoolModel, ...]]
@@ -119,12 +119,14 @@ def shrunk(job: Job, device: Device, models: Models) -> Job | None:
     fitting = [(i, m) for i, m in found if device.affords(m.submodel)]
     if not fitting:
         return None
-    index, model = max(fitting, key=lambda pair: cost_of(problem.architecture, pair[1].submodel, problem.input_shape))
+    index, model = max(
+        fitting, key=lambda pair: compute_cost(problem.architecture, pair[1].submodel, problem.input_shape)
+    )
     prefix = f"level{index + 1}/"
     return replace(
         job,
         submodel=model.submodel,
-        state=recut(problem.layout, job.state, job.submodel, model.submodel),
+        state=move_state(problem.layout, job.state, job.submodel, model.submodel),
         statistics={k.removeprefix(prefix): v for k, v in job.statistics.items() if k.startswith(prefix)},
     )
 

@@ -29,7 +29,7 @@ from fleetfit.losses import check_temperature
 from fleetfit.method import CoverageMean, Method, by_count
 from fleetfit.methods._distillation import Distillation
 from fleetfit.seeds import derive_seed
-from fleetfit.submodel import FlatState, Submodel, concat_state, get_shapes, whole
+from fleetfit.submodel import FlatState, Submodel, concat_state, full_submodel, get_shapes
 from fleetfit.training import run_on_server
 from fleetfit.values import Device, Federation, Job, Local, Server, Update
 
@@ -92,10 +92,10 @@ class DistilledMean:
         if not self._teachers:
             return aggregate
         layout = federation.problem.layout
-        students = [level.submodel for level in federation.levels if level.submodel != whole(layout)]
+        students = [level.submodel for level in federation.levels if level.submodel != full_submodel(layout)]
         job = Job(
-            "train", server.round, server.round + 1, 0, None, whole(layout), apply_mean(server.state, aggregate),
-            teaching(self._teachers, students, self._temperature),
+            "train", server.round, server.round + 1, 0, None, full_submodel(layout),
+            apply_mean(server.state, aggregate), teaching(self._teachers, students, self._temperature),
             derive_seed(federation.seed, server.round, "distil"), local=self._local,
         )  # fmt: skip
         update = run_on_server(job, device_with_data(federation))

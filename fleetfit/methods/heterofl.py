@@ -23,7 +23,7 @@ from fleetfit.levels import split_levels
 from fleetfit.losses import masked_cross_entropy
 from fleetfit.method import Loss, Method, all_of_it, by_count
 from fleetfit.planner import Targets
-from fleetfit.submodel import Submodel, narrowed
+from fleetfit.submodel import Submodel, narrow_state
 from fleetfit.values import Device, Job, Level, Problem
 
 
@@ -123,5 +123,5 @@ def own_classes(job: Job, device: Device, state: State) -> tuple[Submodel, State
 
 def rows_of(job: Job, device: Device, state: State, axis: str, kept: list[int]) -> tuple[Submodel, State]:
     """Return the sub-model and state that keep these channels of one axis."""
-    found = narrowed(device.problem.layout, state, job.submodel.sizes, {axis: tuple(kept)})
+    found = narrow_state(device.problem.layout, state, job.submodel.sizes, {axis: tuple(kept)})
     return Submodel({**job.submodel.channels, axis: tuple(kept)}, job.submodel.exits), found

@@ -23,7 +23,7 @@ from fleetfit.errors import check_range
 from fleetfit.layout import State
 from fleetfit.method import Method, by_count
 from fleetfit.options._covered import Movement
-from fleetfit.submodel import FlatState, concat_state, get_shapes, kept_with, recut, submodel_of
+from fleetfit.submodel import FlatState, concat_state, get_shapes, move_state, pack_state, parse_submodel
 from fleetfit.values import Device, Failure, Federation, Job, Server, Update
 
 
@@ -47,7 +47,7 @@ def gradient_of(job: Job, device: Device) -> Tensor:
     if not device.memory or "gradient" not in device.memory:
         return torch.zeros_like(concat_state(job.state))
     kept = device.memory["gradient"]
-    return concat_state(recut(device.problem.layout, kept["state"], submodel_of(kept), job.submodel))
+    return concat_state(move_state(device.problem.layout, kept["state"], parse_submodel(kept), job.submodel))
 
 
 def penalty(job: Job, device: Device, alpha: float) -> Callable[[nn.Module], Tensor]:
@@ -69,7 +69,7 @@ def penalty(job: Job, device: Device, alpha: float) -> Callable[[nn.Module], Ten
 def remember(job: Job, device: Device, state: State, loss: Any, alpha: float) -> Any:
     """Keep g_k - alpha (w_k - w_received), with its sub-model."""
     gradient = gradient_of(job, device) - alpha * (concat_state(state) - concat_state(job.state))
-    kept = kept_with(job.submodel, FlatState(gradient, get_shapes(job.state)))
+    kept = pack_state(job.submodel, FlatState(gradient, get_shapes(job.state)))
     return {**(device.memory or {}), "gradient": kept}
 
 

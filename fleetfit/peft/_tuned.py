@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from fleetfit.errors import ModelError
-from fleetfit.layout import Declaration, State, Wrapped, build_module, infer_layout
+from fleetfit.layout import ArchitectureWrapper, Declaration, State, build_module, infer_layout
 from fleetfit.layout.meta import on_meta
 
 _HEAD = re.compile(r"(?:.*\.)?heads\.\d+\.")
@@ -20,7 +20,7 @@ PUT_IN = "tuning"  # a part of tensors' names in saved states
 
 
 @dataclass(frozen=True)
-class Tuned(Wrapped):
+class Tuned(ArchitectureWrapper):
     """A model family whose backbone is frozen but for what is put in.
 
     Attributes:
@@ -108,15 +108,15 @@ class Tuned(Wrapped):
 
     def trains(self, name: str) -> bool:
         """Tell whether a tensor is trained: of a classifier, or put in."""
-        return bool(_HEAD.match(name)) or name in self._classifiers or self.added(name)
+        return bool(_HEAD.match(name)) or name in self._classifiers or self.is_new(name)
 
-    def added(self, name: str) -> bool:
+    def is_new(self, name: str) -> bool:
         """Tell whether a tensor is put in."""
         return f".{PUT_IN}." in name
 
-    def merged(self, state: State) -> State:
+    def merge(self, state: State) -> State:
         """Return the tensors as they are where nothing is put in."""
-        return super().merged(state) if self.places else state
+        return super().merge(state) if self.places else state
 
     @cached_property
     def declared(self) -> Mapping[str, Any]:

@@ -26,9 +26,9 @@ from fleetfit.privacy.accountant import affordable, spent
 from fleetfit.privacy.ledger import Ledger
 from fleetfit.privacy.randomness import Randomness
 from fleetfit.secure import SKIPPED, TOO_FEW
-from fleetfit.submodel import concat_state, cut, whole
+from fleetfit.submodel import concat_state, full_submodel, get_slice_plan
 from fleetfit.training import one_thread
-from fleetfit.values import Federation, Server, Summed, Update
+from fleetfit.values import Federation, RoundSums, Server, Update
 
 _CHUNK = 1 << 20  # elements
 _BELOW = 1 - 1e-6  # so that rounding makes no clipped movement longer than the clipping norm
@@ -138,7 +138,7 @@ class Privacy:
         """Return the aggregator of a round."""
         return PrivateMean(self, federation, server)
 
-    def release_sums(self, federation: Federation, server: Server, summed: Summed) -> Aggregate:
+    def release_sums(self, federation: Federation, server: Server, summed: RoundSums) -> Aggregate:
         """Return the same of sums of what clients have clipped themselves.
 
         Of what no sum was opened the sum is zero, and noise comes there too.
@@ -152,12 +152,15 @@ class Privacy:
     def release(self, federation: Federation, server: Server, total: Tensor) -> Aggregate:
         """Return the state after the round, of the sum of clipped movements, which is written over."""
         layout, state = federation.problem.layout, concat_state(server.state)
-        full, members = cut(layout, whole(layout)), registered(federation, server.round).to(state.device)
+        full, members = (
+            get_slice_plan(layout, full_submodel(layout)),
+            registered(federation, server.round).to(state.device),
+        )
         self._noise_on(total, server.round)
         mean = total.div_((members * self.rate).clamp_min_(self.rate)).add_(state)
         return Aggregate(full.views(mean), full.views(members))
 
-    def clamp_sums(self, summed: Summed, most: int) -> Summed:
+    def clamp_sums(self, summed: RoundSums, most: int) -> RoundSums:
         """Return sums as clients that clip themselves can add up to; what is beyond is cut off, element by element.
 
         It is not refused: a refusal that goes by the sum would tell of it. What each client counts is known before,
@@ -219,7 +222,7 @@ class PrivateMean:
 
     def add(self, update: Update, weight: float) -> None:
         """Add the movement of an update, clipped; the weight does not count."""
-        submodel = cut(self._federation.problem.layout, update.submodel)
+        submodel = get_slice_plan(self._federation.problem.layout, update.submodel)
         with one_thread():
             movement = concat_state(update.state).to(self._state.device) - submodel.gather(self._state)
             length = float(torch.linalg.vector_norm(movement, dtype=torch.float64))
@@ -249,9 +252,9 @@ COUNTS = "its sums count other clients than are in them: some were sent other st
 def registered(federation: Federation, round: int) -> Tensor:
     """Return how many registered clients cover each element of the full model, flat: N_j."""
     layout = federation.problem.layout
-    found = torch.zeros(cut(layout, whole(layout)).size)
+    found = torch.zeros(get_slice_plan(layout, full_submodel(layout)).size)
     levels = federation.level_of[federation.able]
     for level in np.unique(levels).tolist():
         mine = federation.able[levels == level]
-        cut(layout, round_submodel(federation, round, int(mine[0]))).scatter_scalar(found, float(len(mine)))
+        get_slice_plan(layout, round_submodel(federation, round, int(mine[0]))).scatter_scalar(found, float(len(mine)))
     return found

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fleetfit.layout import State
 from fleetfit.seeds import make_torch_rng
-from fleetfit.submodel import Submodel, concat_state, cut, recut, whole
+from fleetfit.submodel import Submodel, concat_state, full_submodel, get_slice_plan, move_state
 from fleetfit.values import Federation, Server, Update
 
 
@@ -27,8 +27,8 @@ def movement(federation: Federation, server: Server, update: Update) -> State:
     layout = federation.problem.layout
     sent = federation.method.dispatch(federation, server, update.client, update.dispatched)
     if update.submodel != update.dispatched:
-        sent = recut(layout, sent, update.dispatched, update.submodel)
-    compiled = cut(layout, update.submodel)
+        sent = move_state(layout, sent, update.dispatched, update.submodel)
+    compiled = get_slice_plan(layout, update.submodel)
     names = compiled.names
     moved = concat_state({n: update.state[n] for n in names}) - concat_state({n: sent[n] for n in names}).to("cpu")
     return compiled.views(moved)
@@ -37,12 +37,12 @@ def movement(federation: Federation, server: Server, update: Update) -> State:
 def sketch(federation: Federation, piece: Submodel, moved: State, buckets: int) -> Tensor:
     """Return the sketch of a movement, float32 [levels, buckets]: a row of zeros where a region was not moved."""
     layout = federation.problem.layout
-    full = torch.zeros(cut(layout, whole(layout)).size)
-    cut(layout, piece).scatter(full, concat_state(moved))
+    full = torch.zeros(get_slice_plan(layout, full_submodel(layout)).size)
+    get_slice_plan(layout, piece).scatter(full, concat_state(moved))
     full *= _signs(federation.seed, len(full))
     rows: list[np.ndarray] = []  # summed by NumPy: torch's sums depend on the number of threads
     for level in federation.levels:
-        compiled = cut(layout, level.submodel)
+        compiled = get_slice_plan(layout, level.submodel)
         here = compiled.gather(full)
         compiled.scatter(full, torch.zeros_like(here))  # what is left is for the larger levels
         rows.append(np.pad(here.numpy(), (0, -len(here) % buckets)).reshape(-1, buckets).sum(0))

@@ -102,7 +102,7 @@ def test_what_a_node_tells(tmp_path: Path) -> None:
     assert "budget" not in shy and sum(shy["labels"]) == 168
     part = {"kind": "iid", "clients": 4}
     assert told(tmp_path, data={"name": "tiny:tiny_data", "client": 1, "partition": part})["examples"]["train"] == 42
-    assert hello_of(found).num_examples == 168 and hello_of(hello_of(shy).nest) == hello_of(shy)
+    assert hello_of(found).num_examples == 168 and hello_of(hello_of(shy).payload) == hello_of(shy)
 
 
 def test_check_shows_it_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,7 +232,7 @@ def test_no_hello_breaks_the_server(nest: Any, where: str | None) -> None:
         except RunError:
             continue
         assert isinstance(found.name, str) and found.num_examples >= 0 and found.facts.classes >= 1
-        assert 0 <= found.tolerance < 100 and hello_of(found.nest) == found
+        assert 0 <= found.tolerance < 100 and hello_of(found.payload) == found
 
 
 @settings(max_examples=200, deadline=None)
