@@ -101,7 +101,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     strips = import_module("fleetfit.strips")
     if request.param == "by slices":
         monkeypatch.setattr(CUT, "LARGE", 0)
-        monkeypatch.setattr(strips, "_MOST", 0)
+        monkeypatch.setattr(strips, "_MAX_STRIPS", 0)
     else:
         monkeypatch.setattr(CUT, "FEW", 1 << 20 if request.param == "by index" else 0)
 
