@@ -31,7 +31,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_connection import http_request_response
 
 from fleetfit.fleet import transport
-from fleetfit.fleet.protocol import packed
+from fleetfit.fleet.protocol import pack_message
 from fleetfit.messages import dump_reply, load_job, unpack
 from fleetfit.method import rebuild_problem
 from fleetfit.values import Job, Problem, Update
@@ -72,10 +72,10 @@ class Node:
         self.bytes += sum(map(len, contents.values()))
         confirm(run, tree.object_id)
         whole: Any = inflate_object_from_contents(tree.object_id, contents)
-        said = self._said(transport.parts_of(whole))
+        said = self._said(transport.read_parts(whole))
         with _IDENTITY:
             TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, node, 1
-            answer = transport.reply(message, {"answer": said})
+            answer = transport.make_reply(message, {"answer": said})
         with no_object_id_recompute():
             answer.metadata.__dict__["_message_id"] = answer.object_id
             order, parts = get_object_tree(answer), get_all_nested_objects(answer)
@@ -91,15 +91,15 @@ class Node:
         if what == "hello":
             hello = {"name": self.name, "facts": FACTS, "examples": {"train": EXAMPLES}, "budget": 1.0,
                      "tolerance": 0.1, "labels": None}  # fmt: skip
-            return packed({"hello": hello})
+            return pack_message({"hello": hello})
         if what in ("setup", "base"):
-            return packed({"ready": True})
+            return pack_message({"ready": True})
         key = json.dumps(header["problem"], sort_keys=True)
         if key not in self._problems:
             self._problems[key] = rebuild_problem(header["problem"])
         layout = self._problems[key].layout
         job = load_job({**header["job"], "state": unpack(parts["state"])}, layout)
-        return packed({"reply": dump_reply(update_of(job), layout)})
+        return pack_message({"reply": dump_reply(update_of(job), layout)})
 
 
 def update_of(job: Job) -> Update:

@@ -11,7 +11,7 @@ from fleetfit.aggregate import Mean, average_sums
 from fleetfit.messages import job_size, reply_size
 from fleetfit.rounds import start
 from fleetfit.secure import Quantiser, SecureRules, SecureRun
-from fleetfit.secured import Secured
+from fleetfit.secure_engine import SecureEngine
 from fleetfit.submodel import concat_state, get_slice_plan
 from fleetfit.values import Job, Update
 
@@ -46,7 +46,7 @@ def figures(options: Options) -> Iterator[Figure]:
         found: list[Any] = []
 
         def masked(updates: Any = updates, jobs: Any = jobs, found: list[Any] = found) -> None:
-            engine = Secured(_Trained(updates), layout, SecureRun(SecureRules(3, 0.67), Quantiser(1.0, 20)))
+            engine = SecureEngine(_Trained(updates), layout, SecureRun(SecureRules(3, 0.67), Quantiser(1.0, 20)))
             summed = engine.sums(iter(jobs), server.state)
             average_sums(layout, server.state, summed.blocks, summed.step)
             found[:] = [summed]

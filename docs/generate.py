@@ -2,8 +2,8 @@
 
     .venv/bin/python docs/generate.py
 
-The text of hooks.md is that of the Protocols in `fleetfit.method.hooks` and of the values' docstrings; the keys of a
-method, an option or a way of client selection are its parameters, explained in its docstring. A test compares.
+The text of hooks.md is that of FedAvg's functions in `fleetfit.method.hooks`, and of the values' docstrings; the keys
+of a method, an option or a way of client selection are its parameters, explained in its docstring. A test compares.
 """
 
 import ast
@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit import names, values
-from fleetfit.method import FEDAVG, HOOKS, Method, hooks
+from fleetfit.method import FEDAVG, HOOKS, Method
 from fleetfit.method.building import DECLARED
 
 DOCS = Path(__file__).parent
 WIDTH = 120
 BEGIN, END = "<!-- keys: made by docs/generate.py -->", "<!-- end of keys -->"
 VALUES = ("Job", "Update", "Failure", "Device", "Client", "Server", "Federation")
-RULED = ("Where", "Before", "After", "Keeps")
+RULED = ("Where", "Before", "After", "Keeps", "FedAvg")
+OPTIONAL = "Keeps"
 
 HEAD = """# Hooks
 
@@ -56,57 +57,43 @@ def joined(text: str) -> str:
 
 
 def ruled(doc: str) -> tuple[str, dict[str, str], str]:
-    """Return a Protocol's first sentence, its paragraphs Where, Before, After and Keeps, and what follows them."""
-    first, _, rest = inspect.cleandoc(doc).partition("\n\n")
+    """Return a hook's first sentence, its paragraphs (`RULED`), and the text after them."""
+    first, _, rest = sections(doc)[""].partition("\n\n")
     block, _, more = rest.partition("\n\n")
     found = re.findall(r"^(\w+): (.*?)(?=^[A-Z]\w+: |\Z)", block, re.DOTALL | re.MULTILINE)
     return joined(first), {name: joined(said) for name, said in found if name in RULED}, joined(more)
 
 
-def protocol_of(hook: str) -> Any:
-    return getattr(hooks, f"{hook.title()}Hook")
-
-
-def called(hook: str) -> str:
-    return f"{hook}({', '.join(inspect.signature(getattr(FEDAVG, hook)).parameters)})"
-
-
-def fedavg(hook: str) -> str:
-    default = getattr(FEDAVG, hook)
-    return f"`{default.__name__}`: {joined((default.__doc__ or '').partition(chr(10))[0])}"
-
-
 def hooks_page() -> str:
     """Return hooks.md."""
+    hook_sections = [hook_section(hook) for hook in HOOKS]
     rows = ["| hook | where | what it does | FedAvg |", "| --- | --- | --- | --- |"]
     for hook in HOOKS:
-        said, rules, _ = ruled(protocol_of(hook).__doc__)
+        summary, rules, _ = ruled(getattr(FEDAVG, hook).__doc__)
         where = re.split(r"[,:]", rules["Where"])[0]
-        rows.append(
-            f"| [`{hook}`](#{hook}) | {where} | {said} | {joined(getattr(FEDAVG, hook).__doc__.split(chr(10))[0])} |"
-        )
-    parts = [HEAD, "\n".join(rows), *map(hook_section, HOOKS), declared_section(), *map(value_section, VALUES)]
+        rows.append(f"| [`{hook}`](#{hook}) | {where} | {summary} | {rules['FedAvg']} |")
+    parts = [HEAD, "\n".join(rows), *hook_sections, declared_section(), *map(value_section, VALUES)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
 def hook_section(hook: str) -> str:
     """Return what hooks.md says of one hook."""
-    protocol = protocol_of(hook)
-    said, rules, more = ruled(protocol.__doc__)
-    missing = [rule for rule in RULED if rule not in rules]
+    default = getattr(FEDAVG, hook)
+    summary, rules, more = ruled(default.__doc__)
+    missing = [rule for rule in RULED if rule not in rules and rule != OPTIONAL]
     if missing:
-        raise ValueError(f"{protocol.__name__} does not say: {', '.join(missing)}")
-    parts = sections(protocol.__call__.__doc__)
-    arguments, shown = (
-        listed(parts["Args"]),
-        [n for n in inspect.signature(protocol.__call__).parameters if n != "self"],
-    )
-    if list(arguments) != shown:
-        raise ValueError(f"{protocol.__name__} takes {shown} and explains {list(arguments)}")
-    lines = [f"## {hook}", "", f"`{called(hook)}`", "", said, ""]
-    lines += [bullet(f"- **{rule}**: {text}") for rule, text in rules.items()]
+        raise ValueError(f"{default.__name__} does not document: {', '.join(missing)}")
+    parts = sections(default.__doc__)
+    arguments, parameters = listed(parts["Args"]), list(inspect.signature(default).parameters)
+    if list(arguments) != parameters:
+        raise ValueError(f"{default.__name__} takes {parameters} and documents {list(arguments)}")
+    lines = [f"## {hook}", "", f"`{hook}({', '.join(parameters)})`", "", summary, ""]
+    lines += [bullet(f"- **{rule}**: {text}") for rule, text in rules.items() if rule != "FedAvg"]
     lines += [bullet(f"- `{name}`: {text}") for name, text in arguments.items()]
-    lines += [bullet(f"- **Returns**: {joined(parts['Returns'])}"), bullet(f"- **FedAvg**, {fedavg(hook)}")]
+    lines += [
+        bullet(f"- **Returns**: {joined(parts['Returns'])}"),
+        bullet(f"- **FedAvg**, `{default.__name__}`: {rules['FedAvg']}"),
+    ]
     return "\n".join([*lines, *(["", textwrap.fill(more, WIDTH)] if more else [])])
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fleetfit as ff
-from fleetfit.evaluate import level_module
+from fleetfit.evaluate import build_level_module
 from fleetfit.training.runtime import choose_arithmetic, prepare_model
 from fleetfit.values.arithmetic import PLAIN, Arithmetic
 
@@ -44,7 +44,7 @@ def errors_of(run: ff.Run, number: int, count: int) -> dict[str, tuple[float, fl
     cpu = torch.device("cpu")
 
     def module(arithmetic: Arithmetic) -> nn.Module:
-        return prepare_model(level_module(federation, run.server, number - 1, None).train(), arithmetic, cpu)
+        return prepare_model(build_level_module(federation, run.server, number - 1, None).train(), arithmetic, cpu)
 
     fast = choose_arithmetic(module(PLAIN), federation.problem.input_shape, cpu)
     ways = {"fp32": PLAIN, f"fp32, {fast.memory_format}": replace(fast, precision="fp32"),

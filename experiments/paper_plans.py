@@ -39,11 +39,11 @@ from fleetfit.cost.count import get_layout
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.layout import Architecture, build_module
 from fleetfit.method import build
-from fleetfit.methods._pool import pool
+from fleetfit.methods._pool import make_pool
 from fleetfit.planner import LevelShape, Targets, assign, find_one_level, make_fixed_targets, search
 from fleetfit.report.tables import LATENCIES, format_latency
 from fleetfit.report.text import Table
-from fleetfit.tasks import task_named
+from fleetfit.tasks import get_task
 from fleetfit.values import Job, Level, Problem, apply_peft
 
 Value = str | int | float | None
@@ -411,7 +411,7 @@ ADAPTIVEFL_TABLE_1 = {
 def make_adaptivefl_table_1() -> PaperTable:
     """Return AdaptiveFL's Table 1."""
     architecture = build_family("vgg16")
-    entries = {entry.name: entry for entry in pool(architecture)}
+    entries = {entry.name: entry for entry in make_pool(architecture)}
     costs = {name: submodel_cost(architecture, entry.submodel, IMAGE) for name, entry in entries.items()}
     rows: list[tuple[Value, ...]] = []
     models = []
@@ -552,7 +552,7 @@ def count_bytes(architecture: Architecture, paper_method: PaperMethod, splits: S
     architecture = method.model(architecture, _DEIT_IMAGE)
     shapes = splits.list_levels(paper_method)
     counted = [count_paper_bytes(architecture, depth, width, paper_method.all_heads) for depth, width in shapes]
-    problem = Problem(architecture, _DEIT_IMAGE, task_named("classification"), (_BLOCKS,))
+    problem = Problem(architecture, _DEIT_IMAGE, get_task("classification"), (_BLOCKS,))
     shares = [(i + 1) / len(shapes) for i in range(len(shapes))]
     levels = method.levels(problem, make_fixed_targets([d for d, _ in shapes], [w for _, w in shapes], shares))
     level_of = assign(shares, 0.0, [level.needs for level in levels])

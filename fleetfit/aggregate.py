@@ -1,12 +1,12 @@
 """The coverage-weighted mean: the only averaging code.
 
-x_j <- sum_k w_k x_kj / sum_k w_k over the updates k that contain element j; an element that nobody trained keeps its
-value bit for bit. With w_k = 1 this is ScaleFL's Eq. 2 and Algorithm 3, with w_k = samples AdaptiveFL's Algorithm 2.
+x_j <- sum_k w_k x_kj / sum_k w_k over the updates k that contain element j; without any the element keeps its value
+bit for bit. With w_k = 1 this is ScaleFL's Eq. 2 and Algorithm 3, with w_k = samples AdaptiveFL's Algorithm 2.
 A parameter that no gradient reached on a client is contained in its update, and not counted.
 
-Updates are folded in fp32 in the order in which they are added. Neighbours of the same sub-model are summed first,
-each by one pass over its flat buffer, and put in place together: the order of dispatch (largest cost first) makes
-them neighbours, the cost is about that of copying the updates, and memory does not grow with their number.
+Updates are summed in fp32 in the order in which they are added. Neighbours of the same sub-model are summed first, each
+in one pass over its flat buffer, and added to the total together: the order of dispatch (largest cost first) makes them
+neighbours, the cost is about that of copying the updates, and memory does not grow with their number.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,25 +19,23 @@ from torch import Tensor
 from fleetfit.buffers import empty_like
 from fleetfit.errors import RunError
 from fleetfit.layout import Layout, State
-from fleetfit.submodel import FlatState, SlicePlan, Submodel, concat_state, full_submodel, get_shapes, get_slice_plan
+from fleetfit.submodel import FlatState, Submodel, concat_state, full_submodel, get_shapes, get_slice_plan
 
-_LEAST = torch.finfo(torch.float32).tiny  # of a weight that is above 0 in the coverage's numbers, too
-
+_LEAST_WEIGHT = torch.finfo(torch.float32).tiny  # above it a weight is above 0 in float32, too
 _BLOCK = 1 << 16  # elements
 
 
 @dataclass(frozen=True, eq=False)
 class Aggregate:
-    """What a round's updates add up to.
+    """The average of a round's updates.
 
     Attributes:
-        mean: The weighted mean of each element; where coverage is 0 it means nothing.
-        coverage: Sum of the aggregation weights of those who trained the element.
-        extra: What a method's own aggregator adds.
-        before: What the mean replaces, where that is not the server's whole state (Decoupled: some levels' models).
-        metrics: What the server reports of its own work, plain values; the round's report has them under "server".
-        everywhere: The coverage's buffer and how often it had been written to when it was above 0 in all places; None
-            where that is not known.
+        mean: The weighted mean of each element; undefined for elements with coverage 0.
+        coverage: Sum of the aggregation weights of the clients that trained the element.
+        extra: Values that a method's own aggregator adds.
+        before: The tensors that the mean replaces, if not the server's whole state (Decoupled: some levels' models).
+        metrics: The server's own metrics, plain values; the round's report has them under "server".
+        everywhere: The coverage's buffer and its version when all its elements were above 0; None if unknown.
     """
 
     mean: State
@@ -53,10 +51,10 @@ class SummedBlock:
     """Sums over the clients that cover the same elements.
 
     Attributes:
-        places: Of the elements in the full model's flat buffer, int64, each once.
-        sums: What the clients' movements add up to, whole numbers of one step, int64.
-        counts: Of how many clients a gradient reached the element, int64.
-        clients: How many clients are in it.
+        places: The elements' indices in the full model's flat buffer, int64, each once.
+        sums: The sums of the clients' movements, whole numbers of one step, int64.
+        counts: The number of clients on which a gradient reached the element, int64.
+        clients: The number of clients in the block.
     """
 
     places: Tensor
@@ -66,13 +64,13 @@ class SummedBlock:
 
 
 def average_sums(layout: Layout, state: State, blocks: Iterable[SummedBlock], step: float) -> Aggregate:
-    """Return the mean of clients that count alike, of sums of what they moved.
+    """Return the mean of clients that count alike, from sums of their movements.
 
     Args:
-        layout: Of the model.
-        state: The server's, of which clients were sent parts.
-        blocks: Without an element in common.
-        step: How far a 1 moves an element.
+        layout: The model's layout.
+        state: The server's; clients were sent parts of it.
+        blocks: Blocks without an element in common.
+        step: The movement of an element that a 1 stands for.
     """
     before = concat_state(state)
     mean, coverage = before.cpu().clone(), torch.zeros(before.numel())
@@ -88,24 +86,23 @@ class Mean:
     """A running coverage-weighted mean over unequal sub-models."""
 
     def __init__(self, layout: Layout, device: torch.device | None = None) -> None:
-        """Start with nothing added."""
         self._layout = layout
         self._full = get_slice_plan(layout, full_submodel(layout))
         self._device = torch.device("cpu") if device is None else device
         self._total: Tensor | None = None
         self._coverage: Tensor | None = None
         self._group: tuple[Submodel, tuple[str, ...]] | None = None
-        self._first: tuple[Tensor, float] | None = None  # of the group, as long as it is alone
+        self._first: tuple[Tensor, float] | None = None  # of a group of one update: it, and its weight
         self._sum = self._room = torch.empty(0)
         self._weight = 0.0
-        self._everywhere = False  # whether somebody trained the whole model
+        self._everywhere = False  # whether a client trained the whole model
 
     def add(self, submodel: Submodel, state: State, weight: float, untrained: tuple[str, ...] = ()) -> None:
-        """Fold one update in.
+        """Add an update.
 
         Args:
-            submodel: What the update contains.
-            state: Its tensors, in canonical order; they must stay as they are until the next is added.
+            submodel: The update's sub-model.
+            state: Its tensors, in canonical order; they must not change before the next update is added.
             weight: Its aggregation weight, finite and at least 0.
             untrained: Names of the tensors that do not count.
 
@@ -116,9 +113,9 @@ class Mean:
             raise RunError(f"an aggregation weight must be finite and at least 0, got {weight}.", key="weight")
         flat = concat_state(state).to(self._device)
         if (submodel, untrained) != self._group:
-            self._close()
+            self._flush_group()
             self._group, self._weight = (submodel, untrained), weight
-            if self._total is not None and self._in_place():
+            if self._total is not None and self._is_full_model():
                 self._sum = self._total.add_(flat, alpha=weight)
             else:
                 self._first = flat, weight
@@ -127,57 +124,57 @@ class Mean:
         if self._first is None:
             self._sum.add_(flat, alpha=weight)
             return
-        first, before = self._first
-        self._first, self._sum = None, self._made_room(first)
-        _add_up(first, before, flat, weight, self._sum)
+        first, first_weight = self._first
+        self._first, self._sum = None, self._get_sum_buffer(first)
+        _add_weighted(first, first_weight, flat, weight, self._sum)
 
-    def _in_place(self) -> bool:
-        """Tell whether the group's places are the full buffer itself."""
+    def _is_full_model(self) -> bool:
+        """Return whether the group covers the full model, so that its sum is the total."""
         assert self._group is not None
         submodel, untrained = self._group
         return get_slice_plan(self._layout, submodel).whole and not untrained
 
-    def _made_room(self, flat: Tensor) -> Tensor:
+    def _get_sum_buffer(self, flat: Tensor) -> Tensor:
         """Return a buffer for the group's sum."""
-        if self._in_place():
+        if self._is_full_model():
             self._total = empty_like(flat)
             return self._total
         if self._room.numel() < flat.numel():
             self._room = empty_like(flat)
         return self._room[: flat.numel()]
 
-    def _close(self) -> None:
-        """Put the current group's sum in its place."""
+    def _flush_group(self) -> None:
+        """Add the current group's sum to the total."""
         if self._group is None:
             return
         if self._first is not None:
             flat, weight = self._first
-            alone = weight == 1 and not self._in_place()  # then it can be put in place as it is
-            self._sum = flat if alone else torch.mul(flat, weight, out=self._made_room(flat))
+            is_sum = weight == 1 and not self._is_full_model()
+            self._sum = flat if is_sum else torch.mul(flat, weight, out=self._get_sum_buffer(flat))
             self._first = None
         submodel, untrained = self._group
         compiled = get_slice_plan(self._layout, submodel)
         if untrained:
-            self._put_in_part(compiled, untrained)
+            total, coverage = self._get_buffers()
+            sums, weights = self._sum.clone(), torch.full_like(self._sum, self._weight)
+            for buffer in (sums, weights):
+                for name in untrained:
+                    compiled.views(buffer)[name].zero_()
+            compiled.scatter(coverage, weights, add=True)
+            compiled.scatter(total, sums, add=True)
         elif compiled.whole:
-            self._coverage = _added(self._coverage, self._weight, self._sum)
-            self._everywhere = self._everywhere or self._weight > _LEAST
+            if self._coverage is None:
+                self._coverage = empty_like(self._sum).fill_(self._weight)
+            else:
+                self._coverage.add_(self._weight)
+            self._everywhere = self._everywhere or self._weight > _LEAST_WEIGHT
         else:
-            compiled.scatter_scalar(self._made()[1], self._weight)
-            compiled.scatter(self._made()[0], self._sum, add=True)
+            total, coverage = self._get_buffers()
+            compiled.scatter_scalar(coverage, self._weight)
+            compiled.scatter(total, self._sum, add=True)
         self._group = None
 
-    def _put_in_part(self, compiled: SlicePlan, untrained: tuple[str, ...]) -> None:
-        """Put the group's sum in its place, but for the tensors that do not count."""
-        total, coverage = self._made()
-        found, counts = self._sum.clone(), torch.full_like(self._sum, self._weight)
-        for buffer in (found, counts):
-            for name in untrained:
-                compiled.views(buffer)[name].zero_()
-        compiled.scatter(coverage, counts, add=True)
-        compiled.scatter(total, found, add=True)
-
-    def _made(self) -> tuple[Tensor, Tensor]:
+    def _get_buffers(self) -> tuple[Tensor, Tensor]:
         """Return the weighted total and the coverage, of the full model's size."""
         if self._total is None:
             self._total = torch.zeros(self._full.size, device=self._device)
@@ -186,39 +183,36 @@ class Mean:
         return self._total, self._coverage
 
     def result(self, extra: Any = None) -> Aggregate:
-        """Return the mean and the coverage of what was added."""
-        self._close()
-        total, coverage = self._made()
-        mean = total.div_(coverage)  # 0 / 0 where nobody trained: `applied` does not look there
-        known = (coverage, coverage._version) if self._everywhere else None
-        return Aggregate(self._full.views(mean), self._full.views(coverage), extra, everywhere=known)
+        """Return the mean and the coverage of the updates."""
+        self._flush_group()
+        total, coverage = self._get_buffers()
+        mean = total.div_(coverage)  # 0 / 0 for elements that no client trained; `apply_mean` does not read them
+        everywhere = (coverage, coverage._version) if self._everywhere else None
+        return Aggregate(self._full.views(mean), self._full.views(coverage), extra, everywhere=everywhere)
 
 
-def _add_up(first: Tensor, before: float, flat: Tensor, weight: float, out: Tensor) -> None:
-    """Write the weighted sum of two updates; where a weight is 1, in one pass and with the same bits."""
-    if before == weight == 1:
-        torch.add(first, flat, out=out)
+def _add_weighted(first: Tensor, first_weight: float, second: Tensor, second_weight: float, out: Tensor) -> None:
+    """Write the weighted sum of two updates; if both weights are 1, in one pass and with the same bits."""
+    if first_weight == second_weight == 1:
+        torch.add(first, second, out=out)
         return
-    for one, other, here in zip(first.split(_BLOCK), flat.split(_BLOCK), out.split(_BLOCK), strict=True):
-        torch.mul(one, before, out=here).add_(other, alpha=weight)  # the second pass finds it in the processor's cache
-
-
-def _added(coverage: Tensor | None, weight: float, like: Tensor) -> Tensor:
-    return empty_like(like).fill_(weight) if coverage is None else coverage.add_(weight)
+    # block by block, so that the second pass reads from the processor's cache
+    for a, b, result in zip(first.split(_BLOCK), second.split(_BLOCK), out.split(_BLOCK), strict=True):
+        torch.mul(a, first_weight, out=result).add_(b, alpha=second_weight)
 
 
 def apply_mean(state: State, aggregate: Aggregate) -> State:
-    """Return the state with the mean where somebody trained, bit for bit as it was elsewhere."""
+    """Return the state with the mean of the elements that a client trained; the others keep their bits."""
     old, mean, coverage = concat_state(state), concat_state(aggregate.mean), concat_state(aggregate.coverage)
-    if _everywhere(aggregate, coverage):
+    if _is_covered(aggregate, coverage):
         new = mean.to(old.device)
     else:
         new = torch.where(coverage > 0, mean, old.to(mean.device)).to(old.device)
     return FlatState(new, get_shapes(state))
 
 
-def _everywhere(aggregate: Aggregate, coverage: Tensor) -> bool:
-    """Tell whether somebody trained each element; it is known unless the coverage was replaced or written to since."""
+def _is_covered(aggregate: Aggregate, coverage: Tensor) -> bool:
+    """Return whether each element was trained; looked up unless the coverage was replaced or written to since."""
     if aggregate.everywhere is not None:
         buffer, version = aggregate.everywhere
         if buffer is coverage and buffer._version == version:

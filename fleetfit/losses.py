@@ -2,7 +2,7 @@
 
 Differs from the paper: the printed weights i / (l(l+1)) of Eq. 5 sum to one half, so that a level-1 client would
 train half a cross-entropy while its baselines train a whole one; the default is 2i / (l(l+1)), which sums to one.
-`printed=True` gives the printed ones. The teacher is detached, and the last exit has no divergence from itself.
+`printed=True` takes the printed weights. The teacher is detached, and the last exit has no divergence from itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -95,7 +95,7 @@ def best_exit_distillation(
     Args:
         logits: Per exit [B, C], shallow to deep.
         losses: Per exit its loss [E].
-        teacher: The teacher's index, a tensor [] of whole numbers: nothing waits for it.
+        teacher: The teacher's index, a tensor [] of whole numbers, so that the device is not synchronised.
         y: Labels [B].
         task: Gives the divergence.
         share: Weight of the distillation, at least 0.

@@ -1,10 +1,10 @@
-"""A round's movements side by side, block by block, where clients train different pieces: what robust averages share.
+"""The movements of a round, block by block, for robust averages of clients with different sub-models.
 
-A movement is an update less what was sent. A block is a set of elements that the same clients of the round cover;
-inside one, movements are rows of equal length and can be compared. Blocks come in chunks of some thousand places of
-the full model, so that beside the updates themselves, which have to be kept, memory is a byte for each element of the
-model (four from nine different coverages on) and the rows of one chunk. A tensor that no gradient reached on a client
-is not covered by it.
+A movement is an update less the state that was sent. A block is a set of elements that the same clients of the round
+cover; inside one, movements are rows of equal length and can be compared. Blocks are yielded in chunks of some thousand
+elements of the full model, so that memory, beside the updates themselves, is a byte for each element of the model (four
+from nine different coverages on) and the rows of one chunk. A tensor that no gradient reached on a client is not
+covered by it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from fleetfit.layout import Layout
 from fleetfit.submodel import SlicePlan, Submodel, concat_state, full_submodel, get_slice_plan
 from fleetfit.values import Server, Update
 
-_CHUNK = 1 << 15  # places; with some dozens of clients the rows of one stay in the processor's cache
+_CHUNK = 1 << 15  # elements; with some dozens of clients the rows of one stay in the processor's cache
 _BITS = 8  # groups that have a bit of a byte each; further ones are numbered
 _MOST = 1 << 14  # numbers in use, at most, when a group doubles them
 
@@ -28,31 +28,26 @@ class BlockRows:
     """A part of a block.
 
     Attributes:
-        block: Which one: equal numbers, equal clients; bit g is set where group g covers it.
-        members: Who covers it, as places in the list of updates.
+        block: Its number: equal numbers, equal clients; bit g is set if group g covers it.
+        members: The clients that cover it, as indices in the list of updates.
         rows: Their movements, [members, elements].
-        place: Where in the full model's flat buffer it lies, together with `inside`.
-        inside: Which elements of the place it has, indices; None for all of them.
+        chunk: A slice of the full model's flat buffer.
+        indices: Its elements in the chunk; None for all of them.
     """
 
     block: int
     members: Sequence[int]
     rows: Tensor
-    place: slice
-    inside: Tensor | None
+    chunk: slice
+    indices: Tensor | None
 
     def write(self, full: Tensor, values: Tensor | float) -> None:
-        """Write values to the elements' places in a buffer of the full model's size."""
-        here = full[self.place]
-        if self.inside is None:
-            here[...] = values
-        else:
-            here[self.inside] = values
+        """Write values of its elements into a buffer of the full model's size."""
+        full[self.chunk][... if self.indices is None else self.indices] = values
 
     def read(self, full: Tensor) -> Tensor:
-        """Return the elements' values of a buffer of the full model's size."""
-        here = full[self.place]
-        return here if self.inside is None else here[self.inside]
+        """Return the values of its elements in a buffer of the full model's size."""
+        return full[self.chunk] if self.indices is None else full[self.chunk][self.indices]
 
 
 @dataclass(eq=False)
@@ -60,55 +55,58 @@ class _Group:
     """Updates of the same sub-model, in which the same tensors were trained.
 
     Attributes:
-        members: Their places in the list of updates.
-        counted: Which elements count, bool, flat; None for all of them.
-        compiled: The sub-model's index work.
+        members: Their indices in the list of updates.
+        trained: The elements that count, bool, flat; None for all of them.
+        compiled: Where the sub-model's elements are in the full model.
     """
 
     members: list[int]
-    counted: Tensor | None
+    trained: Tensor | None
     compiled: SlicePlan
 
     def mark(self, codes: Tensor, number: int) -> None:
         """Add a number to the elements that count, of the full model."""
-        if self.counted is None:
+        if self.trained is None:
             self.compiled.scatter_scalar(codes, number)
         else:
-            self.compiled.scatter(codes, self.counted.to(codes.dtype) * number, add=True)
+            self.compiled.scatter(codes, self.trained.to(codes.dtype) * number, add=True)
 
-    def flats(self, updates: Sequence[Update]) -> list[Tensor]:
-        """Return the states of its updates, flat: the elements that count."""
+    def flatten(self, updates: Sequence[Update]) -> list[Tensor]:
+        """Return the elements that count of each of its updates, flat."""
         states = [concat_state(updates[member].state).cpu() for member in self.members]
-        return states if self.counted is None else [state[self.counted] for state in states]
+        return states if self.trained is None else [state[self.trained] for state in states]
 
 
 class Movements:
-    """The movements of a round's updates, of clients that were sent parts of the server's state."""
+    """The movements of a round's updates; the clients were sent parts of the server's state.
+
+    Attributes:
+        full_block: The number of the block that all updates cover.
+    """
 
     def __init__(
         self, layout: Layout, server: Server, updates: Sequence[Update], *, whole_pieces: bool = False
     ) -> None:
-        """Group the updates by what they cover.
+        """Group the updates by the elements that they cover.
 
         Args:
-            layout: Of the model.
-            server: What the clients were sent parts of.
-            updates: What came back.
-            whole_pieces: Whether a client covers its whole sub-model, whatever it says that no gradient reached.
+            layout: The model's layout.
+            server: The server before the round.
+            updates: The updates of the round.
+            whole_pieces: Whether a client covers its whole sub-model, with the tensors that it declares untrained.
         """
         self._layout, self._updates, self._before = layout, updates, concat_state(server.state).cpu()
-        known: dict[tuple[Submodel, frozenset[str]], _Group] = {}
-        for place, update in enumerate(updates):
+        groups: dict[tuple[Submodel, frozenset[str]], _Group] = {}
+        for index, update in enumerate(updates):
             untrained = frozenset(() if whole_pieces else update.untrained)
             key = (update.submodel, untrained)
-            if key not in known:
-                known[key] = _Group(
-                    [], _counted(layout, update.submodel, untrained), get_slice_plan(layout, update.submodel)
-                )
-            known[key].members.append(place)
-        self._groups = list(known.values())
+            if key not in groups:
+                groups[key] = _Group([], _mask_trained(layout, *key), get_slice_plan(layout, update.submodel))
+            groups[key].members.append(index)
+        self._groups = list(groups.values())
+        self.full_block = (1 << len(self._groups)) - 1
 
-    def shortened(self, update: Update, share: float) -> Update:
+    def scale(self, update: Update, share: float) -> Update:
         """Return an update with a share of its movement."""
         compiled = get_slice_plan(self._layout, update.submodel)
         sent = compiled.gather(self._before)
@@ -116,45 +114,41 @@ class Movements:
             update, state=compiled.views(torch.lerp(sent, concat_state(update.state).cpu(), share, out=sent))
         )
 
-    def everybody(self) -> int:
-        """Return the number of the block that all updates cover."""
-        return (1 << len(self._groups)) - 1
-
     def chunks(self) -> Iterator[BlockRows]:
-        """Yield the blocks, part by part, in the order of the full model; nothing of what nobody covers."""
-        codes, blocks_of = self._codes()
-        at = [0] * len(self._groups)
-        taken = [group.flats(self._updates) for group in self._groups]
+        """Yield the blocks, part by part, in the order of the full model, without elements that no client covers."""
+        codes, blocks = self._encode_blocks()
+        offsets = [0] * len(self._groups)
+        states_by_group = [group.flatten(self._updates) for group in self._groups]
         for start in range(0, codes.numel(), _CHUNK):
-            place = slice(start, start + _CHUNK)
-            here, before = codes[place], self._before[place]
-            there = _distinct(here)
-            moves: list[tuple[Tensor, Tensor | None]] = []
-            for number, states in enumerate(taken):
-                mine = _covering(here, {code: bool(blocks_of[code] >> number & 1) for code in there})
-                sent = before if mine is None else before[mine]
-                part = slice(at[number], at[number] + len(sent))
-                at[number] = part.stop
+            chunk = slice(start, start + _CHUNK)
+            chunk_codes, before = codes[chunk], self._before[chunk]
+            distinct = _find_distinct(chunk_codes)
+            movements: list[tuple[Tensor, Tensor | None]] = []
+            for number, states in enumerate(states_by_group):
+                covered = _mask_covered(chunk_codes, {code: bool(blocks[code] >> number & 1) for code in distinct})
+                sent = before if covered is None else before[covered]
+                part = slice(offsets[number], offsets[number] + len(sent))
+                offsets[number] = part.stop
                 rows = torch.stack([state[part] for state in states]).sub_(sent)
-                moves.append((rows, None if mine is None else here[mine]))
-            for code in there:
-                if blocks_of[code]:
-                    yield self._rows(code, blocks_of[code], moves, here, place, len(there) == 1)
+                movements.append((rows, None if covered is None else chunk_codes[covered]))
+            for code in distinct:
+                if blocks[code]:
+                    indices = None if len(distinct) == 1 else (chunk_codes == code).nonzero().flatten()
+                    yield self._collect_rows(code, blocks[code], movements, chunk, indices)
 
-    def _rows(
-        self, code: int, block: int, moves: Sequence[tuple[Tensor, Tensor | None]], here: Tensor, place: slice,
-        alone: bool,
+    def _collect_rows(
+        self, code: int, block: int, movements: Sequence[tuple[Tensor, Tensor | None]], chunk: slice,
+        indices: Tensor | None,
     ) -> BlockRows:  # fmt: skip
         parts, members = [], []
-        for number, (rows, codes) in enumerate(moves):
+        for number, (rows, codes) in enumerate(movements):
             if block >> number & 1:
                 parts.append(rows if codes is None else rows.index_select(1, (codes == code).nonzero().flatten()))
                 members += self._groups[number].members
-        inside = None if alone else (here == code).nonzero().flatten()
-        return BlockRows(block, members, torch.cat(parts), place, inside)
+        return BlockRows(block, members, torch.cat(parts), chunk, indices)
 
-    def _codes(self) -> tuple[Tensor, Sequence[int]]:
-        """Return for each element of the full model a number, and for each number the block that it stands for."""
+    def _encode_blocks(self) -> tuple[Tensor, Sequence[int]]:
+        """Return a code for each element of the full model, and the number of the block of each code."""
         size = get_slice_plan(self._layout, full_submodel(self._layout)).size
         codes = torch.zeros(size, dtype=torch.uint8)
         for number, group in enumerate(self._groups[:_BITS]):
@@ -164,45 +158,45 @@ class Movements:
             codes = codes.int()
         for number, group in enumerate(self._groups[_BITS:], _BITS):
             if len(blocks) > _MOST:
-                codes, blocks = _renumbered(codes, blocks)
+                codes, blocks = _renumber(codes, blocks)
             group.mark(codes, len(blocks))
             blocks = [*blocks, *(block | 1 << number for block in blocks)]
         return codes, blocks
 
 
-def _renumbered(codes: Tensor, blocks: Sequence[int]) -> tuple[Tensor, list[int]]:
-    """Return the same with the numbers that occur only."""
-    found = np.zeros(len(blocks), dtype=np.int64)
+def _renumber(codes: Tensor, blocks: Sequence[int]) -> tuple[Tensor, list[int]]:
+    """Return codes and blocks without the codes that do not occur."""
+    counts = np.zeros(len(blocks), dtype=np.int64)
     for start in range(0, codes.numel(), _CHUNK):
-        found += np.bincount(codes[start : start + _CHUNK].numpy(), minlength=len(blocks))
-    there = np.flatnonzero(found)
-    number = torch.zeros(len(blocks), dtype=torch.int32)
-    number[torch.from_numpy(there)] = torch.arange(len(there), dtype=torch.int32)
+        counts += np.bincount(codes[start : start + _CHUNK].numpy(), minlength=len(blocks))
+    distinct = np.flatnonzero(counts)
+    new_codes = torch.zeros(len(blocks), dtype=torch.int32)
+    new_codes[torch.from_numpy(distinct)] = torch.arange(len(distinct), dtype=torch.int32)
     for start in range(0, codes.numel(), _CHUNK):
-        here = codes[start : start + _CHUNK]
-        here.copy_(number[here])
-    return codes, [blocks[code] for code in there.tolist()]
+        chunk = codes[start : start + _CHUNK]
+        chunk.copy_(new_codes[chunk])
+    return codes, [blocks[code] for code in distinct.tolist()]
 
 
-def _counted(layout: Layout, piece: Submodel, untrained: frozenset[str]) -> Tensor | None:
+def _mask_trained(layout: Layout, submodel: Submodel, untrained: frozenset[str]) -> Tensor | None:
     if not untrained:
         return None
-    compiled = get_slice_plan(layout, piece)
-    found = torch.ones(compiled.size, dtype=torch.bool)
+    compiled = get_slice_plan(layout, submodel)
+    mask = torch.ones(compiled.size, dtype=torch.bool)
     for name in untrained:
-        compiled.views(found)[name].zero_()
-    return found
+        compiled.views(mask)[name].zero_()
+    return mask
 
 
-def _distinct(codes: Tensor) -> list[int]:
-    """Return the numbers that occur, ascending."""
+def _find_distinct(codes: Tensor) -> list[int]:
+    """Return the codes that occur, ascending."""
     if bool((codes == codes[0]).all()):
         return [int(codes[0])]
     return np.flatnonzero(np.bincount(codes.numpy())).tolist()
 
 
-def _covering(codes: Tensor, covers: Mapping[int, bool]) -> Tensor | None:
-    """Return which elements a group covers, bool, by the numbers that it covers; None for all of them."""
+def _mask_covered(codes: Tensor, covers: Mapping[int, bool]) -> Tensor | None:
+    """Return the elements that a group covers, bool, by the codes that it covers; None for all of them."""
     if len(covers) == 1:
         return None if all(covers.values()) else torch.zeros_like(codes, dtype=torch.bool)
     table = torch.zeros(max(covers) + 1, dtype=torch.bool)

@@ -177,41 +177,41 @@ _INSTALLED = tuple(sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "
 
 
 def _import_plug_in(kind: str, name: str) -> Callable[..., Any]:
-    place, _, attribute = name.rpartition(":")
+    source, _, attribute = name.rpartition(":")
     from fleetfit.tensor_defaults import tensor_defaults  # PyTorch, which other names do not need
 
     with tensor_defaults():  # a plug-in that sets PyTorch's default type does so for itself
         try:
-            module = _import_file(place, name) if place.endswith(".py") else _import_module(place, name)
+            module = _import_file(source, name) if source.endswith(".py") else _import_module(source, name)
         except (FleetFitError, KeyboardInterrupt):
             raise
         except BaseException as error:  # also sys.exit, which would end this process without a word
-            raise ConfigError(f'"{name}": importing {place} failed: {format_cause(error, typed=True)}') from error
+            raise ConfigError(f'"{name}": importing {source} failed: {format_cause(error, typed=True)}') from error
     if isinstance(getattr(module, "__file__", None), str):
         _plug_ins.setdefault(str(module.__file__), name)
     function = getattr(module, attribute, None)
     if function is None:
         public = [key for key in vars(module) if not key.startswith("_")]
-        raise ConfigError(f'"{name}": {place} has no "{attribute}".{did_you_mean(attribute, public)}')
+        raise ConfigError(f'"{name}": {source} has no "{attribute}".{did_you_mean(attribute, public)}')
     if not callable(function):
         raise ConfigError(f'"{name}" in {kind} must be a function or a class, got {type(function).__name__}.')
     return typing.cast(Callable[..., Any], function)
 
 
-def _import_module(place: str, name: str) -> ModuleType:
-    if not all(part.isidentifier() for part in place.split(".")):
-        raise ConfigError(f'"{name}": "{place}" is not a module name; write "package.module:function".')
+def _import_module(module_name: str, name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise ConfigError(f'"{name}": "{module_name}" is not a module name; write "package.module:function".')
     if "" not in sys.path and str(Path.cwd()) not in sys.path:  # an installed script does not see the working folder
         sys.path.append(str(Path.cwd()))
-    return importlib.import_module(place)
+    return importlib.import_module(module_name)
 
 
-def _import_file(place: str, name: str) -> ModuleType:
+def _import_file(file_name: str, name: str) -> ModuleType:
     try:
-        path = files.parse_path(place).resolve()
+        path = files.parse_path(file_name).resolve()
         files.check_file(path, ConfigError)
     except (ConfigError, OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        raise ConfigError(f'"{name}": {error}', path=place) from None
+        raise ConfigError(f'"{name}": {error}', path=file_name) from None
     module_name = f"_fleetfit_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if module_name in sys.modules:
         return sys.modules[module_name]

@@ -19,9 +19,9 @@ from typing import Any, Protocol
 from fleetfit import messages
 from fleetfit.aggregate import Aggregate, average_sums
 from fleetfit.errors import ConfigError, FleetFitError, ModelError, NoUsableUpdates, RunError, format_exception
-from fleetfit.evaluate import EvaluationScope, Statistics, evaluate, trained_levels
+from fleetfit.evaluate import EvaluationScope, Statistics, evaluate, find_trained_levels
 from fleetfit.layout import State
-from fleetfit.method import FEDAVG
+from fleetfit.method import FEDAVG, Slot
 from fleetfit.network import LinkFaults, LossyNetwork
 from fleetfit.privacy import Privacy
 from fleetfit.round_report import (
@@ -57,7 +57,7 @@ class Engine(Protocol):
         ...
 
     def load(self, memories: Mapping[str, Any]) -> None:
-        """Take back what `save` returned."""
+        """Restore the memories that `save` returned."""
         ...
 
     def close(self) -> None:
@@ -79,12 +79,12 @@ class Settings:
         local: Local training; its `lr` is multiplied by `schedule(round)`.
         schedule: Factor on the learning rate of each round, 0-based.
         evaluate_every: Rounds between two evaluations; the last round is always evaluated. 0 for the last only.
-        wanted: Scope of the last evaluation. Earlier ones cover clients, with the first norm only, and the whole test
-            set if `wanted.always`.
+        scope: Scope of the last evaluation. Earlier ones cover clients, with the first norm only, and the whole test
+            set if `scope.always`.
         patience: Rounds in a row without a usable update, or rolled back, after which the run stops.
         hostile: Clients that attack, in a simulation. The report counts them apart, and once an update has come in, no
             number of empty rounds stops the run.
-        secure: Secure aggregation; the engine then has `sums` (`fleetfit.secured`). None without.
+        secure: Secure aggregation; the engine then has `sums` (`fleetfit.secure_engine`). None without.
         links: Simulated faults of links; None for reliable links.
         quorum: Number of updates that ends a round, in a simulation with a clock; None to wait for every client.
         privacy: Differential privacy; its hooks are the method's. None without.
@@ -94,7 +94,7 @@ class Settings:
     local: Local = field(default_factory=Local)
     schedule: Callable[[int], float] = constant_schedule
     evaluate_every: int = 0
-    wanted: EvaluationScope = field(default_factory=EvaluationScope)
+    scope: EvaluationScope = field(default_factory=EvaluationScope)
     patience: int = 5
     hostile: frozenset[int] = frozenset()
     secure: SecureRun | None = None
@@ -176,10 +176,6 @@ def run_round(
         return unchanged, make_rollback_report(federation, report, unchanged, local, record)
     report["failures"] += commit_memories(engine, results.replies)
     return after, report | ({"server": dict(metrics)} if metrics else {})
-
-
-Slot = tuple[int, int, Submodel]
-"""A client, its level (0-based) and its sub-model in a round."""
 
 
 def sort_by_cost(federation: Federation, slots: list[Slot]) -> list[Slot]:
@@ -393,7 +389,7 @@ def step_server(
         except Exception as error:
             return server, {}, explain_hook_error(step, error)
         after = replace(after, round=server.round + 1)
-    return replace(after, trained=trained_levels(federation, server, replies)), aggregate.metrics, ""
+    return replace(after, trained=find_trained_levels(federation, server, replies)), aggregate.metrics, ""
 
 
 def _call_step(hook: Callable[..., Any], step: str, *arguments: Any) -> Server:
@@ -482,7 +478,7 @@ def step_with_sums(
             after = _call_step(federation.method.step, step, federation, server, aggregate, summed.reports)
         except Exception as error:
             return server, explain_hook_error(step, error)
-    after = replace(after, round=server.round + 1, trained=trained_levels(federation, server, summed.reports))
+    after = replace(after, round=server.round + 1, trained=find_trained_levels(federation, server, summed.reports))
     with timer.on("validation"):
         return after, find_invalid_state(server, after) or ""
 
@@ -538,11 +534,11 @@ def run(
     while server.round < settings.rounds:
         federation = renew(federation)
         began = time.perf_counter()
-        if settings.secure is not None and settings.secure.begun(server.round):
+        if settings.secure is not None and settings.secure.has_begun(server.round):
             server, report = _skip_round(federation, settings, server)
         else:
             if settings.privacy is not None:
-                settings.privacy.begin(server.round)
+                settings.privacy.begin_round(server.round)
             server, report = run_round(federation, engine, settings, server, timer)
         public = report if settings.privacy is None else settings.privacy.redact_report(report)
         if report["train"]["clients"]:
@@ -555,8 +551,9 @@ def run(
         is_last = server.round == settings.rounds
         has_failed = bool(empty) and not is_usable and not is_under_attack
         statistics = None
-        if _is_evaluated(server.round, settings) and not (is_last and has_failed):
-            scope = settings.wanted if is_last else reduce_scope(settings.wanted)
+        is_due = is_last or (settings.evaluate_every and server.round % settings.evaluate_every == 0)
+        if is_due and not (is_last and has_failed):
+            scope = settings.scope if is_last else reduce_scope(settings.scope)
             with timer.on("evaluation"):
                 public["evaluate"], statistics = evaluate(federation, engine, server, scope)
         public |= {"seconds": time.perf_counter() - began, "seconds_of": timer.read()}
@@ -568,10 +565,6 @@ def run(
 def reduce_scope(scope: EvaluationScope) -> EvaluationScope:
     """Return the scope of an evaluation before the last one."""
     return replace(scope, whole=scope.whole and scope.always, norms=scope.norms[:1])
-
-
-def _is_evaluated(rounds: int, settings: Settings) -> bool:
-    return rounds == settings.rounds or bool(settings.evaluate_every and rounds % settings.evaluate_every == 0)
 
 
 def _has_update(report: Mapping[str, Any]) -> bool:

@@ -30,37 +30,37 @@ from fleetfit.values import Failure, Federation, Level, Problem, Server, Update
 # ---- read from a checkpoint: names, shapes, dtypes, and that numbers are finite ------------------------------------
 
 _LEVEL = re.compile(r"level(\d{1,4})")
-_PIECE = {"state", "channels", "exits"}
+_STORED_STATE = {"state", "channels", "exits"}
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def check_checkpoint(federation: Federation, nest: Any, round: int) -> None:
+def check_checkpoint(federation: Federation, payload: Any, round: int) -> None:
     """Check a checkpoint before it is used.
 
     Args:
         federation: The federation of the run.
-        nest: The content of the checkpoint.
+        payload: The content of the checkpoint.
         round: The round in the name of its file.
 
     Raises:
         CheckpointError: It does not fit the run; the sentence names the tensor.
     """
-    found = validate_checkpoint(nest, round)
+    checkpoint = validate_checkpoint(payload, round)
     layout, own = federation.problem.layout, _is_own(federation.method_spec)
-    _check_state(found["server"]["state"], federation, own)
-    _check_statistics(found["statistics"] or {}, federation)
-    if any(level >= len(federation.levels) for level in found["server"].get("trained", {}).values()):
+    _check_state(checkpoint["server"]["state"], federation, own)
+    _check_statistics(checkpoint["statistics"] or {}, federation)
+    if any(level >= len(federation.levels) for level in checkpoint["server"].get("trained", {}).values()):
         raise CheckpointError(f"server/trained has levels beyond the {len(federation.levels)}")
     if own:
-        _check_server_memory(found["server"], federation)
-    simulated = "versions" not in found["clients"]
-    for client, kept in found["clients"].items() if simulated else ():
+        _check_server_memory(checkpoint["server"], federation)
+    is_simulated = "versions" not in checkpoint["clients"]
+    for client, entry in checkpoint["clients"].items() if is_simulated else ():
         where = f"clients/{client}"
         if int(client) >= len(federation.clients):
-            raise CheckpointError(f"{where} is none of the {len(federation.clients)} clients")
-        if kept["version"] >= round:
-            raise CheckpointError(f"{where} remembers round {kept['version'] + 1}, which is still to come")
-        _walk(kept["memory"], f"{where}/memory", layout)
+            raise CheckpointError(f"{where} is not one of the {len(federation.clients)} clients")
+        if entry["version"] >= round:
+            raise CheckpointError(f"{where} has the memory of round {entry['version'] + 1}, which is still to come")
+        _walk(entry["memory"], f"{where}/memory", layout)
 
 
 def check_base(problem: Problem, stored: State) -> None:
@@ -116,19 +116,19 @@ def _check_state(state: State, federation: Federation, own: bool) -> None:
     layout = federation.problem.layout
     plain = {name: tensor for name, tensor in state.items() if name in layout.tensors}
     _check(plain, layout.shapes({}, layout.exits), "server/state/")
-    beside: dict[str, dict[str, Tensor]] = {}
+    prefixed: dict[str, dict[str, Tensor]] = {}
     for name, tensor in state.items():
         if name not in layout.tensors:
             prefix, slash, rest = name.partition("/")
             if own and (not slash or rest not in layout.tensors):
                 raise CheckpointError(f'"server/state/{name}" is not a tensor of this model')
-            beside.setdefault(prefix, {})[rest] = tensor
-    for prefix, tensors in beside.items():
+            prefixed.setdefault(prefix, {})[rest] = tensor
+    for prefix, tensors in prefixed.items():
         if own:
-            _check(tensors, _beside(prefix, tensors, federation), f"server/state/{prefix}/")
+            _check(tensors, _get_prefixed_shapes(prefix, tensors, federation), f"server/state/{prefix}/")
 
 
-def _beside(prefix: str, tensors: State, federation: Federation) -> Shapes:
+def _get_prefixed_shapes(prefix: str, tensors: State, federation: Federation) -> Shapes:
     """Return the shapes of the tensors under a prefix: a level's own model, or blocks of the full one."""
     layout, match = federation.problem.layout, _LEVEL.fullmatch(prefix)
     if match is None:
@@ -136,33 +136,32 @@ def _beside(prefix: str, tensors: State, federation: Federation) -> Shapes:
         every = layout.shapes({}, layout.exits)
         return {name: every[name] for name, tensor in layout.tensors.items() if tensor.block in blocks}
     if not 1 <= int(match[1]) <= len(federation.levels):
-        raise CheckpointError(f'"server/state/{prefix}/" is none of the {len(federation.levels)} levels')
-    return _shapes_of(federation.levels[int(match[1]) - 1].submodel, layout)
+        raise CheckpointError(f'"server/state/{prefix}/" is not one of the {len(federation.levels)} levels')
+    return _get_shapes(federation.levels[int(match[1]) - 1].submodel, layout)
 
 
-def _shapes_of(piece: Submodel, layout: Layout) -> Shapes:
-    return layout.shapes(piece.sizes, piece.exits)
+def _get_shapes(submodel: Submodel, layout: Layout) -> Shapes:
+    return layout.shapes(submodel.sizes, submodel.exits)
 
 
-def _check_statistics(found: Mapping[int, State], federation: Federation) -> None:
-    for index, state in found.items():
+def _check_statistics(statistics: Mapping[int, State], federation: Federation) -> None:
+    for index, state in statistics.items():
         if index >= len(federation.levels):
-            raise CheckpointError(f"statistics/{index} is none of the {len(federation.levels)} levels")
+            raise CheckpointError(f"statistics/{index} is not one of the {len(federation.levels)} levels")
         if state:  # empty for a level without samples
             where = f"statistics/{index}/"
-            _check(state, _norms(federation.problem, federation.levels[index]), where)
+            _check(state, _get_norm_shapes(federation.problem, federation.levels[index]), where)
             for name, tensor in state.items():
                 if name.endswith(".var") and bool((tensor < 0).any()):
                     raise CheckpointError(f'"{where}{name}" has variances below 0')
 
 
-def _norms(problem: Problem, level: Level) -> Shapes:
+def _get_norm_shapes(problem: Problem, level: Level) -> Shapes:
     """Return the shapes of a level's batch-norm statistics."""
-    piece = level.submodel
+    sizes, exits = {**problem.layout.full_sizes, **level.submodel.sizes}, level.submodel.exits
     with on_meta():
-        module = build_module(problem.architecture, {**problem.layout.full_sizes, **piece.sizes}, piece.exits)
-    return {f"{name}.{what}": (norm.num_features,) for name, norm in batch_norms(module).items()
-            for what in ("mean", "var")}  # fmt: skip
+        norms = batch_norms(build_module(problem.architecture, sizes, exits))
+    return {f"{name}.{key}": (norm.num_features,) for name, norm in norms.items() for key in ("mean", "var")}
 
 
 # ---- memories ------------------------------------------------------------------------------------------------------
@@ -176,95 +175,98 @@ def _check_server_memory(server: Mapping[str, Any], federation: Federation) -> N
     _check_table(memory, where)
     shapes = {name: tuple(tensor.shape) for name, tensor in server["state"].items()}
     for key, value in memory.items():
-        place = f"{where}/{key}"
+        path = f"{where}/{key}"
         if key == "choice":
-            _check_table(value, place)
-            _check_choice(value, place)
+            _check_table(value, path)
+            _check_choice(value, path)
         elif key == "adaptivefl":
-            _check_tables(value, place, len(federation.levels))
+            _check_reward_tables(value, path, len(federation.levels))
         elif key == "movement":
-            _check_table(value, place)
+            _check_table(value, path)
             for depth, state in value.items():
-                _check(state, _block(layout, depth), f"{place}/{depth}/")
+                _check(state, _get_block_shapes(layout, depth), f"{path}/{depth}/")
         else:
-            _walk_states(value, place, shapes, layout)
+            _walk_states(value, path, shapes, layout)
 
 
-def _block(layout: Layout, depth: str) -> Shapes:
+def _get_block_shapes(layout: Layout, depth: str) -> Shapes:
     """Return the shapes of the trainable tensors of a level's last block, by name within the block."""
-    shapes, mark = layout.shapes({}, layout.exits), f"blocks.{int(depth) - 1 if depth.isdecimal() else -1}."
-    return {name.rpartition(mark)[2]: shapes[name] for name, tensor in layout.tensors.items()
-            if tensor.trainable and tensor.block is not None and mark in name}  # fmt: skip
+    shapes, prefix = layout.shapes({}, layout.exits), f"blocks.{int(depth) - 1 if depth.isdecimal() else -1}."
+    return {
+        name.rpartition(prefix)[2]: shapes[name]
+        for name, tensor in layout.tensors.items()
+        if tensor.trainable and tensor.block is not None and prefix in name
+    }
 
 
-def _check_tables(value: Any, place: str, models: int) -> None:
+def _check_reward_tables(value: Any, path: str, models: int) -> None:
     """Check AdaptiveFL's tables, [3, clients] and [models, clients]."""
-    _check_table(value, place)
+    _check_table(value, path)
     for key in ("curiosity", "resources"):
         table = value.get(key)
         is_table = isinstance(table, Tensor) and table.dim() == 2 and table.dtype == torch.float64
         if not is_table or not bool(torch.isfinite(table).all()):
-            raise CheckpointError(f"{place}/{key} is not a table of scores by client")
+            raise CheckpointError(f"{path}/{key} is not a table of scores by client")
     (kinds, clients), (rows, others) = value["curiosity"].shape, value["resources"].shape
     if (kinds, rows) != (3, models) or clients != others or len(value) > 2:
-        raise CheckpointError(f'"{place}" has tables of {kinds} x {clients} and {rows} x {others}')
+        raise CheckpointError(f'"{path}" has tables of {kinds} x {clients} and {rows} x {others}')
 
 
-def _check_choice(kept: Mapping[str, Any], place: str) -> None:
+def _check_choice(tables: Mapping[str, Any], path: str) -> None:
     """Expect numbers by client [clients], and a row of directions [clients, levels, buckets] for each of "clients"."""
-    for key, value in kept.items():
+    for key, value in tables.items():
         is_named = key in ("directions", "clients")
         if not isinstance(value, Tensor) or (value.dim() != 1 and not is_named) or bool(value.isnan().any()):
-            raise CheckpointError(f"{place}/{key} is not a table of numbers by client")
-    if not {"clients", "directions"} & kept.keys():
+            raise CheckpointError(f"{path}/{key} is not a table of numbers by client")
+    if not {"clients", "directions"} & tables.keys():
         return
-    ids, rows = kept.get("clients"), kept.get("directions")
+    ids, rows = tables.get("clients"), tables.get("directions")
     if not isinstance(ids, Tensor) or not isinstance(rows, Tensor) or ids.dim() != 1 or len(ids) != len(rows):
-        raise CheckpointError(f'"{place}" has no direction for each client that it names')
+        raise CheckpointError(f'"{path}" has no direction for each client that it names')
     if ids.dtype != torch.int64 or bool((ids < 0).any()) or not bool(torch.isfinite(rows).all()):
-        raise CheckpointError(f'"{place}" has clients or directions that are none')
+        raise CheckpointError(f'"{path}" has clients or directions that are not valid')
 
 
-def _walk_states(nest: Any, where: str, shapes: Shapes, layout: Layout) -> None:
+def _walk_states(table: Any, where: str, shapes: Shapes, layout: Layout) -> None:
     """Check the shape of each tensor that has the name of one of the server's state."""
-    if not isinstance(nest, Mapping) or nest.keys() >= _PIECE:
-        _walk(nest, where, layout)
+    if not isinstance(table, Mapping) or table.keys() >= _STORED_STATE:
+        _walk(table, where, layout)
         return
-    for key, value in nest.items():
+    for key, value in table.items():
         if isinstance(value, Tensor):
             _check_tensor(value, shapes.get(key, tuple(value.shape)), f"{where}/{key}")
         else:
             _walk_states(value, f"{where}/{key}", shapes, layout)
-    missing = [name for name in layout.tensors if name not in nest]
-    if missing and not nest.keys().isdisjoint(layout.tensors):
+    missing = [name for name in layout.tensors if name not in table]
+    if missing and not table.keys().isdisjoint(layout.tensors):
         raise CheckpointError(f'"{where}/{missing[0]}" is missing')
 
 
-def _walk(nest: Any, where: str, layout: Layout) -> None:
+def _walk(table: Any, where: str, layout: Layout) -> None:
     """Check each state against the sub-model beside it, and running losses against their exits."""
-    if isinstance(nest, Mapping):
-        if nest.keys() >= _PIECE:
-            _check(nest["state"], _shapes_of(_piece(nest, where, layout), layout), f"{where}/state/")
-        elif nest.keys() == {"exits", "losses"}:
-            _check_losses(nest, where, layout)
+    if isinstance(table, Mapping):
+        if table.keys() >= _STORED_STATE:
+            _check(table["state"], _get_shapes(_parse_submodel(table, where, layout), layout), f"{where}/state/")
+        elif table.keys() == {"exits", "losses"}:
+            _check_losses(table, where, layout)
         else:
-            for key, value in nest.items():
+            for key, value in table.items():
                 _walk(value, f"{where}/{key}", layout)
-    elif isinstance(nest, list | tuple):
-        for place, value in enumerate(nest):
-            _walk(value, f"{where}/{place}", layout)
+    elif isinstance(table, list | tuple):
+        for index, value in enumerate(table):
+            _walk(value, f"{where}/{index}", layout)
 
 
-def _piece(nest: Mapping[str, Any], where: str, layout: Layout) -> Submodel:
+def _parse_submodel(table: Mapping[str, Any], where: str, layout: Layout) -> Submodel:
     """Return the sub-model that a memory names."""
-    _check_exits(nest["exits"], where, layout)
+    _check_exits(table["exits"], where, layout)
     try:
-        piece = parse_submodel(nest)
+        submodel = parse_submodel(table)
     except ModelError as error:
         raise CheckpointError(f"{where}/channels: {str(error).removesuffix('.')}") from None
-    if find_mismatch(layout, piece) is not None:
+    if find_mismatch(layout, submodel) is not None:
         raise CheckpointError(f"{where}/channels has channels that the model does not have")
-    return piece
+    return submodel
 
 
 def _check_exits(exits: Any, where: str, layout: Layout) -> None:
@@ -274,8 +276,8 @@ def _check_exits(exits: Any, where: str, layout: Layout) -> None:
         raise CheckpointError(f"{where}/exits has exits that the model does not have")
 
 
-def _check_losses(nest: Mapping[str, Any], where: str, layout: Layout) -> None:
-    exits, losses = nest["exits"], nest["losses"]
+def _check_losses(table: Mapping[str, Any], where: str, layout: Layout) -> None:
+    exits, losses = table["exits"], table["losses"]
     _check_exits(exits, where, layout)
     if not isinstance(losses, Tensor) or losses.shape != (len(exits),) or bool(losses.isnan().any()):
         raise CheckpointError(f"{where}/losses is not one number for each of its exits")

@@ -50,7 +50,6 @@ __all__ = [
     "normalise_channels",
     "pack_state",
     "parse_submodel",
-    "prefix",
     "put_back",
     "random",
     "rolling",
@@ -196,11 +195,6 @@ def pack_state(piece: Submodel, state: State) -> dict[str, Any]:
 
 
 # ---- which channels to keep: the functions for the `channels` hook of a method -------------------------------------
-
-
-def prefix(axis: Axis, n: int, round: int, client: int | None, rng: np.random.Generator) -> Channels:
-    """Keep the first n channels (upper left; ScaleFL's default)."""
-    return range(n)
 
 
 def window(axis: Axis, n: int, round: int, client: int | None, rng: np.random.Generator) -> Channels:

@@ -1,7 +1,7 @@
-"""Tasks: what a prediction is worth. A task is a loss, a divergence of a student from a teacher, and metrics.
+"""Tasks: a loss, a divergence of a student from a teacher, and a metric of predictions.
 
-An accuracy is at most 1 and larger is better, for every task: of a regression it is the explained variance, which the
-data set makes possible by scaling its targets to variance one.
+An accuracy is at most 1 and larger is better, for every task. For a regression it is the explained variance: the data
+set scales its targets to variance one.
 """
 
 from collections.abc import Callable
@@ -23,12 +23,12 @@ class Task:
 
     Attributes:
         name: Its name in a configuration.
-        measure: What its accuracy is, for people.
+        measure: Its accuracy, in words.
         loss: (outputs [B, ...], y [B, ...]) -> mean loss, a scalar.
-        divergence: (teacher, student, temperature, y) -> scalar, averaged over what is scored.
-        hits: (outputs, y) -> one number per unit that is scored [units], 1 at best; their mean is the task's accuracy.
-        scores: outputs -> what an ensemble of exits averages, of the same shape; `hits` takes it like outputs.
-        score: What its accuracy is called in tables and on axes, before "%".
+        divergence: (teacher, student, temperature, y) -> scalar, averaged over the positions that are scored.
+        hits: (outputs, y) -> one number per scored unit [units], 1 at best; their mean is the task's accuracy.
+        scores: outputs -> the values that an ensemble of exits averages, of the same shape; for `hits`.
+        score: The name of its accuracy in tables and on axes, before "%".
     """
 
     name: str
@@ -52,8 +52,8 @@ def softened_kl(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
         A scalar: summed over classes, averaged over the batch.
     """
     target = F.log_softmax(teacher.detach() / temperature, dim=-1)
-    guess = F.log_softmax(student / temperature, dim=-1)
-    return F.kl_div(guess, target, reduction="batchmean", log_target=True) * temperature**2
+    prediction = F.log_softmax(student / temperature, dim=-1)
+    return F.kl_div(prediction, target, reduction="batchmean", log_target=True) * temperature**2
 
 
 def _probabilities(logits: Tensor) -> Tensor:
@@ -103,16 +103,16 @@ def _squared_divergence(teacher: Tensor, student: Tensor, temperature: float, y:
     return F.mse_loss(student, teacher.detach())
 
 
-def _explained(outputs: Tensor, y: Tensor) -> Tensor:
+def _explain_variance(outputs: Tensor, y: Tensor) -> Tensor:
     return (1 - (outputs - y).square()).flatten()
 
 
-def _as_they_are(outputs: Tensor) -> Tensor:
+def _keep_outputs(outputs: Tensor) -> Tensor:
     return outputs
 
 
 regression = Task(
-    "regression", "explained variance (R2)", F.mse_loss, _squared_divergence, _explained, _as_they_are, "R2"
+    "regression", "explained variance (R2)", F.mse_loss, _squared_divergence, _explain_variance, _keep_outputs, "R2"
 )
 
 
@@ -121,9 +121,9 @@ regression = Task(
 
 def _label_divergence(teacher: Tensor, student: Tensor, temperature: float, y: Tensor) -> Tensor:
     """Return tau^2 * the mean over labels of KL(Bernoulli(teacher / tau) || Bernoulli(student / tau))."""
-    target, guess = teacher.detach() / temperature, student / temperature
-    p = torch.sigmoid(target)
-    kl = p * (F.logsigmoid(target) - F.logsigmoid(guess)) + (1 - p) * (F.logsigmoid(-target) - F.logsigmoid(-guess))
+    t, s = teacher.detach() / temperature, student / temperature
+    p = torch.sigmoid(t)
+    kl = p * (F.logsigmoid(t) - F.logsigmoid(s)) + (1 - p) * (F.logsigmoid(-t) - F.logsigmoid(-s))
     return kl.mean() * temperature**2
 
 
@@ -131,18 +131,18 @@ def _label_hits(logits: Tensor, y: Tensor) -> Tensor:
     return ((logits > 0) == (y > 0.5)).flatten()
 
 
-def _centred(logits: Tensor) -> Tensor:
+def _centre(logits: Tensor) -> Tensor:
     return torch.sigmoid(logits) - 0.5  # above zero where the label is more likely than not, as for logits
 
 
 multi_label = Task(
-    "multi_label", "share of labels right", F.binary_cross_entropy_with_logits, _label_divergence, _label_hits, _centred
+    "multi_label", "share of labels right", F.binary_cross_entropy_with_logits, _label_divergence, _label_hits, _centre
 )
 
 _TASKS = {task.name: task for task in (classification, next_token, regression, multi_label)}
 
 
-def task_named(name: str) -> Task:
+def get_task(name: str) -> Task:
     """Return the task of this name.
 
     Raises:

@@ -28,7 +28,7 @@ _REASON = 500  # and of a whole reason
 _NAME = 100  # characters of what a metric is called
 _METRICS = 10_000  # numbers and texts in an update's metrics,
 _DEEP = 8  # and how deep they nest
-_MOST_COUNTED = 1e15  # of a number in a table that is added up over clients
+_MOST_COUNTED = 1e15  # of a number in a table that is summed over clients
 _MOST_UNITS = 2**53  # above it, floats do not count
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -184,7 +184,7 @@ def _format_value(value: Any) -> str:
     return one_line(repr(value)) if isinstance(value, str | int | float | None) else type(value).__name__
 
 
-# ---- what all kinds have in common -------------------------------------------------------------------------------
+# ---- all kinds of jobs -------------------------------------------------------------------------------------------
 
 
 def _find_type_error(update: Update) -> str | None:
@@ -198,10 +198,10 @@ def _find_type_error(update: Update) -> str | None:
         return f"its client is {_format_value(update.client)}."
     if not _are_seconds(update.simulated_s):
         return f"its simulated_s is {_format_value(update.simulated_s)}."
-    if not all(isinstance(piece, Submodel) for piece in (update.submodel, update.dispatched)):
+    if not all(isinstance(one, Submodel) for one in (update.submodel, update.dispatched)):
         return "it does not say what it contains."
     if not isinstance(update.metrics, Mapping) or not all(isinstance(key, str) for key in update.metrics):
-        return "its metrics are no table."
+        return "its metrics are not a table."
     reason = _MetricsChecker().find_error(update.metrics)
     if reason is not None:
         return reason
@@ -218,15 +218,15 @@ def _find_untrained_error(update: Update) -> str | None:
     """Check the names of tensors that no gradient reached: tensors of the state, each once."""
     names = update.untrained
     if not isinstance(names, tuple) or len(names) > len(update.state) or not all(isinstance(n, str) for n in names):
-        return "what it has not trained is no list of its tensors."
+        return "untrained is not a list of its tensors."
     if len(set(names)) < len(names) or not update.state.keys() >= set(names):
-        return "what it has not trained is not in its state, or there twice."
+        return "untrained names tensors that are not in its state, or one twice."
     return None
 
 
 def _find_tensor_error(what: str, tensors: Any) -> str | None:
     if not isinstance(tensors, Mapping):
-        return f"its {what} is no table of tensors."
+        return f"its {what} is not a table of tensors."
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
             return f"{_format_value(name)} of its {what} is {_format_value(tensor)}, expected a tensor."
@@ -245,7 +245,7 @@ class _MetricsChecker:
             return f"its metrics are more than {_METRICS} values, or nested more than {_DEEP} deep."
         if isinstance(value, Mapping):
             if not all(_is_metric_name(key) for key in value):
-                return f"its metrics have names that are no printable text of at most {_NAME} characters, or number."
+                return f"its metrics have names that are not printable text of at most {_NAME} characters, or numbers."
             if any(type(n) in (int, float) and not abs(n) <= _MOST_COUNTED for n in value.values()) and depth:
                 return "its metrics have a table with numbers that cannot be added up."
         elif isinstance(value, str):
@@ -280,7 +280,7 @@ def _find_training_error(update: Update, job: Job, federation: Federation) -> st
     if update.num_examples < 1 or (most is not None and update.num_examples > most):
         return f"it counts {update.num_examples} training samples; the client has {most}."
     if not update.submodel.inside(job.submodel):
-        return "its sub-model is no piece of the one that it was sent."
+        return "its sub-model is not a part of the one that it was sent."
     loss = update.metrics.get("loss")
     if not _is_number(loss) or abs(loss) > _LARGEST:
         return "it does not say its training loss, or a loss that is not finite."
@@ -313,21 +313,21 @@ def _find_scale_error(update: Update) -> str | None:
 
 
 def _find_evaluation_error(update: Update, job: Job, federation: Federation) -> str | None:
-    metrics, piece = update.metrics, update.submodel
+    metrics, submodel = update.metrics, update.submodel
     if job.evaluation.own:
-        federation.level_index(piece)  # raises where it is none
-    elif piece != job.submodel:
+        federation.level_index(submodel)  # raises where it is none
+    elif submodel != job.submodel:
         return "it has evaluated another sub-model than it was sent."
     n, correct, ensemble = metrics.get("n"), metrics.get("correct"), metrics.get("ensemble")
     if not _is_count(n) or n > _MOST_UNITS or not _is_number(ensemble):
         return "it does not say how many samples it has evaluated, and how well."
-    if not isinstance(correct, list) or len(correct) != len(piece.exits) or not all(_is_number(c) for c in correct):
-        return f"it has no score for each of {len(piece.exits)} exits."
+    if not isinstance(correct, list) or len(correct) != len(submodel.exits) or not all(_is_number(c) for c in correct):
+        return f"it has no score for each of {len(submodel.exits)} exits."
     # of a regression a hit is at most 1 and may be far below 0; of all other tasks it is between 0 and 1
     least = -math.inf if federation.problem.task.name == "regression" else 0.0
     if not all(least <= hits <= n for hits in (*correct, ensemble)):
         return f"it scores {_format_value(max(correct, key=abs))} of {n}: more than there are, or below 0."
-    return _find_metric_error(metrics.get("own", {}), job.evaluation.metrics, len(piece.exits))
+    return _find_metric_error(metrics.get("own", {}), job.evaluation.metrics, len(submodel.exits))
 
 
 def _find_metric_error(values: Any, names: Sequence[str], exits: int) -> str | None:
@@ -385,7 +385,7 @@ def _has_variance(total: Tensor, squares: Tensor, count: Tensor | float) -> Tens
 
 
 def _find_implausible_sum(sums: Mapping[str, Tensor], name: str, n: int, positions: int | None) -> str | None:
-    """Return why so many samples cannot give these sums over the inputs of a batch-norm layer, or None.
+    """Return why n samples cannot give these sums over the inputs of a batch-norm layer, or None.
 
     Args:
         sums: `.sum` and `.squares` [C] and `.count` [1], by name of the layer.
@@ -415,14 +415,14 @@ def _identity(x: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _count_norm_inputs(problem: Problem, piece: Submodel) -> dict[str, tuple[int, int | None]]:
+def _count_norm_inputs(problem: Problem, submodel: Submodel) -> dict[str, tuple[int, int | None]]:
     """Return each batch-norm layer's channels, and how many inputs of each channel a sample gives it.
 
     The latter is read off a pass on the meta device; None for a layer, or a model, that does not tell.
     """
     batch = 2
     with on_meta():
-        module = build_module(problem.architecture, {**problem.layout.full_sizes, **piece.sizes}, piece.exits)
+        module = build_module(problem.architecture, {**problem.layout.full_sizes, **submodel.sizes}, submodel.exits)
         x = make_input(problem.architecture, problem.input_shape, batch)
     norms, seen = batch_norms(module), dict[str, int]()
 
@@ -445,7 +445,7 @@ def _count_norm_inputs(problem: Problem, piece: Submodel) -> dict[str, tuple[int
             for name, norm in norms.items()}  # fmt: skip
 
 
-# ---- what a node is asked ----------------------------------------------------------------------------------------
+# ---- jobs that a node gets ---------------------------------------------------------------------------------------
 
 
 def find_job_error(job: Job, problem: Problem) -> str | None:
@@ -507,7 +507,7 @@ def _find_settings_error(local: Local, evaluation: Evaluation) -> str | None:
     if not isinstance(betas, tuple) or len(betas) != 2 or not all(_is_non_negative(b) and b < 1 for b in betas):
         return f"its betas are {_format_value(betas)}, expected two numbers from 0 to 1."
     if not all(isinstance(name, str) for name in evaluation.metrics):
-        return "the names of metrics are no text."
+        return "the names of metrics are not text."
     flags = (False if local.nesterov is None else local.nesterov, evaluation.shuffle, evaluation.own)
     return None if all(isinstance(flag, bool) for flag in flags) else "its flags are not true or false."
 
@@ -523,7 +523,7 @@ def _find_content_error(job: Job, problem: Problem) -> str | None:
     check_shapes(job.state, get_slice_plan(problem.layout, job.submodel).shapes)
     for name, tensor in (*job.state.items(), *job.statistics.items()):
         if tensor.dtype != torch.float32 or not bool(torch.isfinite(tensor).all()):
-            return f'"{one_line(name)}" has numbers that are no finite torch.float32.'
+            return f'"{one_line(name)}" has numbers that are not finite torch.float32.'
     if job.statistics and not job.evaluation.own:  # otherwise those of all levels, for the device to choose from
         norms = _count_norm_inputs(problem, job.submodel)
         check_shapes(job.statistics, {f"{name}.{key}": (width,) for name, (width, _) in norms.items()

@@ -18,6 +18,7 @@ from support.tree import pytest_sessionfinish, pytest_sessionstart, pytest_termi
 __all__ = ["pytest_sessionfinish", "pytest_sessionstart", "pytest_terminal_summary"]
 
 torch.set_num_threads(1)
+gc.disable()  # while tests are collected: what is made then stays
 # No test cuts the power, and a small run would wait for the disk some thirty times.
 os.fsync = lambda handle: None
 
@@ -58,7 +59,9 @@ def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawing, "is_available", lambda: False)
 
 
-# ---- the workers of engine `processes` -----------------------------------------------------------------------------
+# ---- workers of engine `processes`, and of comparisons side by side ------------------------------------------------
+
+_WITH_WORKERS = ("fleetfit.engines.processes", "fleetfit.api.comparison.execute")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -71,18 +74,18 @@ def _workers_are_forks() -> Iterator[None]:
 
     forks = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importlib.import_module("fleetfit.engines.processes"), "subprocess", forks)
+        for module in map(importlib.import_module, _WITH_WORKERS):
+            patch.setattr(module, "subprocess", forks)
         yield
     if shared_zygote.cache_info().currsize:
         shared_zygote().close()
 
 
-@pytest.fixture(scope="module")
-def fresh_workers() -> Iterator[None]:
-    """Let all workers of a module's tests be fresh processes of Python."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importlib.import_module("fleetfit.engines.processes"), "subprocess", subprocess)
-        yield
+@pytest.fixture
+def fresh_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let workers be fresh processes of Python."""
+    for module in map(importlib.import_module, _WITH_WORKERS):
+        monkeypatch.setattr(module, "subprocess", subprocess)
 
 
 # ---- collection ----------------------------------------------------------------------------------------------------
@@ -90,6 +93,7 @@ def fresh_workers() -> Iterator[None]:
 
 def pytest_collection_finish() -> None:
     """Leave what lasts as long as the session (PyTorch, thousands of tests) out of garbage collection."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -10,8 +10,8 @@ import tomli_w
 from local_grid import LocalGrid, node_file
 
 import fleetfit as ff
-from fleetfit.api.fleet import ServerAppConfig, serve
 from fleetfit.fleet import transport
+from fleetfit.fleet.server_app import ServerAppConfig, serve
 
 CLIENTS = 5
 DIVISION = {"kind": "dirichlet", "alpha": 1.0, "clients": CLIENTS}
@@ -66,7 +66,7 @@ class Lab:
         target = str(self.folder / out)
         config = ServerAppConfig(resume=target) if resume else ServerAppConfig(str(path), target)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(transport, "_EVERY_S", 0.005)  # between questions: nothing travels here
+            patch.setattr(transport, "_MIN_PAUSE_S", 0.005)  # between questions: nothing travels here
             return serve(self.grid, config, self.said.append)
 
     @property

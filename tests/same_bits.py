@@ -15,7 +15,7 @@ SETTINGS = Settings(
     3,
     Local(lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=3, batch_size=8, clip_value=0.5, max_steps=9, patience=1),
     evaluate_every=2,
-    wanted=EvaluationScope(Evaluation(batch_size=16), statistics_samples=60),
+    scope=EvaluationScope(Evaluation(batch_size=16), statistics_samples=60),
 )
 
 

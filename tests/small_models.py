@@ -10,7 +10,7 @@ from fleetfit import names
 from fleetfit.data import Data
 from fleetfit.factories import call_factory
 from fleetfit.layout import Architecture
-from fleetfit.tasks import task_named
+from fleetfit.tasks import get_task
 from fleetfit.values import Problem
 
 CLASSES, VOCABULARY, PADDING = 4, 20, 0
@@ -133,4 +133,4 @@ def problem_of(name: str, exits: tuple[int, ...] = ()) -> Problem:
     architecture = architecture_of(name)
     positions = tuple(architecture.positions)
     exits = exits or tuple(sorted({positions[0], architecture.blocks}))
-    return Problem(architecture, SMALL[name].shape, task_named(task_of(name)), exits, spec=spec_of(name, exits))
+    return Problem(architecture, SMALL[name].shape, get_task(task_of(name)), exits, spec=spec_of(name, exits))

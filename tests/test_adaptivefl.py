@@ -21,20 +21,20 @@ from fleetfit.config import load_experiment
 from fleetfit.config.build.run import assemble
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
-from fleetfit.evaluate import EvaluationScope, evaluate, level_module
+from fleetfit.evaluate import EvaluationScope, build_level_module, evaluate
 from fleetfit.layout import outputs
 from fleetfit.messages import pack
 from fleetfit.method import build
-from fleetfit.methods._pool import pool
-from fleetfit.methods._reinforcement import (
+from fleetfit.methods._pool import make_pool
+from fleetfit.methods.adaptivefl import (
     Tables,
-    after_refusal,
-    after_reply,
-    after_sending,
-    curiosity_reward,
-    probabilities,
-    resource_reward,
-    reward,
+    compute_curiosity_reward,
+    compute_probabilities,
+    compute_resource_reward,
+    compute_reward,
+    count_model,
+    credit_update,
+    lower_scores,
 )
 from fleetfit.models.vgg16 import vgg16
 from fleetfit.planner import Targets
@@ -57,7 +57,7 @@ from fleetfit.values import (
 )
 
 SETTINGS = Settings(
-    2, plain(lr=0.05, batch_size=8), wanted=EvaluationScope(Evaluation(batch_size=64), statistics_samples=60)
+    2, plain(lr=0.05, batch_size=8), scope=EvaluationScope(Evaluation(batch_size=64), statistics_samples=60)
 )
 S3, S2, S1, M3, M2, M1, L1 = range(7)
 
@@ -65,19 +65,19 @@ S3, S2, S1, M3, M2, M1, L1 = range(7)
 # ---- the tables ------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_accepted_raises_larger_models_too() -> None:
+def test_an_accepted_model_raises_larger_ones_too() -> None:
     """Lines 14 to 18 for M2 of p = 3: each model from M2 on gains 1, and L1 gains p - 1 = 2 more."""
-    assert after_reply(np.ones(7), M2, M2).tolist() == [1, 1, 1, 1, 2, 2, 4]
-    assert after_reply(np.ones(7), L1, L1).tolist() == [1, 1, 1, 1, 1, 1, 4]
+    assert credit_update(np.ones(7), M2, M2).tolist() == [1, 1, 1, 1, 2, 2, 4]
+    assert credit_update(np.ones(7), L1, L1).tolist() == [1, 1, 1, 1, 1, 1, 4]
 
 
-def test_what_is_pruned_raises_the_smaller_and_lowers_the_larger() -> None:
+def test_a_pruned_model_raises_smaller_and_lowers_larger_ones() -> None:
     """Lines 20 to 25: S1 came back for L1. S1: 1 + 3 - 0, M3: 1 - 1, M2: max(1 - 2, 0), and so on.
 
     From scores of 5: S1 is 8, then 5 - 1, 5 - 2, 5 - 3, 5 - 4.
     """
-    assert after_reply(np.ones(7), L1, S1).tolist() == [1, 1, 4, 0, 0, 0, 0]
-    assert after_reply(np.full(7, 5.0), L1, S1).tolist() == [5, 5, 8, 4, 3, 2, 1]
+    assert credit_update(np.ones(7), L1, S1).tolist() == [1, 1, 4, 0, 0, 0, 0]
+    assert credit_update(np.full(7, 5.0), L1, S1).tolist() == [5, 5, 8, 4, 3, 2, 1]
 
 
 def by_the_authors(scores: list[float], sent: int, back: int, p: int) -> list[float]:
@@ -106,21 +106,21 @@ def test_the_authors_credit_l1_only_when_it_was_sent(p: int) -> None:
         scores = rng.integers(0, 9, size=2 * p + 1).astype(float)
         sent = int(rng.integers(2 * p + 1))
         back = int(rng.integers(sent + 1))
-        assert after_reply(scores, sent, back, "authors").tolist() == by_the_authors(scores.tolist(), sent, back, p)
-    assert after_reply(np.ones(7), M2, M2, "authors").tolist() == [1, 1, 1, 1, 2, 2, 2]
-    assert after_reply(np.ones(7), L1, L1, "authors").tolist() == [1, 1, 1, 1, 1, 1, 5]
+        assert credit_update(scores, sent, back, "authors").tolist() == by_the_authors(scores.tolist(), sent, back, p)
+    assert credit_update(np.ones(7), M2, M2, "authors").tolist() == [1, 1, 1, 1, 2, 2, 2]
+    assert credit_update(np.ones(7), L1, L1, "authors").tolist() == [1, 1, 1, 1, 1, 1, 5]
 
 
 def test_a_refusal_lowers_without_credit() -> None:
     """As lines 22 to 25 from m_i = M3 on: 5 - 0, 5 - 1, 5 - 2, 5 - 3."""
-    assert after_refusal(np.full(7, 5.0), M3).tolist() == [5, 5, 5, 5, 4, 3, 2]
+    assert lower_scores(np.full(7, 5.0), M3).tolist() == [5, 5, 5, 5, 4, 3, 2]
 
 
 def test_the_curiosity_table_counts_types_sent_and_received() -> None:
     """Lines 12 and 13: S3, S2, S1 are type S; L1 is type L."""
     column = np.ones(3)
     for model in (S3, S1, M2, L1, L1):
-        column = after_sending(column, model, 3)
+        column = count_model(column, model, 3)
     assert column.tolist() == [3, 2, 3]
 
 
@@ -137,7 +137,7 @@ def test_resource_reward_is_the_formula(p: int) -> None:
     tables = Tables(np.ones((3, 4)), make_numpy_rng(p).integers(0, 9, size=(2 * p + 1, 4)) + 0.5)
     for model in range(2 * p + 1):
         expected = [by_loops(tables.resources, model, c, p) for c in range(4)]
-        assert resource_reward(tables, model) == pytest.approx(expected, rel=1e-12)
+        assert compute_resource_reward(tables, model) == pytest.approx(expected, rel=1e-12)
 
 
 def test_rewards_by_hand() -> None:
@@ -146,25 +146,25 @@ def test_rewards_by_hand() -> None:
     Client 1 took L1 whole twice: scores 1, ..., 1, 7, so R_s(L1) = 7 / 13 above one half, and R_c(L) = 1 / sqrt(5).
     """
     scores = np.ones((7, 2))
-    scores[:, 1] = after_reply(after_reply(scores[:, 1], L1, L1), L1, L1)
+    scores[:, 1] = credit_update(credit_update(scores[:, 1], L1, L1), L1, L1)
     chosen = np.ones((3, 2))
     chosen[2, 1] = 5
     tables = Tables(chosen, scores)
-    assert resource_reward(tables, M2)[0] == pytest.approx(3 / 7)
-    assert resource_reward(tables, L1) == pytest.approx([1 / 7, 7 / 13])
-    assert curiosity_reward(tables, L1) == pytest.approx([1, 5**-0.5])
-    assert reward(tables, L1, "CS") == pytest.approx([1 / 7, 0.5 * 5**-0.5])
-    assert reward(tables, L1, "C") == pytest.approx([1, 5**-0.5])
-    assert reward(tables, L1, "S") == pytest.approx([1 / 7, 0.5])
-    assert reward(tables, L1, "random").tolist() == [1, 1]
+    assert compute_resource_reward(tables, M2)[0] == pytest.approx(3 / 7)
+    assert compute_resource_reward(tables, L1) == pytest.approx([1 / 7, 7 / 13])
+    assert compute_curiosity_reward(tables, L1) == pytest.approx([1, 5**-0.5])
+    assert compute_reward(tables, L1, "CS") == pytest.approx([1 / 7, 0.5 * 5**-0.5])
+    assert compute_reward(tables, L1, "C") == pytest.approx([1, 5**-0.5])
+    assert compute_reward(tables, L1, "S") == pytest.approx([1 / 7, 0.5])
+    assert compute_reward(tables, L1, "random").tolist() == [1, 1]
 
 
-def test_who_never_succeeded_is_not_drawn_unless_nobody_did() -> None:
+def test_clients_without_success_are_drawn_last() -> None:
     scores = np.ones((3, 3))
     scores[:, 1] = 0
-    rewards = reward(Tables(np.ones((3, 3)), scores), 0)
-    assert probabilities(rewards, np.arange(3)).tolist() == [0.5, 0, 0.5]
-    assert probabilities(rewards, np.array([1])).tolist() == [1]
+    rewards = compute_reward(Tables(np.ones((3, 3)), scores), 0)
+    assert compute_probabilities(rewards, np.arange(3)).tolist() == [0.5, 0, 0.5]
+    assert compute_probabilities(rewards, np.array([1])).tolist() == [1]
 
 
 # ---- slots -----------------------------------------------------------------------------------------------------------
@@ -196,10 +196,10 @@ def needs(federation: Federation) -> dict[str, float]:
 def test_the_levels_are_the_pool() -> None:
     federation, _ = fleet()
     assert [level.name for level in federation.levels] == ["S3", "S2", "S1", "M3", "M2", "M1", "L1"]
-    found = pool(federation.problem.architecture)
+    found = make_pool(federation.problem.architecture)
     assert [level.submodel for level in federation.levels] == [model.submodel for model in found]
     assert [level.name for level in federation.levels if level.averaged] == ["S1", "M1", "L1"]
-    assert [m.name for m in pool(federation.problem.architecture, p=1)] == ["S1", "M1", "L1"]
+    assert [m.name for m in make_pool(federation.problem.architecture, p=1)] == ["S1", "M1", "L1"]
 
 
 def test_each_slot_draws_a_model_and_a_client_of_its_own() -> None:
@@ -245,7 +245,7 @@ def sent_to(budget: float, model: int, federation: Federation, simulation: Simul
     return run_job(job, device)[0]
 
 
-def test_a_device_trains_the_largest_model_contained_in_what_it_got() -> None:
+def test_a_device_trains_the_largest_contained_model() -> None:
     """For every model sent and budgets just above and below each cost, against a search over the pool."""
     federation, simulation = fleet()
     layout = federation.problem.layout
@@ -271,11 +271,11 @@ def test_a_device_trains_the_largest_model_contained_in_what_it_got() -> None:
 
 def test_the_pool_is_not_nested() -> None:
     """S1 is whole for longer than M3, so that a device that got M3 cannot make S1 of it."""
-    found = {model.name: model.submodel for model in pool(vgg16())}
+    found = {model.name: model.submodel for model in make_pool(vgg16())}
     assert not found["S1"].inside(found["M3"]) and found["S3"].inside(found["M3"])
 
 
-def test_a_device_may_take_the_server_s_largest_model_that_fits() -> None:
+def test_a_device_may_take_the_server_s_largest_fitting_model() -> None:
     """The authors' rule, for every model sent and budgets around each cost: nothing of containment, m_i at most.
 
     What M3 is sent with has S1's further channels, and they are the server's.
@@ -339,21 +339,21 @@ def test_a_round_moves_the_tables_by_what_came_back() -> None:
             for i, level in enumerate(federation.levels)
             if level.needs <= budget and level.submodel.inside(piece)
         ]
-        column = after_sending(np.ones(3), model, 3)
+        column = count_model(np.ones(3), model, 3)
         if fits:
             index = max(fits)[1]
             back += max(fits)[0]
-            assert chosen[:, client].tolist() == after_sending(column, index, 3).tolist()
-            assert scores[:, client].tolist() == after_reply(np.ones(7), model, index).tolist()
+            assert chosen[:, client].tolist() == count_model(column, index, 3).tolist()
+            assert scores[:, client].tolist() == credit_update(np.ones(7), model, index).tolist()
         else:
             assert chosen[:, client].tolist() == column.tolist()
-            assert scores[:, client].tolist() == after_refusal(np.ones(7), model).tolist()
+            assert scores[:, client].tolist() == lower_scores(np.ones(7), model).tolist()
     total = sum(sizes[federation.levels[model].name] for _, model, _ in slots)
     assert report["waste"] == pytest.approx(1 - back / total, abs=1e-12)
     assert len(report["failures"]) == 1  # nobody can train with a hundredth
 
 
-def test_a_piece_that_is_no_model_of_the_pool_moves_only_what_was_sent() -> None:
+def test_an_update_outside_the_pool_counts_as_sent_only() -> None:
     """A device may send back any part of what it got; the server goes on, and learns nothing of its resources."""
     federation, _ = fleet()
     piece = federation.levels[L1].submodel
@@ -365,11 +365,11 @@ def test_a_piece_that_is_no_model_of_the_pool_moves_only_what_was_sent() -> None
 
 
 @pytest.mark.parametrize("flags", [{}, {"late": True}, {"absent": True}])
-def test_a_job_that_failed_says_nothing_of_what_the_device_affords(flags: dict[str, bool]) -> None:
+def test_a_failed_job_lowers_no_score(flags: dict[str, bool]) -> None:
     """A crash, a deadline that passed, a device that went away: T_c counts the sending; only a refusal moves T_r."""
     federation, _ = fleet()
     piece = federation.levels[M3].submodel
-    for declined, expected in ((False, np.ones(7)), (True, after_refusal(np.ones(7), M3))):
+    for declined, expected in ((False, np.ones(7)), (True, lower_scores(np.ones(7), M3))):
         report = Failure(0, 0, 2, M3, piece, "gone", declined=declined, **flags)
         server = federation.method.observe(federation, start(federation), Aggregate({}, {}), [report])
         kept = server.memory["adaptivefl"]
@@ -414,7 +414,7 @@ def decoupled_fleet(cohort: int, **given: Any) -> tuple[Federation, Simulation]:
 def test_decoupled_trains_each_model_on_all_who_afford_it() -> None:
     """S1, M1 and L1 of the pool; a cohort for each, no client twice, and over the rounds everybody who is able."""
     federation, simulation = decoupled_fleet(cohort=2)
-    ours = {model.name: model.submodel for model in pool(federation.problem.architecture)}
+    ours = {model.name: model.submodel for model in make_pool(federation.problem.architecture)}
     assert [level.submodel for level in federation.levels] == [ours[name] for name in ("S1", "M1", "L1")]
     trained: dict[int, set[int]] = {0: set(), 1: set(), 2: set()}
     for round in range(200):
@@ -436,7 +436,7 @@ def test_scalefl_s_decoupled_trains_each_model_on_its_own_clients() -> None:
     assert sorted((client, level) for client, level, _ in slots) == [(c, (c >= 4) + (c >= 7)) for c in range(10)]
 
 
-def test_a_choice_of_clients_beside_cohorts_for_each_model_is_refused() -> None:
+def test_a_client_selection_beside_cohorts_per_model_is_refused() -> None:
     spec = {"name": "decoupled", "trained_by": "able", "cohort": {"name": "size"}}
     with raises(ConfigError, key="cohort.choose"):
         build(spec)
@@ -473,7 +473,7 @@ def thousand_rounds(credit: str) -> tuple[Tables, float, float]:
 
 
 @pytest.mark.slow
-def test_how_well_each_rule_tells_strong_clients_from_others() -> None:
+def test_each_rule_separates_strong_clients() -> None:
     """By the printed rule all who accept anything gain on L1: a medium client's R_s is four fifths of a strong one's.
 
     L1 then comes back whole 0.41 of the times that it is sent, and is trained in 6% of the slots. By the authors' rule
@@ -482,7 +482,7 @@ def test_how_well_each_rule_tells_strong_clients_from_others() -> None:
     found = {credit: thousand_rounds(credit) for credit in ("printed", "authors")}
     medium, strong = {}, {}
     for credit, (tables, _, _) in found.items():
-        rewards = resource_reward(tables, L1)
+        rewards = compute_resource_reward(tables, L1)
         medium[credit], strong[credit] = rewards[40:70].mean(), rewards[70:].mean()
     assert medium["printed"] / strong["printed"] == pytest.approx(0.8, abs=0.06)
     assert medium["authors"] / strong["authors"] < 0.55
@@ -497,13 +497,13 @@ def test_local_is_the_model_that_each_client_affords() -> None:
     """Each client's own model, built from the server's state, on its own test images."""
     federation, simulation = fleet()
     engine, server = local_engine(simulation), start(federation)
-    columns, found = evaluate(federation, engine, server, SETTINGS.wanted)
+    columns, found = evaluate(federation, engine, server, SETTINGS.scope)
     per_client = columns["static"]["per_client"]["local"]
     assert set(per_client) == {str(c) for c in range(6)}
     for client in range(6):
         budget = (0.2, 0.5, 1.0)[client % 3]
         level = max((m.needs, i) for i, m in enumerate(federation.levels) if m.needs <= budget)[1]
-        module = level_module(federation, server, level, found)
+        module = build_level_module(federation, server, level, found)
         data = simulation.device(client).data
         x, y = data.batch(data.split("test"))
         with torch.no_grad():

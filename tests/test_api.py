@@ -26,9 +26,9 @@ from fleetfit.records import RunFolder
 SMALL: dict[str, Any] = {
     "rounds": 3,
     "data": {"partition": {"clients": 8}},
-    "local": {"epochs": 1},
+    "local": {"epochs": 1, "max_steps": 4},
     "cohort": {"count": 4},
-    "evaluate": {"every": 2},
+    "evaluate": {"every": 2, "statistics_samples": 200},
 }
 
 
@@ -313,6 +313,7 @@ epochs = 1
 count = 4
 [evaluate]
 every = 0
+statistics_samples = 200
 [[compare.row]]
 label = "Scale"
 method.name = "scalefl"

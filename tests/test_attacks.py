@@ -16,8 +16,8 @@ from torch import Tensor
 
 import fleetfit as ff
 from fleetfit import names
-from fleetfit.attack import Attack, Attackers, Knowledge, Move, Scene, drawn
-from fleetfit.attacks.min_max import largest, measured
+from fleetfit.attack import Attack, Attackers, Knowledge, Move, Scene, draw_hostile_clients
+from fleetfit.attacks.min_max import compute_products, find_largest_gamma
 from fleetfit.config import assemble, load_experiment
 from fleetfit.config.build.run import assemble_fleet
 from fleetfit.data import Data
@@ -65,7 +65,7 @@ def test_beyond_the_core_the_sign_is_flipped() -> None:
 
 
 @pytest.mark.parametrize(("kind", "keys"), [("little_is_enough", {"z": 0.7}), ("inner_product", {"scale": 2.0})])
-def test_colluders_use_the_moments_of_those_who_cover_an_element(kind: str, keys: dict[str, float]) -> None:
+def test_colluders_use_the_moments_of_an_element_s_coverers(kind: str, keys: dict[str, float]) -> None:
     """Three updates: of the middle sub-model, the full one (but for two tensors) and the core."""
     untrained = ("stem.weight", "heads.2.bias")
     _, found, _ = forged(kind, MIDDLE, untrained=untrained, **keys)
@@ -84,16 +84,16 @@ def test_colluders_use_the_moments_of_those_who_cover_an_element(kind: str, keys
 
 
 @pytest.mark.parametrize("chunk", [4, 1 << 18])
-def test_min_max_goes_exactly_as_far_as_two_others_are_apart(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_min_max_moves_as_far_as_two_updates_are_apart(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest gamma, by trying: just above it some update is farther away than the two that are farthest apart."""
     monkeypatch.setattr("fleetfit.attacks.min_max._CHUNK", chunk)
     rng = torch.Generator().manual_seed(3)
     for _ in range(5):
         moves = torch.randn(6, 9, generator=rng).double()
         mean, direction = moves.mean(0), -moves.std(0)
-        found_mean, deviation, products, along = measured(list(moves.float()))
+        found_mean, deviation, products, along = compute_products(list(moves.float()))
         torch.testing.assert_close([found_mean.double(), -deviation.double()], [mean, direction], atol=1e-6, rtol=1e-5)
-        gamma = largest(products, along, float(direction.square().sum()))
+        gamma = find_largest_gamma(products, along, float(direction.square().sum()))
         most = max(float((a - b).norm()) for a in moves for b in moves)
 
         def farthest(g: float, m: Tensor = mean, d: Tensor = direction, all_of: Tensor = moves) -> float:
@@ -103,7 +103,7 @@ def test_min_max_goes_exactly_as_far_as_two_others_are_apart(chunk: int, monkeyp
         assert farthest(gamma) <= most + 1e-5 < farthest(gamma * 1.001)
 
 
-def test_min_max_is_of_its_own_sub_model_alone_and_honest_without_company() -> None:
+def test_min_max_is_honest_without_a_second_update() -> None:
     _, found, job = forged("min_max", FULL)
     moves = torch.stack([concat_state(make_update(FULL, s, job).state) - concat_state(job.state) for s in (1, 2)])
     moved = concat_state(found.state) - concat_state(job.state)
@@ -113,7 +113,7 @@ def test_min_max_is_of_its_own_sub_model_alone_and_honest_without_company() -> N
     assert alone is honest
 
 
-def test_noise_is_as_long_as_asked_for_and_repeats_by_its_seed() -> None:
+def test_noise_has_the_given_length_and_repeats() -> None:
     honest, found, job = forged("noise", MIDDLE, scale=3.0)
     sent = concat_state(job.state)
     noise, trained = concat_state(found.state) - sent, concat_state(honest.state) - sent
@@ -129,7 +129,7 @@ def test_each_round_and_each_client_has_noise_of_its_own() -> None:
     attackers, honest = hostile("noise"), make_update(FULL, 1, job)
     later = replace(job, round=2)
     first, again, next_round, other = (
-        concat_state(attackers.forged(honest, one, LAYOUT, Knowledge(LAYOUT)).state)
+        concat_state(attackers.forge(honest, one, LAYOUT, Knowledge(LAYOUT)).state)
         for one in (job, job, later, replace(job, client=3))
     )
     assert torch.equal(first, again)
@@ -156,7 +156,7 @@ def test_lies_about_samples_budget_and_level() -> None:
     assert elements(found.state) == {p: n for p, n in elements(honest.state).items() if p in core}
 
 
-def test_an_update_of_a_part_of_what_was_sent_is_forged_where_it_is() -> None:
+def test_a_partial_update_is_forged_in_its_part() -> None:
     job = make_job(FULL)
     part = make_update(MIDDLE, 1, job)
     scene = Scene(LAYOUT, job, CORE, FULL, Knowledge(LAYOUT))
@@ -179,10 +179,10 @@ def hostile(kind: str, clients: tuple[int, ...] = (1, 3), **keys: Any) -> Attack
 
 
 @pytest.mark.parametrize(("keys", "wrong"), [({}, lambda y: 3 - y), ({"target": 2}, lambda y: 0 * y + 2)])
-def test_label_flip_changes_the_labels_of_the_hostile_clients_alone(keys: dict[str, int], wrong: Any) -> None:
+def test_label_flip_changes_labels_of_hostile_clients_only(keys: dict[str, int], wrong: Any) -> None:
     data = tiny_data()
     parts = tiny_parts(data, 5)
-    made, dealt = hostile("label_flip", **keys).poisoned(data, parts)
+    made, dealt = hostile("label_flip", **keys).poison(data, parts)
     for client, (before, after) in enumerate(zip(parts, dealt, strict=True)):
         assert torch.equal(made.x[after["train"]], data.x[before["train"]])
         expected = data.y[before["train"]]
@@ -192,11 +192,11 @@ def test_label_flip_changes_the_labels_of_the_hostile_clients_alone(keys: dict[s
     assert torch.equal(made.y[: len(data.y)], data.y) and torch.equal(made.x[: len(data.x)], data.x)
 
 
-def test_a_backdoor_marks_a_share_of_the_samples_and_all_that_success_is_measured_on() -> None:
+def test_a_backdoor_marks_training_and_probe_samples() -> None:
     data = tiny_data()
     parts = tiny_parts(data, 5)
     attackers = hostile("backdoor", target=2, trigger=2, poisoned=0.25)
-    made, dealt = attackers.poisoned(data, parts)
+    made, dealt = attackers.poison(data, parts)
     old, new = parts[1]["train"], dealt[1]["train"]
     marked = (made.x[new] != data.x[old]).flatten(1).any(1)
     assert int(marked.sum()) == round(0.25 * len(old))
@@ -205,7 +205,7 @@ def test_a_backdoor_marks_a_share_of_the_samples_and_all_that_success_is_measure
     assert torch.equal(made.y[new][~marked], data.y[old][~marked])
     from fleetfit.values import Device
 
-    probed = attackers.probed(Device(PROBLEM, data))
+    probed = attackers.make_probe_device(Device(PROBLEM, data))
     assert probed is not None
     asked = data.split("test")[data.y[data.split("test")] != 2]
     assert len(probed.data.split("test")) == len(asked) == len(probed.data.x)
@@ -216,7 +216,7 @@ def test_a_backdoor_marks_a_share_of_the_samples_and_all_that_success_is_measure
 def test_floats_get_a_trigger_of_their_largest_value() -> None:
     data = tiny_data()
     floats = Data("floats", data.x.float() / 300, data.y, data.splits, 4)
-    made, dealt = hostile("backdoor", (0,), trigger=1, poisoned=1.0).poisoned(floats, tiny_parts(data, 5))
+    made, dealt = hostile("backdoor", (0,), trigger=1, poisoned=1.0).poison(floats, tiny_parts(data, 5))
     corner = made.x[dealt[0]["train"]][..., -1, -1]
     assert float(corner.min()) == float(corner.max()) >= 0.7
 
@@ -224,20 +224,20 @@ def test_floats_get_a_trigger_of_their_largest_value() -> None:
 # ---- who is drawn ----------------------------------------------------------------------------------------------------
 
 
-def test_who_is_hostile_is_drawn_by_share_and_level() -> None:
+def test_hostile_clients_are_drawn_by_share_and_level() -> None:
     levels = np.array([0, 1, 2, -1] * 10)
-    everywhere = drawn(levels, 0.2, "all", 0)
+    everywhere = draw_hostile_clients(levels, 0.2, "all", 0)
     assert len(everywhere) == 6 and everywhere == tuple(sorted(set(everywhere))) and min(levels[list(everywhere)]) >= 0
-    assert everywhere == drawn(levels, 0.2, "all", 0) != drawn(levels, 0.2, "all", 1)
-    each = drawn(levels, 0.2, "each", 0)
+    assert everywhere == draw_hostile_clients(levels, 0.2, "all", 0) != draw_hostile_clients(levels, 0.2, "all", 1)
+    each = draw_hostile_clients(levels, 0.2, "each", 0)
     assert np.bincount(levels[list(each)]).tolist() == [2, 2, 2]
-    top = drawn(levels, 0.8, [3], 0)
+    top = draw_hostile_clients(levels, 0.8, [3], 0)
     assert len(top) == 8 and set(levels[list(top)]) == {2}
-    assert set(levels[list(drawn(levels, 0.5, [1, 2], 0))]) == {0, 1}
+    assert set(levels[list(draw_hostile_clients(levels, 0.5, [1, 2], 0))]) == {0, 1}
     with raises(ConfigError, 4, 1, 2, 3, key="attack.among"):
-        drawn(levels, 0.5, [4], 0)
+        draw_hostile_clients(levels, 0.5, [4], 0)
     with raises(ConfigError, 0.001, 30, key="attack.share"):
-        drawn(levels, 0.001, "all", 0)
+        draw_hostile_clients(levels, 0.001, "all", 0)
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def attacked(out: Path, **attack: Any) -> ff.Run:
     return ff.run({**TINY, **({"attack": attack} if attack else {})}, out=out)
 
 
-def test_who_attacks_stands_in_the_folder_and_honest_clients_keep_their_bits(tmp_path: Path) -> None:
+def test_attackers_are_stored_and_honest_clients_keep_their_bits(tmp_path: Path) -> None:
     run = attacked(tmp_path / "a", kind="free_rider", share=0.3)
     ids = json.loads((tmp_path / "a" / "fleet.json").read_text())["hostile"]
     assert len(ids) == 3 and any(note.startswith("3 clients are hostile: clients ") for note in run.summary["notes"])
@@ -291,9 +291,7 @@ def clean_of_two_seeds(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[f
 
 
 @pytest.mark.parametrize("kind", ["min_max", "little_is_enough"])
-def test_an_attack_that_hides_among_honest_updates_slows_training(
-    kind: str, clean_of_two_seeds: tuple[list[float], float], tmp_path: Path
-) -> None:
+def test_hidden_attacks_slow_training(kind: str, clean_of_two_seeds: tuple[list[float], float], tmp_path: Path) -> None:
     """All lose more in training by the third round, and the model is right less often."""
     clean, right = clean_of_two_seeds
     hostile, less = of_two_seeds(tmp_path, kind=kind, share=0.4)
@@ -301,7 +299,7 @@ def test_an_attack_that_hides_among_honest_updates_slows_training(
     assert less < right - 0.08
 
 
-def test_a_run_whose_state_an_attack_has_ruined_goes_on_to_its_end(tmp_path: Path) -> None:
+def test_a_run_with_a_ruined_state_finishes(tmp_path: Path) -> None:
     """Nothing is finite in what clients train from it; the rest of a comparison does not stop for that."""
     attack = {"kind": "sign_flip", "scale": 100.0, "share": 0.4}
     run = ff.run({**TINY, "rounds": 10, "attack": attack}, out=tmp_path / "a")
@@ -377,9 +375,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], Expected]] = [
 
 
 @pytest.mark.parametrize(("attack", "more", "expected"), REFUSED)
-def test_what_cannot_be_is_refused_in_a_sentence(
-    attack: dict[str, Any], more: dict[str, Any], expected: Expected
-) -> None:
+def test_impossible_attacks_are_refused(attack: dict[str, Any], more: dict[str, Any], expected: Expected) -> None:
     with raises(ConfigError, expected):
         assemble(load_experiment({**TINY, **more, "attack": attack}))
 
@@ -401,7 +397,7 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     "method", ["adaptivefl", *(pytest.param(m, marks=SLOW) for m in ("scalefl", "fedrolex", "decoupled"))]
 )
-def test_every_attack_gives_updates_that_pass_or_are_refused_as_such(method: str) -> None:
+def test_updates_of_attacks_pass_validation_or_are_rejected(method: str) -> None:
     """Beside methods with channels that move, pieces that devices cut, and models of their own for each level."""
     from fleetfit.rounds import run_round, start
 
@@ -427,9 +423,9 @@ def test_what_everybody_trains_rolls_with_the_channels(tmp_path: Path) -> None:
     torch.testing.assert_close(dict(a), dict(b), atol=1e-4, rtol=1e-3)  # sent + (trained - sent) is not quite trained
 
 
-def test_an_attack_is_a_record_whose_parts_are_honest_by_default() -> None:
+def test_an_attack_is_honest_by_default() -> None:
     attackers = Attackers(Attack(), (0,), {0: 0}, cores, 0)
     data = tiny_data()
     parts, engine = tiny_parts(data, 2), object()
-    assert attackers.poisoned(data, parts) == (data, parts)
-    assert attackers.on(engine, LAYOUT) is engine
+    assert attackers.poison(data, parts) == (data, parts)
+    assert attackers.wrap_engine(engine, LAYOUT) is engine

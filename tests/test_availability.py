@@ -28,7 +28,7 @@ SETTINGS = Settings(
     5,
     plain(lr=0.1, batch_size=8),
     evaluate_every=2,
-    wanted=EvaluationScope(Evaluation(batch_size=64), statistics_samples=60),
+    scope=EvaluationScope(Evaluation(batch_size=64), statistics_samples=60),
 )
 
 

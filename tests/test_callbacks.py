@@ -66,7 +66,7 @@ def written(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", ["plain", "private", "secure"])
-def test_a_callback_is_told_what_the_folder_holds_and_in_order(kind: str, tmp_path: Path) -> None:
+def test_callbacks_get_the_folder_s_values_in_order(kind: str, tmp_path: Path) -> None:
     """Also where most is withheld: the seam has the same lines as the file, to the last key."""
     if kind == "private":
         pytest.importorskip("opacus.accountants", reason="the accountant is an extra: fleetfit[privacy]")
@@ -126,7 +126,7 @@ def test_the_numbers_of_a_report_are_one_table() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("boom"), SystemExit(3)], ids=["ValueError", "sys.exit"])
-def test_a_callback_that_raises_is_named_and_left_alone_and_the_run_goes_on(
+def test_a_raising_callback_is_named_and_dropped(
     error: BaseException, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     called = []
@@ -146,7 +146,7 @@ def test_a_callback_that_raises_is_named_and_left_alone_and_the_run_goes_on(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ff.RunError("that will do")], ids=["Ctrl-C", "RunError"])
-def test_ctrl_c_and_errors_of_fleetfit_stop_the_run_and_it_can_go_on(error: BaseException, tmp_path: Path) -> None:
+def test_interrupts_and_own_errors_stop_a_resumable_run(error: BaseException, tmp_path: Path) -> None:
     def stops(report: Mapping[str, Any]) -> None:
         if report["round"] == 2:
             raise error
@@ -178,7 +178,7 @@ def test_rounds_that_are_done_again_are_not_told_again(tmp_path: Path) -> None:
     assert [v for what, v in second.all if what == "evaluate"] == written(run.folder)[3:]
 
 
-def test_what_a_callback_has_missed_is_told_first_when_the_run_goes_on(tmp_path: Path) -> None:
+def test_missed_reports_come_first_on_resume(tmp_path: Path) -> None:
     """One that had failed, and one that was not there: each hears every round once."""
     heard: list[int] = []
 
@@ -254,7 +254,7 @@ def test_a_run_file_names_functions_and_classes_with_their_keys(
     ]  # fmt: skip
 
 
-def test_one_name_does_and_further_ones_are_given_beside_the_file(tmp_path: Path) -> None:
+def test_one_callback_name_is_enough(tmp_path: Path) -> None:
     file = run_file(tmp_path)
     heard = Heard()
     run = ff.run(
@@ -307,9 +307,7 @@ def test_an_object_that_is_no_callback_is_refused(given: Any, said: str, tmp_pat
         ff.run(QUICK, out=tmp_path / "run", callbacks="tensorboard")
 
 
-def test_an_extra_that_is_missing_is_named_before_anything_is_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_extra_is_named_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("tensorboard", "wandb"):
         monkeypatch.setitem(sys.modules, name, None)
         with raises(ff.MissingExtra, f"fleetfit[{name}]"):
@@ -341,9 +339,7 @@ class Notes:
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_each_run_of_a_comparison_has_callbacks_of_its_own_and_the_comparison_is_their_group(
-    jobs: int, tmp_path: Path
-) -> None:
+def test_runs_of_a_comparison_have_own_callbacks_in_one_group(jobs: int, tmp_path: Path) -> None:
     (tmp_path / "notes.py").write_text(COMPARED)
     rows = [{"method": {"name": "scalefl"}}, {"method": {"name": "fedavg"}}]
     file = tmp_path / "both.toml"
@@ -361,7 +357,7 @@ def test_each_run_of_a_comparison_has_callbacks_of_its_own_and_the_comparison_is
     ]  # fmt: skip
 
 
-def test_the_default_folder_of_a_comparison_does_not_depend_on_whom_it_tells(tmp_path: Path) -> None:
+def test_callbacks_do_not_change_a_comparison_s_folder(tmp_path: Path) -> None:
     from fleetfit.api.comparison import plan_comparison
 
     file, given = tmp_path / "both.toml", {**QUICK, "compare": {"row": [{"label": "a"}]}}
@@ -376,7 +372,7 @@ def test_the_default_folder_of_a_comparison_does_not_depend_on_whom_it_tells(tmp
 # ---- trackers, by reading back what they wrote -----------------------------------------------------------------------
 
 
-def test_tensorboard_has_every_number_of_every_round_once_also_after_going_on(tmp_path: Path) -> None:
+def test_tensorboard_has_every_number_once(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="it is an extra: fleetfit[tensorboard]")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -436,9 +432,7 @@ def read_offline(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_wandb_has_every_number_and_goes_on_with_the_same_run(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_wandb_has_every_number_and_resumes_its_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("wandb", reason="it is an extra: fleetfit[wandb]")
     tracker = {"name": "wandb", "mode": "offline", "project": "p", "group": "mine"}
     with pytest.raises(Stopped):

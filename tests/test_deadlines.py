@@ -67,7 +67,7 @@ def test_deepest_fitting_exit_is_trained() -> None:
         for deadline_s in np.linspace(0.3, 6, 24):
             job = one_job(federation, plain(epochs=2, batch_size=8, deadline_s=float(deadline_s)))
             fitting = [n for n in (1, 2, 3) if seconds_of(federation, job, n, samples, speed) <= deadline_s]
-            adapted = in_time.shallower(job, clock.start_clock(job, device_of(simulation, 2, speed)))
+            adapted = in_time.train_shallower(job, clock.start_clock(job, device_of(simulation, 2, speed)))
             assert adapted.submodel.exits == job.submodel.exits[: max(fitting, default=1)], (speed, deadline_s)
             seen.add(len(adapted.submodel.exits))
     assert seen == {1, 2, 3}
@@ -309,14 +309,14 @@ def test_real_time_exit_follows_last_speed() -> None:
     now = [0.0]
     device = passing(simulation, lambda: now[0])
     job = one_job(federation, plain(epochs=2, batch_size=8, deadline_s=10.0))
-    assert in_time.shallower(job, clock.start_clock(job, device)) is job  # nothing is known yet
+    assert in_time.train_shallower(job, clock.start_clock(job, device)) is job  # nothing is known yet
     began = clock.start_clock(job, device)
     now[0] = 4.0
     clock.record_speed(began, 6 * samples * forward[2])  # two exits' training took 4 s
     now[0] = 0.0
     for deadline_s, exits in ((4.01, 2), (3.99, 1), (4.01 * forward[3] / forward[2], 3), (0.01, 1)):
         timed = replace(job, local=replace(job.local, deadline_s=deadline_s))
-        adapted = in_time.shallower(timed, clock.start_clock(timed, device))
+        adapted = in_time.train_shallower(timed, clock.start_clock(timed, device))
         assert len(adapted.submodel.exits) == exits, deadline_s
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from fleetfit import names
 from fleetfit.engines.local import local as local_engine
 from fleetfit.layout import State
-from fleetfit.method import by_count
+from fleetfit.method import weigh_equally
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.values import Local
 
@@ -93,7 +93,7 @@ def test_rounds_are_the_exits_losses_with_the_ramp_and_feddyn(share: float, temp
                 h[n] = h[n] - alpha / 6 * torch.stack([t - x[n] for t in those]).sum(0)
                 x[n] = torch.stack(those).mean(0) - (h[n] / alpha if alpha else 0)
         assert_close(server.state, x, atol=2e-5)
-    assert federation.method.weight is by_count
+    assert federation.method.weight is weigh_equally
 
 
 REEFL_APPENDIX_A = {

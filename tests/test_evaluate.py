@@ -17,7 +17,15 @@ from tiny import plain, tiny_data, tiny_federation, tiny_parts
 from torch import Tensor
 
 from fleetfit.engines.local import local as local_engine
-from fleetfit.evaluate import EvaluationScope, evaluate, has_batch_norm, level_module, moments, on_data, statistics
+from fleetfit.evaluate import (
+    EvaluationScope,
+    build_level_module,
+    compute_moments,
+    estimate_statistics,
+    evaluate,
+    evaluate_on_device,
+    has_batch_norm,
+)
 from fleetfit.layout import State
 from fleetfit.models.cnn import cnn
 from fleetfit.rounds import Settings, run_round, start
@@ -136,7 +144,7 @@ def test_columns_are_those_of_a_plain_evaluation(fleet: Trained, norm: str) -> N
     assert len({round(s[-1], 6) for s in scores}) > 1 and 0.3 < scores[2][-1] < 1  # there is something to confuse
 
 
-def test_both_policies_are_columns_and_the_first_is_the_headline(fleet: Trained) -> None:
+def test_both_norm_policies_are_columns(fleet: Trained) -> None:
     columns, found = evaluate(fleet.federation, local_engine(fleet.simulation), fleet.server, WANTED)
     assert list(columns) == ["split", "static", "batch"]
     assert columns["split"] == "test"
@@ -150,7 +158,7 @@ def test_both_policies_are_columns_and_the_first_is_the_headline(fleet: Trained)
     assert again["batch"]["batch_size"] == 8 and again["batch"]["order"] == "stored"
 
 
-def test_batch_statistics_depend_on_size_and_order_and_static_ones_do_not(fleet: Trained) -> None:
+def test_only_batch_statistics_depend_on_batches(fleet: Trained) -> None:
     """The test set sorted by label, in batches: the normalisation hides what the batch has in common."""
     data = fleet.simulation.data
     test = data.split("test")
@@ -201,7 +209,7 @@ def without(simulation: Simulation, client: int, split: str) -> Simulation:
     return replace(simulation, parts=parts)
 
 
-def test_a_client_without_test_data_is_not_in_the_means_and_the_counts_say_so() -> None:
+def test_a_client_without_test_data_does_not_count() -> None:
     federation, simulation = tiny_federation({"name": "scalefl"})
     columns = columns_of(federation, without(simulation, 2, "test"))["static"]
     assert columns["global_clients"] == columns["local_clients"] == 5
@@ -221,7 +229,7 @@ def test_nobody_has_test_data() -> None:
     assert columns["full"] > 0  # the server's own test set is there
 
 
-def test_best_exit_counts_those_who_have_validation_data() -> None:
+def test_best_exit_counts_clients_with_validation_data() -> None:
     federation, simulation = tiny_federation({"name": "scalefl"})
     for client in range(6):
         simulation = without(simulation, client, "validation")
@@ -259,14 +267,14 @@ def declining_two(job: Job, device: Device) -> Job | None:
     return None if job.kind == "evaluate" and job.client == 2 else job
 
 
-def test_no_variance_is_below_0_where_a_channel_is_always_the_same() -> None:
+def test_constant_channels_have_no_negative_variance() -> None:
     """n x^2 / n - (n x / n)^2 is a little less than 0 for some x; the root of that would be no number."""
     x = torch.linspace(0.01, 3, 200, dtype=torch.float64)
     n = torch.tensor([7.0], dtype=torch.float64)
     added = torch.stack([x] * 7)
     sums = {"norm.sum": added.sum(0), "norm.squares": (added * added).sum(0), "norm.count": n}
     assert bool((sums["norm.squares"] / n - (sums["norm.sum"] / n) ** 2 < 0).any())
-    found = moments(sums)
+    found = compute_moments(sums)
     assert bool((found["norm.var"] >= 0).all()) and bool((found["norm.var"] < 1e-12).all())
     torch.testing.assert_close(found["norm.mean"], x.float())
 
@@ -283,7 +291,7 @@ def declining_the_whole(job: Job, device: Device) -> Job | None:
     return None if job.kind == "evaluate" and job.client is None and job.level == 2 else job
 
 
-def test_where_the_full_model_has_no_score_its_columns_are_empty() -> None:
+def test_columns_without_a_score_are_empty() -> None:
     federation, simulation = tiny_federation({"name": "scalefl", "hooks": {"adapt": declining_the_whole}})
     federation = replace(federation, device=simulation.device(None))
     columns = columns_of(federation, simulation)["batch"]
@@ -315,7 +323,7 @@ def test_a_client_whose_statistics_job_failed_is_reported() -> None:
     assert any(f["client"] == 3 for f in columns.get("failures", []))
 
 
-def test_a_client_with_one_test_sample_is_missing_from_the_batch_column_and_reported() -> None:
+def test_one_test_sample_fails_under_batch_statistics() -> None:
     federation, simulation = tiny_federation({"name": "scalefl"})
     parts = [dict(p) for p in simulation.parts]
     parts[3]["test"] = parts[3]["test"][:1]
@@ -333,7 +341,7 @@ def test_a_client_without_training_data_still_is_evaluated() -> None:
     assert columns["static"]["global_clients"] == 6 and "failures" not in columns
 
 
-def test_levels_that_devices_take_themselves_are_those_of_their_budgets() -> None:
+def test_devices_choose_the_level_of_their_budget() -> None:
     """The server knows none: each answer says which model it is of. Two devices each afford 0.2, 0.5 and 1.0."""
     federation, simulation = tiny_federation({"name": "adaptivefl"})
     columns = columns_of(federation, simulation)["static"]
@@ -363,7 +371,7 @@ class Watching(InlineEngine):
         yield from super().run(noted())
 
 
-def test_a_run_that_selects_on_validation_data_never_looks_at_test_data() -> None:
+def test_validation_runs_never_read_test_data() -> None:
     federation, simulation = tiny_federation({"name": "scalefl"})
     engine = Watching(simulation)
     wanted = replace(WANTED, evaluation=Evaluation(split="validation"))
@@ -374,7 +382,7 @@ def test_a_run_that_selects_on_validation_data_never_looks_at_test_data() -> Non
     assert {j.kind for j in engine.jobs} == {"evaluate", "statistics"}
 
 
-def test_nobody_is_asked_for_statistics_of_data_that_it_does_not_have() -> None:
+def test_clients_without_data_get_no_statistics_job() -> None:
     federation, simulation = tiny_federation({"name": "scalefl"})
     counts = federation.clients.num_examples.copy()
     counts[4] = 0
@@ -418,7 +426,7 @@ def test_the_module_handed_out_says_what_was_evaluated(fleet: Trained) -> None:
     )
     x, y = fleet.simulation.data.batch(fleet.simulation.data.split("test"))
     for level in range(3):
-        module = level_module(fleet.federation, fleet.server, level, found)
+        module = build_level_module(fleet.federation, fleet.server, level, found)
         assert not module.training
         with torch.no_grad():
             right = float((module(x)[-1].argmax(1) == y).float().mean())
@@ -426,11 +434,11 @@ def test_the_module_handed_out_says_what_was_evaluated(fleet: Trained) -> None:
 
 
 @pytest.mark.parametrize("norm", ["static", "batch"])
-def test_columns_on_data_at_hand_are_those_of_a_plain_evaluation(fleet: Trained, norm: str) -> None:
+def test_columns_on_a_device_equal_a_plain_evaluation(fleet: Trained, norm: str) -> None:
     """Every level on the same data, the last one evaluated as the full model."""
     found = evaluate(fleet.federation, local_engine(fleet.simulation), fleet.server, replace(WANTED, norms=("static",)))
     wanted = replace(WANTED, norms=(norm,), evaluation=replace(WANTED.evaluation, batch_size=10**6))
-    columns = on_data(fleet.federation, fleet.server, wanted, fleet.simulation.device(None), found[1])[norm]
+    columns = evaluate_on_device(fleet.federation, fleet.server, wanted, fleet.simulation.device(None), found[1])[norm]
     test = fleet.simulation.data.batch(fleet.simulation.data.split("test"))
     scores = [Plain(fleet, level, norm).hits(*test) for level in range(3)]
     assert columns["full"] == pytest.approx(scores[2][-1]) and columns["exits"] == pytest.approx(scores[2])
@@ -440,8 +448,10 @@ def test_columns_on_data_at_hand_are_those_of_a_plain_evaluation(fleet: Trained,
     }
 
 
-def test_statistics_are_the_same_each_time_and_belong_to_a_level(fleet: Trained) -> None:
-    a, b = (statistics(fleet.federation, InlineEngine(fleet.simulation), fleet.server, WANTED)[0] for _ in range(2))
+def test_statistics_repeat_and_belong_to_a_level(fleet: Trained) -> None:
+    a, b = (
+        estimate_statistics(fleet.federation, InlineEngine(fleet.simulation), fleet.server, WANTED)[0] for _ in range(2)
+    )
     assert all(torch.equal(a[level][n], b[level][n]) for level in a for n in a[level])
     assert {level: len(a[level]["blocks.0.1.mean"]) for level in a} == {0: 6, 1: 8, 2: 12}
     assert not any("mean" in name or "running" in name for name in fleet.server.state)

@@ -198,8 +198,8 @@ def test_profile(call: Calls, place: Path, tmp_path: Path) -> None:
     said: list[str] = []
     machine = ff.Machine(limit_s=60)
     found = call("profile", place / "run.toml", wishes=ff.Wishes(memory_bytes=2e9), machine=machine, facts=facts,
-                 out=tmp_path / "budget.toml", force=True, say=said.append, overrides=["local.batch_size=8"],
-                 seed=1)  # fmt: skip
+                 out=tmp_path / "budget.toml", force=True, say=said.append, seed=1,
+                 overrides=["local.batch_size=8", "fleet.levels=[0.5, 1.0]"])  # fmt: skip
     assert found and said and (tmp_path / "budget.toml").is_file()
 
 

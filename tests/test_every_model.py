@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sampling import some_quick
 from small_models import CLASSES, SMALL, VOCABULARY, architecture_of, data_of, problem_of
 from support.bits import has_same_bits
 from tiny import plain, tiny_parts
@@ -24,6 +25,12 @@ from fleetfit.values import Clients, DeviceResources, Evaluation, Federation, Le
 MODELS = names.list_names("models")
 TRAINED = [name for name in MODELS if not SMALL[name].family]
 METHODS = ("fedavg", "heterofl", "scalefl")
+LARGE = ("efficientnet_b4", "msdnet24")  # sizes of families of which a smaller one is quick
+PROVEN = ("efficientnet_b0", "mobilenetv2")  # in quick tests of their own, on fewer blocks
+
+
+def without(slow: tuple[str, ...], cases: list[str]) -> list[Any]:
+    return some_quick(cases, [name for name in cases if name not in slow])
 
 
 def test_every_model_has_a_size_for_tests() -> None:
@@ -34,7 +41,7 @@ def test_every_model_has_a_size_for_tests() -> None:
 # ---- built --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", without(LARGE, MODELS))
 def test_every_width_and_depth_builds_what_the_layout_predicts(name: str) -> None:
     architecture = architecture_of(name)
     positions = tuple(architecture.positions)
@@ -62,7 +69,7 @@ def test_an_exit_may_sit_at_every_position(name: str) -> None:
     assert [tuple(z.shape) for z in found] == [shape] * len(positions)
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", without(PROVEN, TRAINED))
 def test_its_layout_is_proven(name: str) -> None:
     report = check_layout(architecture_of(name), input_shape=SMALL[name].shape)
     assert report.levels and max(report.permutation.values()) < 1e-5
@@ -87,7 +94,7 @@ def fleet_of(problem: Problem, data: Data, method: str) -> tuple[Federation, Sim
 
 def two_rounds(federation: Federation, engine: Engine) -> Round:
     settings = Settings(
-        2, plain(lr=0.01, batch_size=3), wanted=EvaluationScope(Evaluation(batch_size=8), statistics_samples=12)
+        2, plain(lr=0.01, batch_size=3), scope=EvaluationScope(Evaluation(batch_size=8), statistics_samples=12)
     )
     *_, last = run(federation, engine, settings, start(federation))
     return last

@@ -22,7 +22,7 @@ from fleetfit import names
 from fleetfit.data import Data, partition
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError, FleetFitError
-from fleetfit.evaluate import EvaluationScope, level_module
+from fleetfit.evaluate import EvaluationScope, build_level_module
 from fleetfit.factories import call_factory
 from fleetfit.layout import outputs
 from fleetfit.method import FEDAVG, apply_model_hook, build, is_portable
@@ -103,7 +103,7 @@ def planned(spec: Mapping[str, Any], targets: Targets | None = None, **model: An
 
 
 SETTINGS = Settings(
-    2, plain(lr=0.1, batch_size=8), wanted=EvaluationScope(Evaluation(batch_size=64), statistics_samples=60)
+    2, plain(lr=0.1, batch_size=8), scope=EvaluationScope(Evaluation(batch_size=64), statistics_samples=60)
 )
 
 
@@ -162,7 +162,7 @@ def test_every_level_can_be_handed_out(spec: dict[str, Any]) -> None:
     last = finished(federation, simulation)
     x, _ = simulation.data.batch(simulation.data.split("test")[:3])
     for index, level in enumerate(federation.levels):
-        module = level_module(federation, last.server, index, last.statistics)
+        module = build_level_module(federation, last.server, index, last.statistics)
         logits = outputs(module, x)
         assert [tuple(z.shape) for z in logits] == [(3, 4)] * len(level.submodel.exits)
 

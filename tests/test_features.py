@@ -27,7 +27,7 @@ RUN: dict[str, Any] = {
     "method": {"name": "depthfl"},
     "local": {"epochs": 2, "lr": 0.05},
     "cohort": {"count": 4},
-    "evaluate": {"every": 0},
+    "evaluate": {"every": 0, "whole": False},
 }
 CLOSE = 1e-4
 """Largest difference of a weight after three rounds, as a share of the largest: the rounding of another batch shape."""
@@ -200,7 +200,7 @@ def test_fleet_nodes_have_equal_bits(embedded: Counter[bytes], tmp_path: Path) -
     base = ff.run(table, out=tmp_path / "local")
     counts = []
     for name, engine in {"plain": {}, "kept": kept(1e9)["engine"]}.items():
-        nodes_side.node_of.cache_clear()
+        nodes_side.get_node.cache_clear()
         (tmp_path / name).mkdir()
         embedded.clear()
         run = Lab(tmp_path / name, table, [float(b) for b in base.assembly.fleet.budgets]).serve(**engine)

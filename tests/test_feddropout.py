@@ -10,7 +10,7 @@ from tiny import plain, tiny_federation, tiny_problem
 
 from fleetfit.errors import ConfigError
 from fleetfit.layout import Axis
-from fleetfit.method import build, round_submodel
+from fleetfit.method import build, get_round_submodel
 from fleetfit.methods.feddropout import select_channels
 from fleetfit.planner import Targets
 from fleetfit.rounds import Settings, run_round, start
@@ -47,9 +47,9 @@ def test_every_channel_is_drawn_alike() -> None:
 def test_clients_and_rounds_draw_for_themselves() -> None:
     federation, _ = tiny_federation({"name": "feddropout", "drop": 0.5})
     full = [5, 2]  # both at the full level
-    drawn = {(c, r): round_submodel(federation, r, c).channels["a"] for c in full for r in range(4)}
+    drawn = {(c, r): get_round_submodel(federation, r, c).channels["a"] for c in full for r in range(4)}
     assert len(set(map(tuple, drawn.values()))) > 4
-    again = {(c, r): round_submodel(federation, r, c).channels["a"] for c in full for r in range(4)}
+    again = {(c, r): get_round_submodel(federation, r, c).channels["a"] for c in full for r in range(4)}
     assert drawn == again
 
 

@@ -9,7 +9,7 @@ from foreign_models import FOREIGN, Foreign
 
 from fleetfit.cli import main
 from fleetfit.layout import build_module, infer_layout, named_tensors
-from fleetfit.methods._own_blocks import own_blocks
+from fleetfit.methods.inclusivefl import find_own_blocks
 from fleetfit.submodel import Submodel
 
 HERE = Path(__file__).parent
@@ -73,7 +73,7 @@ def called(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_blocks_of_own_levels_are_found() -> None:
     """InclusiveFL's levels hand on the movement of blocks like their last one, whatever the blocks are called."""
     layout = infer_layout(FOREIGN["Wave"].made())
-    found = own_blocks(layout, (1, 2, 3))
+    found = find_own_blocks(layout, (1, 2, 3))
     assert set(found.top[2]) == set(found.top[3]) and "skip.weight" in found.top[3]
     assert found.top[3]["skip.weight"] == "dilated.2.skip.weight"
     assert len(found.further[3]) == 1

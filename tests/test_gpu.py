@@ -25,7 +25,7 @@ pytestmark = [
 SETTINGS = Settings(
     2,
     Local(lr=0.05, momentum=0.9, weight_decay=1e-3, epochs=2, batch_size=8, clip_norm=2.0),
-    wanted=EvaluationScope(Evaluation(batch_size=64), statistics_samples=10**6),
+    scope=EvaluationScope(Evaluation(batch_size=64), statistics_samples=10**6),
 )
 SPECS: list[Mapping[str, Any]] = [
     {"name": "fedavg"},

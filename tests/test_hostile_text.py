@@ -564,7 +564,7 @@ def test_the_log_of_a_fleet_is_printable(text: str, capsys: pytest.CaptureFixtur
         raise ValueError(text)
     except ValueError as error:
         record = logging.LogRecord("fleetfit", 40, __file__, 1, "%s", (text,), (ValueError, error, error.__traceback__))
-    logs._Lines().emit(record)
+    logs._StderrHandler().emit(record)
     check_text(capsys.readouterr().err)
 
 

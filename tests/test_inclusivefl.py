@@ -9,17 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from support import raises
 from support.training import assert_close, last_exit_loss, plain_sgd
 from tiny import tiny_federation
 from torch import Tensor
 
 from fleetfit.engines.local import local as local_engine
-from fleetfit.errors import ConfigError
-from fleetfit.evaluate import level_module, level_state
+from fleetfit.evaluate import build_level_module, get_level_state
 from fleetfit.layout import infer_layout
-from fleetfit.method import build
-from fleetfit.methods._own_blocks import own_blocks
+from fleetfit.methods.inclusivefl import find_own_blocks
 from fleetfit.models.resnet import resnet
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.values import Federation, Level, Local, Server, Simulation
@@ -174,7 +171,7 @@ def test_fedadam_goes_on_top() -> None:
 def test_each_level_is_evaluated_with_its_own_last_block_and_classifier() -> None:
     federation, simulation = by_depth((1, 2, 3))
     server = after(federation, simulation, 2)[-1]
-    state, (low, middle, high) = server.state, (level_state(federation, server, i) for i in range(3))
+    state, (low, middle, high) = server.state, (get_level_state(federation, server, i) for i in range(3))
     name = "4.weight"
     assert torch.equal(low[f"blocks.0.{name}"], state[f"exit1/blocks.0.{name}"])
     assert torch.equal(middle[f"blocks.1.{name}"], state[f"exit2/blocks.1.{name}"])
@@ -185,15 +182,15 @@ def test_each_level_is_evaluated_with_its_own_last_block_and_classifier() -> Non
     assert not any(key.startswith("exit3/") for key in state), "the deepest level's is the full model's"
     assert [sorted({k.split(".")[1] for k in piece if k.startswith("heads")}) for piece in (low, middle, high)] == [
         ["1"], ["2"], ["3"]]  # fmt: skip
-    module = level_module(federation, server, 0, None)
+    module = build_level_module(federation, server, 0, None)
     assert torch.equal(module.get_parameter(f"blocks.0.{name}"), state[f"exit1/blocks.0.{name}"])
 
 
-def test_a_level_that_has_not_trained_is_the_full_model_s_and_one_that_rests_stays() -> None:
+def test_untrained_levels_use_the_full_model() -> None:
     federation, simulation = by_depth((1, 3), [[2, 5], [0, 2], [2]])
     _, first, second, third = after(federation, simulation, 3)
     assert "exit1/blocks.0.4.weight" not in first.state
-    low = level_state(federation, first, 0)
+    low = get_level_state(federation, first, 0)
     assert torch.equal(low["blocks.0.4.weight"], first.state["blocks.0.4.weight"])
     kept = [name for name in second.state if name.startswith("exit1/")]
     assert len(kept) == 4 and all(torch.equal(third.state[n], second.state[n]) for n in kept)
@@ -206,7 +203,7 @@ def test_only_blocks_of_the_same_shapes_hand_their_movement_down() -> None:
     The last block of a level of one block learns from block 2, which has its stage's shapes; that of a level of two
     blocks, at the end of its stage, learns from nobody, and beta does nothing there.
     """
-    found = own_blocks(infer_layout(resnet(depth=14), (1, 2, 4, 6)), (1, 2, 4, 6))
+    found = find_own_blocks(infer_layout(resnet(depth=14), (1, 2, 4, 6)), (1, 2, 4, 6))
     blocks = {
         depth: [next(iter(b.values())).split("blocks.")[1].split(".")[0] for b in further]
         for depth, further in found.further.items()
@@ -214,9 +211,3 @@ def test_only_blocks_of_the_same_shapes_hand_their_movement_down() -> None:
     assert blocks == {2: ["1"], 4: [], 6: []}
     assert found.below == {2: 1, 4: 2, 6: 4}
     assert {n.split("/")[0] for n in found.layout.tensors if "/" in n} == {"exit1", "exit2", "exit4", "exit6"}
-
-
-@pytest.mark.parametrize("beta", [-0.1, 1.1])
-def test_beta_outside_its_range_is_a_sentence(beta: float) -> None:
-    with raises(ConfigError, 0, 1, key="method.beta"):
-        build({"name": "inclusivefl", "beta": beta})

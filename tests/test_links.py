@@ -25,7 +25,7 @@ from fleetfit.values import Availability, Evaluation, Failure, Federation, Job, 
 from fleetfit.values.resources import Speed
 
 SCOPE = EvaluationScope(Evaluation(batch_size=64), statistics_samples=60)
-SETTINGS = Settings(1, plain(lr=0.1, batch_size=8), wanted=SCOPE)
+SETTINGS = Settings(1, plain(lr=0.1, batch_size=8), scope=SCOPE)
 REMEMBERING = {"name": "scalefl", "plus": {"feddyn": {}}}
 DOWN, UP = "what it was sent was lost on the way", "what it sent back was lost on the way"
 
@@ -244,7 +244,7 @@ def test_ten_thousand_clients_half_of_whose_messages_are_lost() -> None:
     settings = replace(
         SETTINGS, rounds=5, quorum=30, links=LinkFaults(0.25, 1 / 3, 0.3, clocked=True),
         local=plain(lr=0.05, batch_size=2, deadline_s=2.0, late="drop"),
-        wanted=replace(SCOPE, whole=False, clients=20),
+        scope=replace(SCOPE, whole=False, clients=20),
     )  # fmt: skip
     done, _ = rounds_of(federation, simulation, settings)
     assert [r.report["train"]["clients"] + len(r.report["failures"]) for r in done] == [80] * 5

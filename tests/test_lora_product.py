@@ -15,11 +15,11 @@ from fleetfit.aggregate import Aggregate, apply_mean
 from fleetfit.config import assemble, load_experiment
 from fleetfit.errors import ConfigError
 from fleetfit.layout import State, infer_layout
-from fleetfit.method import build, by_samples
+from fleetfit.method import build, keep_prefix, weigh_by_samples
 from fleetfit.models.vit import vit
-from fleetfit.options._factors import nearest
+from fleetfit.options.lora_product import factor_nearest
 from fleetfit.peft.lora import A, B, lora
-from fleetfit.submodel import Channels, Submodel, extract, prefix, put_back, random, rolling
+from fleetfit.submodel import Channels, Submodel, extract, put_back, random, rolling
 from fleetfit.values import Federation, Server, Update
 
 RANK = 3
@@ -29,9 +29,9 @@ LAYERS = [name.removesuffix(B) for name in LAYOUT.tensors if name.endswith(B)]
 FEDERATION = cast(Federation, SimpleNamespace(problem=SimpleNamespace(layout=LAYOUT)))
 FACTORS = ["nearest", "balanced"]
 PIECES: dict[str, list[tuple[float, tuple[int, ...], Any]]] = {
-    "full": [(1.0, (1, 2, 3), prefix)] * 3,
-    "depth": [(1.0, (1,), prefix), (1.0, (1, 2), prefix), (1.0, (1,), prefix)],
-    "width": [(0.4, (1, 2, 3), prefix), (0.7, (1, 2, 3), prefix), (0.4, (3,), prefix)],
+    "full": [(1.0, (1, 2, 3), keep_prefix)] * 3,
+    "depth": [(1.0, (1,), keep_prefix), (1.0, (1, 2), keep_prefix), (1.0, (1,), keep_prefix)],
+    "width": [(0.4, (1, 2, 3), keep_prefix), (0.7, (1, 2, 3), keep_prefix), (0.4, (3,), keep_prefix)],
     "rolling": [(0.4, (1, 2, 3), rolling), (0.7, (1, 2), rolling), (1.0, (1,), rolling)],
     "random": [(0.4, (1, 2, 3), random), (0.7, (1, 2), random), (0.4, (1, 2), random)],
 }
@@ -64,7 +64,7 @@ def updates(kind: str) -> list[Update]:
 
 def merged(found: Sequence[Update], old: State, factors: str = "nearest") -> Aggregate:
     method = build({"name": "fedavg", "plus": {"lora_product": {"factors": factors}}})
-    return aggregate_updates(FEDERATION, Server(old), found, method.aggregate, by_samples)
+    return aggregate_updates(FEDERATION, Server(old), found, method.aggregate, weigh_by_samples)
 
 
 def by_loops(found: Sequence[Update], old: State, layer: str) -> tuple[np.ndarray, np.ndarray]:
@@ -105,7 +105,7 @@ def test_the_product_is_the_best_approximation_of_the_mean_product(kind: str, fa
     """Everything else is the plain mean; what nobody trained stays, a layer that nobody had bit for bit."""
     old, found = drawn(0), updates(kind)
     new = apply_mean(old, merged(found, old, factors))
-    plain = apply_mean(old, aggregate_plainly(FEDERATION, Server(old), found, by_samples))
+    plain = apply_mean(old, aggregate_plainly(FEDERATION, Server(old), found, weigh_by_samples))
     trained = 0
     for layer in LAYERS:
         mean, covered = by_loops(found, old, layer)
@@ -125,7 +125,7 @@ def test_it_is_never_further_from_the_mean_product_than_the_plain_means(kind: st
     """And the round says how far both are, over all layers that were trained."""
     old, found = drawn(0), updates(kind)
     aggregate = merged(found, old)
-    plain = apply_mean(old, aggregate_plainly(FEDERATION, Server(old), found, by_samples))
+    plain = apply_mean(old, aggregate_plainly(FEDERATION, Server(old), found, weigh_by_samples))
     lost, apart, size = 0.0, 0.0, 0.0
     for layer in LAYERS:
         mean, covered = by_loops(found, old, layer)
@@ -142,7 +142,7 @@ def test_it_is_never_further_from_the_mean_product_than_the_plain_means(kind: st
 def test_equal_updates_keep_their_product(factors: str) -> None:
     """With the nearest factors A and B themselves; balanced ones have equal squares: B^T B = A A^T, diagonal."""
     old, same = drawn(0), drawn(1)
-    full = piece(1.0, (1, 2, 3), prefix, 0)
+    full = piece(1.0, (1, 2, 3), keep_prefix, 0)
     new = apply_mean(old, merged([update(k, full, same, 3 + k) for k in range(3)], old, factors))
     for layer in LAYERS:
         np.testing.assert_allclose(product(new, layer), product(same, layer), atol=2e-5)
@@ -162,7 +162,7 @@ def test_a_keeps_its_singular_values_and_lies_nearest_to_what_it_was() -> None:
     for _ in range(5):
         exact = torch.randn(7, 6, generator=rng, dtype=torch.float64)
         was = torch.tensor([[5.0], [1.0], [0.2]]) * torch.randn(3, 6, generator=rng, dtype=torch.float64)
-        a = nearest(exact, was)[1]
+        a = factor_nearest(exact, was)[1]
         torch.testing.assert_close(torch.linalg.svdvals(a), torch.linalg.svdvals(was))
         w, d, _ = torch.linalg.svd(was, full_matrices=False)
         space = torch.linalg.svd(a, full_matrices=False)[2]
@@ -177,7 +177,7 @@ def test_matrices_of_rank_one() -> None:
     """The best approximation of rank one is the largest singular value's; A keeps its length."""
     rng = torch.Generator().manual_seed(0)
     product, a = torch.randn(5, 4, generator=rng).double(), torch.randn(1, 4, generator=rng).double()
-    b, found = nearest(product, a)
+    b, found = factor_nearest(product, a)
     u, s, v = np.linalg.svd(product.numpy())
     np.testing.assert_allclose((b @ found).numpy(), s[0] * np.outer(u[:, 0], v[0]), atol=1e-12)
     assert float(found.norm()) == pytest.approx(float(a.norm()))
@@ -189,7 +189,7 @@ def test_a_layer_without_product_can_still_learn() -> None:
     for one in updates("full"):
         state = {n: torch.zeros_like(t) if n.endswith(B) else t for n, t in one.state.items()}
         found.append(update(one.index, one.submodel, state, one.num_examples))
-    new, plain = merged(found, old).mean, aggregate_plainly(FEDERATION, Server(old), found, by_samples).mean
+    new, plain = merged(found, old).mean, aggregate_plainly(FEDERATION, Server(old), found, weigh_by_samples).mean
     for layer in LAYERS:
         assert torch.allclose(new[layer + A], plain[layer + A], atol=1e-5)
         assert not new[layer + B].any()
@@ -219,7 +219,7 @@ def test_any_shapes_and_ranks(out: int, into: int, rank: int, known: int) -> Non
     exact = torch.randn(out, into, generator=rng, dtype=torch.float64)
     a = torch.randn(rank, known, generator=rng, dtype=torch.float64) @ torch.randn(known, into, dtype=torch.float64,
                                                                                    generator=rng)  # fmt: skip
-    b, a = nearest(exact, a)
+    b, a = factor_nearest(exact, a)
     assert tuple(b.shape) == (out, rank) and tuple(a.shape) == (rank, into)
     np.testing.assert_allclose((b @ a).numpy(), best(exact.numpy(), rank), atol=1e-9)
 
@@ -236,7 +236,7 @@ def test_server_optimisers_move_a_matrix_as_a_whole(option: str) -> None:
     aggregate = merged(found, old)
     after = build(spec).step(federation, Server(old), aggregate, ())
     assert all(bool(torch.isfinite(t).all()) for t in after.state.values())
-    plain = aggregate_plainly(FEDERATION, Server(old), found, by_samples)
+    plain = aggregate_plainly(FEDERATION, Server(old), found, weigh_by_samples)
     for name in (layer + end for layer in LAYERS for end in (A, B)):
         alone = plain.coverage[name] == 0
         assert alone.any() and bool((after.state[name] != old[name]).all())

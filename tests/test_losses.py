@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fleetfit.losses import exit_weights, masked_cross_entropy, mutual_distillation, self_distillation
-from fleetfit.methods.depthfl import ramped
+from fleetfit.methods.depthfl import ramp_up
 from fleetfit.tasks import classification, softened_kl
 
 
@@ -91,7 +91,7 @@ def test_mutual_distillation_is_depthfl_s_sum_over_pairs(share: float, exits: in
 
 def test_depthfl_s_ramp() -> None:
     """exp(-5 (1 - t/300)^2): e^-5 in the first round, e^(-5/4) half way, 1 from round 300 on."""
-    assert [ramped(t, 300) for t in (0, 150, 299, 300, 900)] == pytest.approx(
+    assert [ramp_up(t, 300) for t in (0, 150, 299, 300, 900)] == pytest.approx(
         [0.006737947, 0.286504797, math.exp(-5 / 90000), 1.0, 1.0], rel=1e-6
     )
-    assert ramped(0, 0) == 1.0
+    assert ramp_up(0, 0) == 1.0

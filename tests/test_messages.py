@@ -18,7 +18,7 @@ from tiny import plain, tiny_federation
 import fleetfit
 from fleetfit import names
 from fleetfit.errors import RunError, one_line
-from fleetfit.fleet.protocol import PROTOCOL, answer_of
+from fleetfit.fleet.protocol import PROTOCOL, read_answer
 from fleetfit.layout import Layout, infer_layout
 from fleetfit.messages import (
     compress,
@@ -174,7 +174,7 @@ def refused_small(content: bytes) -> None:
     tracemalloc.start()
     try:
         try:
-            answer_of(content)
+            read_answer(content)
         except RunError as error:
             said = str(error)
         _, peak = tracemalloc.get_traced_memory()
@@ -189,8 +189,8 @@ def test_what_honest_clients_send_is_within_the_bounds() -> None:
     channels = {f"axis{i}": list(range(i % 2, 512, 2)) for i in range(40)}
     nest = {"protocol": PROTOCOL, "reply": {"state": state, "submodel": {"channels": channels, "exits": [1, 2]},
             "metrics": {"loss": 0.5, "teachers": {str(e): 7 for e in range(50)}}}}  # fmt: skip
-    assert answer_of(pack(nest))["reply"]["state"].keys() == state.keys()
-    assert answer_of(pack({"protocol": PROTOCOL, "submodel": channels}))["submodel"] == channels
+    assert read_answer(pack(nest))["reply"]["state"].keys() == state.keys()
+    assert read_answer(pack({"protocol": PROTOCOL, "submodel": channels}))["submodel"] == channels
 
 
 def test_keys_that_share_one_hash_are_refused() -> None:

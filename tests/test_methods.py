@@ -31,9 +31,9 @@ from fleetfit.config import assemble, load_experiment
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError, ModelError
 from fleetfit.layout import Axis, State
-from fleetfit.method import build, round_submodel
-from fleetfit.methods.decoupled import shared
-from fleetfit.methods.heterofl import class_axis, kept_fractions, width_loss
+from fleetfit.method import build, get_round_submodel
+from fleetfit.methods.decoupled import get_initial_state
+from fleetfit.methods.heterofl import compute_kept_fractions, find_class_axis, width_loss
 from fleetfit.methods.scalefl import exits_loss
 from fleetfit.planner import LevelShape, Targets
 from fleetfit.rounds import Settings, run_round, start
@@ -195,19 +195,35 @@ def test_warmup_is_without_distillation() -> None:
     assert float(equation_5(0.5, 3.0)(logits, y)) != pytest.approx(float(equation_5(0.0, 3.0)(logits, y)), rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "expected"),
-    [
-        ({"beta": 1.0}, Expected(0, 1, key="method.beta")),
-        ({"beta": -0.1}, Expected(0, 1, key="method.beta")),
-        ({"warmup": 1.5}, Expected(0, 1, key="method.beta")),
-        ({"temperature": 0.0}, Expected(key="method.temperature")),
-    ],
-    ids=str,
-)
-def test_scalefl_refuses_what_makes_no_sense(wrong: Mapping[str, float], expected: Expected) -> None:
+REFUSED: list[tuple[dict[str, Any], Expected]] = [
+    ({"name": "feddf", "batch_size": 0}, Expected(key="method.batch_size")),
+    ({"name": "feddf", "check_every": 0}, Expected(key="method.check_every")),
+    ({"name": "feddf", "lr": 0.0}, Expected(key="method.lr")),
+    ({"name": "feddf", "patience": 0}, Expected(key="method.patience")),
+    ({"name": "feddf", "steps": -1}, Expected(key="method.steps")),
+    ({"name": "feddf", "temperature": 0.0}, Expected(0, key="method.temperature")),
+    ({"name": "feddropout", "drop": -0.1}, Expected(0, 1, key="method.drop")),
+    ({"name": "feddropout", "drop": 1.0}, Expected(0, 1, key="method.drop")),
+    ({"name": "inclusivefl", "beta": -0.1}, Expected(0, 1, key="method.beta")),
+    ({"name": "inclusivefl", "beta": 1.1}, Expected(0, 1, key="method.beta")),
+    ({"name": "scalefl", "beta": -0.1}, Expected(0, 1, key="method.beta")),
+    ({"name": "scalefl", "beta": 1.0}, Expected(0, 1, key="method.beta")),
+    ({"name": "scalefl", "temperature": 0.0}, Expected(key="method.temperature")),
+    ({"name": "scalefl", "warmup": 1.5}, Expected(0, 1, key="method.beta")),
+    ({"plus": {"fedadam": {"tau": 0.0}}}, Expected(0, key="method.plus.fedadam.tau")),
+    ({"plus": {"fedavgm": {"lr": 0.0}}}, Expected(0, 0.0, key="method.plus.fedavgm.lr")),
+    ({"plus": {"fedavgm": {"momentum": 1.0}}}, Expected(0, 1, 1.0, key="method.plus.fedavgm.momentum")),
+    ({"plus": {"feddyn": {"alpha": 0.0}}}, Expected(0, key="method.plus.feddyn.alpha")),
+    ({"plus": {"fedprox": {"mu": -1.0}}}, Expected(0, key="method.plus.fedprox.mu")),
+    ({"plus": {"fedyogi": {"begins": -1.0}}}, Expected(0, key="method.plus.fedyogi.begins")),
+    ({"plus": {"fedyogi": {"beta2": -0.1}}}, Expected(0, 1, key="method.plus.fedyogi.beta2")),
+]
+
+
+@pytest.mark.parametrize(("spec", "expected"), REFUSED, ids=str)
+def test_hyperparameters_out_of_range_are_refused(spec: dict[str, Any], expected: Expected) -> None:
     with raises(ConfigError, expected):
-        build({"name": "scalefl", **wrong})
+        build(spec)
 
 
 # ---- HeteroFL -------------------------------------------------
@@ -232,7 +248,7 @@ def test_the_scaler_divides_the_inputs_of_the_norm_layers() -> None:
     federation = width_levels(tiny_federation({"name": "heterofl", "scaler": True})[0])
     simulation = tiny_federation({"name": "heterofl"})[1]
     job = make_job(federation, 0, 0)
-    assert kept_fractions(job, simulation.device(0)) == {f"blocks.{i}.1": 0.5 for i in range(3)}
+    assert compute_kept_fractions(job, simulation.device(0)) == {f"blocks.{i}.1": 0.5 for i in range(3)}
     state = {n: t * (0.01 if n.startswith("stem") else 1) for n, t in job.state.items()}
     job = replace(job, state=state)
     data = simulation.device(0).data
@@ -262,7 +278,7 @@ def test_norm_layers_that_are_frozen_are_scaled_too(peft: str) -> None:
     found = assemble(load_experiment(table))
     federation, simulation = found.federation, found.simulation
     assert simulation is not None
-    fractions = kept_fractions(make_job(federation, 0, 0), simulation.device(0))
+    fractions = compute_kept_fractions(make_job(federation, 0, 0), simulation.device(0))
     piece = get_local_model(federation.problem, federation.levels[0].submodel, torch.device("cpu"))
     norms = {name for name, module in piece.module.named_modules() if isinstance(module, torch.nn.LayerNorm)}
     assert set(fractions) == norms and len(norms) >= 5
@@ -270,7 +286,7 @@ def test_norm_layers_that_are_frozen_are_scaled_too(peft: str) -> None:
 
 def test_the_full_level_is_not_scaled() -> None:
     federation, simulation = tiny_federation({"name": "heterofl", "scaler": True})
-    assert kept_fractions(make_job(width_levels(federation), 2, 2), simulation.device(2)) == {}
+    assert compute_kept_fractions(make_job(width_levels(federation), 2, 2), simulation.device(2)) == {}
 
 
 @pytest.mark.parametrize("kind", ["evaluate", "statistics"])
@@ -301,13 +317,13 @@ def missing_classes(simulation: Simulation, lacking: Mapping[int, set[int]]) -> 
     return replace(simulation, parts=parts)
 
 
-def test_the_axis_of_the_classes_is_the_one_of_that_name_or_the_only_one_that_can_be() -> None:
+def test_the_class_axis_is_found_by_name_or_by_elimination() -> None:
     hidden, classes = Axis(8), Axis(4, scaled=False)
     places = Axis(4, scaled=False, ordered=True)
-    assert class_axis({"places": places, "a": hidden, "labels": classes}) == "labels"
-    assert class_axis({"tokens": Axis(4, scaled=False), "classes": classes}) == "classes"
-    assert class_axis({"tokens": Axis(4, scaled=False), "labels": classes}) is None
-    assert class_axis({"a": hidden}) is None
+    assert find_class_axis({"places": places, "a": hidden, "labels": classes}) == "labels"
+    assert find_class_axis({"tokens": Axis(4, scaled=False), "classes": classes}) == "classes"
+    assert find_class_axis({"tokens": Axis(4, scaled=False), "labels": classes}) is None
+    assert find_class_axis({"a": hidden}) is None
 
 
 def test_masking_needs_an_axis_of_the_classes() -> None:
@@ -348,7 +364,7 @@ def test_label_masked_averaging_of_the_output_rows() -> None:
     assert not torch.equal(after.state["stem.weight"], server.state["stem.weight"])
 
 
-def test_masked_training_uses_zero_for_the_logits_of_absent_classes() -> None:
+def test_masked_training_sets_logits_of_absent_classes_to_zero() -> None:
     """One job against the plain loop with the masked cross-entropy; only the rows of its classes come back."""
     federation, simulation = tiny_federation({"name": "heterofl", "masked": True})
     federation = width_levels(federation)
@@ -408,11 +424,6 @@ def test_fedprox_training_is_plain_sgd_with_the_penalty() -> None:
     assert moved[0] < moved[1]
 
 
-def test_a_negative_mu_is_refused() -> None:
-    with raises(ConfigError, 0, key="method.plus.fedprox.mu"):
-        build({"name": "fedavg", "plus": {"fedprox": {"mu": -1.0}}})
-
-
 # ---- Decoupled -------------------------------------------------
 
 
@@ -442,11 +453,11 @@ def test_decoupled_levels_never_mix() -> None:
         assert not torch.equal(states[0][level + "stem.weight"], states[1][level + "stem.weight"])
 
 
-def test_decoupled_s_initial_model_has_tensors_whose_names_begin_with_level() -> None:
+def test_the_initial_state_keeps_tensors_named_like_levels() -> None:
     """They are not those of a level's own model, `level1/...`."""
     tensor = torch.zeros(1)
     state = {"level_embedding": tensor, "levels.0.weight": tensor, "level2/levels.0.weight": tensor}
-    assert set(shared(state)) == {"level_embedding", "levels.0.weight"}
+    assert set(get_initial_state(state)) == {"level_embedding", "levels.0.weight"}
 
 
 def test_decoupled_averages_each_level_among_its_own() -> None:
@@ -502,17 +513,17 @@ def test_fedrolex_windows_by_hand() -> None:
         8: ([0, 1, 2, 3], [4, 5, 6, 7, 8, 9]),
     }
     for round, (a, b) in expected.items():
-        channels = round_submodel(federation, round, 0).channels
+        channels = get_round_submodel(federation, round, 0).channels
         assert (list(channels["a"]), list(channels["b"])) == (a, b)
         assert list(channels["classes"]) == [0, 1, 2, 3]
-        assert round_submodel(federation, round, 0) == round_submodel(federation, round, 3)
+        assert get_round_submodel(federation, round, 0) == get_round_submodel(federation, round, 3)
 
 
 def test_channels_that_do_not_rise_are_refused() -> None:
     federation = width_levels(tiny_federation({"name": "fedrolex"})[0])
     method = replace(federation.method, channels=lambda axis, n, round, client, rng: range(n)[::-1])
     with raises(ModelError, '"a"', key="channels"):
-        round_submodel(replace(federation, method=method), 0, 0)
+        get_round_submodel(replace(federation, method=method), 0, 0)
 
 
 def test_fedrolex_covers_the_whole_model_with_its_smallest_level() -> None:
@@ -525,7 +536,7 @@ def test_fedrolex_covers_the_whole_model_with_its_smallest_level() -> None:
         exits = federation.levels[0].submodel.exits
         covered = {n: torch.zeros(s) for n, s in layout.shapes({}, layout.exits).items()}
         for round in range(24):
-            piece = round_submodel(federation, round, 0)
+            piece = get_round_submodel(federation, round, 0)
             ones = {n: torch.ones(s) for n, s in layout.shapes(piece.sizes, piece.exits).items()}
             covered = put_back(layout, covered, piece, ones)
         mine = {n: t for n, t in covered.items() if layout.tensors[n].present(exits)}
@@ -572,7 +583,7 @@ def test_all_large_gives_everybody_the_full_model() -> None:
         assert slot[1:] == (0, level.submodel)
 
 
-def test_exclusivefl_takes_only_those_who_afford_the_full_model() -> None:
+def test_exclusivefl_selects_clients_that_afford_the_full_model() -> None:
     """Budgets 0.2, 0.5, 1.0 in turn: of nine clients, 2, 5 and 8."""
     federation, _ = planned("exclusivefl", clients=9, cohort=4)
     assert federation.able.tolist() == [2, 5, 8]
@@ -619,7 +630,7 @@ def test_width_methods_have_one_exit_and_scalefl_one_per_level() -> None:
     assert depths == sorted(set(depths)) and depths[-1] == 3
 
 
-def test_a_client_without_training_data_is_never_chosen_and_reported_when_it_is_sent_a_job() -> None:
+def test_a_client_without_data_is_never_chosen_and_fails_its_job() -> None:
     federation, simulation = tiny_federation({"name": "fedavg"})
     counts = federation.clients.num_examples.copy()
     counts[1] = 0

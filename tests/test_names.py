@@ -113,7 +113,7 @@ def test_a_name_must_be_text(name: Any) -> None:
         ("data", "_decode"),
     ],
 )
-def test_modules_that_are_no_entries_are_not_among_the_names(kind: str, name: str) -> None:
+def test_helper_modules_are_not_names(kind: str, name: str) -> None:
     assert name not in names.list_names(kind)
     with pytest.raises(ConfigError):
         names.resolve(kind, name)
@@ -169,7 +169,7 @@ def test_the_names_of_models_are_known_without_torch() -> None:
 
 PLUGIN = '''
 from dataclasses import dataclass
-from fleetfit.method import Method, by_count
+from fleetfit.method import Method, weigh_equally
 
 @dataclass  # a dataclass looks its module up
 class Kept:
@@ -177,7 +177,7 @@ class Kept:
 
 def quiet(pull: float = 0.1) -> Method:
     """Make the method."""
-    return Method(weight=by_count)
+    return Method(weight=weigh_equally)
 
 def wrong() -> int:
     return 3
@@ -280,7 +280,7 @@ def test_a_mended_plug_in_is_imported_again(tmp_path: Path) -> None:
     assert names.resolve("methods", f"{path}:f")() == 5
 
 
-def test_a_plug_in_s_own_error_passes_and_a_wish_to_stop_too(tmp_path: Path) -> None:
+def test_errors_and_interrupts_of_plug_ins_pass(tmp_path: Path) -> None:
     path = tmp_path / "own.py"
     path.write_text("from fleetfit.errors import RunError\nraise RunError('in its own words')")
     with raises(RunError, "in its own words"):

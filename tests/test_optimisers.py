@@ -248,7 +248,7 @@ def test_engines_agree_with_adamw_and_a_cosine() -> None:
     settings = Settings(
         2,
         Local(optimiser="adamw", lr=0.01, epochs=2, batch_size=8, clip_norm=1.0, schedule_in_round="cosine"),
-        wanted=SETTINGS.wanted,
+        scope=SETTINGS.scope,
     )
     federation, simulation = fleets({"name": "scalefl", "plus": {"fedprox": {"mu": 0.1}}})
     expected = finished(federation, local_engine(simulation), settings)

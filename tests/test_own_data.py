@@ -26,7 +26,7 @@ from fleetfit.config import load_experiment
 from fleetfit.data.files.detect import detect_format
 from fleetfit.data.files.table import table
 from fleetfit.errors import ConfigError, DataError
-from fleetfit.fleet.settings import own_data, read_settings
+from fleetfit.fleet.settings import load_data, read_settings
 from fleetfit.report.tables import make_level_table, make_row_level_table, make_total_table
 
 IRIS = load_iris()
@@ -100,7 +100,7 @@ def test_other_verbs_take_a_path(done: ff.Run, called: Called, place: Path) -> N
         said = called(verb, done.folder, "--data", few, "--split", "validation", code=2)
         assert "few has no validation samples." in said, verb
     assert "test samples over budgets" in called("calibrate", done.folder, "--data", few, "--budget", "0.8")
-    called("export", done.folder, "--out", place / "device")
+    called("export", done.folder, "--no-onnx", "--out", place / "device")
     assert (place / "device" / "columns.json").read_text() == (done.folder / "columns.json").read_text()
     assert "columns.json" in (place / "device" / "README.md").read_text()
     said = called("eval", done.folder, "--data", written(place / "bare.csv", range(9), label=False), code=2)
@@ -425,15 +425,15 @@ def node(place: Path, data: str) -> Path:
 def test_nodes_take_the_same_numbers_or_are_refused(done: ff.Run, tmp_path: Path) -> None:
     mine = written(tmp_path / "mine.csv", range(0, 150, 2))
     with raises(ConfigError, "columns.json", key="data.columns"):
-        own_data(read_settings(node(tmp_path, f'path = "{mine}"')))
+        load_data(read_settings(node(tmp_path, f'path = "{mine}"')))
     (tmp_path / "columns.json").write_text((done.folder / "columns.json").read_text())
-    data = own_data(read_settings(node(tmp_path, 'path = "mine.csv"\ncolumns = "columns.json"')))
+    data = load_data(read_settings(node(tmp_path, 'path = "mine.csv"\ncolumns = "columns.json"')))
     ours = done.assembly.data
     assert data.columns == ours.columns and torch.equal(data.x, ours.x[::2])  # type: ignore[union-attr, index]
     wrong = tmp_path / "wrong.csv"
     wrong.write_text("height,species\n1,setosa\n2,virginica\n")
     with raises(DataError, "height", column=IRIS.feature_names[0], path="wrong.csv"):
-        own_data(read_settings(node(tmp_path, 'path = "wrong.csv"\ncolumns = "columns.json"')))
+        load_data(read_settings(node(tmp_path, 'path = "wrong.csv"\ncolumns = "columns.json"')))
 
 
 def _is_called_r2(run: ff.Run, evaluated: str) -> None:

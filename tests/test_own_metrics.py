@@ -11,7 +11,7 @@ from torch import Tensor
 
 import fleetfit as ff
 from fleetfit.errors import ConfigError
-from fleetfit.evaluate import job_of
+from fleetfit.evaluate import make_job
 from fleetfit.messages import dump_job
 from fleetfit.messages import load_job as job_again
 from fleetfit.validation import validate_reply
@@ -142,7 +142,7 @@ def test_reply_must_have_requested_metrics(tmp_path: Path) -> None:
     federation, name = run.assembly.federation, f"{tmp_path}/mine.py:f1"
     layout = federation.problem.layout
     plain, told = (
-        job_of("evaluate", federation, run.server, 0, 0, 0, {}, Evaluation(metrics=metrics))
+        make_job("evaluate", federation, run.server, 0, 0, 0, {}, Evaluation(metrics=metrics))
         for metrics in ((), (name,))
     )
     assert "metrics" not in dump_job(plain, layout)["evaluation"]

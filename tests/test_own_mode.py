@@ -41,7 +41,8 @@ STATES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
 }
 GIVEN: dict[str, Any] = {
     "rounds": 2, "data": {"name": "digits", "partition": {"clients": 6}}, "local": {"max_steps": 3},
-    "cohort": {"count": 3}, "fleet": {"tolerance": 0.3}, "evaluate": {"norms": ["static", "batch"]},
+    "cohort": {"count": 3}, "fleet": {"tolerance": 0.3},
+    "evaluate": {"norms": ["static", "batch"], "statistics_samples": 100},
 }  # fmt: skip
 
 
@@ -91,15 +92,21 @@ def test_resumed_run_has_equal_bits(plain: ff.Run, tmp_path: Path, kind: str) ->
         assert_same_bits(ff.resume(tmp_path / "run").server.state, plain.server.state)
 
 
+ROWS: dict[str, Any] = {**GIVEN, "rounds": 1, "model": {"name": "mlp", "hidden": 16},
+                        "compare": {"row": [{"method": "scalefl"}, {"method": "heterofl"}]}}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> ff.Comparison:
+    return ff.compare(ROWS, out=tmp_path_factory.mktemp("compared") / "plain")
+
+
 @pytest.mark.parametrize("kind", STATES)
-def test_other_calls(tmp_path: Path, kind: str) -> None:
-    rows = {"row": [{"method": "scalefl"}, {"method": "heterofl"}]}
-    given = {**GIVEN, "rounds": 1, "model": {"name": "mlp", "hidden": 16}}
-    plain = ff.compare({**given, "compare": rows}, out=tmp_path / "plain")
+def test_other_calls(compared: ff.Comparison, tmp_path: Path, kind: str) -> None:
     architecture = cnn(10, 1)
     x, y = np.random.default_rng(0).normal(0, 1, (80, 5)), np.arange(80) % 2
     with STATES[kind]():
-        assert ff.compare({**given, "compare": rows}, out=tmp_path / "other").table.rows == plain.table.rows
+        assert ff.compare(ROWS, out=tmp_path / "other").table.rows == compared.table.rows
         ff.check_layout(architecture, infer_layout(architecture), input_shape=(1, 8, 8))
         own = mlp(2, (5,), hidden=16)
         tensors = (torch.tensor(x, device="cpu"), torch.tensor(y, device="cpu"))  # perhaps inference tensors

@@ -18,7 +18,7 @@ from fleetfit.cost.latency import measure_latency
 from fleetfit.errors import ModelError
 from fleetfit.layout import Axis, Declaration, blocked, build_module, infer_layout, place_module
 from fleetfit.submodel import full_submodel
-from fleetfit.tasks import task_named
+from fleetfit.tasks import get_task
 from fleetfit.tensor_defaults import tensor_defaults
 from fleetfit.training import get_local_model
 from fleetfit.values import Problem
@@ -289,7 +289,7 @@ def noting(m: nn.Module, h: Tensor) -> Tensor:
 
 
 def problem_of(made: Made) -> Problem:
-    return Problem(made, made.input_shape, task_named("classification"), (1,))
+    return Problem(made, made.input_shape, get_task("classification"), (1,))
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "device of the file" not in name])

@@ -15,7 +15,7 @@ from fleetfit.config.build.method import build_method_spec
 from fleetfit.config.load import resolve_paths
 from fleetfit.config.parse import parse_experiment
 from fleetfit.config.toml import read_toml
-from fleetfit.method import build, by_count, by_samples
+from fleetfit.method import build, weigh_by_samples, weigh_equally
 
 ROOT = Path(__file__).parents[1] / "experiments"
 FILES = [path for path in sorted(ROOT.rglob("*.toml")) if not path.name.startswith(("plan-", "claims"))]
@@ -97,7 +97,8 @@ def test_a_file_is_as_its_paper_or_says_how_it_differs(path: Path) -> None:
             wrong[f"{label}: normalise"] = key_of(data, "normalise")
         counts = paper.counted is None or method in paper.counted
         plain = experiment.method.hooks.get("weight") == "by_samples" and path.stem.startswith("reefl-")
-        if build(build_method_spec(experiment)).weight is not (by_samples if plain or not counts else by_count):
+        weight = weigh_by_samples if plain or not counts else weigh_equally
+        if build(build_method_spec(experiment)).weight is not weight:
             wrong[f"{label}: weight"] = method
     assert not wrong
 

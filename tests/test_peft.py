@@ -239,9 +239,9 @@ RUN: dict[str, Any] = {
         "groups": [{"budget": 0.25}, {"budget": 0.5}, {"budget": 1.0}],
         "tolerance": 0.3,
     },
-    "local": {"epochs": 1, "lr": 0.1, "clip_value": 1.0},
+    "local": {"epochs": 1, "max_steps": 3, "lr": 0.1, "clip_value": 1.0},
     "cohort": {"count": 4},
-    "evaluate": {"norms": ["static"], "every": 0},
+    "evaluate": {"norms": ["static"], "every": 0, "statistics_samples": 100},
 }
 METHODS = ("depthfl", "inclusivefl", "exclusivefl", "scalefl", "reefl", "fedavg", "heterofl", "decoupled", "fedrolex")
 OTHERS = [name for name in names.list_names("methods") if name not in METHODS]
@@ -345,7 +345,7 @@ def test_a_frozen_backbone_that_begins_drawn_is_said(tmp_path: Path) -> None:
     assert any("never trained begins drawn" in note for note in run.notes)
 
 
-def test_a_frozen_backbone_gets_no_gradients_and_keeps_no_activations() -> None:
+def test_a_frozen_backbone_has_no_gradients() -> None:
     """Below the first thing that is trained, nothing is kept for a backward pass."""
     module = built(frozen(small())).train()
     for logits in outputs(module, torch.randn(2, 1, 8, 8)):
@@ -388,9 +388,7 @@ def test_lora_without_a_target_names_what_there_is() -> None:
         lora(mamba())
 
 
-def test_lora_keeps_quiet_what_a_library_that_it_does_not_use_warns_of(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lora_silences_unrelated_warnings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     real = importlib.import_module("peft")
     taken = []
 
@@ -418,7 +416,7 @@ def test_recurrent_exits_and_tuning_go_together() -> None:
 
 
 @pytest.mark.parametrize("name", ["ViT", "Text", "Mixer"])
-def test_classifiers_of_other_names_are_trained_and_nothing_else_of_the_backbone(name: str) -> None:
+def test_only_classifiers_of_other_names_are_trained(name: str) -> None:
     plain = FOREIGN[name].made()
     found = built(mode("frozen", plain))
     by_exit = infer_layout(plain, tuple(plain.positions)).tensors
@@ -441,7 +439,7 @@ class Plain(Architecture):
         return nn.Sequential(OrderedDict(parts))
 
 
-def test_a_classifier_that_cannot_be_told_is_not_frozen_in_silence() -> None:
+def test_a_model_without_a_known_classifier_is_refused() -> None:
     with raises(ModelError, '"fc.*"', "exit_after(1)"):
         built(mode("frozen", Plain()))
     found = built(mode("frozen", Plain(**{"fc.*": ff.exit_after(1)})))

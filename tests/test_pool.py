@@ -12,7 +12,7 @@ from fleetfit.check import check_layout
 from fleetfit.cost import submodel_cost
 from fleetfit.errors import PlanError
 from fleetfit.layout import infer_layout
-from fleetfit.methods._pool import narrowed, pool
+from fleetfit.methods._pool import make_pool, narrow
 from fleetfit.models.cnn import cnn
 from fleetfit.models.vgg16 import vgg16
 
@@ -40,7 +40,7 @@ def vgg_by_hand(width: float, whole: int) -> int:
 
 def test_table_1_of_adaptivefl() -> None:
     """5.67 6.48 8.40 14.84 15.41 16.81 33.65 M, from small to large; the paper prints 8.397 as 8.39."""
-    found = pool(vgg16())
+    found = make_pool(vgg16())
     assert [model.name for model in found] == list(TABLE_1)
     for model in found:
         parameters = submodel_cost(vgg16(), model.submodel, CIFAR).parameters
@@ -50,17 +50,17 @@ def test_table_1_of_adaptivefl() -> None:
 
 
 def test_a_coarse_pool_keeps_the_largest_start() -> None:
-    assert [(m.name, m.width, m.whole) for m in pool(vgg16(), p=1)] == [
+    assert [(m.name, m.width, m.whole) for m in make_pool(vgg16(), p=1)] == [
         ("S1", 0.4, 8),
         ("M1", 0.66, 8),
         ("L1", 1.0, None),
     ]
-    assert [m.whole for m in pool(vgg16(), p=2)] == [6, 8, 6, 8, None]
+    assert [m.whole for m in make_pool(vgg16(), p=2)] == [6, 8, 6, 8, None]
 
 
 @given(width=st.floats(0.05, 0.95), whole=st.integers(0, 8))
 def test_early_axes_are_whole_and_deeper_ones_floored(width: float, whole: int) -> None:
-    kept = narrowed(vgg16(), width, whole).sizes
+    kept = narrow(vgg16(), width, whole).sizes
     for layer, channels in enumerate(CHANNELS):
         assert kept[f"layer{layer}"] == (channels if layer < whole else max(1, int(width * channels + 1e-9)))
     assert kept["classes"] == 10
@@ -70,14 +70,14 @@ def test_a_shared_axis_is_narrowed_from_its_first_block_on() -> None:
     """The small CNN's stages begin with blocks 0 and 3."""
     axes = cnn().axes
     second = next(name for name, axis in axes.items() if axis.block == 3)
-    kept = narrowed(cnn(), 0.5, 2).sizes
+    kept = narrow(cnn(), 0.5, 2).sizes
     assert {name for name, axis in axes.items() if kept[name] < axis.size} == {second}
 
 
 def test_sub_models_are_nested_and_can_be_built() -> None:
     """Each in the full model; within a ratio, the more layers are whole, the more is kept."""
     small = vgg16(base=4, wide=16, input_shape=(1, 16, 16), head_layers=0)
-    found = pool(small)
+    found = make_pool(small)
     layout = infer_layout(small, (15,))
     check_layout(small, layout, [m.submodel for m in found], input_shape=(1, 16, 16))
     for model in found:
@@ -102,4 +102,4 @@ def test_sub_models_are_nested_and_can_be_built() -> None:
 )
 def test_settings_that_make_no_pool(options: dict, expected: Expected) -> None:
     with raises(PlanError, expected):
-        pool(Deep(), **options)
+        make_pool(Deep(), **options)

@@ -25,7 +25,16 @@ from fleetfit.api.run import prepare, run_remaining_rounds
 from fleetfit.cli import main
 from fleetfit.config import assemble, load_experiment
 from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, NoUsableUpdates, RunError
-from fleetfit.privacy import Ledger, Privacy, Randomness, affordable, made_key, noise_for, registered, spent
+from fleetfit.privacy import (
+    Ledger,
+    Privacy,
+    Randomness,
+    compute_epsilon,
+    count_registered,
+    find_noise,
+    load_or_create_key,
+    max_rounds,
+)
 from fleetfit.privacy.mechanism import PrivateMean
 from fleetfit.rounds import run_round, start
 from fleetfit.submodel import concat_state
@@ -43,7 +52,7 @@ QUIET: dict[str, Any] = {**TINY, "model": {"name": "tiny:tiny", "norm": False}, 
 @pytest.mark.parametrize(("noise", "rate", "delta"), [(1.0, 0.1, 1e-3), (0.7, 0.5, 1e-4), (2.0, 1.0, 1e-5)])
 def test_one_round_costs_what_the_definition_says(noise: float, rate: float, delta: float) -> None:
     exact = optimize.brentq(lambda epsilon: exact_delta(epsilon, noise, rate) - delta, 0.0, 20.0, xtol=1e-4)
-    assert exact <= spent(noise, rate, 1, delta) <= exact + 0.03
+    assert exact <= compute_epsilon(noise, rate, 1, delta) <= exact + 0.03
 
 
 def renyi(noise: float, rate: float, rounds: int, delta: float) -> float:
@@ -62,9 +71,9 @@ def renyi(noise: float, rate: float, rounds: int, delta: float) -> float:
 @pytest.mark.parametrize(
     ("noise", "rate", "delta"), [(0.6, 0.1, 1e-3), (1.0, 0.1, 1e-3), (1.0, 0.01, 1e-5), (2, 0.01, 1e-5)]
 )
-def test_many_rounds_cost_a_little_less_than_renyi_bounds_say(noise: float, rate: float, delta: float) -> None:
+def test_many_rounds_cost_less_than_the_renyi_bound(noise: float, rate: float, delta: float) -> None:
     bound = renyi(noise, rate, 200, delta)
-    assert 0.6 * bound < spent(noise, rate, 200, delta) < bound
+    assert 0.6 * bound < compute_epsilon(noise, rate, 200, delta) < bound
 
 
 @pytest.mark.parametrize(
@@ -76,30 +85,30 @@ def test_epsilon_is_that_of_the_accountant_of_opacus(case: tuple[float, float, i
     accountant = accountants.PRVAccountant()
     accountant.history = [(noise, rate, rounds)]
     with np.errstate(all="ignore"):  # at a rate of 1 it takes the logarithm of 0
-        assert spent(noise, rate, rounds, delta) == pytest.approx(accountant.get_epsilon(delta), rel=1e-3)
+        assert compute_epsilon(noise, rate, rounds, delta) == pytest.approx(accountant.get_epsilon(delta), rel=1e-3)
 
 
 def test_more_rounds_cost_more_and_more_noise_less() -> None:
-    by_round = [spent(1.0, 0.1, rounds, 1e-3) for rounds in range(40)]
+    by_round = [compute_epsilon(1.0, 0.1, rounds, 1e-3) for rounds in range(40)]
     assert by_round == sorted(by_round) and len(set(by_round)) == 40
-    by_noise = [spent(noise, 0.1, 5, 1e-3) for noise in (1e-3, 0.01, 0.1, 0.3, 1, 10, 1e3)]
+    by_noise = [compute_epsilon(noise, 0.1, 5, 1e-3) for noise in (1e-3, 0.01, 0.1, 0.3, 1, 10, 1e3)]
     assert by_noise == sorted(by_noise, reverse=True) and all(map(math.isfinite, by_noise))
-    by_rate = [spent(1.0, rate, 5, 1e-3) for rate in (1e-4, 0.01, 0.5, 0.999, 1.0)]
+    by_rate = [compute_epsilon(1.0, rate, 5, 1e-3) for rate in (1e-4, 0.01, 0.5, 0.999, 1.0)]
     assert by_rate == sorted(by_rate)
 
 
-def test_a_delta_that_no_grid_is_fine_enough_for_gets_the_bound_of_renyi() -> None:
-    assert 0.9 * renyi(1.0, 0.1, 10, 1e-15) < spent(1.0, 0.1, 10, 1e-15) <= renyi(1.0, 0.1, 10, 1e-15)
+def test_a_tiny_delta_gets_the_renyi_bound() -> None:
+    assert 0.9 * renyi(1.0, 0.1, 10, 1e-15) < compute_epsilon(1.0, 0.1, 10, 1e-15) <= renyi(1.0, 0.1, 10, 1e-15)
 
 
-def test_the_noise_that_a_budget_asks_for_and_the_rounds_that_it_lasts() -> None:
-    noise = noise_for(3.0, 0.1, 50, 1e-3)
-    assert spent(noise, 0.1, 50, 1e-3) <= 3.0 < spent(0.99 * noise, 0.1, 50, 1e-3)
-    lasts = affordable(1.0, 0.1, 1e-3, 3.0, 1000)
-    assert spent(1.0, 0.1, lasts, 1e-3) <= 3.0 < spent(1.0, 0.1, lasts + 1, 1e-3)
-    assert affordable(1.0, 0.1, 1e-3, 3.0, lasts - 1) == lasts - 1
-    assert spent(1.0, 0.1, 0, 1e-3) == 0
-    assert spent(0.01, 0.1, 10, 1e-3) > 1000
+def test_noise_and_rounds_of_a_budget() -> None:
+    noise = find_noise(3.0, 0.1, 50, 1e-3)
+    assert compute_epsilon(noise, 0.1, 50, 1e-3) <= 3.0 < compute_epsilon(0.99 * noise, 0.1, 50, 1e-3)
+    lasts = max_rounds(1.0, 0.1, 1e-3, 3.0, 1000)
+    assert compute_epsilon(1.0, 0.1, lasts, 1e-3) <= 3.0 < compute_epsilon(1.0, 0.1, lasts + 1, 1e-3)
+    assert max_rounds(1.0, 0.1, 1e-3, 3.0, lasts - 1) == lasts - 1
+    assert compute_epsilon(1.0, 0.1, 0, 1e-3) == 0
+    assert compute_epsilon(0.01, 0.1, 10, 1e-3) > 1000
 
 
 # ---- the round, by plain loops --------------------------------------------------------------------------------------
@@ -135,7 +144,7 @@ def extracted(federation: Any, piece: Any) -> Mapping[str, Any]:
 def test_denominators_are_the_registered_clients_of_each_element(assembly: Any) -> None:
     federation = assembly.federation
     names = start(federation).state
-    flat, expected = registered(federation, 0), coverage(assembly)
+    flat, expected = count_registered(federation, 0), coverage(assembly)
     places = list(elements(names))
     assert flat.tolist() == [float(expected.get(place, 0)) for place in places]
     assert len(set(flat.tolist())) > 1
@@ -177,15 +186,17 @@ def noise_in(assembly: Any, privacy: Privacy, round: int = 0) -> torch.Tensor:
     return concat_state(after.mean) - concat_state(server.state)
 
 
-def test_noise_comes_in_every_round_on_every_element_as_loud_as_promised(assembly: Any) -> None:
+def test_every_round_has_the_promised_noise_on_each_element(assembly: Any) -> None:
     """Also where nobody came: sigma C / D_j, over many rounds."""
     privacy = private(clip=2.0, noise=1.5, rate=0.5)
     drawn = torch.stack([noise_in(assembly, privacy, round) for round in range(400)])
-    expected = 1.5 * 2.0 / (0.5 * registered(assembly.federation, 0))
+    expected = 1.5 * 2.0 / (0.5 * count_registered(assembly.federation, 0))
     assert ((drawn.std(0) / expected - 1).abs() < 0.2).all()
     assert 0.97 < float((drawn / expected).std()) < 1.03
-    for members in set(registered(assembly.federation, 0).tolist()):  # also by how many are registered for an element
-        some = registered(assembly.federation, 0) == members
+    for members in set(
+        count_registered(assembly.federation, 0).tolist()
+    ):  # also by how many are registered for an element
+        some = count_registered(assembly.federation, 0) == members
         assert 0.97 < float((drawn[:, some] / expected[some]).std()) < 1.03
     assert float((drawn / expected).mean()) == pytest.approx(0, abs=0.01)
 
@@ -200,7 +211,7 @@ def test_noise_goes_by_key_salt_and_round(assembly: Any) -> None:
     assert "x00" not in repr(Randomness(bytes(32), b"s" * 16))
 
 
-def test_each_client_is_drawn_by_itself_before_it_is_known_who_is_there(assembly: Any) -> None:
+def test_clients_are_drawn_independently_of_connections(assembly: Any) -> None:
     federation, privacy = assembly.federation, private(rate=0.3)
     rng = np.random.default_rng(0)
     times, together, sizes = np.zeros(10), np.zeros((10, 10)), set()
@@ -230,15 +241,15 @@ def table(tmp_path: Path, **changes: Any) -> dict[str, Any]:
     return {**given, **changes, "privacy": {**privacy, **changes.get("privacy", {})}}
 
 
-def test_a_folder_does_not_tell_who_took_part_and_says_what_was_spent(tmp_path: Path) -> None:
+def test_a_folder_has_the_cost_and_no_participants(tmp_path: Path) -> None:
     run = ff.run(table(tmp_path), out=tmp_path / "run")
     assert len(run.metrics) == 4
     for number, report in enumerate(run.metrics, 1):
         assert {key: report[key] for key in WITHHELD} == WITHHELD
         told = {"round", "lr", "privacy", "seconds", "seconds_of", "evaluate"}
         assert report.keys() <= WITHHELD.keys() | told
-        assert report["privacy"] == {"epsilon": spent(1.0, 0.5, number, 0.01), "delta": 0.01, "noise": 1.0, "clip": 0.5,
-                                     "rate": 0.5}  # fmt: skip
+        epsilon = compute_epsilon(1.0, 0.5, number, 0.01)
+        assert report["privacy"] == {"epsilon": epsilon, "delta": 0.01, "noise": 1.0, "clip": 0.5, "rate": 0.5}
     columns = run.columns["static"]
     assert columns["avg"] is not None and columns["full"] is not None
     assert (
@@ -252,7 +263,7 @@ def test_a_folder_does_not_tell_who_took_part_and_says_what_was_spent(tmp_path: 
     assert any("epsilon" in note and "withheld" in note for note in run.summary["notes"])
 
 
-def test_screen_table_and_curves_show_what_was_spent_and_nothing_withheld(
+def test_reports_show_the_cost_and_no_withheld_values(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], runs_draw: None
 ) -> None:
     """What is shown of one run, what a comparison keeps in files, and the run beside it that promises nothing."""
@@ -262,7 +273,7 @@ def test_screen_table_and_curves_show_what_was_spent_and_nothing_withheld(
     with pytest.raises(SystemExit, match="0"):
         main(["run", str(tmp_path / "one.toml"), "--out", str(tmp_path / "one")])
     said = "".join(capfd.readouterr())
-    assert f"epsilon {spent(1.0, 0.5, 2, 0.01):.2f} at delta 0.01" in said and "round 2/2" in said
+    assert f"epsilon {compute_epsilon(1.0, 0.5, 2, 0.01):.2f} at delta 0.01" in said and "round 2/2" in said
     for word in ("loss ", "bytes sent", "jobs failed", "global / local accuracy"):
         assert word not in said
     plots = [file.name for file in (tmp_path / "one" / "plots").iterdir()]
@@ -279,9 +290,7 @@ def test_screen_table_and_curves_show_what_was_spent_and_nothing_withheld(
     assert "avg" in found["private"]
 
 
-def test_the_key_is_in_no_file_of_the_run_and_only_its_owner_reads_it(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_key_is_private_and_outside_of_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     ff.run(table(tmp_path, rounds=1), out=tmp_path / "run")
     key = tmp_path / "keys" / "run.key"
     secret = key.read_text().strip()
@@ -313,7 +322,7 @@ def broken_off(folder: Path, after: int) -> None:
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_a_run_that_goes_on_has_the_same_bits_and_pays_once(tmp_path: Path, every: int) -> None:
+def test_a_resumed_run_has_the_same_bits_and_cost(tmp_path: Path, every: int) -> None:
     """With a checkpoint every three rounds two are done again, with the same noise."""
     folder = prepared(tmp_path, checkpoint={"every": every})
     shutil.copytree(folder, tmp_path / "whole")
@@ -321,11 +330,11 @@ def test_a_run_that_goes_on_has_the_same_bits_and_pays_once(tmp_path: Path, ever
     broken_off(folder, 2)
     found = ff.resume(folder)
     assert torch.equal(read_state(folder), read_state(tmp_path / "whole"))
-    assert found.summary["privacy"]["epsilon"] == spent(1.0, 0.5, 4, 0.01)
+    assert found.summary["privacy"]["epsilon"] == compute_epsilon(1.0, 0.5, 4, 0.01)
     assert json.loads((folder / "privacy.json").read_text())["begun"] == 4
 
 
-def test_other_engines_have_the_same_bits_and_another_run_has_others(tmp_path: Path) -> None:
+def test_private_runs_have_equal_bits_on_all_engines(tmp_path: Path) -> None:
     folder = prepared(tmp_path)
     shutil.copytree(folder, tmp_path / "processes")
     config = tmp_path / "processes" / "config.toml"
@@ -336,8 +345,8 @@ def test_other_engines_have_the_same_bits_and_another_run_has_others(tmp_path: P
     assert not torch.equal(read_state(folder), read_state(tmp_path / "another"))
 
 
-def test_the_run_ends_when_the_budget_is_spent(tmp_path: Path) -> None:
-    budget = (spent(1.0, 0.5, 2, 0.01) + spent(1.0, 0.5, 3, 0.01)) / 2
+def test_a_run_ends_with_its_budget(tmp_path: Path) -> None:
+    budget = (compute_epsilon(1.0, 0.5, 2, 0.01) + compute_epsilon(1.0, 0.5, 3, 0.01)) / 2
     changes = {"privacy": {"epsilon": budget}, "rounds": 9, "checkpoint": {"every": 5}}
     run = ff.run(table(tmp_path, **changes), out=tmp_path / "run")
     assert [report["round"] for report in run.metrics] == [1, 2] and "evaluate" in run.metrics[-1]
@@ -346,20 +355,20 @@ def test_the_run_ends_when_the_budget_is_spent(tmp_path: Path) -> None:
     assert read_state(tmp_path / "run") is not None
 
 
-def test_a_budget_alone_finds_its_noise_which_a_resumed_run_keeps(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_the_noise_of_its_budget(tmp_path: Path) -> None:
     given = table(tmp_path)
     del given["privacy"]["noise"]
     given["privacy"]["epsilon"] = 5.0
     run = prepare(load_experiment(given), tmp_path / "run")
     run._take_engine().close()
     noise = json.loads((tmp_path / "run" / "privacy.json").read_text())["noise"]
-    assert spent(noise, 0.5, 4, 0.01) <= 5.0 < spent(0.99 * noise, 0.5, 4, 0.01)
+    assert compute_epsilon(noise, 0.5, 4, 0.01) <= 5.0 < compute_epsilon(0.99 * noise, 0.5, 4, 0.01)
     broken_off(tmp_path / "run", 1)
     config = tmp_path / "run" / "config.toml"
     config.write_text(config.read_text().replace("rounds = 4", "rounds = 40", 1))
     found = ff.resume(tmp_path / "run")
     assert {report["privacy"]["noise"] for report in found.metrics} == {noise}
-    assert len(found.metrics) == affordable(noise, 0.5, 0.01, 5.0, 40)
+    assert len(found.metrics) == max_rounds(noise, 0.5, 0.01, 5.0, 40)
 
 
 def test_a_round_that_is_undone_is_paid_for_all_the_same(tmp_path: Path) -> None:
@@ -376,23 +385,23 @@ def test_a_round_that_is_undone_is_paid_for_all_the_same(tmp_path: Path) -> None
     hooks = {"aggregate": lambda federation, server: Broken(privacy, federation, server)}
     federation = replace(assembly.federation, method=replace(assembly.federation.method, **hooks))
     server, engine = start(federation), assembly.engine()
-    privacy.begin(0)
+    privacy.begin_round(0)
     after, report = run_round(federation, engine, assembly.settings, server)
     engine.close()
     assert "undone" in report and torch.equal(concat_state(after.state), concat_state(server.state))
     told = privacy.redact_report(report)
-    assert told["privacy"]["epsilon"] == spent(1.0, 0.5, 1, 0.01) > 0
+    assert told["privacy"]["epsilon"] == compute_epsilon(1.0, 0.5, 1, 0.01) > 0
     assert told["undone"]["reported"] == []
 
 
-def test_without_the_accountant_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_accountant_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "opacus"]:
         monkeypatch.setitem(sys.modules, name, None)
     with raises(MissingExtra, extra="privacy"):
-        spent(1.2345, 0.1, 3, 1e-3)
+        compute_epsilon(1.2345, 0.1, 3, 1e-3)
 
 
-def test_rounds_for_which_nobody_is_drawn_add_noise_and_end_no_run(tmp_path: Path) -> None:
+def test_rounds_without_clients_add_noise_and_continue(tmp_path: Path) -> None:
     """Six rounds with a client in a million: other runs stop after five without a usable update."""
     given = table(tmp_path, rounds=6, cohort={"fraction": 1e-6}, engine={"name": "processes", "workers": 1})
     run = ff.run(given, out=tmp_path / "run")
@@ -409,11 +418,9 @@ def test_a_run_whose_clients_all_fail_stops_and_names_none(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_hostile_clients_move_a_private_round_by_no_more_than_the_clip(
-    secure: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hostile_clients_are_bounded_by_the_clip(secure: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three of ten, a million times as far the other way: all that they can is to be of the clipping norm."""
-    monkeypatch.setattr(Privacy, "_noise_on", lambda self, total, round: None)
+    monkeypatch.setattr(Privacy, "_add_noise", lambda self, total, round: None)
     attack, found = {"kind": "sign_flip", "scale": 1e6, "share": 0.3}, []
     given = table(tmp_path, cohort={"fraction": 1.0}, **({"secure": {"minimum": 2}} if secure else {}))
     for further in ({}, {"attack": attack}):
@@ -424,28 +431,28 @@ def test_hostile_clients_move_a_private_round_by_no_more_than_the_clip(
         after, _ = run_round(assembly.federation, engine, assembly.settings, start(assembly.federation))
         engine.close()
         found.append(concat_state(after.state))
-    moved = (found[1] - found[0]) * registered(assembly.federation, 0)
+    moved = (found[1] - found[0]) * count_registered(assembly.federation, 0)
     assert len(assembly.settings.hostile) == 3
     assert 0.1 < float(moved.norm()) <= 3 * 2 * 0.5 + 1e-3
 
 
-def test_a_private_run_with_an_attack_says_who_is_hostile_and_not_who_came(tmp_path: Path) -> None:
+def test_a_private_run_hides_participants_under_attack(tmp_path: Path) -> None:
     attack = {"kind": "backdoor", "target": 1, "trigger": 2, "share": 0.3}
     run = ff.run(table(tmp_path, rounds=2, attack=attack), out=tmp_path / "run")
     assert len(json.loads((tmp_path / "run" / "fleet.json").read_text())["hostile"]) == 3
     for report in run.metrics:
         assert "received" not in report and {key: report[key] for key in WITHHELD} == WITHHELD
     assert run.summary.get("hostile_excluded") is None and run.columns["static"]["backdoor"] is not None
-    assert run.summary["privacy"]["epsilon"] == spent(1.0, 0.5, 2, 0.01)
+    assert run.summary["privacy"]["epsilon"] == compute_epsilon(1.0, 0.5, 2, 0.01)
 
 
-def test_a_ledger_of_a_fleet_pays_again_for_a_round_that_is_begun_again() -> None:
+def test_a_fleet_s_ledger_charges_a_repeated_round() -> None:
     written: list[int] = []
     for again, rounds, indices in ((False, [0, 1, 1, 2], [0, 1, 1, 2]), (True, [0, 1, 1, 2], [0, 1, 2, 3])):
-        ledger, found = Ledger(again=again), []
+        ledger, found = Ledger(charges_repeats=again), []
         for round in rounds:
-            ledger.begin(round, lambda: written.append(1))
-            found.append(ledger.index(round))
+            ledger.begin_round(round, lambda: written.append(1))
+            found.append(ledger.get_draw(round))
         assert found == indices and ledger.begun == indices[-1] + 1
     assert len(written) == 7
 
@@ -520,15 +527,15 @@ def test_what_a_run_cannot_go_on_without(harm: Any, expected: Expected, tmp_path
     assert (folder / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_key_in_the_run_folder_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+def test_a_key_in_the_run_folder_is_refused(tmp_path: Path) -> None:
     with raises(ConfigError, key="privacy.key_file", path="a.key"):
         ff.run(table(tmp_path, privacy={"key_file": str(tmp_path / "run" / "a.key")}), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_key_is_made_once(tmp_path: Path) -> None:
-    first = made_key(tmp_path / "new" / "a.key")
-    assert made_key(tmp_path / "new" / "a.key") == first != made_key(tmp_path / "new" / "b.key")
+    first = load_or_create_key(tmp_path / "new" / "a.key")
+    assert load_or_create_key(tmp_path / "new" / "a.key") == first != load_or_create_key(tmp_path / "new" / "b.key")
 
 
 def heavier(update: Any) -> float:
@@ -559,9 +566,7 @@ REFUSED: list[tuple[dict[str, Any], Expected]] = [
 
 
 @pytest.mark.parametrize(("change", "expected"), REFUSED)
-def test_what_no_promise_can_be_kept_with_is_refused(
-    change: dict[str, Any], expected: Expected, tmp_path: Path
-) -> None:
+def test_settings_without_a_guarantee_are_refused(change: dict[str, Any], expected: Expected, tmp_path: Path) -> None:
     given = table(tmp_path, **change)
     given["privacy"] = {key: value for key, value in given["privacy"].items() if value is not None}
     with raises(ConfigError, expected):
@@ -575,7 +580,7 @@ def test_what_averages_plainly_runs(method: str, plus: dict[str, Any], tmp_path:
     assert run.summary["rounds"] == 2 and run.columns["static"]["full"] is not None
 
 
-def test_each_promise_of_the_threat_model_names_a_test_that_is_there() -> None:
+def test_promises_of_the_threat_model_name_existing_tests() -> None:
     text = (ROOT / "SECURITY.md").read_text().partition("## Differential privacy of clients")[2].partition("\n## ")[0]
     named = re.findall(r"`(?:(tests/[\w/]+\.py): )?(test_\w+)`", text)
     assert len(named) > 12

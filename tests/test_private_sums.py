@@ -16,15 +16,15 @@ from support.privacy import KEY, WITHHELD, exact_delta, read_state
 from support.secure import HERE, TINY, WatchedEngine, make_block, merge_tables, stop_in_second_round
 
 import fleetfit as ff
-from fleetfit import secured
+from fleetfit import secure_engine
 from fleetfit.api.run import prepare
 from fleetfit.config import assemble, load_experiment
 from fleetfit.errors import ConfigError, NoUsableUpdates, RunError
-from fleetfit.privacy import Randomness, noise_for, registered, spent
+from fleetfit.privacy import Randomness, compute_epsilon, count_registered, find_noise
 from fleetfit.privacy.mechanism import Privacy
 from fleetfit.rounds import run_round, start
 from fleetfit.secure import Quantiser
-from fleetfit.secured import Secured
+from fleetfit.secure_engine import SecureEngine
 from fleetfit.submodel import concat_state, full_submodel, get_slice_plan
 from fleetfit.values import Failure, Job, RoundSums, Update
 
@@ -48,12 +48,20 @@ def assembly_of(*changes: dict[str, Any]) -> Any:
 
 
 def round_of(
-    assembly: Any, away: secured.Away = secured.nobody, watch: type[WatchedEngine] = WatchedEngine, round: int = 0
+    assembly: Any,
+    away: secure_engine.Dropout = secure_engine.drop_none,
+    watch: type[WatchedEngine] = WatchedEngine,
+    round: int = 0,
 ) -> tuple[Any, Any, dict[str, Any], WatchedEngine]:
     """Return the server before and after a round, its report, and what clients had to send before they clipped it."""
     watched = watch(replace(assembly, settings=replace(assembly.settings, secure=None)).engine())
     layout, secure = assembly.federation.problem.layout, assembly.settings.secure
-    engine = Secured(watched, layout, secure, secured.Simulated(watched, secured.Segments(layout), secure, away))
+    engine = SecureEngine(
+        watched,
+        layout,
+        secure,
+        secure_engine.SimulatedParties(watched, secure_engine.BlockLayout(layout), secure, away),
+    )
     server = replace(start(assembly.federation), round=round)
     after, report = run_round(assembly.federation, engine, assembly.settings, server)
     return server, after, report, watched
@@ -62,7 +70,7 @@ def round_of(
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the noise away, to look at what it covers."""
-    monkeypatch.setattr(Privacy, "_noise_on", lambda self, total, round: None)
+    monkeypatch.setattr(Privacy, "_add_noise", lambda self, total, round: None)
 
 
 def drawn(assembly: Any, round: int = 0) -> list[int]:
@@ -81,7 +89,7 @@ def full_round(assembly: Any) -> int:
 
 @pytest.mark.parametrize("kind", ["long", "short", "even", "one element", "all at the half of a step"])
 @pytest.mark.parametrize("bits", [8, 12, 20])
-def test_what_a_client_sends_is_never_longer_than_the_clip_rounding_included(kind: str, bits: int) -> None:
+def test_a_movement_is_never_longer_than_the_clip(kind: str, bits: int) -> None:
     grid, rng = Quantiser(0.5, bits, 0.3), np.random.default_rng(1)
     moved = {
         "long": rng.normal(size=500),
@@ -90,7 +98,7 @@ def test_what_a_client_sends_is_never_longer_than_the_clip_rounding_included(kin
         "one element": np.eye(1, 500)[0] * 7,
         "all at the half of a step": np.full(500, 1.5 * grid.step + 1e-9),
     }[kind].astype(np.float32)
-    sent = grid.shortened(moved)
+    sent = grid.quantise_clipped(moved)
     assert np.linalg.norm(sent * grid.step) <= 0.3 and np.abs(sent).max() <= grid.most_clipped <= grid.most
     exact = moved.astype(float) * min(1.0, 0.3 / np.linalg.norm(moved.astype(float)))
     assert np.abs(sent * grid.step - exact).max() <= grid.step + 1e-6
@@ -100,14 +108,14 @@ def test_rounding_to_the_nearest_alone_would_be_longer() -> None:
     """Else the test above could not fail."""
     step = Quantiser(0.5, 8).step
     moved = np.full(5000, 0.6 * step, dtype=np.float32)
-    assert Quantiser(0.5, 8, 1.1 * step * math.sqrt(5000)).shortened(moved).tolist() == [1] * 5000
-    assert Quantiser(0.5, 8, 0.9 * step * math.sqrt(5000)).shortened(moved).tolist() == [0] * 5000
+    assert Quantiser(0.5, 8, 1.1 * step * math.sqrt(5000)).quantise_clipped(moved).tolist() == [1] * 5000
+    assert Quantiser(0.5, 8, 0.9 * step * math.sqrt(5000)).quantise_clipped(moved).tolist() == [0] * 5000
 
 
 def test_a_movement_that_is_not_finite_counts_as_none() -> None:
     grid = Quantiser(0.5, 20, 0.3)
-    assert not grid.shortened(np.array([1.0, np.nan], dtype=np.float32)).any()
-    assert not grid.shortened(np.array([np.inf, 0.1], dtype=np.float32)).any()
+    assert not grid.quantise_clipped(np.array([1.0, np.nan], dtype=np.float32)).any()
+    assert not grid.quantise_clipped(np.array([np.inf, 0.1], dtype=np.float32)).any()
 
 
 # ---- a round ---------------------------------------------------------------------------------------------------------
@@ -130,7 +138,7 @@ def by_hand(assembly: Any, server: Any, watched: WatchedEngine) -> torch.Tensor:
         places = get_slice_plan(layout, job.submodel).gather(torch.arange(full)).tolist()
         for place, number in zip(places, whole_numbers.tolist(), strict=True):
             total[place] += int(number)
-    divided = assembly.settings.privacy.rate * registered(assembly.federation, 0).double()
+    divided = assembly.settings.privacy.rate * count_registered(assembly.federation, 0).double()
     return concat_state(server.state).double() + torch.tensor(total, dtype=torch.float64) * grid.step / divided
 
 
@@ -146,13 +154,13 @@ def test_a_round_is_the_quantised_sum_over_fixed_denominators(silent: None, frac
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.6])
-def test_a_round_is_the_plain_private_one_up_to_a_step_with_the_same_noise(fraction: float) -> None:
+def test_a_round_equals_the_plain_private_one_up_to_a_step(fraction: float) -> None:
     change = {"cohort": {"fraction": fraction}}
     both, plain = assembly_of(change), assembly_of(change)
     plain = replace(plain, settings=replace(plain.settings, secure=None))
     server, after, _, watched = round_of(both, round=full_round(both))
     there, _ = run_round(plain.federation, plain.engine(), plain.settings, server)
-    members = registered(both.federation, 0)
+    members = count_registered(both.federation, 0)
     most = len(watched.replies) * both.settings.secure.grid.step / (members * both.settings.privacy.rate) + 1e-6
     away = (concat_state(after.state) - concat_state(there.state)).abs()
     assert bool((away <= most).all()) and float(away.max()) > 0
@@ -161,7 +169,7 @@ def test_a_round_is_the_plain_private_one_up_to_a_step_with_the_same_noise(fract
     )
 
 
-def test_noise_comes_on_every_element_of_every_sum_as_loud_as_promised() -> None:
+def test_every_element_of_a_sum_gets_the_promised_noise() -> None:
     """Where no sum was opened, too: two of the four who have level 3 are away."""
     assembly = assembly_of()
     top = [int(c) for c in (assembly.federation.level_of == 2).nonzero()[0][:2]]
@@ -171,7 +179,7 @@ def test_noise_comes_on_every_element_of_every_sum_as_loud_as_promised() -> None
         summed = RoundSums((), assembly.settings.secure.grid.step, ())
         found = privacy.release_sums(assembly.federation, replace(server, round=round), summed)
         seen.append(concat_state(found.mean) - concat_state(server.state))
-    members = registered(assembly.federation, 0)
+    members = count_registered(assembly.federation, 0)
     told = torch.stack(seen) / (privacy.noise * privacy.clip / (privacy.rate * members))
     assert ((told.std(0) - 1).abs() < 0.25).all() and 0.97 < float(told.std()) < 1.03
     server, after, report, _ = round_of(assembly, lambda phase, round, client: phase == "update" and client in top)
@@ -211,17 +219,17 @@ def test_who_goes_away_is_lost_as_without_a_promise() -> None:
 def test_a_client_that_does_not_clip_is_bounded_by_the_range(silent: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of twelve sends the range in each element, and moves each by that over the denominator, beside the others."""
     honest = round_of(assembly_of())[1]
-    shortened, calls = Quantiser.shortened, []
+    shortened, calls = Quantiser.quantise_clipped, []
 
     def hostile(self: Quantiser, movement: Any) -> Any:
         calls.append(1)
         return np.full(len(movement), self.most) if len(calls) == 1 else shortened(self, movement)
 
-    monkeypatch.setattr(Quantiser, "shortened", hostile)
+    monkeypatch.setattr(Quantiser, "quantise_clipped", hostile)
     assembly = assembly_of()
     _, after, _, _ = round_of(assembly)
     away = (concat_state(after.state) - concat_state(honest.state)).abs()
-    bound = 2 * 0.05 / registered(assembly.federation, 0)
+    bound = 2 * 0.05 / count_registered(assembly.federation, 0)
     assert len(calls) == 12 and bool((away <= bound + 1e-6).all()) and float(away.max()) > 0.001
 
 
@@ -229,7 +237,7 @@ def summed_of(sums: list[int], counts: list[int]) -> RoundSums:
     return RoundSums((make_block([0, 2], sums, counts, 4),), 0.1, ())
 
 
-def test_a_client_that_sends_any_number_moves_a_sum_by_what_all_of_its_block_could() -> None:
+def test_a_hostile_number_moves_a_sum_by_the_whole_range() -> None:
     """It is cut off, and not refused: whether a sum is too large may be what somebody else has sent."""
     privacy = Privacy(1.0, 1.0, 0.5, 1e-3, None, "none")
     held = privacy.clamp_sums(summed_of([10**9, -(10**9)], [4, 4]), 7)
@@ -238,7 +246,7 @@ def test_a_client_that_sends_any_number_moves_a_sum_by_what_all_of_its_block_cou
 
 
 @pytest.mark.parametrize("counts", [[4, 3], [5, 4], [4, -1]])
-def test_sums_with_other_counts_than_clients_are_refused_whatever_they_are(counts: list[int]) -> None:
+def test_sums_with_wrong_counts_are_refused(counts: list[int]) -> None:
     privacy = Privacy(1.0, 1.0, 0.5, 1e-3, None, "none")
     held = privacy.clamp_sums(summed_of([1, 1], counts), 7)
     assert "count other clients" in held.lost and held.blocks == ()
@@ -246,13 +254,13 @@ def test_sums_with_other_counts_than_clients_are_refused_whatever_they_are(count
 
 def test_masks_that_are_left_undo_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a server sends one member other settings than the rest."""
-    answered, seen = secured.answered, []
+    answered, seen = secure_engine.mask_update, []
 
     def lied(member: Any, dealt: Any, job: Job, reply: Any, segments: Any, grid: Quantiser) -> Any:
         seen.append(1)
         return answered(member, dealt, job, reply, segments, replace(grid, clip=0.01) if len(seen) == 1 else grid)
 
-    monkeypatch.setattr(secured, "answered", lied)
+    monkeypatch.setattr(secure_engine, "mask_update", lied)
     server, after, report, _ = round_of(assembly_of())
     assert torch.equal(concat_state(after.state), concat_state(server.state))
     assert "count other clients" in report["undone"]["reason"] or "sent other states" in report["undone"]["reason"]
@@ -268,8 +276,8 @@ def test_a_server_that_shrinks_the_cohort_gets_no_sum(monkeypatch: pytest.Monkey
     greedy = replace(members, rules=replace(members.rules, minimum=1))
     watched = WatchedEngine(replace(assembly, settings=replace(assembly.settings, secure=None)).engine())
     layout = federation.problem.layout
-    parties = secured.Simulated(watched, secured.Segments(layout), members)
-    engine = Secured(watched, layout, greedy, parties)
+    parties = secure_engine.SimulatedParties(watched, secure_engine.BlockLayout(layout), members)
+    engine = SecureEngine(watched, layout, greedy, parties)
     server = start(federation)
     settings = replace(assembly.settings, secure=greedy)
     after, report = run_round(assembly.federation, engine, settings, server)
@@ -286,45 +294,49 @@ def test_a_server_that_shrinks_the_cohort_gets_no_sum(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("noise", "rounds", "delta"), [(1.0, 1, 1e-3), (2.0, 7, 1e-5), (3.0, 90, 1e-6)])
-def test_epsilon_where_all_are_drawn_is_that_of_the_accountant(noise: float, rounds: int, delta: float) -> None:
-    known = spent(noise, 1.0, rounds, delta, known=True)
+def test_epsilon_of_full_cohorts_is_the_accountants(noise: float, rounds: int, delta: float) -> None:
+    known = compute_epsilon(noise, 1.0, rounds, delta, known_cohorts=True)
     theirs = accountants.PRVAccountant()
     theirs.history = [(noise, 1.0, rounds)]
     with np.errstate(all="ignore"):
         upper = theirs.get_epsilon(delta)
     assert known <= upper <= known + 0.03
-    assert known <= spent(noise, 1.0, rounds, delta) <= known + 0.03
+    assert known <= compute_epsilon(noise, 1.0, rounds, delta) <= known + 0.03
 
 
-def test_epsilon_where_cohorts_are_known_is_what_the_definition_says() -> None:
+def test_epsilon_of_known_cohorts_follows_the_definition() -> None:
     """Delta is the mean over the cohorts, by integrating the Gaussians of those who were drawn n times."""
     noise, rate, rounds, delta = 1.5, 0.4, 3, 1e-3
-    epsilon = spent(noise, rate, rounds, delta, known=True)
+    epsilon = compute_epsilon(noise, rate, rounds, delta, known_cohorts=True)
     chances = [math.comb(rounds, n) * rate**n * (1 - rate) ** (rounds - n) for n in range(rounds + 1)]
     found = sum(c * exact_delta(epsilon, noise / math.sqrt(n), 1.0) for n, c in enumerate(chances) if n)
     assert found == pytest.approx(delta, rel=1e-3)
 
 
-def test_known_cohorts_cost_more_than_hidden_ones_and_the_more_rounds_the_more() -> None:
+def test_known_cohorts_cost_more_than_hidden_ones() -> None:
     for rate in (0.05, 0.3, 0.9):
-        known = [spent(1.0, rate, rounds, 1e-3, known=True) for rounds in range(30)]
+        known = [compute_epsilon(1.0, rate, rounds, 1e-3, known_cohorts=True) for rounds in range(30)]
         assert known == sorted(known) and known[0] == 0
-        assert all(k > spent(1.0, rate, n, 1e-3) - 0.02 for n, k in enumerate(known) if n > 3)
-    assert spent(1.0, 0.05, 20, 1e-3, known=True) > 1.5 * spent(1.0, 0.05, 20, 1e-3)
-    assert spent(1.0, 1e-6, 3, 1e-3, known=True) == 0.0, "who is hardly ever drawn is in delta"
-    assert math.isfinite(spent(0.02, 1.0, 500, 1e-5, known=True))
-    noise = noise_for(3.0, 0.5, 20, 1e-3, known=True)
-    assert spent(noise, 0.5, 20, 1e-3, known=True) <= 3.0 < spent(0.99 * noise, 0.5, 20, 1e-3, known=True)
+        assert all(k > compute_epsilon(1.0, rate, n, 1e-3) - 0.02 for n, k in enumerate(known) if n > 3)
+    assert compute_epsilon(1.0, 0.05, 20, 1e-3, known_cohorts=True) > 1.5 * compute_epsilon(1.0, 0.05, 20, 1e-3)
+    assert compute_epsilon(1.0, 1e-6, 3, 1e-3, known_cohorts=True) == 0.0, "who is hardly ever drawn is in delta"
+    assert math.isfinite(compute_epsilon(0.02, 1.0, 500, 1e-5, known_cohorts=True))
+    noise = find_noise(3.0, 0.5, 20, 1e-3, known_cohorts=True)
+    assert (
+        compute_epsilon(noise, 0.5, 20, 1e-3, known_cohorts=True)
+        <= 3.0
+        < compute_epsilon(0.99 * noise, 0.5, 20, 1e-3, known_cohorts=True)
+    )
 
 
 # ---- a run -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_tells_what_was_spent_and_nothing_that_sums_hide(tmp_path: Path) -> None:
+def test_a_run_reports_its_budget_and_nothing_that_sums_hide(tmp_path: Path) -> None:
     run = ff.run(table(tmp_path), out=tmp_path / "run")
     for number, report in enumerate(run.metrics, 1):
         assert {key: report[key] for key in WITHHELD} == WITHHELD and "secure" not in report and "undone" not in report
-        assert report["privacy"]["epsilon"] == spent(1.0, 1.0, number, 0.01, known=True)
+        assert report["privacy"]["epsilon"] == compute_epsilon(1.0, 1.0, number, 0.01, known_cohorts=True)
     assert json.loads((tmp_path / "run" / "privacy.json").read_text())["known"] is True
     assert json.loads((tmp_path / "run" / "secure.json").read_text())["begun"] == 3
     assert any("Epsilon" in note and "members of a round" in note for note in run.summary["notes"])
@@ -332,7 +344,9 @@ def test_a_run_tells_what_was_spent_and_nothing_that_sums_hide(tmp_path: Path) -
 
 
 def test_the_run_ends_when_the_budget_is_spent(tmp_path: Path) -> None:
-    budget = (spent(1.0, 1.0, 2, 0.01, known=True) + spent(1.0, 1.0, 3, 0.01, known=True)) / 2
+    budget = (
+        compute_epsilon(1.0, 1.0, 2, 0.01, known_cohorts=True) + compute_epsilon(1.0, 1.0, 3, 0.01, known_cohorts=True)
+    ) / 2
     run = ff.run(table(tmp_path, {"privacy": {"epsilon": budget}, "rounds": 9}), out=tmp_path / "run")
     assert [report["round"] for report in run.metrics] == [1, 2] and run.finished
 
@@ -350,7 +364,7 @@ def test_engines_end_with_the_same_bits(engine: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_round_that_was_begun_is_skipped_on_resume_and_was_paid_for(
+def test_resume_skips_a_begun_round_that_was_paid_for(
     again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where rounds that are begun again are paid for again, as on a fleet: this one is not begun again."""
@@ -361,9 +375,9 @@ def test_a_round_that_was_begun_is_skipped_on_resume_and_was_paid_for(
     run = ff.resume(tmp_path / "run")
     second = run.metrics[1]
     assert asked.count(1) == 12 and "begun before the run was stopped" in second["undone"]["reason"]
-    assert second["privacy"]["epsilon"] == spent(1.0, 1.0, 2, 0.01, known=True)
+    assert second["privacy"]["epsilon"] == compute_epsilon(1.0, 1.0, 2, 0.01, known_cohorts=True)
     nest = json.loads((tmp_path / "run" / "privacy.json").read_text())
-    assert nest["begun"] == 3 and nest["epsilon"] == spent(1.0, 1.0, 3, 0.01, known=True)
+    assert nest["begun"] == 3 and nest["epsilon"] == compute_epsilon(1.0, 1.0, 3, 0.01, known_cohorts=True)
 
 
 def test_rounds_for_which_too_few_are_drawn_are_paid_for(tmp_path: Path) -> None:
@@ -376,7 +390,7 @@ def test_rounds_for_which_too_few_are_drawn_are_paid_for(tmp_path: Path) -> None
         assert "none was asked" in report["undone"]["reason"]
     run = ff.run(table(tmp_path, {"rounds": 8, "cohort": {"fraction": 0.25}}), out=tmp_path / "run")
     assert len(run.metrics) == 8
-    assert run.summary["privacy"]["epsilon"] == spent(1.0, 0.25, 8, 0.01, known=True)
+    assert run.summary["privacy"]["epsilon"] == compute_epsilon(1.0, 0.25, 8, 0.01, known_cohorts=True)
 
 
 def test_cohorts_that_are_all_too_small_end_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,13 +398,13 @@ def test_cohorts_that_are_all_too_small_end_no_run(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Privacy, "choose", lambda self, federation, server, rng: [0, 5])
     run = ff.run(table(tmp_path, {"rounds": 7}), out=tmp_path / "run")
     assert all("none was asked" in report["undone"]["reason"] for report in run.metrics) and len(run.metrics) == 7
-    assert run.summary["privacy"]["epsilon"] == spent(1.0, 1.0, 7, 0.01, known=True)
+    assert run.summary["privacy"]["epsilon"] == compute_epsilon(1.0, 1.0, 7, 0.01, known_cohorts=True)
 
 
-def test_a_cohort_that_never_stays_ends_the_run_and_names_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(secured.Simulated, "_goes", lambda self, phase, job: phase == "update" and job.client > 1)
+def test_a_cohort_that_always_drops_out_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        secure_engine.SimulatedParties, "_drops_out", lambda self, phase, job: phase == "update" and job.client > 1
+    )
     with raises(NoUsableUpdates, 5) as found:
         ff.run(table(tmp_path, {"rounds": 9}), out=tmp_path / "run")
     assert "withheld" in str(found.value) and "client 2" not in str(found.value)
@@ -411,15 +425,15 @@ def test_a_run_does_not_go_on_without_its_sums_or_with_them(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("noise", [True, False])
-def test_no_file_and_no_line_has_a_single_update_or_a_sum_without_its_noise(
+def test_no_file_or_line_has_an_update_or_a_sum_without_noise(
     noise: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Without noise and masks the same search finds them: sums as the mean that they make, updates as they are sent."""
     wanted: dict[str, list[bytes]] = {"sums": [], "means": [], "updates": []}
-    released, words = Privacy.release, secured.Segments.words
+    released, words = Privacy.release, secure_engine.BlockLayout.quantise_update
 
     def noted(self: Privacy, federation: Any, server: Any, total: torch.Tensor) -> Any:
-        divided = total / (registered(federation, server.round) * self.rate)
+        divided = total / (count_registered(federation, server.round) * self.rate)
         wanted["sums"].append(total.numpy().tobytes()[:64])
         wanted["means"].append((divided + concat_state(server.state)).numpy().tobytes()[:64])
         return released(self, federation, server, total)
@@ -431,9 +445,9 @@ def test_no_file_and_no_line_has_a_single_update_or_a_sum_without_its_noise(
         return found
 
     monkeypatch.setattr(Privacy, "release", noted)
-    monkeypatch.setattr(secured.Segments, "words", sent)
+    monkeypatch.setattr(secure_engine.BlockLayout, "quantise_update", sent)
     if not noise:
-        monkeypatch.setattr(Privacy, "_noise_on", lambda self, total, round: None)
+        monkeypatch.setattr(Privacy, "_add_noise", lambda self, total, round: None)
     ff.run(table(tmp_path, {"checkpoint": {"every": 1}}), out=tmp_path / "run", on_round=print)
     files = [file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()]
     everything = [*files, "".join(capfd.readouterr()).encode()]
@@ -458,7 +472,7 @@ def test_what_no_promise_can_be_kept_with_is_refused(change: dict[str, Any], exp
         assemble(load_experiment(merge_tables(BOTH, change)))
 
 
-def test_more_clients_than_sums_can_hold_are_refused_however_few_are_to_be_drawn() -> None:
+def test_more_clients_than_sums_can_hold_are_refused() -> None:
     data = {"name": f"{HERE}/tiny.py:tiny_data", "n": 4000, "partition": {"kind": "iid", "clients": 300}}
     change = {"data": data, "cohort": {"fraction": 0.1}, "secure": {"bits": 24}, "privacy": {"delta": 1e-3}}
     with raises(ConfigError, "[secure] bits", 300):

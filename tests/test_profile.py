@@ -79,13 +79,13 @@ def test_group_with_budget_file_gets_level(chosen: int, wish: str, measuring: An
 @pytest.mark.parametrize("chosen", [0, 1, 2])
 def test_node_with_budget_file_gets_level(chosen: int, measuring: Any, tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="the extra flower is not installed")
-    from fleetfit.fleet.settings import read_settings, told_budget
+    from fleetfit.fleet.settings import read_settings
 
     measuring(THREE)
     profile(TABLES, wishes=parse_wishes(step_s=0.1 * 2**chosen), facts=FACTS, out=tmp_path / "budget.toml")
     (tmp_path / "node.toml").write_text('name = "pi"\nbudget = "budget.toml"\n[data]\nname = "tiny:tiny_data"\n')
     settings = read_settings(tmp_path / "node.toml")
-    told = NodeDescription("pi", FACTS, 20, told_budget(settings), settings.tolerance)
+    told = NodeDescription("pi", FACTS, 20, settings.budget, settings.tolerance)
     assembly = assemble_fleet(load_experiment({**TABLES, "data": {}}), [told, replace(told, name="whole", budget=1.0)])
     assert assembly.federation.level_of.tolist() == [chosen, 2]
 

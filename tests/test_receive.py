@@ -68,7 +68,7 @@ def chosen(*clients: int) -> Callable[..., list[int]]:
 
 
 @pytest.mark.parametrize("receive", [one_by_one, without(), lambda f, s, updates: iter(list(updates))])
-def test_all_received_are_the_same_bits_as_without_the_hook(receive: Receive) -> None:
+def test_receive_all_keeps_the_bits(receive: Receive) -> None:
     plain, simulation = make_fleet("scalefl", dropout=0.2)
     *_, expected = run(plain, local_engine(simulation), Settings(2, LOCAL), start(plain))
     federation = receiving(plain, receive)
@@ -78,7 +78,7 @@ def test_all_received_are_the_same_bits_as_without_the_hook(receive: Receive) ->
     assert {k: expected.report[k] for k in keys} == {k: found.report[k] for k in keys}
 
 
-def test_who_is_left_out_is_reported_counts_nowhere_and_does_not_remember() -> None:
+def test_a_left_out_update_is_a_failure_without_memory() -> None:
     """Clients 2 and 4, of levels 3 and 2; what was sent to them and what they computed is counted all the same."""
     everybody, simulation = make_fleet("plugin_method:counting")
     federation, engine = receiving(everybody, without(2, 4)), local_engine(simulation)
@@ -106,7 +106,7 @@ def test_a_failure_of_who_is_left_out_is_of_its_job() -> None:
     assert {(client, counts) for _, client, counts in server.memory} == {(c, c not in (2, 4)) for c in range(6)}
 
 
-def test_hostile_and_honest_clients_that_are_left_out_are_told_apart() -> None:
+def test_left_out_clients_are_counted_by_honesty() -> None:
     """Clients 0 and 3 are of level 1, 1 and 4 of level 2, 2 and 5 of level 3; 2 and 4 are hostile, 2 and 3 left out."""
     federation, simulation = make_fleet("fedavg", hooks={"receive": without(2, 3)})
     settings = Settings(1, LOCAL, hostile=frozenset({2, 4}))
@@ -117,7 +117,7 @@ def test_hostile_and_honest_clients_that_are_left_out_are_told_apart() -> None:
     }
 
 
-def test_honest_clients_are_told_by_the_level_that_they_trained() -> None:
+def test_honest_clients_are_counted_by_trained_level() -> None:
     """AdaptiveFL sends clients more than they afford, and they send back less."""
     sent: list[Counter[str]] = []
     shrunk = 0
@@ -188,7 +188,7 @@ def test_notes_and_weights_are_of_what_was_received() -> None:
     assert report["train"]["samples"] == 3
 
 
-def test_another_order_is_merged_in_that_order_and_reported_in_the_jobs_order() -> None:
+def test_receive_sets_the_order_of_aggregation() -> None:
     merged: list[int | None] = []
     watched = Watched(lambda update: merged.append(update.client))
 

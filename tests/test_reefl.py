@@ -18,7 +18,7 @@ from fleetfit.errors import ConfigError, ModelError
 from fleetfit.layout import Architecture, build_module, infer_layout, named_tensors, outputs
 from fleetfit.losses import best_exit_distillation
 from fleetfit.method import FEDAVG, build
-from fleetfit.methods.depthfl import ramped
+from fleetfit.methods.depthfl import ramp_up
 from fleetfit.models.bert import bert
 from fleetfit.models.ree import POSITION_AXIS, Ree, recurrent
 from fleetfit.models.resnet import resnet20
@@ -350,7 +350,7 @@ class Growing(Architecture):
         return GrowingModule(exits, axes["classes"])
 
 
-def test_a_module_that_cannot_be_run_block_by_block_is_refused() -> None:
+def test_a_module_without_blocks_is_refused() -> None:
     class Whole(Architecture):
         blocks = 1
         axes = tiny().axes
@@ -503,7 +503,7 @@ def test_a_kept_estimate_is_remembered_from_round_to_round() -> None:
     assert kept["exits"] == [1, 2, 3] and kept["losses"].tolist() == pytest.approx([1.0, 1.8, 3.0], abs=1e-5)
 
 
-def test_an_exit_that_a_client_trains_for_the_first_time_begins_with_its_first_loss() -> None:
+def test_a_new_exit_s_estimate_begins_with_its_first_loss() -> None:
     """A client that afforded two exits so far gets three: at 0 the new one would be the teacher for a long time."""
     job, device, method = job_and_device({"name": "reefl", "estimate": "kept", "ramp": 0})
     known = {"exit_losses": {"exits": [1, 2], "losses": torch.tensor([1.0, 2.0])}}
@@ -544,7 +544,7 @@ def test_the_distillation_grows_over_rounds() -> None:
         values.append(float(loss(Given([0.5, 1.0, 2.0]), None, torch.tensor([0])).detach()))
     plain = 3.5
     full = values[2] - plain
-    assert values[0] - plain == pytest.approx(full * ramped(0, 10), abs=1e-5)
+    assert values[0] - plain == pytest.approx(full * ramp_up(0, 10), abs=1e-5)
     assert values[1] - plain == pytest.approx(full * math.exp(-5 * 0.25), abs=1e-5)
 
 
@@ -570,7 +570,7 @@ def test_only_tables_of_numbers_are_added_up() -> None:
 # ---- whose part Ree is -------------------------------------------------
 
 
-def test_ree_belongs_to_every_sub_model_and_unused_rows_to_nobody() -> None:
+def test_ree_belongs_to_every_sub_model() -> None:
     """All clients train Ree and the classifier; a row of the position table, those who are deep enough."""
     federation, simulation = tiny_federation({"name": "reefl"}, clients=6, cohort=6)
     problem = federation.problem

@@ -20,9 +20,9 @@ from fleetfit.config import assemble, load_experiment
 from fleetfit.errors import ConfigError
 from fleetfit.method import build
 from fleetfit.movements import Movements
-from fleetfit.options._ordered import at_least, at_most, middle, network, ordered
-from fleetfit.options.krum import scores
-from fleetfit.options.outliers import measured
+from fleetfit.options._order_statistics import ceil_share, floor_share, make_network, select_ranks, take_median
+from fleetfit.options.krum import compute_scores
+from fleetfit.options.outliers import measure_movements
 from fleetfit.rounds import start
 from fleetfit.submodel import Submodel, concat_state, extract
 from fleetfit.values import Server, Update
@@ -73,16 +73,16 @@ def test_the_network_puts_the_same_where_sorting_does(count: int) -> None:
     for first in range(count):
         last = count - first
         if first < last:
-            found = torch.stack(ordered(numbers.clone(), first, last))
+            found = torch.stack(select_ranks(numbers.clone(), first, last))
             assert torch.equal(found, expected[first:last])
-            assert len(network(count, first, last)) <= len(network(count, 0, count))
+            assert len(make_network(count, first, last)) <= len(make_network(count, 0, count))
     half = (expected[(count - 1) // 2] + expected[count // 2]) / 2
-    torch.testing.assert_close(middle(numbers.clone()), half)
+    torch.testing.assert_close(take_median(numbers.clone()), half)
 
 
 @pytest.mark.parametrize("untrained", [(), ("heads.3.weight", "heads.3.bias")])
 @pytest.mark.parametrize("chunk", [7, 64, 1 << 15])
-def test_chunks_cover_each_element_once_with_all_who_cover_it(
+def test_chunks_hold_each_element_once_with_its_coverers(
     untrained: tuple[str, ...], chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fleetfit.movements._CHUNK", chunk)
@@ -101,7 +101,7 @@ def test_chunks_cover_each_element_once_with_all_who_cover_it(
 
 def test_norms_are_those_of_the_movements() -> None:
     updates = mixed()
-    _, found = measured(Movements(LAYOUT, SERVER, updates), len(updates), 4)
+    _, found = measure_movements(Movements(LAYOUT, SERVER, updates), len(updates), 4)
     for norm, update in zip(found.tolist(), updates, strict=True):
         sent = concat_state(extract(LAYOUT, SENT, update.submodel))
         assert norm == pytest.approx(float((concat_state(update.state) - sent).norm()), rel=1e-5)
@@ -139,7 +139,7 @@ def ratios(updates: list[Update], least: int = 4, few: int = 32) -> dict[int, fl
     return found
 
 
-def test_outliers_are_those_whose_distance_from_the_median_is_too_large_in_some_block() -> None:
+def test_outliers_are_found_by_their_largest_block_distance() -> None:
     """One of the full sub-model moves 1.6 times as far, and at each threshold those above it are left out."""
     updates = [*mixed()[:-1], near(FULL, 30, 8, 1.6)]
     expected = ratios(updates)
@@ -165,7 +165,7 @@ def test_who_is_kept_is_clipped_to_the_median_norm() -> None:
             assert kept[k] is update
 
 
-def test_hostile_beyond_the_core_is_left_out_and_small_levels_are_not() -> None:
+def test_outliers_beyond_the_core_are_left_out() -> None:
     updates = mixed()
     for hostile in (8,):
         bad = near(FULL, 40, hostile)
@@ -208,7 +208,7 @@ def test_saying_that_little_was_trained_hides_nobody(tensor: str) -> None:
     assert set(given_on({"outliers": {}}, [*others, liar(8, tensor, 1.0)])) == set(range(9))
 
 
-def test_saying_that_nothing_was_trained_does_not_blind_krum() -> None:
+def test_krum_ignores_declared_untrained_tensors() -> None:
     updates = [*mixed()[:-2], near(FULL, 50, 7, -3.0), liar(8, "none of them", 0.0)]
     assert set(given_on({"krum": {}}, updates)) == set(range(7))
 
@@ -231,7 +231,7 @@ def test_as_many_coverages_as_there_are_clients(most: int, monkeypatch: pytest.M
     assert len(given_on({"outliers": {"threshold": 50.0}}, updates)) == 70
 
 
-def test_the_order_in_which_untrained_tensors_are_named_is_no_coverage_of_its_own() -> None:
+def test_the_order_of_untrained_names_does_not_matter() -> None:
     one, two = ("heads.3.weight", "heads.3.bias"), ("heads.3.bias", "heads.3.weight")
     updates = [near(FULL, 10 + k, k, untrained=one if k % 2 else two) for k in range(4)]
     assert {part.block for part in Movements(LAYOUT, SERVER, updates).chunks()} == {1}
@@ -239,7 +239,7 @@ def test_the_order_in_which_untrained_tensors_are_named_is_no_coverage_of_its_ow
 
 @pytest.mark.parametrize(("share", "count", "below", "above"), [(0.07, 100, 7, 7), (0.29, 100, 29, 29), (0.3, 7, 2, 3)])
 def test_shares_of_a_number_are_not_a_matter_of_rounding(share: float, count: int, below: int, above: int) -> None:
-    assert (at_most(share, count), at_least(share, count)) == (below, above)
+    assert (floor_share(share, count), ceil_share(share, count)) == (below, above)
 
 
 def test_nobody_moved_and_nobody_there() -> None:
@@ -249,7 +249,7 @@ def test_nobody_moved_and_nobody_there() -> None:
         assert given_on({option: {}}, []) == {}
 
 
-def test_where_most_send_back_what_they_got_nobody_is_left_out_for_having_moved() -> None:
+def test_a_moving_client_among_unmoved_ones_stays() -> None:
     """Three of the five that cover the rest of the full sub-model move nothing there."""
     updates = [near(CORE, 10 + i, i) for i in range(6)] + [near(FULL, 20 + i, 6 + i) for i in range(5)]
     core, sent = elements(extract(LAYOUT, SENT, CORE)).keys(), elements(SENT)
@@ -285,7 +285,7 @@ def test_a_score_of_krum_is_of_the_nearest_others() -> None:
     """On a line at 0, 1, 3 and 10, with two neighbours: 1 + 9, 1 + 4, 4 + 9, 49 + 81."""
     line = torch.tensor([0.0, 1.0, 3.0, 10.0], dtype=torch.float64)
     apart = (line[:, None] - line[None]) ** 2
-    assert scores(apart, 2).tolist() == [10.0, 5.0, 13.0, 130.0]
+    assert compute_scores(apart, 2).tolist() == [10.0, 5.0, 13.0, 130.0]
 
 
 def test_krum_keeps_those_with_near_neighbours_in_the_core() -> None:
@@ -379,7 +379,7 @@ REFUSED: list[tuple[dict[str, Any], Expected]] = [
 
 
 @pytest.mark.parametrize(("change", "expected"), REFUSED)
-def test_what_cannot_be_compared_is_refused(change: dict[str, Any], expected: Expected) -> None:
+def test_incomparable_updates_are_refused(change: dict[str, Any], expected: Expected) -> None:
     with raises(ConfigError, expected):
         assemble(load_experiment({**TINY, **change}))
 

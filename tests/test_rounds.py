@@ -56,7 +56,7 @@ def test_canonical_counts_elements_not_exits() -> None:
     assert [s[0] for s in sort_by_cost(federation, [(0, 0, deep), (1, 1, wide), (2, 2, wide)])] == [1, 2, 0]
 
 
-def test_seeds_differ_between_rounds_and_clients_and_not_between_runs() -> None:
+def test_seeds_differ_by_round_and_client() -> None:
     seeds = []
     for _ in range(2):
         federation, simulation = make_fleet()
@@ -74,7 +74,7 @@ def test_seeds_differ_between_rounds_and_clients_and_not_between_runs() -> None:
 # ---- who -------------------------------------------------
 
 
-def test_a_cohort_larger_than_the_able_clients_takes_all_of_them() -> None:
+def test_a_cohort_is_limited_by_able_clients() -> None:
     federation, simulation = tiny_federation({"name": "scalefl"}, cohort=50)
     counts, reported = federation.clients.num_examples.copy(), federation.clients.reported
     assert reported is not None
@@ -86,7 +86,7 @@ def test_a_cohort_larger_than_the_able_clients_takes_all_of_them() -> None:
     assert report["train"]["clients"] == 4 and report["train"]["by_level"] == {"3": 2, "2": 1, "1": 1}
 
 
-def test_uniform_choice_is_without_replacement_and_new_each_round() -> None:
+def test_uniform_selection_is_without_replacement() -> None:
     federation, simulation = tiny_federation({"name": "scalefl"}, clients=12, cohort=4)
     engine = MeddlingEngine(simulation)
     server = start(federation)
@@ -108,7 +108,7 @@ def test_nobody_able_is_an_error_before_the_first_round() -> None:
 
 
 @pytest.mark.parametrize(("n", "reason"), [(0, "no training data"), (1, "value per channel")])
-def test_a_client_that_cannot_train_is_reported_and_the_others_count(n: int, reason: str) -> None:
+def test_a_client_that_cannot_train_is_a_failure(n: int, reason: str) -> None:
     """None of its own data, or one sample under batch norm: a failure with a reason; the round goes on."""
     federation, simulation = make_fleet()
     after, report = run_round(
@@ -142,7 +142,7 @@ def exploding(job: Job, device: Device) -> Loss:
     return loss
 
 
-def test_a_diverging_client_is_refused_and_the_others_count() -> None:
+def test_a_diverging_client_is_rejected() -> None:
     federation, simulation = make_fleet("fedavg", hooks={"loss": exploding})
     after, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert [f["client"] for f in report["failures"]] == [5]
@@ -151,7 +151,7 @@ def test_a_diverging_client_is_refused_and_the_others_count() -> None:
     assert all(bool(torch.isfinite(t).all()) for t in after.state.values())
 
 
-def test_all_diverging_leaves_the_state_and_stops_after_patience_rounds() -> None:
+def test_a_run_stops_after_patience_diverging_rounds() -> None:
     federation, simulation = make_fleet()
     first = start(federation)
     settings = Settings(20, plain(lr=1e30, epochs=4, batch_size=8), patience=3)
@@ -168,7 +168,7 @@ def test_all_diverging_leaves_the_state_and_stops_after_patience_rounds() -> Non
     assert all(r["train"]["loss"] is None and len(r["failures"]) == 6 for r in rounds)
 
 
-def test_where_some_attack_a_run_of_which_nothing_ever_came_stops_and_one_that_broke_later_goes_on() -> None:
+def test_a_run_under_attack_stops_only_without_any_update() -> None:
     federation, simulation = make_fleet()
     broken = Settings(9, plain(lr=1e30, epochs=4, batch_size=8), patience=3, hostile=frozenset({1}))
     with raises(NoUsableUpdates, 3, DIVERGED):
@@ -247,7 +247,7 @@ class Short(LocalEngine):
         yield from replies
 
 
-def test_a_reply_that_comes_twice_is_refused_with_a_sentence() -> None:
+def test_a_repeated_reply_is_refused() -> None:
     """Either a `RunError` about the engine, or the second one refused and the state as without it; never a bare
     IndexError.
     """
@@ -302,7 +302,7 @@ def test_a_client_that_counts_no_samples_is_refused() -> None:
         assert what in refused(lambda i, r, n=n: replace(r, num_examples=n))  # type: ignore[misc]
 
 
-def test_what_an_update_says_it_contains_is_what_is_averaged() -> None:
+def test_the_declared_sub_model_is_averaged() -> None:
     """Client 5 sends back the piece of level 1 only, and says so: no error; the rest is client 2's alone."""
     federation, simulation = make_fleet()
     small = federation.levels[0].submodel
@@ -325,7 +325,7 @@ def test_what_an_update_says_it_contains_is_what_is_averaged() -> None:
 # ---- memories -------------------------------------------------
 
 
-def test_a_reply_that_cannot_be_packed_is_refused_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_that_cannot_be_packed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody could have sent it; one that is a failure already keeps its own reason."""
 
     def unpackable(reply: Reply, layout: object) -> int:
@@ -366,7 +366,7 @@ def test_the_memory_of_a_refused_update_is_not_kept() -> None:
     assert server.memory == {"updates": 11}
 
 
-def test_memories_that_are_saved_and_loaded_go_on_as_if_nothing_had_happened() -> None:
+def test_saved_memories_continue_bit_for_bit() -> None:
     federation, simulation = make_fleet("plugin_method:counting")
     engine = local_engine(simulation)
     server, _ = run_round(federation, engine, Settings(3, LOCAL), start(federation))
@@ -411,7 +411,7 @@ def test_the_report_says_what_the_round_was() -> None:
     assert report["train"]["loss"] == pytest.approx(loss)
 
 
-def test_an_update_of_weight_0_is_no_failure_and_moves_nothing() -> None:
+def test_an_update_of_weight_0_moves_nothing() -> None:
     """Client 5 counts for nothing: the state is that of a round without it, bit for bit."""
     weigh = lambda update: 0.0 if update.client == 5 else float(update.num_examples)  # noqa: E731
     federation, simulation = make_fleet(hooks={"weight": weigh}, shares=(3, 5, 7, 11, 13, 3))
@@ -451,8 +451,8 @@ def test_the_schedule_multiplies_the_learning_rate() -> None:
 def test_evaluations_on_the_way_and_at_the_end() -> None:
     """Every second round and the last; those on the way cover the clients with the headline policy only."""
     federation, simulation = make_fleet()
-    wanted = EvaluationScope(Evaluation(batch_size=16), statistics_samples=60)
-    settings = Settings(5, LOCAL, evaluate_every=2, wanted=wanted)
+    scope = EvaluationScope(Evaluation(batch_size=16), statistics_samples=60)
+    settings = Settings(5, LOCAL, evaluate_every=2, scope=scope)
     reports = [r.report for r in run(federation, local_engine(simulation), settings, start(federation))]
     assert [r["round"] for r in reports] == [1, 2, 3, 4, 5]
     assert ["evaluate" in r for r in reports] == [False, True, False, True, True]

@@ -12,12 +12,12 @@ from support import Expected, raises
 from support.secure import HERE, TINY, Stopped, WatchedEngine, make_block, merge_tables, stop_in_second_round
 
 import fleetfit as ff
-from fleetfit import secured
+from fleetfit import secure_engine
 from fleetfit.aggregate import Mean, SummedBlock, apply_mean, average_sums
 from fleetfit.config import assemble, load_experiment
 from fleetfit.errors import ConfigError, RunError
 from fleetfit.rounds import run_round, start
-from fleetfit.secured import Secured
+from fleetfit.secure_engine import SecureEngine
 from fleetfit.submodel import concat_state, full_submodel, get_slice_plan
 from fleetfit.validation import find_sums_error
 from fleetfit.values import Failure, Job, RoundSums, Update
@@ -27,7 +27,7 @@ PROFILE = {"multiply_adds_per_s": 1e9, "down_bytes_per_s": 1e6, "up_bytes_per_s"
 
 
 def round_of(
-    change: dict[str, Any], away: secured.Away = secured.nobody
+    change: dict[str, Any], away: secure_engine.Dropout = secure_engine.drop_none
 ) -> tuple[Any, Any, Any, dict[str, Any], WatchedEngine]:
     """Return the assembly, the server before and after one secure round, its report, and what clients had to send."""
     assembly = assemble(load_experiment(merge_tables(TINY, {"secure": SECURE}, change)))
@@ -35,8 +35,8 @@ def round_of(
     watched = WatchedEngine(plain)
     assert assembly.settings.secure is not None
     layout, secure = assembly.federation.problem.layout, assembly.settings.secure
-    parties = secured.Simulated(watched, secured.Segments(layout), secure, away)
-    engine = Secured(watched, layout, secure, parties)
+    parties = secure_engine.SimulatedParties(watched, secure_engine.BlockLayout(layout), secure, away)
+    engine = SecureEngine(watched, layout, secure, parties)
     server = start(assembly.federation)
     after, report = run_round(assembly.federation, engine, assembly.settings, server)
     return assembly, server, after, report, watched
@@ -84,7 +84,7 @@ def test_a_round_is_the_plain_one_up_to_half_a_step() -> None:
 
 
 @pytest.mark.parametrize("phase", ["keys", "shares", "update", "sign", "unmask"])
-def test_who_is_lost_between_phases_is_a_failure_unless_its_update_has_come(phase: str) -> None:
+def test_a_dropout_is_a_failure_unless_its_update_has_come(phase: str) -> None:
     gone = {1, 6}
     assembly, server, after, report, watched = round_of({}, lambda p, r, c: p == phase and c in gone)
     counts = gone if phase in ("keys", "shares", "update") else set()
@@ -99,11 +99,11 @@ def test_who_is_lost_between_phases_is_a_failure_unless_its_update_has_come(phas
     [
         ("shares", "dealt shares"),
         ("update", "sent a masked update"),
-        ("sign", "signed who lives"),
+        ("sign", "signed the list of survivors"),
         ("unmask", "opened their shares"),
     ],
 )
-def test_a_cohort_of_which_too_few_are_left_leaves_the_state_as_it_was(phase: str, sentence: str) -> None:
+def test_too_few_survivors_leave_the_state_unchanged(phase: str, sentence: str) -> None:
     _, server, after, report, _ = round_of({}, lambda p, r, c: p == phase and c % 2 == 0)
     assert torch.equal(concat_state(after.state), concat_state(server.state)) and after.round == 1
     assert sentence in report["undone"]["reason"] and report["train"] == {
@@ -160,9 +160,7 @@ def test_every_engine_leaves_the_same_state(engine: str, tmp_path: Path) -> None
     assert torch.equal(*found)
 
 
-def test_a_round_that_was_begun_is_skipped_on_resume_and_never_done_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_skips_a_round_that_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = merge_tables(TINY, {"secure": SECURE})
     asked = stop_in_second_round(monkeypatch, lambda: ff.run(config, out=tmp_path / "run"))
     name = json.loads((tmp_path / "run/secure.json").read_text())["run"]
@@ -182,7 +180,7 @@ def test_a_round_that_was_begun_is_skipped_on_resume_and_never_done_again(
 
 def test_skipped_rounds_do_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that were done since the last checkpoint are skipped, also more of them than empty rounds end a run."""
-    train = secured.Simulated._train
+    train = secure_engine.SimulatedParties._train
 
     def stops(self: Any, asked: Any) -> Any:
         if next(iter(asked.values()))[0].round == 7:
@@ -193,7 +191,7 @@ def test_skipped_rounds_do_not_end_a_run(tmp_path: Path, monkeypatch: pytest.Mon
         TINY, {"secure": SECURE, "rounds": 9, "checkpoint": {"every": 20}, "evaluate": {"every": 0}}
     )
     with monkeypatch.context() as patch:
-        patch.setattr(secured.Simulated, "_train", stops)
+        patch.setattr(secure_engine.SimulatedParties, "_train", stops)
         with pytest.raises(Stopped):
             ff.run(experiment, out=tmp_path / "run")
     run = ff.resume(tmp_path / "run")
@@ -241,7 +239,7 @@ REFUSED: dict[str, tuple[dict[str, Any], Expected]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_asked_of_sums_is_refused_before_the_first_round(what: str) -> None:
+def test_hooks_that_need_single_updates_are_refused_at_once(what: str) -> None:
     change, expected = REFUSED[what]
     base = {k: v for k, v in TINY.items() if k != "fleet"} if "fleet" in change else TINY
     with raises(ConfigError, expected):
@@ -254,7 +252,7 @@ def test_a_cohort_that_sums_cannot_hold_is_refused() -> None:
         assemble(load_experiment(merge_tables(TINY, {"secure": {"bits": 24}}, change)))
 
 
-def test_batch_norm_is_fine_where_statistics_are_those_of_batches() -> None:
+def test_batch_norm_with_batch_statistics_is_allowed() -> None:
     _, _, _, report, _ = round_of({"model": {"norm": True}, "evaluate": {"norms": ["batch"]}})
     assert report["train"]["clients"] == 12
 
@@ -265,7 +263,7 @@ def test_an_empty_section_is_enough_and_none_is_none() -> None:
     assert assemble(load_experiment(TINY)).settings.secure is None
 
 
-def test_hostile_clients_send_what_they_like_within_the_range(tmp_path: Path) -> None:
+def test_hostile_clients_stay_within_the_range(tmp_path: Path) -> None:
     change = {"attack": {"kind": "sign_flip", "scale": 1e6, "share": 0.25}, "secure": {"range": 0.01}, "rounds": 1}
     assembly, server, after, report, _ = round_of(change)
     hostile = assembly.settings.hostile
@@ -315,7 +313,7 @@ def test_sums_that_no_clients_can_have_are_refused(what: str) -> None:
     assert sentence in str(find_sums_error(RoundSums((GOOD, make()), 0.1, ()), 9, 5))
 
 
-def test_from_sums_is_the_mean_of_what_was_trained_and_leaves_the_rest() -> None:
+def test_from_sums_is_the_mean_of_trained_elements() -> None:
     assembly = assemble(load_experiment(TINY))
     layout, server = assembly.federation.problem.layout, start(assembly.federation)
     piece = assembly.federation.levels[0].submodel

@@ -22,8 +22,8 @@ from fleetfit.method import FEDAVG, Method, build
 from fleetfit.records.checkpoints import read_checkpoint, write_checkpoint
 from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.seeds import make_numpy_rng
-from fleetfit.selection import _directions, diversity, rl
-from fleetfit.selection._drawing import best, by_weight
+from fleetfit.selection import diversity, rl
+from fleetfit.selection._sampling import sample_by_weight, take_best
 from fleetfit.submodel import Submodel, concat_state, extract, full_submodel, put_back
 from fleetfit.values import Availability, Failure, Federation, Server, Simulation, Update
 
@@ -72,15 +72,15 @@ def successive(weights: np.ndarray, count: int) -> dict[tuple[int, ...], float]:
 def test_drawing_by_weight_is_one_after_the_other() -> None:
     """All twelve ordered pairs of four, each as often as the product of its two draws says."""
     rng, draws = make_numpy_rng(1, "pairs"), 40_000
-    found = [tuple(by_weight(np.arange(4), WEIGHTS, 2, rng).tolist()) for _ in range(draws)]
+    found = [tuple(sample_by_weight(np.arange(4), WEIGHTS, 2, rng).tolist()) for _ in range(draws)]
     for pair, p in successive(WEIGHTS, 2).items():
         assert found.count(pair) / draws == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / draws))
-    assert sorted(by_weight(np.arange(4), WEIGHTS, 9, rng)) == [0, 1, 2, 3]
+    assert sorted(sample_by_weight(np.arange(4), WEIGHTS, 9, rng)) == [0, 1, 2, 3]
 
 
 def test_the_best_are_the_highest_and_equals_are_drawn() -> None:
     scores, rng = np.array([3.0, 1.0, math.inf, 3.0, 3.0]), make_numpy_rng(0, "best")
-    found = [sorted(best(np.arange(5) + 10, scores, 3, rng).tolist()) for _ in range(3000)]
+    found = [sorted(take_best(np.arange(5) + 10, scores, 3, rng).tolist()) for _ in range(3000)]
     assert {tuple(f) for f in found} == {(10, 12, 13), (10, 12, 14), (12, 13, 14)}
     for pair in ([10, 12, 13], [10, 12, 14], [12, 13, 14]):
         assert found.count(pair) / 3000 == pytest.approx(1 / 3, abs=0.035)
@@ -111,7 +111,7 @@ def test_availability_takes_those_chosen_least_often() -> None:
     assert shares(chosen(federation, server, 2000), 6) == pytest.approx([0, 1, 0.5, 0.5, 0, 0], abs=0.05)
 
 
-def test_everybody_has_had_a_turn_before_anybody_has_a_second() -> None:
+def test_availability_takes_turns() -> None:
     federation, simulation = fleet("availability", 6, 2)
     server, seen = start(federation), []
     for _ in range(3):
@@ -170,7 +170,7 @@ def test_losses_are_those_of_the_last_report() -> None:
 
 def test_rewards_by_hand() -> None:
     """min(1/2, R_s) / sqrt(T_c): never chosen; three times, all well; eight times, of which two brought something."""
-    assert rl.rewards(np.array([0, 3, 8]), np.array([0, 3, 2])) == pytest.approx([0.5, 0.5 / 2, 0.3 / 3])
+    assert rl.compute_rewards(np.array([0, 3, 8]), np.array([0, 3, 2])) == pytest.approx([0.5, 0.5 / 2, 0.3 / 3])
 
 
 def test_rl_draws_by_reward_and_learns_from_what_came_back() -> None:
@@ -204,10 +204,10 @@ def test_diversity_by_classes_is_greedy(target: Any) -> None:
     counts = make_numpy_rng(3, "counts").integers(0, 30, size=(12, 5))
     federation, _ = fleet("diversity", 12, 4)
     federation = registered(federation, labels=counts, num_examples=np.array([0, *[9] * 11]))
-    aim = diversity.aimed_at(federation, target)
+    aim = diversity.compute_target(federation, target)
     total = counts[1:].sum(0)
     assert aim == pytest.approx([0.2] * 5 if target == "uniform" else total / total.sum())
-    found = diversity.alike(counts, aim, 4)
+    found = diversity.match_target(counts, aim, 4)
 
     def off(rows: list[int]) -> float:
         pooled = sum(counts[r] for r in rows)
@@ -245,8 +245,8 @@ def test_sketches_keep_angles_on_what_both_have() -> None:
     layout, pieces = federation.problem.layout, pieces_of(federation)
     moved = [drawn_movement(federation, s) for s in range(3)]
     parts = [extract(layout, m, p) for m, p in zip(moved, pieces, strict=True)]
-    found = _directions.distances(
-        torch.stack([_directions.sketch(federation, p, m, 4096) for p, m in zip(pieces, parts, strict=True)])
+    found = diversity.compute_distances(
+        torch.stack([diversity.sketch_movement(federation, p, m, 4096) for p, m in zip(pieces, parts, strict=True)])
     )
     for a, b in itertools.combinations(range(3), 2):  # levels are nested: the smaller one is what both have
         u, v = (concat_state(extract(layout, moved[i], pieces[a])).double() for i in (a, b))
@@ -257,9 +257,9 @@ def test_sketches_keep_angles_on_what_both_have() -> None:
 def test_alike_in_the_shared_part_is_alike() -> None:
     federation, _ = fleet("diversity")
     layout, moved = federation.problem.layout, drawn_movement(federation, 0)
-    rows = [_directions.sketch(federation, p, extract(layout, moved, p), 64) for p in pieces_of(federation)]
-    assert _directions.distances(torch.stack(rows)) == pytest.approx(0, abs=1e-6)
-    away = _directions.distances(torch.stack([rows[0], -rows[2], torch.zeros_like(rows[0])]))
+    rows = [diversity.sketch_movement(federation, p, extract(layout, moved, p), 64) for p in pieces_of(federation)]
+    assert diversity.compute_distances(torch.stack(rows)) == pytest.approx(0, abs=1e-6)
+    away = diversity.compute_distances(torch.stack([rows[0], -rows[2], torch.zeros_like(rows[0])]))
     assert away[0, 1] == pytest.approx(2) and away[0, 2] == pytest.approx(math.sqrt(2))  # opposite; nothing in common
 
 
@@ -271,7 +271,9 @@ def test_a_sketch_s_dot_product_is_right_on_average() -> None:
     full, dots = full_submodel(layout), []
     for seed in range(400):
         other = replace(federation, seed=seed)
-        dots.append(float((_directions.sketch(other, full, u, 16) * _directions.sketch(other, full, v, 16)).sum()))
+        dots.append(
+            float((diversity.sketch_movement(other, full, u, 16) * diversity.sketch_movement(other, full, v, 16)).sum())
+        )
     true = float(sum((u[n] * v[n]).sum() for n in u))
     assert np.mean(dots) == pytest.approx(true, abs=4 * np.std(dots) / 20)
     lengths = [float(concat_state(m).norm()) for m in (u, v)]
@@ -286,7 +288,7 @@ def test_the_movement_is_what_came_back_less_what_was_sent() -> None:
     moved = extract(layout, drawn_movement(federation, 5), back)
     state = {n: t + moved[n] for n, t in extract(layout, server.state, back).items()}
     update = Update(0, 0, 1, 0, sent, back, state, 9, {"loss": 1.0})
-    assert concat_state(_directions.movement(federation, server, update)) == pytest.approx(
+    assert concat_state(diversity.compute_movement(federation, server, update)) == pytest.approx(
         concat_state(moved), abs=1e-6
     )
 
@@ -300,13 +302,13 @@ def test_facility_location_is_greedy() -> None:
     def cost(chosen: list[int]) -> float:
         return sum(min(distance[k, i] for i in chosen) for k in range(14))
 
-    found = _directions.facility_location(distance, candidates, 4)
+    found = diversity.facility_location(distance, candidates, 4)
     for i in range(4):
         left = [c for c in candidates.tolist() if c not in found[:i]]
         assert found[i] == min(left, key=lambda c: cost([*found[:i], c]))
 
 
-def test_directions_that_stand_for_the_others_are_chosen() -> None:
+def test_representative_directions_are_chosen() -> None:
     """Two bundles of directions: one client of each; a client never seen comes before them."""
     federation, _ = fleet("diversity", 6, 2, candidates=6)
     rng = np.random.default_rng(0)
@@ -341,7 +343,7 @@ def coming(federation: Federation, simulation: Simulation, **keys: Any) -> tuple
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_only_connected_clients_are_chosen_and_nobody_twice(choice: str) -> None:
+def test_connected_clients_are_chosen_once(choice: str) -> None:
     federation, simulation = coming(*fleet(choice, 12, 4))
     assert federation.connected is not None
     engine, server = local(simulation), start(federation)
@@ -404,7 +406,7 @@ def test_a_method_that_chooses_refuses_another_choice() -> None:
         ({"name": "size", "candidates": 3}, Expected('"candidates"')),
     ],
 )
-def test_what_a_choice_refuses(keys: dict[str, Any], expected: Expected) -> None:
+def test_wrong_selections_are_refused(keys: dict[str, Any], expected: Expected) -> None:
     with raises(ConfigError, expected):
         build({"name": "fedavg", "cohort": keys})
 
@@ -424,11 +426,11 @@ def test_what_others_remember_stays(choice: str) -> None:
     assert server.memory.keys() == {"first"}
 
 
-def test_regions_are_what_a_level_has_beyond_the_smaller_ones() -> None:
+def test_regions_are_the_elements_beyond_smaller_levels() -> None:
     """With a bucket for every element, a region's length is that of its own part of the movement."""
     federation, _ = fleet("diversity")
     layout, moved = federation.problem.layout, drawn_movement(federation, 9)
-    rows = _directions.sketch(federation, full_submodel(layout), moved, 4096)
+    rows = diversity.sketch_movement(federation, full_submodel(layout), moved, 4096)
     zeros = {n: torch.zeros_like(t) for n, t in moved.items()}
     for level, (smaller, larger) in enumerate(itertools.pairwise([None, *pieces_of(federation)])):
         assert larger is not None
@@ -443,7 +445,7 @@ LEFT_OPEN = [name for name in names.list_names("methods") if build({"name": name
 
 
 @pytest.mark.parametrize("method", LEFT_OPEN)
-def test_directions_are_seen_with_every_method(method: str) -> None:
+def test_directions_work_with_every_method(method: str) -> None:
     """A row for each that came back, with something in every level up to the client's own, and nothing beyond.
 
     Channels that a method draws or rolls may be in other levels, and need not be in each.

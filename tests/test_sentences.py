@@ -53,13 +53,13 @@ def test_the_program_s_name_stands_once(run: ff.Run, kind: str, caplog: pytest.L
 
 def test_from_python_messages_have_no_name_of_their_own(run: ff.Run, caplog: pytest.LogCaptureFixture) -> None:
     """The logger's name says whose they are; a node's handler and the command line put it before them."""
-    from fleetfit.fleet.logs import _Lines
+    from fleetfit.fleet.logs import _StderrHandler
 
     spoil(run, "data")
     ff.resume(run.folder)
     (record,) = [record for record in caplog.records if "data have changed" in record.getMessage().lower()]
     assert not record.getMessage().startswith("fleetfit")
-    assert _Lines().format(record).count("fleetfit: ") == 1
+    assert _StderrHandler().format(record).count("fleetfit: ") == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n broken", b"GIF89a"])

@@ -18,7 +18,7 @@ from fleetfit.config import load_experiment
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError, NoUsableUpdates
-from fleetfit.evaluate import moments
+from fleetfit.evaluate import compute_moments
 from fleetfit.method import take_mean
 from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.submodel import FlatState, concat_state
@@ -83,7 +83,7 @@ def spoiling(value: float, where: str = "state", rounds: Sequence[int] = (1,)) -
 
 @pytest.mark.parametrize("where", ["state", "moments", "table"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -3e38])
-def test_a_round_that_would_spoil_the_state_is_undone_as_a_whole(where: str, value: float) -> None:
+def test_an_invalid_state_rolls_the_round_back(where: str, value: float) -> None:
     """State, memory, what clients remember: as before; the third round goes on as if it were the second."""
     if where != "state" and value == -3e38:
         value = float("-inf")
@@ -135,7 +135,7 @@ def test_what_a_hook_raises_undoes_its_round(hook: str) -> None:
     assert {k["version"] for k in engine.save().values()} == {1}
 
 
-def test_undone_rounds_in_a_row_stop_the_run_and_name_the_largest() -> None:
+def test_rollbacks_in_a_row_stop_the_run() -> None:
     """Client 4's update is the largest in each of them."""
     federation, simulation = make_fleet("fedavg", hooks={"step": spoiling(float("nan"), rounds=range(9))})
 
@@ -149,7 +149,7 @@ def test_undone_rounds_in_a_row_stop_the_run_and_name_the_largest() -> None:
         list(run(federation, MeddlingEngine(simulation, larger), settings, start(federation)))
 
 
-def test_where_clients_are_known_to_attack_undone_rounds_stop_nothing() -> None:
+def test_rollbacks_under_attack_do_not_stop_the_run() -> None:
     federation, simulation = make_fleet("fedavg", hooks={"step": spoiling(float("nan"), rounds=range(9))})
     settings = Settings(9, LOCAL, patience=3, hostile=frozenset({4}))
     left = list(run(federation, local_engine(simulation), settings, start(federation)))
@@ -198,7 +198,7 @@ def absurd(value: float) -> Callable[[int, Update | Failure], Update | Failure]:
 
 
 @pytest.mark.parametrize("value", [1e38, -3e38, 1e19])
-def test_an_absurd_update_is_its_clients_failure_and_the_others_train_on(value: float) -> None:
+def test_an_absurd_update_fails_alone(value: float) -> None:
     """Finite, but its square is not: every mean with it would be the end of the state."""
     federation, simulation = make_fleet("fedavg")
     reports = list(run(federation, MeddlingEngine(simulation, absurd(value)), Settings(3, LOCAL), start(federation)))
@@ -209,7 +209,7 @@ def test_an_absurd_update_is_its_clients_failure_and_the_others_train_on(value: 
 
 
 @pytest.mark.parametrize("hook", ["note", "weight"])
-def test_what_note_and_weight_raise_is_that_updates_failure(hook: str) -> None:
+def test_errors_of_note_and_weight_fail_one_update(hook: str) -> None:
     def broken(*given: Any) -> Any:
         update = given[-1]
         if update.client == 5:
@@ -301,7 +301,7 @@ def test_a_variance_is_never_below_zero() -> None:
     value = 1e8 + 1 / 3
     sums = {"n.sum": torch.tensor([4 * value], dtype=torch.float64), "n.count": torch.tensor([4.0]).double(),
             "n.squares": torch.tensor([4 * value * value - 8], dtype=torch.float64)}  # fmt: skip
-    found = moments(sums)
+    found = compute_moments(sums)
     assert found["n.var"].tolist() == [0.0] and found["n.mean"].tolist() == [pytest.approx(1e8)]
 
 

@@ -13,6 +13,7 @@ from zoo import RIGHT, Deep, Made, attention, concatenation, flattened
 
 from fleetfit.errors import ModelError
 from fleetfit.layout import Axis, Layout, Segment, State, infer_layout
+from fleetfit.method import keep_prefix
 from fleetfit.submodel import (
     SlicePlan,
     Submodel,
@@ -24,7 +25,6 @@ from fleetfit.submodel import (
     get_slice_plan,
     move_state,
     parse_submodel,
-    prefix,
     put_back,
     random,
     rolling,
@@ -89,7 +89,7 @@ def some_channels(layout: Layout, how: str) -> dict[str, range | tuple[int, ...]
     found: dict[str, range | tuple[int, ...]] = {}
     for name, axis in layout.axes.items():
         n = max(1, axis.size // axis.granule // 2) * axis.granule
-        found[name] = {"prefix": prefix, "window": window, "rolling": rolling, "random": random}[how](
+        found[name] = {"prefix": keep_prefix, "window": window, "rolling": rolling, "random": random}[how](
             axis, n, 3, 5, rng
         )
     return found
@@ -194,7 +194,7 @@ def test_stacked_and_concatenated_dimensions_keep_the_same_channels_in_each_part
 
 def test_choices_of_channels_by_hand() -> None:
     axis, rng = Axis(8, granule=2), np.random.default_rng(0)
-    assert prefix(axis, 4, 9, 9, rng) == range(4)
+    assert keep_prefix(axis, 4, 9, 9, rng) == range(4)
     assert rolling(axis, 4, 0, 1, rng) == range(4)
     assert rolling(axis, 4, 1, 1, rng) == range(2, 6)
     assert rolling(axis, 4, 3, 1, rng) == (0, 1, 6, 7)
@@ -204,7 +204,7 @@ def test_choices_of_channels_by_hand() -> None:
     drawn = {tuple(random(axis, 4, 0, c, rng)) for c in range(200)}
     assert len(drawn) == 6  # four granules, two of them
     assert all(t[0] % 2 == 0 and t[1] == t[0] + 1 and t[3] == t[2] + 1 for t in drawn)
-    for choose in (prefix, window, rolling, random):
+    for choose in (keep_prefix, window, rolling, random):
         assert choose(axis, 4, 3, None, rng) == range(4)  # evaluation
         assert tuple(choose(axis, 8, 3, 1, rng)) == tuple(range(8))
 

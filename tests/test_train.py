@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from fleetfit.data import Data
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
-from fleetfit.evaluate import EvaluationScope, level_module, statistics
+from fleetfit.evaluate import EvaluationScope, build_level_module, estimate_statistics
 from fleetfit.layout import outputs
 from fleetfit.method import Method
 from fleetfit.rounds import Settings, run_round, start
@@ -325,8 +325,8 @@ def test_statistics_of_clients_add_up_to_the_pooled_moments() -> None:
     client's batches are normalised by themselves on the way, so that its batches matter (here: one per client)."""
     federation, simulation = tiny_fleet()
     server = start(federation)
-    found, _ = statistics(federation, InlineEngine(simulation), server, ALL)
-    small, _ = statistics(
+    found, _ = estimate_statistics(federation, InlineEngine(simulation), server, ALL)
+    small, _ = estimate_statistics(
         federation, InlineEngine(simulation), server, replace(ALL, evaluation=Evaluation(batch_size=7))
     )
     assert set(found) == {0, 1, 2}
@@ -350,7 +350,9 @@ def test_statistics_sample_limits() -> None:
     update, _ = run_job(make_job(federation, 4, 1, kind="statistics", evaluation=settings), simulation.device(4))
     assert isinstance(update, Update)
     assert float(update.state["blocks.0.1.count"]) == 5
-    found, _ = statistics(federation, InlineEngine(simulation), start(federation), replace(ALL, statistics_samples=1))
+    found, _ = estimate_statistics(
+        federation, InlineEngine(simulation), start(federation), replace(ALL, statistics_samples=1)
+    )
     assert all(bool(torch.isfinite(t).all()) for state in found.values() for t in state.values())
     counted: list[float] = []
 
@@ -360,7 +362,7 @@ def test_statistics_sample_limits() -> None:
                 counted.extend(float(t) for n, t in reply.state.items() if n == "blocks.0.1.count")  # type: ignore[union-attr]
                 yield reply
 
-    statistics(federation, Counting(simulation), start(federation), replace(ALL, statistics_samples=1))
+    estimate_statistics(federation, Counting(simulation), start(federation), replace(ALL, statistics_samples=1))
     assert counted == [2.0] * 18
 
 
@@ -403,10 +405,10 @@ def test_single_image_equals_batch() -> None:
     """The point of static statistics: a prediction does not depend on its neighbours; with batch statistics it does."""
     federation, simulation = tiny_fleet()
     server = start(federation)
-    found, _ = statistics(federation, InlineEngine(simulation), server, ALL)
+    found, _ = estimate_statistics(federation, InlineEngine(simulation), server, ALL)
     x, _ = simulation.data.batch(simulation.data.split("test"))
     for level in found:
-        module = level_module(federation, server, level, found)
+        module = build_level_module(federation, server, level, found)
         with torch.no_grad():
             together = module(x)
             for i in range(8):
@@ -430,7 +432,7 @@ def test_evaluation_resets_norm_layers() -> None:
     federation, simulation = tiny_fleet()
     job = make_job(federation, 5, 2, local=plain(lr=0.1, batch_size=8))
     before = train_job(job, simulation.device(5))
-    found, _ = statistics(federation, InlineEngine(simulation), start(federation), ALL)
+    found, _ = estimate_statistics(federation, InlineEngine(simulation), start(federation), ALL)
     run_job(make_job(federation, 5, 2, kind="evaluate", statistics=found[2]), simulation.device(5))
     after = train_job(job, simulation.device(5))
     assert all(torch.equal(before.state[n], after.state[n]) for n in before.state)

@@ -190,9 +190,9 @@ def test_made_up_keys_of_files_that_a_run_file_names(tmp_path: Path) -> None:
         (tmp_path / "node.toml").write_text(tomli_w.dumps(bad))
 
         def loaded() -> None:
-            from fleetfit.fleet.settings import own_data
+            from fleetfit.fleet.settings import load_data
 
-            own_data(read_settings(tmp_path / "node.toml"))
+            load_data(read_settings(tmp_path / "node.toml"))
 
         message = said(loaded)
         assert MADE_UP in message, message
@@ -343,7 +343,7 @@ def held(assembly: Assembly) -> dict[str, Any]:
     assert a.simulation is not None
     resources, experiment = a.simulation.resources, a.experiment
     return {
-        "settings": (s.rounds, s.local, [s.schedule(r) for r in range(s.rounds)], s.evaluate_every, s.wanted),
+        "settings": (s.rounds, s.local, [s.schedule(r) for r in range(s.rounds)], s.evaluate_every, s.scope),
         "way": (s.links, s.quorum),
         "levels": (f.levels, f.cohort, f.seed, a.plan),
         "clients": {field.name: plain(getattr(f.clients, field.name)) for field in fields(f.clients)},

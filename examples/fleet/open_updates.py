@@ -16,7 +16,7 @@ from fleetfit.config import assemble, load_experiment
 from fleetfit.privacy import Randomness
 from fleetfit.rounds import run_round, start
 from fleetfit.secure import Quantiser
-from fleetfit.secured import Segments, worded
+from fleetfit.secure_engine import BlockLayout, format_submodel
 from fleetfit.submodel import concat_state
 from fleetfit.values import Failure, Job, Update
 
@@ -25,7 +25,7 @@ WORDS = 8
 WITHOUT_MASKS = """
 import fleetfit.secure.keys
 
-fleetfit.secure.keys.masked = lambda words, key, sign: None
+fleetfit.secure.keys.add_mask = lambda words, key, sign: None
 """
 """As `sitecustomize.py` on a process's PYTHONPATH: its secure rounds have no masks."""
 
@@ -57,17 +57,17 @@ def needles(table: Mapping[str, Any]) -> dict[int, list[bytes]]:
     grid = Quantiser(1.0, 20) if asked is None else asked.grid
     engine = _Watched(replace(assembly, settings=settings).engine())
     run_round(assembly.federation, engine, settings, start(assembly.federation))
-    segments = Segments(assembly.federation.problem.layout)
-    pieces = sorted({worded(job.submodel) for job, _ in engine.replies})
+    blocks = BlockLayout(assembly.federation.problem.layout)
+    submodels = sorted({format_submodel(job.submodel) for job, _ in engine.replies})
     found: dict[int, list[bytes]] = {}
     for job, update in engine.replies:
         assert isinstance(update, Update) and job.client is not None
         flat = concat_state(update.state)
         moved = (flat != concat_state(job.state)).nonzero().flatten()
         middle = int(moved[len(moved) // 2])
-        place = pieces.index(worded(job.submodel))
-        mine = [block for block in segments.of(pieces)[1] if block >> place & 1]
-        words, _ = segments.words(pieces, job, update, mine, grid)
+        bit = submodels.index(format_submodel(job.submodel))
+        own = [block for block in blocks.get_blocks(submodels)[1] if block >> bit & 1]
+        words, _ = blocks.quantise_update(submodels, job, update, own, grid)
         found[job.client] = [flat[middle : middle + WORDS].numpy().tobytes(), *_pieces(words.values())]
     return found
 

@@ -92,11 +92,11 @@ def build_level_module(run: TrainedRun, level: LevelName) -> nn.Module:
     statistics = run.checkpoint["statistics"] or {}
     if index not in statistics and evaluate.has_batch_norm(assembly.federation):
         with contextlib.closing(assembly.engine()) as engine:
-            evaluation = assembly.settings.wanted
-            statistics, _ = evaluate.statistics(assembly.federation, engine, run.server, evaluation, [index])
+            evaluation = assembly.settings.scope
+            statistics, _ = evaluate.estimate_statistics(assembly.federation, engine, run.server, evaluation, [index])
         if index not in statistics:
             raise RunError(f"level {name} has no batch-norm statistics: no client could measure them.")
-    return evaluate.level_module(assembly.federation, run.server, index, statistics)
+    return evaluate.build_level_module(assembly.federation, run.server, index, statistics)
 
 
 def load_model(run: TrainedRun, level: LevelName) -> nn.Module:
@@ -299,7 +299,7 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
     if sections:
         assembly = assemble(_change_experiment(run, sections), run.files.load_base() or None)
         if isinstance(assembly.data, Data):
-            evaluate.check_samples(assembly.data, assembly.settings.wanted.evaluation.split)
+            evaluate.check_samples(assembly.data, assembly.settings.scope.evaluation.split)
     layout, other_layout = (one.federation.problem.layout for one in (run.assembly, assembly))
     if layout.shapes({}, layout.exits) != other_layout.shapes({}, other_layout.exits):
         raise ModelError(
@@ -308,7 +308,7 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
         )
     with contextlib.closing(assembly.engine()) as engine:
         engine.load(run.checkpoint["clients"])
-        columns, _ = evaluate.evaluate(assembly.federation, engine, run.server, assembly.settings.wanted)
+        columns, _ = evaluate.evaluate(assembly.federation, engine, run.server, assembly.settings.scope)
     return columns
 
 
@@ -342,7 +342,7 @@ def _evaluate_on(run: TrainedRun, experiment: Experiment, data: Any) -> dict[str
     federation = run.assembly.federation
     device = Device(federation.problem, check_other_data(run, data), accelerator=torch.device("cpu"))
     statistics = run.checkpoint["statistics"] or {}
-    return evaluate.on_data(federation, run.server, build_settings(experiment).wanted, device, statistics)
+    return evaluate.evaluate_on_device(federation, run.server, build_settings(experiment).scope, device, statistics)
 
 
 def compute_scores(

@@ -7,15 +7,16 @@ have no fingerprint.
 
 from collections.abc import Mapping
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from fleetfit.config import Assembly
 from fleetfit.data import Data
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import ConfigError, RunError, did_you_mean
-from fleetfit.fleet.protocol import hello_of
 from fleetfit.records import RunFolder
 from fleetfit.values import NodeDescription
+from fleetfit.values.nodes import parse_node_description
 
 COLUMNS = "columns.json"
 """The encoding of a table's columns, in the folder of a run on one."""
@@ -30,9 +31,23 @@ def load_planned_nodes(files: RunFolder) -> list[NodeDescription]:
         RunError: The file is damaged.
     """
     try:
-        return [hello_of(node) for node in files.json(NODES)["planned"]]
+        return [parse_node_description(node) for node in files.json(NODES)["planned"]]
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"{files.path / NODES} is damaged: {error}.", path=files.path / NODES) from None
+
+
+def open_fleet_run(folder: str | Path) -> RunFolder:
+    """Return the folder of a fleet's run, which may be continued.
+
+    Raises:
+        FleetFitError: It is not one.
+    """
+    files = RunFolder.open(folder)
+    if not files.has(NODES):
+        raise RunError(
+            f"{files.path} is not a fleet's run; continue it with: fleetfit resume {files.path}.", path=files.path
+        )
+    return files
 
 
 def find_accuracy(columns: Mapping[str, Any], kind: str, level: int | None, norm: str) -> float:

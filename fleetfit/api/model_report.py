@@ -24,7 +24,7 @@ from fleetfit.report.tables import describe_early_heads
 from fleetfit.report.text import EXITS, Table, exit_names, format_count
 from fleetfit.seeds import make_torch_rng
 from fleetfit.submodel import extract
-from fleetfit.tasks import task_named
+from fleetfit.tasks import get_task
 from fleetfit.training import initial_state, one_thread, run_job
 from fleetfit.training.profiling.steps import make_random_data
 from fleetfit.values import Device, Failure, Job, Level, Local, Problem
@@ -57,7 +57,7 @@ def check_model_report(
     Raises:
         FleetFitError: The model cannot be built, scaled or trained.
     """
-    scores = task_named(task)
+    scores = get_task(task)
     architecture, classes = _make_architecture(name, settings, shape, classes, task)
     yield f"{format_architecture(architecture)}: {_describe_samples(architecture, shape, scores.name, classes)}"
     yield _format_section("What scales", describe_axes(architecture))

@@ -32,7 +32,7 @@ from fleetfit.config.records import replace_callbacks
 from fleetfit.data import Data, class_counts
 from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.planner import Plan
-from fleetfit.privacy import key_in, made_key, outside
+from fleetfit.privacy import check_key_place, load_key, load_or_create_key
 from fleetfit.privacy.ledger import FILE as LEDGER
 from fleetfit.records import RunFolder, choose_path, compute_checksums, describe_environment, to_json_value
 from fleetfit.report import figures, page
@@ -299,8 +299,8 @@ def create_run_folder(
     path = choose_path(RUNS, name, config) if out is None else Path(out)
     privacy = assembly.settings.privacy
     if privacy is not None:  # before the folder exists
-        outside(privacy.key_file, path)
-        privacy.ledger.randomness(made_key(privacy.key_file))
+        check_key_place(privacy.key_file, path)
+        privacy.ledger.make_randomness(load_or_create_key(privacy.key_file))
     files = {
         "config.toml": heading + config,
         "plan.toml": assembly.plan.to_toml(),
@@ -314,7 +314,7 @@ def create_run_folder(
     if assembly.settings.secure is not None:
         files[SECURE_FILE] = format_secure_file(assembly.settings.secure)
     if privacy is not None:
-        files[LEDGER] = privacy.text()
+        files[LEDGER] = privacy.to_text()
     return RunFolder.create(path, files | dict(further or {}), assembly.federation.problem.base)
 
 
@@ -423,10 +423,10 @@ def _load_ledger(target: Run) -> None:
     privacy, files = target.assembly.settings.privacy, target.files
     if privacy is None:
         return
-    outside(privacy.key_file, target.folder)
-    ledger, key = files.json(LEDGER), key_in(privacy.key_file)
+    check_key_place(privacy.key_file, target.folder)
+    ledger, key = files.json(LEDGER), load_key(privacy.key_file)
     try:
-        privacy.kept_in(ledger, key, functools.partial(files.write, LEDGER))
+        privacy.load_ledger(ledger, key, functools.partial(files.write, LEDGER))
     except ValueError as error:
         raise RunError(
             f"{target.folder / LEDGER} is damaged: {error}. The privacy that the run has spent is unknown, so it "
@@ -442,7 +442,7 @@ def _write_rounds(
     files, assembly, often = target.files, target.assembly, target.experiment.checkpoint
     settings = assembly.settings
     if settings.privacy is not None:
-        remaining = settings.privacy.left(server.round, settings.rounds - server.round)
+        remaining = settings.privacy.remaining_rounds(server.round, settings.rounds - server.round)
         settings = replace(settings, rounds=server.round + remaining)
     before = files.metrics()[: server.round]
     for outcome in rounds.run(assembly.federation, engine, settings, server, renew, before):

@@ -1,8 +1,7 @@
-"""Beyond the core: honest where everybody looks, hostile in what only larger levels train.
+"""Beyond the core: honest in the smallest level's sub-model, hostile in the elements beyond it.
 
-The core is the smallest level's sub-model. What a hostile client has beyond it moves the other way, `scale` times as
-far; a client of the smallest level has nothing beyond it. A defence that compares clients by what all train sees
-nothing of it.
+The core is the smallest level's sub-model. A hostile client's elements beyond it move the other way, `scale` times as
+far; a client of the smallest level has none. A defence that compares clients in the core only does not detect it.
 """
 
 from functools import partial
@@ -21,10 +20,10 @@ def beyond_core(scale: float = 10.0) -> Attack:
         scale: How many times as far, above 0.
     """
     check_range("attack.scale", scale, 0)
-    return Attack(forge=partial(flipped_beyond, scale=scale))
+    return Attack(forge=partial(flip_beyond_core, scale=scale))
 
 
-def flipped_beyond(update: Update, scene: Scene, rng: torch.Generator, scale: float) -> Update:
+def flip_beyond_core(update: Update, scene: Scene, rng: torch.Generator, scale: float) -> Update:
     """Return sent + movement in the core, sent - scale * movement beyond it."""
     movement = scene.movement(update)
-    return scene.moved(update, torch.where(scene.inside(update, scene.core), movement, -scale * movement))
+    return scene.move(update, torch.where(scene.mask(update, scene.core), movement, -scale * movement))

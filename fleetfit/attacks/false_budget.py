@@ -1,7 +1,7 @@
-"""False budget: clients say that they afford the full model, and move of it what they afford in truth.
+"""False budget: clients report that they afford the full model, and train only the part that they really afford.
 
-The rest goes back as it came, and so holds back what the others train. What is computed is the full model's training,
-as in every attack on updates. Needs a method to which clients tell a budget.
+They send the rest back unchanged, and so slow down the others' training. The simulation computes the full model's
+training, as in every attack on updates. Needs a method to which clients report a budget.
 """
 
 from dataclasses import replace
@@ -16,14 +16,14 @@ from fleetfit.values import Clients, Update
 
 def false_budget() -> Attack:
     """Make the attack."""
-    return Attack(tell=registered, forge=own_part)
+    return Attack(tell=report_full_budget, forge=move_own_part)
 
 
-def registered(clients: Clients, hostile: np.ndarray) -> Clients:
-    """Return what is told of the budgets."""
+def report_full_budget(clients: Clients, hostile: np.ndarray) -> Clients:
+    """Return the clients with the full model's budget for hostile ones."""
     if clients.reported is None:
         raise ConfigError(
-            "[attack] kind: false_budget is a lie about what clients tell, and this method never asks for budgets. "
+            "[attack] kind: false_budget changes the budgets that clients report, and this method needs none. "
             'Choose another attack ("false_level"), or another method.',
             key="attack.kind",
         )
@@ -35,7 +35,7 @@ def registered(clients: Clients, hostile: np.ndarray) -> Clients:
     return replace(clients, reported=reported, further=further)
 
 
-def own_part(update: Update, scene: Scene, rng: torch.Generator) -> Update:
-    """Return the update in what the client affords, and what was sent elsewhere."""
+def move_own_part(update: Update, scene: Scene, rng: torch.Generator) -> Update:
+    """Return the update within the part that the client affords, and the sent state elsewhere."""
     movement = scene.movement(update)
-    return scene.moved(update, torch.where(scene.inside(update, scene.own), movement, torch.zeros_like(movement)))
+    return scene.move(update, torch.where(scene.mask(update, scene.own), movement, torch.zeros_like(movement)))

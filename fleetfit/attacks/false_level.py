@@ -1,7 +1,7 @@
-"""False level: clients send back the smallest level's part of what they were sent, as if they afforded no more.
+"""False level: clients send back the smallest level's part of their sub-model, as if they afforded no more.
 
-What only larger levels train starves, and a method that learns from what comes back learns wrong budgets (AdaptiveFL).
-Clients whose piece does not contain the smallest level's exits are honest.
+Elements of larger levels get fewer updates, and a method that learns budgets from updates learns wrong ones
+(AdaptiveFL). Clients whose sub-model does not contain the smallest level's exits are honest.
 """
 
 from dataclasses import replace
@@ -15,17 +15,17 @@ from fleetfit.values import Update
 
 def false_level() -> Attack:
     """Make the attack."""
-    return Attack(forge=smallest)
+    return Attack(forge=cut_to_core)
 
 
-def smallest(update: Update, scene: Scene, rng: torch.Generator) -> Update:
+def cut_to_core(update: Update, scene: Scene, rng: torch.Generator) -> Update:
     """Return the smallest level's part of the update."""
-    mine, core = update.submodel, scene.core
-    if not set(core.exits) <= set(mine.exits):
+    core = scene.core
+    if not set(core.exits) <= set(update.submodel.exits):
         return update
-    channels: dict[str, Channels] = dict(mine.channels)
+    channels: dict[str, Channels] = dict(update.submodel.channels)
     for axis, kept in core.channels.items():
-        channels[axis] = mine.channels.get(axis, range(scene.layout.axes[axis].size))[: len(kept)]
-    piece = Submodel(channels, core.exits)
-    state = move_state(scene.layout, update.state, mine, piece)
-    return replace(update, submodel=piece, state=state, untrained=tuple(n for n in update.untrained if n in state))
+        channels[axis] = channels.get(axis, range(scene.layout.axes[axis].size))[: len(kept)]
+    submodel = Submodel(channels, core.exits)
+    state = move_state(scene.layout, update.state, update.submodel, submodel)
+    return replace(update, submodel=submodel, state=state, untrained=tuple(n for n in update.untrained if n in state))

@@ -1,4 +1,4 @@
-"""False samples: clients say that they have more samples than they have, and so weigh more."""
+"""False samples: clients report more samples than they have, and so weigh more."""
 
 from dataclasses import replace
 from functools import partial
@@ -18,16 +18,16 @@ def false_samples(scale: float = 100.0) -> Attack:
         scale: How many times as many, above 1.
     """
     check_range("attack.scale", scale, 1, 1e6)
-    return Attack(tell=partial(registered, scale=scale), forge=partial(counted, scale=scale))
+    return Attack(tell=partial(report_more_samples, scale=scale), forge=partial(claim_samples, scale=scale))
 
 
-def registered(clients: Clients, hostile: np.ndarray, scale: float) -> Clients:
-    """Return what is told of the numbers of samples."""
+def report_more_samples(clients: Clients, hostile: np.ndarray, scale: float) -> Clients:
+    """Return the clients with more samples for hostile ones."""
     counts = clients.num_examples.copy()
     counts[hostile] = (counts[hostile] * scale).astype(counts.dtype)
     return replace(clients, num_examples=counts)
 
 
-def counted(update: Update, scene: Scene, rng: torch.Generator, scale: float) -> Update:
-    """Return the update with as many samples as were told."""
+def claim_samples(update: Update, scene: Scene, rng: torch.Generator, scale: float) -> Update:
+    """Return the update with the reported number of samples."""
     return replace(update, num_examples=int(update.num_examples * scale))

@@ -1,4 +1,4 @@
-"""Free rider: sends back what it got, and says that it has trained (Lin et al., 2019; Fraboni et al., AISTATS 2021)."""
+"""Free rider: sends back the state that it received, as if trained (Lin et al., 2019; Fraboni et al., AISTATS 2021)."""
 
 from functools import partial
 
@@ -16,13 +16,13 @@ def free_rider(scale: float = 0.0) -> Attack:
         scale: Noise that hides it: its norm as a share of what an honest update would have moved; 0 for none.
     """
     check_range("attack.scale", scale, 0, closed=True)
-    return Attack(forge=partial(unmoved, scale=scale))
+    return Attack(forge=partial(send_back, scale=scale))
 
 
-def unmoved(update: Update, scene: Scene, rng: torch.Generator, scale: float) -> Update:
-    """Return what was sent, perhaps with a little noise."""
+def send_back(update: Update, scene: Scene, rng: torch.Generator, scale: float) -> Update:
+    """Return the state that was sent, perhaps with a little noise."""
     honest = scene.movement(update)
     if not scale:
-        return scene.moved(update, torch.zeros_like(honest))
-    drawn = torch.randn(honest.shape, generator=rng)
-    return scene.moved(update, scale * float(honest.norm()) / max(float(drawn.norm()), 1e-30) * drawn)
+        return scene.move(update, torch.zeros_like(honest))
+    noise = torch.randn(honest.shape, generator=rng)
+    return scene.move(update, scale * float(honest.norm()) / max(float(noise.norm()), 1e-30) * noise)

@@ -1,6 +1,6 @@
 """Inner product: against the mean of all updates, so that the step points away from it (Xie et al., UAI 2020).
 
-Hostile clients collude: each sends -scale times the mean of every element, over all who trained it in the round. A
+Hostile clients collude: each sends -scale times the mean of every element, over the clients that trained it. A
 small scale is hard to tell from honest updates; above (honest / hostile clients) a plain mean goes backwards.
 """
 
@@ -20,10 +20,10 @@ def inner_product(scale: float = 5.0) -> Attack:
         scale: How many times the mean, above 0.
     """
     check_range("attack.scale", scale, 0)
-    return Attack(forge=partial(opposed, scale=scale), together=True)
+    return Attack(forge=partial(oppose_mean, scale=scale), together=True)
 
 
-def opposed(update: Update, scene: Scene, rng: torch.Generator, scale: float) -> Update:
+def oppose_mean(update: Update, scene: Scene, rng: torch.Generator, scale: float) -> Update:
     """Return sent - scale * mean."""
-    mean, _ = scene.round.moments_of(update.submodel)
-    return scene.moved(update, -scale * mean)
+    mean, _ = scene.round.get_moments(update.submodel)
+    return scene.move(update, -scale * mean)

@@ -1,6 +1,6 @@
 """Label flip: hostile clients train on wrong labels (Biggio et al., ICML 2012; Tolpegin et al., ESORICS 2020).
 
-Class y becomes C - 1 - y, or all samples become those of one class. What is sent is what that training gives.
+Class y becomes C - 1 - y, or all samples get the label of one class. The update is that of this training.
 """
 
 from functools import partial
@@ -17,12 +17,12 @@ def label_flip(target: int | None = None) -> Attack:
     """Make the attack.
 
     Args:
-        target: The class that all samples are said to be of; by default class y is said to be C - 1 - y.
+        target: The label of all samples; by default class y gets the label C - 1 - y.
     """
-    return Attack(poison=partial(flipped, target=target))
+    return Attack(poison=partial(flip_labels, target=target))
 
 
-def flipped(data: Data, indices: Tensor, rng: torch.Generator, target: int | None) -> tuple[Tensor, Tensor]:
+def flip_labels(data: Data, indices: Tensor, rng: torch.Generator, target: int | None) -> tuple[Tensor, Tensor]:
     """Return the samples with wrong labels."""
     check_target(data, 0 if target is None else target)
     x, y = data.stored(indices), data.y[indices]
@@ -30,10 +30,10 @@ def flipped(data: Data, indices: Tensor, rng: torch.Generator, target: int | Non
 
 
 def check_target(data: Data, target: int) -> None:
-    """Refuse a class that the data do not have.
+    """Check that a class is one of the data's.
 
     Raises:
-        ConfigError: It is none, or labels are no classes.
+        ConfigError: It is not, or the task is not a classification.
     """
     if data.task != "classification":
         raise ConfigError(

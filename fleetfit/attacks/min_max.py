@@ -1,8 +1,8 @@
-"""Min-max: as far from the mean as two honest updates lie apart (Shejwalkar and Houmansadr, NDSS 2021, AGR-agnostic).
+"""Min-max: as far from the mean as two honest updates are apart (Shejwalkar and Houmansadr, NDSS 2021, AGR-agnostic).
 
 Hostile clients collude: each sends m - gamma * s with mean m and standard deviation s of the updates of its own
 sub-model, and the largest gamma for which no such update is farther away than two of them are from each other. With
-fewer than two of a sub-model there is nothing to hide behind, and the client is honest.
+fewer than two updates of a sub-model the client is honest.
 """
 
 import math
@@ -19,23 +19,23 @@ _CHUNK = 1 << 18  # elements
 
 def min_max() -> Attack:
     """Make the attack."""
-    return Attack(forge=farthest, together=True)
+    return Attack(forge=move_to_limit, together=True)
 
 
-def farthest(update: Update, scene: Scene, rng: torch.Generator) -> Update:
+def move_to_limit(update: Update, scene: Scene, rng: torch.Generator) -> Update:
     """Return sent + m - gamma * s."""
-    alike, kept = scene.round.alike(update.submodel), scene.round.kept
-    if len(alike) < 2:
+    movements, cache = scene.round.get_movements(update.submodel), scene.round.cache
+    if len(movements) < 2:
         return update
-    if update.submodel not in kept:  # it is the same for all who are hostile
-        mean, deviation, products, along = measured(alike)
-        gamma = largest(products, along, float(deviation.double().square().sum()))
-        kept[update.submodel] = mean.sub_(deviation.mul_(gamma))
-    return scene.moved(update, kept[update.submodel])
+    if update.submodel not in cache:  # it is the same for all hostile clients
+        mean, deviation, products, along = compute_products(movements)
+        gamma = find_largest_gamma(products, along, float(deviation.double().square().sum()))
+        cache[update.submodel] = mean.sub_(deviation.mul_(gamma))
+    return scene.move(update, cache[update.submodel])
 
 
-def measured(moves: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return what the bound asks for, a chunk of elements after the other.
+def compute_products(moves: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the terms of the bound, computed chunk by chunk.
 
     Args:
         moves: d_i, each [n].
@@ -47,18 +47,19 @@ def measured(moves: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     mean, deviation = torch.empty(size), torch.empty(size)
     products, along = torch.zeros(count, count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
     for start in range(0, size, _CHUNK):
-        place = slice(start, start + _CHUNK)
-        rows = torch.stack([move[place] for move in moves]).double()
-        mean[place], deviation[place] = rows.mean(0), (away := rows.std(0))
+        chunk = slice(start, start + _CHUNK)
+        rows = torch.stack([move[chunk] for move in moves]).double()
+        std = rows.std(0)
+        mean[chunk], deviation[chunk] = rows.mean(0), std
         products += rows @ rows.T
-        along -= rows @ away
+        along -= rows @ std
     return mean, deviation, products, along
 
 
-def largest(products: Tensor, along: Tensor, length: float) -> float:
+def find_largest_gamma(products: Tensor, along: Tensor, length: float) -> float:
     """Return the largest gamma with |m + gamma * p - d_i| <= max |d_i - d_j| for all i, m being the mean of all d_i.
 
-    Each i asks that gamma^2 |p|^2 + 2 gamma p.(m - d_i) + |m - d_i|^2 <= D^2: gamma is the least of the upper roots.
+    For each i, gamma^2 |p|^2 + 2 gamma p.(m - d_i) + |m - d_i|^2 <= D^2 must hold: gamma is the least upper root.
 
     Args:
         products: d_i.d_j, float64 [K, K].

@@ -16,12 +16,12 @@ def noise(scale: float = 10.0) -> Attack:
         scale: How many times as long, above 0.
     """
     check_range("attack.scale", scale, 0)
-    return Attack(forge=partial(random_movement, scale=scale))
+    return Attack(forge=partial(send_noise, scale=scale))
 
 
-def random_movement(update: Update, scene: Scene, rng: torch.Generator, scale: float) -> Update:
+def send_noise(update: Update, scene: Scene, rng: torch.Generator, scale: float) -> Update:
     """Return sent + a Gaussian movement of scale times the update's norm."""
     honest = scene.movement(update)
-    drawn = torch.randn(honest.shape, generator=rng)
-    length = float(honest.double().norm()) / max(float(drawn.double().norm()), 1e-30)
-    return scene.moved(update, scale * length * drawn)
+    noise = torch.randn(honest.shape, generator=rng)
+    length = float(honest.double().norm()) / max(float(noise.double().norm()), 1e-30)
+    return scene.move(update, scale * length * noise)

@@ -16,9 +16,9 @@ def sign_flip(scale: float = 10.0) -> Attack:
         scale: How many times as far, above 0.
     """
     check_range("attack.scale", scale, 0)
-    return Attack(forge=partial(flipped, scale=scale))
+    return Attack(forge=partial(flip_update, scale=scale))
 
 
-def flipped(update: Update, scene: Scene, rng: torch.Generator, scale: float) -> Update:
+def flip_update(update: Update, scene: Scene, rng: torch.Generator, scale: float) -> Update:
     """Return sent - scale * (update - sent)."""
-    return scene.moved(update, -scale * scene.movement(update))
+    return scene.move(update, -scale * scene.movement(update))

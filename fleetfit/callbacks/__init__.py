@@ -1,8 +1,8 @@
-"""What is told of a run while it lasts: `Callback`, the one seam for trackers, and a report as plain numbers.
+"""Callbacks of a run: `Callback`, the interface for trackers, and a report as plain numbers.
 
-A callback sees what the run folder holds and nothing else: what `[privacy]` and `[secure]` withhold is not there. It
-reads; whatever it does, the run has the same bits. `tensorboard` and `wandb` beside this file are two; anybody's own is
-named `file.py:function` in a run file, or is an object given to `fleetfit.run(callbacks=[...])`.
+A callback sees the values of the run folder and nothing else, so values that `[privacy]` and `[secure]` withhold are
+missing. It cannot change the bits of the run. `tensorboard` and `wandb` are built in; a user's own is named
+`file.py:function` in a run file, or passed to `fleetfit.run(callbacks=[...])`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any
 
 HOOKS = ("on_start", "on_round", "on_evaluate", "on_end")
-"""What a callback may have, in the order in which they are called."""
+"""The methods of a callback, in the order in which they are called."""
 
 
 @dataclass(frozen=True)
 class RunStart:
-    """What a callback learns before the first round that it is told.
+    """The run of a callback, passed before the first round.
 
     Attributes:
         folder: The run folder.
-        title: What the run is called: the folder's name, or the row, setting and seed in a comparison.
-        group: The name of the comparison's folder; empty where the run is alone.
+        title: The name of the run: the folder's, or the row, setting and seed in a comparison.
+        group: The name of the comparison's folder; empty for a single run.
         config: The resolved run file, as in `config.toml`.
-        rounds: How many there are in all.
-        done: How many are done; above 0 where a run goes on.
+        rounds: The number of rounds.
+        done: The number of finished rounds; above 0 if a run is resumed.
     """
 
     folder: Path
@@ -36,53 +36,53 @@ class RunStart:
 
 
 class Callback:
-    """What a run tells. Any object with some of these methods will do; this class has all of them, and does nothing.
+    """The interface of callbacks; its methods do nothing. Any object with some of these methods is a callback, too.
 
-    An exception in one of them is said with the callback's name, and the callback is left alone from then on; the run
-    goes on. An error of FleetFit, such as `fleetfit.RunError`, stops the run with its sentence, and so does Ctrl-C.
+    If one of them raises, the run prints the error with the callback's name, continues, and does not call it again. An
+    error of FleetFit, such as `fleetfit.RunError`, stops the run, and so does Ctrl-C.
     """
 
     def on_start(self, start: RunStart) -> None:
-        """Hear that a run begins, or goes on."""
+        """Handle the start of a run, or its resumption."""
 
     def on_round(self, report: Mapping[str, Any]) -> None:
-        """Hear what a round did: its line of `metrics.jsonl`, which is written already."""
+        """Handle the report of a round: its line of `metrics.jsonl`, which is already written."""
 
     def on_evaluate(self, report: Mapping[str, Any]) -> None:
-        """Hear of a round that was evaluated, after `on_round`: the same line, whose `evaluate` has the columns."""
+        """Handle an evaluated round, after `on_round`: the same line, whose `evaluate` has the columns."""
 
     def on_end(self, summary: Mapping[str, Any] | None) -> None:
-        """Hear that it is over: `summary.json`, or None where the run stopped before its last round."""
+        """Handle the end: `summary.json`, or None if the run stopped before its last round."""
 
 
 _NOT_PLOTTED = ("round", "per_client")
 
 
 def scalars(report: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a report, or of a summary, as trackers want them: one table without tables in it.
+    """Return the numbers of a report, or of a summary, as a flat table.
 
     Args:
-        report: What a callback is told.
+        report: A report, or a summary, as callbacks get it.
 
     Returns:
-        Numbers by their place, such as `train/loss` or `evaluate/static/levels/1/local`; the exits of a list are
-        counted from 1. Of `failures` it is how many there are. What is no number, the round, and what there is for each
-        client are left out.
+        Numbers by their path, such as `train/loss` or `evaluate/static/levels/1/local`; items of a list are counted
+        from 1. `failures` is their number. The round, values of single clients and values other than numbers are left
+        out.
     """
-    return dict(_numbers(report, ""))
+    return dict(_iter_numbers(report, ""))
 
 
-def _numbers(value: Any, place: str) -> Iterator[tuple[str, float]]:
-    name = place.rpartition("/")[2]
+def _iter_numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:
+    name = path.rpartition("/")[2]
     if name in _NOT_PLOTTED:
         return
     if name == "failures" and isinstance(value, list):
-        yield place, float(len(value))
+        yield path, float(len(value))
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _numbers(inner, f"{place}/{key}" if place else str(key))
+            yield from _iter_numbers(inner, f"{path}/{key}" if path else str(key))
     elif isinstance(value, list | tuple):
         for number, inner in enumerate(value, 1):
-            yield from _numbers(inner, f"{place}/{number}")
+            yield from _iter_numbers(inner, f"{path}/{number}")
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield place, float(value)
+        yield path, float(value)

@@ -22,19 +22,19 @@ def tensorboard() -> Callback:
 
 
 class _TensorBoard(Callback):
-    """Writes events; the step is the round. What is told is on disk before the next round begins."""
+    """Writes events, with the round as step, and flushes them after each round."""
 
     def on_start(self, start: RunStart) -> None:
-        """Open a new file of events beside those that there are."""
+        """Open a new file of events in the run folder."""
         from torch.utils.tensorboard import SummaryWriter
 
-        place = files.safe_join(start.folder, "tensorboard/events").parent  # which is no link to elsewhere
-        self._writer = SummaryWriter(str(place))
+        folder = files.safe_join(start.folder, "tensorboard/events").parent  # not through a link out of the run folder
+        self._writer = SummaryWriter(str(folder))
 
     def on_round(self, report: Mapping[str, Any]) -> None:
         """Write a round's numbers."""
-        for place, value in scalars(report).items():
-            self._writer.add_scalar(place, value, report["round"])
+        for name, value in scalars(report).items():
+            self._writer.add_scalar(name, value, report["round"])
         self._writer.flush()
 
     def on_end(self, summary: Mapping[str, Any] | None) -> None:

@@ -143,7 +143,7 @@ def node(
         from fleetfit.fleet.node import Node
         from fleetfit.fleet.settings import read_settings
 
-        output.print_line(Node(read_settings(file)).introduced())
+        output.print_line(Node(read_settings(file)).format_description())
         return
     from fleetfit.fleet.connection import Connection
     from fleetfit.fleet.launcher import run_node
@@ -172,11 +172,11 @@ def resume(
     ] = "",
 ) -> None:
     """Continue a stopped run of a fleet from its last checkpoint. Run this on the SuperLink's machine."""
-    from fleetfit.api.fleet import check_run
+    from fleetfit.api.metadata import open_fleet_run
     from fleetfit.cli import output
     from fleetfit.fleet.app_folder import write_app
 
-    path = check_run(folder).path.resolve()
+    path = open_fleet_run(folder).path.resolve()
     flwr = Path(sys.executable).parent / "flwr"
     if not flwr.is_file():
         raise MissingExtra("flower", "Resuming a fleet's run")

@@ -11,7 +11,7 @@ from fleetfit.errors import ConfigError
 from fleetfit.method import Method, build
 from fleetfit.planner import Plan
 from fleetfit.rounds import Engine, Settings
-from fleetfit.secured import Secured
+from fleetfit.secure_engine import SecureEngine
 from fleetfit.values import DataDescription, Federation, Simulation
 
 
@@ -84,5 +84,5 @@ class Assembly:
         )
         layout = self.federation.problem.layout
         if self.attackers is not None:
-            engine = self.attackers.on(engine, layout)
-        return engine if self.settings.secure is None else Secured(engine, layout, self.settings.secure)
+            engine = self.attackers.wrap_engine(engine, layout)
+        return engine if self.settings.secure is None else SecureEngine(engine, layout, self.settings.secure)

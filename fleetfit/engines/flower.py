@@ -11,7 +11,7 @@ from fleetfit.errors import ConfigError, check_range
 
 @dataclass(frozen=True)
 class Rules:
-    """When a fleet's run begins, and when its rounds end; see `flower` and `[cohort]` for the meaning."""
+    """When a fleet's run begins, and when its rounds end; `flower` and `[cohort]` explain the keys."""
 
     nodes: int = 1
     wait_s: float = 600.0
@@ -26,17 +26,17 @@ def flower(
     deadline_s: float = 600.0,
     simulation: Any = None,
 ) -> Rules:
-    """Say how a fleet's run goes.
+    """Return the rules of a fleet's run.
 
     Args:
         nodes: Nodes that must have enrolled before the first round. Levels are planned from their budgets; more may
             join later.
-        wait_s: Seconds that the run waits for them.
+        wait_s: Seconds to wait for them.
         deadline_s: Seconds from sending a job until it counts as failed.
-        simulation: Given by `fleetfit run`, which has no nodes.
+        simulation: Set by `fleetfit run`, which has no nodes.
 
     Raises:
-        ConfigError: A setting is out of range, or this is no run of a fleet.
+        ConfigError: A setting is out of range, or the run has no fleet.
     """
     if simulation is not None:
         raise ConfigError(

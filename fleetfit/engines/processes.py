@@ -21,8 +21,15 @@ import torch
 
 from fleetfit import files
 from fleetfit.data.dataset import load_data, save_data
-from fleetfit.engines.pool import Placed, Pool
-from fleetfit.engines.work import answer, check_rebuildable, said, setup_nest, simulation_of
+from fleetfit.engines.pool import (
+    NumberedJob,
+    Pool,
+    check_rebuildable,
+    dump_error,
+    dump_setup,
+    load_setup,
+    run_message,
+)
 from fleetfit.errors import ConfigError, RunError, refuse_on_windows
 from fleetfit.layout import Layout
 from fleetfit.machine import available_cores
@@ -54,7 +61,7 @@ def processes(simulation: Simulation, workers: int | None = None, device: str = 
 
 
 class _WorkerProcess:
-    """One worker process and the job that it has; it is given one at a time."""
+    """One worker process and the job that it has; it gets one at a time."""
 
     def __init__(self, setup: Path, device: str, layout: Layout) -> None:
         self._layout = layout
@@ -70,19 +77,19 @@ class _WorkerProcess:
         )
         theirs.close()
         self.connection = Connection(ours.detach())
-        self.jobs: list[Placed] = []
+        self.jobs: list[NumberedJob] = []
 
     @property
-    def free(self) -> bool:
+    def is_free(self) -> bool:
         return not self.jobs
 
-    def give(self, jobs: list[Placed], memories: list[Any]) -> None:
+    def send(self, jobs: list[NumberedJob], memories: list[Any]) -> None:
         self.jobs = jobs
         ((_, job),), (memory,) = jobs, memories
         with contextlib.suppress(OSError):
             self.connection.send_bytes(pack({"job": dump_job(job, self._layout), "memory": memory}))
 
-    def take(self) -> Sequence[Mapping[str, Any]] | None:
+    def receive(self) -> Sequence[Mapping[str, Any]] | None:
         try:
             return [unpack(self.connection.recv_bytes())]
         except (EOFError, OSError):
@@ -90,7 +97,7 @@ class _WorkerProcess:
 
     def end(self) -> None:
         self.connection.close()
-        if self.jobs:  # nobody waits for what it is doing
+        if self.jobs:  # the run does not wait for its reply
             self.process.kill()
         try:
             self.process.wait(timeout=5)
@@ -109,23 +116,23 @@ class Processes(Pool):
         try:
             self._folder = Path(tempfile.mkdtemp(prefix="fleetfit-"))
         except OSError as error:
-            raise RunError(_no_start("the folder for temporary files", error)) from None
+            raise RunError(_format_disk_error("the folder for temporary files", error)) from None
         self._devices = devices
         try:
-            nest = {"data": save_data(simulation.data, self._folder), **setup_nest(simulation, threads)}
-            (self._folder / "setup").write_bytes(pack(nest))
-            self._workers = [self._start(place) for place in range(len(devices))]
+            setup = {"data": save_data(simulation.data, self._folder), **dump_setup(simulation, threads)}
+            (self._folder / "setup").write_bytes(pack(setup))
+            self._workers = [self._start(position) for position in range(len(devices))]
         except OSError as error:
             self.close()
-            raise RunError(_no_start(str(self._folder), error)) from None
+            raise RunError(_format_disk_error(str(self._folder), error)) from None
         except BaseException:
             self.close()
             raise
 
-    def _start(self, place: int) -> _WorkerProcess:
-        return _WorkerProcess(self._folder / "setup", self._devices[place], self._layout)
+    def _start(self, position: int) -> _WorkerProcess:
+        return _WorkerProcess(self._folder / "setup", self._devices[position], self._layout)
 
-    def _ready(self) -> list[_WorkerProcess]:
+    def _wait(self) -> list[_WorkerProcess]:
         busy = {w.connection: w for w in self._workers if w.jobs}
         return [busy[ready] for ready in wait(list(busy))]
 
@@ -135,31 +142,31 @@ class Processes(Pool):
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _no_start(place: str, error: OSError) -> str:
+def _format_disk_error(place: str, error: OSError) -> str:
     return (
-        f"the workers cannot be started, since {place} cannot be written: {files.format_os_error(error)}. Make room "
-        "there, or name another folder in the environment variable TMPDIR."
+        f"the workers cannot be started, since {place} cannot be written: {files.format_os_error(error)}. Free some "
+        "space, or name another folder in the environment variable TMPDIR."
     )
 
 
 # ---- in a worker -------------------------------------------------------------------------------------------------
 
 
-def _work(connection: Connection, setup: Path, device: str) -> None:
-    """Serve jobs until the other end closes."""
+def _run_jobs(connection: Connection, setup: Path, device: str) -> None:
+    """Run jobs until the other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     try:
-        nest = unpack(setup.read_bytes())
-        simulation = simulation_of(nest, load_data(nest["data"], setup.parent), device)
+        table = unpack(setup.read_bytes())
+        simulation = load_setup(table, load_data(table["data"], setup.parent), device)
     except BaseException as error:
         with contextlib.suppress(EOFError, OSError):
             connection.recv_bytes()
-            connection.send_bytes(pack(said(error)))
+            connection.send_bytes(dump_error(error))
         return
-    with contextlib.suppress(EOFError, OSError):  # the engine is gone
+    with contextlib.suppress(EOFError, OSError):  # the engine has ended
         while True:
-            connection.send_bytes(answer(unpack(connection.recv_bytes()), simulation))
+            connection.send_bytes(run_message(unpack(connection.recv_bytes()), simulation))
 
 
 if __name__ == "__main__":
-    _work(Connection(int(sys.argv[1])), Path(sys.argv[2]), sys.argv[3])
+    _run_jobs(Connection(int(sys.argv[1])), Path(sys.argv[2]), sys.argv[3])

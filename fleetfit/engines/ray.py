@@ -1,14 +1,12 @@
 """Actors of a Ray cluster, on this machine or on many; same bits as `local`. It needs the extra `ray`.
 
-An actor is made once and keeps its modules. The data set lies in Ray's object store, one copy for each machine, and the
-tensors of a level are put there once, however many clients train them; jobs and updates are messages. A call of an
-actor costs some milliseconds of CPU in several processes, so short jobs go several at a time (`Batches`). An actor or a
-machine that dies loses no round. Images that are read from files when they are needed are read by each machine, from
-the same place.
+An actor is made once and keeps its modules. Ray's object store has the data set, one copy per machine, and the tensors
+of each level once, however many clients train it; jobs and updates are messages. A call of an actor costs some
+milliseconds of CPU in several processes, so short jobs go several at a time (`BatchSizer`). An actor or a machine that
+dies loses no round. Each machine reads images that are files itself, from the same path.
 
-Differs from Ray's habits: workers run at this process's niceness, with as many threads for torch and BLAS as `threads`
-says. What comes out of the store is copied before it is trained on, since the store is memory that all actors share,
-and torch would write to it.
+Differs from Ray's defaults: workers run at this process's niceness, and `threads` sets the threads of torch and BLAS.
+Actors copy tensors from the store before training: torch would write to memory that all actors share.
 """
 
 import contextlib
@@ -28,9 +26,16 @@ import numpy as np
 import torch
 
 from fleetfit.data.dataset import pack_data, unpack_data
-from fleetfit.engines.batches import Batches
-from fleetfit.engines.pool import Placed, Pool
-from fleetfit.engines.work import answer, check_rebuildable, said, setup_nest, simulation_of
+from fleetfit.engines.pool import (
+    BatchSizer,
+    NumberedJob,
+    Pool,
+    check_rebuildable,
+    dump_error,
+    dump_setup,
+    load_setup,
+    run_message,
+)
 from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.layout import State
 from fleetfit.machine import available_cores
@@ -39,9 +44,9 @@ from fleetfit.submodel import Submodel
 from fleetfit.training.runtime import keep_freed_memory
 from fleetfit.values import Job, Simulation
 
-_PATIENCE_S = 120.0  # for the first of the actors, while none is there
-_DIRECT = 4 * 1024 * 1024  # bytes of a reply up to which it comes as it is, and not by way of the object store
-_SHARED = 8  # states that are kept in the store: those of jobs that wait or are in flight
+_START_S = 120.0  # until the first actor must have started
+_DIRECT = 4 * 1024 * 1024  # bytes of a reply up to which it bypasses the object store
+_MAX_SHARED = 8  # states in the store: those of jobs that wait or are in flight
 
 
 def ray(
@@ -58,13 +63,13 @@ def ray(
     Args:
         simulation: The fleet.
         workers: Actors; by default as many as the cluster has room for.
-        device: "cpu", or "cuda" for the GPU that Ray gives to each actor.
+        device: "cpu", or "cuda" for the GPU that Ray assigns to each actor.
         threads: Threads per job; other than 1 changes the last bits of results.
-        cpus: Cores that Ray sets aside for an actor, also a fraction; by default `threads`.
-        gpus: GPUs that Ray sets aside for an actor, also a fraction (0.25: four actors share one); by default 1 with
+        cpus: Cores that Ray reserves for an actor, also a fraction; by default `threads`.
+        gpus: GPUs that Ray reserves for an actor, also a fraction (0.25: four actors share one); by default 1 with
             device "cuda" and 0 without.
-        address: Of a cluster that runs ("auto": the one on this machine); by default that of RAY_ADDRESS, or else one
-            is started here and ended with the engine.
+        address: Of a running cluster ("auto": the one on this machine); by default that of RAY_ADDRESS. Without
+            either, the engine starts a cluster here and ends it.
 
     Raises:
         MissingExtra: Ray is not installed.
@@ -76,7 +81,7 @@ def ray(
         raise ConfigError(f"engine.threads must be at least 1, got {threads}.", key="engine.threads")
     if device not in ("cpu", "cuda"):
         raise ConfigError(
-            f'engine.device must be "cpu" or "cuda" with engine ray, which hands out GPUs; got "{device}".',
+            f'engine.device must be "cpu" or "cuda" with engine ray, which assigns GPUs; got "{device}".',
             key="engine.device",
         )
     cores, cards = float(threads) if cpus is None else cpus, (device == "cuda") * 1.0 if gpus is None else gpus
@@ -87,20 +92,20 @@ def ray(
             key="engine.cpus",
         )
     check_rebuildable(simulation, "ray")
-    return Actors(_ray(), simulation, workers, device, threads, {"CPU": cores, "GPU": cards}, address)
+    return Actors(_import_ray(), simulation, workers, device, threads, {"CPU": cores, "GPU": cards}, address)
 
 
-def _ray() -> ModuleType:
-    """Import Ray: it reads these settings when it is imported."""
+def _import_ray() -> ModuleType:
+    """Import Ray, which reads these settings on import."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_max_direct_call_object_size", str(_DIRECT))
     try:
-        import ray as found
+        import ray as library
     except ImportError:
         raise MissingExtra("ray", "Engine ray") from None
-    return found
+    return library
 
 
 class Actors(Pool):
@@ -111,41 +116,42 @@ class Actors(Pool):
         each: Mapping[str, float], address: str | None,
     ) -> None:  # fmt: skip
         """Connect to a cluster or start one, put the data set into its store, and start the actors."""
-        super().__init__("ray", workers or 0, simulation.problem.layout, Batches())
-        self._ray, self._each, self._started = library, each, False
+        super().__init__("ray", workers or 0, simulation.problem.layout, BatchSizer())
+        self._ray, self._each, self._owns_cluster = library, each, False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._shared: dict[int, _Shared] = {}
-        self._numbered = 0
+        self._shared: dict[int, _SharedState] = {}
+        self._last_number = 0
         keep_freed_memory()
         self._connect(address)
         try:
-            room = self._room()
-            if not room or (workers or 0) > room:
+            capacity = self._count_capacity()
+            if not capacity or (workers or 0) > capacity:
                 raise ConfigError(
-                    f"the Ray cluster has room for {room} actors with {each['CPU']:g} CPUs and {each['GPU']:g} GPUs "
-                    f"each, and {workers or 1} are wanted. Lower engine.workers, engine.cpus or engine.gpus.",
+                    f"the Ray cluster has room for {capacity} actors with {each['CPU']:g} CPUs and {each['GPU']:g} "
+                    f"GPUs each, and engine.workers is {workers or 1}. Lower engine.workers, engine.cpus or "
+                    "engine.gpus.",
                     key="engine.workers",
                 )
-            self._size = workers or room
-            nest, arrays = pack_data(simulation.data)
-            setup = pack({"data": nest, "device": device, **setup_nest(simulation, threads)})
+            self._size = workers or capacity
+            table, arrays = pack_data(simulation.data)
+            setup = pack({"data": table, "device": device, **dump_setup(simulation, threads)})
             self._setup = [self._put(setup), *(library.put(arrays[name]) for name in ("x", "y"))]
-            self._actor = self._remote(threads)
-            self._workers = [self._start(place) for place in range(self._size)]
+            self._actor = self._make_actor_class(threads)
+            self._workers = [self._start(position) for position in range(self._size)]
         except BaseException:
             self.close()
             raise
 
     def _connect(self, address: str | None) -> None:
         library = self._ray
-        if library.is_initialized():  # by the caller, who ends it
+        if library.is_initialized():  # by the caller, which also shuts it down
             return
         quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Ray's own, about its future defaults
             if address := address or os.environ.get("RAY_ADDRESS"):
                 try:
-                    _check_somebody_listens(address)
+                    _check_port(address)
                     library.init(address=address, log_to_driver=False, logging_level="ERROR")
                 except (OSError, RuntimeError, ValueError) as error:
                     raise ConfigError(
@@ -154,23 +160,21 @@ class Actors(Pool):
                         key="engine.address",
                     ) from None
             else:
-                # A folder of its own, for this user only, in the place whose name is short: those of sockets must be.
+                # A folder for this user only; its path must be short, since those of sockets must be.
                 short = "/tmp" if Path("/tmp").is_dir() else None  # noqa: S108
                 self._folder = tempfile.TemporaryDirectory(prefix="ray-", dir=short, ignore_cleanup_errors=True)
                 library.init(num_cpus=available_cores(), _temp_dir=self._folder.name, **quiet)
-        self._started = True
+        self._owns_cluster = True
 
-    def _room(self) -> int:
-        """Return how many actors the machines of the cluster have room for."""
-        found = 0
-        for node in self._ray.nodes():
-            if node["Alive"]:
-                has = node["Resources"]
-                found += min(int(has.get(kind, 0) / share + 1e-6) for kind, share in self._each.items() if share)
-        return found
+    def _count_capacity(self) -> int:
+        """Return how many actors fit on the machines of the cluster."""
+        return sum(
+            min(int(node["Resources"].get(kind, 0) / share + 1e-6) for kind, share in self._each.items() if share)
+            for node in self._ray.nodes()
+            if node["Alive"]
+        )
 
-    def _remote(self, threads: int) -> Any:
-        """Return the actor's class as Ray takes it."""
+    def _make_actor_class(self, threads: int) -> Any:
         path = os.pathsep.join([p for p in sys.path if p] + [str(Path.cwd())])
         variables = {**dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads)),
                      "PYTHONPATH": path}  # fmt: skip
@@ -181,39 +185,39 @@ class Actors(Pool):
     def _put(self, message: bytes) -> Any:
         return self._ray.put(np.frombuffer(message, dtype=np.uint8))
 
-    def share(self, state: State, piece: Submodel) -> "_Shared | None":
-        """Return a state as it lies in the object store, the same one while the same state is asked for."""
+    def share(self, state: State, submodel: Submodel) -> "_SharedState | None":
+        """Return a state's entry in the object store; None for an empty state."""
         if not state:
             return None
-        found = self._shared.pop(id(state), None)
-        if found is None:
-            self._numbered += 1
-            found = _Shared(self._numbered, self._put(pack(dump_state(state, self._layout, piece))), state)
-        self._shared[id(state)] = found  # the latest stand last
-        while len(self._shared) > _SHARED:
+        entry = self._shared.pop(id(state), None)
+        if entry is None:
+            self._last_number += 1
+            entry = _SharedState(self._last_number, self._put(pack(dump_state(state, self._layout, submodel))), state)
+        self._shared[id(state)] = entry  # the latest is the last
+        while len(self._shared) > _MAX_SHARED:
             del self._shared[next(iter(self._shared))]
-        return found
+        return entry
 
     @property
-    def shared(self) -> set[int]:
-        """Numbers of the states that are kept in the store."""
-        return {one.number for one in self._shared.values()}
+    def shared_numbers(self) -> set[int]:
+        """Numbers of the states in the store."""
+        return {entry.number for entry in self._shared.values()}
 
-    def nest_of(self, job: Job) -> dict[str, Any]:
-        """Return a job as a nest."""
+    def dump_job(self, job: Job) -> dict[str, Any]:
+        """Return a job as a table."""
         return dump_job(job, self._layout)
 
-    def _start(self, place: int) -> "_ActorWorker":
+    def _start(self, position: int) -> "_ActorWorker":
         return _ActorWorker(self, self._actor.remote(), self._setup)
 
-    def _ready(self) -> list["_ActorWorker"]:
+    def _wait(self) -> list["_ActorWorker"]:
         awaited = {w.reply: w for w in self._workers if w.reply is not None}
-        anybody = any(w.started for w in self._workers)
-        ready, _ = self._ray.wait(list(awaited), timeout=None if anybody else _PATIENCE_S)
+        timeout_s = None if any(w.has_started for w in self._workers) else _START_S
+        ready, _ = self._ray.wait(list(awaited), timeout=timeout_s)
         if not ready:
             raise RunError(
-                f"none of {self._size} Ray actors could be started within {_PATIENCE_S:g} s. The cluster has room for "
-                f"{self._room()} now; `ray status` shows who uses it."
+                f"none of {self._size} Ray actors could be started within {_START_S:g} s. The cluster has room for "
+                f"{self._count_capacity()} now; `ray status` shows who uses it."
             )
         return [awaited[reply] for reply in ready]
 
@@ -221,20 +225,20 @@ class Actors(Pool):
         """End the actors, and the cluster if it was started here."""
         super().close()
         self._shared = {}
-        if self._started:
+        if self._owns_cluster:
             self._ray.shutdown()
         if self._folder is not None:
             self._folder.cleanup()
 
 
-def _check_somebody_listens(address: str) -> None:
+def _check_port(address: str) -> None:
     """Raise an OSError at once where Ray would try for minutes."""
     host, _, port = address.rpartition(":")
     if port.isdigit() and "/" not in host:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
-class _Shared(NamedTuple):
+class _SharedState(NamedTuple):
     """A state in the object store."""
 
     number: int
@@ -246,44 +250,45 @@ class _ActorWorker:
     """One actor and the jobs that it has; its first reply is that it has started."""
 
     def __init__(self, engine: Actors, actor: Any, setup: list[Any]) -> None:
-        self.engine, self.actor, self.started = engine, actor, False
-        self.jobs: list[Placed] = []
-        self.holds: set[int] = set()  # numbers of the states that the actor has at hand: each is sent to it once
+        self.engine, self.actor, self.has_started = engine, actor, False
+        self.jobs: list[NumberedJob] = []
+        self.state_numbers: set[int] = set()  # of the states that the actor has: each is sent to it once
         self.reply = actor.start.remote(*setup)
 
     @property
-    def free(self) -> bool:
-        return self.started and not self.jobs
+    def is_free(self) -> bool:
+        return self.has_started and not self.jobs
 
-    def give(self, jobs: list[Placed], memories: list[Any]) -> None:
+    def send(self, jobs: list[NumberedJob], memories: list[Any]) -> None:
         self.jobs = jobs
-        needed: dict[int, Any] = {}
+        references: dict[int, Any] = {}
         tasks = []
         for (_, job), memory in zip(jobs, memories, strict=True):
             numbers = {}
             for name in ("state", "statistics"):
-                if (found := self.engine.share(getattr(job, name), job.submodel)) is not None:
-                    numbers[name], needed[found.number] = found.number, found.reference
-            nest = self.engine.nest_of(replace(job, state={}, statistics={}))
-            tasks.append({"job": nest, "memory": memory, "shared": numbers})
-        new = [number for number in needed if number not in self.holds]
-        self.holds = {*needed, *(self.holds & self.engine.shared)}
-        message = pack({"tasks": tasks, "new": new, "holds": sorted(self.holds)})
-        references = [needed[number] for number in new]
-        self.reply = self.actor.answer.remote(np.frombuffer(message, dtype=np.uint8), *references)
+                if (entry := self.engine.share(getattr(job, name), job.submodel)) is not None:
+                    numbers[name], references[entry.number] = entry.number, entry.reference
+            table = self.engine.dump_job(replace(job, state={}, statistics={}))
+            tasks.append({"job": table, "memory": memory, "shared": numbers})
+        new = [number for number in references if number not in self.state_numbers]
+        self.state_numbers = {*references, *(self.state_numbers & self.engine.shared_numbers)}
+        message = pack({"tasks": tasks, "new": new, "holds": sorted(self.state_numbers)})
+        self.reply = self.actor.run.remote(
+            np.frombuffer(message, dtype=np.uint8), *(references[number] for number in new)
+        )
 
-    def take(self) -> Sequence[Mapping[str, Any]] | None:
+    def receive(self) -> Sequence[Mapping[str, Any]] | None:
         library = self.engine._ray
         reply, self.reply = self.reply, None
         try:
             messages, seconds = library.get(reply)
         except (library.exceptions.RayActorError, library.exceptions.ObjectLostError):
             return None
-        self.started = True
+        self.has_started = True
         return [{**unpack(bytearray(message)), "seconds": s} for message, s in zip(messages, seconds, strict=True)]
 
     def end(self) -> None:
-        with contextlib.suppress(Exception):  # Ray is gone already
+        with contextlib.suppress(Exception):  # Ray has ended already
             self.engine._ray.kill(self.actor)
 
 
@@ -291,48 +296,48 @@ class _ActorWorker:
 
 
 class Actor:
-    """What Ray runs in a process of its own."""
+    """A worker, which Ray runs in a process of its own."""
 
     simulation: Simulation
     states: Mapping[int, np.ndarray]
 
-    def start(self, setup: np.ndarray, x: np.ndarray, y: np.ndarray) -> "Answers":
-        """Take the data set and rebuild the problem; return an empty message, or what is wrong."""
+    def start(self, setup: np.ndarray, x: np.ndarray, y: np.ndarray) -> "Replies":
+        """Rebuild the simulation; return an empty message, or an error."""
         torch.set_num_interop_threads(1)
         self.states = {}
-        nest = unpack(bytearray(setup))
+        table = unpack(bytearray(setup))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # the store's memory is read-only, and samples are read
-                data = unpack_data(nest["data"], {"x": x, "y": y})
-            self.simulation = simulation_of(nest, data, nest["device"])
+                data = unpack_data(table["data"], {"x": x, "y": y})
+            self.simulation = load_setup(table, data, table["device"])
         except BaseException as error:
-            return [_array(pack(said(error)))], [0.0]
-        return [_array(pack({}))], [0.0]
+            return [_as_array(dump_error(error))], [0.0]
+        return [_as_array(pack({}))], [0.0]
 
-    def answer(self, message: np.ndarray, *states: np.ndarray) -> "Answers":
-        """Run jobs one after the other; see `fleetfit.engines.work.answer`.
+    def run(self, message: np.ndarray, *states: np.ndarray) -> "Replies":
+        """Run jobs one after the other; see `fleetfit.engines.pool.run_message`.
 
         Args:
-            message: The jobs, each with the numbers of its states, and which states are new or still needed later.
-            states: The new ones, as they lie in the store.
+            message: The jobs, each with the numbers of its states, and which states are new or needed later.
+            states: The new ones, from the store.
         """
-        nest = unpack(bytearray(message))
-        known = {**self.states, **dict(zip(nest["new"], states, strict=True))}
-        self.states = {number: known[number] for number in nest["holds"]}
+        batch = unpack(bytearray(message))
+        available = {**self.states, **dict(zip(batch["new"], states, strict=True))}
+        self.states = {number: available[number] for number in batch["holds"]}
         replies, seconds = [], []
-        for task in nest["tasks"]:
-            began = time.perf_counter()
+        for task in batch["tasks"]:
+            start = time.perf_counter()
             for name, number in task["shared"].items():  # a copy for each job, which may write to it
                 task["job"][name] = unpack(bytearray(self.states[number]))
-            replies.append(_array(answer(task, self.simulation)))
-            seconds.append(time.perf_counter() - began)
+            replies.append(_as_array(run_message(task, self.simulation)))
+            seconds.append(time.perf_counter() - start)
         return replies, seconds
 
 
-Answers = tuple[list[np.ndarray], list[float]]
+Replies = tuple[list[np.ndarray], list[float]]
 """Replies as messages, and the seconds that each job took."""
 
 
-def _array(message: bytes) -> np.ndarray:
+def _as_array(message: bytes) -> np.ndarray:
     return np.frombuffer(message, dtype=np.uint8)

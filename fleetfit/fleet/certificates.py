@@ -1,7 +1,7 @@
 """Keys and certificates of a fleet: an authority, the SuperLink's certificate, and a key pair for each node.
 
-A private key is written before what is made of it, and nothing is written over: of a call that was killed the next one
-takes the key that is there, and makes the rest.
+A private key is written before the files made from it, and no file is overwritten: after a call that was killed, the
+next one uses its key and makes the rest.
 """
 
 import datetime
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fleetfit import files
 from fleetfit.errors import ConfigError, MissingExtra
-from fleetfit.secure import Signer, certified
+from fleetfit.secure import Signer, make_identity
 
 try:
     from cryptography import x509
@@ -25,23 +25,21 @@ try:
 except ImportError:
     raise MissingExtra("flower", "Making certificates") from None
 
-FILES = ("ca.crt", "ca.key", "server.pem", "server.key")
-_THERE = "it is there already"
+_EXISTS = "it exists already"
 
 
 def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> None:
     """Write an authority (`ca.crt`, `ca.key`) and a server's certificate of it (`server.pem`, `server.key`).
 
     Args:
-        folder: Where to; made if it is not there. An authority that is there is used again, and so is a key that has no
-            certificate yet.
+        folder: Created if missing. An authority in it is used again, and so is a key without a certificate.
         hosts: Names and addresses under which nodes reach the server.
         days: Until the server's certificate expires; the authority's lasts ten times as long.
 
     Raises:
-        ConfigError: No host, a server's certificate is there already, or the folder cannot be written.
+        ConfigError: No host, the server's certificate exists already, or the folder cannot be written.
     """
-    if not hosts or any(not host or "/" in host or (":" in host and not _is_address(host)) for host in hosts):
+    if not hosts or any(not host or "/" in host or (":" in host and _parse_address(host) is None) for host in hosts):
         raise ConfigError(
             "a certificate needs the names or addresses by which nodes reach the server, without port or path.",
             key="hosts",
@@ -52,17 +50,17 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> No
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        authority, key = _authority(folder, 10 * days)
-        own = _key(folder / "server.key")
+        authority, key = _load_or_make_authority(folder, 10 * days)
+        server_key = _load_or_make_key(folder / "server.key")
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
-        signed = (
-            _builder(hosts[0], authority.subject, own, days)
-            .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+        certificate = (
+            _make_builder(hosts[0], authority.subject, server_key, days)
+            .add_extension(x509.SubjectAlternativeName([_make_general_name(host) for host in hosts]), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(usage, critical=False)
             .sign(key, hashes.SHA256())
         )
-        _write_new(folder / "server.pem", signed.public_bytes(serialization.Encoding.PEM))
+        _write_new(folder / "server.pem", certificate.public_bytes(serialization.Encoding.PEM))
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {files.format_os_error(error)}.", path=folder) from None
     except (ValueError, OverflowError) as error:
@@ -72,21 +70,21 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> No
 def make_node_key(path: Path) -> None:
     """Write a node's private key, which stays on the node, and `path.pub`, which is registered with the SuperLink.
 
-    A private key that is there without its public half gets it.
+    A private key without its public half gets that.
 
     Raises:
-        ConfigError: A file is there already, or cannot be written.
+        ConfigError: A file exists already, or cannot be written.
     """
     public = path.with_name(f"{path.name}.pub")
     encoding, form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     try:
         if public.exists():
-            raise FileExistsError(errno.EEXIST, _THERE, str(public))
+            raise FileExistsError(errno.EEXIST, _EXISTS, str(public))
         if path.exists():
             try:
                 key = load_node_key(path)
             except ConfigError:
-                raise FileExistsError(errno.EEXIST, _THERE, str(path)) from None
+                raise FileExistsError(errno.EEXIST, _EXISTS, str(path)) from None
         else:
             key = ec.generate_private_key(ec.SECP384R1())
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,31 +103,32 @@ def make_member(path: Path, folder: Path) -> None:
     """Write a node's key for secure rounds, signed by the fleet's authority of members.
 
     Args:
-        path: The file of the node: its private key, the signature, and the authority's public key.
+        path: The node's file: its private key, the signature, and the authority's public key.
         folder: Of the authority, whose key for members (`members.key`) is made with the first of them.
 
     Raises:
-        ConfigError: The file is there already, or one cannot be written or read.
+        ConfigError: The file exists already, or one cannot be written or read.
     """
-    own = folder / "members.key"
+    authority_key = folder / "members.key"
     try:
         if os.path.lexists(path):
-            raise FileExistsError(errno.EEXIST, _THERE, str(path))
+            raise FileExistsError(errno.EEXIST, _EXISTS, str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
-        if not own.exists():
-            _write_new(own, Signer.new().private.hex().encode() + b"\n", 0o600)
-        authority = Signer.of(bytes.fromhex(files.read_bytes(own).decode()))
-        identity = certified(authority)
-        told = {"private": identity.signer.private, "certificate": identity.certificate, "authority": authority.public}
-        _write_new(path, json.dumps({k: v.hex() for k, v in told.items()}).encode() + b"\n", 0o600)
+        if not authority_key.exists():
+            _write_new(authority_key, Signer.new().private.hex().encode() + b"\n", 0o600)
+        authority = Signer.of(bytes.fromhex(files.read_bytes(authority_key).decode()))
+        identity = make_identity(authority)
+        table = {"private": identity.signer.private, "certificate": identity.certificate, "authority": authority.public}
+        _write_new(path, json.dumps({k: v.hex() for k, v in table.items()}).encode() + b"\n", 0o600)
     except FileExistsError as error:
         raise ConfigError(f"{error.filename} exists already and is not overwritten.", path=error.filename) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {files.format_os_error(error)}.", path=path) from None
     except ValueError:
         raise ConfigError(
-            f"{own} is not the key of an authority of members; remove it to make a new one.", path=own
+            f"{authority_key} is not the key of an authority of members; remove it to make a new one.",
+            path=authority_key,
         ) from None
 
 
@@ -137,7 +136,7 @@ def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Return the private key of a node in a file.
 
     Raises:
-        ConfigError: The file cannot be read or holds something else, or the key needs a password.
+        ConfigError: The file cannot be read, is not a node's key, or needs a password.
     """
     try:
         key = serialization.load_ssh_private_key(files.read_bytes(path), None)
@@ -145,7 +144,7 @@ def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
         raise ConfigError(
             f"{path} (the private key) cannot be read: {files.format_os_error(error)}.", path=path
         ) from None
-    except (ValueError, TypeError, UnsupportedAlgorithm):  # something else, or it needs a password
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(
@@ -156,35 +155,36 @@ def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _authority(folder: Path, days: int) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+def _load_or_make_authority(folder: Path, days: int) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     if (folder / "ca.crt").exists():
         try:
-            found = x509.load_pem_x509_certificate(files.read_bytes(folder / "ca.crt"))
-            return found, _read_key(folder / "ca.key")
+            certificate = x509.load_pem_x509_certificate(files.read_bytes(folder / "ca.crt"))
+            return certificate, _read_key(folder / "ca.key")
         except (OSError, ValueError, TypeError):
             raise ConfigError(
                 f"{folder} has an authority that cannot be read; remove ca.crt and ca.key.", path=folder
             ) from None
-    key = _key(folder / "ca.key")
-    name = _name("FleetFit authority")
-    found = (
-        _builder("FleetFit authority", name, key, days)
+    key = _load_or_make_key(folder / "ca.key")
+    certificate = (
+        _make_builder("FleetFit authority", _make_name("FleetFit authority"), key, days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )
-    _write_new(folder / "ca.crt", found.public_bytes(serialization.Encoding.PEM))
-    return found, key
+    _write_new(folder / "ca.crt", certificate.public_bytes(serialization.Encoding.PEM))
+    return certificate, key
 
 
-def _key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Return the key in a file; where there is none, a new one is written."""
+def _load_or_make_key(path: Path) -> ec.EllipticCurvePrivateKey:
     if path.exists():
         try:
             return _read_key(path)
         except (OSError, ValueError, TypeError):
-            raise ConfigError(f"{path} is there, and cannot be read; remove it to make a new one.", path=path) from None
+            raise ConfigError(f"{path} cannot be read; remove it to make a new one.", path=path) from None
     key = ec.generate_private_key(ec.SECP256R1())
-    _write_new(path, _pem(key), 0o600)
+    content = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    _write_new(path, content, 0o600)
     return key
 
 
@@ -195,11 +195,11 @@ def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _builder(name: str, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
+def _make_builder(name: str, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     public = key.public_key()
     return (
-        x509.CertificateBuilder(issuer, _name(name), public)
+        x509.CertificateBuilder(issuer, _make_name(name), public)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))  # a device's clock may be behind
         .not_valid_after(now + datetime.timedelta(days=days))
@@ -207,34 +207,25 @@ def _builder(name: str, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days
     )
 
 
-def _name(text: str) -> x509.Name:
+def _make_name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
 
 
-def _is_address(text: str) -> bool:
+def _parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ipaddress.ip_address(text)
+        return ipaddress.ip_address(text)
     except ValueError:
-        return False
-    return True
+        return None
 
 
-def _host(text: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(text))
-    except ValueError:
-        return x509.DNSName(text)
-
-
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+def _make_general_name(host: str) -> x509.GeneralName:
+    address = _parse_address(host)
+    return x509.DNSName(host) if address is None else x509.IPAddress(address)
 
 
 def _write_new(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Write a file where there is none, whole or not at all; with 0o600 only its owner can read it."""
     with files.atomic_write(path, mode) as file:
         if path.exists():  # two calls at once: the second waits here for the first
-            raise FileExistsError(errno.EEXIST, _THERE, str(path))
+            raise FileExistsError(errno.EEXIST, _EXISTS, str(path))
         file.write(content)

@@ -1,13 +1,13 @@
-"""Who takes part in a fleet's run: nodes enrol, are told what is trained, go away and come back.
+"""The nodes of a fleet's run: they enrol, receive the model's description, go away and come back.
 
-A node that is new is asked what the server may know of it, and then whether it can train this model; what it lacks of
-tensors that are never trained is sent to it once. Who refuses, or does not fit, is named with the reason and asked
-again a minute later. A client's number is its place in the list of members, which only grows.
+The server asks a new node for its description, and then whether it can train this model; a node gets the tensors that
+are never trained once, if it lacks them. A node that refuses, or does not fit, is reported with the reason and asked
+again a minute later. A client's number is its position in the list of members, which only grows.
 
-Questions and answers get lost: with a node that was killed and is back at once, or where Flower's own node still has
-the reply to a message of a stopped run, which it sends in place of the next one, so that from then on every reply
-leaves one message late. So a question without an answer is asked again, twice at once: the first of the two is answered
-together with the second (`messages.HOLD`), and a node that sends both replies has none left. The first answer counts.
+Questions and answers get lost: with a node that was killed and restarted, or where Flower's own node still has the
+reply to a message of a stopped run, which it sends in place of the next one, so that every later reply comes one
+message late. So a question without an answer is asked again, twice at once: the node answers the first of the two
+together with the second (`transport.HOLD`), and after both replies it has none left. The first answer counts.
 """
 
 import math
@@ -19,14 +19,15 @@ from typing import Any
 
 from fleetfit.errors import RunError, format_exception, one_line
 from fleetfit.fleet import transport
-from fleetfit.fleet.protocol import answer_of, hello_of, packed
-from fleetfit.fleet.transport import Replies, Reply, Transport
+from fleetfit.fleet.protocol import pack_message, read_answer
+from fleetfit.fleet.transport import NodeReply, ReplyQueue, Transport
 from fleetfit.values import DataDescription, NodeDescription
+from fleetfit.values.nodes import parse_node_description
 
 _ANSWER_S = 90.0  # a Raspberry Pi needs a minute to import torch
 _AGAIN_S = 60.0  # until a node that refused is asked again
-_SOON_S = 5.0  # until one is asked again whose answer got lost
-_REPEAT_S = 30.0  # until a question that has no answer is asked once more: not sooner, since slow nodes answer all
+_SOON_S = 5.0  # until a node is asked again whose answer was lost
+_REPEAT_S = 30.0  # until a question without an answer is repeated: slow nodes answer every question
 
 
 @dataclass
@@ -35,15 +36,15 @@ class EnrolledNode:
 
     Attributes:
         node: Flower's id of it, which belongs to its key.
-        told: What it told of itself.
-        known: Whether it has told it since it was last away.
-        ready: Whether it has said that it can train this model.
+        description: What it reported.
+        is_described: Whether it has reported since it last came back.
+        is_ready: Whether it can train this model, by its own answer.
     """
 
     node: int
-    told: NodeDescription
-    known: bool = False
-    ready: bool = False
+    description: NodeDescription
+    is_described: bool = False
+    is_ready: bool = False
 
 
 @dataclass
@@ -65,198 +66,198 @@ class ClientManager:
 
     Attributes:
         transport: Messages out, replies in.
-        asks: What a hello asks for: `asks_budget`, `asks_labels`.
-        fits: Returns why a node does not fit this run, or "".
-        say: Prints a line for the person at the server.
-        members: Who has enrolled; a client's number is its place.
-        setup: Known as soon as the model is.
+        questions: Entries of a hello: `asks_budget`, `asks_labels`.
+        check_node: Returns why a node does not fit this run, or "".
+        say: Prints a line of the server's log.
+        members: The enrolled nodes; a client's number is its position.
+        setup: Set as soon as the model exists.
+        online: Flower's ids of the connected nodes.
+        changed: Whether members were added or have changed since they were last stored.
     """
 
     transport: Transport
-    asks: Mapping[str, bool]
-    fits: Callable[[NodeDescription], str]
+    questions: Mapping[str, bool]
+    check_node: Callable[[NodeDescription], str]
     say: Callable[[str], None]
     members: list[EnrolledNode] = field(default_factory=list)
     setup: Setup | None = None
     online: set[int] = field(default_factory=set)
     changed: bool = False
-    _replies: Replies = field(default_factory=queue.Queue)
-    _asked: dict[str, tuple[int, str]] = field(default_factory=dict)
-    _first: dict[int, float] = field(default_factory=dict)
+    _replies: ReplyQueue = field(default_factory=queue.Queue)
+    _questions: dict[str, tuple[int, str]] = field(default_factory=dict)
+    _sent_at: dict[int, float] = field(default_factory=dict)
     _not_before: dict[int, float] = field(default_factory=dict)
     _new: list[EnrolledNode] = field(default_factory=list)
     _base_part: Any = None
 
-    @staticmethod
-    def saved(members: Iterable[EnrolledNode]) -> list[dict[str, Any]]:
-        """Return members as plain values, for the run folder."""
-        return [{"node": str(member.node), **member.told.payload} for member in members]
+    def dump_members(self) -> list[dict[str, Any]]:
+        """Return the members as plain values, for the run folder."""
+        return [{"node": str(member.node), **member.description.payload} for member in self.members]
 
-    def restore(self, nests: Iterable[Mapping[str, Any]]) -> None:
-        """Take back what `saved` returned."""
-        self.members = [EnrolledNode(int(nest["node"]), hello_of(nest)) for nest in nests]
+    def restore(self, tables: Iterable[Mapping[str, Any]]) -> None:
+        """Replace the members by those that `dump_members` returned."""
+        self.members = [EnrolledNode(int(table["node"]), parse_node_description(table)) for table in tables]
 
-    def ready(self) -> list[bool]:
-        """Return who of the members is connected and can train."""
-        return [member.ready and member.node in self.online for member in self.members]
+    def find_ready(self) -> list[bool]:
+        """Return which members are connected and can train."""
+        return [member.is_ready and member.node in self.online for member in self.members]
 
-    def settle(self) -> None:
-        """Number the nodes that are new, by name; until then they have no number."""
+    def number_new_nodes(self) -> None:
+        """Make the new nodes members, sorted by name."""
         if self._new:
-            self.members += sorted(self._new, key=lambda member: (member.told.name, member.node))
+            self.members += sorted(self._new, key=lambda member: (member.description.name, member.node))
             self._new, self.changed = [], True
 
     @property
-    def arrived(self) -> int:
-        """How many have enrolled."""
+    def enrolled(self) -> int:
+        """Number of nodes that have enrolled."""
         return len(self.members) + len(self._new)
 
     def keep_only(self, facts: DataDescription) -> None:
-        """Leave out members with other data; before the first round, while numbers may still change."""
-        for member in [m for m in self.members if m.told.facts.shape != facts.shape]:
-            self.say(f"Node {member.told.name} does not take part: its data are {member.told.facts}, not {facts}.")
+        """Remove members with other data; before the first round, while numbers may still change."""
+        for member in [m for m in self.members if m.description.facts.shape != facts.shape]:
+            name, own = member.description.name, member.description.facts
+            self.say(f"Node {name} does not take part: its data are {own}, not {facts}.")
             self._not_before[member.node] = time.monotonic() + _AGAIN_S
             self.members.remove(member)
 
     @property
     def willing(self) -> int:
-        """How many members have not refused, or been refused, a short while ago; connected or not."""
-        now = time.monotonic()
-        return sum(now >= self._not_before.get(member.node, 0.0) for member in self.members)
+        """Number of members, connected or not, without a recent refusal by them or of them."""
+        return sum(map(self._is_willing, self.members))
 
     @property
-    def unsettled(self) -> bool:
-        """Whether somebody who is connected is still being asked."""
-        now = time.monotonic()
-        open_ = [m for m in self.members if m.node in self.online and not m.ready]
-        return any(now >= self._not_before.get(m.node, 0.0) for m in open_)
+    def is_unsettled(self) -> bool:
+        """Whether a connected member has not yet said that it can train."""
+        return any(m.node in self.online and not m.is_ready and self._is_willing(m) for m in self.members)
+
+    def _is_willing(self, member: EnrolledNode) -> bool:
+        return time.monotonic() >= self._not_before.get(member.node, 0.0)
 
     @property
-    def pending(self) -> bool:
-        """Whether somebody has been asked and has not answered yet."""
-        return bool(self._asked)
+    def is_waiting(self) -> bool:
+        """Whether a question has no answer yet."""
+        return bool(self._questions)
 
     def advance(self) -> None:
-        """See who is there, ask whoever must be asked, and take the answers that have come; returns at once."""
-        self.transport.attend()
-        before, self.online = self.online, self.transport.nodes()
-        for node in before - self.online:  # whatever it knew, it is asked again when it comes back
+        """Find the connected nodes, send the questions that are due, and take the answers; returns at once."""
+        self.transport.ensure_thread()
+        before, self.online = self.online, self.transport.list_nodes()
+        for node in before - self.online:  # it is asked again when it comes back
             self._not_before.pop(node, None)
         enrolled = {member.node: member for member in (*self.members, *self._new)}
         for node in (self.online - before) & enrolled.keys():
-            enrolled[node].ready = enrolled[node].known = False
-        busy = dict(self._asked.values())
+            enrolled[node].is_ready = enrolled[node].is_described = False
+        busy = dict(self._questions.values())
         for node in sorted(self.online & busy.keys()):
             self._repeat(node, busy[node])
         for node in sorted(self.online - busy.keys()):
             member = enrolled.get(node)
             if time.monotonic() < self._not_before.get(node, 0.0):
                 continue
-            if member is None or not member.known:
+            if member is None or not member.is_described:
                 self._ask(node, "hello")
-            elif self.setup is not None and not member.ready:
+            elif self.setup is not None and not member.is_ready:
                 self._ask(node, "setup")
-        self._take()
+        self._receive()
 
-    def unready(self, client: int) -> None:
+    def mark_unready(self, client: int) -> None:
         """Have a member set up again before its next job."""
-        self.members[client].ready = False
+        self.members[client].is_ready = False
 
     @property
     def hello(self) -> bytes:
-        """The header of the question what the server may know of a node."""
-        return packed({"what": "hello", **self.asks})
+        """The header that asks a node for its description."""
+        return pack_message({"what": "hello", **self.questions})
 
-    def _member(self, node: int) -> EnrolledNode | None:
+    def _find_member(self, node: int) -> EnrolledNode | None:
         return next((m for m in (*self.members, *self._new) if m.node == node), None)
 
     def _repeat(self, node: int, what: str) -> None:
-        """Ask a question once more that has had no answer for a while."""
-        if what != "base" and time.monotonic() - self._first[node] > _REPEAT_S:
+        """Repeat a question that has had no answer for a while."""
+        if what != "base" and time.monotonic() - self._sent_at[node] > _REPEAT_S:
             self._ask(node, what, held=True)
             self._ask(node, what)
-            self._first[node] = math.inf
+            self._sent_at[node] = math.inf
 
     def _ask(self, node: int, what: str, held: bool = False) -> None:
         if what == "hello":
             parts: dict[str, transport.Part] = {"header": self.hello}
         else:
             assert self.setup is not None
-            parts = {"header": packed({"what": what, **self.setup.header})}
+            parts = {"header": pack_message({"what": what, **self.setup.header})}
             if what == "base":
-                self._base_part = self._base_part or transport.part(self.setup.base)
+                self._base_part = self._base_part or transport.make_part(self.setup.base)
                 parts["base"] = self._base_part
         if held:
             parts[transport.HOLD] = b"1"
-        sent = self.transport.send(transport.request(node, "query", parts, _ANSWER_S, 0), self._replies)
+        sent = self.transport.send(transport.make_request(node, "query", parts, _ANSWER_S, 0), self._replies)
         if sent:
-            self._asked[sent] = (node, what)
-            self._first[node] = time.monotonic()
+            self._questions[sent] = (node, what)
+            self._sent_at[node] = time.monotonic()
 
-    def _take(self) -> None:
+    def _receive(self) -> None:
         while True:
             try:
                 reply = self._replies.get_nowait()
             except queue.Empty:
                 return
-            node, what = self._asked.pop(reply.message, (0, ""))
-            open_ = [message for message, asked in self._asked.items() if asked[0] == node]
-            if not what or (reply.problem and open_):  # it has been answered, or may still be
-                self.transport.released(reply)
+            node, what = self._questions.pop(reply.message, (0, ""))
+            others = [message for message, question in self._questions.items() if question[0] == node]
+            if not what or (reply.error and others):  # it has been answered, or may still be
+                self.transport.take_content(reply)
                 continue
-            for message in open_:
-                del self._asked[message]
+            for message in others:
+                del self._questions[message]
             try:
-                self._heard(node, what, reply)
-            except Exception as error:  # whatever a node says, the others' run goes on
-                self._not_before[node] = time.monotonic() + (_SOON_S if reply.problem else _AGAIN_S)
-                self.say(f"Node {self._called(node)} does not take part: {format_exception(error, 500)}")
+                self._read(node, what, reply)
+            except Exception as error:  # a malformed answer of one node must not end the others' run
+                self._not_before[node] = time.monotonic() + (_SOON_S if reply.error else _AGAIN_S)
+                member = self._find_member(node)
+                name = node if member is None else member.description.name
+                self.say(f"Node {name} does not take part: {format_exception(error, 500)}")
 
-    def _called(self, node: int) -> str:
-        member = self._member(node)
-        return str(node) if member is None else member.told.name
-
-    def _heard(self, node: int, what: str, reply: Reply) -> None:
-        """Take one answer.
+    def _read(self, node: int, what: str, reply: NodeReply) -> None:
+        """Read an answer.
 
         Raises:
             FleetFitError: The node refuses, or does not fit.
         """
-        if reply.problem:
-            raise RunError(reply.problem)
-        nest = answer_of(self.transport.released(reply))
-        if "refused" in nest:
-            raise RunError(one_line(nest["refused"], 500))
+        if reply.error:
+            raise RunError(reply.error)
+        answer = read_answer(self.transport.take_content(reply))
+        if "refused" in answer:
+            raise RunError(one_line(answer["refused"], 500))
         if what == "hello":
-            self._enrol(node, hello_of(nest.get("hello")))
+            self._enrol(node, parse_node_description(answer.get("hello")))
             return
-        member = self._member(node)
+        member = self._find_member(node)
         assert member is not None
-        if nest.get("ready") is True:
-            member.ready = True
+        if answer.get("ready") is True:
+            member.is_ready = True
         elif what == "setup":
             self._ask(node, "base")
         else:
             raise RunError("it did not keep the tensors that are never trained.")
 
-    def _enrol(self, node: int, told: NodeDescription) -> None:
-        wrong = self.fits(told)
-        if wrong:
-            raise RunError(wrong)
-        member = self._member(node)
+    def _enrol(self, node: int, description: NodeDescription) -> None:
+        if problem := self.check_node(description):
+            raise RunError(problem)
+        member, budget = self._find_member(node), _format_budget(description)
         if member is None:
-            self._new.append(EnrolledNode(node, told, known=True))
-            self.say(f"Node {told.name} has enrolled: {told.num_examples} training samples{_afforded(told)}.")
+            self._new.append(EnrolledNode(node, description, is_described=True))
+            self.say(f"Node {description.name} has enrolled: {description.num_examples} training samples{budget}.")
             return
-        member.known = True
-        if told != member.told:
-            member.told, self.changed = replace(told), True
-            self.say(f"Node {told.name} is back, and is another than before{_afforded(told)}.")
+        member.is_described = True
+        if description != member.description:
+            member.description, self.changed = replace(description), True
+            self.say(f"Node {description.name} is back, and is another than before{budget}.")
 
 
-def _afforded(told: NodeDescription) -> str:
-    if told.budget is None:
-        return ", budget not told"
-    if isinstance(told.budget, Mapping):
-        return ", affords " + ", ".join(f"{cost} {amount}" for cost, amount in told.budget.items())
-    return f", affords {told.budget}"
+def _format_budget(description: NodeDescription) -> str:
+    budget = description.budget
+    if budget is None:
+        return ", budget not reported"
+    if isinstance(budget, Mapping):
+        return ", affords " + ", ".join(f"{cost} {amount}" for cost, amount in budget.items())
+    return f", affords {budget}"

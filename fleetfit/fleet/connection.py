@@ -1,7 +1,7 @@
-"""How a node reaches its SuperLink, and why it does not.
+"""The connection of a node to its SuperLink, and the causes why it fails.
 
-Flower's SuperNode tries a server that it cannot reach again and again, and does not tell the cause. `find_fault` makes
-the same connection (httpx, the same certificates, the same proxies) and reads the error below.
+Flower's SuperNode tries again and again to reach a server, and does not report the cause. `find_fault` makes the same
+connection (httpx, the same certificates, the same proxies) and explains its error.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ from urllib.parse import urlsplit
 
 from fleetfit.errors import ConfigError, one_line
 
-_PATIENCE_S = 10.0
-_GATEWAY = range(502, 505)  # what a server in front of the SuperLink says when there is no SuperLink behind it
+_TIMEOUT_S = 10.0
+_GATEWAY = range(502, 505)  # HTTP status of a gateway that cannot reach the SuperLink
 _WRONG_HOST = (62, 64)  # codes of OpenSSL's X509_V_ERR_...: a name, an address
 _NOT_YET, _EXPIRED = 9, 10
 _NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE")
-_MOST_NAMES = 5
+_MAX_NAMES = 5
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Fault:
     """Why a node does not join.
 
     Attributes:
-        cause: One or more sentences: what is wrong, where, and what to do.
-        lasting: Whether waiting does not help; a server that cannot be reached may come back.
+        cause: Sentences: what is wrong, where, and how to fix it.
+        lasting: Whether waiting cannot help; a server that is away may come back.
     """
 
     cause: str
@@ -101,30 +101,30 @@ def _is_ipv6(host: str) -> bool:
 
 
 def check_root_certificates(path: Path) -> None:
-    """Refuse a file that holds no certificate of an authority.
+    """Check that a file has certificates.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: It has none, or cannot be read.
     """
     try:
-        _trust(path)
+        _make_tls_context(path)
     except (OSError, ValueError) as error:  # SSLError is an OSError
-        said = one_line(getattr(error, "reason", None) or str(error))
+        reason = one_line(getattr(error, "reason", None) or str(error))
         raise ConfigError(
-            f"{path} (the root certificates) should hold certificates in PEM form, and cannot be read as such: {said}. "
+            f"{path} (the root certificates) should have certificates in PEM form, and cannot be read: {reason}. "
             "Give the ca.crt that `fleetfit flower certificates` wrote.",
             path=path,
         ) from None
 
 
-def _trust(path: Path) -> ssl.SSLContext:
-    """Return what Flower verifies the SuperLink's certificate with."""
+def _make_tls_context(path: Path) -> ssl.SSLContext:
+    """Return the context by which Flower verifies the SuperLink's certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(cadata=path.expanduser().read_bytes().decode("ascii"))
     return context
 
 
-# ---- what is at the address ------------------------------------------------------------------------------------------
+# ---- causes of faults ------------------------------------------------------------------------------------------------
 
 
 def find_fault(connection: Connection) -> Fault | None:
@@ -134,33 +134,33 @@ def find_fault(connection: Connection) -> Fault | None:
     proxy = _find_proxy(connection)
     through = f" through the proxy {proxy[1]} of the environment variable {proxy[0]}" if proxy else ""
     where = f"{connection.superlink}{through}"
-    given = connection.root_certificates
+    certificates = connection.root_certificates
     try:
-        verify: Any = _trust(given) if given else not connection.insecure
+        verify: Any = _make_tls_context(certificates) if certificates else not connection.insecure
         scheme = "http" if connection.insecure else "https"
-        with httpx.Client(verify=verify, timeout=_PATIENCE_S, follow_redirects=True) as client:
-            answer = client.get(f"{scheme}://{connection.superlink}/health")
+        with httpx.Client(verify=verify, timeout=_TIMEOUT_S, follow_redirects=True) as client:
+            response = client.get(f"{scheme}://{connection.superlink}/health")
     except Exception as error:
-        found = _explain(connection, error, where, proxied=proxy is not None)
-        if proxy and not found.lasting:
+        fault = _explain(connection, error, where, proxied=proxy is not None)
+        if proxy and not fault.lasting:
             host = split_address(connection.superlink, "superlink")[0]
-            more = f" If the node should connect without the proxy, unset {proxy[0]} or add {host} to no_proxy."
-            return Fault(found.cause + more)
-        return found
-    if answer.status_code in _GATEWAY:
-        return Fault(f"{where} answers with HTTP {answer.status_code}: what stands in front of the SuperLink cannot "
+            hint = f" If the node should connect without the proxy, unset {proxy[0]} or add {host} to no_proxy."
+            return Fault(fault.cause + hint)
+        return fault
+    if response.status_code in _GATEWAY:
+        return Fault(f"{where} answers with HTTP {response.status_code}: the gateway in front of the SuperLink cannot "
                      "reach it. Start the SuperLink.")  # fmt: skip
-    if answer.status_code != httpx.codes.OK:
-        return Fault(f"{where} is not a SuperLink: GET /health should give HTTP 200, got {answer.status_code}. Correct "
-                     "the address in --superlink.", lasting=True)  # fmt: skip
+    if response.status_code != httpx.codes.OK:
+        return Fault(f"{where} is not a SuperLink: GET /health should give HTTP 200, got {response.status_code}. "
+                     "Correct the address in --superlink.", lasting=True)  # fmt: skip
     return None
 
 
 def _explain(connection: Connection, error: Exception, where: str, proxied: bool) -> Fault:
-    """Return what an error of httpx came from."""
+    """Return the fault behind an error of httpx."""
     import httpx
 
-    chain = list(_causes(error))
+    chain = list(_iter_causes(error))
     host, port = split_address(connection.superlink, "superlink")
     for each in chain:
         if isinstance(each, ssl.SSLCertVerificationError):
@@ -176,23 +176,23 @@ def _explain(connection: Connection, error: Exception, where: str, proxied: bool
             remedy = "" if proxied else " Correct the name in --superlink, or this device's DNS."
             return Fault(f"{where}: {name} cannot be resolved ({each.strerror}).{remedy}")
         if isinstance(each, ConnectionRefusedError):
-            place = "the proxy's port" if proxied else f"port {port}"
+            listener = "the proxy's port" if proxied else f"port {port}"
             remedy = "" if proxied else " Start the SuperLink, or correct the port in --superlink."
-            return Fault(f"{where} refuses the connection: no program listens on {place}.{remedy}")
+            return Fault(f"{where} refuses the connection: no program listens on {listener}.{remedy}")
     if any(isinstance(each, httpx.TimeoutException | TimeoutError) for each in chain):
-        return Fault(f"{where} does not answer within {_PATIENCE_S:.0f} s. Look for a firewall in between, or correct "
+        return Fault(f"{where} does not answer within {_TIMEOUT_S:.0f} s. Look for a firewall in between, or correct "
                      "the address.")  # fmt: skip
     if isinstance(error, httpx.ProxyError):
         return Fault(f"{where}: the proxy refuses ({one_line(str(error))}).")
     if isinstance(error, httpx.TransportError):
         system = next((each for each in chain if isinstance(each, OSError) and each.strerror), None)
-        said = system.strerror if system else one_line(str(error))
+        detail = system.strerror if system else one_line(str(error))
         tls = " With --insecure the SuperLink must run without TLS too." if connection.insecure else ""
-        return Fault(f"{where} cannot be reached: {said}.{tls}")
+        return Fault(f"{where} cannot be reached: {detail}.{tls}")
     return Fault(f"{where} cannot be asked: {type(error).__name__}: {one_line(str(error))}.", lasting=True)
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def _iter_causes(error: BaseException) -> Iterator[BaseException]:
     current: BaseException | None = error
     while current is not None:
         yield current
@@ -200,41 +200,43 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _explain_certificate(connection: Connection, error: ssl.SSLCertVerificationError, where: str, proxied: bool) -> str:
-    """Return what is wrong with the SuperLink's certificate, and what to do."""
+    """Return the fault of the SuperLink's certificate, and how to fix it."""
     host, port = split_address(connection.superlink, "superlink")
     names, start, end = ("other names", None, None) if proxied else _read_certificate(host, port)
     now = datetime.datetime.now(datetime.UTC)
-    clock = f"this device's clock says {now:%Y-%m-%d %H:%M} UTC"
-    what = f"The certificate of the SuperLink at {where}"
+    clock = f"this device's clock shows {now:%Y-%m-%d %H:%M} UTC"
+    subject = f"The certificate of the SuperLink at {where}"
     if error.verify_code in _WRONG_HOST:
-        return (f"{what} is for {names}, not for {host}. Use one of its names in --superlink, or make a certificate "
+        return (f"{subject} is for {names}, not for {host}. Use one of its names in --superlink, or make a certificate "
                 f"with --host {host}.")  # fmt: skip
     if error.verify_code == _NOT_YET:
         since = f" It is valid from {start:%Y-%m-%d %H:%M} UTC on." if start and start > now else ""
-        return f"{what}, or its authority's, is not yet valid, and {clock}.{since} Set the clock if it is behind."
+        return f"{subject}, or its authority's, is not yet valid, and {clock}.{since} Set the clock if it is behind."
     if error.verify_code == _EXPIRED:
         until = f" It was valid until {end:%Y-%m-%d %H:%M} UTC." if end and end < now else ""
-        return (f"{what}, or its authority's, has expired, and {clock}.{until} Renew it with `fleetfit flower "
+        return (f"{subject}, or its authority's, has expired, and {clock}.{until} Renew it with `fleetfit flower "
                 "certificates`, or set the clock if it is ahead.")  # fmt: skip
     trusted = connection.root_certificates or "the system's list of authorities"
-    said = one_line(error.verify_message)
-    return (f"{what} is not of an authority in {trusted} ({said}). Give with --ca the ca.crt that was made together "
-            "with the certificate.")  # fmt: skip
+    reason = one_line(error.verify_message)
+    return (f"{subject} is not of an authority in {trusted} ({reason}). Give with --ca the ca.crt that was made "
+            "together with the certificate.")  # fmt: skip
 
 
 def _read_certificate(host: str, port: int) -> tuple[str, datetime.datetime | None, datetime.datetime | None]:
-    """Return for whom the certificate at an address is, from when and until when. Nothing of it is verified."""
+    """Return the names in the certificate at an address, and when it begins and ends; it is not verified."""
     from cryptography import x509
 
     try:
-        found = x509.load_pem_x509_certificate(ssl.get_server_certificate((host, port), timeout=_PATIENCE_S).encode())
-        told = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        certificate = x509.load_pem_x509_certificate(
+            ssl.get_server_certificate((host, port), timeout=_TIMEOUT_S).encode()
+        )
+        alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (OSError, ValueError, x509.ExtensionNotFound):
         return "other names", None, None
-    names = [str(each.value) for each in told]
-    text = ", ".join(one_line(name, 60) for name in names[:_MOST_NAMES]) or "no name"
-    text += f" and {len(names) - _MOST_NAMES} more" * (len(names) > _MOST_NAMES)
-    return text, found.not_valid_before_utc, found.not_valid_after_utc
+    names = [str(each.value) for each in alternatives]
+    text = ", ".join(one_line(name, 60) for name in names[:_MAX_NAMES]) or "no name"
+    text += f" and {len(names) - _MAX_NAMES} more" * (len(names) > _MAX_NAMES)
+    return text, certificate.not_valid_before_utc, certificate.not_valid_after_utc
 
 
 def _find_proxy(connection: Connection) -> tuple[str, str] | None:
@@ -260,54 +262,54 @@ SIGNATURE_REFUSED = "The SuperLink does not accept this node's signature"
 
 
 def find_clock_fault(headers: Mapping[str, str], ahead_s: float, behind_s: float) -> str:
-    """Return how this device's clock differs from a server's that refused a signed time; "" where it may differ so.
+    """Return how this device's clock differs from that of a server that refused a signed time; "" within its tolerance.
 
     Args:
-        headers: Of the server's answer, which has its time to the second.
+        headers: Of the server's response, which has its time to the second.
         ahead_s: By how much a device may be ahead.
         behind_s: By how much it may be behind.
     """
     try:
-        theirs = email.utils.parsedate_to_datetime(headers["date"]).timestamp()
+        server_time = email.utils.parsedate_to_datetime(headers["date"]).timestamp()
     except (KeyError, TypeError, ValueError):
         return ""
-    off = time.time() - theirs - 0.5
-    if -behind_s + 1 < off < ahead_s - 1:  # half a second of rounding, and the way of the answer
+    offset = time.time() - server_time - 0.5
+    if -behind_s + 1 < offset < ahead_s - 1:  # half a second of rounding, and the time of the response
         return ""
-    size = f"{abs(off):.0f} s" if abs(off) < 600 else f"{abs(off) / 60:.0f} min"
-    return (f"is {size} {'ahead of' if off > 0 else 'behind'} the SuperLink's: at most {ahead_s:.0f} s ahead and "
+    size = f"{abs(offset):.0f} s" if abs(offset) < 600 else f"{abs(offset) / 60:.0f} min"
+    return (f"is {size} {'ahead of' if offset > 0 else 'behind'} the SuperLink's: at most {ahead_s:.0f} s ahead and "
             f"{behind_s:.0f} s behind are accepted. Set the clock of the one that is wrong, such as with "
             "`timedatectl set-ntp true`.")  # fmt: skip
 
 
-# ---- saying it -------------------------------------------------------------------------------------------------------
+# ---- reports ---------------------------------------------------------------------------------------------------------
 
 
 class FaultReporter:
-    """Reports why tries fail: at once, then at intervals that double. What it does takes none of the caller's time."""
+    """Reports why connections fail: at once, then at intervals that double. It runs in a thread of its own."""
 
-    _FIRST_S, _LONGEST_S = 10.0, 600.0
+    _MIN_S, _MAX_S = 10.0, 600.0
 
     def __init__(self, find: Callable[[], Fault | None], report: Callable[[str], None]) -> None:
         self._find, self._report = find, report
-        self._due, self._pause_s = 0.0, self._FIRST_S
+        self._due, self._pause_s = 0.0, self._MIN_S
         self._busy = threading.Lock()
 
     def note_failure(self) -> None:
-        """Report the cause, if it is time."""
+        """Report the cause, unless the last report was a short while ago."""
         if time.monotonic() >= self._due and self._busy.acquire(blocking=False):
             threading.Thread(target=self._explain, daemon=True).start()
 
     def note_success(self) -> None:
         """Report the next failure at once."""
-        self._due, self._pause_s = 0.0, self._FIRST_S
+        self._due, self._pause_s = 0.0, self._MIN_S
 
     def _explain(self) -> None:
         try:
             fault = self._find()
             if fault is not None:
                 self._due = time.monotonic() + self._pause_s
-                self._pause_s = min(2 * self._pause_s, self._LONGEST_S)
+                self._pause_s = min(2 * self._pause_s, self._MAX_S)
                 with contextlib.suppress(Exception):
                     self._report(fault.cause)
         finally:
@@ -315,9 +317,9 @@ class FaultReporter:
 
 
 def find_in_thread(find: Callable[[], Fault | None]) -> Fault | None:
-    """Return what a function finds; a signal ends the wait for it, which a look-up of a name would delay."""
-    found: list[Fault | None] = []
-    thread = threading.Thread(target=lambda: found.append(find()), daemon=True)
+    """Return the result of a function. A signal can end the wait for it, which a look-up of a name would delay."""
+    results: list[Fault | None] = []
+    thread = threading.Thread(target=lambda: results.append(find()), daemon=True)
     thread.start()
     thread.join()
-    return found[0] if found else None
+    return results[0] if results else None

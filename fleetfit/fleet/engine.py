@@ -1,8 +1,8 @@
-"""The server's side: jobs go to nodes as messages, replies come back in the jobs' order, with a deadline of our own.
+"""The engine of a fleet: jobs go to nodes as messages, replies come back in the jobs' order, before a deadline.
 
-A node has one job at a time; the next one is sent when its reply is there, and the same one again where it got lost.
-Tensors that several jobs share travel as one Flower object. What a client remembers stays on its node: the engine knows
-only under which version.
+A node has one job at a time; the next one is sent when its reply has come, and the same one again if it was lost.
+Tensors that several jobs share travel as one Flower object. A client's memory stays on its node: the engine knows its
+version only.
 """
 
 import math
@@ -18,9 +18,8 @@ from fleetfit.engines.flower import Rules
 from fleetfit.errors import ConfigError, format_exception, one_line
 from fleetfit.fleet import transport
 from fleetfit.fleet.client_manager import ClientManager
-from fleetfit.fleet.doubts import Doubts
-from fleetfit.fleet.protocol import answer_of, packed
-from fleetfit.fleet.transport import Replies, Reply, Transport
+from fleetfit.fleet.protocol import pack_message, read_answer
+from fleetfit.fleet.transport import LostJobDetector, NodeReply, ReplyQueue, Transport
 from fleetfit.layout import Layout, State
 from fleetfit.messages import dump_job, dump_state, load_reply, pack
 from fleetfit.method import is_portable
@@ -29,137 +28,148 @@ from fleetfit.submodel import Submodel
 from fleetfit.values import Failure, Job, Update
 
 _AHEAD = 2  # jobs waiting or in flight, for each node
-_SHARED = 4  # states that are kept as Flower objects
+_MAX_SHARED = 4  # states that are kept as Flower objects
+_WAIT_S = 0.5  # for a reply, at most, before the next look at deadlines
 _JOB: Mapping[str, Any] = {"what": "job"}
-_NOTHING: Mapping[str, transport.Part] = {}
-_GRACE_S = 30.0  # beyond our deadline, at most, until Flower drops a message: a late reply tells that its node is free
+_NO_PARTS: Mapping[str, transport.Part] = {}
+# Beyond the deadline, at most, until Flower drops a message: a late reply shows that its node is free.
+_GRACE_S = 30.0
 
 
-class FlowerEngine:
+class FleetEngine:
     """The engine that runs jobs on the nodes of a fleet."""
 
     def __init__(self, transport: Transport, manager: ClientManager, rules: Rules, cohort: int, layout: Layout) -> None:
-        """Take what nodes are asked by and who they are; `cohort`: clients whose updates a round wants."""
+        """Make an engine without jobs.
+
+        Args:
+            transport: Messages out, replies in.
+            manager: The nodes.
+            rules: Deadline and quorum.
+            cohort: Clients whose updates a round needs.
+            layout: The model's layout.
+        """
         self._transport, self._manager, self._rules, self._layout = transport, manager, rules, layout
         self.cohort = cohort
         self._versions: dict[int, int] = {}
-        self._keeps: set[tuple[int, int]] = set()
-        self._replies: Replies = queue.Queue()
+        self._new_memories: set[tuple[int, int]] = set()
+        self._replies: ReplyQueue = queue.Queue()
         self._late: dict[str, int] = {}
         self._shared: dict[int, tuple[State, Any]] = {}
 
-    # -- what a round needs to know
-
-    def free(self) -> list[bool]:
+    def find_free_clients(self) -> list[bool]:
         """Return which clients are connected, can train, and have no job of an earlier round left."""
-        self._drain()
+        while not self._replies.empty():
+            self._drop_late(self._replies.get())
         busy = set(self._late.values())
-        return [ready and client not in busy for client, ready in enumerate(self._manager.ready())]
+        return [ready and client not in busy for client, ready in enumerate(self._manager.find_ready())]
 
     # -- the protocol of engines
 
     def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
-        """Send each job to its node; yield the replies in the jobs' order as they and all before them are there."""
-        out = _Out()
-        doubts = Doubts(self._transport, lambda message, lasts_s: self._question(out.sent[message][1], lasts_s))
+        """Send each job to its node; yield a reply as soon as it and all before it have come."""
+        state = _RunState()
+        detector = LostJobDetector(
+            self._transport, lambda message, ttl_s: self._ask_question(state.sent[message][1], ttl_s)
+        )
         try:
             while True:
-                self._draw(out, jobs)
-                self._send(out)
-                if out.yielded in out.done:
-                    yield self._finished(out.done.pop(out.yielded))
-                    out.yielded += 1
-                elif out.yielded == out.drawn and not out.more:
+                self._draw(state, jobs)
+                self._send_next(state)
+                if state.yielded in state.done:
+                    yield self._load_reply(state.done.pop(state.yielded))
+                    state.yielded += 1
+                elif state.yielded == state.drawn and not state.has_more:
                     return
                 else:
-                    self._wait(out, doubts)
-                    self._expire(out)
-                    self._repeat(out, doubts)
-                    self._enough(out)
+                    self._receive(state, detector)
+                    self._expire(state)
+                    self._repeat_lost(state, detector)
+                    self._end_at_quorum(state)
         finally:
-            for message, (_, job, _) in out.sent.items():
+            for message, (_, job, _) in state.sent.items():
                 self._late[message] = job.client if job.client is not None else -1
 
     def accept(self, update: Update) -> None:
-        """Note that the client's memory of this round is the one that counts."""
-        if (update.round, update.index) in self._keeps and update.client is not None:
+        """Make this round's memory of the client its newest version."""
+        if (update.round, update.index) in self._new_memories and update.client is not None:
             self._versions[update.client] = update.round
 
     def save(self) -> dict[str, Any]:
-        """Return the versions of the clients' memories, which themselves never leave the nodes."""
+        """Return the versions of the clients' memories, which never leave the nodes."""
         return {"versions": {str(client): version for client, version in sorted(self._versions.items())}}
 
     def load(self, memories: Mapping[str, Any]) -> None:
-        """Take back what `save` returned."""
+        """Replace the versions by those that `save` returned."""
         self._versions = {int(client): int(version) for client, version in memories.get("versions", {}).items()}
 
     def close(self) -> None:
-        """Wait for nobody any more."""
+        """Close the transport."""
         self._transport.close()
 
-    # -- one question to each of some nodes
+    # -- one question to several nodes
 
     def exchange(
-        self, what: Mapping[str, Any], asked: Mapping[int, tuple[Job, Mapping[str, transport.Part]]]
+        self, what: Mapping[str, Any], requests: Mapping[int, tuple[Job, Mapping[str, transport.Part]]]
     ) -> Iterator[tuple[int, Mapping[str, Any] | Failure]]:
-        """Ask several nodes at once; yield what comes of each as it comes, until the deadline of a job.
+        """Send a request to several nodes at once; yield each answer as it comes, until the deadline of a job.
 
         Args:
-            what: What the header says beside the job.
-            asked: By index of the job: the job, and further parts of its message.
+            what: Entries of the header beside the job.
+            requests: By index of the job: the job, and further parts of its message.
         """
-        out: dict[str, tuple[int, Job]] = {}
+        sent: dict[str, tuple[int, Job]] = {}
         try:
-            busy, ready = set(self._late.values()), self._manager.ready()
-            for index, (job, parts) in asked.items():
-                there = job.client is not None and ready[job.client] and job.client not in busy
-                message = self._transport.send(self._message(job, what, parts), self._replies) if there else ""
+            busy, ready = set(self._late.values()), self._manager.find_ready()
+            for index, (job, parts) in requests.items():
+                is_free = job.client is not None and ready[job.client] and job.client not in busy
+                message = self._transport.send(self._make_message(job, what, parts), self._replies) if is_free else ""
                 if message:
-                    out[message] = (index, job)
+                    sent[message] = (index, job)
                 else:
-                    yield index, _failed(job, "the node is not connected, or not free", absent=True)
+                    yield index, Failure.of(job, "the node is not connected, or not free", absent=True)
             until = time.monotonic() + self._rules.deadline_s
-            while out and (left := until - time.monotonic()) > 0:
-                self._transport.attend()
+            while sent and (left := until - time.monotonic()) > 0:
+                self._transport.ensure_thread()
                 try:
-                    reply = self._replies.get(timeout=min(left, 0.5))
+                    reply = self._replies.get(timeout=min(left, _WAIT_S))
                 except queue.Empty:
                     continue
-                if reply.message in out:
-                    index, job = out.pop(reply.message)
-                    yield index, self._said(job, reply)
+                if reply.message in sent:
+                    index, job = sent.pop(reply.message)
+                    yield index, self._read_exchange(job, reply)
                 else:
-                    self._too_late(reply)
-            for index, job in list(out.values()):
-                yield index, _failed(job, f"it did not answer within {self._rules.deadline_s:g} s", late=True)
+                    self._drop_late(reply)
+            for index, job in list(sent.values()):
+                yield index, Failure.of(job, self._format_deadline(), late=True)
         finally:
-            self._late |= {message: job.client for message, (_, job) in out.items() if job.client is not None}
+            self._late |= {message: job.client for message, (_, job) in sent.items() if job.client is not None}
 
-    def _said(self, job: Job, reply: Reply) -> Mapping[str, Any] | Failure:
-        """Return what a node said in an exchange."""
-        if reply.lost and job.client is not None:
-            self._manager.online.discard(self._manager.members[job.client].node)
-        if reply.problem:
-            return _failed(job, reply.problem, absent=reply.lost)
+    def _read_exchange(self, job: Job, reply: NodeReply) -> Mapping[str, Any] | Failure:
+        self._note_connection(job, reply)
+        if reply.error:
+            return Failure.of(job, reply.error, absent=reply.node_lost)
         try:
-            nest = answer_of(self._transport.released(reply))
-            if "refused" in nest or nest.get("lost") is True or "reply" in nest:
-                found = self._read(job, nest)
-                return found if isinstance(found, Failure) else _failed(job, "it has answered something else")
-            if nest.get("keeps") is True:
-                self._note_kept(job)
-            return nest
-        except Exception as error:  # whatever it is, it ends nothing but this reply
-            return _failed(job, f"its answer was refused: {format_exception(error)}")
+            answer = read_answer(self._transport.take_content(reply))
+            if "refused" in answer or answer.get("lost") is True or "reply" in answer:
+                outcome = self._read_answer(job, answer)
+                if isinstance(outcome, Failure):
+                    return outcome
+                return Failure.of(job, "its answer is of another kind than the request")
+            if answer.get("keeps") is True:
+                self._note_new_memory(job)
+            return answer
+        except Exception as error:  # a malformed answer ends nothing but this request
+            return Failure.of(job, f"its answer was refused: {format_exception(error)}")
 
     # -- drawing and sending
 
-    def _draw(self, out: "_Out", jobs: Iterator[Job]) -> None:
+    def _draw(self, state: "_RunState", jobs: Iterator[Job]) -> None:
         bound = _AHEAD * max(len(self._manager.members), 1)
-        while out.more and out.drawn - out.yielded < bound:
+        while state.has_more and state.drawn - state.yielded < bound:
             job = next(jobs, None)
             if job is None:
-                out.more = False
+                state.has_more = False
                 return
             if not is_portable(job.method):
                 raise ConfigError(
@@ -168,67 +178,64 @@ class FlowerEngine:
                     key="method",
                 )
             assert job.client is not None
-            out.queued.setdefault(job.client, deque()).append((out.drawn, job))
-            out.training += job.kind == "train"
-            out.drawn += 1
+            state.queued.setdefault(job.client, deque()).append((state.drawn, job))
+            state.training += job.kind == "train"
+            state.drawn += 1
 
-    def _send(self, out: "_Out") -> None:
-        """Send to every node that has nothing to do the first of its jobs."""
-        at_work = {job.client for _, job, _ in out.sent.values()} | set(self._late.values())
-        ready = self._manager.ready()
-        for client, waiting in out.queued.items():
-            if not waiting or client in at_work:
+    def _send_next(self, state: "_RunState") -> None:
+        """Send to every node without a job the first of its jobs."""
+        busy = {job.client for _, job, _ in state.sent.values()} | set(self._late.values())
+        ready = self._manager.find_ready()
+        for client, waiting in state.queued.items():
+            if not waiting or client in busy:
                 continue
-            place, job = waiting[0]
-            if not ready[client]:
-                waiting.popleft()
-                out.done[place] = _failed(job, "the node is not connected", absent=True)
-                continue
-            waiting.popleft()
-            self._dispatch(out, place, job)
+            position, job = waiting.popleft()
+            if ready[client]:
+                self._dispatch(state, position, job)
+            else:
+                state.done[position] = Failure.of(job, "the node is not connected", absent=True)
 
-    def _dispatch(self, out: "_Out", place: int, job: Job, until: float = math.inf) -> None:
-        """Send a job to its node, which answers by the deadline, or by an earlier moment."""
-        message = self._transport.send(self._message(job), self._replies)
+    def _dispatch(self, state: "_RunState", position: int, job: Job, until: float = math.inf) -> None:
+        """Send a job to its node, which must answer by the deadline, or by an earlier moment."""
+        message = self._transport.send(self._make_message(job), self._replies)
         if message:
-            out.sent[message] = (place, job, min(until, time.monotonic() + self._rules.deadline_s))
+            state.sent[message] = (position, job, min(until, time.monotonic() + self._rules.deadline_s))
         else:
-            out.done[place] = _failed(job, "the SuperLink did not take the message", absent=True)
+            state.done[position] = Failure.of(job, "the SuperLink did not take the message", absent=True)
 
-    def _message(
-        self, job: Job, what: Mapping[str, Any] = _JOB, further: Mapping[str, transport.Part] = _NOTHING
+    def _make_message(
+        self, job: Job, what: Mapping[str, Any] = _JOB, further: Mapping[str, transport.Part] = _NO_PARTS
     ) -> Any:
         assert self._manager.setup is not None and job.client is not None
         version = self._versions.get(job.client, -1)
-        bare = dump_job(replace(job, state={}, statistics={}, memory_version=version), self._layout)
-        header = packed({**what, **self._manager.setup.header, "job": bare})
+        table = dump_job(replace(job, state={}, statistics={}, memory_version=version), self._layout)
+        header = pack_message({**what, **self._manager.setup.header, "job": table})
         parts: dict[str, transport.Part] = {"header": header, **further}
         if job.state:
-            parts["state"] = self._part(job.state, job.submodel)
+            parts["state"] = self._share(job.state, job.submodel)
         if job.statistics:
-            parts["statistics"] = self._part(job.statistics, job.submodel)
+            parts["statistics"] = self._share(job.statistics, job.submodel)
         kind = "train" if job.kind == "train" else "evaluate"
         node = self._manager.members[job.client].node
-        lasts_s = self._rules.deadline_s + min(_GRACE_S, self._rules.deadline_s)
-        return transport.request(node, kind, parts, lasts_s, job.round + 1)
+        ttl_s = self._rules.deadline_s + min(_GRACE_S, self._rules.deadline_s)
+        return transport.make_request(node, kind, parts, ttl_s, job.round + 1)
 
-    def _part(self, state: State, piece: Submodel) -> Any:
-        """Return tensors as a Flower object, the same one for jobs that share them."""
-        known = self._shared.get(id(state))
-        if known is None:
-            while len(self._shared) >= _SHARED:
+    def _share(self, tensors: State, submodel: Submodel) -> Any:
+        """Return tensors as a Flower object, the same one for all jobs that share them."""
+        entry = self._shared.get(id(tensors))
+        if entry is None:
+            while len(self._shared) >= _MAX_SHARED:
                 del self._shared[next(iter(self._shared))]
-            content = pack(dump_state(state, self._layout, piece))
-            known = self._shared[id(state)] = (state, transport.part(content))
-        return known[1]
+            content = pack(dump_state(tensors, self._layout, submodel))
+            entry = self._shared[id(tensors)] = (tensors, transport.make_part(content))
+        return entry[1]
 
-    # -- taking replies
+    # -- receiving replies
 
-    def _wait(self, out: "_Out", doubts: Doubts) -> None:
-        """Wait a moment for replies, and note those that came."""
-        self._transport.attend()
-        with_until = [until for _, _, until in out.sent.values()]
-        pause = min([0.5, *(max(until - time.monotonic(), 0.0) for until in with_until)])
+    def _receive(self, state: "_RunState", detector: LostJobDetector) -> None:
+        """Wait a moment for replies, and store those that came."""
+        self._transport.ensure_thread()
+        pause = min([_WAIT_S, *(max(until - time.monotonic(), 0.0) for _, _, until in state.sent.values())])
         try:
             replies = [self._replies.get(timeout=max(pause, 0.001))]
         except queue.Empty:
@@ -236,140 +243,138 @@ class FlowerEngine:
         while not self._replies.empty():
             replies.append(self._replies.get())
         for reply in replies:
-            if reply.message in out.sent:
-                place, job, _ = out.sent.pop(reply.message)
-                out.done[place] = came = self._opened(job, reply)
-                out.usable += came.usable
+            if reply.message in state.sent:
+                position, job, _ = state.sent.pop(reply.message)
+                state.done[position] = pending = self._open_reply(job, reply)
+                state.usable += pending.usable
             else:
-                doubts.heard(reply)
-                self._too_late(reply)
+                detector.note_reply(reply)
+                self._drop_late(reply)
 
-    def _drain(self) -> None:
-        while not self._replies.empty():
-            self._too_late(self._replies.get())
-
-    def _too_late(self, reply: Reply) -> None:
+    def _drop_late(self, reply: NodeReply) -> None:
         client = self._late.pop(reply.message, None)
-        self._transport.released(reply)
-        if client is not None and not reply.problem:
-            name = self._manager.members[client].told.name
+        self._transport.take_content(reply)
+        if client is not None and not reply.error:
+            name = self._manager.members[client].description.name
             self._manager.say(f"Node {name} answered a job after its round had ended; its answer is not used.")
 
-    def _expire(self, out: "_Out") -> None:
-        """Give up what is beyond the deadline."""
+    def _expire(self, state: "_RunState") -> None:
+        """Let jobs fail that are beyond their deadline."""
         now = time.monotonic()
-        for message, (place, job, until) in list(out.sent.items()):
+        for message, (position, job, until) in list(state.sent.items()):
             if now >= until:
-                reason = f"it did not answer within {self._rules.deadline_s:g} s"
-                self._give_up(out, message, place, job, reason)
-        if not out.sent:  # nobody waits for those alone that still have a job of an earlier round
-            for client in set(self._late.values()) & out.queued.keys():
-                waiting = out.queued[client]
+                self._give_up(state, message, position, job, self._format_deadline())
+        if not state.sent:  # the round does not wait for nodes alone that still have a job of an earlier one
+            for client in set(self._late.values()) & state.queued.keys():
+                waiting = state.queued[client]
                 while waiting:
-                    place, job = waiting.popleft()
-                    out.done[place] = _failed(job, "its node still has a job of an earlier round", late=True)
+                    position, job = waiting.popleft()
+                    state.done[position] = Failure.of(job, "its node still has a job of an earlier round", late=True)
 
-    def _question(self, job: Job, lasts_s: float) -> str:
-        """Ask the node of a job what it has told before: it answers as soon as it has nothing else to do."""
+    def _format_deadline(self) -> str:
+        return f"it did not answer within {self._rules.deadline_s:g} s"
+
+    def _ask_question(self, job: Job, ttl_s: float) -> str:
+        """Send a hello to the node of a job: it answers as soon as it is free."""
         assert job.client is not None
         node = self._manager.members[job.client].node
-        question = transport.request(node, "query", {"header": self._manager.hello}, lasts_s, 0)
+        question = transport.make_request(node, "query", {"header": self._manager.hello}, ttl_s, 0)
         return self._transport.send(question, self._replies)
 
-    def _repeat(self, out: "_Out", doubts: Doubts) -> None:
-        """Send jobs again that got lost, or whose answers did; the deadline stays."""
-        for lost in doubts.lost(out.sent):
-            place, job, until = out.sent.pop(lost)
+    def _repeat_lost(self, state: "_RunState", detector: LostJobDetector) -> None:
+        """Send lost jobs again; the deadline stays."""
+        for message in detector.find_lost(state.sent):
+            position, job, until = state.sent.pop(message)
             assert job.client is not None
-            name = self._manager.members[job.client].told.name
+            name = self._manager.members[job.client].description.name
             self._manager.say(f"Node {name} has nothing to do, and its answer has not come: it gets its job again.")
-            self._dispatch(out, place, job, until)
+            self._dispatch(state, position, job, until)
 
-    def _enough(self, out: "_Out") -> None:
-        """End a round of training as soon as enough updates are there."""
-        if out.more or not out.training or out.training < out.drawn:
+    def _end_at_quorum(self, state: "_RunState") -> None:
+        """End a round of training as soon as its quorum of updates has come."""
+        if state.has_more or not state.training or state.training < state.drawn:
             return
-        needed = min(out.drawn, max(1, math.ceil(self._rules.quorum * self.cohort - 1e-9)))
-        if out.usable >= needed and (needed < out.drawn):
-            for message, (place, job, _) in list(out.sent.items()):
-                self._give_up(out, message, place, job, AFTER_QUORUM)
+        quorum = min(state.drawn, max(1, math.ceil(self._rules.quorum * self.cohort - 1e-9)))
+        if state.usable >= quorum and quorum < state.drawn:
+            for message, (position, job, _) in list(state.sent.items()):
+                self._give_up(state, message, position, job, AFTER_QUORUM)
 
-    def _give_up(self, out: "_Out", message: str, place: int, job: Job, reason: str) -> None:
-        del out.sent[message]
+    def _give_up(self, state: "_RunState", message: str, position: int, job: Job, reason: str) -> None:
+        del state.sent[message]
         self._late[message] = job.client if job.client is not None else -1
-        out.done[place] = _failed(job, reason, late=True)
+        state.done[position] = Failure.of(job, reason, late=True)
 
-    def _opened(self, job: Job, reply: Reply) -> "_Came":
-        """Look at a reply, unless it lies on disk until its turn."""
-        if reply.lost and job.client is not None:  # until the client manager sees it again, it is sent nothing
+    def _note_connection(self, job: Job, reply: NodeReply) -> None:
+        """Send nothing to a node that was lost, until the client manager sees it again."""
+        if reply.node_lost and job.client is not None:
             self._manager.online.discard(self._manager.members[job.client].node)
-        if reply.problem or isinstance(reply.content, Path):
-            return _Came(job, reply, usable=not reply.problem)
-        try:
-            nest = answer_of(reply.content or b"")
-            said = nest.get("reply")
-            return _Came(job, reply, nest, usable=isinstance(said, Mapping) and said.get("kind") == "update")
-        except Exception as error:  # whatever it is, it ends nothing but this reply
-            self._transport.released(reply)
-            return _Came(job, replace(reply, problem=f"its answer was refused: {format_exception(error)}"))
 
-    def _finished(self, found: "Failure | _Came") -> Update | Failure:
-        """Return the reply that came, or a failure that says what came instead."""
-        if isinstance(found, Failure):
-            return found
-        job, reply = found.job, found.reply
-        if reply.problem:
-            return _failed(job, reply.problem, absent=reply.lost)
+    def _open_reply(self, job: Job, reply: NodeReply) -> "_PendingReply":
+        """Read a reply, unless it is on disk until its turn."""
+        self._note_connection(job, reply)
+        if reply.error or isinstance(reply.content, Path):
+            return _PendingReply(job, reply, usable=not reply.error)
         try:
-            content = self._transport.released(reply)
-            nest = answer_of(content) if found.nest is None else found.nest
-            return self._read(job, nest)
+            answer = read_answer(reply.content or b"")
+            outcome = answer.get("reply")
+            usable = isinstance(outcome, Mapping) and outcome.get("kind") == "update"
+            return _PendingReply(job, reply, answer, usable)
+        except Exception as error:  # a malformed answer ends nothing but this reply
+            self._transport.take_content(reply)
+            return _PendingReply(job, replace(reply, error=f"its answer was refused: {format_exception(error)}"))
+
+    def _load_reply(self, pending: "Failure | _PendingReply") -> Update | Failure:
+        """Return a node's update or failure, or the failure in its place."""
+        if isinstance(pending, Failure):
+            return pending
+        job, reply = pending.job, pending.reply
+        if reply.error:
+            return Failure.of(job, reply.error, absent=reply.node_lost)
+        try:
+            content = self._transport.take_content(reply)
+            return self._read_answer(job, read_answer(content) if pending.answer is None else pending.answer)
         except Exception as error:
-            return _failed(job, f"its answer was refused: {format_exception(error)}")
+            return Failure.of(job, f"its answer was refused: {format_exception(error)}")
 
-    def _read(self, job: Job, nest: Mapping[str, Any]) -> Update | Failure:
+    def _read_answer(self, job: Job, answer: Mapping[str, Any]) -> Update | Failure:
         assert job.client is not None
-        if "refused" in nest:
-            return _failed(job, f"it refused: {one_line(nest['refused'], 500)}")
-        if nest.get("lost") is True:
-            self._manager.unready(job.client)
-            return _failed(job, "it has lost the tensors that are never trained; it gets them again")
-        reply = load_reply(nest["reply"] if isinstance(nest.get("reply"), Mapping) else {}, self._layout)
-        if nest.get("forgot") is True:
-            name = self._manager.members[job.client].told.name
-            self._manager.say(f"Node {name} has lost what it remembered of this run, and began anew.")
-        if nest.get("keeps") is True and job.kind == "train":
-            self._note_kept(job)
-        # a node that answers is there, and has no clock but its own
+        if "refused" in answer:
+            return Failure.of(job, f"it refused: {one_line(answer['refused'], 500)}")
+        if answer.get("lost") is True:
+            self._manager.mark_unready(job.client)
+            return Failure.of(job, "it has lost the tensors that are never trained; it gets them again")
+        reply = load_reply(answer["reply"] if isinstance(answer.get("reply"), Mapping) else {}, self._layout)
+        if answer.get("forgot") is True:
+            name = self._manager.members[job.client].description.name
+            self._manager.say(f"Node {name} has lost its memory of this run, and began anew.")
+        if answer.get("keeps") is True and job.kind == "train":
+            self._note_new_memory(job)
+        # A node that answers is not absent, and its only clock is real.
         return replace(reply, absent=False) if isinstance(reply, Failure) else replace(reply, simulated_s=None)
 
-    def _note_kept(self, job: Job) -> None:
-        self._keeps = {k for k in self._keeps if k[0] == job.round} | {(job.round, job.index)}
+    def _note_new_memory(self, job: Job) -> None:
+        self._new_memories = {key for key in self._new_memories if key[0] == job.round} | {(job.round, job.index)}
 
 
 @dataclass(frozen=True)
-class _Came:
+class _PendingReply:
     """A reply that waits for its turn."""
 
     job: Job
-    reply: Reply
-    nest: Mapping[str, Any] | None = None
+    reply: NodeReply
+    answer: Mapping[str, Any] | None = None
     usable: bool = False
 
 
 @dataclass
-class _Out:
-    """What one call of `run` has out: jobs drawn, queued by client, sent by message, and done by place."""
+class _RunState:
+    """The jobs of one call of `run`: drawn, queued by client, sent by message, and done by position."""
 
     drawn: int = 0
     yielded: int = 0
-    more: bool = True
+    has_more: bool = True
     training: int = 0
     usable: int = 0
     queued: dict[int, deque[tuple[int, Job]]] = field(default_factory=dict)
     sent: dict[str, tuple[int, Job, float]] = field(default_factory=dict)
-    done: dict[int, Failure | _Came] = field(default_factory=dict)
-
-
-def _failed(job: Job, reason: str, absent: bool = False, late: bool = False) -> Failure:
-    return Failure.of(job, reason, absent=absent, late=late)
+    done: dict[int, Failure | _PendingReply] = field(default_factory=dict)

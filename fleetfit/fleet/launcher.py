@@ -1,6 +1,6 @@
-"""Starts a device's node: Flower's SuperNode, and for every message a process that has Flower imported already.
+"""Starts a device's node: Flower's SuperNode, and a process for each message, which has Flower imported already.
 
-`run_node` is what `fleetfit flower node` does. Everything that it starts ends with it, also when it is killed.
+`fleetfit flower node` calls `run_node`. All processes that it starts end with it, also when it is killed.
 """
 
 import contextlib
@@ -38,19 +38,19 @@ from fleetfit.fleet.connection import (
     find_in_thread,
     split_address,
 )
-from fleetfit.fleet.warm.zygote import PRELOAD
+from fleetfit.fleet.warm_start import find_warm_start
 
 _LOG = logging.getLogger("fleetfit")
 
 # ---- processes that end together -----------------------------------------------------------------------------------
 
-# It ends its process group once the process that holds the other end of its input is gone.
+# It kills its process group once the process at the other end of its input has ended.
 _KEEPER = "trap '' HUP INT TERM; read _; kill -KILL 0"
 _JOIN_S = 10.0
-_OF_FLOWER = re.compile(r"(\t|\x1b\[[\d;]*m)")
+_FLOWER_FORMAT = re.compile(r"(\t|\x1b\[[\d;]*m)")
 
 
-class Group:
+class ProcessGroup:
     """Processes that end together: with this block, or when this process is killed."""
 
     def __init__(self, environment: dict[str, str]) -> None:
@@ -65,19 +65,19 @@ class Group:
         command: Sequence[str],
         descriptors: Sequence[int] = (),
         output: IO[bytes] | None = None,
-        read: bool = False,
+        has_input: bool = False,
     ) -> subprocess.Popen[bytes]:
         """Start a process.
 
         Args:
             command: The command.
-            descriptors: What it inherits.
-            output: Where it writes; by default where this process does.
-            read: Whether it reads from a pipe, its `stdin`.
+            descriptors: File descriptors that it inherits.
+            output: For its stdout and stderr; those of this process by default.
+            has_input: Whether it reads from a pipe, its `stdin`.
         """
         process = subprocess.Popen(
             command,
-            stdin=subprocess.PIPE if read else subprocess.DEVNULL,
+            stdin=subprocess.PIPE if has_input else subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             pass_fds=descriptors,
@@ -88,7 +88,7 @@ class Group:
         self._members.append(process)
         return process
 
-    def __enter__(self) -> "Group":
+    def __enter__(self) -> "ProcessGroup":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -100,8 +100,8 @@ class Group:
                 process.stdin.close()
 
 
-class Output(threading.Thread):
-    """Passes on what is written to `file`, keeps the last lines of it, and hands each to `listen`."""
+class OutputReader(threading.Thread):
+    """Prints what processes write to `file`, keeps the last lines of it, and passes each to `listen`."""
 
     def __init__(self, listen: Callable[[bytes], None]) -> None:
         super().__init__(daemon=True)
@@ -112,12 +112,12 @@ class Output(threading.Thread):
         self._lines: deque[bytes] = deque(maxlen=50)
 
     @property
-    def last(self) -> str:
+    def last_lines(self) -> str:
         """The last lines."""
         return b"".join(self._lines).decode(errors="replace")
 
     def run(self) -> None:
-        """Read until nobody holds `file` any more."""
+        """Read until all processes have closed `file`."""
         with self._source:
             for line in self._source:
                 self._lines.append(line)
@@ -126,7 +126,7 @@ class Output(threading.Thread):
                     sys.stderr.buffer.write(_make_printable(line))
                     sys.stderr.buffer.flush()
 
-    def __enter__(self) -> "Output":
+    def __enter__(self) -> "OutputReader":
         self.start()
         return self
 
@@ -136,31 +136,31 @@ class Output(threading.Thread):
 
 
 def _make_printable(line: bytes) -> bytes:
-    """Return a line of Flower's log: its colours and tabs stay."""
-    parts = _OF_FLOWER.split(line.decode(errors="backslashreplace"))
+    """Return a line of Flower's log without control characters, but with its colours and tabs."""
+    parts = _FLOWER_FORMAT.split(line.decode(errors="backslashreplace"))
     parts[::2] = map(make_printable, parts[::2])
     return "".join(parts).encode()
 
 
-class _Told(BaseException):
-    """Somebody wants this process to end."""
+class _Terminated(BaseException):
+    """A signal asks this process to end."""
 
 
 @contextlib.contextmanager
-def told_to_end() -> Iterator[None]:
-    """Leave the block when this process is told to end, once: what is done then is not interrupted."""
-    asked = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-    heard = [each for each in asked if signal.getsignal(each) is not signal.SIG_IGN]  # nohup stays nohup
+def leave_on_signal() -> Iterator[None]:
+    """Leave the block at the first signal that asks this process to end; later ones are ignored while it cleans up."""
+    signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    signals = [each for each in signals if signal.getsignal(each) is not signal.SIG_IGN]  # nohup stays nohup
 
-    def told(number: int, frame: FrameType | None) -> None:
-        for each in heard:
+    def leave(number: int, frame: FrameType | None) -> None:
+        for each in signals:
             signal.signal(each, signal.SIG_IGN)
-        raise _Told
+        raise _Terminated
 
-    before = {each: signal.signal(each, told) for each in heard}
+    before = {each: signal.signal(each, leave) for each in signals}
     try:
         yield
-    except _Told:
+    except _Terminated:
         pass
     finally:
         for each, handler in before.items():
@@ -171,26 +171,24 @@ def told_to_end() -> Iterator[None]:
 
 CLIENT_APP = "fleetfit.fleet.client_app:app"
 
-_SUPERNODE = "fleetfit.fleet.warm.supernode"
-_ZYGOTE = "fleetfit.fleet.warm.zygote"
 _REFUSED = "[code: 2004]"
 _NO_KEY = "[code: 2001]"
-_TOLD = "terminated gracefully"  # what the SuperNode says when somebody has told it to end
+_TERMINATED = "terminated gracefully"  # the SuperNode's last line after a signal
 _NO_CONNECTION = "Failed to initialize the connection"
 _TRY_FAILED, _TRY_WORKED = b"Connection attempt failed", (b"Connection successful", b"SuperNode ID:")
 _RETRY_S = 120.0
 _PAUSE_S = 5.0
-_LONGEST_PAUSE_S = 300.0
+_MAX_PAUSE_S = 300.0
 _GRACE_S = 10.0
-_FAULT = 2  # exit code: something given is wrong
+_FAULT = 2  # exit code: an argument is wrong
 # Libraries that start threads when they are imported make forking unsafe; a job sets its own number of threads.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 _RUN = (sys.executable, "-P", "-m")
 
 
 @dataclass(frozen=True)
-class _Node:
-    """What the SuperNode is started with.
+class _SuperNode:
+    """How the SuperNode is started.
 
     Attributes:
         arguments: Of `flower-supernode`.
@@ -202,57 +200,63 @@ class _Node:
 
 
 def run_node(
-    config: Path, connection: Connection, warm: bool = True, *, app: str = CLIENT_APP, preload: Sequence[str] = PRELOAD
+    config: Path,
+    connection: Connection,
+    warm: bool = True,
+    *,
+    app: str = CLIENT_APP,
+    preload: Sequence[str] | None = None,
 ) -> int:
-    """Run a node until it is told to end, by Ctrl-C or SIGTERM. To be called from the main thread.
+    """Run a node until a signal ends it, such as Ctrl-C or SIGTERM. Call it from the main thread.
 
     Args:
         config: The node's own configuration, which its client app reads.
         connection: How it reaches its SuperLink.
         warm: Fork a process that has Flower imported for every message, and run no app but FleetFit's. Otherwise, and
-            where the installed Flower does not allow it, a process is started for every message: each takes seconds
-            longer, and the node runs whatever app the server sends.
+            where the installed Flower does not allow it, Flower starts a process for every message: each takes seconds
+            longer, and the node runs any app that the server sends.
         app: The client app; another one in tests only.
-        preload: What is imported before forking; other modules in tests only.
+        preload: Modules to import before forking; others than the usual ones in tests only.
 
     Returns:
         The exit code: 0 after a graceful end, 2 where clock, certificate or key keep the node from joining.
 
     Raises:
-        ConfigError: A file is not there or not of its kind, or an address is wrong.
+        ConfigError: A file is missing or malformed, or an address is wrong.
         MissingExtra: Flower is not installed.
         RunError: FleetFit's own part of the node cannot be imported.
     """
     refuse_on_windows("A fleet's node", "Under Windows, run it in WSL 2, which is Linux.")
-    node = _checked(config, connection)
+    supernode = _check_arguments(config, connection)
     if importlib.util.find_spec("flwr") is None:
         raise MissingExtra("flower", "A fleet's node")
     if connection.key is not None:
         from fleetfit.fleet.certificates import load_node_key
 
         load_node_key(connection.key.expanduser())
-    environment = _environment()
+    environment = _make_environment()
 
     def find() -> Fault | None:
         return find_fault(connection)
 
-    reporter = FaultReporter(find, lambda cause: _LOG.warning("%s The node goes on trying.", cause))
-    with told_to_end(), contextlib.ExitStack() as stack:
+    reporter = FaultReporter(find, lambda cause: _LOG.warning("%s The node keeps trying.", cause))
+    with leave_on_signal(), contextlib.ExitStack() as stack:
         zygote = None
         if warm:
-            zygote = _zygote(stack.enter_context(Group({**environment, **_ONE_THREAD})), app, preload)
-        return _accepted(lambda: _attempt(node, environment, zygote, reporter), find)
+            group = stack.enter_context(ProcessGroup({**environment, **_ONE_THREAD}))
+            zygote = _start_zygote(group, app, preload)
+        return _keep_running(lambda: _run_supernode(supernode, environment, zygote, reporter), find)
     return 0
 
 
-# ---- what is asked for -------------------------------------------------------------------------------------------
+# ---- arguments -----------------------------------------------------------------------------------------------------
 
 
-def _checked(config: Path, connection: Connection) -> _Node:
-    """Return the SuperNode's arguments.
+def _check_arguments(config: Path, connection: Connection) -> _SuperNode:
+    """Return how the SuperNode is started.
 
     Raises:
-        ConfigError: A file is not there, or an address is wrong.
+        ConfigError: A file is missing, or an address is wrong.
     """
     for what, path in (
         ("node's configuration", config),
@@ -261,9 +265,9 @@ def _checked(config: Path, connection: Connection) -> _Node:
     ):
         if path is not None and not path.expanduser().is_file():
             raise ConfigError(f"{path}: no such file (the {what}).", path=path)
-    place = str(config.expanduser().resolve())
-    if set(place) & set("\"\\'\n"):
-        raise ConfigError(f"{place}: Flower takes no path with quotes, backslashes or line ends.", path=place)
+    absolute = str(config.expanduser().resolve())
+    if set(absolute) & set("\"\\'\n"):
+        raise ConfigError(f"{absolute}: Flower takes no path with quotes, backslashes or line ends.", path=absolute)
     if connection.insecure and (connection.root_certificates or connection.key):
         raise ConfigError(
             "insecure means no TLS: leave out the root certificates and the key, or insecure.", key="insecure"
@@ -271,24 +275,24 @@ def _checked(config: Path, connection: Connection) -> _Node:
     check_superlink(connection.superlink)
     if connection.root_certificates is not None:
         check_root_certificates(connection.root_certificates)
-    address = _listening(connection.listen)
+    address = _find_free_address(connection.listen)
     host, _, port = address.rpartition(":")
     arguments = ["--superlink", connection.superlink, "--host", host.strip("[]"), "--port", port]
-    arguments += ["--node-config", f'config="{place}"']
+    arguments += ["--node-config", f'config="{absolute}"']
     arguments += ["--insecure"] if connection.insecure else []
     for flag, path in (
         ("--root-certificates", connection.root_certificates),
         ("--auth-supernode-private-key", connection.key),
     ):
         arguments += [flag, str(path.expanduser().resolve())] if path is not None else []
-    return _Node(arguments, address)
+    return _SuperNode(arguments, address)
 
 
-def _listening(listen: str) -> str:
-    """Return the address with a port that is free.
+def _find_free_address(listen: str) -> str:
+    """Return the address with a free port.
 
     Raises:
-        ConfigError: It is not this machine's own, or taken.
+        ConfigError: It is not this machine's own, or its port is taken.
     """
     host, port = split_address(listen, "listen")
     with contextlib.suppress(ValueError):
@@ -304,75 +308,76 @@ def _listening(listen: str) -> str:
             trial.bind((host, port))
         except OSError as error:
             raise ConfigError(f"listen: {listen} cannot be bound: {error}.", key="listen") from None
-        found = trial.getsockname()[1]
-    return f"[{host}]:{found}" if family == socket.AF_INET6 else f"{host}:{found}"
+        free_port = trial.getsockname()[1]
+    return f"[{host}]:{free_port}" if family == socket.AF_INET6 else f"{host}:{free_port}"
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment of what is started; what the person has set stays."""
-    given = dict(os.environ)
-    given.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-    given.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
-    given.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.05")
+def _make_environment() -> dict[str, str]:
+    """Return the environment of the node's processes; variables that the user has set stay."""
+    environment = dict(os.environ)
+    environment.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    environment.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+    environment.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.05")
     # Flower starts its programs by bare name.
-    given["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), given.get("PATH", os.defpath)])
-    return given
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
+    return environment
 
 
 # ---- the SuperNode -----------------------------------------------------------------------------------------------
 
 
-def _accepted(attempt: Callable[[], tuple[int, str]], find: Callable[[], Fault | None]) -> int:
-    """Start the SuperNode, again where that may help, and return the exit code.
+def _keep_running(run_supernode: Callable[[], tuple[int, str]], find: Callable[[], Fault | None]) -> int:
+    """Run the SuperNode, again where that may help, and return the exit code.
 
     It is started again for a while if the SuperLink refuses its key, and for as long as the SuperLink cannot be
-    reached. One that ends by itself, as Flower's does with code 0 at an error of the SuperLink, is started again too.
+    reached. It is also started again if it ends without a signal, as Flower's does with code 0 at an error of the
+    SuperLink.
 
     Args:
-        attempt: Run the SuperNode; returns its exit code and its last words.
+        run_supernode: Returns the exit code and the last lines of the output.
         find: Returns why the SuperLink cannot be reached.
     """
     until, pause, failures = 0.0, _PAUSE_S, 0
     while True:
-        began = time.monotonic()
-        code, said = attempt()
+        start = time.monotonic()
+        code, output = run_supernode()
         now = time.monotonic()
-        if CLOCK_REFUSED in said:  # the SuperNode has said by how much
+        if CLOCK_REFUSED in output:  # the SuperNode has said by how much
             return _FAULT
         if code == 0:
-            if _TOLD in said and SIGNATURE_REFUSED not in said:
+            if _TERMINATED in output and SIGNATURE_REFUSED not in output:
                 return 0
             _LOG.warning("The SuperNode has ended by itself. Next try in %.0f s.", _PAUSE_S)
             time.sleep(_PAUSE_S)
-        elif _REFUSED in said:
-            until = now + _RETRY_S if not until or now - began > _RETRY_S else until
-            refused = "The SuperLink refuses the key: it is not registered, or its node counts as online, as one that "
-            refused += "was killed does for half a minute. Register it: flwr supernode register KEY.pub SUPERLINK."
+        elif _REFUSED in output:
+            until = now + _RETRY_S if not until or now - start > _RETRY_S else until
+            reason = "The SuperLink refuses the key: it is not registered, or its node counts as online, as one that "
+            reason += "was killed does for half a minute. Register it: flwr supernode register KEY.pub SUPERLINK."
             if now + _PAUSE_S > until:
-                _LOG.error("%s No further try.", refused)
+                _LOG.error("%s No further try.", reason)
                 return _FAULT
-            _LOG.warning("%s Next try in %.0f s, the last one in %.0f s.", refused, _PAUSE_S, until - now)
+            _LOG.warning("%s Next try in %.0f s, the last one in %.0f s.", reason, _PAUSE_S, until - now)
             time.sleep(_PAUSE_S)
-        elif _NO_KEY in said:
+        elif _NO_KEY in output:
             _LOG.error("The SuperLink admits registered nodes only: give the private key of one, --key FILE.")
             return _FAULT
         else:
-            fault = find_in_thread(find) if _NO_CONNECTION in said else None
+            fault = find_in_thread(find) if _NO_CONNECTION in output else None
             if fault is not None and fault.lasting:
                 _LOG.error("%s", fault.cause)
                 return _FAULT
-            pause, failures = (_PAUSE_S, 0) if now - began > _LONGEST_PAUSE_S else (pause, failures)
+            pause, failures = (_PAUSE_S, 0) if now - start > _MAX_PAUSE_S else (pause, failures)
             failures += fault is None
-            if failures > 1 or _NO_CONNECTION not in said:
+            if failures > 1 or _NO_CONNECTION not in output:
                 return code if code >= 0 else 128 - code
             cause = "The connection to the SuperLink has failed." if fault is None else fault.cause
             _LOG.warning("%s Next try in %.0f s.", cause, pause)
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            pause = min(2 * pause, _MAX_PAUSE_S)
 
 
-def _attempt(
-    node: _Node, environment: dict[str, str], zygote: subprocess.Popen[bytes] | None, reporter: FaultReporter
+def _run_supernode(
+    supernode: _SuperNode, environment: dict[str, str], zygote: subprocess.Popen[bytes] | None, reporter: FaultReporter
 ) -> tuple[int, str]:
     """Run the SuperNode until it ends; return its exit code and the last lines of its output."""
 
@@ -382,33 +387,43 @@ def _attempt(
         elif any(sign in line for sign in _TRY_WORKED):
             reporter.note_success()
 
-    with Output(listen) as output, Group(environment) as group, tempfile.TemporaryFile() as secret:
+    warm = find_warm_start()
+    with (
+        OutputReader(listen) as output,
+        ProcessGroup(environment) as group,
+        tempfile.TemporaryFile() as secret,
+    ):
         others: dict[str, subprocess.Popen[bytes]] = {}
-        if zygote is None or zygote.stdin is None:
-            supernode = group.start([*_RUN, _SUPERNODE, "plain", *node.arguments], output=output.file)
+        if warm is None:
+            process = group.start(["flower-supernode", *supernode.arguments], output=output.file)
+        elif zygote is None or zygote.stdin is None:
+            process = group.start([*_RUN, warm.SUPERNODE, "plain", *supernode.arguments], output=output.file)
         else:
             # Without it, any user of this machine could ask the Runtime API for the messages, and answer them.
             secret.write(secrets.token_bytes(32))
             secret.flush()
             shared, jobs = secret.fileno(), zygote.stdin.fileno()
             flags = ["--isolation", "process", "--superexec-auth-secret-file", f"/proc/self/fd/{shared}"]
-            heard, bell = os.pipe()
-            command = [*_RUN, _SUPERNODE, "supernode", str(bell), *node.arguments, *flags]
-            supernode = group.start(command, (bell, shared), output.file)
-            command = [*_RUN, _SUPERNODE, "superexec", node.address, str(heard), str(jobs), str(shared)]
-            others = {"zygote": zygote, "superexec": group.start(command, (heard, jobs, shared))}
-            os.close(heard)
+            listener, bell = os.pipe()
+            command = [*_RUN, warm.SUPERNODE, "supernode", str(bell), *supernode.arguments, *flags]
+            process = group.start(command, (bell, shared), output.file)
+            command = [*_RUN, warm.SUPERNODE, "superexec", supernode.address, str(listener), str(jobs), str(shared)]
+            others = {"zygote": zygote, "superexec": group.start(command, (listener, jobs, shared))}
+            os.close(listener)
             os.close(bell)
         output.file.close()
         try:
-            code = _watched(supernode, others)
+            code = _wait(process, others)
         finally:
-            _end(supernode)
-    return code, output.last
+            if process.poll() is None:  # let it sign off from the SuperLink
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_GRACE_S)
+    return code, output.last_lines
 
 
-def _watched(supernode: subprocess.Popen[bytes], others: dict[str, subprocess.Popen[bytes]]) -> int:
-    """Wait until the SuperNode ends, or one of the others does, which it cannot do without."""
+def _wait(supernode: subprocess.Popen[bytes], others: dict[str, subprocess.Popen[bytes]]) -> int:
+    """Wait until the SuperNode ends, or one of the processes that it needs; return the exit code."""
     while True:
         code = supernode.poll()
         if code is not None:
@@ -422,34 +437,31 @@ def _watched(supernode: subprocess.Popen[bytes], others: dict[str, subprocess.Po
         time.sleep(0.2)
 
 
-def _end(supernode: subprocess.Popen[bytes]) -> None:
-    """Have the SuperNode sign off from the SuperLink, if there is time for it."""
-    if supernode.poll() is None:
-        supernode.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            supernode.wait(_GRACE_S)
-
-
-def _zygote(group: Group, app: str, preload: Sequence[str]) -> subprocess.Popen[bytes] | None:
+def _start_zygote(group: ProcessGroup, app: str, preload: Sequence[str] | None) -> subprocess.Popen[bytes] | None:
     """Start the zygote and wait until it has imported everything; None if forking is not possible here.
 
     Raises:
-        RunError: Something cannot be imported.
+        RunError: A module cannot be imported.
     """
-    said: dict[str, str] = {"unfit": f"it is safe on Linux only, and this is {sys.platform}"}
-    if sys.platform == "linux":
+    warm, report = find_warm_start(), dict[str, str]()
+    if warm is None:
+        report = {"unfit": "the warm start is not installed"}
+    elif sys.platform != "linux":
+        report = {"unfit": f"it is safe on Linux only, and this is {sys.platform}"}
+    else:
         ours, theirs = os.pipe()
-        with os.fdopen(ours) as told:
-            process = group.start([*_RUN, _ZYGOTE, str(theirs), app, *preload], (theirs,), read=True)
+        with os.fdopen(ours) as pipe:
+            modules = warm.PRELOAD if preload is None else preload
+            process = group.start([*_RUN, warm.ZYGOTE, str(theirs), app, *modules], (theirs,), has_input=True)
             os.close(theirs)
-            said = json.loads(told.readline() or "{}")
-        if "ready" in said:
+            report = json.loads(pipe.readline() or "{}")
+        if "ready" in report:
             return process
-    if "unfit" not in said:
-        raise RunError(f"the node cannot start: {said.get('failed', 'the process that is to be forked has ended')}")
+    if "unfit" not in report:
+        raise RunError(f"the node cannot start: {report.get('failed', 'the process that is to be forked has ended')}")
     _LOG.warning(
         "No forking: %s. The node runs the ordinary way: each message takes seconds longer, and it runs whatever app "
         "the server sends.",
-        said["unfit"],
+        report["unfit"],
     )
     return None

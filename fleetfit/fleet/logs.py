@@ -1,10 +1,10 @@
-"""What the processes of a fleet say: the package's log, as lines on stderr, and a trace of what happens to messages.
+"""A fleet's processes log to stderr, and to a trace on request.
 
-Processes that Flower or a node starts have no command line of ours that listens to the log: each of them calls `hear`.
+Flower, or a node, starts these processes without FleetFit's command line: each of them calls `log_to_stderr`.
 
-With FLEETFIT_TRACE set to a file, each process of a fleet appends lines to it, for whoever looks for the cause of a
-late or lost answer: seconds of the machine's monotonic clock, the process, what happened, and the first letters of the
-message's id. On one machine the lines of all processes can be sorted; on several, each has a clock of its own.
+With FLEETFIT_TRACE set to a file, each process of a fleet appends lines to it, to find the cause of a late or lost
+reply: seconds of the machine's monotonic clock, the process, the event, and the first letters of the message's id. On
+one machine the lines of all processes can be sorted; several machines have different clocks.
 
 Nothing here imports torch or Flower.
 """
@@ -21,7 +21,7 @@ VARIABLE = "FLEETFIT_TRACE"
 _LETTERS = 10
 
 
-class _Lines(logging.Handler):
+class _StderrHandler(logging.Handler):
     """Writes each record as a line of stderr, as the command line does."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class _Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         line = make_printable(self.format(record)) + "\n"
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+        with contextlib.suppress(OSError, ValueError):  # stderr may be closed
             try:
                 sys.stderr.write(line)
                 sys.stderr.flush()
@@ -38,30 +38,30 @@ class _Lines(logging.Handler):
                 os.write(2, line.encode())
 
 
-def hear() -> None:
-    """Print what the package logs from warnings on, once, unless somebody listens already."""
+def log_to_stderr() -> None:
+    """Print the package's warnings and errors, once, unless it has a handler."""
     logger = logging.getLogger("fleetfit")
     if all(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
-        logger.addHandler(_Lines())
+        logger.addHandler(_StderrHandler())
 
 
-def traced(event: str, message: str = "", more: str = "") -> None:
-    """Write a line to the trace, if somebody wants to know.
+def trace(event: str, message: str = "", details: str = "") -> None:
+    """Append a line to the trace, if there is one.
 
     Args:
         event: What happened, such as "sent".
-        message: Id of the message that it happened to.
-        more: A few words.
+        message: Id of the message.
+        details: A few words.
     """
-    place = os.environ.get(VARIABLE)
-    if not place:
+    path = os.environ.get(VARIABLE)
+    if not path:
         return
-    line = f"{time.monotonic():.3f} {os.getpid()} {event} {message[:_LETTERS]} {more}".rstrip()
+    line = f"{time.monotonic():.3f} {os.getpid()} {event} {message[:_LETTERS]} {details}".rstrip()
     try:
-        handle = os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.write(handle, line.encode() + b"\n")
         finally:
             os.close(handle)
-    except OSError:  # a trace never stops what it looks at
+    except OSError:  # the trace must not stop a fleet
         return

@@ -1,19 +1,17 @@
-"""What server and nodes say to each other, as nests for `fleetfit.messages`; whatever comes in is checked here first.
+"""The messages between server and nodes, as tables for `fleetfit.messages`, and the checks of incoming ones.
 
 Server to node, in part `header`: `what` is one of
-- hello: what may the server know of you? (`asks_budget`, `asks_labels`)
-- setup: can you train this? (`problem`, `method`, `base`: the digest of what is never trained, or "")
+- hello: describe yourself (`asks_budget`, `asks_labels`)
+- setup: can you train this? (`problem`, `method`, `base`: the digest of the tensors that are never trained, or "")
 - base: as setup, with those tensors in part `base`
-- secure: a phase of a secure round, with a message of `fleetfit.secure` in part `secure` (see `member`)
+- secure: a phase of a secure round, with a message of `fleetfit.secure` in part `secure` (see `secure_aggregation`)
 - job: a job, with its tensors in parts `state` and `statistics`, which several nodes' messages share.
-Node to server, in part `answer`: `hello`, `ready`, `reply` (of a job), `secure` (of a phase), `lost` (the base is not
-there any more), or `refused` with a reason.
+Node to server, in part `answer`: `hello`, `ready`, `reply` (of a job), `secure` (of a phase), `lost` (the node has lost
+the base), or `refused` with a reason.
 """
 
 import hashlib
 import json
-import math
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,171 +19,97 @@ from fleetfit.data import Data
 from fleetfit.errors import RunError, one_line
 from fleetfit.messages import pack, unpack
 from fleetfit.method import is_portable
-from fleetfit.planner import Budget
-from fleetfit.values import DataDescription, NodeDescription
 
 PROTOCOL = 1
-_NAME = re.compile(r"[\w.-]{1,60}")
-TOLERANCE = 0.1
-"""Of a node that does not say how far a model may exceed its budget."""
-_WORD = 300  # characters of a stranger's text that are believed
-_MOST = 2**31  # classes, tokens, and numbers in a sample
 
 Header = Mapping[str, Any]
 _SETUP: Mapping[str, type] = {"run": str, "problem": dict, "method": dict, "base": str, "cost": str}
-_WANTED: Mapping[str, Mapping[str, type]] = {
+_ENTRIES: Mapping[str, Mapping[str, type]] = {
     "hello": {"asks_budget": bool, "asks_labels": bool}, "setup": _SETUP, "base": _SETUP,
     "job": {**_SETUP, "job": dict}, "secure": {**_SETUP, "job": dict, "secure": dict},
 }  # fmt: skip
 
 
-def packed(nest: Mapping[str, Any]) -> bytes:
+def pack_message(table: Mapping[str, Any]) -> bytes:
     """Return an answer or a header as bytes."""
-    return pack({"protocol": PROTOCOL, **nest})
+    return pack({"protocol": PROTOCOL, **table})
 
 
-def refusal(reason: str) -> bytes:
+def pack_refusal(reason: str) -> bytes:
     """Return the answer that refuses a message."""
-    return packed({"refused": reason})
+    return pack_message({"refused": reason})
 
 
-def checked_header(nest: Any) -> Header:
-    """Return a header whose outline is right.
+def check_header(table: Any) -> Header:
+    """Return a header with all entries of its kind, each of the right type.
 
     Raises:
-        RunError: It is none, or of another version.
+        RunError: It is malformed, or of another version.
     """
-    if not isinstance(nest, dict):
-        raise RunError("a message's header is no table.")
-    if not _ours(nest):
+    if not isinstance(table, dict):
+        raise RunError("a message's header is not a table.")
+    if not _is_current(table):
         raise RunError(
-            f"the server speaks version {_version(nest)} of the protocol, and this node version {PROTOCOL}. "
+            f"the server speaks version {_format_version(table)} of the protocol, and this node version {PROTOCOL}. "
             "Bring both to the same version of FleetFit."
         )
-    wanted = _WANTED.get(nest["what"]) if isinstance(nest.get("what"), str) else None
-    if wanted is None:
-        raise RunError(f'a message asks for "{one_line(nest.get("what"), 60)}", which is unknown here.')
-    if not is_portable(nest):
+    entries = _ENTRIES.get(table["what"]) if isinstance(table.get("what"), str) else None
+    if entries is None:
+        raise RunError(f'a message is of the unknown kind "{one_line(table.get("what"), 60)}".')
+    if not is_portable(table):
         raise RunError("a message's header has tensors in it.")
-    for key in _keys(nest):
+    for key in _iter_keys(table):
         if not isinstance(key, str):
             raise RunError(f"a message's header has the key {one_line(repr(key), 40)}; keys must be text.")
-    for key, kind in wanted.items():
-        if not isinstance(nest.get(key), kind):
+    for key, kind in entries.items():
+        if not isinstance(table.get(key), kind):
             raise RunError(f'a message\'s "{key}" is missing or of a wrong type.', key=key)
-    return nest
+    return table
 
 
-def _keys(nest: Any) -> Iterator[Any]:
-    """Yield the keys of all tables of a nest."""
-    if isinstance(nest, Mapping):
-        yield from nest
-    if isinstance(nest, Mapping | list | tuple):
-        for inner in nest.values() if isinstance(nest, Mapping) else nest:
-            yield from _keys(inner)
+def _iter_keys(table: Any) -> Iterator[Any]:
+    """Yield the keys of a table and of all tables in it."""
+    if isinstance(table, Mapping):
+        yield from table
+    if isinstance(table, Mapping | list | tuple):
+        for value in table.values() if isinstance(table, Mapping) else table:
+            yield from _iter_keys(value)
 
 
-def facts_of(data: Data) -> dict[str, Any]:
+def read_answer(content: bytes | bytearray) -> dict[str, Any]:
+    """Return the table of an answer.
+
+    Raises:
+        RunError: It is malformed, or of another version.
+    """
+    table = unpack(content, bounded=True)
+    if not isinstance(table, dict):
+        raise RunError("its answer is not a table.")
+    if not _is_current(table):
+        raise RunError(f"it speaks version {_format_version(table)} of the protocol, and the server {PROTOCOL}.")
+    return table
+
+
+def _is_current(table: Mapping[str, Any]) -> bool:
+    return type(table.get("protocol")) is int and table["protocol"] == PROTOCOL
+
+
+def _format_version(table: Mapping[str, Any]) -> str:
+    version = table.get("protocol")
+    return str(version) if type(version) is int and abs(version) < 2**63 else one_line(version, 40)
+
+
+def describe_data(data: Data) -> dict[str, Any]:
     """Return what a model needs to know of data, as plain values."""
     return {"name": data.name, "task": data.task, "sample_shape": list(data.sample_shape), "classes": data.classes,
             "vocabulary": data.vocabulary, "padding": data.padding}  # fmt: skip
 
 
-def answer_of(content: bytes | bytearray) -> dict[str, Any]:
-    """Return the nest of an answer.
-
-    Raises:
-        RunError: It is none, or of another version.
-    """
-    nest = unpack(content, bounded=True)
-    if not isinstance(nest, dict):
-        raise RunError("its answer is no table.")
-    if not _ours(nest):
-        raise RunError(f"it speaks version {_version(nest)} of the protocol, and the server {PROTOCOL}.")
-    return nest
-
-
-def key_of(header: Header) -> str:
-    """Return what stands for the model that a header describes, data and all."""
+def make_model_key(header: Header) -> str:
+    """Return a text that is the same for all headers with the same model and data."""
     return json.dumps([header["problem"], header["base"]], sort_keys=True)
 
 
-def digest_of(content: bytes | bytearray) -> str:
+def compute_digest(content: bytes | bytearray) -> str:
     """Return the SHA-256 of packed tensors, as 64 hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
-
-
-def _ours(nest: Mapping[str, Any]) -> bool:
-    return type(nest.get("protocol")) is int and nest["protocol"] == PROTOCOL
-
-
-def _version(nest: Mapping[str, Any]) -> str:
-    found = nest.get("protocol")
-    return str(found) if type(found) is int and abs(found) < 2**63 else one_line(found, 40)
-
-
-def hello_of(nest: Any) -> NodeDescription:
-    """Return what a node told, every field looked at.
-
-    Raises:
-        RunError: Something in it is wrong.
-    """
-    if not isinstance(nest, Mapping):
-        raise RunError("it sent no description of itself.", key="about")
-    name, examples, labels = nest.get("name"), nest.get("examples"), nest.get("labels")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise RunError("its name is not one of at most 60 letters, digits, dots and dashes.", key="name")
-    if not isinstance(examples, Mapping) or not _count(examples.get("train")):
-        raise RunError("its number of training samples is missing.", key="examples")
-    facts, tolerance = _facts(nest.get("facts")), nest.get("tolerance", TOLERANCE)
-    if not isinstance(tolerance, int | float) or isinstance(tolerance, bool) or not 0 <= tolerance < 100:
-        raise RunError("its tolerance must be a number of at least 0.", key="tolerance")
-    if labels is not None and not (
-        isinstance(labels, list) and len(labels) == facts.classes and all(map(_count, labels))
-    ):
-        raise RunError("its samples by class must be whole numbers, one for each class.", key="labels")
-    if labels is not None and sum(labels) != examples["train"]:
-        raise RunError("its samples by class do not add up to its training samples.", key="labels")
-    return NodeDescription(name, facts, examples["train"], _budget(nest.get("budget")), float(tolerance),
-                 None if labels is None else tuple(labels))  # fmt: skip
-
-
-def _facts(nest: Any) -> DataDescription:
-    if not isinstance(nest, Mapping):
-        raise RunError("its description of the data is missing or wrong.", key="facts")
-    try:
-        shape = nest["sample_shape"]
-        numbers = (nest["classes"], nest["vocabulary"], *shape)
-        texts = (nest["name"], nest["task"])
-        good = all(isinstance(t, str) and 0 < len(t) <= _WORD for t in texts) and all(map(_count, numbers))
-        good = good and all(t.isprintable() for t in texts)
-        good = good and type(nest["padding"]) is int and -(2**40) < nest["padding"] < 2**40
-        good = good and isinstance(shape, list) and len(shape) <= 8
-        good = good and 1 <= nest["classes"] <= _MOST and nest["vocabulary"] <= _MOST and math.prod(shape) <= _MOST
-    except (KeyError, TypeError, IndexError):
-        good = False
-    if not good:
-        raise RunError("its description of the data is missing or wrong.", key="facts")
-    return DataDescription(*texts, tuple(shape), nest["classes"], nest["vocabulary"], nest["padding"])
-
-
-def _budget(nest: Any) -> Budget | None:
-    if nest is None or _amount(nest):
-        return nest
-    if isinstance(nest, Mapping) and 0 < len(nest) <= 16 and all(map(_amount, nest.values())) and all(map(_word, nest)):
-        return dict(nest)
-    raise RunError("its budget must be an amount or a table of amounts.", key="budget")
-
-
-def _word(key: Any) -> bool:
-    return isinstance(key, str) and 0 < len(key) <= 60 and key.isprintable()
-
-
-def _amount(value: Any) -> bool:
-    if isinstance(value, str):
-        return 0 < len(value) <= 40 and value.isprintable()
-    return type(value) in (int, float) and 0 < value < 1e30  # neither infinite nor NaN
-
-
-def _count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**40

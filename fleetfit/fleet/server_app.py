@@ -1,39 +1,465 @@
-"""The Flower ServerApp: one run of FleetFit on the nodes that are connected (see `fleetfit.api.fleet`)."""
+"""The Flower ServerApp: a run on a real fleet, from the wait for its nodes to the summary.
 
+The run folder is that of any run, with `nodes.json`, which numbers the nodes as clients. A checkpoint is written after
+each round, so a run whose server was killed continues there.
+"""
+
+import json
+import secrets
 import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from flwr.app import Context
 from flwr.common.config import get_project_dir
 from flwr.serverapp import Grid, ServerApp
 
-from fleetfit.api.fleet import ServerAppConfig, serve
-from fleetfit.errors import FleetFitError, make_printable
+from fleetfit.api.callbacks import make_callbacks
+from fleetfit.api.metadata import NODES, load_planned_nodes, open_fleet_run
+from fleetfit.api.progress import TaskProgress
+from fleetfit.api.results import Run, load
+from fleetfit.api.run import (
+    check_requested_keys,
+    check_single_run,
+    create_run_folder,
+    run_remaining_rounds,
+    verify_layout,
+)
+from fleetfit.config import Assembly, Experiment, load_experiment
+from fleetfit.config.build.clients import build_node_clients, find_common_data, find_node_budgets
+from fleetfit.config.build.method import build_method_spec
+from fleetfit.config.build.rounds import compute_cohort_size, count_asked_clients
+from fleetfit.config.build.run import assemble_fleet
+from fleetfit.config.components import build_component
+from fleetfit.config.dump import fill_in_defaults
+from fleetfit.config.schema import EngineSection, GroupSection
+from fleetfit.engines.flower import Rules
+from fleetfit.errors import ConfigError, FleetFitError, RunError, make_printable
 from fleetfit.fleet import logs
-from fleetfit.fleet.warm.server_app import warmed
+from fleetfit.fleet.client_manager import ClientManager, Setup
+from fleetfit.fleet.engine import FleetEngine
+from fleetfit.fleet.protocol import compute_digest, make_model_key
+from fleetfit.fleet.secure_aggregation import NodeParties
+from fleetfit.fleet.transport import Transport
+from fleetfit.fleet.warm_start import speed_up
+from fleetfit.messages import pack
+from fleetfit.method import build
+from fleetfit.planner import find_budget_error
+from fleetfit.report.text import format_percent, format_privacy
+from fleetfit.rounds import Engine
+from fleetfit.secure_engine import SecureEngine
+from fleetfit.state_checks import format_rollback
+from fleetfit.values import DataDescription, Federation, NodeDescription
 
 app = ServerApp()
+
+HEADING = (
+    f"# The run of a fleet. The clients' data are on its nodes ({NODES} describes them), not in [data] below;\n"
+    "# [fleet] groups are the enrolled nodes, if they reported their budgets.\n\n"
+)
+"""The first lines of `config.toml`."""
+_POLL_S = 0.2  # between two looks at the connected nodes, when the run begins to wait
+_POLL_GROWTH = 0.05  # part of the time waited that is added
+_SETTLE_S = 10.0  # for which a round waits for nodes that are enrolling
+_LINE_S = 30.0  # between two lines of progress
+_PORTABLE_KEYS = EngineSection.model_fields.keys() - {"name"}  # keys of [engine] that hold on a fleet too
+
+
+# ---- the experiment --------------------------------------------------------------------------------------------------
+
+
+def adapt_experiment(experiment: Experiment) -> Experiment:
+    """Return the experiment with engine flower, and a checkpoint after each round."""
+    changes: dict[str, Any] = {}
+    if experiment.engine.name != "flower":
+        portable = {key: getattr(experiment.engine, key) for key in experiment.engine.model_fields_set & _PORTABLE_KEYS}
+        changes["engine"] = EngineSection(**{**portable, "name": "flower"})
+    if experiment.checkpoint.every != 1:
+        changes["checkpoint"] = experiment.checkpoint.model_copy(update={"every": 1})
+    return experiment.model_copy(update=changes)
+
+
+def list_changes(experiment: Experiment) -> list[str]:
+    """Return notes on the keys of a run file that a fleet does not follow, the nodes' own keys aside."""
+    notes, engine = [], experiment.engine
+    if (engine.model_fields_set - _PORTABLE_KEYS or engine.settings) and engine.name != "flower":
+        notes.append(f'[engine] is not used here: on a fleet the engine is "flower", and not "{engine.name}".')
+    if experiment.checkpoint.every != 1:
+        notes.append("[checkpoint] every is not used here: a fleet's run writes a checkpoint after each round.")
+    return notes
+
+
+def make_rules(experiment: Experiment) -> Rules:
+    """Return the rules by which the run begins and its rounds end."""
+    rules: Rules = build_component("engines", "flower", "[engine]", experiment.engine.settings)
+    return replace(rules, quorum=experiment.cohort.quorum, over_selection=experiment.cohort.over_selection)
+
+
+def replace_groups(experiment: Experiment, nodes: Sequence[NodeDescription]) -> Experiment:
+    """Return the experiment with the nodes that reported budgets as its groups, if its method needs budgets."""
+    if not build(build_method_spec(experiment)).needs_budgets:
+        return experiment
+    groups = [
+        GroupSection(
+            name=node.name,
+            budget=dict(node.budget) if isinstance(node.budget, Mapping) else node.budget,
+            tolerance=node.tolerance,
+        )
+        for node in nodes
+        if node.budget is not None
+    ]
+    return experiment.model_copy(update={"fleet": experiment.fleet.model_copy(update={"groups": groups})})
+
+
+# ---- enrolment -------------------------------------------------------------------------------------------------------
+
+
+def make_manager(transport: Transport, experiment: Experiment, say: Callable[[str], None]) -> ClientManager:
+    """Return the manager of a run's clients, none of whom has enrolled yet."""
+    method = build(build_method_spec(experiment))
+    questions = {"asks_budget": method.needs_budgets, "asks_labels": experiment.fleet.reports_labels}
+    return ClientManager(transport, questions, make_node_check(experiment), say)
+
+
+def make_node_check(experiment: Experiment, facts: DataDescription | None = None) -> Callable[[NodeDescription], str]:
+    """Return a function that returns the reason why a node does not fit the run, or "".
+
+    Args:
+        experiment: The experiment.
+        facts: The data of most nodes, once they are known.
+    """
+    method = build(build_method_spec(experiment))
+
+    def check_node(node: NodeDescription) -> str:
+        if facts is not None and node.facts.shape != facts.shape:
+            return f"its data are {node.facts}, and the others' {facts}."
+        if node.facts.task == "regression":
+            return "its task is a regression, whose targets each node would scale by its own mean."
+        if not node.num_examples:
+            return "it has no training data."
+        if method.needs_budgets and node.budget is None:
+            return (
+                f"it does not report a budget, and {experiment.method.name} chooses a level for each client. Set "
+                "budget and reports_budget in its configuration, or run adaptivefl."
+            )
+        if node.budget is not None and (problem := find_budget_error(node.budget, experiment.fleet.cost)):
+            return f"its budget does not fit this run: {problem}"
+        if experiment.fleet.reports_labels and node.labels is None:
+            return "it does not report its samples by class, and the run asks for them: set reports_labels there."
+        return ""
+
+    return check_node
+
+
+def wait_for_nodes(manager: ClientManager, rules: Rules, say: Callable[[str], None]) -> None:
+    """Wait until enough nodes have enrolled, and number them; those whose data differ from most others' are left out.
+
+    Raises:
+        RunError: Too few enrolled in time.
+    """
+    start = time.monotonic()
+    complete: float | None = None  # when enough had enrolled
+    say(f"Waiting for {rules.nodes} node{'s' if rules.nodes > 1 else ''}.")
+
+    def format_line() -> str:
+        return f"Waiting: {manager.enrolled} of {rules.nodes} nodes have enrolled, {len(manager.online)} are connected."
+
+    with TaskProgress("Waiting for nodes", rules.nodes, say, _LINE_S) as progress:
+        while True:
+            manager.advance()
+            now = time.monotonic()
+            complete = None if manager.enrolled < rules.nodes else complete or now
+            if complete is not None and (not manager.is_waiting or now - complete > _SETTLE_S):
+                manager.number_new_nodes()
+                manager.keep_only(find_common_data([member.description for member in manager.members]))
+                if manager.enrolled >= rules.nodes:
+                    return
+            if time.monotonic() - start > rules.wait_s:
+                raise RunError(
+                    f"{manager.enrolled} of {rules.nodes} nodes enrolled within {rules.wait_s:g} s. Start more, or "
+                    "lower engine.nodes.",
+                    key="engine.nodes",
+                )
+            progress.update(manager.enrolled, format_line)
+            wait_a_moment(start)
+
+
+def wait_a_moment(start: float) -> None:
+    """Sleep until the next look at the nodes: a look costs the SuperLink something, and becomes less urgent."""
+    time.sleep(min(_POLL_S + _POLL_GROWTH * (time.monotonic() - start), 1.0))
+
+
+def format_nodes(key: str, planned: Sequence[NodeDescription], manager: ClientManager) -> str:
+    """Return the text of `nodes.json`: the run, the nodes that its levels were planned for, and its members."""
+    facts = find_common_data(planned)
+    table = {
+        "run": key,
+        "data": {**vars(facts), "sample_shape": list(facts.sample_shape)},
+        "planned": [node.payload for node in planned],
+        "members": manager.dump_members(),
+    }
+    return json.dumps(table, indent=2) + "\n"
+
+
+# ---- the run ---------------------------------------------------------------------------------------------------------
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run what the run config asks for; a mistake of a person is told as a sentence, without a traceback."""
-    logs.hear()
+    """Run the app; a mistake of the user is reported as a sentence, without a traceback."""
+    logs.log_to_stderr()
+    folder = Path(get_project_dir(grid.run.fab_id, grid.run.fab_version, grid.run.fab_hash))
     try:
-        with warmed(grid):
-            serve(grid, ServerAppConfig.from_run_config(context.run_config, _folder(grid)), _say)
+        with speed_up(grid):
+            serve(grid, ServerAppConfig.from_run_config(context.run_config, folder), _print_line)
     except FleetFitError as error:
-        _say(f"fleetfit: {error}")
+        _print_line(f"fleetfit: {error}")
         sys.tracebacklimit = 0
         raise
 
 
-def _folder(grid: Grid) -> Path:
-    """Return where Flower has put the app's files."""
-    run = grid.run
-    return Path(get_project_dir(run.fab_id, run.fab_version, run.fab_hash))
-
-
-def _say(line: str) -> None:
-    """Print a line of the run's own report, which `flwr run --stream` shows."""
+def _print_line(line: str) -> None:
+    """Print a line of the server's log, which `flwr run --stream` shows."""
     print(make_printable(line), flush=True)
+
+
+@dataclass(frozen=True)
+class ServerAppConfig:
+    """The keys of `flwr run --run-config`.
+
+    Attributes:
+        run_file: The run file, or "" for the defaults.
+        out: The run folder; below `runs` by default.
+        resume: A run folder to continue, or "".
+        overrides: `a.b=c`, as on the command line.
+    """
+
+    run_file: str = ""
+    out: str = ""
+    resume: str = ""
+    overrides: Sequence[str] = ()
+
+    @staticmethod
+    def from_run_config(config: Mapping[str, Any], app: Path) -> "ServerAppConfig":
+        """Read a Flower run config; the run file may be in the app's folder.
+
+        Raises:
+            ConfigError: An unknown key, or a value that is not a text.
+        """
+        keys = ("run-file", "out", "resume", "set")
+        for key, value in config.items():
+            if key not in keys or not isinstance(value, str):
+                raise ConfigError(f"run config: {key} = {value!r}; it takes the texts {', '.join(keys)}.", key=key)
+        run_file, out, resume, overrides = (str(config.get(key, "")) for key in keys)
+        if run_file and (app / run_file).is_file():
+            run_file = str(app / run_file)
+        return ServerAppConfig(run_file, out, resume, overrides.split())
+
+
+def serve(grid: Grid, config: ServerAppConfig, say: Callable[[str], None] = print) -> Run:
+    """Train on the nodes of a Flower grid.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        FleetFitError: Something does not fit, or too few nodes enrolled.
+    """
+    transport = Transport(grid)
+    try:
+        make = _FleetRun.resume if config.resume else _FleetRun.start
+        fleet_run = make(transport, config, say)
+        run = fleet_run.run
+        if run.finished:
+            say(f"{run.folder} is finished already.")
+            return run
+        say(f"Run folder: {run.folder.resolve()}")
+        for note in fleet_run.assembly.notes:
+            say(f"Note: {note}")
+        fleet_run.print_levels()
+        run_remaining_rounds(run, fleet_run.print_round, fleet_run.renew)
+        for name, level in run.columns[run.experiment.evaluate.norms[0]]["levels"].items():
+            if level["clients"]:
+                say(f"Level {name}: {format_percent(level['local'])}% on the data of {level['clients']} nodes.")
+        say(f"Finished. The models: fleetfit.load({str(run.folder)!r}).model(level=1).")
+        return run
+    finally:
+        transport.close()
+
+
+@dataclass
+class _FleetRun:
+    run: Run
+    assembly: Assembly
+    manager: ClientManager
+    engine: FleetEngine
+    rules: Rules
+    key: str
+    planned: list[NodeDescription]
+    say: Callable[[str], None]
+    _has_begun: bool = False
+
+    @staticmethod
+    def start(transport: Transport, config: ServerAppConfig, say: Callable[[str], None]) -> "_FleetRun":
+        """Start a run: wait for nodes, plan, create the folder."""
+        requested = load_experiment(config.run_file or None, config.overrides)
+        check_single_run(requested, "a fleet")
+        for note in list_changes(requested):
+            say(f"Note: {note}")
+        experiment = adapt_experiment(fill_in_defaults(requested))
+        callbacks = make_callbacks(experiment.callbacks)  # before the wait for nodes
+        out = Path(config.out) if config.out else None
+        if out is not None and out.exists() and any(out.iterdir()):
+            raise RunError(
+                f"{out} is not empty. Choose another folder, or continue it: fleetfit flower resume {out}.", path=out
+            )
+        rules = make_rules(experiment)
+        manager = make_manager(transport, experiment, say)
+        wait_for_nodes(manager, rules, say)
+        nodes = [member.description for member in manager.members]
+        manager.check_node = make_node_check(experiment, find_common_data(nodes))
+        assembly = assemble_fleet(replace_groups(experiment, nodes), nodes)
+        check_requested_keys(assembly.unused, requested)
+        assembly = verify_layout(assembly, say)
+        key = secrets.token_hex(8)
+        files = {NODES: format_nodes(key, nodes, manager)}
+        folder = create_run_folder(assembly, _describe_clients(assembly), out, files, HEADING)
+        run = Run(folder, assembly.experiment, assembly)
+        fleet_run = _FleetRun._make(run, assembly, manager, rules, key, nodes, say)
+        fleet_run.run._callbacks = callbacks
+        return fleet_run
+
+    @staticmethod
+    def resume(transport: Transport, config: ServerAppConfig, say: Callable[[str], None]) -> "_FleetRun":
+        """Continue a run: its nodes keep their numbers, the levels stay."""
+        run = load(open_fleet_run(config.resume).path)
+        rules, planned = make_rules(run.experiment), load_planned_nodes(run.files)
+        manager = make_manager(transport, run.experiment, say)
+        try:
+            table = run.files.json(NODES)
+            manager.restore(table["members"])
+            key = str(table["run"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{run.folder / NODES} is damaged: {error}.", path=run.folder / NODES) from None
+        manager.check_node = make_node_check(run.experiment, find_common_data(planned))
+        return _FleetRun._make(run, verify_layout(run.assembly, say), manager, rules, key, planned, say)
+
+    @staticmethod
+    def _make(
+        run: Run, assembly: Assembly, manager: ClientManager, rules: Rules, key: str, planned: list[NodeDescription],
+        say: Callable[[str], None],
+    ) -> "_FleetRun":  # fmt: skip
+        federation = assembly.federation
+        problem = federation.problem
+        if problem.spec is None:
+            raise ConfigError(
+                "nodes rebuild the model from its name, so it needs an import path: "
+                '"package.module:function" or "file.py:function".',
+                key="model.name",
+            )
+        base = pack(dict(problem.base)) if problem.base else b""
+        header = {"run": key, "problem": problem.spec, "method": dict(federation.method_spec),
+                  "base": compute_digest(base) if base else "", "cost": run.experiment.fleet.cost}  # fmt: skip
+        manager.setup = Setup(header, base)
+        flower_engine = FleetEngine(manager.transport, manager, rules, federation.cohort, problem.layout)
+        secure = assembly.settings.secure
+        engine: Engine = flower_engine
+        if secure is not None:
+            parties = NodeParties(flower_engine, secure)
+            engine = SecureEngine(flower_engine, problem.layout, secure, parties, make_model_key(header))
+        run = Run(run.files, run.experiment, assembly, engine)
+        return _FleetRun(run, assembly, manager, flower_engine, rules, key, planned, say)
+
+    # -- rounds
+
+    def renew(self, federation: Federation) -> Federation:
+        """Return the federation with its present members; wait until one that can train is connected.
+
+        Before the first round, wait for all that have enrolled; later a moment for those that are enrolling.
+        """
+        start = time.monotonic()
+        with TaskProgress("Waiting for a node that can train", 1, self.say, _LINE_S) as progress:
+            while True:
+                self.manager.advance()
+                self.manager.number_new_nodes()
+                federation = self._update_members(federation)
+                if self.manager.changed:
+                    self.run.files.write(NODES, format_nodes(self.key, self.planned, self.manager))
+                    self.manager.changed = False
+                able = np.zeros(len(federation.clients), dtype=bool)
+                able[federation.able] = True
+                free = np.array(self.engine.find_free_clients(), dtype=bool)
+                patience = _SETTLE_S if self._has_begun else self.rules.wait_s
+                missing = not self._has_begun and int(free.sum()) < min(self.rules.nodes, self.manager.willing)
+                settling = missing or self.manager.is_unsettled or self.manager.is_waiting
+                settling = settling and time.monotonic() - start < patience
+                if (free & able).any() and not settling:
+                    break
+                progress.update(0, lambda: "Waiting: no node that can train is connected and free.")
+                wait_a_moment(start)
+        self._has_begun = True
+        return replace(federation, connected=lambda _: free)
+
+    def _update_members(self, federation: Federation) -> Federation:
+        experiment, nodes = self.run.experiment, [member.description for member in self.manager.members]
+        fleet = find_node_budgets(experiment, federation.problem, nodes)
+        is_private = self.run.assembly.settings.privacy is not None  # then the round waits for its whole random cohort
+        self.engine.cohort = len(nodes) if is_private else compute_cohort_size(experiment, len(nodes))
+        clients = build_node_clients(experiment, federation.method, fleet, nodes)
+        return replace(federation, clients=clients, cohort=count_asked_clients(experiment.cohort, self.engine.cohort))
+
+    # -- lines for the server's log
+
+    def print_levels(self) -> None:
+        """Print the levels, and which one each node trains."""
+        assembly, members = self.assembly, self.manager.members
+        for level in assembly.plan.levels:
+            self.say(
+                f"Level {level.name}: depth {level.depth}, width {level.width:.2f}, {level.parameters:,} parameters, "
+                f"{100 * level.share:.0f}% of the full model's {assembly.plan.cost}"
+            )
+        level_of = assembly.federation.level_of
+        if assembly.federation.method.needs_budgets and len(members) == len(level_of):
+            for member, index in zip(members, level_of, strict=True):
+                work = f"level {index + 1}" if index >= 0 else "nothing: too small"
+                self.say(f"Node {member.description.name} trains {work}.")
+
+    def print_round(self, report: Mapping[str, Any]) -> None:
+        """Print the results of a round, and the nodes that failed."""
+        train, names = report["train"], [member.description.name for member in self.manager.members]
+        title = f"Round {report['round']}/{self.run.experiment.rounds}"
+        if "privacy" in report:
+            self.say(f"{title}: {format_privacy(report['privacy']['epsilon'], report['privacy']['delta'])}")
+        else:
+            loss = "-" if train["loss"] is None else f"{train['loss']:.3f}"
+            levels = ", ".join(f"{count} at level {level}" for level, count in sorted(train["by_level"].items()))
+            columns = report.get("evaluate", {}).get(self.run.experiment.evaluate.norms[0])
+            local = f"  local {format_percent(columns['local'])}%" if columns and columns["local"] is not None else ""
+            self.say(
+                f"{title}: loss {loss}, {train['clients']} updates{f' ({levels})' if levels else ''}{local}, "
+                f"{report['seconds']:.1f} s"
+            )
+        if "undone" in report:
+            self.say(f"  Round {report['round']} was {format_rollback(report['undone'], names)}")
+        if "privacy" not in report:
+            for failure in (*report["failures"], *report.get("evaluate", {}).get("failures", ())):
+                self.say(f"  Node {names[failure['client']]}: {failure['reason']}")
+
+
+def _describe_clients(assembly: Assembly) -> dict[str, Any]:
+    """Return the entry "clients" of a run folder; without counts of samples in a private run."""
+    clients, groups = assembly.federation.clients, assembly.fleet.names
+    is_private = assembly.settings.privacy is not None
+    labels = None if is_private or clients.labels is None else clients.labels.tolist()
+    first = {
+        "group": list(groups),
+        "level": [int(level) + 1 for level in assembly.federation.level_of],
+        "samples": None if is_private else clients.num_examples.tolist(),
+        "class_counts": labels,
+    }
+    return {"clients": len(groups), "groups": dict(Counter(groups)), "first": first}

@@ -1,6 +1,5 @@
-"""A node's own configuration file: what the device is, what it affords and tells, and where its data come from."""
+"""A node's own configuration file: the device, its budget, what it reports, and its data."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,11 +17,10 @@ from fleetfit.data.partition import partition
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.factories import call_factory
 from fleetfit.planner import Budget, find_budget_error, parse_amount
+from fleetfit.values.nodes import NODE_NAME
 
-_NAME = re.compile(r"[\w.-]{1,60}")
 
-
-class OwnPartition(OpenSection):
+class NodePartition(OpenSection):
     """`[data] partition`: for trials, one client's part of a data set. Further keys are those of the kind."""
 
     kind: str = "dirichlet"
@@ -30,27 +28,27 @@ class OwnPartition(OpenSection):
     seed: Annotated[int, Field(ge=0)] = 0
 
 
-class OwnData(OpenSection):
+class NodeData(OpenSection):
     """`[data]`: the node's own data. Further keys are the data set's own.
 
     Attributes:
         name: A built-in data set, or a function that returns a `fleetfit.Data`: "package.module:function" or
             "file.py:function".
-        partition: Take one part of it only, as the simulation would divide it.
+        partition: Take one part of it only, divided as in a simulation.
         client: Which part.
     """
 
     name: str
-    partition: OwnPartition | None = None
+    partition: NodePartition | None = None
     client: Annotated[int, Field(ge=0)] | None = None
 
 
-class OwnSecure(Section):
+class NodeSecure(Section):
     """`[secure]`: the node trains in secure rounds only (docs/trust.md).
 
     Attributes:
         member: The file that `fleetfit flower member` wrote for this node.
-        minimum: Members, at least, that a sum with this node's numbers is over, whatever the server asks for.
+        minimum: Members, at least, of a sum with this node's numbers; the server cannot lower it.
     """
 
     member: str
@@ -61,10 +59,10 @@ class NodeSettings(Section):
     """A node's configuration.
 
     Attributes:
-        name: How reports and logs call it; letters, digits, dots, dashes.
+        name: Its name in reports and logs; letters, digits, dots, dashes.
         data: Its own data.
-        budget: What it affords, as in `[fleet] groups`; or the .toml file that holds it, under `budget`; or nothing:
-            no limit.
+        budget: What it affords, as in `[fleet] groups`, or the .toml file that has it under `budget`; no limit by
+            default.
         tolerance: How far a model may exceed the budget, as a fraction of it.
         reports_budget: Whether the server may know the budget; methods that choose a level for each client need it.
         reports_labels: Whether the server may know how many samples of each class there are.
@@ -72,14 +70,14 @@ class NodeSettings(Section):
             "package.module:function" or "file.py:function".
         device: "cpu", "cuda" or "cuda:N".
         threads: Threads for a job.
-        memory_limit: How much memory a job may take, such as "300 MB": beyond it the job fails, and not the device.
-        folder: Where the node keeps what it remembers; "fleetfit-node/NAME" beside this file by default.
+        memory_limit: Memory that a job may take, such as "300 MB": beyond it the job fails, and not the device.
+        folder: Has the node's memory; "fleetfit-node/NAME" beside this file by default.
         model: Keys of the run's `[model]` that are different here, such as where a checkpoint lies.
-        secure: What the node needs for secure rounds.
+        secure: Its key for secure rounds.
     """
 
     name: str
-    data: OwnData
+    data: NodeData
     budget: Positive | str | dict[str, Positive | Unit] | None = None
     tolerance: NotNegative = 0.1
     reports_budget: bool = True
@@ -90,7 +88,7 @@ class NodeSettings(Section):
     memory_limit: Unit | None = None
     folder: str = "fleetfit-node"
     model: dict[str, Any] = Field(default_factory=dict)
-    secure: OwnSecure | None = None
+    secure: NodeSecure | None = None
 
     @property
     def limit_bytes(self) -> float | None:
@@ -99,10 +97,10 @@ class NodeSettings(Section):
 
 
 def read_settings(path: str | Path) -> NodeSettings:
-    """Read a node's configuration file; relative paths in it are seen from its folder.
+    """Read a node's configuration file; relative paths in it are relative to its folder.
 
     Raises:
-        ConfigError: Something in it is wrong.
+        ConfigError: An entry is wrong.
     """
     path = files.parse_path(path).resolve()
     folder = path.parent
@@ -111,25 +109,28 @@ def read_settings(path: str | Path) -> NodeSettings:
     if isinstance(table.get("data"), dict) and "partition" not in written["data"]:
         table["data"].pop("partition", None)  # of a simulation, found with data at a path
     try:
-        found = parse_section(NodeSettings, table)
-        if not _NAME.fullmatch(found.name):
-            raise ConfigError(f'name: at most 60 letters, digits, dots and dashes, got "{found.name}".', key="name")
-        if (found.data.partition is None) != (found.data.client is None):
+        settings = parse_section(NodeSettings, table)
+        if not NODE_NAME.fullmatch(settings.name):
+            raise ConfigError(f'name: at most 60 letters, digits, dots and dashes, got "{settings.name}".', key="name")
+        if (settings.data.partition is None) != (settings.data.client is None):
             raise ConfigError(
                 "[data] partition and client go together: which part of which division is this node's?",
                 key="data.client",
             )
-        _ = found.limit_bytes
-        default = {} if "folder" in found.model_fields_set else {"folder": f"{found.folder}/{found.name}"}
-        found = found.model_copy(update=default)
-        allow = [names.make_absolute(name, folder) for name in found.allow]
-        place = str((folder / files.parse_path(found.folder)).resolve())
-        found = found.model_copy(update={"allow": allow, "folder": place, **_budget(found, folder)})
-        if found.secure is not None:
-            member = str((folder / files.parse_path(found.secure.member)).resolve())
-            found = found.model_copy(update={"secure": found.secure.model_copy(update={"member": member})})
-        _check_budget(found.budget)
-        return found
+        _ = settings.limit_bytes
+        own_folder = settings.folder if "folder" in settings.model_fields_set else f"{settings.folder}/{settings.name}"
+        changes: dict[str, Any] = {
+            "allow": [names.make_absolute(name, folder) for name in settings.allow],
+            "folder": str((folder / files.parse_path(own_folder)).resolve()),
+        }
+        if isinstance(settings.budget, str) and is_budget_file(settings.budget):
+            changes |= read_budget_file(folder / files.parse_path(settings.budget))
+        if settings.secure is not None:
+            member = str((folder / files.parse_path(settings.secure.member)).resolve())
+            changes["secure"] = settings.secure.model_copy(update={"member": member})
+        settings = settings.model_copy(update=changes)
+        _check_budget(settings.budget)
+        return settings
     except FleetFitError as error:
         raise ConfigError(f"{path}: {error}", key=error.key, path=path) from None
 
@@ -138,29 +139,17 @@ def _check_budget(budget: Budget | None) -> None:
     if budget is None:
         return
     cost = next(iter(budget), "parameters") if isinstance(budget, Mapping) else "parameters"
-    unknown = isinstance(budget, str)  # a unit says of which cost it is meant in the run
-    wrong = "" if unknown and _in_any_cost(budget) else find_budget_error(budget, cost)
-    if wrong:
-        raise ConfigError(f"budget: {wrong}")
+    if isinstance(budget, str) and any(not find_budget_error(budget, name) for name in COSTS):
+        return  # an amount with a unit, of the cost that the run chooses
+    if problem := find_budget_error(budget, cost):
+        raise ConfigError(f"budget: {problem}")
 
 
-def _in_any_cost(budget: Budget) -> bool:
-    return any(not find_budget_error(budget, cost) for cost in COSTS)
-
-
-def _budget(found: NodeSettings, folder: Path) -> dict[str, Any]:
-    """Return the budget of a budget file, and its tolerance if it has one."""
-    named = found.budget
-    if not isinstance(named, str) or not is_budget_file(named):
-        return {}
-    return read_budget_file(folder / files.parse_path(named))
-
-
-def own_data(settings: NodeSettings) -> Data:
+def load_data(settings: NodeSettings) -> Data:
     """Load the node's own data.
 
     Raises:
-        FleetFitError: They cannot be had.
+        FleetFitError: They cannot be loaded.
     """
     section = settings.data
     function = names.resolve("data", section.name)
@@ -177,9 +166,9 @@ def own_data(settings: NodeSettings) -> Data:
     division, client = section.partition, section.client
     if data.columns and division is None and not section.settings.get("columns"):
         raise ConfigError(
-            "[data] columns: a node's table becomes numbers as all the others' do, not by its own means and categories."
-            ' Name the file that says how, the same on all nodes: columns = "columns.json". A run on such a table has '
-            "one in its folder.",
+            "[data] columns: a node's table is encoded as all the others' are, not by its own means and categories. "
+            'Name the file of the encoding, the same on all nodes: columns = "columns.json". The folder of a run on '
+            "such a table has one.",
             key="data.columns",
         )
     if division is None or client is None:
@@ -190,9 +179,3 @@ def own_data(settings: NodeSettings) -> Data:
             f"[data] client: the division has clients 0 to {len(parts) - 1}, got {client}.", key="data.client"
         )
     return data.share(parts[client])
-
-
-def told_budget(settings: NodeSettings) -> Budget | None:
-    """Return the budget as it travels, or None where the node keeps it to itself."""
-    budget = settings.budget if settings.reports_budget else None
-    return dict(budget) if isinstance(budget, Mapping) else budget

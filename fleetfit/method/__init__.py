@@ -1,7 +1,8 @@
-"""The method: a record of functions, one per hook, whose defaults are FedAvg's; and how a spec becomes one.
+"""The method: a record of functions, one per hook, whose defaults are FedAvg's.
 
-A method is its difference from FedAvg: a factory returns `Method(loss=..., weight=...)`, and is rebuilt from its spec
-wherever a job runs, never pickled. `hooks` documents each hook, `building` has the record and makes one of a spec.
+A method is its difference from FedAvg: a factory in `fleetfit/methods/` returns `Method(loss=..., weight=...)`, and is
+built anew from its spec wherever a job runs, never pickled. `hooks` documents each hook; `building` has the record, and
+builds a method from a spec.
 """
 
 from fleetfit.method.building import (
@@ -12,24 +13,26 @@ from fleetfit.method.building import (
     build,
     find_unused_parts,
     is_portable,
-    list_hyperparameters,
     rebuild_problem,
 )
 from fleetfit.method.hooks import (
     CoverageMean,
     Loss,
     Penalty,
-    all_of_it,
-    by_count,
-    by_samples,
-    cut_out,
-    full_level,
+    Reports,
+    Slot,
+    assign_own_levels,
+    choose_uniformly,
+    dispatch_submodel,
+    get_round_submodel,
+    keep_prefix,
     last_exit_loss,
-    own_level,
+    make_full_level,
     receive_all,
-    round_submodel,
+    send_all,
     take_mean,
-    uniform,
+    weigh_by_samples,
+    weigh_equally,
 )
 
 __all__ = [
@@ -39,21 +42,23 @@ __all__ = [
     "Loss",
     "Method",
     "Penalty",
-    "all_of_it",
+    "Reports",
+    "Slot",
     "apply_model_hook",
+    "assign_own_levels",
     "build",
-    "by_count",
-    "by_samples",
-    "cut_out",
+    "choose_uniformly",
+    "dispatch_submodel",
     "find_unused_parts",
-    "full_level",
+    "get_round_submodel",
     "is_portable",
+    "keep_prefix",
     "last_exit_loss",
-    "list_hyperparameters",
-    "own_level",
+    "make_full_level",
     "rebuild_problem",
     "receive_all",
-    "round_submodel",
+    "send_all",
     "take_mean",
-    "uniform",
+    "weigh_by_samples",
+    "weigh_equally",
 ]

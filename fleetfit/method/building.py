@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fleetfit import names, submodel
+from fleetfit import names
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, truncate
 from fleetfit.factories import call_factory, is_default
 from fleetfit.method import hooks
+from fleetfit.submodel import random, rolling, window
 from fleetfit.values import Device, Federation, Job, Problem, Server, Update
 
 CALLED_BY: Mapping[str, str] = {"choose": "assign", "channels": "assign", "weight": "aggregate"}
@@ -34,23 +35,23 @@ class Method:
             file, an override or a keyword wins over them.
     """
 
-    model: hooks.ModelHook = hooks.as_it_is
-    levels: hooks.LevelsHook = hooks.full_level
-    assign: hooks.AssignHook = hooks.own_level
-    choose: hooks.ChooseHook = hooks.uniform
-    channels: hooks.ChannelsHook = submodel.prefix
-    dispatch: hooks.DispatchHook = hooks.cut_out
-    adapt: hooks.AdaptHook = hooks.as_sent
+    model: hooks.ModelHook = hooks.keep_model
+    levels: hooks.LevelsHook = hooks.make_full_level
+    assign: hooks.AssignHook = hooks.assign_own_levels
+    choose: hooks.ChooseHook = hooks.choose_uniformly
+    channels: hooks.ChannelsHook = hooks.keep_prefix
+    dispatch: hooks.DispatchHook = hooks.dispatch_submodel
+    adapt: hooks.AdaptHook = hooks.keep_job
     loss: hooks.LossHook = hooks.last_exit_loss
-    penalty: hooks.PenaltyHook = hooks.no_penalty
-    remember: hooks.RememberHook = hooks.nothing_new
-    reply: hooks.ReplyHook = hooks.all_of_it
+    penalty: hooks.PenaltyHook = hooks.skip_penalty
+    remember: hooks.RememberHook = hooks.keep_memory
+    reply: hooks.ReplyHook = hooks.send_all
     receive: hooks.ReceiveHook = hooks.receive_all
-    note: hooks.NoteHook = hooks.nothing_noted
-    weight: hooks.WeightHook = hooks.by_samples
+    note: hooks.NoteHook = hooks.note_nothing
+    weight: hooks.WeightHook = hooks.weigh_by_samples
     aggregate: hooks.AggregateHook = hooks.CoverageMean
     step: hooks.StepHook = hooks.take_mean
-    observe: hooks.ObserveHook = hooks.nothing_observed
+    observe: hooks.ObserveHook = hooks.observe_nothing
     needs_budgets: bool = True
     own_data: bool = False
     settles: tuple[str, ...] = ()
@@ -73,10 +74,9 @@ FEDAVG = Method()
 
 # built-in functions by hook, for `method.hooks.channels = "rolling"`
 _CHOICES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
-    "channels": {"prefix": submodel.prefix, "window": submodel.window, "rolling": submodel.rolling,
-                 "random": submodel.random},
-    "choose": {"uniform": hooks.uniform},
-    "weight": {"by_samples": hooks.by_samples, "by_count": hooks.by_count},
+    "channels": {"prefix": hooks.keep_prefix, "window": window, "rolling": rolling, "random": random},
+    "choose": {"uniform": hooks.choose_uniformly},
+    "weight": {"by_samples": hooks.weigh_by_samples, "by_count": hooks.weigh_equally},
 }  # fmt: skip
 
 
@@ -96,27 +96,29 @@ def build(spec: Mapping[str, Any]) -> Method:
 
 
 def rebuild_problem(spec: Mapping[str, Any]) -> Problem:
-    """Build the problem that a spec describes, with what its method makes of the model."""
+    """Build the problem that a spec describes, its model changed by the method's hook `model`."""
     return apply_model_hook(Problem.from_spec(spec), spec.get("method", {}))
 
 
 def apply_model_hook(problem: Problem, spec: Mapping[str, Any]) -> Problem:
-    """Return the problem with what a method makes of the model.
+    """Return the problem with its model changed by a method's hook `model`.
 
     Args:
-        problem: With the model as it is.
+        problem: With the model of the run file.
         spec: The method's.
     """
-    change = build(spec).model
-    if change is FEDAVG.model:
+    hook = build(spec).model
+    if hook is FEDAVG.model:
         return problem
-    architecture = change(problem.architecture, problem.input_shape)
-    own = None if problem.spec is None or not is_portable(spec) else {**problem.spec, "method": dict(spec)}
-    return replace(problem, architecture=architecture, spec=own)
+    architecture = hook(problem.architecture, problem.input_shape)
+    is_rebuilt = problem.spec is not None and is_portable(spec)
+    return replace(
+        problem, architecture=architecture, spec={**(problem.spec or {}), "method": dict(spec)} if is_rebuilt else None
+    )
 
 
 def is_portable(spec: Any) -> bool:
-    """Tell whether another process can rebuild from a spec: plain values only."""
+    """Return whether another process can rebuild from a spec: plain values only."""
     try:
         json.dumps(spec)
     except TypeError:
@@ -130,20 +132,20 @@ def _build_cached(text: str) -> Method:
 
 
 def build_anew(spec: Mapping[str, Any]) -> Method:
-    """Build the method that a spec describes, though one like it may have been built before."""
+    """Build the method that a spec describes, past the cache of `build`."""
     values = {key: v for key, v in spec.items() if key not in ("name", "cohort", "plus", "hooks")}
     method = _make_method("methods", spec.get("name", "fedavg"), "[method]", values)
-    single, plus, choice = spec.get("hooks", {}), spec.get("plus", {}), dict(spec.get("cohort", {}))
-    if choice:
-        name = choice.pop("name")
-        option = _make_method("selection", name, "[cohort] choose", choice)
-        method = _add_option(method, option, str(name), set(single))
-    for name, settings in plus.items():
+    own_hooks, selection = spec.get("hooks", {}), dict(spec.get("cohort", {}))
+    if selection:
+        name = selection.pop("name")
+        option = _make_method("selection", name, "[cohort] choose", selection)
+        method = _add_option(method, option, str(name), set(own_hooks))
+    for name, settings in spec.get("plus", {}).items():
         option = _make_method("options", name, f"[method.plus.{name}]", settings)
-        method = _add_option(method, option, name, set(single))
-    hooks = {hook: _single_hook(hook, value) for hook, value in single.items()}
-    replaces = tuple(hook for hook in method.replaces if CALLED_BY[hook] not in hooks)
-    return replace(method, replaces=replaces, **hooks)  # type: ignore[arg-type]  # hooks only, all of them functions
+        method = _add_option(method, option, name, set(own_hooks))
+    functions = {hook: _resolve_hook(hook, value) for hook, value in own_hooks.items()}
+    replaces = tuple(hook for hook in method.replaces if CALLED_BY[hook] not in functions)
+    return replace(method, replaces=replaces, **functions)  # type: ignore[arg-type]  # hooks only, all of them functions
 
 
 def _make_method(kind: str, name: Any, where: str, values: Mapping[str, Any]) -> Method:
@@ -160,31 +162,31 @@ def _make_method(kind: str, name: Any, where: str, values: Mapping[str, Any]) ->
     return method
 
 
-def _add_option(method: Method, option: Method, name: str, decided: set[str]) -> Method:
+def _add_option(method: Method, option: Method, name: str, own_hooks: set[str]) -> Method:
     """Add an option to a method: some hooks chain, penalties add up, any other may be set once.
 
     Args:
         method: The method.
-        option: Its hooks are FedAvg's where it has none.
+        option: A method, too; hooks that it does not set are FedAvg's.
         name: Of the option, for messages.
-        decided: Hooks that the spec names one by one, which win.
+        own_hooks: Hooks that the spec sets one by one; they win.
     """
     changes: Any = {}
     for hook in HOOKS:
-        ours, theirs, default = getattr(method, hook), getattr(option, hook), getattr(FEDAVG, hook)
-        if theirs is default or theirs is ours:
+        current, added, default = getattr(method, hook), getattr(option, hook), getattr(FEDAVG, hook)
+        if added is default or added is current:
             continue
-        if ours is default:
-            changes[hook] = theirs
-        elif hook in _JOINED:
-            changes[hook] = functools.partial(_JOINED[hook], ours, theirs)
+        if current is default:
+            changes[hook] = added
+        elif hook in _COMBINED:
+            changes[hook] = functools.partial(_COMBINED[hook], current, added)
         elif hook == "choose" and "choose" in method.replaces:
             raise ConfigError(
                 f'[cohort] choose: "{truncate(name)}" has no effect: the method chooses its clients itself. Leave it '
                 "out.",
                 key="cohort.choose",
             )
-        elif hook not in decided:
+        elif hook not in own_hooks:
             raise ConfigError(
                 f'both the method and "{name}" set hook "{hook}". Say whose wins with method.hooks.{hook} = '
                 '"module:function".',
@@ -201,48 +203,50 @@ def _add_option(method: Method, option: Method, name: str, decided: set[str]) ->
     )
 
 
-def _chained(
+def _chain_adapt(
     first: Callable[..., Job | None], second: Callable[..., Job | None], job: Job, device: Device
 ) -> Job | None:
     changed = first(job, device)
     return None if changed is None else second(changed, device)
 
 
-def _added(first: Callable[..., Any], second: Callable[..., Any], job: Job, device: Device) -> Any:
-    parts = [p for p in (first(job, device), second(job, device)) if p is not None]
-    if len(parts) < 2:
-        return parts[0] if parts else None
-    return lambda module: parts[0](module) + parts[1](module)
+def _add_penalties(first: Callable[..., Any], second: Callable[..., Any], job: Job, device: Device) -> Any:
+    penalties = [p for p in (first(job, device), second(job, device)) if p is not None]
+    if len(penalties) < 2:
+        return penalties[0] if penalties else None
+    return lambda module: penalties[0](module) + penalties[1](module)
 
 
-def _noted(first: Callable[..., Any], second: Callable[..., Any], *given: Any) -> Mapping[str, Any]:
-    return {**first(*given), **second(*given)}
+def _merge_notes(first: Callable[..., Any], second: Callable[..., Any], *arguments: Any) -> Mapping[str, Any]:
+    return {**first(*arguments), **second(*arguments)}
 
 
-def _observed(
-    first: Callable[..., Server], second: Callable[..., Server], federation: Federation, server: Server, *given: Any
+def _chain_observe(
+    first: Callable[..., Server], second: Callable[..., Server], federation: Federation, server: Server, *arguments: Any
 ) -> Server:
-    return second(federation, first(federation, server, *given), *given)
+    return second(federation, first(federation, server, *arguments), *arguments)
 
 
-def _received(
+def _chain_receive(
     first: Callable[..., Iterable[Update]], second: Callable[..., Iterable[Update]], federation: Federation,
     server: Server, updates: Sequence[Update],
 ) -> Iterable[Update]:  # fmt: skip
     return second(federation, server, list(first(federation, server, updates)))
 
 
-def _remembered(first: Callable[..., Any], second: Callable[..., Any], job: Job, device: Device, *given: Any) -> Any:
-    return second(job, replace(device, memory=first(job, device, *given)), *given)
+def _chain_remember(
+    first: Callable[..., Any], second: Callable[..., Any], job: Job, device: Device, *arguments: Any
+) -> Any:
+    return second(job, replace(device, memory=first(job, device, *arguments)), *arguments)
 
 
-_JOINED: Mapping[str, Callable[..., Any]] = {
-    "adapt": _chained, "penalty": _added, "remember": _remembered, "receive": _received, "note": _noted,
-    "observe": _observed,
+_COMBINED: Mapping[str, Callable[..., Any]] = {
+    "adapt": _chain_adapt, "penalty": _add_penalties, "remember": _chain_remember, "receive": _chain_receive,
+    "note": _merge_notes, "observe": _chain_observe,
 }  # fmt: skip
 
 
-def _single_hook(hook: str, value: Any) -> Callable[..., Any]:
+def _resolve_hook(hook: str, value: Any) -> Callable[..., Any]:
     if hook not in HOOKS:
         raise ConfigError(
             f'a method has no hook "{hook}"; it has {", ".join(HOOKS)}.{did_you_mean(hook, HOOKS)}',
@@ -250,22 +254,17 @@ def _single_hook(hook: str, value: Any) -> Callable[..., Any]:
         )
     if callable(value):
         return value
-    known = _CHOICES.get(hook, {})
-    if isinstance(value, str) and value in known:
-        return known[value]
+    choices = _CHOICES.get(hook, {})
+    if isinstance(value, str) and value in choices:
+        return choices[value]
     if isinstance(value, str) and ":" in value:
         return names.resolve("hooks", value)
-    listed = f"one of {', '.join(known)}, or " if known else ""
+    listed = f"one of {', '.join(choices)}, or " if choices else ""
     raise ConfigError(
         f'method.hooks.{hook} must be {listed}"module:function", got {truncate(repr(value))}.'
-        f"{did_you_mean(str(value), known)}",
+        f"{did_you_mean(str(value), choices)}",
         key=f"method.hooks.{hook}",
     )
-
-
-def list_hyperparameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return a factory's hyperparameters: its signature."""
-    return dict(inspect.signature(factory).parameters)
 
 
 # ---- keys of a spec without effect ---------------------------------------------------------------------------------
@@ -278,7 +277,7 @@ _NEVER_CALLS = {
 
 
 def find_unused_parts(spec: Mapping[str, Any]) -> dict[str, str]:
-    """Return the keys of a spec that change nothing in a round, as a run file has them, each with the reason.
+    """Return the keys of a spec, as a run file names them, that have no effect in a round, each with the reason.
 
     A hook is unused where the method declares to replace it. A hyperparameter or an option is unused where all hooks
     that it changes are set one by one in `method.hooks`, or replaced.
@@ -291,10 +290,10 @@ def find_unused_parts(spec: Mapping[str, Any]) -> dict[str, str]:
     label = name if isinstance(name, str) else str(getattr(name, "__name__", "this method"))
     unused = {key if "." in key else f"local.{key}": f"{label} sets it itself" for key in method.settles}
     unused |= {f"method.hooks.{hook}": f"{label} {_NEVER_CALLS[hook]}" for hook in own_hooks if hook in method.replaces}
-    instead = f"method.hooks.{', '.join(sorted(own_hooks))} takes the place of all that it would do"
+    reason = f"method.hooks.{', '.join(sorted(own_hooks))} takes the place of all that it would do"
     for key, changed in _find_changed_hooks(spec):
         if changed <= {*own_hooks, *method.replaces}:
-            unused[key] = instead if changed & own_hooks.keys() else f"{label} is the same without it"
+            unused[key] = reason if changed & own_hooks.keys() else f"{label} is the same without it"
     return unused
 
 
@@ -303,7 +302,7 @@ def _find_changed_hooks(spec: Mapping[str, Any]) -> Iterator[tuple[str, set[str]
     name = spec.get("name", "fedavg")
     values = {key: v for key, v in spec.items() if key not in ("name", "cohort", "plus", "hooks")}
     factory = None if isinstance(name, Method) else name if callable(name) else names.resolve("methods", name)
-    parameters = {} if factory is None else list_hyperparameters(factory)
+    parameters = {} if factory is None else inspect.signature(factory).parameters
     for key, value in values.items() if factory is not None else ():
         parameter = parameters.get(key)
         if parameter is not None and is_default(value, parameter.default):

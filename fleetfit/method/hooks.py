@@ -1,83 +1,98 @@
-"""The hooks of a method: what each gets, gives back and may keep, and FedAvg's function beside it.
+"""FedAvg, hook by hook (`examples/fedavg_plain.py` is the same as one program); each docstring documents the hook.
 
-FedAvg (McMahan et al., AISTATS 2017). A hook is a plain function of the type that its Protocol documents. A round calls
-them from top to bottom. Those of the server see the whole federation but no data, those of the device see one client's
-data and budget; no hook sees both. A hook keeps nothing in variables of its own: what lasts until the next round stands
-in the server's memory or the client's.
+McMahan et al., AISTATS 2017. A method replaces some of these functions. A round calls them from top to bottom. The
+hooks of the server see the whole federation but no data; those of the device see one client's data and budget. A hook
+stores nothing in variables of its own: what has to last until the next round is in the server's or the client's memory.
 
-`docs/hooks.md` is made of the Protocols (`docs/generate.py`): of each docstring the paragraphs Where, Before, After and
-Keeps, and the arguments and what is returned of `__call__`. Arguments are given by place, so their names are free.
+`docs/generate.py` makes `docs/hooks.md` from the docstrings: the paragraphs Where, Before, After, Keeps and FedAvg, the
+arguments and the result. Arguments are given by place, so their names are free.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor, nn
 
-from fleetfit import submodel
 from fleetfit.aggregate import Aggregate, Mean, apply_mean
 from fleetfit.layout import Architecture, Axis, State, outputs
 from fleetfit.planner import Targets
 from fleetfit.seeds import make_numpy_rng
-from fleetfit.submodel import Channels, Submodel, extract
+from fleetfit.submodel import Channels, Submodel, extract, normalise_channels
 from fleetfit.values import Aggregator, Device, Failure, Federation, Job, Level, Problem, Server, Update
+
+Slot = tuple[int, int, Submodel]
+"""A client, its level (0-based) and its sub-model in a round."""
+Reports = Sequence[Update | Failure]
+"""Updates without their tensors, and failures, in job order."""
+Penalty = Callable[[nn.Module], Tensor]
+"""From the module to a scalar, which is added to the loss of each batch."""
+
+
+class Loss(Protocol):
+    """What local training minimises, for one batch; its `metrics()`, if it has them, join the update's."""
+
+    def __call__(self, module: nn.Module, x: Any, y: Tensor, /) -> Tensor:
+        """Return the mean loss of the batch's samples, a scalar."""
+        ...
+
+
+ModelHook = Callable[[Architecture, tuple[int, ...]], Architecture]
+LevelsHook = Callable[[Problem, Targets], list[Level]]
+AssignHook = Callable[[Federation, Server, np.random.Generator], list[Slot]]
+ChooseHook = Callable[[Federation, Server, np.random.Generator], list[int]]
+ChannelsHook = Callable[[Axis, int, int, int | None, np.random.Generator], Channels]
+DispatchHook = Callable[[Federation, Server, int | None, Submodel], State]
+AdaptHook = Callable[[Job, Device], Job | None]
+LossHook = Callable[[Job, Device], Loss]
+PenaltyHook = Callable[[Job, Device], Penalty | None]
+RememberHook = Callable[[Job, Device, State, Loss], Any]
+ReplyHook = Callable[[Job, Device, State], tuple[Submodel, State]]
+ReceiveHook = Callable[[Federation, Server, Sequence[Update]], Iterable[Update]]
+NoteHook = Callable[[Federation, Server, Update], Mapping[str, Any]]
+WeightHook = Callable[[Update], float]
+AggregateHook = Callable[[Federation, Server], Aggregator]
+StepHook = Callable[[Federation, Server, Aggregate, Reports], Server]
+ObserveHook = StepHook
 
 # ---- once, before the first round --------------------------------------------------------------------------------
 
 
-class ModelHook(Protocol):
-    """Make of the model family what the method trains.
+def keep_model(architecture: Architecture, input_shape: tuple[int, ...]) -> Architecture:
+    """Change the model family that the method trains.
 
     Where: everywhere, once: on the server, and wherever jobs run.
-    Before: the model is built from `[model]`, with what `[peft]` puts in.
-    After: all else sees the family that is returned: planner, layout, initial state, jobs, exported models.
-    Keeps: nothing.
+    Before: the model is built from `[model]`, with the modules of `[peft]`.
+    After: planner, layout, initial state, jobs and exported models use the family that is returned.
+    FedAvg: keeps the model.
+
+    Args:
+        architecture: The family as the run file names it.
+        input_shape: Shape of one sample, without the batch.
+
+    Returns:
+        A family, perhaps the same.
     """
-
-    def __call__(self, architecture: Architecture, input_shape: tuple[int, ...], /) -> Architecture:
-        """Return the family.
-
-        Args:
-            architecture: The family as the run file names it.
-            input_shape: Shape of one sample, without the batch.
-
-        Returns:
-            A family; the same one where the model stays as it is.
-        """
-        ...
-
-
-def as_it_is(architecture: Architecture, input_shape: tuple[int, ...]) -> Architecture:
-    """Train the model as it is."""
     return architecture
 
 
-class LevelsHook(Protocol):
-    """Say which sub-models there are: width, depth and exits of each.
+def make_full_level(problem: Problem, targets: Targets) -> list[Level]:
+    """Make the levels: width, depth and exits of each.
 
     Where: the server, once.
     Before: the fleet's groups have become targets; with `needs_budgets=False` the full model is the only one.
     After: each client gets the largest level that it affords; every level is evaluated, reported and exported.
-    Keeps: nothing; the levels stand in `federation.levels`.
+    Keeps: nothing; the levels are in `federation.levels`.
+    FedAvg: makes the full model the only level.
+
+    Args:
+        problem: Model, task and input shape.
+        targets: Cost, target ratio, tolerance and ceilings of each level.
+
+    Returns:
+        The levels, smallest first.
     """
-
-    def __call__(self, problem: Problem, targets: Targets, /) -> list[Level]:
-        """Return the levels.
-
-        Args:
-            problem: What is trained.
-            targets: Cost, target ratio, tolerance and ceilings of each level.
-
-        Returns:
-            The levels, smallest first.
-        """
-        ...
-
-
-def full_level(problem: Problem, targets: Targets) -> list[Level]:
-    """Return the full model as the only level."""
     exits = (problem.architecture.blocks,)
     return [Level("1", problem.submodel(1.0, exits), 1.0, 1.0)]
 
@@ -85,200 +100,146 @@ def full_level(problem: Problem, targets: Targets) -> list[Level]:
 # ---- the server, before the jobs ---------------------------------------------------------------------------------
 
 
-class AssignHook(Protocol):
-    """Say who trains what in this round.
+def assign_own_levels(federation: Federation, server: Server, rng: np.random.Generator) -> list[Slot]:
+    """Select the clients of the round, and assign a level and a sub-model to each.
 
     Where: the server, first in each round.
-    Before: on a real fleet, the clients are those who are registered now.
-    After: the slots are put in canonical order (predicted cost, largest first, then client), and each becomes a job.
-        Without slots the round ends here and nothing moves.
-    Keeps: nothing; it may read what `observe` kept in the server's memory.
+    Before: on a real fleet, the clients are those that are registered now.
+    After: the slots are sorted (predicted cost, largest first, then client), and each becomes a job. Without slots the
+        round ends here and leaves the state as it was.
+    Keeps: nothing; it may read what `observe` stored in the server's memory.
+    FedAvg: gives each chosen client its level, with the channels of this round.
+
+    Args:
+        federation: All that the server knows. The hooks `choose` and `channels` have an effect only if this hook calls
+            `federation.method.choose` and `federation.method.channels`.
+        server: The server after the last round.
+        rng: Seeded by run and round.
+
+    Returns:
+        Client, level (0-based) and sub-model of each slot.
     """
-
-    def __call__(
-        self, federation: Federation, server: Server, rng: np.random.Generator, /
-    ) -> list[tuple[int, int, Submodel]]:
-        """Return the slots of the round.
-
-        Args:
-            federation: All that the server knows; `federation.method.choose` and `.channels` are there to be asked.
-            server: As the last round left it.
-            rng: Seeded by run and round.
-
-        Returns:
-            Client, level (0-based) and sub-model of each slot. The hooks `choose` and `channels` have an effect only
-            if this one asks them.
-        """
-        ...
-
-
-class ChooseHook(Protocol):
-    """Say which clients take part in the round.
-
-    Where: the server, asked by `assign`.
-    Before: `federation.reachable(server.round)` has those who afford some level, have data and are connected.
-    After: each of them gets its level, unless `assign` is the method's own.
-    Keeps: nothing; it may read what `observe` kept in the server's memory.
-    """
-
-    def __call__(self, federation: Federation, server: Server, rng: np.random.Generator, /) -> list[int]:
-        """Return the clients.
-
-        Args:
-            federation: All that the server knows of its clients; `federation.cohort` says how many are wanted.
-            server: As the last round left it.
-            rng: The one that `assign` got.
-
-        Returns:
-            Ids of clients, none twice; fewer than the cohort, or none, where fewer are there.
-        """
-        ...
-
-
-class ChannelsHook(Protocol):
-    """Say which channels of an axis a client keeps.
-
-    Where: the server, asked by `assign` for each scaled axis of each slot.
-    Before: the level says how many channels are kept.
-    After: the channels are part of the slot's sub-model. Levels are evaluated with those that `levels` gave them.
-    Keeps: nothing.
-    """
-
-    def __call__(self, axis: Axis, n: int, round: int, client: int | None, rng: np.random.Generator, /) -> Channels:
-        """Return the channels.
-
-        Args:
-            axis: Its size and granule.
-            n: How many to keep.
-            round: 0-based.
-            client: Who trains them; None: nobody, the first n are what is evaluated.
-            rng: Seeded by run, round, client and axis.
-
-        Returns:
-            Indices in rising order, in whole granules; a range where they are neighbours.
-        """
-        ...
-
-
-def uniform(federation: Federation, server: Server, rng: np.random.Generator) -> list[int]:
-    """Choose clients uniformly without replacement among those who afford some level and are connected."""
-    here = federation.reachable(server.round)
-    return [int(c) for c in here[rng.choice(len(here), min(federation.cohort, len(here)), replace=False)]]
-
-
-def own_level(federation: Federation, server: Server, rng: np.random.Generator) -> list[tuple[int, int, Submodel]]:
-    """Give each chosen client its level, with the channels of this round."""
     chosen = federation.method.choose(federation, server, rng)
-    return [(c, int(federation.level_of[c]), round_submodel(federation, server.round, c)) for c in chosen]
+    return [(c, int(federation.level_of[c]), get_round_submodel(federation, server.round, c)) for c in chosen]
 
 
-def round_submodel(federation: Federation, round: int, client: int, level_index: int | None = None) -> Submodel:
+def choose_uniformly(federation: Federation, server: Server, rng: np.random.Generator) -> list[int]:
+    """Select the clients of the round.
+
+    Where: the server, called by `assign`.
+    Before: `federation.reachable(server.round)` lists the clients that afford some level, have data and are connected.
+    After: each client gets its level, unless the method has an `assign` of its own.
+    Keeps: nothing; it may read what `observe` stored in the server's memory.
+    FedAvg: draws uniformly without replacement.
+
+    Args:
+        federation: All that the server knows of its clients; `federation.cohort` is the number of clients to choose.
+        server: The server after the last round.
+        rng: The generator of `assign`.
+
+    Returns:
+        Ids of clients, each once; fewer than the cohort, or none, if fewer are connected.
+    """
+    reachable = federation.reachable(server.round)
+    return [
+        int(c) for c in reachable[rng.choice(len(reachable), min(federation.cohort, len(reachable)), replace=False)]
+    ]
+
+
+def keep_prefix(axis: Axis, n: int, round: int, client: int | None, rng: np.random.Generator) -> Channels:
+    """Select the channels of an axis that a client keeps.
+
+    Where: the server, called by `assign` for each scaled axis of each slot.
+    Before: the level gives the number of channels.
+    After: the channels are part of the slot's sub-model. Levels are evaluated with those that `levels` gave them.
+    FedAvg: keeps the first n channels (upper left; ScaleFL's default).
+
+    Args:
+        axis: Its size and granule.
+        n: Number of channels to keep.
+        round: 0-based.
+        client: The client that trains them; None for evaluation, which takes the first n.
+        rng: Seeded by run, round, client and axis.
+
+    Returns:
+        Indices in rising order, in whole granules; a range if they are neighbours.
+    """
+    return range(n)
+
+
+def get_round_submodel(federation: Federation, round: int, client: int, level_index: int | None = None) -> Submodel:
     """Return the sub-model of a level, by default the client's, with the channels chosen for the client this round."""
     level = federation.levels[federation.level_of[client] if level_index is None else level_index]
-    axes, choose = federation.problem.architecture.axes, federation.method.channels
+    axes, select = federation.problem.architecture.axes, federation.method.channels
     channels: dict[str, Channels] = {}
     for name, kept in level.submodel.channels.items():
-        if axes[name].scaled and choose is not submodel.prefix:
+        if axes[name].scaled and select is not keep_prefix:
             rng = make_numpy_rng(federation.seed, round, client, name)
-            channels[name] = submodel.normalise_channels(name, choose(axes[name], len(kept), round, client, rng))
+            channels[name] = normalise_channels(name, select(axes[name], len(kept), round, client, rng))
         else:
             channels[name] = kept
     return Submodel(channels, level.submodel.exits)
 
 
-class DispatchHook(Protocol):
-    """Say which tensors go out.
+def dispatch_submodel(federation: Federation, server: Server, client: int | None, submodel: Submodel) -> State:
+    """Make the tensors that are sent to a client.
 
     Where: the server, for each slot, and for each level that is evaluated (client None).
-    Before: the slots are in their order. FedAvg's is asked once for neighbours of one sub-model.
+    Before: the slots are in their order. FedAvg's is called once for neighbours of one sub-model.
     After: the state travels in the job, and the device loads it strictly.
-    Keeps: nothing.
+    FedAvg: sends the sub-model's own tensors.
+
+    Args:
+        federation: The server's view.
+        server: Its state is the full model's.
+        client: The client that gets it; None for evaluation.
+        submodel: The slot's sub-model.
+
+    Returns:
+        Every tensor of the sub-model, by its name, in the layout's order.
     """
-
-    def __call__(self, federation: Federation, server: Server, client: int | None, piece: Submodel, /) -> State:
-        """Return the state.
-
-        Args:
-            federation: The server's view.
-            server: Its state is the full model's.
-            client: Who gets it; None for evaluation.
-            piece: The slot's sub-model.
-
-        Returns:
-            Every tensor of the sub-model, by its name, in the layout's order.
-        """
-        ...
-
-
-def cut_out(federation: Federation, server: Server, client: int | None, piece: Submodel) -> State:
-    """Send the sub-model's own tensors."""
-    return extract(federation.problem.layout, server.state, piece)
+    return extract(federation.problem.layout, server.state, submodel)
 
 
 # ---- the device --------------------------------------------------------------------------------------------------
 
 
-class AdaptHook(Protocol):
-    """Let the device change the job that it got, or decline it.
+def keep_job(job: Job, device: Device) -> Job | None:
+    """Let the device change its job, or decline it.
 
     Where: the device, first for every job: training, evaluation and statistics.
     Before: the job is as the server sent it; the device knows what it affords now.
-    After: the changed job is done. The update says both what was sent and what was trained.
-    Keeps: nothing.
+    After: the changed job is run. The update names the sub-model that was sent and the one that was trained.
+    FedAvg: keeps the job.
+
+    Args:
+        job: As it was sent.
+        device: Its budgets are those of this round.
+
+    Returns:
+        The job. If the device shrinks it, its sub-model is a part of the one sent, with that part's state. None to
+        decline.
     """
-
-    def __call__(self, job: Job, device: Device, /) -> Job | None:
-        """Return the job to do.
-
-        Args:
-            job: As it was sent.
-            device: Its budgets are those of this round.
-
-        Returns:
-            The job; with a sub-model that is part of what was sent, and its state, where the device shrinks it. None
-            to decline.
-        """
-        ...
-
-
-def as_sent(job: Job, device: Device) -> Job | None:
-    """Do the job as it was sent."""
     return job
 
 
-class Loss(Protocol):
-    """What local training minimises, for one batch; it may have `metrics()`, which join the update's."""
-
-    def __call__(self, module: nn.Module, x: Any, y: Tensor, /) -> Tensor:
-        """Return the mean loss of the batch's samples, a scalar."""
-        ...
-
-
-class LossHook(Protocol):
+def last_exit_loss(job: Job, device: Device) -> Loss:
     """Make the loss of local training.
 
     Where: the device, once for each training job.
     Before: the sub-model's module has the job's state. torch's global generator is seeded afterwards.
-    After: the loss is called for each batch. At the end its `metrics()`, if it has them, join the update's: plain
-        values, and the server does not know beforehand that they are there. The object itself goes to `remember`.
-    Keeps: nothing here; what the loss gathers while it is called, `remember` may keep.
+    After: the loss is called for each batch. At the end its `metrics()`, if it has them, join the update's as plain
+        values; the server does not expect them. The object itself goes to `remember`.
+    Keeps: nothing here; `remember` may store what the loss gathers.
+    FedAvg: trains the deepest exit with the task's loss.
+
+    Args:
+        job: As it was adapted: round, sub-model, settings.
+        device: Its task, its data, and the client's memory.
+
+    Returns:
+        Module, inputs and targets -> a scalar. `fleetfit.outputs(module, x)` is one tensor per exit.
     """
-
-    def __call__(self, job: Job, device: Device, /) -> Loss:
-        """Return the loss.
-
-        Args:
-            job: As it was adapted: round, sub-model, settings.
-            device: Its task, its data, and what it remembers.
-
-        Returns:
-            Module, inputs and targets -> a scalar. `fleetfit.outputs(module, x)` is one tensor per exit.
-        """
-        ...
-
-
-def last_exit_loss(job: Job, device: Device) -> Loss:
-    """Train the deepest exit with the task's loss."""
     task = device.problem.task
 
     def loss(module: nn.Module, x: Any, y: Tensor) -> Tensor:
@@ -287,231 +248,161 @@ def last_exit_loss(job: Job, device: Device) -> Loss:
     return loss
 
 
-class Penalty(Protocol):
-    """What is added to the loss of each batch."""
-
-    def __call__(self, module: nn.Module, /) -> Tensor:
-        """Return a scalar."""
-        ...
-
-
-class PenaltyHook(Protocol):
-    """Make what is added to the loss.
+def skip_penalty(job: Job, device: Device) -> Penalty | None:
+    """Make the penalty that is added to the loss.
 
     Where: the device, once for each training job.
     Before: as `loss`.
     After: it is added to each batch's loss before the gradient is taken; the reported loss is without it. Penalties of
         several parts add up.
-    Keeps: nothing.
+    FedAvg: adds nothing.
+
+    Args:
+        job: Its `state` is what the client received.
+        device: With the client's memory.
+
+    Returns:
+        Module -> a scalar, or None.
     """
-
-    def __call__(self, job: Job, device: Device, /) -> Penalty | None:
-        """Return the penalty.
-
-        Args:
-            job: Its `state` is what was received.
-            device: Its memory is what the client kept.
-
-        Returns:
-            Module -> a scalar, or None for nothing.
-        """
-        ...
-
-
-def no_penalty(job: Job, device: Device) -> Penalty | None:
-    """Add nothing to the loss."""
     return None
 
 
-class RememberHook(Protocol):
-    """Say what the client keeps until its next job.
+def keep_memory(job: Job, device: Device, state: State, loss: Loss) -> Any:
+    """Make the client's memory, which lasts until its next job.
 
     Where: the device, after training, for an update that is finite.
-    Before: the sub-model is trained; `device.memory` is what the client kept so far.
-    After: the memory is the client's once the server has accepted the update; of a round that is rolled back, and of an
-        update that `receive` leaves out, it is not. It never travels to the server of a real fleet. Of several parts
-        the later one sees what the earlier one kept.
+    Before: the sub-model is trained; `device.memory` is the client's memory so far.
+    After: the memory is stored once the server has accepted the update; not if the round is rolled back, or if
+        `receive` leaves the update out. It never travels to the server of a real fleet. Of several parts the later one
+        sees the memory of the earlier one.
     Keeps: what it returns, at the client.
+    FedAvg: keeps the memory as it is.
+
+    Args:
+        job: As it was adapted.
+        device: With the memory so far.
+        state: All tensors of the sub-model after training.
+        loss: The object that the hook `loss` made.
+
+    Returns:
+        Numbers, text, tensors, and tables of them; or None. What other parts have stored stays.
     """
-
-    def __call__(self, job: Job, device: Device, state: State, loss: Loss, /) -> Any:
-        """Return the client's memory.
-
-        Args:
-            job: As it was adapted.
-            device: With the memory so far.
-            state: What training left, all tensors of the sub-model.
-            loss: The object that the hook `loss` made.
-
-        Returns:
-            Numbers, text, tensors, and nests of them; or None. What other parts have put there stays.
-        """
-        ...
-
-
-def nothing_new(job: Job, device: Device, state: State, loss: Loss) -> Any:
-    """Keep what the client remembered."""
     return device.memory
 
 
-class ReplyHook(Protocol):
-    """Say what goes back.
+def send_all(job: Job, device: Device, state: State) -> tuple[Submodel, State]:
+    """Select the part of the trained sub-model that is sent back.
 
     Where: the device, after `remember`.
     Before: as `remember`.
-    After: the update is compressed where `[local]` asks for it, and travels. The server refuses what is no part of what
-        it sent.
-    Keeps: nothing.
+    After: the update is compressed if `[local]` asks for it, and travels. The server rejects an update that is not a
+        part of the sub-model that it sent.
+    FedAvg: sends everything that was trained.
+
+    Args:
+        job: As it was adapted.
+        device: Its data give, for example, the classes that it has.
+        state: All tensors of the sub-model after training.
+
+    Returns:
+        The sub-model that the update contains, and its tensors.
     """
-
-    def __call__(self, job: Job, device: Device, state: State, /) -> tuple[Submodel, State]:
-        """Return what is sent back.
-
-        Args:
-            job: As it was adapted.
-            device: Its data say, for example, which classes it has.
-            state: What training left.
-
-        Returns:
-            The sub-model that the update contains, and its tensors.
-        """
-        ...
-
-
-def all_of_it(job: Job, device: Device, state: State) -> tuple[Submodel, State]:
-    """Send back all that was trained."""
     return job.submodel, state
 
 
 # ---- the server, with the replies --------------------------------------------------------------------------------
 
 
-class ReceiveHook(Protocol):
+def receive_all(federation: Federation, server: Server, updates: Sequence[Update]) -> Iterable[Update]:
     """Judge the round's updates together: leave some out, or change them.
 
     Where: the server, once in each round with slots.
     Before: all jobs have their outcome, and each update was validated: its sub-model, shapes, types and numbers are
         possible; compression is undone. Failures are not among them.
     After: an update that is not returned counts as a failure, "its update was left out by the method": it joins neither
-        mean nor report, and its client does not remember it. The others are noted, weighed and aggregated as they are
-        now, in the order in which they are returned.
-    Keeps: nothing; what the server is to remember, `observe` reads from the reports.
+        mean nor report, and its client does not remember it. The others are noted, weighed and aggregated in the order
+        in which they are returned.
+    Keeps: nothing; `observe` stores what the server has to remember, from the reports.
+    FedAvg: takes every update, and each as soon as it is validated.
+
+    Args:
+        federation: The server's view.
+        server: The server after the last round: the clients were sent parts of its state.
+        updates: All valid updates of the round, in job order. Without this hook updates are aggregated one by one as
+            they come; with it the tensors of all of them are held.
+
+    Returns:
+        Some or all of them, each at most once; changed ones by `dataclasses.replace(update, state=...)`, with the
+        round, index and client that they had.
     """
-
-    def __call__(self, federation: Federation, server: Server, updates: Sequence[Update], /) -> Iterable[Update]:
-        """Return the updates that count.
-
-        Args:
-            federation: The server's view.
-            server: As the last round left it: what the clients were sent is cut out of its state.
-            updates: All valid updates of the round, in job order. Without this hook updates are aggregated one by one
-                as they come; with it the tensors of all of them are held.
-
-        Returns:
-            Some or all of them, each at most once; changed ones by `dataclasses.replace(update, state=...)`, with the
-            round, index and client that they had.
-        """
-        ...
-
-
-def receive_all(federation: Federation, server: Server, updates: Sequence[Update]) -> Iterable[Update]:
-    """Take every update as it is."""
     return updates
 
 
-class NoteHook(Protocol):
-    """Say what of an update outlasts its tensors.
+def note_nothing(federation: Federation, server: Server, update: Update) -> Mapping[str, Any]:
+    """Note values of an update that outlast its tensors.
 
     Where: the server, for each update that `receive` returned.
-    Before: the update's tensors are still there.
-    After: it joins the update's `metrics`, which `step` and `observe` see. Tables of numbers are added up by level in
-        the round's report, under `counts`. An error here is this update's failure.
-    Keeps: nothing.
+    Before: the update's tensors are still in memory.
+    After: the notes join the update's `metrics`, which `step` and `observe` see. Tables of numbers are added up by
+        level in the round's report, under `counts`. An error here is this update's failure.
+    FedAvg: notes nothing.
+
+    Args:
+        federation: The server's view.
+        server: The server after the last round.
+        update: With its state. Its metrics are those that the client sent, and may be missing.
+
+    Returns:
+        Plain values by name. Notes of several parts are joined.
     """
-
-    def __call__(self, federation: Federation, server: Server, update: Update, /) -> Mapping[str, Any]:
-        """Return what is noted.
-
-        Args:
-            federation: The server's view.
-            server: As the last round left it.
-            update: With its state. What stands in its metrics is what a client sent, and may be missing.
-
-        Returns:
-            Plain values by name. Notes of several parts are joined.
-        """
-        ...
-
-
-def nothing_noted(federation: Federation, server: Server, update: Update) -> Mapping[str, Any]:
-    """Add nothing to the update's report."""
     return {}
 
 
-class WeightHook(Protocol):
-    """Give an update its aggregation weight, w_k.
+def weigh_by_samples(update: Update) -> float:
+    """Compute the aggregation weight of an update, w_k.
 
     Where: the server, for each update that was noted.
-    Before: `num_examples` was held against what the client has registered.
+    Before: `num_examples` was compared with the number that the client has registered.
     After: the aggregator gets it with the update. An error, or a weight that is not finite or below 0, is this update's
         failure.
-    Keeps: nothing.
+    FedAvg: weighs by training samples.
+
+    Args:
+        update: Its state may be gone.
+
+    Returns:
+        A finite number, at least 0.
     """
-
-    def __call__(self, update: Update, /) -> float:
-        """Return the weight.
-
-        Args:
-            update: What it says of itself; its state may be gone.
-
-        Returns:
-            A finite number, at least 0.
-        """
-        ...
-
-
-def by_samples(update: Update) -> float:
-    """Weigh by training samples."""
     return float(update.num_examples)
 
 
-def by_count(update: Update) -> float:
+def weigh_equally(update: Update) -> float:
     """Weigh every client alike (ScaleFL Eq. 2)."""
     return 1.0
 
 
-class AggregateHook(Protocol):
-    """Put the updates together.
+class CoverageMean:
+    """Make the aggregator of a round.
 
     Where: the server, once in each round with slots.
-    Before: nothing of the round has come in, unless `receive` is set.
+    Before: no update of the round has come in, unless `receive` is set.
     After: the aggregator gets each update by `add`, one by one, once it is validated, received, noted and weighed; then
-        `result` is asked for, and `step` gets it. An aggregator that needs all updates of a round keeps them.
+        `step` gets its `result`. An aggregator that needs all updates of a round keeps them.
     Keeps: nothing; `Aggregate.extra` goes to this round's `step` and `observe`.
+    FedAvg: averages each element over the clients that trained it.
 
-    Sums that hide single updates take the place of this hook: docs/adr/0012 says which hooks cannot be set then. The
-    coverage mean needs sums of w_k x_kj and of w_k only; an aggregator that looks at single updates rules such sums
-    out.
+    Secure aggregation replaces this hook: docs/adr/0012 lists the hooks that cannot be set then. The coverage mean
+    needs sums of w_k x_kj and of w_k only; an aggregator that looks at single updates excludes such sums.
+
+    Args:
+        federation: The server's view.
+        server: The server after the last round.
+
+    Returns:
+        An object with two methods. `add(update, weight)` takes an update, in job order unless `receive` changed it;
+        names that `update.untrained` lists must not count. `result()` returns the mean and the coverage of every
+        element (`aggregate.Mean` makes both), and what else `step` needs.
     """
-
-    def __call__(self, federation: Federation, server: Server, /) -> Aggregator:
-        """Return an aggregator for one round.
-
-        Args:
-            federation: The server's view.
-            server: As the last round left it.
-
-        Returns:
-            An object with two methods. `add(update, weight)` takes an update, in job order unless `receive` changed
-            it; names that `update.untrained` lists must not count.
-            `result()` returns the mean and the coverage of every element (`aggregate.Mean` makes both), and what else
-            `step` needs.
-        """
-        ...
-
-
-class CoverageMean:
-    """Average each element over those who trained it."""
 
     def __init__(self, federation: Federation, server: Server) -> None:
         device = next(iter(server.state.values())).device
@@ -526,72 +417,48 @@ class CoverageMean:
         return self._mean.result()
 
 
-class StepHook(Protocol):
+def take_mean(federation: Federation, server: Server, aggregate: Aggregate, reports: Reports) -> Server:
     """Move the server: take the mean, or a server optimiser's step towards it.
 
-    Where: the server, once in each round with slots, also where no update was left.
+    Where: the server, once in each round with slots, also without a usable update.
     Before: the round's updates are aggregated.
-    After: the core counts the round, whatever `round` says. A round that would leave numbers that are not finite, or
+    After: `run_round` counts the round, whatever `round` is. A round that would leave numbers that are not finite, or
         in which `aggregate`, `step` or `observe` raises, is rolled back as a whole: state, memory and the clients'
         memories are those from before.
-    Keeps: what it puts into the server's `memory`, which the checkpoint has.
+    Keeps: what it puts into the server's `memory`, which is part of the checkpoint.
+    FedAvg: replaces each trained element by its mean.
+
+    Args:
+        federation: The server's view.
+        server: The server after the last round.
+        aggregate: An element with coverage 0 was not trained: it, and its moments, must stay as they are.
+        reports: Updates without their tensors, and failures, in job order.
+
+    Returns:
+        The server with its new state and memory.
     """
-
-    def __call__(
-        self, federation: Federation, server: Server, aggregate: Aggregate, reports: Sequence[Update | Failure], /
-    ) -> Server:
-        """Return the server after the round.
-
-        Args:
-            federation: The server's view.
-            server: As the last round left it.
-            aggregate: Where its coverage is 0, nobody trained the element: it, and its moments, must stay as they are.
-            reports: Updates without their tensors, and failures, in the jobs' order.
-
-        Returns:
-            The server with its new state and memory.
-        """
-        ...
-
-
-def take_mean(
-    federation: Federation, server: Server, aggregate: Aggregate, reports: Sequence[Update | Failure]
-) -> Server:
-    """Replace what was trained by its mean."""
     if aggregate.before is None:
         return replace(server, state=apply_mean(server.state, aggregate))
     moved = apply_mean(aggregate.before, aggregate) if aggregate.before else {}
     return replace(server, state={**server.state, **moved})
 
 
-class ObserveHook(Protocol):
-    """Learn of the clients: what the next rounds' selections go by.
+def observe_nothing(federation: Federation, server: Server, aggregate: Aggregate, reports: Reports) -> Server:
+    """Observe the clients, for the selection of later rounds.
 
     Where: the server, after `step`.
     Before: the server has its new state.
-    After: as `step`. Of several parts the later one sees what the earlier one kept.
+    After: as `step`. Of several parts the later one sees the memory of the earlier one.
     Keeps: what it puts into the server's `memory`, under a name of its own.
+    FedAvg: observes nothing.
+
+    Args:
+        federation: The server's view.
+        server: The server after `step`, with this round counted.
+        aggregate: The result of the aggregator.
+        reports: Updates without their tensors but with their notes, and failures, in job order.
+
+    Returns:
+        The server with its new memory; state and round as they are.
     """
-
-    def __call__(
-        self, federation: Federation, server: Server, aggregate: Aggregate, reports: Sequence[Update | Failure], /
-    ) -> Server:
-        """Return the same server with what is remembered of the round.
-
-        Args:
-            federation: The server's view.
-            server: As `step` left it, with this round counted.
-            aggregate: The result of the aggregator.
-            reports: Updates without their tensors but with their notes, and failures, in the jobs' order.
-
-        Returns:
-            The server with its memory; state and round as they are.
-        """
-        ...
-
-
-def nothing_observed(
-    federation: Federation, server: Server, aggregate: Aggregate, reports: Sequence[Update | Failure]
-) -> Server:
-    """Learn nothing of the clients."""
     return server

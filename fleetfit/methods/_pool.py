@@ -44,7 +44,7 @@ class PoolModel:
     submodel: Submodel
 
 
-def pool(
+def make_pool(
     architecture: Architecture,
     p: int | None = None,
     widths: Sequence[float] = (0.4, 0.66),
@@ -63,8 +63,8 @@ def pool(
         PlanError: There are fewer than p starts, two sub-models are the same, or ratios or starts make no sense.
     """
     if p is None:
-        p = min(len(_STARTS), len(beginnings(architecture))) if starts is None else len(starts)
-    starts = default_starts(architecture, p) if starts is None else starts
+        p = min(len(_STARTS), len(list_starts(architecture))) if starts is None else len(starts)
+    starts = choose_starts(architecture, p) if starts is None else starts
     if not 1 <= p <= len(starts) or list(starts) != sorted(set(starts)) or starts[0] < 0:
         raise PlanError(
             f"a pool of p = {p} takes {p} or more numbers of whole layers, ascending, got {list(starts)}.", key="starts"
@@ -73,43 +73,43 @@ def pool(
         raise PlanError(
             f"a pool takes two width ratios between 0 and 1, for S and for M, got {list(widths)}.", key="widths"
         )
-    found = [
-        PoolModel(f"{letter}{p - i}", width, whole, narrowed(architecture, width, whole))
+    pool = [
+        PoolModel(f"{letter}{p - i}", width, whole, narrow(architecture, width, whole))
         for letter, width in zip(_LETTERS, widths, strict=True)
         for i, whole in enumerate(starts[-p:])
     ]
-    found.append(PoolModel("L1", 1.0, None, narrowed(architecture, 1.0, architecture.blocks)))
-    for i, model in enumerate(found):
-        same = [other.name for other in found[:i] if other.submodel == model.submodel]
+    pool.append(PoolModel("L1", 1.0, None, narrow(architecture, 1.0, architecture.blocks)))
+    for i, model in enumerate(pool):
+        same = [other.name for other in pool[:i] if other.submodel == model.submodel]
         if same:
             raise PlanError(
                 f"{same[0]} and {model.name} of the pool are the same sub-model: no channels of this model begin "
                 "between the layers that differ. Give starts at which some do: "
-                f"{', '.join(map(str, beginnings(architecture)))}.",
+                f"{', '.join(map(str, list_starts(architecture)))}.",
                 key="starts",
             )
-    return tuple(found)
+    return tuple(pool)
 
 
-def around(models: Sequence[Submodel]) -> Submodel:
+def unite(submodels: Sequence[Submodel]) -> Submodel:
     """Return the smallest sub-model of nested prefixes that contains all of these."""
-    sizes = [model.sizes for model in models]
+    sizes = [submodel.sizes for submodel in submodels]
     widest = {axis: range(max(size[axis] for size in sizes)) for axis in sizes[0]}
-    return Submodel(widest, models[-1].exits)
+    return Submodel(widest, submodels[-1].exits)
 
 
-def beginnings(architecture: Architecture) -> list[int]:
+def list_starts(architecture: Architecture) -> list[int]:
     """Return the numbers of whole layers that make a difference: those at which a scaled axis begins."""
     return sorted({axis.block for axis in architecture.axes.values() if axis.scaled})
 
 
-def default_starts(architecture: Architecture, p: int) -> tuple[int, ...]:
+def choose_starts(architecture: Architecture, p: int) -> tuple[int, ...]:
     """Return p numbers of whole layers, as near as the model has them to Table 1's share of the layers.
 
     Raises:
         PlanError: The model has fewer than p, or p is above 3.
     """
-    possible = beginnings(architecture)
+    possible = list_starts(architecture)
     if not 1 <= p <= min(len(_STARTS), len(possible)):
         raise PlanError(
             f"a pool of p = {p} needs as many numbers of whole layers at which channels begin, and this model has "
@@ -117,28 +117,30 @@ def default_starts(architecture: Architecture, p: int) -> tuple[int, ...]:
             f"{', or give starts' if len(possible) > len(_STARTS) else ''}.",
             key="p",
         )
-    wished = [share * architecture.blocks for share in _STARTS[-p:]]
-    return min(combinations(possible, p), key=lambda some: sum(abs(a - b) for a, b in zip(some, wished, strict=True)))
+    targets = [share * architecture.blocks for share in _STARTS[-p:]]
+    return min(
+        combinations(possible, p),
+        key=lambda starts: sum(abs(start - target) for start, target in zip(starts, targets, strict=True)),
+    )
 
 
-def narrowed(architecture: Architecture, width: float, whole: int) -> Submodel:
+def narrow(architecture: Architecture, width: float, whole: int) -> Submodel:
     """Return the sub-model whose layers from `whole` on keep a fraction of their channels (r_w, I), at full depth."""
     sizes = architecture.sizes(width)
-    kept = {
+    channels = {
         name: range(axis.size if axis.block < whole or not axis.scaled else sizes[name])
         for name, axis in architecture.axes.items()
     }
-    return Submodel(kept, (architecture.blocks,))
+    return Submodel(channels, (architecture.blocks,))
 
 
-def pool_levels(problem: Problem, targets: Targets, models: Sequence[PoolModel]) -> list[Level]:
+def make_pool_levels(problem: Problem, targets: Targets, models: Sequence[PoolModel]) -> list[Level]:
     """Return the models of a pool, smallest first; S_1, M_1 and L_1 count in the average over levels."""
-
-    def cost(piece: Submodel) -> float:
-        return compute_cost(problem.architecture, piece, problem.input_shape, targets.cost, targets.conditions)
-
-    full = cost(models[-1].submodel)
+    costs = [
+        compute_cost(problem.architecture, model.submodel, problem.input_shape, targets.cost, targets.conditions)
+        for model in models
+    ]
     return [
-        Level(m.name, m.submodel, m.width, cost(m.submodel) / full, averaged=m.name in ("S1", "M1", "L1"))
-        for m in models
+        Level(m.name, m.submodel, m.width, cost / costs[-1], averaged=m.name in ("S1", "M1", "L1"))
+        for m, cost in zip(models, costs, strict=True)
     ]

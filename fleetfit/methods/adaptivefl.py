@@ -1,46 +1,47 @@
 """AdaptiveFL: a pool of sub-models, clients chosen by what they sent back, pruning on the device (DAC 2024).
 
 Jia et al. Algorithms 1 and 2. Each slot of a round draws a model of the pool (`fleetfit.methods._pool`) and then a
-client for it, by the rewards of `_reinforcement`. The client trains the largest model of the pool that is contained in
-what it was sent and that it affords now; the server learns of its resources only by what comes back. It never gets a
-budget: `needs_budgets` is false, and the clients it knows have none. Updates weigh by samples (Algorithm 2).
+client for it, by rewards from two tables (section 3.3). The client trains the largest model of the pool that is
+contained in the one it was sent and that it affords now; the server learns of its resources only from its update. It
+never gets a budget: `needs_budgets` is false. Updates weigh by samples (Algorithm 2). Models are numbered as in the
+pool, from S_p (0) to L_1 (2p).
 
-Differs from the paper: R_s is the settled reading of a garbled formula (see `_reinforcement.resource_reward`). The pool
-is not nested (S_1 can be wider than M_p somewhere), so a device prunes only to models contained in what it has: one
-that got M_3 and could hold S_1 sends S_3 back, and T_r[S_1] falls though S_1 fits. With `prune = "server"` it takes the
-server's largest model that fits, as in the authors' code; what is sent then has what smaller models have beyond m_i,
-too. A device that affords nothing declines: nothing comes back, its whole size is waste, its scores fall without
-credit. Tables move after the round, no client gets two models in one round, and a device takes what costs up to
-(1 + tolerance) of its budget, as in all methods here. The authors' code credits L_1 by another rule (`credit`).
+Differs from the paper: R_s is our reading of a garbled formula (see `compute_resource_reward`). The pool is not nested
+(S_1 can be wider than M_p somewhere), so a device prunes only to models contained in the one it has: one that got M_3
+and could hold S_1 sends S_3 back, and T_r[S_1] falls though S_1 fits. With `prune = "server"` it takes the server's
+largest model that fits, as in the authors' code; the server then also sends the elements that smaller models have
+beyond m_i. A device that affords no model declines: nothing comes back, its whole size is waste, its scores fall
+without credit. Tables move after the round, no client gets two models in one round, and a device takes a model that
+costs up to (1 + tolerance) of its budget, as in all methods here. The authors' code credits L_1 by another rule
+(`credit`).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from fleetfit.aggregate import Aggregate
 from fleetfit.cost import compute_cost
 from fleetfit.errors import ConfigError
-from fleetfit.method import Method
-from fleetfit.methods._pool import PoolModel, around, pool, pool_levels
-from fleetfit.methods._reinforcement import (
-    Credit,
-    Rewards,
-    Tables,
-    after_refusal,
-    after_reply,
-    after_sending,
-    probabilities,
-    reward,
-)
-from fleetfit.submodel import Submodel, move_state
+from fleetfit.method import Method, Reports, Slot
+from fleetfit.methods._pool import PoolModel, make_pool, make_pool_levels, unite
+from fleetfit.submodel import move_state
 from fleetfit.values import Device, Failure, Federation, Job, Problem, Server, Update
 
 Models = Callable[[Problem], tuple[PoolModel, ...]]
 """From a problem to its pool."""
+Floats = npt.NDArray[np.float64]
+Rewards = Literal["CS", "C", "S", "random", "greedy"]
+Credit = Literal["printed", "authors"]
+"""L_1's gain beyond one when a model comes back whole: p - 1 (line 18), or p, and only if it was L_1."""
+
+MOST_SUCCESS = 0.5
+"""Above this success rate the curiosity decides (section 3.3)."""
 
 
 def adaptivefl(
@@ -71,85 +72,196 @@ def adaptivefl(
         raise ConfigError(
             f"adaptivefl's starts must be one or more, each at least tau = {tau}; got {list(starts)}.", key="starts"
         )
-    make = partial(pool, p=p, widths=tuple(widths), starts=None if starts is None else tuple(starts))
+    make = partial(make_pool, p=p, widths=tuple(widths), starts=None if starts is None else tuple(starts))
 
     def models(problem: Problem) -> tuple[PoolModel, ...]:
-        found = make(problem.architecture)
-        least = min(model.whole for model in found if model.whole is not None)
+        pool = make(problem.architecture)
+        least = min(model.whole for model in pool if model.whole is not None)
         if least < tau:
             raise ConfigError(
                 f"adaptivefl's pool keeps {least} layers whole, fewer than tau = {tau}: give starts.", key="starts"
             )
-        return found
+        return pool
 
-    assign = partial(slots, kind=choose, whole=prune == "server")
+    assign = partial(assign_models, kind=choose, whole=prune == "server")
     return Method(
-        levels=lambda problem, targets: pool_levels(problem, targets, models(problem)),
+        levels=lambda problem, targets: make_pool_levels(problem, targets, models(problem)),
         choose=lambda federation, server, rng: [client for client, _, _ in assign(federation, server, rng)],
         assign=assign,
-        adapt=partial(shrunk, models=models),
-        observe=partial(learn, credit=credit),
+        adapt=partial(shrink_job, models=models),
+        observe=partial(update_tables, credit=credit),
         needs_budgets=False,
         replaces=("choose", "channels"),
     )
 
 
-def slots(
+def assign_models(
     federation: Federation, server: Server, rng: np.random.Generator, kind: Rewards, whole: bool
-) -> list[tuple[int, int, Submodel]]:
-    """Draw a model for each slot, and a client for it (Algorithm 1 lines 6 to 8); `whole`: smaller ones fit in, too."""
-    pieces = [level.submodel for level in federation.levels]
-    tables, free = tables_of(federation, server), federation.reachable(server.round)
-    found = []
+) -> list[Slot]:
+    """Draw a model for each slot, and a client for it (Algorithm 1 lines 6 to 8); `whole`: with all smaller models."""
+    submodels = [level.submodel for level in federation.levels]
+    tables, free = load_tables(federation, server), federation.reachable(server.round)
+    slots = []
     for _ in range(min(federation.cohort, len(free))):
-        model = len(federation.levels) - 1 if kind == "greedy" else int(rng.integers(len(federation.levels)))
-        client = int(rng.choice(free, p=probabilities(reward(tables, model, kind), free)))
+        model = len(submodels) - 1 if kind == "greedy" else int(rng.integers(len(submodels)))
+        client = int(rng.choice(free, p=compute_probabilities(compute_reward(tables, model, kind), free)))
         free = free[free != client]
-        found.append((client, model, around(pieces[: model + 1]) if whole else pieces[model]))
-    return found
+        slots.append((client, model, unite(submodels[: model + 1]) if whole else submodels[model]))
+    return slots
 
 
-def shrunk(job: Job, device: Device, models: Models) -> Job | None:
+def shrink_job(job: Job, device: Device, models: Models) -> Job | None:
     """Shrink a job to the largest model of the pool, m_i at most, that it contains and the device affords now (3.2)."""
     if job.kind != "train" and not job.evaluation.own:
         return job
     problem = device.problem
-    smaller = models(problem) if job.kind != "train" else models(problem)[: job.level + 1]
-    found = [(i, m) for i, m in enumerate(smaller) if m.submodel.inside(job.submodel)]
-    fitting = [(i, m) for i, m in found if device.affords(m.submodel)]
-    if not fitting:
+    pool = models(problem) if job.kind != "train" else models(problem)[: job.level + 1]
+    contained = [(i, m.submodel) for i, m in enumerate(pool) if m.submodel.inside(job.submodel)]
+    affordable = [(i, submodel) for i, submodel in contained if device.affords(submodel)]
+    if not affordable:
         return None
-    index, model = max(
-        fitting, key=lambda pair: compute_cost(problem.architecture, pair[1].submodel, problem.input_shape)
-    )
+    index, submodel = max(affordable, key=lambda pair: compute_cost(problem.architecture, pair[1], problem.input_shape))
     prefix = f"level{index + 1}/"
     return replace(
         job,
-        submodel=model.submodel,
-        state=move_state(problem.layout, job.state, job.submodel, model.submodel),
+        submodel=submodel,
+        state=move_state(problem.layout, job.state, job.submodel, submodel),
         statistics={k.removeprefix(prefix): v for k, v in job.statistics.items() if k.startswith(prefix)},
     )
 
 
-def learn(
-    federation: Federation, server: Server, aggregate: Aggregate, reports: Sequence[Update | Failure], credit: Credit
+def update_tables(
+    federation: Federation, server: Server, aggregate: Aggregate, reports: Reports, credit: Credit
 ) -> Server:
-    """Move the tables by what was sent and what came back (Algorithm 1 lines 11 to 26)."""
-    before, models = tables_of(federation, server), [level.submodel for level in federation.levels]
-    chosen, scores = before.curiosity.copy(), before.resources.copy()
+    """Move the tables by the models that were sent and those that came back (Algorithm 1 lines 11 to 26)."""
+    before, models = load_tables(federation, server), [level.submodel for level in federation.levels]
+    curiosity, resources = before.curiosity.copy(), before.resources.copy()
     for report in reports:
         c, model = report.client, report.level
-        chosen[:, c] = after_sending(chosen[:, c], model, before.p)
-        # a piece that is no model of the pool says nothing of it
+        curiosity[:, c] = count_model(curiosity[:, c], model, before.p)
+        # a sub-model that is not in the pool says nothing of it
         back = models.index(report.submodel) if isinstance(report, Update) and report.submodel in models else None
         if back is not None:
-            chosen[:, c] = after_sending(chosen[:, c], back, before.p)
-            scores[:, c] = after_reply(scores[:, c], model, back, credit)
+            curiosity[:, c] = count_model(curiosity[:, c], back, before.p)
+            resources[:, c] = credit_update(resources[:, c], model, back, credit)
         elif isinstance(report, Failure) and report.declined:
-            scores[:, c] = after_refusal(scores[:, c], model)
-    return replace(server, memory=Tables(chosen, scores).beside(server.memory))
+            resources[:, c] = lower_scores(resources[:, c], model)
+    return replace(server, memory=Tables(curiosity, resources).store(server.memory))
 
 
-def tables_of(federation: Federation, server: Server) -> Tables:
-    """Return what the server learned so far."""
-    return Tables.remembered(server.memory, (len(federation.levels) - 1) // 2, len(federation.clients))
+# ---- the tables and the rewards (section 3.3) ------------------------------------------------------------------------
+
+_NAME = "adaptivefl"  # in the server's memory
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """What the server learned of its clients from what it sent and what came back.
+
+    Attributes:
+        curiosity: T_c: how often each client was chosen for a type of model [3, K]; types S, M, L.
+        resources: T_r: the training score of each client on each model of the pool [2p + 1, K].
+    """
+
+    curiosity: Floats
+    resources: Floats
+
+    @staticmethod
+    def new(p: int, clients: int) -> "Tables":
+        """Return the tables before the first round: ones (lines 1 and 2)."""
+        return Tables(np.ones((3, clients)), np.ones((2 * p + 1, clients)))
+
+    @staticmethod
+    def load(memory: Mapping[str, Any] | None, p: int, clients: int) -> "Tables":
+        """Return the tables in a server's memory, with ones for clients that are new, or new tables."""
+        stored, new = (memory or {}).get(_NAME), Tables.new(p, clients)
+        if not stored:
+            return new
+        count = stored["curiosity"].shape[1]
+        tables = [np.concatenate([stored[name].numpy(), getattr(new, name)[:, count:]], axis=1) for name in vars(new)]
+        return Tables(*tables)
+
+    def store(self, memory: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return a server's memory with these tables in it."""
+        tables = {"curiosity": torch.from_numpy(self.curiosity), "resources": torch.from_numpy(self.resources)}
+        return {**(memory or {}), _NAME: tables}
+
+    @property
+    def p(self) -> int:
+        """Models of each of the types S and M."""
+        return (len(self.resources) - 1) // 2
+
+
+def load_tables(federation: Federation, server: Server) -> Tables:
+    """Return the tables after the last round."""
+    return Tables.load(server.memory, (len(federation.levels) - 1) // 2, len(federation.clients))
+
+
+def get_type(model: int, p: int) -> int:
+    """Return the type of a model: 0 for S, 1 for M, 2 for L."""
+    return min(model // p, 2)
+
+
+def compute_resource_reward(tables: Tables, model: int) -> Floats:
+    """Return R_s(m_i, c) of every client [K].
+
+    The mean, over the models k of m_i's type, of the sum of T_r from k up to L_1, divided by the sum of T_r over the
+    whole pool; 0 for a client whose scores are all 0.
+    """
+    kind, p = get_type(model, tables.p), tables.p
+    tails = np.cumsum(tables.resources[::-1], axis=0)[::-1]  # [k, c]: the sum from k up
+    own = tails[p * kind : p * kind + p] if kind < 2 else tails[2 * p :]
+    total = tails[0]
+    return np.divide(own.mean(axis=0), total, out=np.zeros_like(total), where=total > 0)
+
+
+def compute_curiosity_reward(tables: Tables, model: int) -> Floats:
+    """Return R_c(m_i, c) = 1 / sqrt(T_c[type(m_i)][c]) of every client [K]."""
+    reward: Floats = 1 / np.sqrt(tables.curiosity[get_type(model, tables.p)])
+    return reward
+
+
+def compute_reward(tables: Tables, model: int, kind: Rewards = "CS") -> Floats:
+    """Return R(m_i, c) = min(0.5, R_s) R_c of every client [K], or one of its factors, or ones."""
+    reward = np.ones(tables.resources.shape[1])
+    if kind in ("CS", "S"):
+        reward = np.minimum(MOST_SUCCESS, compute_resource_reward(tables, model))
+    return reward * compute_curiosity_reward(tables, model) if kind in ("CS", "C") else reward
+
+
+def compute_probabilities(rewards: Floats, free: npt.NDArray[np.int64]) -> Floats:
+    """Return P(m_i, c) = R(m_i, c) / sum_j R(m_i, j) over the clients that are free; equal where all rewards are 0."""
+    total = rewards[free].sum()
+    return rewards[free] / total if total > 0 else np.full(len(free), 1 / len(free))
+
+
+def count_model(curiosity: Floats, model: int, p: int) -> Floats:
+    """Return a client's column of T_c [3] after a model was sent to it, or came back from it (lines 12 and 13)."""
+    column = curiosity.copy()
+    column[get_type(model, p)] += 1
+    return column
+
+
+def credit_update(scores: Floats, model: int, back: int, credit: Credit = "printed") -> Floats:
+    """Return a client's column of T_r [2p + 1] after model `back` came back for `model` (lines 14 to 26)."""
+    p = (len(scores) - 1) // 2
+    column = scores.copy()
+    if model == back:
+        column[model:] += 1
+        if credit == "printed":
+            column[-1] += p - 1
+        elif model == 2 * p:
+            column[-1] += p
+        return column
+    column[back] += p
+    return lower_scores(column, back)
+
+
+def lower_scores(scores: Floats, start: int) -> Floats:
+    """Return scores from a model on lowered by 0, 1, 2, ..., but not below 0 (lines 21 to 25).
+
+    For a client that declined, `start` is the model that it was sent: lines 22 to 25, without credit.
+    """
+    column = scores.copy()
+    column[start:] = np.maximum(column[start:] - np.arange(len(scores) - start), 0)
+    return column

@@ -6,7 +6,7 @@ all clients that afford it: `split = "pool"` with `trained_by = "able"`. Each mo
 round, as in the authors' code, and a client at most one model: the largest model's cohort is drawn first.
 
 The server keeps the state of level l under `level{l}/`, from the round on in which a client first trained it; until
-then it is a piece of the initial model.
+then it is a part of the initial model.
 """
 
 from dataclasses import replace
@@ -18,8 +18,8 @@ import numpy as np
 from fleetfit.aggregate import Aggregate, Mean
 from fleetfit.layout import Layout, State
 from fleetfit.levels import split_levels
-from fleetfit.method import Method
-from fleetfit.methods._pool import pool, pool_levels
+from fleetfit.method import Method, Slot
+from fleetfit.methods._pool import make_pool, make_pool_levels
 from fleetfit.planner import Targets
 from fleetfit.submodel import Submodel, extract
 from fleetfit.training.start import LEVEL_PREFIX
@@ -35,44 +35,49 @@ def decoupled(
         split: How the levels' models are cut out of the full one; "pool": S_1, M_1 and L_1 of AdaptiveFL's pool.
         trained_by: A level is trained by its "own" clients, or by a cohort of all those that are "able" to.
     """
-    levels = of_the_pool if split == "pool" else partial(split_levels, mode=split, exits="last")
-    method = Method(levels=levels, dispatch=own, aggregate=SeparateMeans)
+    levels = make_coarse_pool if split == "pool" else partial(split_levels, mode=split, exits="last")
+    method = Method(levels=levels, dispatch=dispatch_own_model, aggregate=SeparateMeans)
     if trained_by == "own":
         return method
     return replace(
         method,
-        assign=a_cohort_each,
-        choose=lambda *given: [client for client, _, _ in a_cohort_each(*given)],
+        assign=assign_cohorts,
+        choose=lambda *arguments: [client for client, _, _ in assign_cohorts(*arguments)],
         replaces=("choose", "channels"),
     )
 
 
-def of_the_pool(problem: Problem, targets: Targets) -> list[Level]:
+def make_coarse_pool(problem: Problem, targets: Targets) -> list[Level]:
     """Return S_1, M_1 and L_1, the coarse pool of AdaptiveFL."""
-    return pool_levels(problem, targets, pool(problem.architecture, p=1))
+    return make_pool_levels(problem, targets, make_pool(problem.architecture, p=1))
 
 
-def a_cohort_each(federation: Federation, server: Server, rng: np.random.Generator) -> list[tuple[int, int, Submodel]]:
+def assign_cohorts(federation: Federation, server: Server, rng: np.random.Generator) -> list[Slot]:
     """Draw a cohort for each level among the clients that afford it and have no model yet, largest level first."""
     free = federation.reachable(server.round)
-    found: list[tuple[int, int, Submodel]] = []
+    slots: list[Slot] = []
     for index in reversed(range(len(federation.levels))):
         able = free[federation.level_of[free] >= index]
         chosen = able[rng.choice(len(able), min(federation.cohort, len(able)), replace=False)]
         free = free[~np.isin(free, chosen)]
-        found += [(int(client), index, federation.levels[index].submodel) for client in chosen]
-    return found
+        slots += [(int(client), index, federation.levels[index].submodel) for client in chosen]
+    return slots
 
 
-def own(federation: Federation, server: Server, client: int | None, piece: Submodel) -> State:
-    """Send the level's own model, without its prefix."""
-    prefix = _prefix(federation.level_index(piece))
-    found = {name.removeprefix(prefix): t for name, t in server.state.items() if name.startswith(prefix)}
-    return found or extract(federation.problem.layout, shared(server.state), piece)
+def dispatch_own_model(federation: Federation, server: Server, client: int | None, submodel: Submodel) -> State:
+    """Send the level's own model, without its prefix; before a client trained it, a part of the initial model."""
+    prefix = _prefix(federation.level_index(submodel))
+    own = {name.removeprefix(prefix): t for name, t in server.state.items() if name.startswith(prefix)}
+    return own or extract(federation.problem.layout, get_initial_state(server.state), submodel)
+
+
+def get_initial_state(state: State) -> State:
+    """Return the initial model's tensors of the server's state: those that are not a level's own."""
+    return {name: tensor for name, tensor in state.items() if not LEVEL_PREFIX.match(name)}
 
 
 class SeparateMeans:
-    """The mean of each level's updates; one of a part of its level counts for that part."""
+    """The mean of each level's updates; an update of a part of its level counts for that part."""
 
     def __init__(self, federation: Federation, server: Server) -> None:
         self._federation, self._server = federation, server
@@ -82,9 +87,9 @@ class SeparateMeans:
     def add(self, update: Update, weight: float) -> None:
         """Add an update to the mean of its level."""
         if update.level not in self._means:
-            self._means[update.level] = Mean(_cut_layout(self._federation.problem.layout, update.dispatched))
+            self._means[update.level] = Mean(_make_layout(self._federation.problem.layout, update.dispatched))
         self._submodels[update.level] = update.dispatched
-        part = _within(update.submodel, update.dispatched)
+        part = _find_positions(update.submodel, update.dispatched)
         self._means[update.level].add(part, update.state, weight, update.untrained)
 
     def result(self) -> Aggregate:
@@ -93,7 +98,7 @@ class SeparateMeans:
         before = {
             _prefix(level) + name: tensor
             for level, submodel in self._submodels.items()
-            for name, tensor in own(self._federation, self._server, None, submodel).items()
+            for name, tensor in dispatch_own_model(self._federation, self._server, None, submodel).items()
         }
         return Aggregate(
             {prefix + name: tensor for prefix, result in results.items() for name, tensor in result.mean.items()},
@@ -102,28 +107,27 @@ class SeparateMeans:
         )
 
 
-def shared(state: State) -> State:
-    """Return the initial model, from which a level that nobody trained yet is cut."""
-    return {name: tensor for name, tensor in state.items() if not LEVEL_PREFIX.match(name)}
-
-
 def _prefix(level: int) -> str:
     return f"level{level + 1}/"
 
 
-def _within(part: Submodel, whole: Submodel) -> Submodel:
-    """Return where the channels of a part stand among those of a sub-model that contains it."""
+def _find_positions(part: Submodel, whole: Submodel) -> Submodel:
+    """Return the positions of a part's channels among those of a sub-model that contains it."""
     if part.channels == whole.channels:
         return Submodel({}, part.exits)
-    places = {axis: {channel: i for i, channel in enumerate(kept)} for axis, kept in whole.channels.items()}
-    named = {a: tuple(places[a][c] for c in kept) if a in places else kept for a, kept in part.channels.items()}
-    return Submodel(named, part.exits)
+    positions = {axis: {channel: i for i, channel in enumerate(channels)} for axis, channels in whole.channels.items()}
+    channels = {
+        axis: tuple(positions[axis][channel] for channel in kept) if axis in positions else kept
+        for axis, kept in part.channels.items()
+    }
+    return Submodel(channels, part.exits)
 
 
-def _cut_layout(layout: Layout, piece: Submodel) -> Layout:
+def _make_layout(layout: Layout, submodel: Submodel) -> Layout:
     """Return the layout in which a sub-model is the full model."""
     axes = {
-        name: replace(axis, size=len(piece.channels.get(name, range(axis.size)))) for name, axis in layout.axes.items()
+        name: replace(axis, size=len(submodel.channels.get(name, range(axis.size))))
+        for name, axis in layout.axes.items()
     }
-    tensors = {name: t for name, t in layout.tensors.items() if t.present(piece.exits)}
-    return Layout(axes, piece.exits, tensors)
+    tensors = {name: tensor for name, tensor in layout.tensors.items() if tensor.present(submodel.exits)}
+    return Layout(axes, submodel.exits, tensors)

@@ -20,7 +20,7 @@ from fleetfit.factories import declare_unused
 from fleetfit.layout import outputs
 from fleetfit.levels import split_levels
 from fleetfit.losses import check_temperature, mutual_distillation
-from fleetfit.method import Loss, Method, by_count
+from fleetfit.method import Loss, Method, weigh_equally
 from fleetfit.options.feddyn import feddyn
 from fleetfit.values import Device, Job
 
@@ -40,19 +40,19 @@ def depthfl(alpha: float = 0.1, ramp: int = 300, share: float = 1.0, temperature
     check_temperature(temperature)
     check_range("ramp", ramp, 0, closed=True)
     check_range("share", share, 0, closed=True)
-    base = feddyn(alpha) if alpha else Method(weight=by_count)
+    base = feddyn(alpha) if alpha else Method(weight=weigh_equally)
     loss = partial(mutual_loss, ramp=ramp, share=share, temperature=temperature)
     return replace(base, levels=partial(split_levels, mode="depth"), loss=loss)
 
 
-def ramped(round: int, ramp: int) -> float:
+def ramp_up(round: int, ramp: int) -> float:
     """Return exp(-5 (1 - t / ramp)^2) before round `ramp`, counted from 0, and 1 from there on."""
     return math.exp(-5 * (1 - round / ramp) ** 2) if round < ramp else 1.0
 
 
 def mutual_loss(job: Job, device: Device, ramp: int, share: float, temperature: float) -> Loss:
     """Return the loss of all exits with mutual distillation, at this round's weight."""
-    task, weight = device.problem.task, share * ramped(job.round, ramp)
+    task, weight = device.problem.task, share * ramp_up(job.round, ramp)
 
     def loss(module: nn.Module, x: Any, y: Tensor) -> Tensor:
         return mutual_distillation(outputs(module, x), y, task, weight, temperature)

@@ -1,8 +1,8 @@
 """ExclusiveFL: only clients that afford the full model take part (baseline of ReeFL, ICML 2024).
 
-It is FedAvg as it stands: the full model is the only level, and clients under it are reported and left out. With
-`exits = "all"` the full model has the exits of all levels and trains the sum of their losses, as in ReeFL's tables,
-which average over exits; the smaller levels are there to be evaluated, and nobody trains them by themselves.
+It is FedAvg without changes: the full model is the only level, and clients that do not afford it are reported and left
+out. With `exits = "all"` the full model has the exits of all levels and trains the sum of their losses, as in ReeFL's
+tables, which average over exits; the smaller levels are evaluated only.
 """
 
 from dataclasses import replace
@@ -24,9 +24,9 @@ def exclusivefl(exits: Literal["last", "all"] = "last") -> Method:
     """
     if exits == "last":
         return Method()
-    return Method(levels=only_for_the_largest, loss=partial(mutual_loss, ramp=0, share=0.0, temperature=1.0))
+    return Method(levels=make_levels, loss=partial(mutual_loss, ramp=0, share=0.0, temperature=1.0))
 
 
-def only_for_the_largest(problem: Problem, targets: Targets) -> list[Level]:
-    """Return the levels of a depth cut, all of which need what the full model needs."""
+def make_levels(problem: Problem, targets: Targets) -> list[Level]:
+    """Return the levels of a depth cut, all of which cost as much as the full model."""
     return [replace(level, needs=1.0) for level in split_levels(problem, targets, "depth")]

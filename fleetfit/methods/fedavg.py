@@ -1,4 +1,4 @@
-"""FedAvg: one model for everybody, the one that the smallest level affords, averaged by samples (McMahan et al., 2017).
+"""FedAvg: one model for all clients, of the smallest level's size, averaged by samples (McMahan et al., 2017).
 
 Differs from the paper: the paper's clients all afford the full model. As in ScaleFL's Table 3, the one model here is
 the full model narrowed to level 1, so that all data are used; its `local` accuracy equals its `global` one.

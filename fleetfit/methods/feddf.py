@@ -1,36 +1,40 @@
 """FedDF: width only, and the server distils what it received into the global model (Lin et al., NeurIPS 2020).
 
-Levels and clients are those of `heterofl` without its options. After each round's coverage mean, which is where the
-student starts, all received models teach it on data that nobody has labelled (`[data] server`): the loss on a batch is
+Levels and clients are those of `heterofl` without its options. The student starts from each round's coverage mean, and
+all received models teach it on unlabelled data (`[data] server`): the loss on a batch is
 KL(softmax(mean_k teacher_k(x) / T) || softmax(student(x) / T)) T^2, minimised with Adam along a cosine, gradients cut
-at norm 5. The divergence on held-out data is watched, and the best state is kept, the mean itself included.
+at norm 5. The state with the least divergence on held-out data is kept; it may be the mean itself.
 Distillation is part of the aggregation: options that optimise on the server start from its result.
 
 The server holds all models of a round at once, cohort x model, and a step costs a forward pass of each of them.
 
-Differs from the paper: it has one student per architecture; here the levels' models are pieces of one model, so each
-level's piece is a student and their losses are averaged. Distilling the full model alone makes the pieces worse
+Differs from the paper: it has one student per architecture; here the levels' models are parts of one model, so each
+level's model is a student and their losses are averaged. Distilling the full model alone makes the others worse
 (docs/methods.md has the numbers). Stopping early looks at the divergence from the teachers, not at the accuracy on
 labelled data: there are no labels. Batch norm uses each batch's own statistics, in teachers and students, since no
 running statistics are kept.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from fleetfit.aggregate import Aggregate, apply_mean
 from fleetfit.errors import ConfigError, check_range
 from fleetfit.factories import declare_unused
+from fleetfit.layout import named_tensors, outputs
 from fleetfit.levels import split_levels
 from fleetfit.losses import check_temperature
-from fleetfit.method import CoverageMean, Method, by_count
-from fleetfit.methods._distillation import Distillation
+from fleetfit.method import CoverageMean, Method, weigh_equally
 from fleetfit.seeds import derive_seed
-from fleetfit.submodel import FlatState, Submodel, concat_state, full_submodel, get_shapes
-from fleetfit.training import run_on_server
+from fleetfit.submodel import FlatState, Submodel, concat_state, full_submodel, get_shapes, get_slice_plan
+from fleetfit.tasks import NOT_SCORED
+from fleetfit.training import get_local_model, iter_batches, run_on_server
 from fleetfit.values import Device, Federation, Job, Local, Server, Update
 
 CLIP_NORM = 5.0
@@ -57,14 +61,14 @@ def feddf(
         lr: Adam's learning rate at the first step.
         batch_size: Unlabelled samples per step.
         check_every: Steps between two looks at the held-out part of the server's data.
-        patience: Stop after so many steps without a lower divergence there.
+        patience: Steps without a lower divergence there after which it stops.
     """
     check_temperature(temperature)
     check_range("steps", steps, 0, closed=True)
     check_range("lr", lr, 0)
     for name, number in (("batch_size", batch_size), ("check_every", check_every), ("patience", patience)):
         check_range(name, number, 1, closed=True)
-    base = Method(levels=partial(split_levels, mode="width"), weight=by_count)
+    base = Method(levels=partial(split_levels, mode="width"), weight=weigh_equally)
     if not steps:
         return base
     local = Local(lr, steps, batch_size, clip_norm=CLIP_NORM, max_steps=steps, patience=patience,
@@ -95,25 +99,27 @@ class DistilledMean:
         students = [level.submodel for level in federation.levels if level.submodel != full_submodel(layout)]
         job = Job(
             "train", server.round, server.round + 1, 0, None, full_submodel(layout),
-            apply_mean(server.state, aggregate), teaching(self._teachers, students, self._temperature),
+            apply_mean(server.state, aggregate), make_distillation_spec(self._teachers, students, self._temperature),
             derive_seed(federation.seed, server.round, "distil"), local=self._local,
         )  # fmt: skip
-        update = run_on_server(job, device_with_data(federation))
+        update = run_on_server(job, get_server_device(federation))
         coverage = concat_state(aggregate.coverage)
         covered = FlatState(torch.where(coverage > 0, coverage, 1.0), get_shapes(aggregate.coverage))
         return Aggregate(update.state, covered, metrics=update.metrics)
 
 
-def teaching(teachers: Sequence[Update], students: Sequence[Submodel], temperature: float) -> Mapping[str, Method]:
+def make_distillation_spec(
+    teachers: Sequence[Update], students: Sequence[Submodel], temperature: float
+) -> Mapping[str, Method]:
     """Return the spec of the server's own job: FedAvg with the distillation as its loss."""
     return {"name": Method(loss=partial(Distillation, teachers=teachers, students=students, temperature=temperature))}
 
 
-def device_with_data(federation: Federation) -> Device:
-    """Return the server's device, whose data are now the unlabelled ones.
+def get_server_device(federation: Federation) -> Device:
+    """Return the server's device with the unlabelled data.
 
     Raises:
-        ConfigError: It has none.
+        ConfigError: There are none.
     """
     device = federation.device
     if device is None or device.unlabelled is None:
@@ -121,3 +127,105 @@ def device_with_data(federation: Federation) -> Device:
             'feddf distils on data of the server: set [data] server, such as { name = "cifar100" }.', key="data.server"
         )
     return replace(device, data=device.unlabelled.to(device.accelerator))
+
+
+_BATCH = 128
+_ROOM = 1 << 26  # teachers' logits on held-out data that are kept, in numbers
+
+
+class Distillation:
+    """The mean divergence of the students, the full model and some of its parts, from their teachers' mean."""
+
+    def __init__(
+        self, job: Job, device: Device, teachers: Sequence[Update], students: Sequence[Submodel], temperature: float
+    ) -> None:
+        """Move the teachers to the device.
+
+        Args:
+            job: The server's job.
+            device: The server's device, with the unlabelled data.
+            teachers: Updates, each with its own sub-model.
+            students: Sub-models that learn along with the full model.
+            temperature: Softens the distributions.
+        """
+        problem, accelerator = device.problem, device.accelerator
+        self._device, self._temperature = device, temperature
+        self._teachers = [
+            (
+                get_local_model(problem, update.submodel, accelerator, "teacher"),
+                FlatState(concat_state(update.state).to(accelerator), get_shapes(update.state)),
+            )
+            for update in teachers
+        ]
+        for model, _ in self._teachers:
+            model.module.eval()
+        self._students = [
+            (
+                get_local_model(problem, submodel, accelerator, "student").module,
+                get_slice_plan(problem.layout, submodel),
+            )
+            for submodel in students
+        ]
+        self._held_out: dict[int, Tensor] = {}
+        self._room = _ROOM
+        self._no_labels = torch.empty(0, device=accelerator)
+        self._divergences: list[float] = []
+
+    def __call__(self, module: nn.Module, x: Any, y: Tensor) -> Tensor:
+        """Return the loss on a batch; `y` holds no labels and is not used."""
+        return self._compute_divergence(self.compute_teacher_logits(x), module, x)
+
+    @torch.no_grad()
+    def compute_teacher_logits(self, x: Tensor) -> Tensor:
+        """Return the mean of the teachers' logits, in eval mode."""
+        total: Tensor | None = None
+        for model, state in self._teachers:
+            model.load(state)
+            logits = outputs(model.module, x)[-1]
+            total = logits.clone() if total is None else total.add_(logits)
+        assert total is not None
+        return total.div_(len(self._teachers))
+
+    def _compute_divergence(self, teacher: Tensor, module: nn.Module, x: Tensor) -> Tensor:
+        task = self._device.problem.task
+        y = self._no_labels
+        if task.name == "next_token":  # padding teaches nothing
+            y = torch.where(x == self._device.data.padding, NOT_SCORED, 0)
+        divergences = [task.divergence(teacher, z, self._temperature, y) for z in self._iter_logits(module, x)]
+        return torch.stack(divergences).mean()
+
+    def _iter_logits(self, module: nn.Module, x: Tensor) -> Iterator[Tensor]:
+        """Yield the logits of the full model and of its parts, which share its parameters."""
+        yield outputs(module, x)[-1]
+        if not self._students:
+            return
+        full = {name: tensor for name, tensor, _ in named_tensors(module)}
+        for student, compiled in self._students:
+            if student.training != module.training:
+                student.train(module.training)
+            call = _bind(student, compiled.through(full))
+            yield outputs(call, x)[-1]  # type: ignore[arg-type]
+
+    def held_out(self, module: nn.Module) -> float:
+        """Return the divergence on the held-out data; the teachers' logits are kept, up to `_ROOM` numbers."""
+        data, total = self._device.data, 0.0
+        indices = data.split("validation")
+        for i, batch in enumerate(iter_batches(indices, _BATCH)):
+            x = self._device.put(data.batch(batch)[0])
+            teacher = self._held_out.get(i)
+            if teacher is None:
+                teacher = self.compute_teacher_logits(x)
+                if teacher.numel() <= self._room:
+                    self._held_out[i], self._room = teacher, self._room - teacher.numel()
+            total += float(self._compute_divergence(teacher, module, x)) * len(batch)
+        self._divergences.append(total / len(indices))
+        return self._divergences[-1]
+
+    def metrics(self) -> dict[str, float]:
+        """Return the divergence on held-out data before the first step, and that of the best state."""
+        divergences = self._divergences
+        return {"before": divergences[0], "after": min(divergences)} if divergences else {}
+
+
+def _bind(module: nn.Module, tensors: dict[str, Tensor]) -> Callable[[Tensor], Any]:
+    return lambda x: functional_call(module, tensors, (x,))

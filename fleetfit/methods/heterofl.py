@@ -21,7 +21,7 @@ from fleetfit.errors import ConfigError
 from fleetfit.layout import Axis, State, outputs
 from fleetfit.levels import split_levels
 from fleetfit.losses import masked_cross_entropy
-from fleetfit.method import Loss, Method, all_of_it, by_count
+from fleetfit.method import Loss, Method, send_all, weigh_equally
 from fleetfit.planner import Targets
 from fleetfit.submodel import Submodel, narrow_state
 from fleetfit.values import Device, Job, Level, Problem
@@ -35,20 +35,20 @@ def heterofl(scaler: bool = False, masked: bool = False) -> Method:
         masked: Cross-entropy and average of the output layer over the client's own classes only.
     """
     return Method(
-        levels=levels_of_classes if masked else partial(split_levels, mode="width"),
+        levels=make_masked_levels if masked else partial(split_levels, mode="width"),
         loss=partial(width_loss, scaler=scaler, masked=masked),
-        reply=own_classes if masked else all_of_it,
-        weight=by_count,
+        reply=send_own_classes if masked else send_all,
+        weight=weigh_equally,
     )
 
 
-def levels_of_classes(problem: Problem, targets: Targets) -> list[Level]:
+def make_masked_levels(problem: Problem, targets: Targets) -> list[Level]:
     """Return the width-only levels of a task with classes; another task has none to mask."""
     if problem.task.name != "classification":
         raise ConfigError(
             f"heterofl's masked = true needs a classification; the task here is {problem.task.name}.", key="masked"
         )
-    if class_axis(problem.layout.axes) is None:
+    if find_class_axis(problem.layout.axes) is None:
         raise ConfigError(
             "heterofl's masked = true averages the output rows of a client's own classes, so the model needs an axis "
             'of its classes that is not scaled: call it "classes", as in {"classes": Axis(10, scaled=False)}; the '
@@ -58,13 +58,13 @@ def levels_of_classes(problem: Problem, targets: Targets) -> list[Level]:
     return split_levels(problem, targets, mode="width")
 
 
-def class_axis(axes: Mapping[str, Axis]) -> str | None:
+def find_class_axis(axes: Mapping[str, Axis]) -> str | None:
     """Return the axis of the classes: by its name, or the only one that is neither scaled nor of places."""
     whole = [name for name, axis in axes.items() if not axis.scaled and not axis.ordered]
     return "classes" if "classes" in whole else whole[0] if len(whole) == 1 else None
 
 
-def classes_of(device: Device) -> Tensor:
+def find_classes(device: Device) -> Tensor:
     """Return the classes that a client's training data have, bool [C]."""
     present = torch.zeros(device.data.classes, dtype=torch.bool)
     present[device.data.y[device.data.split("train")].cpu()] = True
@@ -73,15 +73,15 @@ def classes_of(device: Device) -> Tensor:
 
 def width_loss(job: Job, device: Device, scaler: bool, masked: bool) -> Loss:
     """Return the loss of the one exit, with the options switched on."""
-    criterion = masked_cross_entropy(classes_of(device)) if masked else device.problem.task.loss
-    fractions = kept_fractions(job, device) if scaler else {}
+    criterion = masked_cross_entropy(find_classes(device)) if masked else device.problem.task.loss
+    fractions = compute_kept_fractions(job, device) if scaler else {}
 
     def loss(module: nn.Module, x: Any, y: Tensor) -> Tensor:
-        named = {name: module.get_submodule(name) for name in fractions}
+        layers = {name: module.get_submodule(name) for name in fractions}
         hooks = [
-            norm.register_forward_pre_hook(_dividing(fractions[name]))
-            for name, norm in named.items()
-            if not isinstance(norm, nn.PReLU)
+            layer.register_forward_pre_hook(_make_scaler(fractions[name]))
+            for name, layer in layers.items()
+            if not isinstance(layer, nn.PReLU)
         ]
         try:
             return criterion(outputs(module, x)[-1], y)
@@ -92,36 +92,36 @@ def width_loss(job: Job, device: Device, scaler: bool, masked: bool) -> Loss:
     return loss
 
 
-def kept_fractions(job: Job, device: Device) -> dict[str, float]:
+def compute_kept_fractions(job: Job, device: Device) -> dict[str, float]:
     """Return the kept fraction of the channels of each norm layer that the sub-model narrows, trained or frozen."""
     layout = device.problem.layout.complete
-    mine, full = layout.shapes(job.submodel.sizes, job.submodel.exits), layout.shapes({}, layout.exits)
-    found = {}
-    for name, shape in mine.items():
-        owner, _, kind = name.rpartition(".")
+    own, full = layout.shapes(job.submodel.sizes, job.submodel.exits), layout.shapes({}, layout.exits)
+    fractions = {}
+    for name, shape in own.items():
+        layer, _, kind = name.rpartition(".")
         if kind == "weight" and len(shape) == 1 and shape != full[name]:  # one weight per channel: a norm layer
-            found[owner] = shape[0] / full[name][0]
-    return found
+            fractions[layer] = shape[0] / full[name][0]
+    return fractions
 
 
-def _dividing(fraction: float) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
+def _make_scaler(fraction: float) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
     def hook(norm: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (inputs[0] / fraction, *inputs[1:])
 
     return hook
 
 
-def own_classes(job: Job, device: Device, state: State) -> tuple[Submodel, State]:
-    """Send back only the output rows of the classes that the client has: the others learned nothing but to be zero."""
+def send_own_classes(job: Job, device: Device, state: State) -> tuple[Submodel, State]:
+    """Send back only the output rows of the client's classes: the others learned nothing but to be zero."""
     axes = device.problem.layout.axes
-    present = torch.nonzero(classes_of(device)).flatten().tolist()
-    axis = class_axis(axes)
+    present = torch.nonzero(find_classes(device)).flatten().tolist()
+    axis = find_class_axis(axes)
     if axis is None or axes[axis].size != device.data.classes or len(present) == device.data.classes:
         return job.submodel, state
-    return rows_of(job, device, state, axis, present)
+    return keep_channels(job, device, state, axis, present)
 
 
-def rows_of(job: Job, device: Device, state: State, axis: str, kept: list[int]) -> tuple[Submodel, State]:
+def keep_channels(job: Job, device: Device, state: State, axis: str, channels: list[int]) -> tuple[Submodel, State]:
     """Return the sub-model and state that keep these channels of one axis."""
-    found = narrow_state(device.problem.layout, state, job.submodel.sizes, {axis: tuple(kept)})
-    return Submodel({**job.submodel.channels, axis: tuple(kept)}, job.submodel.exits), found
+    rows = narrow_state(device.problem.layout, state, job.submodel.sizes, {axis: tuple(channels)})
+    return Submodel({**job.submodel.channels, axis: tuple(channels)}, job.submodel.exits), rows

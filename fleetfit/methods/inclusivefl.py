@@ -1,28 +1,31 @@
 """InclusiveFL: depth only, a last block per level that learns from deeper levels' momentum (Liu et al., KDD 2022).
 
 A client trains its blocks and its deepest classifier. Each level has a classifier and a last block of its own, averaged
-among its own clients; all else is averaged over all who have it. The last block of a level also learns from the blocks
-that the next deeper level has beyond it: with g its movement in this round (mean less what was sent) and m the mean of
-those blocks' movements in the last round, by that level's clients,
+over its own clients; all else is averaged over all clients that have it. The last block of a level also learns from the
+blocks that the next deeper level has beyond it: with g its movement in this round (mean less the state that was sent)
+and m the mean of those blocks' movements in the last round, by that level's clients,
 
     g <- beta m + (1 - beta) g
 
 as ReeFL's authors run it (ICML 2024, appendices A and B). Their server optimiser on top of that is `plus.fedadam` with
-`lr = 1e-3`, `beta2 = 0.999`, `tau = 1e-6` and `begins = 0.0`. What a level hands down is g after its own mixing.
+`lr = 1e-3`, `beta2 = 0.999`, `tau = 1e-6` and `begins = 0.0`. A level hands down g after its own mixing.
 
 The server keeps the last block of the level with d blocks under `exit{d}/`, from the round on in which a client of that
-level first trained it. Until then, and for the deepest level always, it is the full model's.
+level first trained it. Until then, and for the deepest level always, it is the full model's. All blocks are averaged in
+one layout: a level of d blocks has its last block under `exit{d}/` only, and copies of its blocks beyond the level
+below under that prefix too, since their movements by this level's clients are needed.
 
 Differs from the paper: the texts at hand do not say what m is when no client of the deeper level trained in the last
 round, as before the first one. Here nothing is mixed in and g is whole; with `damped`, m is zero, as in ReeFL's code,
 and the step is shorter. Clients weigh by samples throughout; there, by samples within a level and by number between
 levels. FedAdam has one pair of moments per element; there, one per level. There the deepest level keeps all its further
-blocks to itself, which comes to the same, as nobody else has them. m is over those further blocks whose tensors have
-the names and shapes of the block that learns; where none has, as behind a CNN's change of channels, beta does nothing.
+blocks to itself, which is equivalent, since no other level has them. m is over those further blocks whose tensors have
+the names and shapes of the block that learns; if none has, as behind a CNN's change of channels, beta has no effect.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -31,12 +34,11 @@ from torch import Tensor
 from fleetfit.aggregate import Aggregate, Mean
 from fleetfit.errors import ConfigError
 from fleetfit.factories import declare_unused
-from fleetfit.layout import State
+from fleetfit.layout import Layout, State, TensorLayout
 from fleetfit.levels import split_levels
-from fleetfit.method import Method
-from fleetfit.methods._own_blocks import OwnBlocks, own_blocks
+from fleetfit.method import Method, Reports
 from fleetfit.submodel import Submodel, extract, get_slice_plan
-from fleetfit.values import Failure, Federation, Server, Update
+from fleetfit.values import Federation, Server, Update
 
 Movements = Mapping[str, State]
 """By depth of a level, as text: m for the level below it, by the tensors' names within a block."""
@@ -56,26 +58,26 @@ def inclusivefl(beta: float = 0.2, damped: bool = False) -> Method:
         raise ConfigError(f"inclusivefl's beta must be between 0 and 1, got {beta}.", key="beta")
     return Method(
         levels=partial(split_levels, mode="depth", exits="last"),
-        dispatch=with_own_top,
+        dispatch=dispatch_own_block,
         aggregate=partial(LevelMeans, beta=beta, damped=damped),
-        observe=keep_movements,
+        observe=store_movements,
     )
 
 
-def with_own_top(federation: Federation, server: Server, client: int | None, piece: Submodel) -> State:
+def dispatch_own_block(federation: Federation, server: Server, client: int | None, submodel: Submodel) -> State:
     """Send the sub-model with its level's own last block."""
-    layout, prefix = federation.problem.layout, f"exit{piece.depth}/"
+    layout, prefix = federation.problem.layout, f"exit{submodel.depth}/"
     state = {name: server.state.get(prefix + name, server.state[name]) for name in layout.tensors}
-    return extract(layout, state, piece)
+    return extract(layout, state, submodel)
 
 
 class LevelMeans:
-    """The mean of what levels share, and of each level's own last block; then the movements are mixed."""
+    """The mean of the shared blocks, and of each level's own last block; then the movements are mixed."""
 
     def __init__(self, federation: Federation, server: Server, beta: float, damped: bool) -> None:
         depths = tuple(sorted({level.submodel.depth for level in federation.levels}))
         self._server, self._beta, self._damped = server, beta, damped
-        self._blocks = own_blocks(federation.problem.layout, depths)
+        self._blocks = find_own_blocks(federation.problem.layout, depths)
         self._mean = Mean(self._blocks.layout, next(iter(server.state.values())).device)
         self._depths: set[int] = set()  # of levels that trained
 
@@ -96,7 +98,7 @@ class LevelMeans:
         memory = server.memory or {}
         round = memory.get("movement_round", server.round)  # an older one where the last round had no client
         received = memory.get("movement", {}) if round == server.round else {}
-        mixed, movements = distilled(
+        mixed, movements = mix_movements(
             blocks, replace(mean, before=before), self._depths, received, self._beta, self._damped
         )
         trained = frozenset[str]().union(*(blocks.kept[depth] for depth in self._depths))
@@ -109,43 +111,112 @@ class LevelMeans:
         )
 
 
-def keep_movements(
-    federation: Federation, server: Server, aggregate: Aggregate, reports: Sequence[Update | Failure]
-) -> Server:
-    """Remember this round's movements for the next one."""
-    kept = {"movement": aggregate.extra, "movement_round": server.round}
-    return replace(server, memory={**(server.memory or {}), **kept})
+def store_movements(federation: Federation, server: Server, aggregate: Aggregate, reports: Reports) -> Server:
+    """Store this round's movements for the next one."""
+    movements = {"movement": aggregate.extra, "movement_round": server.round}
+    return replace(server, memory={**(server.memory or {}), **movements})
 
 
-def distilled(
-    blocks: OwnBlocks, found: Aggregate, seen: set[int], received: Movements, beta: float, damped: bool
+def mix_movements(
+    blocks: "OwnBlocks", aggregate: Aggregate, depths: set[int], received: Movements, beta: float, damped: bool
 ) -> tuple[State, Movements]:
     """Return the means of last blocks after the distillation, and the movements for the next round.
 
     Args:
-        blocks: What levels share and what they do not.
-        found: Means of all its tensors, and what they replace.
-        seen: Depths of the levels that trained.
+        blocks: The shared blocks, and those of each level.
+        aggregate: Means of all its tensors, and the values before the round.
+        depths: Depths of the levels that trained.
         received: The last round's movements.
-        beta: Share of what was received.
-        damped: Whether zero was received where nothing was.
+        beta: Share of the received movement.
+        damped: Whether a missing movement counts as zero.
     """
-    before = found.before or {}
+    before = aggregate.before or {}
 
-    def moved(name: str) -> Tensor:
-        return torch.where(found.coverage[name] > 0, found.mean[name] - before[name], 0.0)
+    def compute_movement(name: str) -> Tensor:
+        return torch.where(aggregate.coverage[name] > 0, aggregate.mean[name] - before[name], 0.0)
 
     mixed: dict[str, Tensor] = {}
-    handed: dict[str, State] = {}
-    for depth, least in blocks.below.items():
-        m = received.get(str(least))
-        if beta and least in seen and blocks.further[depth] and (m is not None or damped):
-            for key, name in blocks.top[least].items():
-                mixed[name] = (1 - beta) * moved(name) + (0 if m is None else beta * m[key])
-    for depth, least in blocks.below.items():
-        if beta and depth in seen and blocks.further[depth]:
-            handed[str(least)] = {
-                key: torch.stack([mixed.get(b[key], moved(b[key])) for b in blocks.further[depth]]).mean(0)
-                for key in blocks.top[least]
+    movements: dict[str, State] = {}
+    for depth, below in blocks.below.items():
+        m = received.get(str(below))
+        if beta and below in depths and blocks.further[depth] and (m is not None or damped):
+            for key, name in blocks.top[below].items():
+                mixed[name] = (1 - beta) * compute_movement(name) + (0 if m is None else beta * m[key])
+    for depth, below in blocks.below.items():
+        if beta and depth in depths and blocks.further[depth]:
+            movements[str(below)] = {
+                key: torch.stack([mixed.get(b[key], compute_movement(b[key])) for b in blocks.further[depth]]).mean(0)
+                for key in blocks.top[below]
             }
-    return {name: before[name] + g for name, g in mixed.items()}, handed
+    return {name: before[name] + g for name, g in mixed.items()}, movements
+
+
+# ---- the blocks of levels --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class OwnBlocks:
+    """The blocks that levels share, and those that each level has for itself.
+
+    Attributes:
+        layout: Of all of them; a sub-model with one exit has the tensors that it trains.
+        source: The model's tensor of which each tensor is the original or a copy.
+        kept: By depth of a level, those of its last block that the server keeps for it.
+        top: By depth, the trained tensors of its last block: by name within the block, the name here.
+        further: By depth, the blocks beyond the level below that have the names and shapes of that level's last one.
+        below: By depth, that of the level below; the first level has none.
+    """
+
+    layout: Layout
+    source: Mapping[str, str]
+    kept: Mapping[int, frozenset[str]]
+    top: Mapping[int, Mapping[str, str]]
+    further: Mapping[int, Sequence[Mapping[str, str]]]
+    below: Mapping[int, int]
+
+
+@functools.lru_cache(maxsize=16)
+def find_own_blocks(layout: Layout, depths: tuple[int, ...]) -> OwnBlocks:
+    """Return the blocks of levels of these depths, ascending."""
+    full, below = depths[-1], dict(zip(depths[1:], depths, strict=False))
+    tensors: dict[str, TensorLayout] = {}
+    source: dict[str, str] = {}
+    kept: dict[int, set[str]] = {depth: set() for depth in depths}
+    for name, tensor in layout.tensors.items():
+        block = tensor.block
+        source[name], tensors[name] = name, tensor
+        if block == full - 1:
+            tensors[name] = replace(tensor, block=None, exit=full)
+        elif block is not None:
+            tensors[name] = replace(tensor, block=block + 1)  # shared by the levels of which it is not the last block
+            for depth in depths:
+                if below.get(depth, depth - 1) <= block < depth:
+                    copy = f"exit{depth}/{name}"
+                    source[copy], tensors[copy] = name, replace(tensor, block=None, exit=depth)
+                    if block == depth - 1:
+                        kept[depth].add(copy)
+    top = {depth: _find_block(layout, depth - 1, "" if depth == full else f"exit{depth}/") for depth in depths}
+    shapes = layout.shapes({}, layout.exits)
+    further: dict[int, list[dict[str, str]]] = {depth: [] for depth in below}
+    for depth, lower in below.items():
+        expected = {key: shapes[source[name]] for key, name in top[lower].items()}
+        for names in (*(_find_block(layout, i, f"exit{depth}/") for i in range(lower, depth - 1)), top[depth]):
+            if {key: shapes[source[name]] for key, name in names.items()} == expected:
+                further[depth].append(names)
+    kept_blocks = {depth: frozenset(names) for depth, names in kept.items()}
+    return OwnBlocks(Layout(layout.axes, layout.exits, tensors), source, kept_blocks, top, further, below)
+
+
+def _find_block(layout: Layout, number: int, prefix: str) -> dict[str, str]:
+    """Return the trained tensors of a block: by name within it, the name behind a prefix."""
+    names = [name for name, tensor in layout.tensors.items() if tensor.block == number and tensor.trainable]
+    marker = f"blocks.{number}."
+    if all(marker in name for name in names):
+        return {name.rpartition(marker)[2]: prefix + name for name in names}
+    # a block of another name: the common beginning of its tensors' names
+    paths, common = [name.split(".") for name in names], 0
+    for parts in zip(*(path[:-1] for path in paths), strict=False):
+        if len(set(parts)) > 1:
+            break
+        common += 1
+    return {".".join(path[common:]): prefix + name for path, name in zip(paths, names, strict=True)}

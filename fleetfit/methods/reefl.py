@@ -2,7 +2,7 @@
 
 The model gets a Ree module and one classifier that all exits share (`fleetfit.models.ree`: Eqs. 2 to 4); both belong to
 every sub-model, whatever its depth. A client trains the sum of its exits' losses, and a divergence of each exit from
-the client's best one (Eqs. 5 and 6). Which is best says the running estimate of the exits' training losses,
+the client's best one (Eqs. 5 and 6). The best is the one with the lowest running estimate of its training loss,
 e <- (1 - zeta) e + zeta new. It begins at zero in every round, as in the authors' code; with `estimate = "kept"` the
 client remembers it from round to round, and it begins with the first batch's losses. The weight of the divergence grows
 over the first rounds as DepthFL's does. Clients weigh by samples. `plus.feddyn` and `plus.fedadam` go with it.
@@ -24,12 +24,12 @@ from fleetfit.layout import State, outputs
 from fleetfit.levels import split_levels
 from fleetfit.losses import best_exit_distillation, check_temperature
 from fleetfit.method import Loss, Method
-from fleetfit.methods.depthfl import ramped
+from fleetfit.methods.depthfl import ramp_up
 from fleetfit.models.ree import POSITION_AXIS, recurrent
 from fleetfit.submodel import Submodel
 from fleetfit.values import Device, Job
 
-_KEPT = "exit_losses"
+_MEMORY = "exit_losses"
 
 
 @declare_unused(
@@ -65,7 +65,7 @@ def reefl(
         teacher: The exit with the lowest running estimate, or with the lowest loss on the batch (Figure 7).
         estimate: The running estimate begins at zero in every "round", or is "kept" from the first batch of all on.
         ree: Whether there is a Ree; without it, exits share a classifier and nothing else (appendix G).
-        modulate: Whether the backbone goes on with Ree's token (Eq. 4, Table 4).
+        modulate: Whether the backbone continues with Ree's token (Eq. 4, Table 4).
         at: Run Ree after every block, or at exits only (Table 5).
         queue: Which tokens Ree's queue keeps; see `fleetfit.models.ree`.
         heads: Heads of Ree's attention.
@@ -82,20 +82,19 @@ def reefl(
         model=partial(recurrent, ree=ree, modulate=modulate, **sizes),
         levels=partial(split_levels, mode="depth"),
         loss=partial(loss, kept=estimate == "kept"),
-        reply=without_unused_rows,
+        reply=send_used_rows,
     )
-    return replace(method, remember=remember) if estimate == "kept" else method
+    return replace(method, remember=store_estimate) if estimate == "kept" else method
 
 
 class BestExitLoss:
-    """The loss of all exits with the best one as teacher; knows which exits were it."""
+    """The loss of all exits with the best one as teacher; counts how often each exit was it."""
 
     def __init__(
         self, job: Job, device: Device, zeta: float, share: float, temperature: float, teacher: str, kept: bool
     ) -> None:
-        """Begin the running estimate at zero, or take up the client's, as far as it has one of these exits."""
         self.exits = job.submodel.exits
-        self.estimate = _remembered(device, self.exits) if kept else torch.zeros(len(self.exits))
+        self.estimate = _load_estimate(device, self.exits) if kept else torch.zeros(len(self.exits))
         self._task, self._zeta, self._share, self._temperature = device.problem.task, zeta, share, temperature
         self._running = teacher == "running"
         self._taught = torch.zeros(len(self.exits), device=device.accelerator)
@@ -121,34 +120,34 @@ def best_exit_loss(
     job: Job, device: Device, zeta: float, ramp: int, share: float, temperature: float, teacher: str, kept: bool
 ) -> Loss:
     """Return the loss with this round's weight of the distillation."""
-    return BestExitLoss(job, device, zeta, share * ramped(job.round, ramp), temperature, teacher, kept)
+    return BestExitLoss(job, device, zeta, share * ramp_up(job.round, ramp), temperature, teacher, kept)
 
 
-def _remembered(device: Device, exits: tuple[int, ...]) -> Tensor | None:
+def _load_estimate(device: Device, exits: tuple[int, ...]) -> Tensor | None:
     """Return the client's running estimate [E], not a number for exits that it has not trained yet."""
-    kept = (device.memory or {}).get(_KEPT)
-    if kept is None:
+    stored = (device.memory or {}).get(_MEMORY)
+    if stored is None:
         return None
-    known = dict(zip(kept["exits"], kept["losses"].tolist(), strict=True))
-    return torch.tensor([known.get(e, float("nan")) for e in exits])
+    losses = dict(zip(stored["exits"], stored["losses"].tolist(), strict=True))
+    return torch.tensor([losses.get(e, float("nan")) for e in exits])
 
 
-def remember(job: Job, device: Device, state: State, loss: Any) -> Any:
-    """Keep the running estimate, those of deeper exits that were not trained this time too."""
+def store_estimate(job: Job, device: Device, state: State, loss: Any) -> Any:
+    """Store the running estimate, also those of deeper exits that were not trained this time."""
     memory = dict(device.memory or {})
-    kept = memory.get(_KEPT, {"exits": [], "losses": torch.zeros(0)})
-    known = dict(zip(kept["exits"], kept["losses"].tolist(), strict=True))
+    stored = memory.get(_MEMORY, {"exits": [], "losses": torch.zeros(0)})
+    losses = dict(zip(stored["exits"], stored["losses"].tolist(), strict=True))
     if loss.estimate is not None:
-        known |= dict(zip(loss.exits, loss.estimate.tolist(), strict=True))
-    exits = sorted(known)
-    return memory | {_KEPT: {"exits": exits, "losses": torch.tensor([known[e] for e in exits])}}
+        losses |= dict(zip(loss.exits, loss.estimate.tolist(), strict=True))
+    exits = sorted(losses)
+    return memory | {_MEMORY: {"exits": exits, "losses": torch.tensor([losses[e] for e in exits])}}
 
 
-def without_unused_rows(job: Job, device: Device, state: State) -> tuple[Submodel, State]:
-    """Leave out the rows of Ree's position table that this depth has no use for."""
-    piece = job.submodel
-    if POSITION_AXIS not in piece.channels:
-        return piece, state
-    used = range(piece.depth + 1)
-    short = {name: t[: len(used)] if name == "ree.positions" else t for name, t in state.items()}
-    return replace(piece, channels={**piece.channels, POSITION_AXIS: used}), short
+def send_used_rows(job: Job, device: Device, state: State) -> tuple[Submodel, State]:
+    """Send back the rows of Ree's position table that this depth uses, and all else."""
+    submodel = job.submodel
+    if POSITION_AXIS not in submodel.channels:
+        return submodel, state
+    rows = range(submodel.depth + 1)
+    state = {name: tensor[: len(rows)] if name == "ree.positions" else tensor for name, tensor in state.items()}
+    return replace(submodel, channels={**submodel.channels, POSITION_AXIS: rows}), state

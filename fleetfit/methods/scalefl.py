@@ -17,7 +17,7 @@ from fleetfit.factories import declare_unused
 from fleetfit.layout import outputs
 from fleetfit.levels import split_levels
 from fleetfit.losses import check_temperature, self_distillation
-from fleetfit.method import Loss, Method, by_count
+from fleetfit.method import Loss, Method, weigh_equally
 from fleetfit.values import Device, Job
 
 
@@ -44,7 +44,7 @@ def scalefl(
     if not 0 <= beta < 1 or not 0 <= warmup <= 1:
         raise ConfigError(f"beta must be in [0, 1) and warmup in [0, 1], got {beta} and {warmup}.", key="beta")
     loss = partial(exits_loss, beta=beta, temperature=temperature, warmup=warmup, printed=printed)
-    return Method(levels=partial(split_levels, mode=split), loss=loss, weight=by_count)
+    return Method(levels=partial(split_levels, mode=split), loss=loss, weight=weigh_equally)
 
 
 def exits_loss(job: Job, device: Device, beta: float, temperature: float, warmup: float, printed: bool) -> Loss:

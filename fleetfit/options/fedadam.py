@@ -2,19 +2,19 @@
 
 d = mean - x;  m <- beta1 m + (1 - beta1) d;  v <- beta2 v + (1 - beta2) d^2;  x <- x + lr m / (sqrt(v) + tau), with v
 beginning at tau^2 and no bias correction, as there. With `begins = 0.0` v begins at zero, as in the code of ReeFL's
-authors, who use it for ReeFL and InclusiveFL. An element that nobody trained keeps its value and its moments.
+authors, who use it for ReeFL and InclusiveFL. An element that no client trained keeps its value and its moments.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor
 
 from fleetfit.aggregate import Aggregate
 from fleetfit.errors import check_range
-from fleetfit.method import Method
-from fleetfit.options._covered import Movement
-from fleetfit.values import Failure, Federation, Server, Update
+from fleetfit.method import Method, Reports
+from fleetfit.options._movement import Movement
+from fleetfit.values import Federation, Server
 
 Second = Callable[[Tensor, Tensor, float], Tensor]
 """(v, d, beta2) -> the new second moment."""
@@ -32,11 +32,11 @@ def fedadam(
         tau: Degree of adaptivity, above 0.
         begins: What v begins at, from 0 on; by default tau^2.
     """
-    return adaptive(_mean_of_squares, lr, beta1, beta2, tau, begins)
+    return make_adaptive(_average_squares, lr, beta1, beta2, tau, begins)
 
 
-def adaptive(second: Second, lr: float, beta1: float, beta2: float, tau: float, begins: float | None) -> Method:
-    """Make an adaptive server optimiser of a rule for its second moment."""
+def make_adaptive(second: Second, lr: float, beta1: float, beta2: float, tau: float, begins: float | None) -> Method:
+    """Make an adaptive server optimiser from the rule of its second moment."""
     check_range("lr", lr, 0)
     check_range("beta1", beta1, 0, 1, closed=True)
     check_range("beta2", beta2, 0, 1, closed=True)
@@ -47,24 +47,16 @@ def adaptive(second: Second, lr: float, beta1: float, beta2: float, tau: float, 
 
 
 def step(
-    federation: Federation,
-    server: Server,
-    aggregate: Aggregate,
-    reports: Sequence[Update | Failure],
-    second: Second,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    tau: float,
-    begins: float,
-) -> Server:
+    federation: Federation, server: Server, aggregate: Aggregate, reports: Reports, second: Second, lr: float,
+    beta1: float, beta2: float, tau: float, begins: float,
+) -> Server:  # fmt: skip
     """Move each element by its own step size."""
-    found = Movement(server, aggregate)
-    moved = found.mean - found.old
-    m0, v0 = found.remembered("first"), found.remembered("second", begins)
-    m, v = beta1 * m0 + (1 - beta1) * moved, second(v0, moved, beta2)
-    return found.after(found.old + lr * m / (v.sqrt() + tau), first=(m, m0), second=(v, v0))
+    movement = Movement(server, aggregate)
+    d = movement.mean - movement.old
+    m0, v0 = movement.load_memory("first"), movement.load_memory("second", begins)
+    m, v = beta1 * m0 + (1 - beta1) * d, second(v0, d, beta2)
+    return movement.make_server(movement.old + lr * m / (v.sqrt() + tau), first=(m, m0), second=(v, v0))
 
 
-def _mean_of_squares(v: Tensor, moved: Tensor, beta2: float) -> Tensor:
-    return beta2 * v + (1 - beta2) * moved.square()
+def _average_squares(v: Tensor, d: Tensor, beta2: float) -> Tensor:
+    return beta2 * v + (1 - beta2) * d.square()

@@ -1,17 +1,16 @@
 """FedAvgM: momentum on the server (Hsu, Qi and Brown, 2019).
 
-v <- beta v + (mean - x);  x <- x + lr v, for the elements that somebody trained in the round. An element that nobody
-trained keeps its value and its momentum.
+v <- beta v + (mean - x);  x <- x + lr v, for the elements that a client trained in the round. The others keep value and
+momentum.
 """
 
-from collections.abc import Sequence
 from functools import partial
 
 from fleetfit.aggregate import Aggregate
 from fleetfit.errors import check_range
-from fleetfit.method import Method
-from fleetfit.options._covered import Movement
-from fleetfit.values import Failure, Federation, Server, Update
+from fleetfit.method import Method, Reports
+from fleetfit.options._movement import Movement
+from fleetfit.values import Federation, Server
 
 
 def fedavgm(momentum: float = 0.9, lr: float = 1.0) -> Method:
@@ -27,16 +26,11 @@ def fedavgm(momentum: float = 0.9, lr: float = 1.0) -> Method:
 
 
 def step(
-    federation: Federation,
-    server: Server,
-    aggregate: Aggregate,
-    reports: Sequence[Update | Failure],
-    momentum: float,
-    lr: float,
+    federation: Federation, server: Server, aggregate: Aggregate, reports: Reports, momentum: float, lr: float
 ) -> Server:
     """Move by the momentum."""
-    found = Movement(server, aggregate)
-    before = found.remembered("velocity")
-    velocity = momentum * before + (found.mean - found.old)
-    new = found.mean + momentum * before if lr == 1 else found.old + lr * velocity
-    return found.after(new, velocity=(velocity, before))
+    movement = Movement(server, aggregate)
+    before = movement.load_memory("velocity")
+    velocity = momentum * before + (movement.mean - movement.old)
+    new = movement.mean + momentum * before if lr == 1 else movement.old + lr * velocity
+    return movement.make_server(new, velocity=(velocity, before))

@@ -4,14 +4,14 @@ Client k adds -<g_k, w> + alpha/2 ||w - w_received||^2 to its loss and remembers
 The server keeps h <- h - (alpha / K) sum_k (w_k - x) over the round's clients, K being all clients, and x <- mean -
 h / alpha, with the mean over the round's clients.
 
-With unequal sub-models each element sums over those who trained it, and an element that nobody trained keeps its value
-and its h. A client's g_k belongs to the sub-model it trained; when the next one keeps other channels, what both have
-moves along and the rest begins at zero. Every client counts alike, so the option comes with the weight by count. Where
-a file sets other weights (`hooks.weight`), the sum over clients is of v_k (w_k - x), v_k being the weights divided by
-their mean over the round's clients, so that h stays as large as with equal ones.
+With unequal sub-models each element sums over the clients that trained it; without any it keeps its value and its h. A
+client's g_k belongs to the sub-model it trained; if the next one keeps other channels, g_k of the common elements stays
+and the rest begins at zero. Every client counts alike, so the option sets the weight by count. With other weights
+(`hooks.weight`), the sum over clients is of v_k (w_k - x), v_k being the weights divided by their mean over the round's
+clients, so that h stays as large as with equal ones.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from fleetfit.aggregate import Aggregate
 from fleetfit.errors import check_range
 from fleetfit.layout import State
-from fleetfit.method import Method, by_count
-from fleetfit.options._covered import Movement
+from fleetfit.method import Method, Reports, weigh_equally
+from fleetfit.options._movement import Movement
 from fleetfit.submodel import FlatState, concat_state, get_shapes, move_state, pack_state, parse_submodel
-from fleetfit.values import Device, Failure, Federation, Job, Server, Update
+from fleetfit.values import Device, Federation, Job, Server, Update
 
 
 def feddyn(alpha: float = 0.1) -> Method:
@@ -35,51 +35,51 @@ def feddyn(alpha: float = 0.1) -> Method:
     """
     check_range("alpha", alpha, 0)
     return Method(
-        penalty=partial(penalty, alpha=alpha),
+        penalty=partial(make_penalty, alpha=alpha),
         remember=partial(remember, alpha=alpha),
         step=partial(step, alpha=alpha),
-        weight=by_count,
+        weight=weigh_equally,
     )
 
 
-def gradient_of(job: Job, device: Device) -> Tensor:
+def load_gradient(job: Job, device: Device) -> Tensor:
     """Return g_k for the sub-model of a job, flat; zeros for a client that has none yet."""
     if not device.memory or "gradient" not in device.memory:
         return torch.zeros_like(concat_state(job.state))
-    kept = device.memory["gradient"]
-    return concat_state(move_state(device.problem.layout, kept["state"], parse_submodel(kept), job.submodel))
+    stored = device.memory["gradient"]
+    return concat_state(move_state(device.problem.layout, stored["state"], parse_submodel(stored), job.submodel))
 
 
-def penalty(job: Job, device: Device, alpha: float) -> Callable[[nn.Module], Tensor]:
+def make_penalty(job: Job, device: Device, alpha: float) -> Callable[[nn.Module], Tensor]:
     """Return the linear and the quadratic term of this job."""
     shapes = get_shapes(job.state)
-    gradient = FlatState(gradient_of(job, device).to(device.accelerator), shapes)
+    gradient = FlatState(load_gradient(job, device).to(device.accelerator), shapes)
     received = {name: tensor.to(device.accelerator) for name, tensor in job.state.items()}
 
-    def terms(module: nn.Module) -> Tensor:
-        found = []
-        for name, p in module.named_parameters():
-            if name in received:
-                found.append(alpha / 2 * (p - received[name]).square().sum() - (gradient[name] * p).sum())
-        return torch.stack(found).sum()
+    def penalty(module: nn.Module) -> Tensor:
+        terms = [
+            alpha / 2 * (p - received[name]).square().sum() - (gradient[name] * p).sum()
+            for name, p in module.named_parameters()
+            if name in received
+        ]
+        return torch.stack(terms).sum()
 
-    return terms
+    return penalty
 
 
 def remember(job: Job, device: Device, state: State, loss: Any, alpha: float) -> Any:
     """Keep g_k - alpha (w_k - w_received), with its sub-model."""
-    gradient = gradient_of(job, device) - alpha * (concat_state(state) - concat_state(job.state))
-    kept = pack_state(job.submodel, FlatState(gradient, get_shapes(job.state)))
-    return {**(device.memory or {}), "gradient": kept}
+    gradient = load_gradient(job, device) - alpha * (concat_state(state) - concat_state(job.state))
+    stored = pack_state(job.submodel, FlatState(gradient, get_shapes(job.state)))
+    return {**(device.memory or {}), "gradient": stored}
 
 
-def step(
-    federation: Federation, server: Server, aggregate: Aggregate, reports: Sequence[Update | Failure], alpha: float
-) -> Server:
+def step(federation: Federation, server: Server, aggregate: Aggregate, reports: Reports, alpha: float) -> Server:
     """Move h by the round's movement, and the state to the mean less h / alpha."""
-    found = Movement(server, aggregate)
-    before = found.remembered("h")
-    sent = [federation.method.weight(report) for report in reports if isinstance(report, Update)]
-    each = sum(sent) / len(sent) if sum(sent) > 0 else 1.0  # of weights by count: exactly 1
-    h = before - alpha / len(federation.clients) * (found.weight / each) * (found.mean - found.old)
-    return found.after(found.mean - h / alpha, h=(h, before))
+    movement = Movement(server, aggregate)
+    before = movement.load_memory("h")
+    weights = [federation.method.weight(report) for report in reports if isinstance(report, Update)]
+    mean_weight = sum(weights) / len(weights) if sum(weights) > 0 else 1.0  # of weights by count: exactly 1
+    count = movement.weight / mean_weight
+    h = before - alpha / len(federation.clients) * count * (movement.mean - movement.old)
+    return movement.make_server(movement.mean - h / alpha, h=(h, before))

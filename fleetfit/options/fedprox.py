@@ -19,10 +19,10 @@ def fedprox(mu: float = 0.01) -> Method:
     """
     if mu < 0:
         raise ConfigError(f"mu must be at least 0, got {mu}.", key="mu")
-    return Method(penalty=partial(proximal, mu=mu))
+    return Method(penalty=partial(make_penalty, mu=mu))
 
 
-def proximal(job: Job, device: Device, mu: float) -> Callable[[nn.Module], Tensor]:
+def make_penalty(job: Job, device: Device, mu: float) -> Callable[[nn.Module], Tensor]:
     """Return the proximal term of this job."""
     received = {name: tensor.to(device.accelerator) for name, tensor in job.state.items()}
 

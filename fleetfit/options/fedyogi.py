@@ -6,7 +6,7 @@ As FedAdam, but v <- v - (1 - beta2) d^2 sign(v - d^2).
 from torch import Tensor
 
 from fleetfit.method import Method
-from fleetfit.options.fedadam import adaptive
+from fleetfit.options.fedadam import make_adaptive
 
 
 def fedyogi(
@@ -21,9 +21,9 @@ def fedyogi(
         tau: Degree of adaptivity, above 0.
         begins: What v begins at, from 0 on; by default tau^2.
     """
-    return adaptive(_controlled, lr, beta1, beta2, tau, begins)
+    return make_adaptive(_control_squares, lr, beta1, beta2, tau, begins)
 
 
-def _controlled(v: Tensor, moved: Tensor, beta2: float) -> Tensor:
-    square = moved.square()
+def _control_squares(v: Tensor, d: Tensor, beta2: float) -> Tensor:
+    square = d.square()
     return v - (1 - beta2) * square * (v - square).sign()

@@ -1,11 +1,11 @@
-"""Krum: who has the nearest neighbours counts (Blanchard et al., NIPS 2017, multi-Krum).
+"""Krum: the updates with the nearest neighbours count (Blanchard et al., NIPS 2017, multi-Krum).
 
 For comparison with `outliers`. A client's score is the sum of its squared distances to its n - f - 2 nearest of the
 round's n clients, f = share * n (rounded up) being the hostile ones expected; the n - f with the least scores count.
-With unequal sub-models distances are over the elements of all sub-models of the round, the core: what somebody does
-beyond it, Krum does not see. A tensor that no gradient reached on a client has not moved there, so that nobody makes
-the core smaller by saying so. The proof asks for n > 2f + 2: a round to which fewer come back counts as it is. All
-updates of a round are kept until the last has come.
+With unequal sub-models distances are over the elements that all sub-models of the round have, the core: Krum does not
+see elements beyond it. A tensor that no gradient reached on a client has not moved there, so a client cannot make the
+core smaller by declaring tensors untrained. The proof needs n > 2f + 2: a smaller round counts as it is. All updates of
+a round are kept until the last has come.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fleetfit.errors import check_range
-from fleetfit.method import Method, by_count
+from fleetfit.method import Method, weigh_equally
 from fleetfit.movements import Movements
-from fleetfit.options._ordered import at_least
+from fleetfit.options._order_statistics import ceil_share
 from fleetfit.training import one_thread
 from fleetfit.values import Federation, Server, Update
 
@@ -26,43 +26,43 @@ def krum(share: float = 0.2) -> Method:
     """Make the option.
 
     Args:
-        share: Of the round's clients that are expected to be hostile, above 0 and below 0.5; so many are left out.
+        share: Share of the round's clients that are expected to be hostile, and left out; above 0 and below 0.5.
     """
     check_range("method.plus.krum.share", share, 0, 0.5)
-    return Method(receive=partial(received, share=share), weight=by_count)
+    return Method(receive=partial(select_updates, share=share), weight=weigh_equally)
 
 
-def received(federation: Federation, server: Server, updates: Sequence[Update], share: float) -> Iterable[Update]:
+def select_updates(federation: Federation, server: Server, updates: Sequence[Update], share: float) -> Iterable[Update]:
     """Return the updates with the least scores."""
-    if not judges(len(updates), share):
+    if not is_large_enough(len(updates), share):
         return updates
-    hostile = at_least(share, len(updates))
+    hostile = ceil_share(share, len(updates))
     with one_thread():
-        moves = Movements(federation.problem.layout, server, updates, whole_pieces=True)
-        distances = squared_distances(moves, len(updates))
+        movements = Movements(federation.problem.layout, server, updates, whole_pieces=True)
+        distances = compute_squared_distances(movements, len(updates))
     if not bool(distances.any()):  # all updates are equal
         return updates
-    order = scores(distances, len(updates) - hostile - 2).argsort(stable=True).tolist()
+    order = compute_scores(distances, len(updates) - hostile - 2).argsort(stable=True).tolist()
     admitted = set(order[: len(updates) - hostile])
-    return [update for place, update in enumerate(updates) if place in admitted]
+    return [update for index, update in enumerate(updates) if index in admitted]
 
 
-def judges(count: int, share: float = 0.2) -> bool:
-    """Tell whether so many clients are enough."""
-    return count > 2 * at_least(share, count) + 2
+def is_large_enough(count: int, share: float = 0.2) -> bool:
+    """Return whether a round of this many clients is judged."""
+    return count > 2 * ceil_share(share, count) + 2
 
 
-def scores(apart: Tensor, near: int) -> Tensor:
-    """Return each client's sum of squared distances to its nearest others [K], of all squared distances [K, K]."""
-    others = apart.clone().fill_diagonal_(float("inf"))
+def compute_scores(distances: Tensor, near: int) -> Tensor:
+    """Return each client's sum of squared distances to its `near` nearest others [K], from all of them [K, K]."""
+    others = distances.clone().fill_diagonal_(float("inf"))
     return others.sort(1).values[:, :near].sum(1)
 
 
-def squared_distances(moves: Movements, count: int) -> Tensor:
-    """Return |d_i - d_j|^2 over what all cover, float64 [K, K]."""
+def compute_squared_distances(movements: Movements, count: int) -> Tensor:
+    """Return |d_i - d_j|^2 over the elements that all cover, float64 [K, K]."""
     products = torch.zeros(count, count, dtype=torch.float64)
-    for part in moves.chunks():
-        if part.block == moves.everybody():
+    for part in movements.chunks():
+        if part.block == movements.full_block:
             order = torch.tensor(part.members).argsort()
             rows = part.rows[order].double()
             products += rows @ rows.T

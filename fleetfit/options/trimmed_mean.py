@@ -1,8 +1,8 @@
 """Trimmed mean: of each element the largest and smallest movements are left out of its mean (Yin et al., ICML 2018).
 
 For comparison with `outliers`. Of an element that K clients of the round cover, floor(share * K) movements are left out
-at each end, so that where few cover it none may be; a share of 0.5 is the coordinate-wise median. Every client counts
-alike. All updates of a round are kept until the last has come.
+at each end, for small K perhaps none; a share of 0.5 is the coordinate-wise median. Every client counts alike. All
+updates of a round are kept until the last has come.
 """
 
 from functools import partial
@@ -13,7 +13,7 @@ from fleetfit.aggregate import Aggregate
 from fleetfit.errors import check_range
 from fleetfit.method import Method
 from fleetfit.movements import Movements
-from fleetfit.options._ordered import at_most, ordered
+from fleetfit.options._order_statistics import floor_share, select_ranks
 from fleetfit.submodel import concat_state, full_submodel, get_slice_plan
 from fleetfit.training import one_thread
 from fleetfit.values import Federation, Server, Update
@@ -23,15 +23,15 @@ def trimmed_mean(share: float = 0.2) -> Method:
     """Make the option.
 
     Args:
-        share: Of an element's movements that is left out at each end, above 0 and at most 0.5; 0.5: the median.
+        share: Share of an element's movements that is left out at each end, above 0 and at most 0.5; 0.5: the median.
     """
     check_range("method.plus.trimmed_mean.share", share, 0, 0.5 + 1e-9)
     return Method(aggregate=partial(TrimmedMean, share=share), replaces=("weight",))
 
 
-def judges(count: int, share: float = 0.2) -> bool:
-    """Tell whether of so many clients any is left out."""
-    return count >= 3 and at_most(share, count) > 0
+def is_large_enough(count: int, share: float = 0.2) -> bool:
+    """Return whether a round of this many clients leaves any movement out."""
+    return count >= 3 and floor_share(share, count) > 0
 
 
 class TrimmedMean:
@@ -53,11 +53,11 @@ class TrimmedMean:
         with one_thread():
             for part in Movements(layout, self._server, self._updates).chunks() if self._updates else ():
                 count = len(part.members)
-                ends = min(at_most(self._share, count), (count - 1) // 2)
-                middle = ordered(part.rows, ends, count - ends)
-                total = middle[0].clone()
-                for row in middle[1:]:
+                ends = min(floor_share(self._share, count), (count - 1) // 2)
+                rows = select_ranks(part.rows, ends, count - ends)
+                total = rows[0].clone()
+                for row in rows[1:]:
                     total += row
-                part.write(mean, total.div_(len(middle)).add_(part.read(state)))
+                part.write(mean, total.div_(len(rows)).add_(part.read(state)))
                 part.write(coverage, float(count))
         return Aggregate(full.views(mean), full.views(coverage))

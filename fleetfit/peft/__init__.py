@@ -1,1 +1,1 @@
-"""Fine-tuning modes, one per file: what of a model is trained, and what is put in. They go with any method."""
+"""Fine-tuning modes, one per file: the trained part of a model, and the modules that are added. For any method."""

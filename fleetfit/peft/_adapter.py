@@ -1,4 +1,4 @@
-"""The adapter that serial and parallel adapters put in: down to a few features and up again."""
+"""The adapter of serial and parallel adapters: down to a few features and up again."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fleetfit.errors import ModelError
-from fleetfit.peft._tuned import PUT_IN, Tuned
+from fleetfit.peft._tuned import ADDED, Tuned
 
 SUBLAYERS = ("*.attention", "*.mlp", "*.mixer")
 """Patterns of the sub-layers of transformer and Mamba blocks."""
@@ -25,9 +25,9 @@ class Adapter(nn.Module):
             nn.init.zeros_(self.up.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what is added, [..., after], of [..., before]."""
-        found: Tensor = self.up(F.gelu(self.down(x)))
-        return found
+        """Return the output [..., after] for x [..., before]."""
+        output: Tensor = self.up(F.gelu(self.down(x)))
+        return output
 
 
 @dataclass(frozen=True)
@@ -48,18 +48,18 @@ class Adapted(Tuned):
             raise ModelError(f"[peft] rank must be at least 1, got {self.rank}.", key="peft.rank")
         super().__post_init__()
 
-    def made_for(self, part: nn.Module) -> nn.Module:
+    def make_module(self, part: nn.Module) -> nn.Module:
         """Return the adapter of a sub-layer, whose output is added to the sub-layer's from now on."""
         linear = [inner for inner in part.modules() if isinstance(inner, nn.Linear)]
         before = linear[-1].out_features if self.serial else linear[0].in_features
-        hook: Callable[..., Tensor] = _after if self.serial else _beside
+        hook: Callable[..., Tensor] = _add_to_output if self.serial else _add_in_parallel
         part.register_forward_hook(hook)
         return Adapter(before, linear[-1].out_features, self.rank)
 
 
-def _after(part: nn.Module, _: Any, output: Tensor) -> Tensor:
-    return output + part.get_submodule(PUT_IN)(output)
+def _add_to_output(part: nn.Module, _: Any, output: Tensor) -> Tensor:
+    return output + part.get_submodule(ADDED)(output)
 
 
-def _beside(part: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-    return output + part.get_submodule(PUT_IN)(inputs[0])
+def _add_in_parallel(part: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+    return output + part.get_submodule(ADDED)(inputs[0])

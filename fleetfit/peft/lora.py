@@ -39,47 +39,47 @@ class Lora(Tuned):
             )
         super().__post_init__()
 
-    def takes(self, part: nn.Module) -> bool:
-        """Tell whether it is a linear layer."""
+    def accepts(self, part: nn.Module) -> bool:
+        """Return whether it is a linear layer."""
         return isinstance(part, nn.Linear)
 
-    def put_into(self, module: nn.Module, places: list[str]) -> None:
+    def add_modules(self, module: nn.Module, names: list[str]) -> None:
         """Let peft replace the linear layers."""
         try:
-            with _silent("torchao", "torch.utils._pytree"):
+            with _silence_loggers("torchao", "torch.utils._pytree"):
                 from peft import LoraConfig, inject_adapter_in_model
         except ImportError:
             raise MissingExtra("peft", "LoRA") from None
-        pattern = "|".join(re.escape(place) for place in places)
+        pattern = "|".join(re.escape(name) for name in names)
         config = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=f"({pattern})")  # type: ignore[arg-type]
         inject_adapter_in_model(config, module)
 
     def is_new(self, name: str) -> bool:
-        """Tell whether a tensor is one of the thin matrices."""
+        """Return whether a tensor is one of the thin matrices."""
         return name.endswith((A, B))
 
     def rename_tensors(self, state: State) -> State:
         """Return another model's tensors by peft's names."""
-        found = {}
+        renamed = {}
         for name, tensor in super().rename_tensors(state).items():
             layer, _, kind = name.rpartition(".")
-            found[f"{layer}.{BASE}.{kind}" if layer in self.places else name] = tensor
-        return found
+            renamed[f"{layer}.{BASE}.{kind}" if layer in self.places else name] = tensor
+        return renamed
 
     def merge(self, state: State) -> State:
         """Return the tensors with W + (alpha / rank) B A for W, computed in double precision."""
-        found = {name: tensor for name, tensor in state.items() if not self.is_new(name) and f".{BASE}." not in name}
+        merged = {name: t for name, t in state.items() if not self.is_new(name) and f".{BASE}." not in name}
         for layer in self.places:
             for kind in ("weight", "bias"):
                 if (tensor := state.get(f"{layer}.{BASE}.{kind}")) is not None:
-                    found[f"{layer}.{kind}"] = tensor
+                    merged[f"{layer}.{kind}"] = tensor
             if f"{layer}.{B}" in state:
                 product = state[f"{layer}.{B}"].double() @ state[f"{layer}.{A}"].double()
-                weight = found[f"{layer}.weight"]
-                found[f"{layer}.weight"] = (weight.double() + self.alpha / self.rank * product).to(weight.dtype)
-        return found
+                weight = merged[f"{layer}.weight"]
+                merged[f"{layer}.weight"] = (weight.double() + self.alpha / self.rank * product).to(weight.dtype)
+        return merged
 
-    def follows(self, name: str) -> dict[str, dict[int | None, int | None]]:
+    def map_dims(self, name: str) -> dict[str, dict[int | None, int | None]]:
         """Return that B's rows are declared like the layer's, and A's columns like its columns."""
         layer, _, kind = name.rpartition(".")
         if layer not in self.places:
@@ -107,8 +107,8 @@ def lora(
 
 
 @contextlib.contextmanager
-def _silent(*names: str) -> Iterator[None]:
-    """Let loggers say errors only: peft imports torchao where it is, which warns of kernels that LoRA does not use."""
+def _silence_loggers(*names: str) -> Iterator[None]:
+    """Let loggers print errors only: peft imports torchao, which warns of kernels that LoRA does not use."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, State
-from fleetfit.peft._tuned import PUT_IN, Tuned
+from fleetfit.peft._tuned import ADDED, Tuned
 
 _KINDS = (nn.Linear, nn.Conv2d, nn.LayerNorm, nn.RMSNorm, nn.BatchNorm2d, nn.GroupNorm)
 _MAPS = (nn.Conv2d, nn.BatchNorm2d, nn.GroupNorm)
@@ -40,13 +40,13 @@ class ScaleShift(nn.Module):
 class Ssf(Tuned):
     """The family; made by `ssf`."""
 
-    def takes(self, part: nn.Module) -> bool:
-        """Tell whether it is a linear layer, a convolution or a norm."""
+    def accepts(self, part: nn.Module) -> bool:
+        """Return whether it is a linear layer, a convolution or a norm."""
         return isinstance(part, _KINDS)
 
-    def made_for(self, part: nn.Module) -> nn.Module:
-        """Return the vectors for a layer, which from now on gives their output."""
-        part.register_forward_hook(_passed_on)
+    def make_module(self, part: nn.Module) -> nn.Module:
+        """Return the vectors of a layer, whose output they change from now on."""
+        part.register_forward_hook(_apply_vectors)
         weight = next(iter(part.parameters()))  # its first dimension is that of the output, for every kind
         return ScaleShift(len(weight), isinstance(part, _MAPS))
 
@@ -54,30 +54,30 @@ class Ssf(Tuned):
         """Return the tensors with each layer's factors and terms within its weight and bias.
 
         Raises:
-            ModelError: A layer has no bias, so that its terms have no place.
+            ModelError: A layer has no bias to add its terms to.
         """
-        found = {name: tensor for name, tensor in state.items() if not self.is_new(name)}
+        merged = {name: tensor for name, tensor in state.items() if not self.is_new(name)}
         for layer in self.places:
-            if (scale := state.get(f"{layer}.{PUT_IN}.scale")) is None:
+            if (scale := state.get(f"{layer}.{ADDED}.scale")) is None:
                 continue
             if f"{layer}.bias" not in state:
-                raise ModelError(f"SSF cannot be merged into {layer}: it has no bias for the terms to go into.")
+                raise ModelError(f"SSF cannot be merged into {layer}: it has no bias to add the terms to.")
             weight = state[f"{layer}.weight"]
-            found[f"{layer}.weight"] = weight * scale.view(-1, *[1] * (weight.dim() - 1))
-            found[f"{layer}.bias"] = state[f"{layer}.bias"] * scale + state[f"{layer}.{PUT_IN}.shift"]
-        return found
+            merged[f"{layer}.weight"] = weight * scale.view(-1, *[1] * (weight.dim() - 1))
+            merged[f"{layer}.bias"] = state[f"{layer}.bias"] * scale + state[f"{layer}.{ADDED}.shift"]
+        return merged
 
-    def follows(self, name: str) -> dict[str, dict[int | None, int | None]]:
+    def map_dims(self, name: str) -> dict[str, dict[int | None, int | None]]:
         """Return that the vectors are declared like the output of their layer."""
         layer, _, kind = name.rpartition(".")
         if kind != "weight" or layer not in self.places:
             return {}
-        return {f"{layer}.{PUT_IN}.{vector}": {None: None, 0: 0} for vector in ("scale", "shift")}
+        return {f"{layer}.{ADDED}.{vector}": {None: None, 0: 0} for vector in ("scale", "shift")}
 
 
-def _passed_on(part: nn.Module, _: Any, output: Tensor) -> Tensor:
-    found: Tensor = part.get_submodule(PUT_IN)(output)
-    return found
+def _apply_vectors(part: nn.Module, _: Any, output: Tensor) -> Tensor:
+    changed: Tensor = part.get_submodule(ADDED)(output)
+    return changed
 
 
 def ssf(architecture: Architecture, targets: tuple[str, ...] = ("*",)) -> Architecture:

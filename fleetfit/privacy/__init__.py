@@ -1,24 +1,24 @@
-"""Differential privacy of clients: what a round is made of, where its randomness comes from, and what it costs.
+"""Differential privacy of clients: the private round, its randomness, and its cost.
 
 Source: McMahan et al., "Learning Differentially Private Recurrent Language Models" (ICLR 2018), with denominators fixed
 in advance for each element, since clients train different sub-models. Adjacency is zero-out: a client's contribution,
-or zeros in its place; who is registered, and with which level, is public.
+or zeros in its place; the registered clients and their levels are public.
 """
 
-from fleetfit.privacy.accountant import affordable, noise_for, spent
+from fleetfit.privacy.accountant import compute_epsilon, find_noise, max_rounds
 from fleetfit.privacy.ledger import Ledger
-from fleetfit.privacy.mechanism import Privacy, registered
-from fleetfit.privacy.randomness import Randomness, key_in, made_key, outside
+from fleetfit.privacy.mechanism import Privacy, count_registered
+from fleetfit.privacy.randomness import Randomness, check_key_place, load_key, load_or_create_key
 
 __all__ = [
     "Ledger",
     "Privacy",
     "Randomness",
-    "affordable",
-    "key_in",
-    "made_key",
-    "noise_for",
-    "outside",
-    "registered",
-    "spent",
+    "check_key_place",
+    "compute_epsilon",
+    "count_registered",
+    "find_noise",
+    "load_key",
+    "load_or_create_key",
+    "max_rounds",
 ]

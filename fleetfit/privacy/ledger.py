@@ -1,4 +1,4 @@
-"""What a run has spent of its privacy: a small file in its folder, written before each round begins."""
+"""The privacy ledger of a run: a small file in its folder, written before each round begins."""
 
 import json
 import secrets
@@ -15,55 +15,55 @@ FORMAT = 1
 
 @dataclass
 class Ledger:
-    """The rounds that were begun.
+    """The rounds that have begun.
 
     Attributes:
-        salt: Of the run's random numbers, hexadecimal.
+        salt: The salt of the run's random numbers, hexadecimal.
         key: The fingerprint of its key; "" until the run has begun.
-        begun: Draws of clients so far, each of which has been paid for whatever came of it.
-        again: Whether a round that is begun again costs again. It does where it may come out otherwise, as on a fleet,
-            whose clients come and go; a simulation does it again to the bit.
+        begun: Draws of clients so far; each is paid for, whatever its outcome.
+        charges_repeats: Whether a round that is repeated costs again. It does on a fleet, whose clients come and go; a
+            simulation repeats it bit for bit.
     """
 
     salt: str = field(default_factory=lambda: secrets.token_hex(16))
     key: str = ""
     begun: int = 0
-    again: bool = False
+    charges_repeats: bool = False
 
     @staticmethod
-    def of(nest: Any) -> "Ledger":
-        """Return the ledger that a file holds.
+    def parse(table: Any) -> "Ledger":
+        """Return the ledger of a file's JSON.
 
         Raises:
-            ValueError: It holds none.
+            ValueError: It is not a ledger.
         """
-        if not isinstance(nest, dict) or nest.get("format") != FORMAT:
-            raise ValueError(f"it is no privacy ledger of format {FORMAT}")
-        found = Ledger(nest.get("salt", ""), nest.get("key", ""), nest.get("begun", -1), nest.get("again", False))
-        if not (isinstance(found.salt, str) and len(found.salt) == 32 and isinstance(found.key, str)):
+        if not isinstance(table, dict) or table.get("format") != FORMAT:
+            raise ValueError(f"it is not a privacy ledger of format {FORMAT}")
+        ledger = Ledger(table.get("salt", ""), table.get("key", ""), table.get("begun", -1), table.get("again", False))
+        if not (isinstance(ledger.salt, str) and len(ledger.salt) == 32 and isinstance(ledger.key, str)):
             raise ValueError("it has no salt of 16 bytes")
-        bytes.fromhex(found.salt)
-        if type(found.begun) is not int or found.begun < 0 or type(found.again) is not bool:
-            raise ValueError("begun is no number of rounds")
-        return found
+        bytes.fromhex(ledger.salt)
+        if type(ledger.begun) is not int or ledger.begun < 0 or type(ledger.charges_repeats) is not bool:
+            raise ValueError("begun is not a number of rounds")
+        return ledger
 
-    def text(self, **further: Any) -> str:
-        """Return the file's text, with what was promised and what is spent."""
-        nest = {"format": FORMAT, "salt": self.salt, "key": self.key, "begun": self.begun, "again": self.again}
-        return json.dumps({**nest, **further}, indent=2) + "\n"
+    def to_text(self, **further: Any) -> str:
+        """Return the file's text, with further entries."""
+        table = {"format": FORMAT, "salt": self.salt, "key": self.key, "begun": self.begun}
+        return json.dumps({**table, "again": self.charges_repeats, **further}, indent=2) + "\n"
 
-    def index(self, round: int) -> int:
-        """Return the number of the draw that a round, which has begun, goes by."""
-        return self.begun - 1 if self.again else round
+    def get_draw(self, round: int) -> int:
+        """Return the number of the draw of a round that has begun."""
+        return self.begun - 1 if self.charges_repeats else round
 
-    def begin(self, round: int, write: Callable[[], None]) -> None:
-        """Note that a round begins, before anything of it is drawn."""
+    def begin_round(self, round: int, write: Callable[[], None]) -> None:
+        """Record that a round begins, before anything of it is drawn."""
         before = self.begun
-        self.begun = before + 1 if self.again else max(before, round + 1)
+        self.begun = before + 1 if self.charges_repeats else max(before, round + 1)
         if self.begun != before:
             write()
 
-    def randomness(self, key: bytes) -> Randomness:
+    def make_randomness(self, key: bytes) -> Randomness:
         """Return the run's random numbers.
 
         Raises:

@@ -1,13 +1,14 @@
-"""The private round: Poisson cohorts, clipped movements, fixed denominators, noise on every element of every round.
+"""The private round: Poisson cohorts, clipped movements, fixed denominators, noise on every element.
 
-Each client is drawn by itself with probability q, before it is known who is connected. Its movement d_k, all of it in
-its own sub-model, is scaled to at most C, and
+McMahan et al. (ICLR 2018), Algorithm 1, with a denominator per element. Each client is drawn independently with
+probability q, before connections are known. Its movement d_k, over its whole sub-model, is scaled to a norm of at most
+C, and
 
     x_j <- x_j + (sum_k d_kj + N(0, (sigma C)^2)) / D_j,    D_j = q N_j,
 
-with N_j the registered clients whose level covers j: never the number that came back. Where nobody trained, the noise
-comes all the same, in a round without any client too, so that nothing shows who took part. What no registered client
-covers keeps its bits.
+with N_j the registered clients whose level covers j, whatever the number of updates. Elements that no client trained
+get the noise, too, also in a round without any client, so that participation stays hidden. Elements that no registered
+client covers keep their bits.
 """
 
 import math
@@ -21,8 +22,8 @@ from torch import Tensor
 
 from fleetfit.aggregate import Aggregate
 from fleetfit.errors import RunError
-from fleetfit.method.hooks import round_submodel
-from fleetfit.privacy.accountant import affordable, spent
+from fleetfit.method.hooks import get_round_submodel
+from fleetfit.privacy.accountant import compute_epsilon, max_rounds
 from fleetfit.privacy.ledger import Ledger
 from fleetfit.privacy.randomness import Randomness
 from fleetfit.secure import SKIPPED, TOO_FEW
@@ -31,26 +32,26 @@ from fleetfit.training import one_thread
 from fleetfit.values import Federation, RoundSums, Server, Update
 
 _CHUNK = 1 << 20  # elements
-_BELOW = 1 - 1e-6  # so that rounding makes no clipped movement longer than the clipping norm
+_MARGIN = 1 - 1e-6  # rounding must not make a clipped movement longer than the clipping norm
 
 
 @dataclass(eq=False)
 class Privacy:
-    """What is promised, and the hooks that keep it; it draws nothing before it has a ledger and a key.
+    """The privacy guarantee of a run, and the hooks that keep it; it needs a ledger and a key before it draws.
 
     Attributes:
         clip: The largest norm of a client's movement, C.
         noise: Standard deviation of the noise as a multiple of C, sigma.
         rate: Probability with which a client is drawn, q.
         delta: Of (epsilon, delta).
-        epsilon: The budget; None: none but the rounds.
-        key_file: Where the key is.
-        ledger: What is spent.
-        randomness: The run's; None before it begins.
+        epsilon: The budget; None for a budget of rounds only.
+        key_file: The file of the key.
+        ledger: The rounds that have begun.
+        randomness: The run's random numbers; None before it begins.
         write: Writes the ledger.
-        found: Whether the noise was found from the budget, and not given.
-        known: Whether it is counted as known who was drawn, as where the server sees sums only
-            (`fleetfit.secured`).
+        noise_from_budget: Whether the noise follows from the budget, and was not given.
+        known_cohorts: Whether the cohort of each round counts as known, as with secure aggregation
+            (`fleetfit.secure_engine`).
     """
 
     clip: float
@@ -62,86 +63,86 @@ class Privacy:
     ledger: Ledger = field(default_factory=Ledger)
     randomness: Randomness | None = None
     write: Callable[[], None] = lambda: None
-    found: bool = False
-    known: bool = False
+    noise_from_budget: bool = False
+    known_cohorts: bool = False
 
-    # -- where it is kept
+    # -- the ledger's file
 
-    def kept_in(self, nest: Any, key: bytes, write: Callable[[str], None]) -> None:
-        """Take up what a run's file holds; from then on rounds can be drawn and paid for.
+    def load_ledger(self, table: Any, key: bytes, write: Callable[[str], None]) -> None:
+        """Load the ledger of a run; from then on rounds can be drawn and paid for.
 
         Args:
-            nest: The file's value.
+            table: The JSON of the ledger's file.
             key: The secret.
             write: Writes the file's text.
 
         Raises:
-            ValueError: It is no ledger.
-            RunError: The run has promised something else, or began with another key.
+            ValueError: It is not a ledger.
+            RunError: The run began with another guarantee or another key.
         """
-        ledger, changed = Ledger.of(nest), []
+        ledger, changed = Ledger.parse(table), []
         for name in ("clip", "noise", "rate", "delta"):
-            before = nest.get(name)
+            before = table.get(name)
             if type(before) not in (int, float) or not 0 < before < float("inf"):
-                raise ValueError(f"{name} is no number above 0")
-            if name == "noise" and self.found:
+                raise ValueError(f"{name} is not a number above 0")
+            if name == "noise" and self.noise_from_budget:
                 self.noise = float(before)
             elif before != getattr(self, name):
                 changed.append(f"{name} was {before:g} and is {getattr(self, name):g}")
-        if nest.get("known", False) is not self.known:
-            changed.append("[secure] was there and is gone" if nest.get("known") else "[secure] is new")
+        if table.get("known", False) is not self.known_cohorts:
+            changed.append("[secure] was set and is missing" if table.get("known") else "[secure] is new")
         if changed:
             raise RunError(
-                f"[privacy]: {', '.join(changed)}. Rounds that were trained with the one cannot be followed by rounds "
-                "with the other. Set it back, or begin a new run.",
+                f"[privacy]: {', '.join(changed)}. Rounds with one setting cannot be followed by rounds with "
+                "another. Set it back, or begin a new run.",
                 key="privacy",
             )
-        self.randomness, self.ledger = ledger.randomness(key), ledger
-        self.write = lambda: write(self.text())
+        self.randomness, self.ledger = ledger.make_randomness(key), ledger
+        self.write = lambda: write(self.to_text())
 
-    def text(self) -> str:
-        """Return the text of the run's file."""
-        return self.ledger.text(**self.told(), known=self.known)
+    def to_text(self) -> str:
+        """Return the text of the ledger's file."""
+        return self.ledger.to_text(**self.make_report(), known=self.known_cohorts)
 
-    # -- what it costs
+    # -- the cost
 
-    def left(self, round: int, most: int) -> int:
-        """Return how many further rounds the budget has, at most so many."""
-        done = self.ledger.begun if self.ledger.again else round
-        return max(0, min(most, self.lasts(done + most) - done))
+    def remaining_rounds(self, round: int, limit: int) -> int:
+        """Return the number of further rounds within the budget, up to a limit."""
+        done = self.ledger.begun if self.ledger.charges_repeats else round
+        return max(0, min(limit, self.max_rounds(done + limit) - done))
 
-    def lasts(self, most: int) -> int:
-        """Return how many rounds, at most so many, the budget is enough for."""
+    def max_rounds(self, limit: int) -> int:
+        """Return the number of rounds within the budget, up to a limit."""
         if self.epsilon is None:
-            return most
-        return affordable(self.noise, self.rate, self.delta, self.epsilon, most, self.known)
+            return limit
+        return max_rounds(self.noise, self.rate, self.delta, self.epsilon, limit, self.known_cohorts)
 
-    def told(self, rounds: int | None = None) -> dict[str, Any]:
-        """Return what is spent, by default on all rounds that were begun: as reports and the ledger's file have it."""
-        draws = self.ledger.begun if rounds is None or self.ledger.again else rounds
-        epsilon = spent(self.noise, self.rate, draws, self.delta, self.known)
+    def make_report(self, rounds: int | None = None) -> dict[str, Any]:
+        """Return the cost of rounds, by default of all that have begun, as reports and the ledger's file have it."""
+        draws = self.ledger.begun if rounds is None or self.ledger.charges_repeats else rounds
+        epsilon = compute_epsilon(self.noise, self.rate, draws, self.delta, self.known_cohorts)
         return {"epsilon": epsilon, "delta": self.delta, "noise": self.noise, "clip": self.clip, "rate": self.rate}
 
-    def begin(self, round: int) -> None:
+    def begin_round(self, round: int) -> None:
         """Pay for a round, before anything of it is drawn."""
-        self.ledger.begin(round, self.write)
+        self.ledger.begin_round(round, self.write)
 
     # -- the hooks
 
     def choose(self, federation: Federation, server: Server, rng: np.random.Generator) -> list[int]:
-        """Draw each client by itself, and return those of them who are connected."""
-        numbers = self._generator("cohort", server.round).random(len(federation.clients))
-        here = federation.reachable(server.round)
-        return [int(client) for client in here[numbers[here] < self.rate]]
+        """Draw each client independently, and return the connected ones of them."""
+        numbers = self._make_generator("cohort", server.round).random(len(federation.clients))
+        reachable = federation.reachable(server.round)
+        return [int(client) for client in reachable[numbers[reachable] < self.rate]]
 
     def aggregate(self, federation: Federation, server: Server) -> "PrivateMean":
         """Return the aggregator of a round."""
         return PrivateMean(self, federation, server)
 
     def release_sums(self, federation: Federation, server: Server, summed: RoundSums) -> Aggregate:
-        """Return the same of sums of what clients have clipped themselves.
+        """Return the aggregate of sums of movements that clients have clipped themselves.
 
-        Of what no sum was opened the sum is zero, and noise comes there too.
+        Elements without an opened sum have the sum zero, and get noise, too.
         """
         total = torch.zeros_like(concat_state(server.state))
         with one_thread():
@@ -150,24 +151,24 @@ class Privacy:
             return self.release(federation, server, total)
 
     def release(self, federation: Federation, server: Server, total: Tensor) -> Aggregate:
-        """Return the state after the round, of the sum of clipped movements, which is written over."""
+        """Return the state after the round, from the sum of clipped movements, which is written over."""
         layout, state = federation.problem.layout, concat_state(server.state)
-        full, members = (
+        full, counts = (
             get_slice_plan(layout, full_submodel(layout)),
-            registered(federation, server.round).to(state.device),
+            count_registered(federation, server.round).to(state.device),
         )
-        self._noise_on(total, server.round)
-        mean = total.div_((members * self.rate).clamp_min_(self.rate)).add_(state)
-        return Aggregate(full.views(mean), full.views(members))
+        self._add_noise(total, server.round)
+        mean = total.div_((counts * self.rate).clamp_min_(self.rate)).add_(state)
+        return Aggregate(full.views(mean), full.views(counts))
 
     def clamp_sums(self, summed: RoundSums, most: int) -> RoundSums:
-        """Return sums as clients that clip themselves can add up to; what is beyond is cut off, element by element.
+        """Return sums clamped to the range that clients with clipped movements can reach, element by element.
 
-        It is not refused: a refusal that goes by the sum would tell of it. What each client counts is known before,
-        so a sum in which counts are wrong, as where masks are left in it, can be refused.
+        A larger sum is not refused: a refusal that depends on the sum would reveal something of it. The counts of the
+        clients are known beforehand, so a sum with wrong counts, as with masks left in it, can be refused.
 
         Args:
-            summed: What came of the round.
+            summed: The sums of the round.
             most: The largest whole number of one client's movement.
         """
         blocks = []
@@ -178,24 +179,24 @@ class Privacy:
             blocks.append(replace(block, sums=block.sums.clamp(-bound, bound)))
         return replace(summed, blocks=tuple(blocks))
 
-    def _noise_on(self, total: Tensor, round: int) -> None:
-        rng, size = self._generator("noise", round), self.noise * self.clip
+    def _add_noise(self, total: Tensor, round: int) -> None:
+        rng, deviation = self._make_generator("noise", round), self.noise * self.clip
         for start in range(0, total.numel(), _CHUNK):
-            here = total[start : start + _CHUNK]
-            drawn = torch.from_numpy(rng.standard_normal(here.numel(), dtype=np.float32))
-            here.add_(drawn.to(here.device), alpha=size)
+            chunk = total[start : start + _CHUNK]
+            noise = torch.from_numpy(rng.standard_normal(chunk.numel(), dtype=np.float32))
+            chunk.add_(noise.to(chunk.device), alpha=deviation)
 
-    def _generator(self, purpose: str, round: int) -> np.random.Generator:
+    def _make_generator(self, purpose: str, round: int) -> np.random.Generator:
         assert self.randomness is not None, "drawn before the run has its key"
-        return self.randomness.generator(purpose, self.ledger.index(round))
+        return self.randomness.make_generator(purpose, self.ledger.get_draw(round))
 
-    # -- what stands in files
+    # -- the public report
 
     def redact_report(self, report: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what of a round's report does not show who took part and what they have."""
+        """Return a round's report without fields that reveal participants or their data."""
         undone: dict[str, Any] = {}
         if "undone" in report:
-            reason, withheld = report["undone"]["reason"], UNDONE_SUMS if self.known else UNDONE
+            reason, withheld = report["undone"]["reason"], UNDONE_SUMS if self.known_cohorts else UNDONE
             undone = {"undone": {"reason": reason if reason in (SKIPPED, TOO_FEW) else withheld, "reported": []}}
         return {
             "round": report["round"],
@@ -204,7 +205,7 @@ class Privacy:
             "failures": [],
             "bytes_down": None,
             "bytes_up": None,
-            "privacy": self.told(report["round"]),
+            "privacy": self.make_report(report["round"]),
             **undone,
         }
 
@@ -226,10 +227,10 @@ class PrivateMean:
         with one_thread():
             movement = concat_state(update.state).to(self._state.device) - submodel.gather(self._state)
             length = float(torch.linalg.vector_norm(movement, dtype=torch.float64))
-            if not math.isfinite(length):  # the difference of two numbers that are finite
+            if not math.isfinite(length):  # the difference of two finite numbers may overflow
                 return
             if length > self._privacy.clip:
-                movement.mul_(self._privacy.clip / length * _BELOW)
+                movement.mul_(self._privacy.clip / length * _MARGIN)
             submodel.scatter(self._total, movement, add=True)
 
     def result(self) -> Aggregate:
@@ -238,23 +239,24 @@ class PrivateMean:
             return self._privacy.release(self._federation, self._server, self._total)
 
 
-UNDONE = "it would have left numbers that are not finite; what it cost is not given back"
-"""The reason of a round that is undone: what it was in detail is withheld."""
+UNDONE = "it would have left numbers that are not finite; its cost is not refunded"
+"""The public reason of a round that is rolled back; details are withheld."""
 UNDONE_SUMS = (
-    "too few clients stayed to the end to open a sum, or what was opened is none that they can have; what it cost is "
-    "not given back"
+    "too few clients stayed to the end to open a sum, or an opened sum is out of range; its cost is not refunded"
 )
-"""The same where the server sees sums only."""
+"""The same with secure aggregation."""
 COUNTS = "its sums count other clients than are in them: some were sent other states, or lie."
-"""Why the sums of a round are none."""
+"""The reason for which the sums of a round are refused."""
 
 
-def registered(federation: Federation, round: int) -> Tensor:
-    """Return how many registered clients cover each element of the full model, flat: N_j."""
+def count_registered(federation: Federation, round: int) -> Tensor:
+    """Return the number of registered clients that cover each element of the full model, flat: N_j."""
     layout = federation.problem.layout
-    found = torch.zeros(get_slice_plan(layout, full_submodel(layout)).size)
+    counts = torch.zeros(get_slice_plan(layout, full_submodel(layout)).size)
     levels = federation.level_of[federation.able]
     for level in np.unique(levels).tolist():
-        mine = federation.able[levels == level]
-        get_slice_plan(layout, round_submodel(federation, round, int(mine[0]))).scatter_scalar(found, float(len(mine)))
-    return found
+        clients = federation.able[levels == level]
+        get_slice_plan(layout, get_round_submodel(federation, round, int(clients[0]))).scatter_scalar(
+            counts, float(len(clients))
+        )
+    return counts

@@ -1,13 +1,13 @@
-"""A member of a round as a state machine: keys, shares, masked update, agreement, unmask; and what it refuses.
+"""A member of a secure round as a state machine: keys, shares, masked update, signature, opened shares; its refusals.
 
-What is secret to one client stays here: the private halves of its keys, and a seed for each of its blocks. The server
-carries what members tell each other, and may lie; whatever does not fit together is refused, and a member that has
-refused says nothing more in that round.
+The secrets of a client stay here: the private halves of its keys, and a seed for each of its blocks. The server relays
+the members' messages, and may lie. A member refuses messages that contradict each other, and sends nothing more in a
+round that it has refused.
 """
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -15,38 +15,72 @@ from numpy.typing import NDArray
 
 from fleetfit.errors import RunError
 from fleetfit.secure import keys, shamir
-from fleetfit.secure.encoding import encoded
-from fleetfit.secure.journal import Journal
+from fleetfit.secure.encoding import encode
 from fleetfit.secure.messages import (
     MASK_KEY,
-    Agreed,
-    Dealt,
     Keys,
     MaskedUpdate,
-    Opened,
+    OpenedShares,
     Roster,
-    Sent,
+    SealedShares,
+    SentDigests,
     Shares,
-    Signed,
+    Signature,
+    Signatures,
     Survivors,
+    encode_keys,
+    encode_survivors,
     mark,
-    of_round,
-    of_survivors,
 )
 
 Lengths = Callable[[Sequence[str]], Mapping[int, int]]
-"""Returns the blocks of sub-models, in the order in which blocks count them, with the length of each."""
+"""Returns the length of each block of some sub-models, which are in the order by which blocks are numbered."""
 
 
-def pair_key(secret: bytes, run: str, round: int, one: int, other: int, block: int, sent: bytes) -> bytes:
+def derive_pair_key(secret: bytes, run: str, round: int, one: int, other: int, block: int, sent: bytes) -> bytes:
     """Return the key of the stream with which two members mask a block; `sent`: digest of what both were sent."""
     low, high = sorted((one, other))
-    return keys.derived(secret, "fleetfit secure mask", run, round, low, high, block, sent)
+    return keys.derive_key(secret, "fleetfit secure mask", run, round, low, high, block, sent)
 
 
-def own_key(seed: bytes, block: int) -> bytes:
+def derive_own_key(seed: bytes, block: int) -> bytes:
     """Return the key of the stream with which a member masks a block alone."""
-    return keys.derived(seed, "fleetfit secure own mask", block)
+    return keys.derive_key(seed, "fleetfit secure own mask", block)
+
+
+@dataclass(eq=False)
+class Journal:
+    """The last round that was begun of each run, so that none is done twice.
+
+    Training is deterministic: if a round were done again with one client fewer, the difference of the two sums would be
+    exactly that client's update.
+
+    Attributes:
+        last: By run.
+        keep: Stores `last` where it outlasts the process, before a round begins.
+    """
+
+    last: dict[str, int] = field(default_factory=dict)
+    keep: Callable[[Mapping[str, int]], None] = lambda last: None
+
+    def has_begun(self, run: str, round: int) -> bool:
+        """Return whether a round, or one after it, was begun."""
+        return round <= self.last.get(run, -1)
+
+    def enter(self, run: str, round: int) -> None:
+        """Begin a round.
+
+        Raises:
+            RunError: It was begun before.
+        """
+        if self.has_begun(run, round):
+            raise RunError(
+                f"round {round + 1} of this run was begun before: done twice, the difference of two sums would show a "
+                "single update.",
+                key="round",
+            )
+        self.last[run] = round
+        self.keep(self.last)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,15 +96,15 @@ class SecureClient:
     def __init__(
         self, number: int, identity: keys.Identity, authority: bytes, minimum: int, lengths: Lengths, journal: Journal
     ) -> None:
-        """Take part.
+        """Make a member.
 
         Args:
             number: Of the client.
-            identity: What it signs with.
+            identity: Its key and certificate.
             authority: The public key of the fleet's authority.
-            minimum: Of members, in the cohort and in each block of it: the client's own word.
+            minimum: Of members, in the cohort and in each block of it, by the client's own setting.
             lengths: Computes the blocks of a cohort.
-            journal: The rounds that the client has taken part in; it has to outlast the process.
+            journal: The client's earlier rounds; it must outlast the process.
         """
         self.number = number
         self._identity, self._authority, self._minimum = identity, authority, minimum
@@ -80,10 +114,10 @@ class SecureClient:
         self._held: dict[tuple[int, int], bytes] = {}
 
     def _enter(self, phase: str, following: str) -> None:
-        """Go into a phase; unless it ends well, there is no other.
+        """Enter a phase; after a refusal no other follows.
 
         Raises:
-            RunError: It is not this phase's turn.
+            RunError: The phase is out of order.
         """
         if self._phase != phase:
             raise RunError(
@@ -93,18 +127,18 @@ class SecureClient:
             )
         self._phase, self._next = "refused", following
 
-    def _left(self) -> None:
+    def _leave(self) -> None:
         self._phase = self._next
 
     # ---- keys
 
-    def begin(self, run: str, round: int, piece: str) -> Keys:
+    def begin(self, run: str, round: int, submodel: str) -> Keys:
         """Return the keys of a round.
 
         Args:
             run: Which run.
             round: Which round of it.
-            piece: The sub-model that the client was sent.
+            submodel: The client's sub-model, as text.
 
         Raises:
             RunError: The client has taken part in this round before.
@@ -113,58 +147,58 @@ class SecureClient:
         self._journal.enter(run, round)
         masks, seals = keys.Agreement.new(), keys.Agreement.new()
         signer = self._identity.signer
-        signature = signer.sign(of_round(run, round, self.number, piece, masks.public, seals.public))
+        signature = signer.sign(encode_keys(run, round, self.number, submodel, masks.public, seals.public))
         sent = Keys(
-            self.number, piece, signer.public, self._identity.certificate, masks.public, seals.public, signature
+            self.number, submodel, signer.public, self._identity.certificate, masks.public, seals.public, signature
         )
         self._secrets, self._run, self._round = _Secrets(masks, seals, sent), run, round
-        self._left()
+        self._leave()
         return sent
 
     # ---- shares
 
-    def shares(self, roster: Roster) -> Shares:
+    def share(self, roster: Roster) -> Shares:
         """Return the shares of this client's secrets for the members of a roster.
 
         Raises:
-            RunError: The roster is not one to take part in.
+            RunError: The roster is refused.
         """
         self._enter("shares", "masked update")
         self._check(roster)
         self._roster = roster
-        self._place = {member.client: place for place, member in enumerate(roster.members, 1)}
-        self._mine = roster.blocks_of(self.number)
-        self._seeds = {block: secrets.token_bytes(keys.KEY) for block in self._mine}
+        self._position = {member.client: number for number, member in enumerate(roster.members, 1)}
+        self._blocks = roster.get_blocks(self.number)
+        self._seeds = {block: secrets.token_bytes(keys.KEY) for block in self._blocks}
         hidden = {MASK_KEY: self._secrets.masks.private, **self._seeds}
-        dealt = {kind: shamir.split(it, roster.threshold, len(self._place)) for kind, it in hidden.items()}
+        shares = {kind: shamir.split(it, roster.threshold, len(self._position)) for kind, it in hidden.items()}
         sealed, marks = [], []
         for member in roster.members:
-            mine = [(kind, shares[self._place[member.client] - 1]) for kind, shares in dealt.items()]
-            marks.append((member.client, b"".join(self._mark(member.client, kind, share) for kind, share in mine)))
+            own = [(kind, parts[self._position[member.client] - 1]) for kind, parts in shares.items()]
+            marks.append((member.client, b"".join(self._mark(member.client, kind, share) for kind, share in own)))
             if member.client == self.number:
-                self._held |= {(self.number, kind): share for kind, share in mine}
+                self._held |= {(self.number, kind): share for kind, share in own}
                 continue
-            key = self._seal_key(member, self.number, member.client)
-            text = keys.sealed(key, b"".join(share for _, share in mine), self._bound(self.number, member.client))
+            key = self._derive_seal_key(member, self.number, member.client)
+            text = keys.seal(key, b"".join(share for _, share in own), self._encode_binding(self.number, member.client))
             sealed.append((member.client, text))
         seeds = tuple((block, keys.digest("fleetfit secure seed", seed)) for block, seed in self._seeds.items())
-        self._left()
+        self._leave()
         return Shares(self.number, tuple(sealed), tuple(marks), seeds)
 
     def _mark(self, holder: int, kind: int, share: bytes) -> bytes:
         return mark(self._run, self._round, self.number, holder, kind, share)
 
-    def _seal_key(self, other: Keys, dealer: int, holder: int) -> bytes:
-        return keys.derived(self._secrets.seals.secret(other.seal_key), "fleetfit secure seal", dealer, holder)
+    def _derive_seal_key(self, other: Keys, dealer: int, holder: int) -> bytes:
+        return keys.derive_key(self._secrets.seals.secret(other.seal_key), "fleetfit secure seal", dealer, holder)
 
-    def _bound(self, dealer: int, holder: int) -> bytes:
-        return encoded(self._roster.digest, dealer, holder)
+    def _encode_binding(self, dealer: int, holder: int) -> bytes:
+        return encode(self._roster.digest, dealer, holder)
 
     def _check(self, roster: Roster) -> None:
-        """Refuse a roster.
+        """Check a roster.
 
         Raises:
-            RunError: It lies, or hides too few.
+            RunError: It is wrong, or has too few members.
         """
         if (roster.run, roster.round) != (self._run, self._round):
             raise RunError(
@@ -202,13 +236,15 @@ class SecureClient:
         self._check_blocks(roster)
 
     def _check_member(self, member: Keys) -> None:
-        if not keys.signed_by(self._authority, member.certificate, keys.membership(member.identity)):
+        if not keys.verify_signature(self._authority, member.certificate, keys.encode_membership(member.identity)):
             raise RunError(
                 f"the key of client {member.client} is not signed by the fleet's authority: anyone could have made it.",
                 key="roster.member",
             )
-        told = of_round(self._run, self._round, member.client, member.piece, member.mask_key, member.seal_key)
-        if not keys.signed_by(member.identity, member.signature, told):
+        statement = encode_keys(
+            self._run, self._round, member.client, member.submodel, member.mask_key, member.seal_key
+        )
+        if not keys.verify_signature(member.identity, member.signature, statement):
             raise RunError(
                 f"client {member.client} has not signed its keys and its sub-model as the roster has them: they were "
                 "changed, or belong to another round.",
@@ -216,8 +252,8 @@ class SecureClient:
             )
 
     def _check_blocks(self, roster: Roster) -> None:
-        """Compute the blocks, and compare what was announced with them."""
-        lengths = self._lengths(roster.pieces)
+        """Compute the blocks, and compare the announced ones with them."""
+        lengths = self._lengths(roster.submodels)
         if len(dict(roster.blocks)) < len(roster.blocks):
             raise RunError("a block was announced twice.", key="roster.blocks")
         for block, length in roster.blocks:
@@ -226,7 +262,7 @@ class SecureClient:
                     f"a block of {length} numbers was announced that the sub-models of the roster do not have.",
                     key="roster.blocks",
                 )
-            members = len(roster.covering(block))
+            members = len(roster.find_covering(block))
             if members < self._minimum:
                 raise RunError(
                     f"a block was announced that {members} members cover, and at least {self._minimum} are asked for: "
@@ -237,56 +273,56 @@ class SecureClient:
     # ---- masked update
 
     @property
-    def pieces(self) -> tuple[str, ...]:
+    def submodels(self) -> tuple[str, ...]:
         """The members' sub-models, in the order that blocks count by."""
-        return self._roster.pieces
+        return self._roster.submodels
 
     @property
     def blocks(self) -> tuple[int, ...]:
         """The blocks of which this client sends its words."""
-        return tuple(self._mine)
+        return tuple(self._blocks)
 
-    def masked(self, dealt: Dealt, words: Mapping[int, NDArray[np.uint32]], sent: Sent) -> MaskedUpdate:
+    def mask(self, shares: SealedShares, words: Mapping[int, NDArray[np.uint32]], sent: SentDigests) -> MaskedUpdate:
         """Return the client's words under masks.
 
         Args:
-            dealt: What the other members have sealed for this one.
+            shares: The other members' shares for this one.
             words: By block.
-            sent: What the client was sent.
+            sent: Digests of the client's job.
 
         Raises:
-            RunError: Too few have dealt, or a share is not what was sealed.
+            RunError: Too few members have dealt shares, or a share was changed.
         """
         self._enter("masked update", "signature")
-        self._open(dealt)
-        found = []
-        for block in self._mine:
+        self._open(shares)
+        masked = []
+        for block in self._blocks:
             length = dict(self._roster.blocks)[block]
             if len(words[block]) != length:
                 raise RunError(
                     f"client {self.number} has {len(words[block])} words of a block of {length}.", key="update"
                 )
             out = words[block].astype("<u4")
-            keys.masked(out, own_key(self._seeds[block], block), 1)
-            found.append((block, out))
+            keys.add_mask(out, derive_own_key(self._seeds[block], block), 1)
+            masked.append((block, out))
         for member in self._roster.members:
             if member.client == self.number or member.client not in self._dealers:
                 continue
-            theirs = set(self._roster.blocks_of(member.client))
-            shared = [(block, out) for block, out in found if block in theirs]
+            theirs = set(self._roster.get_blocks(member.client))
+            shared = [(block, out) for block, out in masked if block in theirs]
             if not shared:
                 continue
             secret = self._secrets.masks.secret(member.mask_key)
-            given = sent.to_both(self._roster, self.number, member.client)
+            common = sent.to_both(self._roster, self.number, member.client)
             for block, out in shared:
-                key = pair_key(secret, self._run, self._round, self.number, member.client, block, given)
-                keys.masked(out, key, 1 if self.number < member.client else -1)
-        self._left()
-        return MaskedUpdate(self.number, tuple((block, out.tobytes()) for block, out in found))
+                key = derive_pair_key(secret, self._run, self._round, self.number, member.client, block, common)
+                keys.add_mask(out, key, 1 if self.number < member.client else -1)
+        self._leave()
+        return MaskedUpdate(self.number, tuple((block, out.tobytes()) for block, out in masked))
 
-    def _open(self, dealt: Dealt) -> None:
+    def _open(self, shares: SealedShares) -> None:
         members = {member.client: member for member in self._roster.members}
-        dealers = [client for client, _ in dealt.sealed]
+        dealers = [client for client, _ in shares.sealed]
         if len(set(dealers)) < len(dealers) or not set(dealers) <= members.keys() - {self.number}:
             raise RunError("shares came twice from one member, or from one that is not on the roster.", key="shares")
         self._dealers = {self.number, *dealers}
@@ -296,28 +332,28 @@ class SecureClient:
                 f"{max(self._roster.threshold, self._minimum)} are asked for.",
                 key="shares",
             )
-        for dealer, text in dealt.sealed:
-            key = self._seal_key(members[dealer], dealer, self.number)
-            opened = keys.unsealed(key, text, self._bound(dealer, self.number))
-            kinds = [MASK_KEY, *self._roster.blocks_of(dealer)]
+        for dealer, text in shares.sealed:
+            key = self._derive_seal_key(members[dealer], dealer, self.number)
+            opened = keys.unseal(key, text, self._encode_binding(dealer, self.number))
+            kinds = [MASK_KEY, *self._roster.get_blocks(dealer)]
             if opened is None or len(opened) != shamir.SIZE * len(kinds):
                 raise RunError(
                     f"the shares of client {dealer} are not what it has sealed for client {self.number}: they were "
                     "changed on the way, or it was shown another roster.",
                     key="shares",
                 )
-            for place, kind in enumerate(kinds):
-                self._held[dealer, kind] = opened[place * shamir.SIZE : (place + 1) * shamir.SIZE]
+            for number, kind in enumerate(kinds):
+                self._held[dealer, kind] = opened[number * shamir.SIZE : (number + 1) * shamir.SIZE]
 
     # ---- agree and unmask
 
-    def sign(self, survivors: Survivors) -> Signed:
-        """Sign who is said to live.
+    def sign(self, survivors: Survivors) -> Signature:
+        """Sign the list of survivors.
 
         Raises:
-            RunError: It was asked before, or somebody is said to be both living and dead, or too few live.
+            RunError: It was asked before, or the list has a client as living and as dead, or too few live.
         """
-        self._enter("signature", "answer to who lives")
+        self._enter("signature", "opened shares")
         living, dead = set(survivors.living), set(survivors.dead)
         if living & dead:
             raise RunError(
@@ -325,8 +361,8 @@ class SecureClient:
                 "its update.",
                 key="living",
             )
-        told = [*survivors.living, *survivors.dead]
-        if len(set(told)) < len(told) or set(told) != self._dealers or self.number not in living:
+        listed = [*survivors.living, *survivors.dead]
+        if len(set(listed)) < len(listed) or set(listed) != self._dealers or self.number not in living:
             raise RunError(
                 "the clients listed as living and dead are not the members that have dealt their shares.", key="living"
             )
@@ -336,47 +372,49 @@ class SecureClient:
                 key="living",
             )
         self._survivors = survivors
-        signature = self._identity.signer.sign(of_survivors(self._roster.digest, survivors))
-        self._left()
-        return Signed(self.number, signature)
+        signature = self._identity.signer.sign(encode_survivors(self._roster.digest, survivors))
+        self._leave()
+        return Signature(self.number, signature)
 
-    def unmask(self, agreed: Agreed) -> Opened:
-        """Return the shares with which masks are taken away: of the living their own, of the dead those of pairs.
+    def unmask(self, signatures: Signatures) -> OpenedShares:
+        """Return the shares that remove masks: of the living their own masks, of the dead those of pairs.
 
-        A block with fewer living members than the minimum stays masked. Without signatures a server could tell each
-        member another story of who lives: of a block that few cover it would get the keys of all but one.
+        A block with fewer living members than the minimum stays masked. Without signatures a server could send each
+        member another list of survivors: of a block that few cover it would get the keys of all but one.
 
         Raises:
-            RunError: It was asked before, or too few have signed the same.
+            RunError: It was asked before, or too few members have signed the same list.
         """
-        self._enter("answer to who lives", "nothing")
+        self._enter("opened shares", "nothing")
         living, dead = set(self._survivors.living), set(self._survivors.dead)
-        told = of_survivors(self._roster.digest, self._survivors)
+        statement = encode_survivors(self._roster.digest, self._survivors)
         identities = {member.client: member.identity for member in self._roster.members if member.client in living}
         signed = {
-            c for c, signature in agreed.signatures if c in living and keys.signed_by(identities[c], signature, told)
+            c
+            for c, signature in signatures.signatures
+            if c in living and keys.verify_signature(identities[c], signature, statement)
         }
         if len(signed) < self._roster.threshold:
             raise RunError(
-                f"{len(signed)} living members have signed who lives as client {self.number} was told it, and at least "
-                f"{self._roster.threshold} have to: others may have received another list.",
+                f"{len(signed)} living members have signed the survivors that client {self.number} was sent, and at "
+                f"least {self._roster.threshold} have to: others may have received another list.",
                 key="living.signatures",
             )
-        wanted = wanted_shares(self._roster, living, dead, self._minimum)
-        self._left()
+        needed = list_needed_shares(self._roster, living, dead, self._minimum)
+        self._leave()
         self._seeds.clear()
-        return Opened(self.number, tuple((client, kind, self._held[client, kind]) for client, kind in wanted))
+        return OpenedShares(self.number, tuple((client, kind, self._held[client, kind]) for client, kind in needed))
 
 
-def open_blocks(roster: Roster, living: set[int], minimum: int) -> dict[int, list[int]]:
+def find_open_blocks(roster: Roster, living: set[int], minimum: int) -> dict[int, list[int]]:
     """Return the blocks whose sum may be seen, each with its living members."""
-    found = {block: [c for c in roster.covering(block) if c in living] for block, _ in roster.blocks}
-    return {block: members for block, members in found.items() if len(members) >= minimum}
+    living_members = {block: [c for c in roster.find_covering(block) if c in living] for block, _ in roster.blocks}
+    return {block: members for block, members in living_members.items() if len(members) >= minimum}
 
 
-def wanted_shares(roster: Roster, living: set[int], dead: set[int], minimum: int) -> list[tuple[int, int]]:
-    """Return which secrets are to be put together: member and kind."""
-    blocks = open_blocks(roster, living, minimum)
+def list_needed_shares(roster: Roster, living: set[int], dead: set[int], minimum: int) -> list[tuple[int, int]]:
+    """Return the secrets to be restored, as (member, kind)."""
+    blocks = find_open_blocks(roster, living, minimum)
     seeds = [(client, block) for block, members in blocks.items() for client in members]
-    pairs = [client for client in sorted(dead) if any(client in roster.covering(block) for block in blocks)]
+    pairs = [client for client in sorted(dead) if any(client in roster.find_covering(block) for block in blocks)]
     return [*seeds, *((client, MASK_KEY) for client in pairs)]

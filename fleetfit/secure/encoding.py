@@ -1,16 +1,16 @@
-"""Plain values as bytes and back: what is signed and hashed, and what travels; two different lists never look the same.
+"""Plain values as bytes and back, to be signed, hashed and sent; two different lists never give the same bytes.
 
-A value is a sign of its kind, its length, and itself: "i" a whole number (length in 1 byte, then big-endian, signed),
-"s" a text and "b" bytes (length in 4 bytes), "t" a list (how many values in 4 bytes, then these).
+A value is a letter for its kind, its length, and itself: "i" a whole number (length in 1 byte, big-endian, signed),
+"s" a text and "b" bytes (length in 4 bytes), "t" a list (the number of values in 4 bytes, then these).
 """
 
 from fleetfit.errors import RunError
 
 Plain = int | str | bytes | tuple["Plain", ...]
-_DEEPEST = 6  # lists in lists; a roster has three
+_MAX_DEPTH = 6  # lists in lists; a roster has three
 
 
-def encoded(*values: Plain) -> bytes:
+def encode(*values: Plain) -> bytes:
     """Return values as bytes."""
     parts: list[bytes] = []
     for value in values:
@@ -31,33 +31,31 @@ def _encode(value: Plain, parts: list[bytes]) -> None:
         parts += [b"s" if isinstance(value, str) else b"b", len(body).to_bytes(4, "big"), body]
 
 
-def decoded(text: bytes) -> Plain:
-    """Return the one value of bytes that may come from a stranger.
+def decode(text: bytes) -> Plain:
+    """Return the one value of untrusted bytes.
 
     Raises:
-        RunError: They are not one value, written as `encoded` writes it.
+        RunError: They are not one value, written as `encode` writes it.
     """
     try:
         value, end = _decode(memoryview(text), 0, 0)
     except (ValueError, IndexError):
         value, end = 0, -1
     if end != len(text):
-        raise RunError(
-            "a message of secure aggregation is damaged: it is not one value, written as it should be.", key="message"
-        )
+        raise RunError("a message of secure aggregation is damaged: it is not one encoded value.", key="message")
     return value
 
 
-def _decode(text: memoryview, at: int, deep: int) -> tuple[Plain, int]:
+def _decode(text: memoryview, at: int, depth: int) -> tuple[Plain, int]:
     kind, width = chr(text[at]), 1 if text[at] == ord("i") else 4
     size = int.from_bytes(text[at + 1 : at + 1 + width], "big")
     at += 1 + width
-    if at + size > len(text) or deep > _DEEPEST or kind not in "isbt":
+    if at + size > len(text) or depth > _MAX_DEPTH or kind not in "isbt":
         raise ValueError  # each value of a list takes a byte and more
     if kind == "t":
         values = []
         for _ in range(size):
-            value, at = _decode(text, at, deep + 1)
+            value, at = _decode(text, at, depth + 1)
             values.append(value)
         return tuple(values), at
     body = bytes(text[at : at + size])

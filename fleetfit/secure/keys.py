@@ -1,8 +1,8 @@
-"""Keys, signatures, seals and streams: what is taken from the library `cryptography`, and from nothing else.
+"""Keys, signatures, seals and streams, all by the library `cryptography`.
 
-X25519 (RFC 7748), HKDF with SHA-256 (RFC 5869), ChaCha20 and ChaCha20-Poly1305 (RFC 8439), Ed25519 (RFC 8032). What is
-signed, derived from or bound to a seal is written by `fleetfit.secure.encoding`, in which two different lists never
-look the same.
+X25519 (RFC 7748), HKDF with SHA-256 (RFC 5869), ChaCha20 and ChaCha20-Poly1305 (RFC 8439), Ed25519 (RFC 8032).
+`fleetfit.secure.encoding` writes all bytes that are signed, bound to a seal, or from which a key is derived: two
+different lists never give the same bytes.
 """
 
 import hashlib
@@ -15,17 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetfit.errors import RunError, import_optional
-from fleetfit.secure.encoding import Plain, encoded
+from fleetfit.secure.encoding import Plain, encode
 
 KEY = 32
 """Bytes of a key, a seed and a digest."""
-_CHUNK = 1 << 18  # words of a stream that are made at once
+_CHUNK = 1 << 18  # words of a stream that are made in one step
 _ZEROS = bytes(4 * _CHUNK)
 
 
 def digest(*values: Plain) -> bytes:
     """Return the SHA-256 of values."""
-    return hashlib.sha256(encoded(*values)).digest()
+    return hashlib.sha256(encode(*values)).digest()
 
 
 @cache
@@ -34,7 +34,7 @@ def _library(name: str) -> Any:
 
 
 def check_installed() -> None:
-    """Look for the library.
+    """Check that the library is installed.
 
     Raises:
         MissingExtra: It is not installed.
@@ -42,17 +42,17 @@ def check_installed() -> None:
     _library("asymmetric.x25519")
 
 
-# ---- who is a member: signatures -----------------------------------------------------------------------------------
+# ---- membership: signatures -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Signer:
-    """A key pair that signs: the fleet's authority, or what one client is known by in all rounds.
+    """A key pair that signs: of the fleet's authority, or of one client for all rounds.
 
     Attributes:
-        public: The key that checks.
+        public: The half that verifies.
         sign: Returns the signature of bytes.
-        private: The half that stays.
+        private: The half that is kept secret.
     """
 
     public: bytes
@@ -71,38 +71,38 @@ class Signer:
         return Signer(key.public_key().public_bytes_raw(), key.sign, private)
 
 
-def signed_by(public: bytes, signature: bytes, message: bytes) -> bool:
-    """Tell whether whoever has the other half of a key has signed a message."""
-    unfit = import_optional("cryptography.exceptions", "secure", "Secure aggregation").InvalidSignature
+def verify_signature(public: bytes, signature: bytes, message: bytes) -> bool:
+    """Return whether a message was signed with the other half of a key."""
+    invalid = import_optional("cryptography.exceptions", "secure", "Secure aggregation").InvalidSignature
     try:
         _library("asymmetric.ed25519").Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
-    except (unfit, ValueError):
+    except (invalid, ValueError):
         return False
     return True
 
 
 @dataclass(frozen=True, eq=False)
 class Identity:
-    """What a client is known by.
+    """A member's key pair, and proof of its membership.
 
     Attributes:
-        signer: Its key pair.
-        certificate: The authority's word that the key is a member's.
+        signer: The key pair.
+        certificate: The authority's signature of the public key.
     """
 
     signer: Signer
     certificate: bytes
 
 
-def certified(authority: Signer) -> Identity:
+def make_identity(authority: Signer) -> Identity:
     """Return a new member's identity, signed by the authority of its fleet."""
     signer = Signer.new()
-    return Identity(signer, authority.sign(membership(signer.public)))
+    return Identity(signer, authority.sign(encode_membership(signer.public)))
 
 
-def membership(public: bytes) -> bytes:
-    """Return what the authority signs: that a key is a member's. One key stands on a roster once."""
-    return encoded("fleetfit secure member", public)
+def encode_membership(public: bytes) -> bytes:
+    """Return the bytes by which the authority signs that a key is a member's. A roster has each key once."""
+    return encode("fleetfit secure member", public)
 
 
 # ---- pairs: agreement, seals, streams ------------------------------------------------------------------------------
@@ -110,11 +110,11 @@ def membership(public: bytes) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class Agreement:
-    """A key pair with which two agree on a secret.
+    """A key pair with which two members agree on a secret.
 
     Attributes:
-        private: The half that stays.
-        public: The half that goes out.
+        private: The half that is kept secret.
+        public: The half that is sent.
     """
 
     private: bytes
@@ -132,54 +132,54 @@ class Agreement:
         return Agreement(private, key.public_key().public_bytes_raw())
 
     def secret(self, other: bytes) -> bytes:
-        """Return what both agree on.
+        """Return the secret that both agree on.
 
         Raises:
-            RunError: The other half is no key.
+            RunError: The other half is malformed.
         """
         library = _library("asymmetric.x25519")
         try:
             mine = library.X25519PrivateKey.from_private_bytes(self.private)
-            found: bytes = mine.exchange(library.X25519PublicKey.from_public_bytes(other))
+            secret: bytes = mine.exchange(library.X25519PublicKey.from_public_bytes(other))
         except ValueError:
             raise RunError("a public key is malformed: no secret can be derived from it.", key="public_key") from None
-        return found
+        return secret
 
 
-def derived(secret: bytes, *purpose: Plain) -> bytes:
+def derive_key(secret: bytes, *purpose: Plain) -> bytes:
     """Return a key for one purpose."""
-    hkdf = _library("kdf.hkdf").HKDF(_library("hashes").SHA256(), KEY, None, encoded(*purpose))
-    found: bytes = hkdf.derive(secret)
-    return found
+    hkdf = _library("kdf.hkdf").HKDF(_library("hashes").SHA256(), KEY, None, encode(*purpose))
+    key: bytes = hkdf.derive(secret)
+    return key
 
 
-def sealed(key: bytes, text: bytes, bound: bytes) -> bytes:
-    """Encrypt a text that only the holder of the key reads; the key must be used once."""
-    found: bytes = _library("ciphers.aead").ChaCha20Poly1305(key).encrypt(bytes(12), text, bound)
-    return found
+def seal(key: bytes, text: bytes, bound: bytes) -> bytes:
+    """Encrypt a text, bound to other bytes; the key must be used once."""
+    sealed: bytes = _library("ciphers.aead").ChaCha20Poly1305(key).encrypt(bytes(12), text, bound)
+    return sealed
 
 
-def unsealed(key: bytes, text: bytes, bound: bytes) -> bytes | None:
-    """Return what was sealed, or None where it, or what it was bound to, is not as it was."""
-    unfit = import_optional("cryptography.exceptions", "secure", "Secure aggregation").InvalidTag
+def unseal(key: bytes, text: bytes, bound: bytes) -> bytes | None:
+    """Decrypt a text; return None where it, or the bytes that it was bound to, were changed."""
+    invalid = import_optional("cryptography.exceptions", "secure", "Secure aggregation").InvalidTag
     try:
-        found: bytes = _library("ciphers.aead").ChaCha20Poly1305(key).decrypt(bytes(12), text, bound)
-    except (unfit, ValueError):
+        opened: bytes = _library("ciphers.aead").ChaCha20Poly1305(key).decrypt(bytes(12), text, bound)
+    except (invalid, ValueError):
         return None
-    return found
+    return opened
 
 
-def masked(words: NDArray[np.uint32], key: bytes, sign: int) -> None:
-    """Add a key's stream to words, or take it away, in place; the key must have no other use."""
-    for place, stream in _stream(key, len(words)):
-        here = words[place]
-        (np.add if sign > 0 else np.subtract)(here, stream, out=here)
+def add_mask(words: NDArray[np.uint32], key: bytes, sign: int) -> None:
+    """Add a key's stream to words, or subtract it (sign -1), in place; the key must have no other use."""
+    for chunk, stream in _make_stream(key, len(words)):
+        part = words[chunk]
+        (np.add if sign > 0 else np.subtract)(part, stream, out=part)
 
 
-def _stream(key: bytes, words: int) -> Iterator[tuple[slice, NDArray[np.uint32]]]:
+def _make_stream(key: bytes, words: int) -> Iterator[tuple[slice, NDArray[np.uint32]]]:
     cipher = _library("ciphers.algorithms").ChaCha20(key, bytes(16))
     encryptor = _library("ciphers").Cipher(cipher, mode=None).encryptor()
     for start in range(0, words, _CHUNK):
         count = min(_CHUNK, words - start)
-        made = encryptor.update(memoryview(_ZEROS)[: 4 * count])
-        yield slice(start, start + count), np.frombuffer(made, dtype="<u4")
+        stream = encryptor.update(memoryview(_ZEROS)[: 4 * count])
+        yield slice(start, start + count), np.frombuffer(stream, dtype="<u4")

@@ -1,4 +1,4 @@
-"""Movements as whole numbers that add up without rounding, so that masks vanish exactly: modulus 2^32."""
+"""Movements as whole numbers that add up without rounding, modulo 2^32, so that masks cancel exactly."""
 
 from dataclasses import dataclass
 
@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 from fleetfit.errors import RunError
 
 MODULUS_BITS = 32
-_BELOW = 1 - 1e-6  # so that rounding of floats makes nothing longer than the clip
+_BELOW = 1 - 1e-6  # so that rounding of floats does not exceed the clip
 Words = NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
 class Quantiser:
-    """An even number line around 0.
+    """Equidistant numbers around 0.
 
     Attributes:
-        range: The largest movement of an element, to both sides; what is beyond it is clipped.
+        range: The largest movement of an element, to both sides; larger ones are clipped.
         bits: Of a movement.
         clip: The longest movement of a client, by its Euclidean norm over all that it sends, at most the range; None:
             any.
@@ -39,11 +39,11 @@ class Quantiser:
 
     @property
     def clients(self) -> int:
-        """How many numbers can be added up without passing the modulus."""
+        """Number of movements whose sum cannot exceed the modulus."""
         return int(2 ** (MODULUS_BITS - self.bits))
 
-    def quantised(self, movement: NDArray[np.float32]) -> tuple[NDArray[np.int64], bool]:
-        """Return the nearest numbers, and whether something had to be clipped.
+    def quantise(self, movement: NDArray[np.float32]) -> tuple[NDArray[np.int64], bool]:
+        """Return the nearest numbers, and whether any was clipped.
 
         Raises:
             RunError: The movement has numbers that are not finite.
@@ -63,27 +63,27 @@ class Quantiser:
         assert self.clip is not None
         return min(self.most, int(self.clip / self.step))
 
-    def shortened(self, movement: NDArray[np.float32]) -> NDArray[np.int64]:
+    def quantise_clipped(self, movement: NDArray[np.float32]) -> NDArray[np.int64]:
         """Return the numbers of a client's whole movement, which together are no longer than the clip.
 
-        They are the nearest ones of the movement, scaled to the clip where it is longer. Where rounding makes these
-        longer than the clip, all are rounded towards zero instead, which makes nothing longer: so the clip is what one
-        client can move the sums by, rounding included. A movement that is not finite counts as none.
+        They are the nearest ones of the movement, scaled to the clip where it is longer. If rounding makes these longer
+        than the clip, all are rounded towards zero instead. So one client moves the sums by at most the clip, rounding
+        included. A movement that is not finite counts as zero.
         """
         assert self.clip is not None
-        wanted = movement.astype(np.float64)
-        length = float(np.linalg.norm(wanted))
+        scaled = movement.astype(np.float64)
+        length = float(np.linalg.norm(scaled))
         if not np.isfinite(length):
             return np.zeros(len(movement), dtype=np.int64)
-        wanted /= self.step
+        scaled /= self.step
         if length > self.clip:
-            wanted *= self.clip / length * _BELOW
-        near = np.rint(wanted)
+            scaled *= self.clip / length * _BELOW
+        near = np.rint(scaled)
         if float(near @ near) > (self.clip / self.step) ** 2:
-            near = np.trunc(wanted)
+            near = np.trunc(scaled)
         return near.astype(np.int64)
 
 
-def signed(words: Words) -> NDArray[np.int64]:
+def to_signed(words: Words) -> NDArray[np.int64]:
     """Return words as numbers from -2^31 to 2^31 - 1."""
     return words.view(np.int32).astype(np.int64)

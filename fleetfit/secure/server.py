@@ -1,11 +1,11 @@
-"""The server of a secure round as a state machine: it carries what members tell each other, and learns sums.
+"""The server of a secure round as a state machine: it relays the members' messages, and learns sums.
 
-It adds masked words up as they come, so that memory does not grow with the cohort. What it learns is one sum for each
-block that enough living members cover, and who took part.
+It adds masked words up as they come, so its memory does not grow with the cohort. It learns one sum for each block that
+enough living members cover, and which clients took part.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,40 +13,40 @@ from numpy.typing import NDArray
 
 from fleetfit.errors import RunError
 from fleetfit.secure import keys, shamir
-from fleetfit.secure.client import Lengths, open_blocks, own_key, pair_key, wanted_shares
+from fleetfit.secure.client import Lengths, derive_own_key, derive_pair_key, find_open_blocks, list_needed_shares
 from fleetfit.secure.messages import (
     MARK,
     MASK_KEY,
-    Agreed,
-    Dealt,
     Keys,
     MaskedUpdate,
-    Opened,
+    OpenedShares,
     Roster,
-    Sent,
+    SealedShares,
+    SentDigests,
     Shares,
-    Signed,
+    Signature,
+    Signatures,
     Survivors,
+    encode_survivors,
     mark,
-    of_survivors,
 )
-from fleetfit.secure.quantise import signed
+from fleetfit.secure.quantise import to_signed
 
 
 @dataclass(frozen=True)
 class SecureRules:
-    """What a run asks of its secure rounds.
+    """The settings of secure rounds.
 
     Attributes:
         minimum: Of members, in a cohort and in each of its blocks.
-        threshold: Share of the cohort that has to live for a round to be unmasked, above one half.
+        threshold: Share of the cohort that must live for a round to be unmasked, above one half.
     """
 
     minimum: int
     threshold: float
 
-    def needed(self, members: int) -> int:
-        """Return how many members of a cohort unmask."""
+    def count_needed(self, members: int) -> int:
+        """Return how many members of a cohort must open their shares."""
         return max(math.ceil(self.threshold * members - 1e-9), members // 2 + 1)
 
 
@@ -56,8 +56,8 @@ class BlockSum:
 
     Attributes:
         block: Its number.
-        words: What the words of its members add up to, int64.
-        clients: How many these are.
+        words: The sum of its members' words, int64.
+        clients: Number of these members.
     """
 
     block: int
@@ -72,9 +72,9 @@ class SecureServer:
         """Begin a round.
 
         Args:
-            run: Which run.
-            round: Which round of it, 0-based.
-            rules: Whom it takes.
+            run: Name of the run.
+            round: Of the run, 0-based.
+            rules: Minimum and threshold.
             lengths: Computes the blocks of a cohort.
         """
         self._run, self._round, self._rules, self._lengths = run, round, rules, lengths
@@ -86,33 +86,33 @@ class SecureServer:
         self._signatures: dict[int, bytes] = {}
         self._opened: dict[int, dict[tuple[int, int], bytes]] = {}
         self.tampered: list[tuple[int, int]] = []
-        """Who has opened a share, and of whom, that was not the one that was dealt."""
+        """Pairs (holder, owner) of opened shares that were changed."""
 
     def enrol(self, sent: Keys) -> None:
-        """Take a member's keys.
+        """Add a member's keys.
 
         Raises:
-            RunError: It has sent some.
+            RunError: It is in the cohort already.
         """
         if sent.client in self._members:
             raise RunError(f"client {sent.client} is in the cohort already.", key="client")
         self._members[sent.client] = sent
 
-    def roster(self) -> Roster:
-        """Return who takes part, with the blocks that enough of them cover.
+    def make_roster(self) -> Roster:
+        """Return the members, with the blocks that enough of them cover.
 
         Raises:
             RunError: Too few take part.
         """
         members = tuple(self._members[client] for client in sorted(self._members))
-        needed = self._rules.needed(len(members))
-        everything = Roster(self._run, self._round, needed, members, ())
-        self._enough(len(members), self._rules.minimum, "sent keys")
-        found = self._lengths(everything.pieces)
+        needed = self._rules.count_needed(len(members))
+        cohort = Roster(self._run, self._round, needed, members, ())
+        self._check_count(len(members), self._rules.minimum, "sent keys")
+        lengths = self._lengths(cohort.submodels)
         blocks = [
             (block, length)
-            for block, length in sorted(found.items())
-            if len(everything.covering(block)) >= self._rules.minimum
+            for block, length in sorted(lengths.items())
+            if len(cohort.find_covering(block)) >= self._rules.minimum
         ]
         if not blocks:
             raise RunError(
@@ -123,19 +123,19 @@ class SecureServer:
         self._roster = Roster(self._run, self._round, needed, members, tuple(blocks))
         return self._roster
 
-    def _enough(self, found: int, wanted: int, what: str) -> None:
-        if found < wanted:
-            raise RunError(f"{found} clients {what}, and at least {wanted} are needed.", key="clients")
+    def _check_count(self, count: int, needed: int, action: str) -> None:
+        if count < needed:
+            raise RunError(f"{count} clients {action}, and at least {needed} are needed.", key="clients")
 
-    def deal(self, sent: Shares) -> None:
-        """Take a member's shares for the others.
+    def add_shares(self, sent: Shares) -> None:
+        """Add a member's shares for the others.
 
         Raises:
             RunError: They are not for this roster.
         """
         others = self._members.keys() - {sent.client}
         kinds = self._kinds(sent.client)
-        fits = (
+        is_valid = (
             sent.client in self._members
             and sent.client not in self._shares
             and sorted(client for client, _ in sent.sealed) == sorted(others)
@@ -143,38 +143,36 @@ class SecureServer:
             and all(len(marks) == MARK * len(kinds) for _, marks in sent.marks)
             and [block for block, _ in sent.seeds] == kinds[1:]
         )
-        if not fits:
-            raise RunError(
-                f"what client {sent.client} dealt is not one share of each secret for each member.", key="shares"
-            )
+        if not is_valid:
+            raise RunError(f"client {sent.client} has not dealt one share of each secret to each member.", key="shares")
         self._shares[sent.client] = sent
         for holder, marks in sent.marks:
-            for place, kind in enumerate(kinds):
-                self._marks[sent.client, holder, kind] = marks[MARK * place : MARK * (place + 1)]
+            for number, kind in enumerate(kinds):
+                self._marks[sent.client, holder, kind] = marks[MARK * number : MARK * (number + 1)]
 
     def _kinds(self, client: int) -> list[int]:
-        return [MASK_KEY, *self._roster.blocks_of(client)]
+        return [MASK_KEY, *self._roster.get_blocks(client)]
 
-    def dealt(self) -> dict[int, Dealt]:
-        """Return what each member gets of the others' shares.
+    def deal(self) -> dict[int, SealedShares]:
+        """Return the others' shares for each member.
 
         Raises:
             RunError: Too few have dealt.
         """
         needed = max(self._roster.threshold, self._rules.minimum)
-        self._enough(len(self._shares), needed, "dealt shares")
-        found: dict[int, list[tuple[int, bytes]]] = {client: [] for client in self._shares}
+        self._check_count(len(self._shares), needed, "dealt shares")
+        received: dict[int, list[tuple[int, bytes]]] = {client: [] for client in self._shares}
         for dealer, sent in self._shares.items():
             for holder, text in sent.sealed:
-                if holder in found:
-                    found[holder].append((dealer, text))
-        return {client: Dealt(tuple(texts)) for client, texts in found.items()}
+                if holder in received:
+                    received[holder].append((dealer, text))
+        return {client: SealedShares(tuple(texts)) for client, texts in received.items()}
 
     def add(self, sent: MaskedUpdate) -> None:
-        """Add a member's masked words up.
+        """Add a member's masked words to the sums.
 
         Raises:
-            RunError: They are not as many as announced, or come twice, or from nobody who has dealt.
+            RunError: Their number is wrong, they come twice, or from a client that has dealt no shares.
         """
         lengths = dict(self._roster.blocks)
         if sent.client not in self._shares or sent.client in self._living:
@@ -191,111 +189,113 @@ class SecureServer:
                 self._totals[block] = words.astype(np.uint32)
         self._living.append(sent.client)
 
-    def survivors(self) -> Survivors:
-        """Return whose update has come.
+    def find_survivors(self) -> Survivors:
+        """Return the clients whose update has come.
 
         Raises:
-            RunError: Too few have.
+            RunError: They are too few.
         """
-        self._enough(len(self._living), max(self._roster.threshold, self._rules.minimum), "sent a masked update")
+        self._check_count(len(self._living), max(self._roster.threshold, self._rules.minimum), "sent a masked update")
         living = sorted(self._living)
         self._survivors = Survivors(tuple(living), tuple(sorted(self._shares.keys() - set(living))))
         return self._survivors
 
-    def agree(self, sent: Signed) -> None:
-        """Take a member's signature under who lives; one that does not fit is left out."""
+    def add_signature(self, sent: Signature) -> None:
+        """Add a member's signature of the list of survivors, if it is valid."""
         member = self._members.get(sent.client)
-        told = of_survivors(self._roster.digest, self._survivors)
-        if member is not None and keys.signed_by(member.identity, sent.signature, told):
+        statement = encode_survivors(self._roster.digest, self._survivors)
+        if member is not None and keys.verify_signature(member.identity, sent.signature, statement):
             self._signatures[sent.client] = sent.signature
 
-    def agreed(self) -> Agreed:
-        """Return who has signed.
+    def collect_signatures(self) -> Signatures:
+        """Return the valid signatures.
 
         Raises:
-            RunError: Too few have.
+            RunError: They are too few.
         """
-        self._enough(len(self._signatures), self._roster.threshold, "signed who lives")
-        return Agreed(tuple(sorted(self._signatures.items())))
+        self._check_count(len(self._signatures), self._roster.threshold, "signed the list of survivors")
+        return Signatures(tuple(sorted(self._signatures.items())))
 
-    def open(self, sent: Opened) -> None:
-        """Take a member's shares; one that was not dealt so is left out, and noted in `tampered`."""
-        kept = self._opened.setdefault(sent.client, {})
+    def add_opened(self, sent: OpenedShares) -> None:
+        """Add a member's opened shares; those that were changed are left out, and listed in `tampered`."""
+        opened = self._opened.setdefault(sent.client, {})
         for client, kind, share in sent.shares:
-            dealt = self._marks.get((client, sent.client, kind))
-            if dealt == mark(self._run, self._round, client, sent.client, kind, share):
-                kept[client, kind] = share
+            expected = self._marks.get((client, sent.client, kind))
+            if expected == mark(self._run, self._round, client, sent.client, kind, share):
+                opened[client, kind] = share
             else:
                 self.tampered.append((sent.client, client))
 
-    def sums(self, given: Sent) -> list[BlockSum]:
-        """Take the masks away.
+    def compute_sums(self, sent: SentDigests) -> list[BlockSum]:
+        """Remove the masks.
 
         Args:
-            given: What members were sent, with the states of all blocks.
+            sent: Digests of the members' jobs, with the states of all blocks.
 
         Returns:
-            Of each block that enough living members cover.
+            The sum of each block that enough living members cover.
 
         Raises:
-            RunError: Too few have opened their shares, or what was dealt gives no secret.
+            RunError: Too few members have opened their shares, or the shares give no secret.
         """
         living = set(self._living)
         dead = self._shares.keys() - living
-        blocks = open_blocks(self._roster, living, self._rules.minimum)
+        blocks = find_open_blocks(self._roster, living, self._rules.minimum)
         if not blocks:
             raise RunError(
                 f"no block has {self._rules.minimum} members left, and a sum of fewer would reveal too much of one.",
                 key="minimum",
             )
         secrets = {
-            (client, kind): self._secret(client, kind)
-            for client, kind in wanted_shares(self._roster, living, dead, self._rules.minimum)
+            (client, kind): self._restore_secret(client, kind)
+            for client, kind in list_needed_shares(self._roster, living, dead, self._rules.minimum)
         }
         for block, members in blocks.items():
             for client in members:
-                keys.masked(self._totals[block], own_key(secrets[client, block], block), -1)
+                keys.add_mask(self._totals[block], derive_own_key(secrets[client, block], block), -1)
         for client in sorted(dead):
             if (client, MASK_KEY) in secrets:
-                self._unpaired(keys.Agreement.of(secrets[client, MASK_KEY]), client, blocks, given)
-        return [BlockSum(block, signed(self._totals[block]), len(found)) for block, found in blocks.items()]
+                self._remove_pair_masks(keys.Agreement.of(secrets[client, MASK_KEY]), client, blocks, sent)
+        return [BlockSum(block, to_signed(self._totals[block]), len(members)) for block, members in blocks.items()]
 
-    def _unpaired(self, pair: keys.Agreement, client: int, blocks: Mapping[int, Sequence[int]], given: Sent) -> None:
-        """Take away what living members share with a dead one."""
+    def _remove_pair_masks(
+        self, pair: keys.Agreement, client: int, blocks: Mapping[int, Sequence[int]], sent: SentDigests
+    ) -> None:
+        """Remove the masks that living members share with a dead one."""
         shared: dict[int, list[int]] = {}
         for block, members in blocks.items():
-            if client in self._roster.covering(block):
+            if client in self._roster.find_covering(block):
                 for other in members:
                     shared.setdefault(other, []).append(block)
         for other, both in shared.items():
-            secret, sent = pair.secret(self._members[other].mask_key), given.to_both(self._roster, client, other)
+            secret, common = pair.secret(self._members[other].mask_key), sent.to_both(self._roster, client, other)
             for block in both:
-                key = pair_key(secret, self._run, self._round, client, other, block, sent)
-                keys.masked(self._totals[block], key, -1 if other < client else 1)
+                key = derive_pair_key(secret, self._run, self._round, client, other, block, common)
+                keys.add_mask(self._totals[block], key, -1 if other < client else 1)
 
-    def _secret(self, client: int, kind: int) -> bytes:
-        """Put a secret together, and compare it with what its owner said of it."""
-        places = {member.client: place for place, member in enumerate(self._roster.members, 1)}
-        shares = {places[h]: found[client, kind] for h, found in self._opened.items() if (client, kind) in found}
+    def _restore_secret(self, client: int, kind: int) -> bytes:
+        """Restore a secret from its shares, and compare it with its owner's commitment."""
+        positions = {member.client: number for number, member in enumerate(self._roster.members, 1)}
+        shares = {positions[h]: opened[client, kind] for h, opened in self._opened.items() if (client, kind) in opened}
         needed = self._roster.threshold
         if len(shares) < needed:
             raise RunError(
                 f"{len(shares)} clients opened their shares of client {client}, and {needed} are needed."
-                + self._who_lied(),
+                + self._format_liars(),
                 key="shares",
             )
-        found = shamir.join(dict(list(shares.items())[:needed]), keys.KEY)
-        if found is None or not self._is(client, kind, found):
+        secret = shamir.join(dict(list(shares.items())[:needed]), keys.KEY)
+        if secret is None or not self._is_secret(client, kind, secret):
             raise RunError(
                 f"the shares that client {client} dealt do not give its secret: it dealt wrong ones.", key="shares"
             )
-        return found
+        return secret
 
-    def _is(self, client: int, kind: int, secret: bytes) -> bool:
+    def _is_secret(self, client: int, kind: int, secret: bytes) -> bool:
         if kind == MASK_KEY:
             return keys.Agreement.of(secret).public == self._members[client].mask_key
         return keys.digest("fleetfit secure seed", secret) == dict(self._shares[client].seeds)[kind]
 
-    def _who_lied(self) -> str:
-        liars: Iterable[int] = sorted({holder for holder, _ in self.tampered})
+    def _format_liars(self) -> str:
+        liars = sorted({holder for holder, _ in self.tampered})
         return f" Shares that were changed came from clients {', '.join(map(str, liars))}." if liars else ""

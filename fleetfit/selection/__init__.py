@@ -1,1 +1,1 @@
-"""How the clients of a round are chosen: one file and one function each, which any method takes along."""
+"""Client selection: one file and one function each, for any method."""

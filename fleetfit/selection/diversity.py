@@ -1,37 +1,43 @@
-"""Clients who differ: by the classes that they tell, else by the directions of their updates (DivFL, ICLR 2022).
+"""Diversity: clients that differ, by the classes that they report or the directions of their updates (DivFL).
 
-Candidates are drawn uniformly among those connected, so that cohorts vary from round to round; the cohort is chosen
-among them one after the other.
+Candidates are drawn uniformly among the connected clients, so that cohorts vary from round to round; the cohort is
+chosen among them one after the other.
 
-- Where clients report their classes (`fleet.reports_labels`): after a first one at random, always the client with whom
-  the samples of the cohort are spread over the classes most like the target: least sum_c (share_c - target_c)^2, as in
-  Fed-CBS (Zhang et al., ICML 2023) with its uniform target.
-- Else (Balakrishnan et al., ICLR 2022): the clients whose directions stand for everybody's best, by facility location
-  over the directions of the updates last seen. Clients never seen come first, at random.
+- With `fleet.reports_labels`: after a first one at random, always the client with which the distribution of the
+  cohort's samples over the classes is nearest to the target: least sum_c (share_c - target_c)^2, as in Fed-CBS (Zhang
+  et al., ICML 2023) with its uniform target.
+- Else (Balakrishnan et al., ICLR 2022): the clients whose directions represent all clients best, by facility location
+  over the directions of their last updates. Clients without an update come first, at random.
 
-Differs from the papers: Fed-CBS draws with probabilities and favours those chosen seldom, with encrypted counts; DivFL
-compares whole gradients of equal models, here it is small sketches of the updates' directions, compared on what both
-clients trained, and kept for the clients that reported last.
+A direction is a small sketch of a movement m: s_b = sum over the elements j in bucket b of r_j m_j with seeded signs
+r_j (AMS and count sketches). The dot product of two sketches is that of the movements in expectation, with a standard
+deviation of about |m| |m'| / sqrt(buckets). The model is divided into regions: the elements of the smallest level,
+those that the next one has beyond it, and so on, each with buckets of its own. Two clients are compared on the regions
+that both moved, so that a client with a small sub-model and one with a large one are alike if they are alike in the
+common part. If a method draws or rolls channels, a region is filled in part only: elements that a client did not get
+count as not moved there.
+
+Differs from the papers: Fed-CBS draws with probabilities and favours clients that were chosen seldom, with encrypted
+counts; DivFL compares whole gradients of equal models, and not sketches on the common part; sketches are kept only for
+the clients that reported last.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fleetfit.aggregate import Aggregate
 from fleetfit.errors import check_range
-from fleetfit.method import Method
-from fleetfit.selection import _directions
-from fleetfit.selection._drawing import (
-    any_of,
-    listed,
-    remembered,
-    remembering,
-)
-from fleetfit.values import Failure, Federation, Server, Update
+from fleetfit.layout import State
+from fleetfit.method import Method, Reports
+from fleetfit.seeds import make_torch_rng
+from fleetfit.selection._sampling import load_memory, sample_uniformly, store_memory
+from fleetfit.submodel import Submodel, concat_state, full_submodel, get_slice_plan, move_state
+from fleetfit.values import Federation, Server, Update
 
 Target = Literal["uniform", "all"]
 
@@ -41,9 +47,9 @@ def diversity(candidates: int = 0, target: Target = "uniform", buckets: int = 25
 
     Args:
         candidates: How many are drawn; never fewer than the cohort; 0 is three times as many.
-        target: Where classes are told: "uniform", or "all", the classes of all clients together.
+        target: With reported classes: "uniform", or "all", the classes of all clients together.
         buckets: Numbers in the sketch of a direction, for each level.
-        kept: Clients whose direction is kept, those who reported last.
+        kept: Clients whose direction is kept, those that reported last.
     """
     check_range("candidates", candidates, 0, closed=True)
     check_range("buckets", buckets, 1, closed=True)
@@ -58,26 +64,27 @@ def diversity(candidates: int = 0, target: Target = "uniform", buckets: int = 25
 def choose(
     federation: Federation, server: Server, rng: np.random.Generator, candidates: int, target: Target
 ) -> list[int]:
-    """Choose by classes where they are told, else by directions."""
-    here, cohort = federation.reachable(server.round), federation.cohort
-    wanted = max(cohort, candidates or 3 * cohort)
+    """Choose by classes if clients report them, else by directions."""
+    reachable, cohort = federation.reachable(server.round), federation.cohort
+    count = max(cohort, candidates or 3 * cohort)
     if federation.clients.labels is not None:
-        drawn = any_of(here, wanted, rng)
-        aim = aimed_at(federation, target)
-        return listed(drawn[alike(federation.clients.labels[drawn], aim, min(cohort, len(drawn)))])
-    known, sketches = _known(server)
-    place = np.full(len(federation.clients), -1)
-    place[known] = np.arange(len(known))
-    first = any_of(here[place[here] < 0], cohort, rng)
-    drawn = any_of(here[place[here] >= 0], wanted, rng)
-    left = min(cohort - len(first), len(drawn))
-    if not left:
-        return listed(first)
-    among = _directions.facility_location(_directions.distances(sketches), place[drawn], left)
-    return listed(np.concatenate([first, known[among]]))
+        ids = sample_uniformly(reachable, count, rng)
+        shares = compute_target(federation, target)
+        chosen: np.ndarray = ids[match_target(federation.clients.labels[ids], shares, min(cohort, len(ids)))]
+        return chosen.tolist()
+    clients, sketches = _load_directions(server)
+    rows = np.full(len(federation.clients), -1)
+    rows[clients] = np.arange(len(clients))
+    first = sample_uniformly(reachable[rows[reachable] < 0], cohort, rng)
+    ids = sample_uniformly(reachable[rows[reachable] >= 0], count, rng)
+    rest = min(cohort - len(first), len(ids))
+    if not rest:
+        return first.tolist()
+    among = facility_location(compute_distances(sketches), rows[ids], rest)
+    return np.concatenate([first, clients[among]]).tolist()
 
 
-def aimed_at(federation: Federation, target: Target) -> np.ndarray:
+def compute_target(federation: Federation, target: Target) -> np.ndarray:
     """Return the shares of the classes that a cohort should have [classes]."""
     labels = federation.clients.labels
     assert labels is not None
@@ -87,8 +94,8 @@ def aimed_at(federation: Federation, target: Target) -> np.ndarray:
     return np.asarray(total / total.sum())
 
 
-def alike(counts: np.ndarray, target: np.ndarray, count: int) -> list[int]:
-    """Choose rows one after the other so that their sum is spread like the target, beginning with the first row.
+def match_target(counts: np.ndarray, target: np.ndarray, count: int) -> list[int]:
+    """Choose rows one after the other so that the shares of their sum are near the target, beginning with the first.
 
     Args:
         counts: Samples by class, [n, classes], in random order: the first of equals is taken.
@@ -96,47 +103,115 @@ def alike(counts: np.ndarray, target: np.ndarray, count: int) -> list[int]:
         count: How many, at most n.
     """
     chosen: list[int] = []
-    pooled = np.zeros(counts.shape[1])
-    left = list(range(len(counts)))
+    total = np.zeros(counts.shape[1])
+    candidates = list(range(len(counts)))
     while len(chosen) < count:
-        sums = pooled + counts[left]
-        off = ((sums / np.maximum(sums.sum(1, keepdims=True), 1) - target) ** 2).sum(1)
-        pick = left.pop(int(np.argmin(off)) if chosen else 0)
-        pooled = pooled + counts[pick]
-        chosen.append(pick)
+        sums = total + counts[candidates]
+        errors = ((sums / np.maximum(sums.sum(1, keepdims=True), 1) - target) ** 2).sum(1)
+        row = candidates.pop(int(np.argmin(errors)) if chosen else 0)
+        total = total + counts[row]
+        chosen.append(row)
     return chosen
 
 
 def note(federation: Federation, server: Server, update: Update, buckets: int) -> Mapping[str, Any]:
-    """Sketch the direction of an update, where classes are not told."""
+    """Sketch the direction of an update, if classes are not reported."""
     if federation.clients.labels is not None:
         return {}
-    moved = _directions.movement(federation, server, update)
-    return {"direction": _directions.sketch(federation, update.submodel, moved, buckets)}
+    movement = compute_movement(federation, server, update)
+    return {"direction": sketch_movement(federation, update.submodel, movement, buckets)}
 
 
-def observe(
-    federation: Federation,
-    server: Server,
-    aggregate: Aggregate,
-    reports: Sequence[Update | Failure],
-    kept: int,
-) -> Server:
-    """Keep the newest directions."""
+def observe(federation: Federation, server: Server, aggregate: Aggregate, reports: Reports, kept: int) -> Server:
+    """Store the newest directions."""
     new = {r.client: r.metrics["direction"] for r in reports if isinstance(r, Update) and "direction" in r.metrics}
     if not new:
         return server
-    known, sketches = _known(server)
-    rows = dict(zip(known.tolist(), sketches, strict=True))
+    clients, sketches = _load_directions(server)
+    rows = dict(zip(clients.tolist(), sketches, strict=True))
     rows = {client: row for client, row in rows.items() if client not in new} | new  # the newest last
     newest = list(rows)[-kept:]
     ids = torch.tensor(newest, dtype=torch.int64)
-    return remembering(server, clients=ids, directions=torch.stack([rows[client] for client in newest]))
+    return store_memory(server, clients=ids, directions=torch.stack([rows[client] for client in newest]))
 
 
-def _known(server: Server) -> tuple[np.ndarray, torch.Tensor]:
-    """Return whose directions are known, and their sketches."""
-    kept = remembered(server)
-    if "clients" not in kept:
+def _load_directions(server: Server) -> tuple[np.ndarray, Tensor]:
+    """Return the clients whose directions are stored, and their sketches."""
+    memory = load_memory(server)
+    if "clients" not in memory:
         return np.empty(0, dtype=np.int64), torch.empty(0, 0, 0)
-    return kept["clients"].numpy(), kept["directions"]
+    return memory["clients"].numpy(), memory["directions"]
+
+
+# ---- directions ------------------------------------------------------------------------------------------------------
+
+
+def compute_movement(federation: Federation, server: Server, update: Update) -> State:
+    """Return an update's state minus the state that was sent."""
+    layout = federation.problem.layout
+    sent = federation.method.dispatch(federation, server, update.client, update.dispatched)
+    if update.submodel != update.dispatched:
+        sent = move_state(layout, sent, update.dispatched, update.submodel)
+    compiled = get_slice_plan(layout, update.submodel)
+    names = compiled.names
+    movement = concat_state({n: update.state[n] for n in names}) - concat_state({n: sent[n] for n in names}).to("cpu")
+    return compiled.views(movement)
+
+
+def sketch_movement(federation: Federation, submodel: Submodel, movement: State, buckets: int) -> Tensor:
+    """Return the sketch of a movement, float32 [levels, buckets]: zeros for a region that was not moved."""
+    layout = federation.problem.layout
+    full = torch.zeros(get_slice_plan(layout, full_submodel(layout)).size)
+    get_slice_plan(layout, submodel).scatter(full, concat_state(movement))
+    full *= _draw_signs(federation.seed, len(full))
+    rows: list[np.ndarray] = []  # summed by NumPy: torch's sums depend on the number of threads
+    for level in federation.levels:
+        compiled = get_slice_plan(layout, level.submodel)
+        region = compiled.gather(full)
+        compiled.scatter(full, torch.zeros_like(region))  # the rest is for the larger levels
+        rows.append(np.pad(region.numpy(), (0, -len(region) % buckets)).reshape(-1, buckets).sum(0))
+    return torch.from_numpy(np.stack(rows))
+
+
+@lru_cache(maxsize=2)
+def _draw_signs(seed: int, count: int) -> Tensor:
+    return torch.randint(0, 2, (count,), generator=make_torch_rng(seed, "signs"), dtype=torch.int8) * 2 - 1
+
+
+def compute_distances(sketches: Tensor) -> np.ndarray:
+    """Return the distances between directions, [n, n]: |u - v| of the unit vectors u and v on the regions of both.
+
+    Two clients without a common region count as at right angles.
+
+    Args:
+        sketches: Float [n, levels, buckets].
+    """
+    parts = sketches.numpy().astype(np.float64)
+    flat, squares = parts.reshape(len(parts), -1), (parts**2).sum(2)
+    common = squares @ (squares > 0).T.astype(np.float64)  # [n, n]: of each, its square in regions that the other moved
+    norms = np.sqrt(common * common.T)
+    cosine = np.divide(flat @ flat.T, norms, out=np.zeros_like(norms), where=norms > 0)
+    distances = np.sqrt(2 - 2 * cosine.clip(-1, 1))
+    np.fill_diagonal(distances, 0)
+    return np.asarray(distances)
+
+
+def facility_location(distance: np.ndarray, candidates: np.ndarray, count: int) -> list[int]:
+    """Choose candidates one after the other so that all clients are near a chosen one (DivFL, Eq. 6 and 7).
+
+    Each is the one that lowers sum_k min_(i chosen) distance[k, i] most; the first of equals.
+
+    Args:
+        distance: Of each client to each, [n, n].
+        candidates: Indices to choose from, in [0, n).
+        count: How many, at most as many as candidates.
+    """
+    nearest = np.full(len(distance), np.inf)
+    chosen: list[int] = []
+    rest = list(candidates)
+    for _ in range(count):
+        totals = np.minimum(nearest[:, None], distance[:, rest]).sum(0)
+        client = rest.pop(int(np.argmin(totals)))
+        nearest = np.minimum(nearest, distance[:, client])
+        chosen.append(int(client))
+    return chosen

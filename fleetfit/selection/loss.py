@@ -7,7 +7,6 @@ Differs from the paper: candidates are drawn among those connected, and equal lo
 their own local loss: with ScaleFL and DepthFL larger levels add more terms, so that they tend to have the higher one.
 """
 
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -15,15 +14,9 @@ import torch
 
 from fleetfit.aggregate import Aggregate
 from fleetfit.errors import check_range
-from fleetfit.method import Method
-from fleetfit.selection._drawing import (
-    best,
-    by_weight,
-    listed,
-    remembering,
-    table,
-)
-from fleetfit.values import Failure, Federation, Server, Update
+from fleetfit.method import Method, Reports
+from fleetfit.selection._sampling import load_table, sample_by_weight, store_memory, take_best
+from fleetfit.values import Federation, Server, Update
 
 
 def loss(candidates: int = 0) -> Method:
@@ -38,21 +31,20 @@ def loss(candidates: int = 0) -> Method:
 
 def choose(federation: Federation, server: Server, rng: np.random.Generator, candidates: int) -> list[int]:
     """Draw candidates, and take those with the highest loss."""
-    here, cohort = federation.reachable(server.round), federation.cohort
-    drawn = by_weight(here, federation.clients.num_examples[here], max(cohort, candidates or 2 * cohort), rng)
-    return listed(best(drawn, _losses(federation, server)[drawn], cohort, rng))
+    reachable, cohort = federation.reachable(server.round), federation.cohort
+    counts = federation.clients.num_examples[reachable]
+    ids = sample_by_weight(reachable, counts, max(cohort, candidates or 2 * cohort), rng)
+    return take_best(ids, _load_losses(federation, server)[ids], cohort, rng).tolist()
 
 
-def observe(
-    federation: Federation, server: Server, aggregate: Aggregate, reports: Sequence[Update | Failure]
-) -> Server:
-    """Note what the clients report."""
-    losses = _losses(federation, server)
+def observe(federation: Federation, server: Server, aggregate: Aggregate, reports: Reports) -> Server:
+    """Store the losses that clients report."""
+    losses = _load_losses(federation, server)
     for update in reports:
         if isinstance(update, Update) and update.client is not None and np.isfinite(update.metrics["loss"]):
             losses[update.client] = update.metrics["loss"]
-    return remembering(server, losses=torch.from_numpy(losses))
+    return store_memory(server, losses=torch.from_numpy(losses))
 
 
-def _losses(federation: Federation, server: Server) -> np.ndarray:
-    return table(server, "losses", len(federation.clients), float("inf"), torch.float32)
+def _load_losses(federation: Federation, server: Server) -> np.ndarray:
+    return load_table(server, "losses", len(federation.clients), float("inf"), torch.float32)

@@ -1,4 +1,4 @@
-"""By data: without replacement, with probability by number of training samples (Li et al., MLSys 2020, Algorithm 2).
+"""Size: without replacement, with probability by number of training samples (Li et al., MLSys 2020, Algorithm 2).
 
 Differs from the paper: FedProx draws with replacement, so that a client may count twice. Where the method also weighs
 updates by samples, large clients count twice over; the paper then takes the plain mean, which is
@@ -8,7 +8,7 @@ updates by samples, large clients count twice over; the paper then takes the pla
 import numpy as np
 
 from fleetfit.method import Method
-from fleetfit.selection._drawing import by_weight, listed
+from fleetfit.selection._sampling import sample_by_weight
 from fleetfit.values import Federation, Server
 
 
@@ -19,5 +19,6 @@ def size() -> Method:
 
 def choose(federation: Federation, server: Server, rng: np.random.Generator) -> list[int]:
     """Draw among the connected clients."""
-    here = federation.reachable(server.round)
-    return listed(by_weight(here, federation.clients.num_examples[here], federation.cohort, rng))
+    reachable = federation.reachable(server.round)
+    counts = federation.clients.num_examples[reachable]
+    return sample_by_weight(reachable, counts, federation.cohort, rng).tolist()

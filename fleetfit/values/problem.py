@@ -10,7 +10,7 @@ from fleetfit.errors import RunError
 from fleetfit.factories import call_factory
 from fleetfit.layout import Architecture, Layout, State, infer_layout
 from fleetfit.submodel import Submodel, extract
-from fleetfit.tasks import Task, task_named
+from fleetfit.tasks import Task, get_task
 from fleetfit.values.arithmetic import Arithmetic, ShapeArithmetic, find_arithmetic
 
 AS_MUCH = 2.0**60
@@ -62,7 +62,7 @@ class Problem:
         architecture = call_factory(names.resolve("models", name), name, "[model]", model, **arguments)
         architecture = apply_peft(architecture, spec.get("peft", {}))
         exits = tuple(spec["exits"]) or (architecture.blocks,)
-        shape, task = tuple(arguments["input_shape"]), task_named(spec["task"])
+        shape, task = tuple(arguments["input_shape"]), get_task(spec["task"])
         computed = tuple(map(ShapeArithmetic.from_payload, spec.get("computed", ())))
         problem = Problem(architecture, shape, task, exits, spec=spec, computed=computed)
         return problem.replace_features_bytes(float(spec.get("features_bytes", 0)))

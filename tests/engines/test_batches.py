@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from same_bits import finished, fleets, same
 from support import raises
 
-from fleetfit.engines.batches import Batches
 from fleetfit.engines.local import local
-from fleetfit.engines.pool import Placed, Pool
-from fleetfit.engines.work import answer
+from fleetfit.engines.pool import BatchSizer, NumberedJob, Pool, run_message
 from fleetfit.errors import RunError
 from fleetfit.messages import dump_job, dump_reply, pack, unpack
 from fleetfit.submodel import Submodel
@@ -29,12 +27,12 @@ def job(kibibytes: float, kind: Any = "train") -> Job:
     return Job(kind, 0, 1, 0, 0, PIECE, state, {"name": "fedavg"}, 0, 0, Local())
 
 
-def knowing(**seconds: float) -> tuple[Batches, dict[str, Job]]:
-    """Batches that have seen jobs, each of its own size, take so many seconds; and these jobs."""
-    batches = Batches()
+def knowing(**seconds: float) -> tuple[BatchSizer, dict[str, Job]]:
+    """BatchSizer that have seen jobs, each of its own size, take so many seconds; and these jobs."""
+    batches = BatchSizer()
     jobs = {name: job(number + 1) for number, name in enumerate(seconds)}
     for name, one in jobs.items():
-        batches.took(one, seconds[name])
+        batches.record_time(one, seconds[name])
     return batches, jobs
 
 
@@ -42,40 +40,40 @@ def knowing(**seconds: float) -> tuple[Batches, dict[str, Job]]:
 
 
 def test_jobs_of_which_nothing_is_known_go_alone() -> None:
-    assert Batches().size([job(1)] * 100, 2) == 1
+    assert BatchSizer().choose_size([job(1)] * 100, 2) == 1
     batches, jobs = knowing(a=0.001)
-    assert batches.size([jobs["a"]] * 100, 2) == 25, "half of what each of two would get"
-    assert batches.size([jobs["a"], jobs["a"], *[job(1, "evaluate")] * 98], 2) == 1
-    assert batches.size([job(1, "evaluate"), *[jobs["a"]] * 99], 2) == 1
+    assert batches.choose_size([jobs["a"]] * 100, 2) == 25, "half of what each of two would get"
+    assert batches.choose_size([jobs["a"], jobs["a"], *[job(1, "evaluate")] * 98], 2) == 1
+    assert batches.choose_size([job(1, "evaluate"), *[jobs["a"]] * 99], 2) == 1
 
 
 def test_a_message_takes_half_a_second_at_most() -> None:
     batches, jobs = knowing(a=0.125, b=0.6)
-    assert batches.size([jobs["a"]] * 100, 2) == 4
-    assert batches.size([jobs["b"]] * 100, 2) == 1
+    assert batches.choose_size([jobs["a"]] * 100, 2) == 4
+    assert batches.choose_size([jobs["b"]] * 100, 2) == 1
 
 
 def test_long_jobs_before_short_ones_leave_work_for_the_others() -> None:
     """Of 0.4 s of long jobs and 0.16 s of short ones: half of two workers' shares are 0.14 s, so one long one."""
     batches, jobs = knowing(long=0.1, short=0.01)
-    assert batches.size([jobs["long"]] * 4 + [jobs["short"]] * 16, 2) == 1
+    assert batches.choose_size([jobs["long"]] * 4 + [jobs["short"]] * 16, 2) == 1
 
 
 def test_states_of_a_message_are_bounded() -> None:
-    batches = Batches()
+    batches = BatchSizer()
     large = job(400)
-    batches.took(large, 0.0001)
-    assert batches.size([large] * 100, 2) == 2
+    batches.record_time(large, 0.0001)
+    assert batches.choose_size([large] * 100, 2) == 2
     huge = job(5000)
-    batches.took(huge, 0.0001)
-    assert batches.size([huge] * 100, 2) == 1
+    batches.record_time(huge, 0.0001)
+    assert batches.choose_size([huge] * 100, 2) == 1
 
 
 @given(st.lists(st.sampled_from([0.001, 0.02, 0.3]), min_size=1, max_size=60), st.integers(1, 8))
 def test_no_worker_gets_more_than_half_its_share(lengths: list[float], workers: int) -> None:
     """Unless a single job is more."""
     batches, jobs = knowing(**{str(length): length for length in (0.001, 0.02, 0.3)})
-    count = batches.size([jobs[str(length)] for length in lengths], workers)
+    count = batches.choose_size([jobs[str(length)] for length in lengths], workers)
     assert 1 <= count <= len(lengths)
     assert count == 1 or sum(lengths[:count]) <= min(0.5, sum(lengths) / 2 / workers) + 1e-9
 
@@ -87,18 +85,18 @@ class Here:
     """A worker in this process, which answers when it is asked for its replies, or has died of it."""
 
     def __init__(self, pool: "Pretended") -> None:
-        self.pool, self.jobs = pool, list[Placed]()
+        self.pool, self.jobs = pool, list[NumberedJob]()
 
     @property
-    def free(self) -> bool:
+    def is_free(self) -> bool:
         return not self.jobs
 
-    def give(self, jobs: list[Placed], memories: list[Any]) -> None:
+    def send(self, jobs: list[NumberedJob], memories: list[Any]) -> None:
         self.jobs, self.memories = jobs, memories
         self.given = list(jobs)
         self.pool.messages.append([place for place, _ in jobs])
 
-    def take(self) -> Sequence[Mapping[str, Any]] | None:
+    def receive(self) -> Sequence[Mapping[str, Any]] | None:
         if any(self.pool.deadly(one) for _, one in self.given):
             return None
         told = zip(self.given, self.memories, strict=True)
@@ -112,7 +110,7 @@ class Pretended(Pool):
     """Two workers, of which the one that was given its jobs last replies first."""
 
     def __init__(self, simulation: Simulation, deaths: Mapping[int, int] | None = None) -> None:
-        super().__init__("pretended", 2, simulation.problem.layout, Batches())
+        super().__init__("pretended", 2, simulation.problem.layout, BatchSizer())
         self.simulation, self.deaths = simulation, dict(deaths or {})
         self.messages: list[list[int]] = []
         self.ended = 0
@@ -121,7 +119,7 @@ class Pretended(Pool):
     def answered(self, one: Job, memory: Any) -> Mapping[str, Any]:
         """Return a worker's reply to a job."""
         task = unpack(pack({"job": dump_job(one, self._layout), "memory": memory}))
-        found: Mapping[str, Any] = unpack(answer(task, self.simulation))
+        found: Mapping[str, Any] = unpack(run_message(task, self.simulation))
         return found
 
     def deadly(self, one: Job) -> bool:
@@ -133,12 +131,12 @@ class Pretended(Pool):
     def _start(self, place: int) -> Here:
         return Here(self)
 
-    def _ready(self) -> list[Here]:
+    def _wait(self) -> list[Here]:
         return [next(worker for worker in reversed(self._workers) if worker.jobs)]
 
 
 @pytest.mark.parametrize("deaths", [{}, {5: 1, 2: 2}], ids=["none", "some"])
-def test_the_bits_are_those_of_local_also_when_workers_die_on_several_jobs(deaths: Mapping[int, int]) -> None:
+def test_bits_equal_local_also_when_workers_die(deaths: Mapping[int, int]) -> None:
     federation, simulation = fleets({"name": "plugin_method:counting", "pull": 0.1})
     pool = Pretended(simulation, deaths)
     same(finished(federation, local(simulation)), finished(federation, pool))
@@ -160,7 +158,7 @@ class Refusing(Pretended):
             yield one
 
 
-def test_replies_come_in_the_jobs_order_and_few_jobs_are_made_ahead() -> None:
+def test_replies_keep_the_jobs_order() -> None:
     """States of 100 KiB: ten fit into 1 MiB, and so much twice for each of two workers is made ahead."""
     pool = Refusing(fleets({"name": "fedavg"})[1])
     jobs = [replace(job(100), index=number) for number in range(200)]
@@ -179,7 +177,7 @@ def test_large_jobs_are_made_when_a_worker_is_there_for_them() -> None:
     assert max(map(len, pool.messages)) == 1
 
 
-def test_an_error_among_several_replies_ends_the_run_and_the_next_one_begins_clean(
+def test_an_error_ends_the_run_and_the_next_one_starts_clean(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pool = Refusing(fleets({"name": "fedavg"})[1])

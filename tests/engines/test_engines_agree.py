@@ -1,5 +1,6 @@
 """Same run file and seed: same bits, whatever the engine and the number of workers, also when a worker dies."""
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -52,11 +53,18 @@ QUICK: list[Mapping[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def two_workers(fresh_workers: None) -> Iterator[Engine]:
+def two_workers() -> Iterator[Engine]:
     """One engine for all methods: a job brings its method with it."""
     engine = processes(fleets({"name": "fedavg"})[1], workers=2)
     yield engine
     engine.close()
+
+
+def test_a_fresh_worker_gives_the_same_bits(fresh_workers: None) -> None:
+    """Which imports all that it needs by itself; the other tests fork theirs from a process that has."""
+    federation, simulation = fleets({"name": "plugin_method:counting", "pull": 0.1})
+    with contextlib.closing(processes(simulation, workers=1)) as engine:
+        same(finished(federation, local(simulation)), finished(federation, engine))
 
 
 @pytest.mark.parametrize("spec", some_quick(SPECS, QUICK), ids=str)
@@ -120,7 +128,7 @@ def test_a_worker_that_dies_loses_no_round(tmp_path: Path, two_workers: Engine) 
 
 
 @pytest.mark.slow
-def test_a_job_that_kills_every_worker_is_a_failure_with_a_reason(two_workers: Engine) -> None:
+def test_a_job_that_kills_every_worker_fails(two_workers: Engine) -> None:
     federation, _ = fleets({"name": "plugin_method:always_killing"})
     two_workers.load({})
     reports = [r.report for r in run(federation, two_workers, Settings(2, SETTINGS.local), start(federation))]

@@ -21,7 +21,7 @@ from fleetfit import names
 from fleetfit.engines import ray as engines_ray
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
-from fleetfit.engines.ray import Actors, _ray, ray
+from fleetfit.engines.ray import Actors, _import_ray, ray
 from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.method import FEDAVG, build
 from fleetfit.rounds import run, run_round, start
@@ -44,7 +44,7 @@ SPECS: list[Mapping[str, Any]] = [
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """A cluster with room for four actors: engines find it and leave it alone."""
-    library = _ray()
+    library = _import_ray()
     library.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield library
     library.shutdown()
@@ -85,7 +85,7 @@ def test_the_same_bits_as_local(spec: Mapping[str, Any], two_actors: Actors) -> 
         engine.close()
 
 
-def test_a_client_that_spoils_what_it_was_sent_harms_nobody_else(two_actors: Actors) -> None:
+def test_a_client_that_changes_its_state_harms_no_other(two_actors: Actors) -> None:
     federation, simulation = fleets({"name": "plugin_method:scribbling"})
     apart = processes(simulation, workers=1)
     try:
@@ -108,20 +108,20 @@ def test_the_tensors_of_a_level_are_put_into_the_store_once(
     assert len(puts) == len(set(puts)) == len({federation.level_of[c] for c in range(7)}) == 3
 
 
-def test_short_jobs_go_several_at_a_time_and_a_state_to_an_actor_once(
+def test_short_jobs_share_a_message_and_a_state_is_sent_once(
     two_actors: Actors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts: list[int] = []
     sent: list[tuple[int, int]] = []
-    give = engines_ray._ActorWorker.give
+    send = engines_ray._ActorWorker.send
 
     def noted(worker: Any, jobs: Any, memories: Any) -> None:
-        before = set(worker.holds)
-        give(worker, jobs, memories)
+        before = set(worker.state_numbers)
+        send(worker, jobs, memories)
         counts.append(len(jobs))
-        sent.extend((id(worker), number) for number in worker.holds - before)
+        sent.extend((id(worker), number) for number in worker.state_numbers - before)
 
-    monkeypatch.setattr(engines_ray._ActorWorker, "give", noted)
+    monkeypatch.setattr(engines_ray._ActorWorker, "send", noted)
     federation, simulation = fleets({"name": "scalefl"})
     same(finished(federation, local(simulation)), finished(federation, two_actors))
     assert max(counts) > 1
@@ -154,7 +154,7 @@ def test_an_actor_that_dies_in_a_job_loses_no_round(tmp_path: Path, two_actors: 
     same(expected, found)
 
 
-def test_an_actor_that_is_killed_between_two_rounds_loses_none(two_actors: Actors) -> None:
+def test_an_actor_killed_between_rounds_loses_no_round(two_actors: Actors) -> None:
     federation, simulation = fleets({"name": "scalefl"})
     expected = finished(federation, local(simulation))
     two_actors.load({})
@@ -167,7 +167,7 @@ def test_an_actor_that_is_killed_between_two_rounds_loses_none(two_actors: Actor
     same(expected, last)
 
 
-def test_a_job_that_kills_every_actor_is_a_failure_with_a_reason(two_actors: Actors) -> None:
+def test_a_job_that_kills_every_actor_fails(two_actors: Actors) -> None:
     federation, _ = fleets({"name": "plugin_method:always_killing"})
     two_actors.load({})
     one = replace(SETTINGS, rounds=2, evaluate_every=0)
@@ -176,7 +176,7 @@ def test_a_job_that_kills_every_actor_is_a_failure_with_a_reason(two_actors: Act
     assert reasons and all("workers died" in reason for reason in reasons)
 
 
-def test_a_model_that_cannot_be_rebuilt_ends_the_run_with_the_reason(two_actors: Actors) -> None:
+def test_a_model_that_cannot_be_rebuilt_ends_the_run(two_actors: Actors) -> None:
     federation, simulation = fleets({"name": "fedavg"})
     spec = {**dict(simulation.problem.spec or {}), "model": {"name": "no_such_module:tiny"}}
     engine = ray(replace(simulation, problem=replace(simulation.problem, spec=spec)), workers=1)
@@ -260,7 +260,7 @@ rounds = run(federation, engine, SETTINGS, start(federation))
 next(rounds)
 cluster.remove_node(nodes[1], allow_graceful=False)
 *_, last = rounds
-print("actors there:", sum(worker.started for worker in engine._workers))
+print("actors there:", sum(worker.has_started for worker in engine._workers))
 engine.close()
 cluster.shutdown()
 same(finished(federation, local(simulation)), last)

@@ -146,7 +146,7 @@ from pathlib import Path
 from fleetfit.fleet import connection, launcher, logs
 from fleetfit.errors import FleetFitError
 
-logs.hear()
+logs.log_to_stderr()
 given = json.loads(sys.argv[1])
 launcher._RETRY_S = given.pop("retry_s", launcher._RETRY_S)
 paths = {name: Path(given.pop(name)) for name in ("root_certificates", "key") if given.get(name)}

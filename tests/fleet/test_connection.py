@@ -6,9 +6,10 @@ import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support import raises
+from support import Expected, raises
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
@@ -18,6 +19,7 @@ from tls_servers import DAY, Authority, free_port, serving
 
 from fleetfit.errors import ConfigError
 from fleetfit.fleet import connection as module
+from fleetfit.fleet import launcher
 from fleetfit.fleet.certificates import load_node_key, make_certificates, make_node_key
 from fleetfit.fleet.connection import (
     CLOCK_REFUSED,
@@ -50,7 +52,7 @@ def fault(connection: Connection, lasting: bool) -> str:
 
 # ---- certificates --------------------------------------------------------------------------------------------------
 
-LATER, EARLIER = "is not yet valid, and this device's clock says", "has expired, and this device's clock says"
+LATER, EARLIER = "is not yet valid, and this device's clock shows", "has expired, and this device's clock shows"
 CERTIFICATES: dict[str, tuple[Callable[[Authority], ssl.SSLContext], str]] = {
     "another name": (lambda a: a.server("fleet.example.org"), "is for fleet.example.org, not for 127.0.0.1"),
     "other names": (lambda a: a.server("a.example", "10.0.0.1"), "is for a.example, 10.0.0.1, not for 127.0.0.1"),
@@ -86,7 +88,7 @@ def test_what_is_wrong_with_a_certificate(kind: str, tmp_path: Path) -> None:
     assert ("It is valid from" in said) == (kind.endswith("early") and words == LATER and "authority" not in kind)
 
 
-def test_the_right_certificate_is_no_fault_and_the_projects_own_is_right(tmp_path: Path) -> None:
+def test_a_right_certificate_is_accepted(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "a")
     with serving(authority.server("localhost", "127.0.0.1")) as port:
         for host in ("127.0.0.1", "localhost"):
@@ -119,7 +121,7 @@ def test_what_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for name in ("no-such-host.invalid", "a.b.c.invalid", "fleet.test.invalid"):
         said = fault(Connection(f"{name}:8000", authority.file), lasting=False)
         assert f"{name}:8000: {name} cannot be resolved" in said
-    monkeypatch.setattr(module, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(module, "_TIMEOUT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         said = fault(Connection(f"127.0.0.1:{deaf.getsockname()[1]}", authority.file), lasting=False)
     assert "does not answer within" in said
@@ -237,10 +239,10 @@ def test_a_server_that_tells_no_time_has_no_fault() -> None:
         assert not find_clock_fault(headers, 5, 305)
 
 
-# ---- saying it -----------------------------------------------------------------------------------------------------
+# ---- reports -----------------------------------------------------------------------------------------------------
 
 
-def test_a_cause_is_told_at_once_and_then_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cause_is_reported_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     said: list[float] = []
@@ -261,7 +263,7 @@ def test_a_cause_is_told_at_once_and_then_at_growing_intervals(monkeypatch: pyte
     assert said == [2001]
 
 
-# ---- what the launcher makes of it ---------------------------------------------------------------------------------
+# ---- the launcher ---------------------------------------------------------------------------------
 
 NO = "Failed to initialize the connection to the SuperLink.\n"
 GONE, WRONG = Fault("nobody listens"), Fault("another authority", lasting=True)
@@ -272,6 +274,7 @@ GONE, WRONG = Fault("nobody listens"), Fault("another authority", lasting=True)
     [
         ([(0, f"{CLOCK_REFUSED}is 20 s ahead. SuperNode terminated gracefully.")], [], 2),
         ([(0, "SuperNode terminated gracefully.")], [], 0),
+        ([(0, "ERROR: Server error '500'"), (0, "SuperNode terminated gracefully.")], [], 0),
         ([(0, f"{SIGNATURE_REFUSED}. SuperNode terminated gracefully."), (0, "terminated gracefully")], [], 0),
         ([(1, NO + "[code: 2001]")], [], 2),
         ([(1, NO)], [WRONG], 2),
@@ -286,11 +289,48 @@ GONE, WRONG = Fault("nobody listens"), Fault("another authority", lasting=True)
 def test_what_ends_a_node_and_what_is_tried_again(
     ends: list[tuple[int, str]], faults: list[Fault | None], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fleetfit.fleet import launcher
-
     pauses: list[float] = []
     monkeypatch.setattr(launcher.time, "sleep", pauses.append)
     left, causes = list(ends), list(faults)
-    assert launcher._accepted(lambda: left.pop(0), lambda: causes.pop(0)) == code
+    assert launcher._keep_running(lambda: left.pop(0), lambda: causes.pop(0)) == code
     assert not left and not causes
     assert pauses == sorted(pauses) and len(pauses) == len(ends) - 1
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], Expected]] = {
+    "no certificates": ("127.0.0.1:1", {"root_certificates": "ca"}, Expected(path="ca")),
+    "no key": ("127.0.0.1:1", {"key": "key"}, Expected(path="key")),
+    "a URL": ("https://127.0.0.1:1", {}, Expected("https://127.0.0.1:1", key="superlink")),
+    "no port": ("127.0.0.1", {}, Expected("127.0.0.1", key="superlink")),
+    "a public address": ("127.0.0.1:1", {"listen": "0.0.0.0:0"}, Expected("0.0.0.0:0", key="listen")),
+    "a key without TLS": ("127.0.0.1:1", {"key": "node.toml", "insecure": True}, Expected(key="insecure")),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_wrong_arguments_are_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    superlink, options, expected = REFUSED[case]
+    monkeypatch.chdir(tmp_path)
+    Path("node.toml").write_text("")
+    options = {name: Path(value) if name in ("root_certificates", "key") else value for name, value in options.items()}
+    with raises(ConfigError, expected):
+        launcher._check_arguments(Path("node.toml"), Connection(superlink, **options))
+
+
+@pytest.mark.parametrize("name", ["none.toml", 'a "b".toml'])
+def test_a_missing_file_and_a_quoted_path_are_refused(name: str, tmp_path: Path) -> None:
+    if name != "none.toml":
+        (tmp_path / name).write_text("")
+    with raises(ConfigError, path=tmp_path / name):
+        launcher._check_arguments(tmp_path / name, Connection("127.0.0.1:1"))
+
+
+def test_a_taken_port_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "node.toml"
+    config.write_text("")
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with raises(ConfigError, port, key="listen"):
+            launcher._check_arguments(config, Connection("127.0.0.1:1", listen=f"127.0.0.1:{port}"))

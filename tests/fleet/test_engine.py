@@ -1,11 +1,9 @@
 """Engine flower, its own code in one process: same bits as `local`; late, lost, false and missing replies."""
 
 import json
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +26,18 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from local_fleet import ALLOW, CLIENTS, Lab, described
 from local_grid import LocalGrid
 
-from fleetfit.api.fleet import ServerAppConfig, serve
 from fleetfit.engines.flower import flower
 from fleetfit.fleet import node as nodes_side
 from fleetfit.fleet import transport
-from fleetfit.fleet.transport import Reply, Transport
+from fleetfit.fleet.server_app import ServerAppConfig, serve
+from fleetfit.fleet.transport import Transport
 from fleetfit.messages import pack, unpack
 from fleetfit.privacy import Privacy
 
 
 @pytest.fixture(autouse=True)
 def fresh_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes_side.node_of.cache_clear()
+    nodes_side.get_node.cache_clear()
 
 
 def simulated(folder: Path, table: dict[str, Any]) -> ff.Run:
@@ -107,12 +105,12 @@ def test_a_client_is_measured_on_its_own_level_only(tmp_path: Path) -> None:
     top = [c for c, level in enumerate(base.assembly.federation.level_of) if level == 1]
     assert ours["global_clients"] == len(top) < theirs["global_clients"] == CLIENTS
     assert ours["per_client"]["global"] == {str(c): ours["per_client"]["local"][str(c)] for c in top}
-    asked = [unpack(transport.parts_of(m)["header"]) for m in lab.grid.sent]
+    asked = [unpack(transport.read_parts(m)["header"]) for m in lab.grid.sent]
     jobs = [(h["job"]["client"], h["job"]["level"]) for h in asked if h["what"] == "job"]
     assert all(level <= base.assembly.federation.level_of[client] for client, level in jobs)
 
 
-def test_callbacks_are_called_on_the_server_and_nodes_hear_nothing_of_them(tmp_path: Path) -> None:
+def test_callbacks_are_called_on_the_server_only(tmp_path: Path) -> None:
     (tmp_path / "heard.py").write_text(
         "from pathlib import Path\n\n\ndef heard(report):\n"
         "    with (Path(__file__).parent / 'heard.txt').open('a') as file:\n"
@@ -122,7 +120,7 @@ def test_callbacks_are_called_on_the_server_and_nodes_hear_nothing_of_them(tmp_p
     (tmp_path / "heard.txt").unlink()
     lab.serve()
     assert (tmp_path / "heard.txt").read_text().splitlines() == ["1", "2", "3"]
-    headers = [transport.parts_of(message)["header"] for message in lab.grid.sent]
+    headers = [transport.read_parts(message)["header"] for message in lab.grid.sent]
     assert headers and not [header for header in headers if b"heard" in header]
 
 
@@ -143,7 +141,7 @@ def test_a_level_is_one_flower_object_for_all_of_its_nodes(tmp_path: Path) -> No
     lab.serve()
     states: dict[int, set[str]] = {}
     for message in lab.grid.sent:
-        header = unpack(transport.parts_of(message)["header"])
+        header = unpack(transport.read_parts(message)["header"])
         if message.metadata.message_type == "train":
             states.setdefault(header["job"]["level"], set()).add(message.content["state"].object_id)
     assert sorted(states) == [0, 1] and all(len(ids) == 1 for ids in states.values())
@@ -172,7 +170,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("name", ["scalefl", "plugin_method:counting"])
 @pytest.mark.parametrize("when", [1, 2])
-def test_a_run_whose_server_was_killed_goes_on_with_the_same_bits(name: str, when: int, tmp_path: Path) -> None:
+def test_resume_after_a_killed_server_has_the_same_bits(name: str, when: int, tmp_path: Path) -> None:
     """Memories lie on the nodes: also what a node remembered of a round that never counted must not be used."""
     lab, base = lab_of(tmp_path, described({"name": name}, rounds=4))
     answered = 0
@@ -189,7 +187,7 @@ def test_a_run_whose_server_was_killed_goes_on_with_the_same_bits(name: str, whe
         lab.serve()
     assert len(ff.load(tmp_path / "run").metrics) == when
     lab.grid.twist = lambda message, reply: reply
-    nodes_side.node_of.cache_clear()  # the nodes were restarted as well
+    nodes_side.get_node.cache_clear()  # the nodes were restarted as well
     assert have_same_state(base, lab.serve(resume=True))
     lab.said.clear()
     assert lab.serve(resume=True).finished and "finished already" in lab.heard
@@ -205,7 +203,9 @@ def test_an_undone_round_is_undone_on_the_nodes_too(tmp_path: Path) -> None:
         assert ["undone" in report for report in metrics] == [False, True, False, False]
         assert len(metrics[1]["undone"]["reported"]) == 2 and metrics[1]["train"]["clients"] == 0  # two are able
     assert have_same_state(base, run) and pack(base.server.memory) == pack(run.server.memory)
-    jobs = [unpack(transport.parts_of(m)["header"])["job"] for m in lab.grid.sent if m.metadata.message_type == "train"]
+    jobs = [
+        unpack(transport.read_parts(m)["header"])["job"] for m in lab.grid.sent if m.metadata.message_type == "train"
+    ]
     assert {(job["round"], job["memory_version"]) for job in jobs} == {(0, -1), (1, 0), (2, 0), (3, 2)}
     assert 'Round 2 was rolled back: "stem.bias" would not be finite' in lab.heard and "norm: node-" in lab.heard
 
@@ -229,10 +229,10 @@ def reply_twisted(lab: Lab, client: int, change: Callable[[dict[str, Any]], Any]
         mine = message.metadata.message_type == "train" and message.metadata.dst_node_id == 101 + client
         if not mine or message.metadata.group_id != str(round):
             return reply
-        changed = change(unpack(transport.parts_of(reply)["answer"]))
+        changed = change(unpack(transport.read_parts(reply)["answer"]))
         if changed is None or isinstance(changed, RecordDict):
             return None if changed is None else Message(changed, reply_to=message)
-        return transport.reply(message, {"answer": changed if isinstance(changed, bytes) else pack(changed)})
+        return transport.make_reply(message, {"answer": changed if isinstance(changed, bytes) else pack(changed)})
 
     lab.grid.twist = twist
 
@@ -298,13 +298,13 @@ def without_one(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any
     folder = tmp_path_factory.mktemp("honest")
     table = described({"name": "scalefl"}, rounds=2, cohort={"fraction": 1.0}, seed=0)
     lab, _ = lab_of(folder, table)
-    nodes_side.node_of.cache_clear()
+    nodes_side.get_node.cache_clear()
     reply_twisted(lab, 0, lambda nest: {"protocol": 1, "refused": "the reference"})
     return table, lab.budgets, lab.serve()
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_what_is_false_is_refused_and_leaves_the_state_alone(lie: str, without_one: Any, tmp_path: Path) -> None:
+def test_false_sums_are_refused_and_leave_the_state_unchanged(lie: str, without_one: Any, tmp_path: Path) -> None:
     table, budgets, honest = without_one
     lab = Lab(tmp_path, table, budgets)
     reply_twisted(lab, 0, LIES[lie])
@@ -316,7 +316,7 @@ def test_what_is_false_is_refused_and_leaves_the_state_alone(lie: str, without_o
     assert run.metrics[1]["train"]["clients"] == CLIENTS and not run.metrics[1]["failures"]
 
 
-def test_a_round_ends_by_the_deadline_and_the_late_answer_is_not_used(without_one: Any, tmp_path: Path) -> None:
+def test_a_round_ends_at_the_deadline_without_the_late_answer(without_one: Any, tmp_path: Path) -> None:
     table, budgets, _ = without_one
     lab = Lab(tmp_path, table, budgets)
     reply_twisted(lab, 0, lambda nest: None)
@@ -389,7 +389,7 @@ def test_over_selection_fills_the_cohort(tmp_path: Path) -> None:
     assert run.metrics[0]["train"]["clients"] == 3 and len(run.metrics[0]["failures"]) == 2
 
 
-def test_a_node_that_goes_away_comes_back_and_one_that_comes_late(tmp_path: Path) -> None:
+def test_nodes_that_come_back_or_come_late_take_part(tmp_path: Path) -> None:
     """AdaptiveFL keeps a table of the clients, which grows with them."""
     table = described({"name": "adaptivefl", "p": 1}, rounds=6, cohort={"fraction": 1.0})
     lab, _ = lab_of(tmp_path, table)
@@ -409,7 +409,7 @@ def test_a_node_that_goes_away_comes_back_and_one_that_comes_late(tmp_path: Path
     assert again.finished and len(again.assembly.federation.levels) == 3
 
 
-def test_a_reply_that_hangs_while_it_is_pulled_does_not_hold_up_the_others(tmp_path: Path) -> None:
+def test_a_reply_that_hangs_does_not_delay_the_others(tmp_path: Path) -> None:
     """As when a node dies while it uploads: Flower then blocks for minutes."""
     lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=1, cohort={"fraction": 1.0}))
     hung, over = set[str](), threading.Event()
@@ -434,7 +434,7 @@ def test_a_reply_that_hangs_while_it_is_pulled_does_not_hold_up_the_others(tmp_p
         over.set()
 
 
-def test_nobody_is_there_any_more_and_the_run_waits(tmp_path: Path) -> None:
+def test_a_run_waits_while_no_node_is_connected(tmp_path: Path) -> None:
     lab, _ = lab_of(tmp_path, described({"name": "fedavg"}, rounds=2))
     gone = threading.Event()
 
@@ -465,7 +465,7 @@ def test_who_does_not_fit_is_named_and_left_out(tmp_path: Path) -> None:
     assert set(run.metrics[0]["train"]["by_level"]) <= {"1", "2"} and run.metrics[0]["online"] == 2
 
 
-def test_a_budget_that_means_nothing_here_leaves_its_node_out_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_node_with_an_unusable_budget_is_left_out(tmp_path: Path) -> None:
     lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=3, cohort={"fraction": 1.0}))
     lab.config(1, budget={"memory_bytes": "200 MB"})
     lab.grid.offline = {102}
@@ -480,9 +480,7 @@ def test_a_budget_that_means_nothing_here_leaves_its_node_out_and_the_run_goes_o
     assert [report["online"] for report in run.metrics] == [4, 4, 4]
 
 
-def test_a_node_that_comes_back_as_another_is_asked_again_until_it_fits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_that_comes_back_changed_is_asked_until_it_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleetfit.fleet.client_manager._AGAIN_S", 0.05)
     lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=6, cohort={"fraction": 1.0}))
 
@@ -491,7 +489,7 @@ def test_a_node_that_comes_back_as_another_is_asked_again_until_it_fits(
             lab.grid.offline = {101} if message.metadata.group_id == "1" else set()
             if message.metadata.group_id == "1":
                 lab.config(0, data={"name": "digits"})
-                nodes_side.node_of.cache_clear()
+                nodes_side.get_node.cache_clear()
         return reply
 
     lab.grid.twist = twist
@@ -541,22 +539,24 @@ def test_what_is_not_told_does_not_travel(tmp_path: Path) -> None:
     lab, _ = lab_of(tmp_path, described({"name": "adaptivefl", "p": 1}, rounds=1), reports_budget=False)
     run = lab.serve()
     assert '"budget": 0.' not in (tmp_path / "run" / "nodes.json").read_text()
-    assert run.metrics[0]["waste"] >= 0 and "budget not told" in lab.heard
+    assert run.metrics[0]["waste"] >= 0 and "budget not reported" in lab.heard
 
 
-def test_what_is_never_trained_is_sent_once_and_again_when_it_was_lost(tmp_path: Path) -> None:
+def test_untrained_tensors_are_sent_once_and_again_after_a_loss(tmp_path: Path) -> None:
     table = described({"name": "scalefl"}, peft={"name": "frozen"}, rounds=2)
     lab, base = lab_of(tmp_path, table)
     run = lab.serve()
     assert have_same_state(base, run)
-    asked = [(unpack(transport.parts_of(m)["header"])["what"], m.metadata.dst_node_id) for m in lab.grid.sent]
+    asked = [(unpack(transport.read_parts(m)["header"])["what"], m.metadata.dst_node_id) for m in lab.grid.sent]
     assert sorted(node for what, node in asked if what == "base") == [101, 102, 103, 104, 105]
     for path in (tmp_path / "node-0").rglob("base/*.ffit"):
         path.write_bytes(b"damaged")
-    nodes_side.node_of.cache_clear()
+    nodes_side.get_node.cache_clear()
     lab.grid.sent.clear()
     assert have_same_state(base, lab.serve("again"))
-    again = [m.metadata.dst_node_id for m in lab.grid.sent if unpack(transport.parts_of(m)["header"])["what"] == "base"]
+    again = [
+        m.metadata.dst_node_id for m in lab.grid.sent if unpack(transport.read_parts(m)["header"])["what"] == "base"
+    ]
     assert again == [101]
 
 
@@ -607,16 +607,16 @@ def test_the_run_file_is_that_of_the_app(tmp_path: Path) -> None:
 
 
 def test_replies_beyond_the_bound_wait_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(transport, "_IN_MEMORY", 3000)
+    monkeypatch.setattr(transport, "_MAX_BYTES", 3000)
     lab, base = lab_of(tmp_path, described({"name": "scalefl"}, cohort={"fraction": 1.0}))
     kinds: list[type] = []
-    kept = Transport._kept
-    monkeypatch.setattr(Transport, "_kept", lambda self, content: kinds.append(type(k := kept(self, content))) or k)
+    store = Transport._store
+    monkeypatch.setattr(Transport, "_store", lambda self, content: kinds.append(type(k := store(self, content))) or k)
     assert have_same_state(base, lab.serve())
     assert any(issubclass(kind, Path) for kind in kinds) and bytearray in kinds
 
 
-def test_a_superlink_that_is_away_for_a_moment_is_asked_again(tmp_path: Path) -> None:
+def test_a_superlink_that_is_away_for_a_moment_is_tried_again(tmp_path: Path) -> None:
     import httpx
 
     lab, base = lab_of(tmp_path, described({"name": "scalefl"}, rounds=2))
@@ -630,13 +630,6 @@ def test_a_superlink_that_is_away_for_a_moment_is_asked_again(tmp_path: Path) ->
 
     lab.grid.pull_messages = away  # type: ignore[method-assign]
     assert have_same_state(base, lab.serve())
-
-
-def test_replies_are_what_they_say() -> None:
-    replies: queue.Queue[Reply] = queue.Queue()
-    replies.put(Reply("1", bytearray(b"x")))
-    reply = replies.get()
-    assert reply.content == b"x" and replace(reply, problem="p").problem == "p"
 
 
 # ---- the folder of a finished run --------------------------------------------------------------------------------
@@ -656,7 +649,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[Any, str]:
     return ended.value.code, captured.out + captured.err
 
 
-def test_what_is_asked_of_any_run_is_answered_for_a_fleets_with_data_that_are_here(
+def test_a_fleets_run_is_evaluated_and_calibrated_on_local_data(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = fleet_folder(tmp_path)
@@ -689,7 +682,7 @@ def test_without_data_the_sentence_says_where_they_are(
     assert code == 2 and "does not fit" in text
 
 
-def test_the_folder_says_what_the_nodes_have_and_who_enrolled(tmp_path: Path) -> None:
+def test_the_run_folder_describes_the_nodes(tmp_path: Path) -> None:
     run = fleet_folder(tmp_path)
     data = json.loads((run / "nodes.json").read_text())["data"]
     assert (data["sample_shape"], data["classes"], data["task"]) == ([1, 4, 4], 4, "classification")
@@ -710,7 +703,7 @@ def private_table(folder: Path, **changes: Any) -> dict[str, Any]:
     return described({"name": "scalefl"}, **{**given, **changes})
 
 
-def test_a_private_fleet_waits_for_all_who_were_drawn_and_ends_with_the_bits_of_local(
+def test_a_private_fleet_waits_for_all_drawn_nodes_and_has_the_bits_of_local(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one salt for both; cohorts are larger than is to be expected at times, and nobody is cut off then."""
@@ -718,14 +711,14 @@ def test_a_private_fleet_waits_for_all_who_were_drawn_and_ends_with_the_bits_of_
     monkeypatch.setattr("secrets.token_hex", lambda size: "5a" * size)
     lab, base = lab_of(tmp_path, private_table(tmp_path))
     run = lab.serve()
-    asked = [unpack(transport.parts_of(m)["header"]) for m in lab.grid.sent]
+    asked = [unpack(transport.read_parts(m)["header"]) for m in lab.grid.sent]
     rounds = [h["job"]["round"] for h in asked if h["what"] == "job" and h["job"]["kind"] == "train"]
     assert max(map(rounds.count, rounds)) > round(0.5 * CLIENTS)
     assert have_same_state(base, run)
     assert [r["privacy"] for r in run.metrics] == [r["privacy"] for r in base.metrics]
 
 
-def test_a_private_fleet_tells_no_more_than_what_was_spent_and_pays_again_when_it_goes_on(
+def test_a_private_fleet_reports_its_budget_only_and_pays_again_on_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accountant = pytest.importorskip("fleetfit.privacy.accountant")
@@ -744,7 +737,9 @@ def test_a_private_fleet_tells_no_more_than_what_was_spent_and_pays_again_when_i
         lab.serve()
     run = lab.serve(resume=True)
     assert len(calls) == 4  # the first round was begun twice
-    assert [r["privacy"]["epsilon"] for r in run.metrics] == [accountant.spent(1.0, 0.5, n, 0.01) for n in (2, 3, 4)]
+    assert [r["privacy"]["epsilon"] for r in run.metrics] == [
+        accountant.compute_epsilon(1.0, 0.5, n, 0.01) for n in (2, 3, 4)
+    ]
     assert json.loads((run.folder / "privacy.json").read_text())["begun"] == 4
     assert json.loads((run.folder / "fleet.json").read_text())["first"]["samples"] is None
     rounds = [line for line in lab.said if line.startswith("Round")]
@@ -752,4 +747,4 @@ def test_a_private_fleet_tells_no_more_than_what_was_spent_and_pays_again_when_i
     secret = (tmp_path / "keys" / "run.key").read_text().strip()
     assert secret not in lab.heard
     assert not any(secret.encode() in file.read_bytes() for file in run.folder.rglob("*") if file.is_file())
-    assert not any(secret.encode() in part for m in lab.grid.sent for part in transport.parts_of(m).values())
+    assert not any(secret.encode() in part for m in lab.grid.sent for part in transport.read_parts(m).values())

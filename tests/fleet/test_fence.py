@@ -31,7 +31,7 @@ def flowers_modules(path: Path) -> Iterator[str]:
             yield from re.findall(r"\Aflwr\.[\w.]+\Z", node.value)
 
 
-def test_outside_the_warm_start_only_public_names_of_flower_are_used() -> None:
+def test_only_the_warm_start_uses_private_names_of_flower() -> None:
     used = {(str(path.relative_to(PACKAGE)), name) for path in OUTSIDE for name in flowers_modules(path)}
     assert {name for _, name in used} >= PUBLIC, "this test does not see what is imported"
     assert {(path, name) for path, name in used if name not in PUBLIC} == {FOLDER_OF_AN_APP}
@@ -56,14 +56,14 @@ def test_the_process_of_a_message_does_without_torch() -> None:
     assert done.stdout == "False\n", done.stderr
 
 
-def test_what_a_process_of_a_fleet_logs_is_a_line_of_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fleetfit.fleet.logs import hear
+def test_a_warning_is_a_line_of_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fleetfit.fleet.logs import log_to_stderr
 
     logger, stderr = logging.getLogger("fleetfit"), io.StringIO()
     monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr(sys, "stderr", stderr)
-    hear()
-    hear()
+    log_to_stderr()
+    log_to_stderr()
     logger.warning("the SuperLink has an error (%d).", 500)
     logger.info("nobody asked")
     assert stderr.getvalue() == "fleetfit: the SuperLink has an error (500).\n"

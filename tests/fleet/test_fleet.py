@@ -14,7 +14,7 @@ from deployment import Deployment
 from fleet.waiting import finished, secrets_in, stop_run, until, worker_of
 
 import fleetfit as ff
-from fleetfit.privacy import spent
+from fleetfit.privacy import compute_epsilon
 from fleetfit.training.runtime import has_bf16
 
 pytestmark = pytest.mark.fleet
@@ -63,9 +63,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 
 @pytest.mark.parametrize("method", ["scalefl", "adaptivefl"])
-def test_a_fleet_ends_with_the_state_and_accuracy_of_the_simulation(
-    method: str, lab: Deployment, tmp_path: Path
-) -> None:
+def test_a_fleet_has_the_state_and_accuracy_of_the_simulation(method: str, lab: Deployment, tmp_path: Path) -> None:
     table = run_file(method)
     base = ff.run({**table, "fleet": fleet()}, out=tmp_path / "local")
     began = time.monotonic()
@@ -82,7 +80,7 @@ def test_a_fleet_ends_with_the_state_and_accuracy_of_the_simulation(
 
 
 @pytest.mark.slow
-def test_a_private_fleet_ends_with_what_it_spent_and_tells_of_no_node(lab: Deployment, tmp_path: Path) -> None:
+def test_a_private_fleet_reports_its_budget_and_no_node(lab: Deployment, tmp_path: Path) -> None:
     """Half of four nodes are to be expected in a round; what nodes did stands in no line of the run and no file."""
     pytest.importorskip("opacus", reason="the accountant is an extra: fleetfit[privacy]")
     key = tmp_path / "keys" / "run.key"
@@ -92,7 +90,7 @@ def test_a_private_fleet_ends_with_what_it_spent_and_tells_of_no_node(lab: Deplo
     )
     run = finished(lab, "private", {**table, "engine": {"name": "flower", "nodes": 4}}, tmp_path / "run")
     log = lab.log("run-private")
-    assert [r["privacy"]["epsilon"] for r in run.metrics] == [spent(2.0, 0.5, n, 0.01) for n in (1, 2, 3)]
+    assert [r["privacy"]["epsilon"] for r in run.metrics] == [compute_epsilon(2.0, 0.5, n, 0.01) for n in (1, 2, 3)]
     for report in run.metrics:
         assert report["train"] == {"loss": None, "clients": None, "samples": None, "by_level": {}}
         assert f"Round {report['round']}/3: epsilon" in log
@@ -102,7 +100,7 @@ def test_a_private_fleet_ends_with_what_it_spent_and_tells_of_no_node(lab: Deplo
     assert secrets_in(lab, tmp_path / "run") == []
 
 
-def test_a_fast_fleet_ends_with_the_state_of_a_fast_simulation(lab: Deployment, tmp_path: Path) -> None:
+def test_a_fast_fleet_has_the_state_of_a_fast_simulation(lab: Deployment, tmp_path: Path) -> None:
     """On one machine; in bf16 where it has the instructions, which both sides find out by themselves."""
     model = {"name": "vit", "hidden": 96, "depth": 4, "attention_heads": 12, "patch": 2}
     table, engine = run_file("scalefl", model=model), {"name": "flower", "nodes": 4}
@@ -115,9 +113,7 @@ def test_a_fast_fleet_ends_with_the_state_of_a_fast_simulation(lab: Deployment, 
     assert [r["train"] for r in run.metrics] == [r["train"] for r in base.metrics]
 
 
-def test_the_smallest_device_trains_its_level_where_the_whole_model_does_not_fit(
-    lab: Deployment, tmp_path: Path
-) -> None:
+def test_the_smallest_device_trains_where_the_full_model_does_not_fit(lab: Deployment, tmp_path: Path) -> None:
     """The point of it all: within the same real memory, level 1 is trained and the full model fails."""
     table = run_file("scalefl", rounds=1, model={"name": "resnet18"}, fleet={"tolerance": 0.2},
                      local={"epochs": 1, "lr": 0.05, "batch_size": 32, "max_steps": 2},

@@ -83,7 +83,7 @@ CERTIFICATES = {
 
 
 @pytest.mark.parametrize("kind", CERTIFICATES)
-def test_a_certificate_ends_the_node_with_what_is_wrong_with_it(lab, kind):
+def test_a_wrong_certificate_ends_the_node_with_its_fault(lab, kind):
     made, words = CERTIFICATES[kind]
     authority = Authority(lab.folder / kind)
     with serving(made(authority)) as port:
@@ -108,7 +108,7 @@ AWAY = {
 }
 
 
-def test_a_server_that_is_away_is_waited_for_and_the_cause_is_told_at_growing_intervals(lab):
+def test_a_node_waits_for_an_absent_server_and_reports_the_cause(lab):
     port = free_port()
     nodes = {}
     for name, (address, environment, _) in AWAY.items():
@@ -116,7 +116,7 @@ def test_a_server_that_is_away_is_waited_for_and_the_cause_is_told_at_growing_in
         nodes[name] = lab.node(name, lab.new_key(), given, superlink=address.format(port=port), warm=False)
     for name, (*_, words) in AWAY.items():
         wait_for(lambda name=name: told(lab, name), LIMIT_S, f"{name} tells why:\n{lab.log(name)}")
-        assert words.format(port=port) in told(lab, name)[0] and "The node goes on trying." in told(lab, name)[0]
+        assert words.format(port=port) in told(lab, name)[0] and "The node keeps trying." in told(lab, name)[0]
     wait_for(lambda: len(told(lab, "closed")) > 1, LIMIT_S, "the cause is told again")
     assert lab.log("closed").count("Connection attempt failed") > len(told(lab, "closed"))
     for name, node in nodes.items():
@@ -172,14 +172,14 @@ def test_a_key_that_the_superlink_forgets_ends_the_node(lab):
     assert "does not accept this node's signature" in said[0] and "it is not registered" in said[-1]
 
 
-def test_the_command_says_what_is_wrong_before_anything_starts(lab, tmp_path, capsys):
+def test_wrong_arguments_are_refused_before_a_process_starts(lab, tmp_path, capsys):
     config = tmp_path / "node.toml"
     config.write_text('name = "a"\n[data]\nname = "digits"\n')
     key, ca = lab.new_key(), lab.folder / "server-ca.crt"
     for words, said in (
         (["--superlink", "::1:8000", "--ca", ca, "--key", key], '"[::1]:8000", got "::1:8000"'),
         (["--superlink", "127.0.0.1:1", "--ca", ca, "--key", key.with_suffix(".pub")], "should be a node's, as"),
-        (["--superlink", "127.0.0.1:1", "--ca", key, "--key", key], "should hold certificates in PEM form"),
+        (["--superlink", "127.0.0.1:1", "--ca", key, "--key", key], "should have certificates in PEM form"),
         (["--superlink", "127.0.0.1:1", "--ca", ca, "--key", lab.folder / "server.key"], "in OpenSSH form"),
     ):
         with pytest.raises(SystemExit) as end:

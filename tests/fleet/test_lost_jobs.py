@@ -16,8 +16,8 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 from flwr.app import Error, Message
 from local_fleet import Lab, described
 
-from fleetfit.fleet import doubts, transport
 from fleetfit.fleet import node as nodes_side
+from fleetfit.fleet import transport
 from fleetfit.messages import unpack
 
 FEDDYN = {"name": "scalefl", "plus": {"feddyn": {}}}  # its nodes remember
@@ -25,9 +25,9 @@ FEDDYN = {"name": "scalefl", "plus": {"feddyn": {}}}  # its nodes remember
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes_side.node_of.cache_clear()
-    monkeypatch.setattr(doubts, "_SILENT_S", 0.2)
-    monkeypatch.setattr(doubts, "_AFTER_S", 0.2)
+    nodes_side.get_node.cache_clear()
+    monkeypatch.setattr(transport, "_SILENT_S", 0.2)
+    monkeypatch.setattr(transport, "_AFTER_S", 0.2)
 
 
 def fleet(folder: Path) -> tuple[Lab, ff.Run]:
@@ -38,7 +38,7 @@ def fleet(folder: Path) -> tuple[Lab, ff.Run]:
 
 def asked(lab: Lab) -> list[str]:
     """What the first node was asked for, in order, from its first job on."""
-    heads = [unpack(transport.parts_of(m)["header"]) for m in lab.grid.sent if m.metadata.dst_node_id == 101]
+    heads = [unpack(transport.read_parts(m)["header"]) for m in lab.grid.sent if m.metadata.dst_node_id == 101]
     words = [head["job"]["kind"] if head["what"] == "job" else head["what"] for head in heads]
     return words[words.index("train") :]
 
@@ -70,9 +70,7 @@ def test_an_answer_that_got_lost_is_asked_for_again(times: int, tmp_path: Path) 
     assert lab.heard.count("Node node-0 has nothing to do, and its answer has not come: it gets its job again") == times
 
 
-def test_an_answer_to_the_lost_job_that_comes_after_all_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_answer_to_a_lost_job_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor kept: at the end no answer waits in memory."""
     lab, base = fleet(tmp_path)
     waiting: list[int] = []
@@ -111,7 +109,7 @@ def at_work(lab: Lab, seconds: float) -> Callable[[], int]:
     return lambda: sum(map(is_first_job, lab.grid.sent))
 
 
-def test_a_node_at_work_gets_nothing_twice_and_is_asked_less_and_less_often(tmp_path: Path) -> None:
+def test_a_node_at_work_gets_its_job_once_and_fewer_questions(tmp_path: Path) -> None:
     """Each question lasts until the next one, so that at most one waits for it."""
     lab, base = fleet(tmp_path)
     jobs = at_work(lab, 3.5)

@@ -26,14 +26,14 @@ from cryptography.hazmat.primitives import serialization
 from fleetfit.fleet import worker
 from fleetfit.fleet.app_folder import write_app
 from fleetfit.fleet.certificates import make_certificates, make_node_key
-from fleetfit.fleet.memory_limit import MemoryLimit
-from fleetfit.fleet.node import NodeMemory, answer, node_of
-from fleetfit.fleet.protocol import answer_of, checked_header, digest_of, hello_of, packed
+from fleetfit.fleet.node import MemoryLimit, NodeMemory, answer, get_node
+from fleetfit.fleet.protocol import check_header, compute_digest, pack_message, read_answer
 from fleetfit.fleet.settings import read_settings
 from fleetfit.messages import dump_job, dump_state, pack, unpack
 from fleetfit.rounds import start
 from fleetfit.training import run_job
 from fleetfit.values import Device, Job
+from fleetfit.values.nodes import parse_node_description
 
 GOOD: dict[str, Any] = {"name": "pi", "budget": 0.5, "data": {"name": "tiny:tiny_data"}}
 THREE = {"kind": "iid", "clients": 3}
@@ -43,12 +43,12 @@ HELLO = {"what": "hello", "asks_budget": True, "asks_labels": True}
 def config(folder: Path, **changes: Any) -> Path:
     table = {key: value for key, value in {**GOOD, **changes}.items() if value is not None}
     (folder / "node.toml").write_text(tomli_w.dumps(table))
-    node_of.cache_clear()
+    get_node.cache_clear()
     return folder / "node.toml"
 
 
 def told(folder: Path, **changes: Any) -> dict[str, Any]:
-    nest = answer_of(answer(str(config(folder, **changes)), {"header": packed(HELLO)}))
+    nest = read_answer(answer(str(config(folder, **changes)), {"header": pack_message(HELLO)}))
     found: dict[str, Any] = nest.get("hello", nest)
     return found
 
@@ -81,7 +81,7 @@ def told(folder: Path, **changes: Any) -> dict[str, Any]:
     ],
 )
 def test_a_wrong_configuration_is_a_sentence(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
-    answered = answer_of(answer(str(config(tmp_path, **changes)), {"header": packed(HELLO)}))
+    answered = read_answer(answer(str(config(tmp_path, **changes)), {"header": pack_message(HELLO)}))
     assert said in answered["refused"] and "Traceback" not in answered["refused"], answered
 
 
@@ -102,7 +102,9 @@ def test_what_a_node_tells(tmp_path: Path) -> None:
     assert "budget" not in shy and sum(shy["labels"]) == 168
     part = {"kind": "iid", "clients": 4}
     assert told(tmp_path, data={"name": "tiny:tiny_data", "client": 1, "partition": part})["examples"]["train"] == 42
-    assert hello_of(found).num_examples == 168 and hello_of(hello_of(shy).payload) == hello_of(shy)
+    assert parse_node_description(found).num_examples == 168 and parse_node_description(
+        parse_node_description(shy).payload
+    ) == parse_node_description(shy)
 
 
 def test_check_shows_it_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,35 +137,35 @@ SETUP: dict[str, Any] = {
         {"problem": {**SETUP["problem"], "peft": {"name": "shutil:rmtree"}}},
     ],
 )
-def test_no_name_from_the_server_is_imported_unless_it_is_allowed(change: dict[str, Any], tmp_path: Path) -> None:
+def test_a_node_imports_allowed_names_only(change: dict[str, Any], tmp_path: Path) -> None:
     path = str(config(tmp_path, allow=["tiny:tiny"]))
-    assert answer_of(answer(path, {"header": packed(SETUP)})) == {"protocol": 1, "ready": True}
+    assert read_answer(answer(path, {"header": pack_message(SETUP)})) == {"protocol": 1, "ready": True}
     for what in ("setup", "base", "job"):
         base = pack({"w": torch.ones(1)}) if what == "base" else b""
-        header = {**SETUP, **change, "what": what, "job": {}, "base": digest_of(base) if base else ""}
-        refused = answer_of(answer(path, {"header": packed(header), "base": base}))["refused"]
+        header = {**SETUP, **change, "what": what, "job": {}, "base": compute_digest(base) if base else ""}
+        refused = read_answer(answer(path, {"header": pack_message(header), "base": base}))["refused"]
         assert "not built in" in refused, refused
 
 
 def test_what_is_allowed_runs(tmp_path: Path) -> None:
     path = str(config(tmp_path, allow=["tiny:tiny", "plugin_method:counting"]))
     header = {**SETUP, "method": {"name": "plugin_method:counting"}}
-    assert answer_of(answer(path, {"header": packed(header)}))["ready"] is True
+    assert read_answer(answer(path, {"header": pack_message(header)}))["ready"] is True
 
 
 @pytest.mark.parametrize(
     "parts",
     [
         {}, {"header": b""}, {"header": b"FFIT"}, {"header": pack([1])}, {"header": pack({"protocol": 2})},
-        {"header": packed({"what": "format the disk"})}, {"header": packed({"what": "job"})},
-        {"header": packed({**SETUP, "what": "job", "job": {}})},
-        {"header": packed({**SETUP, "run": "../../etc/passwd", "what": "job", "job": {}})},
-        {"header": packed({**SETUP, "base": "../x", "what": "setup"})},
-        {"header": packed({**SETUP, "base": "ab" * 32, "what": "base"}), "base": b"other tensors"},
+        {"header": pack_message({"what": "format the disk"})}, {"header": pack_message({"what": "job"})},
+        {"header": pack_message({**SETUP, "what": "job", "job": {}})},
+        {"header": pack_message({**SETUP, "run": "../../etc/passwd", "what": "job", "job": {}})},
+        {"header": pack_message({**SETUP, "base": "../x", "what": "setup"})},
+        {"header": pack_message({**SETUP, "base": "ab" * 32, "what": "base"}), "base": b"other tensors"},
     ],
 )  # fmt: skip
 def test_every_message_has_an_answer(parts: dict[str, bytes], tmp_path: Path) -> None:
-    assert "refused" in answer_of(answer(str(config(tmp_path, allow=["tiny:tiny"])), parts))
+    assert "refused" in read_answer(answer(str(config(tmp_path, allow=["tiny:tiny"])), parts))
     assert not list(tmp_path.rglob("*.ffit"))
 
 
@@ -199,12 +201,12 @@ def test_no_value_in_a_job_s_header_is_unexpected(part: str, tmp_path: Path, cap
     good: Any = {**SETUP, "what": "job", "problem": {**SETUP["problem"], "exits": list(problem.exits)},
                  "job": dump_job(dataclasses.replace(job, state={}), problem.layout)}  # fmt: skip
     sent = pack(dump_state(state, problem.layout, sub))
-    assert "reply" in answer_of(answer(path, {"header": packed(good), "state": sent}))
+    assert "reply" in read_answer(answer(path, {"header": pack_message(good), "state": sent}))
     every = [place for place in places(good) if (place[0] if place[0] in ("problem", "method", "job") else "") == part]
     assert len(every) > 2
     for number, place in enumerate(every):
         for odd in ODD[number % 3 :: 3] if part == "job" else ODD:
-            answered = answer_of(answer(path, {"header": packed(replaced(good, place, odd)), "state": sent}))
+            answered = read_answer(answer(path, {"header": pack_message(replaced(good, place, odd)), "state": sent}))
             assert "unexpectedly" not in answered.get("refused", ""), (place, odd, answered)
     assert not [record for record in caplog.records if record.exc_info]
 
@@ -228,25 +230,25 @@ HELLO_REPLY: dict[str, Any] = {
 def test_no_hello_breaks_the_server(nest: Any, where: str | None) -> None:
     for tried in (nest, {**HELLO_REPLY, **({} if where is None else {where: nest})}):
         try:
-            found = hello_of(tried)
+            found = parse_node_description(tried)
         except RunError:
             continue
         assert isinstance(found.name, str) and found.num_examples >= 0 and found.facts.classes >= 1
-        assert 0 <= found.tolerance < 100 and hello_of(found.payload) == found
+        assert 0 <= found.tolerance < 100 and parse_node_description(found.payload) == found
 
 
 @settings(max_examples=200, deadline=None)
 @given(NESTS)
 def test_no_header_breaks_a_node(nest: Any) -> None:
     try:
-        checked_header(nest)
+        check_header(nest)
     except RunError:
         return
     assert nest["what"] in ("hello", "setup", "base", "job")
 
 
 def test_a_hello_that_lies_in_its_numbers() -> None:
-    assert hello_of(HELLO_REPLY).labels == (2, 3)
+    assert parse_node_description(HELLO_REPLY).labels == (2, 3)
     for change, expected in [
         ({"labels": [2, 2]}, Expected(key="labels")), ({"labels": [5]}, Expected(key="labels")),
         ({"examples": {"train": True}}, Expected(key="examples")),
@@ -254,7 +256,7 @@ def test_a_hello_that_lies_in_its_numbers() -> None:
         ({"budget": float("inf")}, "budget"),
     ]:  # fmt: skip
         with raises(RunError, expected):
-            hello_of({**HELLO_REPLY, **change})
+            parse_node_description({**HELLO_REPLY, **change})
 
 
 # ---- what it keeps -----------------------------------------------------------------------------------------------
@@ -262,18 +264,18 @@ def test_a_hello_that_lies_in_its_numbers() -> None:
 
 def test_the_last_two_versions_are_kept(tmp_path: Path) -> None:
     kept, run = NodeMemory(tmp_path / "node"), "0123456789abcdef"
-    assert kept.memory(run, -1) == (None, False) and kept.memory(run, 3) == (None, True)
+    assert kept.load(run, -1) == (None, False) and kept.load(run, 3) == (None, True)
     kept.keep(run, -1, 0, {"mean": torch.ones(2)})
     kept.keep(run, 0, 4, {"mean": torch.zeros(2)})
-    assert torch.equal(kept.memory(run, 0)[0]["mean"], torch.ones(2))  # round 4 may never have counted
+    assert torch.equal(kept.load(run, 0)[0]["mean"], torch.ones(2))  # round 4 may never have counted
     kept.keep(run, 0, 5, "five")
-    assert kept.memory(run, 4) == (None, True) and kept.memory(run, 5) == ("five", False)
+    assert kept.load(run, 4) == (None, True) and kept.load(run, 5) == ("five", False)
     kept.keep(run, 5, 6, ("a", 1, None))
-    assert NodeMemory(tmp_path / "node").memory(run, 6) == (("a", 1, None), False)
-    assert kept.memory(run, 0) == (None, True)
+    assert NodeMemory(tmp_path / "node").load(run, 6) == (("a", 1, None), False)
+    assert kept.load(run, 0) == (None, True)
     [path] = (tmp_path / "node").rglob("*.ffit")
     path.write_bytes(path.read_bytes()[:-3])
-    assert kept.memory(run, 6) == (None, True)
+    assert kept.load(run, 6) == (None, True)
     assert stat.S_IMODE((tmp_path / "node").stat().st_mode) == 0o700
 
 
@@ -281,18 +283,18 @@ def test_runs_long_ago_are_forgotten(tmp_path: Path) -> None:
     kept = NodeMemory(tmp_path)
     for number in range(12):
         kept.keep(f"{number:016x}", -1, 0, number)
-    assert len(list(tmp_path.rglob("*.ffit"))) == 8 and kept.memory(f"{11:016x}", 0) == (11, False)
+    assert len(list(tmp_path.rglob("*.ffit"))) == 8 and kept.load(f"{11:016x}", 0) == (11, False)
 
 
 def test_tensors_that_are_never_trained_are_those_of_the_digest(tmp_path: Path) -> None:
     kept, content = NodeMemory(tmp_path), pack({"w": torch.ones(3)})
-    assert kept.base(digest_of(content)) is None
-    kept.keep_base(digest_of(content), content)
-    assert torch.equal(unpack(kept.base(digest_of(content)) or b"")["w"], torch.ones(3))
+    assert kept.load_base(compute_digest(content)) is None
+    kept.keep_base(compute_digest(content), content)
+    assert torch.equal(unpack(kept.load_base(compute_digest(content)) or b"")["w"], torch.ones(3))
     next(iter(tmp_path.rglob("*.ffit"))).write_bytes(b"x")
-    assert kept.base(digest_of(content)) is None
+    assert kept.load_base(compute_digest(content)) is None
     with raises(RunError, key="base"):
-        kept.keep_base(digest_of(content), b"other")
+        kept.keep_base(compute_digest(content), b"other")
 
 
 # ---- the worker --------------------------------------------------------------------------------------------------
@@ -311,10 +313,10 @@ def test_a_worker_is_asked_twice_and_ends_with_who_asked(tmp_path: Path, monkeyp
     with subprocess.Popen([sys.executable, "-c", asking]) as node:
         monkeypatch.setattr("os.getppid", lambda: node.pid)
         monkeypatch.setenv("PYTHONPATH", f"{Path.cwd()}:{Path.cwd() / 'tests'}")
-        first = worker.asked({"header": packed(HELLO)}, str(path))
+        first = worker.ask_worker({"header": pack_message(HELLO)}, str(path))
         began = time.monotonic()
-        assert worker.asked({"header": packed(HELLO)}, str(path)) == first and time.monotonic() - began < 2
-        assert answer_of(first)["hello"]["name"] == "pi"
+        assert worker.ask_worker({"header": pack_message(HELLO)}, str(path)) == first and time.monotonic() - began < 2
+        assert read_answer(first)["hello"]["name"] == "pi"
         places = [p for p in tmp_path.rglob("*") if p.name in ("socket", "log")]
         assert {stat.S_IMODE(p.parent.stat().st_mode) for p in places} == {0o700}
         [process] = [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
@@ -343,9 +345,10 @@ import os, sys
 
 os.getppid = lambda: int(sys.argv[2])
 from fleetfit.fleet import worker
-from fleetfit.fleet.protocol import packed
+from fleetfit.fleet.protocol import pack_message
 
-sys.stdout.buffer.write(worker.asked({"header": packed({"what": "hello", "asks_budget": 1 > 0, "asks_labels": 1 > 0})},
+header = pack_message({"what": "hello", "asks_budget": 1 > 0, "asks_labels": 1 > 0})
+sys.stdout.buffer.write(worker.ask_worker({"header": header},
                                    sys.argv[1]))
 """
 
@@ -370,7 +373,7 @@ def test_a_worker_does_not_go_on_for_somebody_who_has_gone(tmp_path: Path, monke
                 second = subprocess.Popen(command, stdout=subprocess.PIPE)  # waits, since the worker is at work
                 first.kill()
             found, _ = second.communicate(timeout=240)
-            assert answer_of(found)["hello"]["name"] == "pi"
+            assert read_answer(found)["hello"]["name"] == "pi"
         finally:
             node.kill()
 
@@ -382,7 +385,7 @@ def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path, monkeypatch: 
     (tmp_path / f"fleetfit-{os.getuid()}").mkdir()
     (tmp_path / f"fleetfit-{os.getuid()}").chmod(0o755)
     with pytest.raises(RuntimeError, match="only this user"):
-        worker.asked({}, str(config(tmp_path)))
+        worker.ask_worker({}, str(config(tmp_path)))
 
 
 # ---- the app, keys and certificates ------------------------------------------------------------------------------
@@ -410,8 +413,8 @@ def test_the_apps_folder_is_thin_and_names_this_package(tmp_path: Path) -> None:
 
 
 def test_the_example_of_a_run_file_is_valid(tmp_path: Path) -> None:
-    from fleetfit.api.fleet import make_rules
     from fleetfit.config import load_experiment
+    from fleetfit.fleet.server_app import make_rules
 
     write_app(tmp_path / "app")
     assert make_rules(load_experiment(tmp_path / "app" / "run.toml")).nodes == 2
@@ -470,8 +473,11 @@ def test_a_job_without_memory_is_tried_again_once(fails: int, tmp_path: Path, mo
     path = str(config(tmp_path, allow=["tiny:tiny"], memory_limit="2 GB"))
     header = {**SETUP, "what": "job", "problem": {**SETUP["problem"], "exits": list(problem.exits)}}
     bare = dump_job(dataclasses.replace(job, state={}), problem.layout)
-    found = answer_of(
-        answer(path, {"header": packed({**header, "job": bare}), "state": pack(dump_state(state, problem.layout, sub))})
+    found = read_answer(
+        answer(
+            path,
+            {"header": pack_message({**header, "job": bare}), "state": pack(dump_state(state, problem.layout, sub))},
+        )
     )
     assert len(calls) == min(fails, 1) + 1, found
     assert ("no memory was left" in str(found["reply"].get("reason"))) == (fails == 2), found
@@ -482,7 +488,7 @@ def test_the_memory_limit_counts_what_was_written_to() -> None:
 
     def fits(size_mb: int) -> bool:
         try:
-            with limit.held(), mmap.mmap(-1, size_mb << 20, mmap.MAP_PRIVATE):
+            with limit.hold(), mmap.mmap(-1, size_mb << 20, mmap.MAP_PRIVATE):
                 return True
         except OSError:
             return False

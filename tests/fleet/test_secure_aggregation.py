@@ -13,9 +13,9 @@ import fleetfit as ff
 from fleetfit import secure
 from fleetfit.config import assemble, load_experiment
 from fleetfit.errors import ConfigError, NoUsableUpdates
-from fleetfit.privacy import Privacy, registered
+from fleetfit.privacy import Privacy, count_registered
 from fleetfit.secure import Quantiser, keys
-from fleetfit.secured import Segments
+from fleetfit.secure_engine import BlockLayout
 from fleetfit.submodel import concat_state
 from fleetfit.values import Failure
 
@@ -28,7 +28,7 @@ from open_updates import needles
 from fleetfit.fleet import node as nodes_side
 from fleetfit.fleet import transport
 from fleetfit.fleet.certificates import make_member
-from fleetfit.fleet.member import read_member
+from fleetfit.fleet.secure_aggregation import read_member
 
 SECURE: dict[str, Any] = {"minimum": 2, "threshold": 0.6}
 TABLE = described(
@@ -38,7 +38,7 @@ TABLE = described(
 
 @pytest.fixture(autouse=True)
 def fresh_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes_side.node_of.cache_clear()
+    nodes_side.get_node.cache_clear()
 
 
 def lab_of(folder: Path, table: Mapping[str, Any] = TABLE, **of_member: Any) -> Lab:
@@ -56,7 +56,7 @@ def phase_of(message: Message) -> str:
     """Return which phase a message asks for, or ""."""
     from fleetfit.messages import unpack
 
-    header = unpack(transport.parts_of(message)["header"], bounded=True)
+    header = unpack(transport.read_parts(message)["header"], bounded=True)
     return str(header["secure"]["phase"]) if header["what"] == "secure" else ""
 
 
@@ -78,10 +78,10 @@ def test_the_server_gets_and_keeps_no_single_update(
     lab, came = lab_of(tmp_path), []
     wanted = needles(TABLE)
     if not masks:
-        monkeypatch.setattr(keys, "masked", lambda words, key, sign: None)
+        monkeypatch.setattr(keys, "add_mask", lambda words, key, sign: None)
 
     def kept(message: Message, reply: Message) -> Message:
-        came.append(b"".join(bytes(part) for part in transport.parts_of(reply).values()))
+        came.append(b"".join(bytes(part) for part in transport.read_parts(reply).values()))
         return reply
 
     lab.grid.twist = kept
@@ -102,7 +102,7 @@ def test_a_node_whose_worker_ends_in_a_phase_has_gone_away(phase: str, tmp_path:
     def ends(message: Message, reply: Message) -> Message | None:
         if phase_of(message) == phase and message.metadata.dst_node_id == 103 and not ended:
             ended.append(message)
-            nodes_side.node_of(str(lab.configs[2]))._member._client = None  # its secrets were in memory only
+            nodes_side.get_node(str(lab.configs[2]))._member._client = None  # its secrets were in memory only
             return _failed(message)
         return reply
 
@@ -128,7 +128,7 @@ def _failed(message: Message) -> Message:
     return Message(Error(8, "killed"), reply_to=message)
 
 
-def test_a_node_with_a_members_key_refuses_to_train_in_the_open(tmp_path: Path) -> None:
+def test_a_member_refuses_to_train_in_the_open(tmp_path: Path) -> None:
     lab = lab_of(tmp_path)
     del lab.table["secure"]
     run = in_vain(lab)
@@ -162,11 +162,11 @@ def test_a_node_goes_by_a_minimum_of_its_own(tmp_path: Path) -> None:
     assert "the cohort has 5 members, and at least 6 are asked for" in run.metrics[0]["failures"][0]["reason"]
 
 
-def test_a_node_does_no_round_twice_also_when_its_worker_was_started_anew(tmp_path: Path) -> None:
+def test_a_node_with_a_new_worker_does_no_round_twice(tmp_path: Path) -> None:
     """The server forgets that rounds were begun, and asks once more, by the same name."""
     lab = lab_of(tmp_path)
     name = json.loads((lab.serve().folder / "secure.json").read_text())["run"]
-    nodes_side.node_of.cache_clear()
+    nodes_side.get_node.cache_clear()
     lab.table["rounds"] = 3
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(secure, "token_hex", lambda size: name)
@@ -178,12 +178,12 @@ def test_a_node_does_no_round_twice_also_when_its_worker_was_started_anew(tmp_pa
 
 
 @pytest.mark.parametrize("twist", ["range", "bits", "lr"])
-def test_a_server_that_asks_nodes_for_different_things_gets_noise(
+def test_a_server_that_sends_different_settings_gets_noise(
     twist: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fleetfit.fleet import member
+    from fleetfit.fleet import secure_aggregation
 
-    lab, answer, seen = lab_of(tmp_path), member.Membership.trained, []
+    lab, answer, seen = lab_of(tmp_path), secure_aggregation.Member.make_finish, []
     changes: dict[str, Callable[[dict[str, Any]], Any]] = {
         "range": lambda h: h["secure"].update(range=h["secure"]["range"] * 1e6),
         "bits": lambda h: h["secure"].update(bits=19),
@@ -195,7 +195,7 @@ def test_a_server_that_asks_nodes_for_different_things_gets_noise(
             seen.append(changes[twist](header))
         return answer(self, header, message)
 
-    monkeypatch.setattr(member.Membership, "trained", lied)
+    monkeypatch.setattr(secure_aggregation.Member, "make_finish", lied)
     lab.table["rounds"] = 1
     run = in_vain(lab)
     assert (
@@ -213,9 +213,7 @@ def private_table(folder: Path, **changes: Any) -> dict[str, Any]:
     return {**TABLE, "privacy": privacy, "evaluate": {"every": 0}, **changes}
 
 
-def test_a_private_fleet_of_sums_ends_with_the_bits_of_the_simulation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_private_secure_fleet_has_the_bits_of_the_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one salt for both. Nodes clip themselves, as the simulated clients do."""
     monkeypatch.setattr("secrets.token_hex", lambda size: "5a" * size)
     table = private_table(tmp_path)
@@ -224,8 +222,8 @@ def test_a_private_fleet_of_sums_ends_with_the_bits_of_the_simulation(
     assert torch.equal(concat_state(run.server.state), concat_state(base.server.state))
     assert [r["privacy"] for r in run.metrics] == [r["privacy"] for r in base.metrics]
     assert all(r["train"]["clients"] is None and "secure" not in r and "undone" not in r for r in run.metrics)
-    monkeypatch.setattr(Quantiser, "shortened", lambda self, moved: self.quantised(moved)[0])
-    nodes_side.node_of.cache_clear()
+    monkeypatch.setattr(Quantiser, "quantise_clipped", lambda self, moved: self.quantise(moved)[0])
+    nodes_side.get_node.cache_clear()
     loose = lab_of(tmp_path / "loose", table).serve()
     assert not torch.equal(concat_state(loose.server.state), concat_state(base.server.state)), (
         "and clipping shortens something"
@@ -233,12 +231,12 @@ def test_a_private_fleet_of_sums_ends_with_the_bits_of_the_simulation(
 
 
 @pytest.mark.parametrize("masks", [True, False])
-def test_a_private_server_gets_no_single_update_and_keeps_no_sum_without_noise(
+def test_a_private_server_has_no_update_and_no_sum_without_noise(
     masks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not in any reply, nor in what it says and writes; without masks and noise the same search finds both."""
     wanted: dict[str, list[bytes]] = {"updates": [], "means": []}
-    words, released, came = Segments.words, Privacy.release, []
+    words, released, came = BlockLayout.quantise_update, Privacy.release, []
 
     def sent(*given: Any) -> Any:
         found = words(*given)
@@ -246,19 +244,19 @@ def test_a_private_server_gets_no_single_update_and_keeps_no_sum_without_noise(
         return found
 
     def noted(self: Privacy, federation: Any, server: Any, total: torch.Tensor) -> Any:
-        members = registered(federation, server.round) * self.rate
+        members = count_registered(federation, server.round) * self.rate
         wanted["means"].append((total / members + concat_state(server.state)).numpy().tobytes()[:64])
         return released(self, federation, server, total)
 
     def kept(message: Message, reply: Message) -> Message:
-        came.append(b"".join(bytes(part) for part in transport.parts_of(reply).values()))
+        came.append(b"".join(bytes(part) for part in transport.read_parts(reply).values()))
         return reply
 
-    monkeypatch.setattr(Segments, "words", sent)
+    monkeypatch.setattr(BlockLayout, "quantise_update", sent)
     monkeypatch.setattr(Privacy, "release", noted)
     if not masks:
-        monkeypatch.setattr(keys, "masked", lambda words, key, sign: None)
-        monkeypatch.setattr(Privacy, "_noise_on", lambda self, total, round: None)
+        monkeypatch.setattr(keys, "add_mask", lambda words, key, sign: None)
+        monkeypatch.setattr(Privacy, "_add_noise", lambda self, total, round: None)
     lab = lab_of(tmp_path, private_table(tmp_path))
     lab.grid.twist = kept
     run = lab.serve()
@@ -273,13 +271,13 @@ def test_a_private_server_gets_no_single_update_and_keeps_no_sum_without_noise(
 
 
 @pytest.mark.parametrize("twist", ["clip", "none", "beyond"])
-def test_a_server_that_has_a_node_clip_to_something_else_gets_noise(
+def test_a_server_that_changes_a_nodes_clip_gets_noise(
     twist: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To a longer movement, or to none, or to one that does not lie within the range, which the node refuses."""
-    from fleetfit.fleet import member
+    from fleetfit.fleet import secure_aggregation
 
-    lab, answer, seen = lab_of(tmp_path, private_table(tmp_path, rounds=1)), member.Membership.trained, []
+    lab, answer, seen = lab_of(tmp_path, private_table(tmp_path, rounds=1)), secure_aggregation.Member.make_finish, []
     changes: dict[str, Callable[[dict[str, Any]], Any]] = {
         "clip": lambda h: h["secure"].update(clip=0.9),
         "none": lambda h: h["secure"].pop("clip"),
@@ -291,7 +289,7 @@ def test_a_server_that_has_a_node_clip_to_something_else_gets_noise(
             seen.append(changes[twist](header))
         return answer(self, header, message)
 
-    monkeypatch.setattr(member.Membership, "trained", lied)
+    monkeypatch.setattr(secure_aggregation.Member, "make_finish", lied)
     run = lab.serve() if twist == "beyond" else in_vain(lab)
     undone = run.metrics[0].get("undone", {}).get("reason", "")
     assert len(seen) == 1 and (twist == "beyond") == (undone == "")
@@ -299,9 +297,7 @@ def test_a_server_that_has_a_node_clip_to_something_else_gets_noise(
     assert undone in lab.heard
 
 
-def test_a_node_that_could_not_train_sends_zeros_and_does_not_go_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_that_could_not_train_sends_zeros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained, real = [], nodes_side.run_job
 
     def broken(job: Any, device: Any) -> Any:
@@ -336,7 +332,7 @@ def test_a_members_key_is_one_file_that_only_its_owner_reads(tmp_path: Path) -> 
     (one, authority), (other, same) = read_member(tmp_path / "a"), read_member(tmp_path / "b")
     assert authority == same and one.signer.public != other.signer.public
     for identity in (one, other):
-        assert keys.signed_by(authority, identity.certificate, keys.membership(identity.signer.public))
+        assert keys.verify_signature(authority, identity.certificate, keys.encode_membership(identity.signer.public))
     for path in (tmp_path / "a", tmp_path / "authority/members.key"):
         assert path.stat().st_mode & 0o777 == 0o600
     assert bytes.fromhex((tmp_path / "authority/members.key").read_text()).hex() not in (tmp_path / "a").read_text()

@@ -7,7 +7,7 @@ import torch
 from demo import secure, simulated
 
 import fleetfit as ff
-from fleetfit.privacy import spent
+from fleetfit.privacy import compute_epsilon
 from fleetfit.submodel import concat_state
 
 pytestmark = [pytest.mark.fleet, pytest.mark.slow]
@@ -29,7 +29,7 @@ def test_what_a_server_has_holds_no_single_update(masks: bool, tmp_path: Path, m
 
 
 @pytest.mark.parametrize("masks", [True, False])
-def test_what_a_private_server_has_holds_no_single_update_and_no_key(
+def test_a_private_server_has_no_single_update_and_no_key(
     masks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The nodes clip themselves: where masks are off, the search finds what they have clipped and quantised."""
@@ -39,7 +39,7 @@ def test_what_a_private_server_has_holds_no_single_update_and_no_key(
     privacy = {"clip": 0.5, "noise": 1.0, "delta": 0.01, "key_file": str(tmp_path / "run.key")}
     search = secure(tmp_path / "fleet", masks, {"privacy": privacy, "evaluate": {"every": 0}})
     run = ff.load(tmp_path / "fleet" / "run")
-    epsilon = [spent(1.0, 1.0, number, 0.01, known=True) for number in (1, 2)]
+    epsilon = [compute_epsilon(1.0, 1.0, number, 0.01, known_cohorts=True) for number in (1, 2)]
     assert [report["privacy"]["epsilon"] for report in run.metrics] == epsilon
     assert all("undone" not in report and report["train"]["clients"] is None for report in run.metrics)
     assert search.bytes > 1e6 and len(search.wanted) == 4

@@ -17,10 +17,10 @@ from flwr.proto.runtime_pb2 import PushTaskOutputRequest
 APP = """
 import os, signal, sys
 from types import SimpleNamespace
-from fleetfit.fleet.warm.server_app import spoken_for
+from fleetfit.fleet.warm.server_app import report_server_death
 
 grid = SimpleNamespace(_addr=sys.argv[1], _token="secret", _insecure=True, _cert=None)
-with spoken_for(grid):
+with report_server_death(grid):
     if sys.argv[2] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if sys.argv[2] == "error":
@@ -76,6 +76,6 @@ def test_a_server_app_that_is_killed_has_failed_at_once(superlink: _SuperLink) -
 
 
 @pytest.mark.parametrize(("end", "code"), [("well", 0), ("error", 3)])
-def test_of_one_that_ends_by_itself_nobody_else_speaks(end: str, code: int, superlink: _SuperLink) -> None:
+def test_a_server_app_that_ends_is_not_reported(end: str, code: int, superlink: _SuperLink) -> None:
     assert _run(superlink, end) == code  # which waits for the process beside it
     assert not superlink.told

@@ -24,7 +24,7 @@ SILENT = {"name": "adaptivefl"}
 
 @pytest.fixture(autouse=True)
 def fresh_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes_side.node_of.cache_clear()
+    nodes_side.get_node.cache_clear()
 
 
 def recorded(folder: Path, budgets: list[float], **changes: Any) -> tuple[ff.Run, list[tuple[int, Any, Any, bytes]]]:
@@ -33,7 +33,7 @@ def recorded(folder: Path, budgets: list[float], **changes: Any) -> tuple[ff.Run
     found: list[tuple[int, Any, Any, bytes]] = []
 
     def note(message: Message, reply: Message) -> Message:
-        header, content = unpack(transport.parts_of(message)["header"]), transport.parts_of(reply)["answer"]
+        header, content = unpack(transport.read_parts(message)["header"]), transport.read_parts(reply)["answer"]
         found.append((message.metadata.dst_node_id, header, unpack(content), bytes(content)))
         return reply
 
@@ -49,7 +49,7 @@ def by_node(found: list[tuple[int, Any, Any, bytes]]) -> dict[int, list[tuple[st
     return answers
 
 
-def test_every_message_of_a_run_is_the_same_whatever_else_the_node_affords(tmp_path: Path) -> None:
+def test_messages_do_not_depend_on_a_nodes_budget(tmp_path: Path) -> None:
     """Budgets that admit the same models of the pool give the same bytes, tolerances included."""
     a, first = recorded(tmp_path / "a", [0.2, 0.9, 1.0, 0.6, 0.3])
     b, second = recorded(tmp_path / "b", [0.25, 0.75, 0.95, 0.4, 0.5])
@@ -58,7 +58,7 @@ def test_every_message_of_a_run_is_the_same_whatever_else_the_node_affords(tmp_p
     assert {header["what"] for _, header, _, _ in first} == {"hello", "setup", "job"}
 
 
-def test_a_node_is_asked_for_nothing_larger_than_what_it_has_trained(tmp_path: Path) -> None:
+def test_a_node_is_asked_for_no_larger_model_than_it_has_trained(tmp_path: Path) -> None:
     run, found = recorded(tmp_path, [0.25, 0.5, 1.0, 0.5, 0.25], rounds=6)
     levels, trained, kinds = run.assembly.federation, defaultdict(set), set()
     for node, header, nest, _ in found:
@@ -84,12 +84,12 @@ def test_a_node_is_asked_for_nothing_larger_than_what_it_has_trained(tmp_path: P
     }
 
 
-def test_a_server_that_asks_which_model_a_node_affords_is_refused(tmp_path: Path) -> None:
+def test_a_node_does_not_reveal_which_model_it_affords(tmp_path: Path) -> None:
     lab = Lab(tmp_path, described(SILENT, rounds=1), [1.0] * CLIENTS)
     asked = []
 
     def note(message: Message, reply: Message) -> Message:
-        asked.append((transport.parts_of(message), reply))
+        asked.append((transport.read_parts(message), reply))
         return reply
 
     lab.grid.twist = note
@@ -97,7 +97,7 @@ def test_a_server_that_asks_which_model_a_node_affords_is_refused(tmp_path: Path
     parts = next(p for p, _ in asked if unpack(p["header"]).get("job", {}).get("kind") == "evaluate")
     header = unpack(parts["header"])
     header["job"]["evaluation"]["own"] = True
-    from fleetfit.fleet.protocol import packed
+    from fleetfit.fleet.protocol import pack_message
 
-    answer = unpack(nodes_side.answer(str(lab.configs[0]), {**parts, "header": packed(header)}))
-    assert "does not tell" in answer["refused"]
+    answer = unpack(nodes_side.answer(str(lab.configs[0]), {**parts, "header": pack_message(header)}))
+    assert "does not reveal" in answer["refused"]

@@ -25,12 +25,13 @@ from fleetfit.aggregate import Mean, apply_mean
 from fleetfit.errors import FleetFitError
 from fleetfit.evaluate import evaluate
 from fleetfit.fleet.node import answer
-from fleetfit.fleet.protocol import answer_of, hello_of
+from fleetfit.fleet.protocol import read_answer
 from fleetfit.layout import Layout, State
 from fleetfit.messages import load_job, load_reply, unpack
 from fleetfit.rounds import run_round, validate_and_measure
 from fleetfit.validation import find_job_error
 from fleetfit.values import Failure, Job, Server, Update
+from fleetfit.values.nodes import parse_node_description
 
 ASKED = ("hello", "setup", "train", "train", "evaluate", "statistics")
 UNPARSED = "not parsed"
@@ -82,7 +83,7 @@ def taken(kind: str, place: int, content: bytes) -> str:
     """
     job = real().replies[kind][place][0]
     try:
-        nest = answer_of(content).get("reply")
+        nest = read_answer(content).get("reply")
         reply = load_reply(nest if isinstance(nest, Mapping) else {}, layout())
     except FleetFitError as error:
         return said(error, UNPARSED)
@@ -144,11 +145,11 @@ def harmless_evaluation(kind: str, place: int, reply: Reply, found: Reply) -> No
 def introduced(content: bytes) -> str:
     """Let the server have an answer to its hello; return what became of it."""
     try:
-        nest = answer_of(content)
+        nest = read_answer(content)
     except FleetFitError as error:
         return said(error, UNPARSED)
     try:
-        told = hello_of(nest.get("hello"))
+        told = parse_node_description(nest.get("hello"))
     except FleetFitError as error:
         return said(error, "refused")
     assert readable(told.name) and readable(str(told.facts)) and readable(told.facts.name) and told.num_examples >= 0
@@ -172,7 +173,7 @@ def heard(parts: Mapping[str, bytes]) -> str:
     """Let a node have a message; return what became of it. It has an answer to whatever comes."""
     if much_work(parts):
         return "not done: more work than a test has time for"
-    found = answer_of(answer(node_config(), parts))
+    found = read_answer(answer(node_config(), parts))
     if "refused" in found:
         assert readable(found["refused"]), found["refused"]
         assert "unexpectedly" not in found["refused"], found["refused"]

@@ -17,7 +17,7 @@ from tiny import plain, tiny_federation
 from fleetfit.engines.local import local
 from fleetfit.errors import RunError
 from fleetfit.evaluate import EvaluationScope, evaluate
-from fleetfit.fleet.protocol import packed
+from fleetfit.fleet.protocol import pack_message
 from fleetfit.messages import (
     compress,
     count_scales,
@@ -113,7 +113,7 @@ def failed(job: Job) -> Failure:
 
 def answer_to(reply: Reply) -> bytes:
     """Return a node's answer as it travels."""
-    return packed({"reply": dump_reply(reply, real().federation.problem.layout), "keeps": True, "forgot": False})
+    return pack_message({"reply": dump_reply(reply, real().federation.problem.layout), "keeps": True, "forgot": False})
 
 
 # ---- spoiling ----------------------------------------------------------------------------------------------------
@@ -310,15 +310,15 @@ SETUP: dict[str, Any] = {
 def asked(kind: str, place: int) -> dict[str, bytes]:
     """Return the parts of a server's message: kind "hello", "setup", "train", "evaluate" or "statistics"."""
     if kind == "hello":
-        return {"header": packed({"what": "hello", "asks_budget": True, "asks_labels": True})}
+        return {"header": pack_message({"what": "hello", "asks_budget": True, "asks_labels": True})}
     if kind == "setup":
-        return {"header": packed(SETUP)}
+        return {"header": pack_message(SETUP)}
     pairs = real().replies[kind]
     job = pairs[place % len(pairs)][0]
     layout = real().federation.problem.layout
     bare = dump_job(replace(job, state={}, statistics={}, method={"name": "fedavg"}), layout)
     state = dump_state(job.state, layout, job.submodel)
-    parts = {"header": packed({**SETUP, "what": "job", "job": bare}), "state": pack(state)}
+    parts = {"header": pack_message({**SETUP, "what": "job", "job": bare}), "state": pack(state)}
     if job.statistics:
         parts["statistics"] = pack(dict(job.statistics))
     return parts

@@ -36,7 +36,7 @@ ALIKE = {
 SETTINGS = Settings(
     3,
     Local(lr=0.05, momentum=0.9, weight_decay=1e-3, epochs=2, batch_size=8, clip_norm=2.0),
-    wanted=EvaluationScope(Evaluation(batch_size=64), statistics_samples=120),
+    scope=EvaluationScope(Evaluation(batch_size=64), statistics_samples=120),
 )
 SPECS: dict[str, Mapping[str, Any]] = {
     **{name: spec_of(name) for name in names.list_names("methods")},

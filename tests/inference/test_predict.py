@@ -10,7 +10,7 @@ from torch import nn
 
 import fleetfit as ff
 from fleetfit.errors import ConfigError, ModelError
-from fleetfit.evaluate import level_module
+from fleetfit.evaluate import build_level_module
 from fleetfit.layout import predictions
 from fleetfit.rounds import start
 
@@ -38,7 +38,7 @@ class Counted(nn.Module):
 @pytest.fixture
 def module() -> nn.Module:
     federation, _ = tiny_federation({"name": "scalefl"}, norm=False)
-    return level_module(federation, start(federation), 2, None)
+    return build_level_module(federation, start(federation), 2, None)
 
 
 def test_adaptive_predictions_are_those_of_the_forward_pass_and_cost_nothing_twice(module: nn.Module) -> None:

@@ -15,7 +15,7 @@ from tiny import tiny_federation
 from torch import Tensor, nn
 
 from fleetfit.errors import ConfigError, RunError
-from fleetfit.evaluate import level_module
+from fleetfit.evaluate import build_level_module
 from fleetfit.inference import (
     Policy,
     Scores,
@@ -183,7 +183,7 @@ def test_a_calibration_is_written_and_read(tmp_path: Any) -> None:
 @pytest.fixture
 def module() -> nn.Module:
     federation, _ = tiny_federation({"name": "scalefl"}, norm=False)
-    return level_module(federation, start(federation), 2, None)
+    return build_level_module(federation, start(federation), 2, None)
 
 
 class Sizes:

@@ -65,9 +65,9 @@ TESTS: Mapping[str, Sequence[str]] = {
 
 MORE: Mapping[str, Sequence[str]] = {
     "methods/_pool.py": ("test_pool", "test_adaptivefl"),
-    "methods/_reinforcement.py": ("test_adaptivefl",),
-    "methods/_distillation.py": ("test_feddf",),
-    "methods/_own_blocks.py": ("test_inclusivefl",),
+    "methods/adaptivefl.py": ("test_adaptivefl",),
+    "methods/feddf.py": ("test_feddf",),
+    "methods/inclusivefl.py": ("test_inclusivefl",),
     "methods/decoupled.py": ("test_adaptivefl",),
     "methods/heterofl.py": ("test_methods", "test_tasks"),
     "options/feddyn.py": ("test_server_options", "test_reefl"),

@@ -13,13 +13,13 @@ from torch import nn
 from zoo import Made
 
 from fleetfit.layout import Axis, Layout, infer_layout, product, segments
+from fleetfit.method import keep_prefix
 from fleetfit.submodel import (
     SlicePlan,
     Submodel,
     extract,
     move_state,
     narrow_state,
-    prefix,
     put_back,
     random,
     rolling,
@@ -28,7 +28,7 @@ from fleetfit.submodel import (
 
 patient = settings(deadline=None, max_examples=50)
 CUT = import_module("fleetfit.submodel")  # by name: the package has a function of that name
-CHOICES = {"prefix": prefix, "window": window, "rolling": rolling, "random": random}
+CHOICES = {"prefix": keep_prefix, "window": window, "rolling": rolling, "random": random}
 NAMES = ("a", "b", "c")
 Factors = tuple[str | int, ...]
 Chosen = Mapping[str, Sequence[int]]

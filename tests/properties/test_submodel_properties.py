@@ -10,8 +10,9 @@ from zoo import RIGHT, Deep
 
 from fleetfit.check import TOLERANCE, check_layout
 from fleetfit.layout import Architecture, Axis, Layout, State, build_module, infer_layout, outputs
+from fleetfit.method import keep_prefix
 from fleetfit.models.cnn import cnn
-from fleetfit.submodel import Submodel, extract, full_submodel, move_state, prefix, put_back, random, rolling, window
+from fleetfit.submodel import Submodel, extract, full_submodel, move_state, put_back, random, rolling, window
 
 patient = settings(deadline=None)  # a busy machine is no failure
 
@@ -23,7 +24,7 @@ FAMILIES: dict[str, Architecture] = {
 }
 LAYOUTS = {name: infer_layout(family) for name, family in FAMILIES.items()}
 SHAPES = {"blocks": (5,), "cnn": (1, 8, 8), "cnn, group norm": (1, 8, 8)}
-CHOICES = {"prefix": prefix, "window": window, "rolling": rolling, "random": random}
+CHOICES = {"prefix": keep_prefix, "window": window, "rolling": rolling, "random": random}
 
 names = st.sampled_from(sorted(FAMILIES))
 seeds = st.integers(0, 2**32 - 1)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fleetfit import secured
+from fleetfit import secure_engine
 from fleetfit.aggregate import SummedBlock
 from fleetfit.secure import SecureClient
 from fleetfit.values import Failure, Job, Update
@@ -61,7 +61,7 @@ class Stopped(BaseException):
 def stop_in_second_round(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> list[int]:
     """Start a run that is killed as its second round trains; return the rounds asked of clients, then and later."""
     asked: list[int] = []
-    begin, train = SecureClient.begin, secured.Simulated._train
+    begin, train = SecureClient.begin, secure_engine.SimulatedParties._train
 
     def begun(self: SecureClient, run: str, round: int, piece: str) -> Any:
         asked.append(round)
@@ -74,7 +74,7 @@ def stop_in_second_round(monkeypatch: pytest.MonkeyPatch, run: Callable[[], obje
 
     monkeypatch.setattr(SecureClient, "begin", begun)
     with monkeypatch.context() as patch:
-        patch.setattr(secured.Simulated, "_train", stops)
+        patch.setattr(secure_engine.SimulatedParties, "_train", stops)
         with pytest.raises(Stopped):
             run()
     return asked

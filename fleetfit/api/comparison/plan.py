@@ -11,6 +11,7 @@ seed: a row that does not fit its data or its fleet is refused before another ro
 
 import contextlib
 import functools
+import inspect
 import itertools
 import json
 import os
@@ -39,7 +40,7 @@ from fleetfit.config.schema import CompareSection
 from fleetfit.config.toml import find_base_folder, read_toml
 from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, truncate
 from fleetfit.files import make_slug
-from fleetfit.method import build, list_hyperparameters
+from fleetfit.method import build
 from fleetfit.records.schema import PlannedRunsRecord
 from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, ROUNDS, expand_columns
 
@@ -632,7 +633,7 @@ def _check_heads(plan: ComparisonPlan) -> None:
     for row, table in plan.rows.items():
         section = parse_experiment(table).model
         if isinstance(section.name, str):
-            parameter = list_hyperparameters(find_function("models", section.name)[0]).get("head")
+            parameter = inspect.signature(find_function("models", section.name)[0]).parameters.get("head")
             if parameter is not None:
                 kinds[row] = str(section.settings.get("head", parameter.default))
     is_declared = re.search(r"\bheads?\b|\bclassifiers?\b", plan.section.differs, re.IGNORECASE)

@@ -9,7 +9,7 @@ import numpy as np
 from fleetfit.config.schema import Experiment
 from fleetfit.errors import ConfigError
 from fleetfit.method import FEDAVG, Method
-from fleetfit.method.hooks import round_submodel
+from fleetfit.method.hooks import get_round_submodel
 from fleetfit.options import krum, outliers, trimmed_mean
 from fleetfit.peft.lora import B
 from fleetfit.values import Federation, Problem
@@ -82,9 +82,9 @@ def check_model(experiment: Experiment, problem: Problem) -> None:
 
 
 COMPARING: dict[str, Callable[..., bool]] = {
-    "outliers": outliers.judges,
-    "krum": krum.judges,
-    "trimmed_mean": trimmed_mean.judges,
+    "outliers": outliers.is_large_enough,
+    "krum": krum.is_large_enough,
+    "trimmed_mean": trimmed_mean.is_large_enough,
 }
 """Options that compare the updates of a round, each with a check of the number of updates."""
 _MOST_CLIENTS = 10_000  # tried sizes when looking for the smallest cohort
@@ -115,7 +115,8 @@ def check_comparable(experiment: Experiment, federation: Federation) -> None:
             )
         for level in range(len(federation.levels)):
             clients = np.flatnonzero(federation.level_of == level)[:_MOST_DRAWS].tolist()
-            if any(len({round_submodel(federation, r, client) for client in clients}) > 1 for r in range(_MOST_DRAWS)):
+            rounds = ({get_round_submodel(federation, r, client) for client in clients} for r in range(_MOST_DRAWS))
+            if any(len(submodels) > 1 for submodels in rounds):
                 raise ConfigError(
                     f"{where} compares clients that train the same channels, but here each client gets its own "
                     'channels. Set method.hooks.channels = "prefix" or "rolling", or leave the option out.',

@@ -11,7 +11,7 @@ from fleetfit.data import Data
 from fleetfit.errors import ConfigError, ModelError
 from fleetfit.layout import Architecture, validate_architecture
 from fleetfit.method import is_portable
-from fleetfit.tasks import task_named
+from fleetfit.tasks import get_task
 from fleetfit.values import DataDescription, Problem, apply_peft
 
 
@@ -36,7 +36,7 @@ def build_problem(experiment: Experiment, data: Data | DataDescription) -> Probl
     return Problem(
         architecture,
         shape,
-        task_named(data.task),
+        get_task(data.task),
         (architecture.blocks,),
         start=experiment.start,
         spec=spec if is_portable(spec) else None,

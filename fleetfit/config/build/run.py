@@ -103,7 +103,7 @@ def _assemble(
     federation, simulation, settings = apply_attack(federation, members.simulation, settings, attackers)
     notes += describe_attackers(attackers)
     if simulation is None:  # devices evaluate only the levels that they afford
-        settings = replace(settings, wanted=replace(settings.wanted, whole=False, beyond=False))
+        settings = replace(settings, scope=replace(settings.scope, whole=False, beyond=False))
     plan = build_plan(truth, planned.budgets, planned.targets)
     notes += describe_single_level(experiment, federation, plan)
     recorded = record_latencies(experiment, planned.budgets.conditions.measured)

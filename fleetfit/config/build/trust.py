@@ -9,19 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from fleetfit.attack import Attack, Attackers, drawn
+from fleetfit.attack import Attack, Attackers, draw_hostile_clients
 from fleetfit.config.build.levels import format_ranges
 from fleetfit.config.components import build_component
 from fleetfit.config.schema import FRACTION, Experiment
 from fleetfit.errors import ConfigError, RunError, truncate
 from fleetfit.evaluate import has_batch_norm
-from fleetfit.method import FEDAVG
-from fleetfit.method.hooks import by_count, round_submodel
-from fleetfit.privacy import Ledger, Privacy, affordable, noise_for, registered
+from fleetfit.method import FEDAVG, get_round_submodel, keep_prefix, weigh_equally
+from fleetfit.privacy import Ledger, Privacy, count_registered, find_noise, max_rounds
 from fleetfit.records import RunFolder
 from fleetfit.rounds import Settings
 from fleetfit.secure import Quantiser, SecureRules, SecureRun, check_installed
-from fleetfit.submodel import full_submodel, get_slice_plan, prefix, rolling
+from fleetfit.submodel import full_submodel, get_slice_plan, rolling
 from fleetfit.values import Federation, Simulation
 
 # ---- hostile clients -----------------------------------------------------------------------------------------------
@@ -66,9 +65,9 @@ def draw_attackers(experiment: Experiment, attack: Attack, federation: Federatio
     """Draw the hostile clients by the levels that clients actually afford."""
     section, levels = experiment.attack, federation.level_of
     levels_with_data = np.where(federation.clients.num_examples > 0, levels, -1)
-    clients = drawn(levels_with_data, section.share, section.among, experiment.seed)
+    clients = draw_hostile_clients(levels_with_data, section.share, section.among, experiment.seed)
     level_by_client = {client: int(levels[client]) for client in clients}
-    return Attackers(attack, clients, level_by_client, partial(round_submodel, federation), experiment.seed)
+    return Attackers(attack, clients, level_by_client, partial(get_round_submodel, federation), experiment.seed)
 
 
 def apply_attack(
@@ -77,12 +76,12 @@ def apply_attack(
     """Apply an attack to the server's view, the devices' data, and the evaluation."""
     if attackers is None or simulation is None or federation.device is None:
         return federation, simulation, settings
-    probe = attackers.probed(federation.device)
-    data, parts = attackers.poisoned(simulation.data, simulation.parts)
+    probe = attackers.make_probe_device(federation.device)
+    data, parts = attackers.poison(simulation.data, simulation.parts)
     return (
-        replace(federation, clients=attackers.told(federation.clients)),
+        replace(federation, clients=attackers.tell(federation.clients)),
         replace(simulation, data=data, parts=parts),
-        replace(settings, hostile=frozenset(attackers.clients), wanted=replace(settings.wanted, triggered=probe)),
+        replace(settings, hostile=frozenset(attackers.clients), scope=replace(settings.scope, triggered=probe)),
     )
 
 
@@ -175,15 +174,18 @@ def build_privacy(experiment: Experiment, federation: Federation) -> Privacy | N
         )
     if noise is None:
         assert epsilon is not None
-        noise = noise_for(epsilon, rate, experiment.rounds, delta, is_secure)
-    elif epsilon is not None and not affordable(noise, rate, delta, epsilon, 1, is_secure):
+        noise = find_noise(epsilon, rate, experiment.rounds, delta, is_secure)
+    elif epsilon is not None and not max_rounds(noise, rate, delta, epsilon, 1, is_secure):
         raise ConfigError(
             f"[privacy] epsilon: {epsilon:g} is spent within the first round. Set more noise, a smaller "
             "cohort.fraction, or a larger epsilon.",
             key="privacy.epsilon",
         )
-    ledger = Ledger(again=federation.device is None)
-    return Privacy(clip, noise, rate, delta, epsilon, key_file, ledger, found=section.noise is None, known=is_secure)
+    ledger = Ledger(charges_repeats=federation.device is None)
+    return Privacy(
+        clip, noise, rate, delta, epsilon, key_file, ledger,
+        noise_from_budget=section.noise is None, known_cohorts=is_secure,
+    )  # fmt: skip
 
 
 def _check_private_rounds(experiment: Experiment, federation: Federation) -> None:
@@ -210,7 +212,7 @@ def _check_private_rounds(experiment: Experiment, federation: Federation) -> Non
         if further:
             owner, key = f"[method.plus.{further[0]}]", f"method.plus.{further[0]}"
         raise ConfigError(f"[privacy]: {owner} uses more than a private round reveals. {_PLAIN_METHODS}", key=key)
-    if method.channels not in (prefix, rolling):
+    if method.channels not in (keep_prefix, rolling):
         raise ConfigError(
             "[privacy]: each client gets its own channels, so the number of clients per element is not known in "
             'advance. Set method.hooks.channels = "prefix" or "rolling".',
@@ -257,21 +259,21 @@ def _check_private_settings(experiment: Experiment) -> None:
 
 def apply_privacy(federation: Federation, settings: Settings, privacy: Privacy) -> tuple[Federation, Settings]:
     """Install the private hooks, and drop per-client results from the evaluation."""
-    hooks: dict[str, Any] = {"choose": privacy.choose, "aggregate": privacy.aggregate, "weight": by_count}
+    hooks: dict[str, Any] = {"choose": privacy.choose, "aggregate": privacy.aggregate, "weight": weigh_equally}
     has_test_set = federation.device is not None
     evaluation = replace(
-        settings.wanted, clients=0, whole=has_test_set, always=has_test_set, norms=settings.wanted.norms[:1]
+        settings.scope, clients=0, whole=has_test_set, always=has_test_set, norms=settings.scope.norms[:1]
     )
     return (
         replace(federation, method=replace(federation.method, **hooks)),  # type: ignore[type-var]
-        replace(settings, rounds=privacy.lasts(settings.rounds), wanted=evaluation, privacy=privacy),
+        replace(settings, rounds=privacy.max_rounds(settings.rounds), scope=evaluation, privacy=privacy),
     )
 
 
 def describe_privacy(privacy: Privacy, federation: Federation, rounds: int) -> tuple[str, ...]:
     """Describe the guarantee, the number of rounds that it covers, and too much noise."""
-    lasts = privacy.lasts(rounds)
-    epsilon = replace(privacy, ledger=Ledger(begun=lasts)).told()["epsilon"]
+    lasts = privacy.max_rounds(rounds)
+    epsilon = replace(privacy, ledger=Ledger(begun=lasts)).make_report()["epsilon"]
     notes = [
         f"Differential privacy of clients: noise {privacy.noise:.3g} times the clipping norm of {privacy.clip:g}, each "
         f"client drawn with probability {privacy.rate:.3g}: epsilon {epsilon:.2f} at delta {privacy.delta:.2g} after "
@@ -279,7 +281,7 @@ def describe_privacy(privacy: Privacy, federation: Federation, rounds: int) -> t
     ]
     if lasts < rounds:
         notes.append(f"The budget of epsilon {privacy.epsilon:g} is enough for {lasts} of the {rounds} rounds.")
-    members = registered(federation, 0)
+    members = count_registered(federation, 0)
     loudness = {}
     for index in np.unique(federation.level_of[federation.able]).tolist():
         level = federation.levels[index]
@@ -379,13 +381,13 @@ def _check_secure_rounds(experiment: Experiment, federation: Federation) -> None
             "nodes.",
             key=key,
         )
-    if method.weight is not by_count:
+    if method.weight is not weigh_equally:
         raise ConfigError(
             "[secure]: sums give all clients the same weight, but this method weights clients. Set "
             'method.hooks.weight = "by_count".',
             key="method.hooks.weight",
         )
-    if method.channels not in (prefix, rolling):
+    if method.channels not in (keep_prefix, rolling):
         raise ConfigError(
             "[secure]: each client gets its own channels, so few clients share an element. Set method.hooks.channels "
             '= "prefix" or "rolling".',

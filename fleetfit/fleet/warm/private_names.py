@@ -1,4 +1,4 @@
-"""The names inside Flower that FleetFit uses: whether the installed Flower has them, and what is done with them."""
+"""The names inside Flower that FleetFit uses: checks of the installed Flower, and functions that replace them."""
 
 import importlib
 import inspect
@@ -18,7 +18,7 @@ STATE = "flwr.supernode.nodestate.in_memory_nodestate"
 _JOB = ("runtime_api_address", "token", "parent_pid")
 _BACKOFF = ("initial_backoff", "backoff_cap")
 
-# Module, name in it, and the parameters that it must take.
+# Module, name in it, and its necessary parameters.
 _NEEDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("flwr.supernode.cli", "flower_supernode", ()),
     (SUPERNODE, "time.sleep", ()),
@@ -55,7 +55,7 @@ _NEEDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (CLIENT, "get_load_client_app_fn", ("default_app_ref", "app_path", "multi_app")),
     (CLIENT, "pull_and_inflate_object_from_tree", _BACKOFF),
 )
-# Module, function in it, and the global name that it must look up: replacing one that it does not use is in vain.
+# Module, function in it, and a global name that it must use: otherwise replacing that name has no effect.
 _USED = (
     (SUPERNODE, "start_client_internal", "time"),
     (SUPERNODE, "start_client_internal", "_push_messages"),
@@ -72,16 +72,16 @@ _USED = (
     (CLIENT, "run_clientapp", "pull_task_input"),
     (CLIENT, "pull_task_input", "pull_and_inflate_object_from_tree"),
 )
-# What an executor of ours has; Flower may want more of it one day.
+# The methods of FleetFit's executor; a later Flower may need more.
 _METHODS = {"get_eligible_capacity", "wait_for_capacity", "launch", "reconcile", "close"}
 
 
-def missing_names() -> list[str]:
-    """Return which names inside Flower are not there, or not as they were; none, if all is well."""
-    missing = [text for module, name, parameters in _NEEDED for text in _not_there(module, name, parameters)]
+def find_missing_names() -> list[str]:
+    """Return the names inside Flower that are missing or have changed."""
+    missing = [text for module, name, parameters in _NEEDED for text in _iter_missing(module, name, parameters)]
     for module, function, name in _USED if not missing else ():
-        found: Any = reduce(getattr, function.split("."), importlib.import_module(module))
-        code = getattr(inspect.unwrap(found), "__code__", None)
+        value: Any = reduce(getattr, function.split("."), importlib.import_module(module))
+        code = getattr(inspect.unwrap(value), "__code__", None)
         if name not in getattr(code, "co_names", ()):
             missing.append(f"{module}.{function} does not use {name}")
     if not missing:
@@ -91,46 +91,46 @@ def missing_names() -> list[str]:
     return missing
 
 
-def _not_there(module: str, name: str, parameters: tuple[str, ...]) -> Iterator[str]:
+def _iter_missing(module: str, name: str, parameters: tuple[str, ...]) -> Iterator[str]:
     try:
-        found: Any = reduce(getattr, name.split("."), importlib.import_module(module))
+        value: Any = reduce(getattr, name.split("."), importlib.import_module(module))
     except (ImportError, AttributeError):
         yield f"{module}.{name}"
         return
     if parameters:
         try:
-            known = set(inspect.signature(found).parameters)
+            present = set(inspect.signature(value).parameters)
         except (TypeError, ValueError):
-            known = set()
-        yield from (f"{module}.{name}({word}=)" for word in parameters if word not in known)
+            present = set()
+        yield from (f"{module}.{name}({parameter}=)" for parameter in parameters if parameter not in present)
 
 
-def often(module: str, name: str) -> None:
-    """Have a function of Flower ask often for a message's content, which comes after the message.
+def poll_often(module: str, name: str) -> None:
+    """Have a function of Flower poll often for a message's content, which comes after the message.
 
-    Flower waits 1 s after the first time in vain, and longer each time.
+    Flower waits 1 s after the first failed poll, and longer each time.
     """
-    found = importlib.import_module(module)
-    setattr(found, name, partial(getattr(found, name), initial_backoff=0.05, backoff_cap=0.5))
+    home = importlib.import_module(module)
+    setattr(home, name, partial(getattr(home, name), initial_backoff=0.05, backoff_cap=0.5))
 
 
-def beat_every(seconds: float) -> None:
-    """Have the heartbeats of this process come within so many seconds, of which Flower allows for two; by itself 30."""
+def set_heartbeat(seconds: float) -> None:
+    """Set the interval of this process's heartbeats, by default 30 s; Flower tolerates one that is late."""
     importlib.import_module(HEARTBEAT).HEARTBEAT_DEFAULT_INTERVAL = seconds  # type: ignore[attr-defined]
 
 
-def say_failed(address: str, token: str, insecure: bool, certificates: str | None, details: str) -> None:
-    """Say that a task has failed. Nothing happens where it has ended otherwise: its token is not valid any more.
+def report_failed_task(address: str, token: str, insecure: bool, certificates: str | None, details: str) -> None:
+    """Report that a task has failed. The token of a task that has ended is not valid any more: nothing happens.
 
     Args:
-        address: Of the Runtime API that the task came from.
+        address: Of the task's Runtime API.
         token: Of the task.
         insecure: No TLS.
         certificates: The authority of the API's certificate, in PEM; None for those that the system trusts.
-        details: What happened.
+        details: The cause.
 
     Raises:
-        httpx.HTTPError: It was not heard.
+        httpx.HTTPError: The report did not arrive.
     """
     from flwr.common.constant import SubStatus
     from flwr.proto.runtime_pb2 import PushTaskOutputRequest
