@@ -165,8 +165,8 @@ def train_locally(
 
     for batch, ends_epoch in iter_epochs(indices, local, rng):
         passes = STEP * samples + stopping.samples
-        if not deadline.admits(passes, STEP * len(batch) + stopping.cost_after_step(steps + 1)):
-            late = True
+        late = not deadline.admits(passes, STEP * len(batch) + stopping.cost_after_step(steps + 1))
+        if late:
             break
         x, y = loader.load(batch, rng)
         model.grad.zero_()
@@ -180,10 +180,8 @@ def train_locally(
         samples, steps = samples + len(batch), steps + 1
         ends = stopping.check_after_step(steps) or steps == local.max_steps
         if ends_epoch or ends:
-            if not deadline.admits(STEP * samples + stopping.samples, stopping.cost_after_epoch):
-                late = True
-                break
-            ends = stopping.check_after_epoch() or ends
+            late = not deadline.admits(STEP * samples + stopping.samples, stopping.cost_after_epoch)
+            ends = late or stopping.check_after_epoch() or ends
         if ends:
             break
 
