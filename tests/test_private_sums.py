@@ -207,7 +207,7 @@ def test_a_client_that_could_not_train_sends_zeros_and_stays(silent: None) -> No
     assert float((concat_state(after.state) - by_hand(assembly, server, watched)).abs().max()) < 2e-7
 
 
-def test_who_goes_away_is_lost_as_without_a_promise() -> None:
+def test_dropouts_count_as_without_privacy() -> None:
     assembly = assembly_of()
     _, _, report, _ = round_of(assembly, lambda phase, round, client: phase == "shares" and client == 4)
     assert [f["client"] for f in report["failures"]] == [4] and report["train"]["clients"] == 11
@@ -467,7 +467,7 @@ REFUSED: list[tuple[dict[str, Any], Expected]] = [
 
 
 @pytest.mark.parametrize(("change", "expected"), REFUSED)
-def test_what_no_promise_can_be_kept_with_is_refused(change: dict[str, Any], expected: Expected) -> None:
+def test_settings_without_a_guarantee_are_refused(change: dict[str, Any], expected: Expected) -> None:
     with raises(ConfigError, expected):
         assemble(load_experiment(merge_tables(BOTH, change)))
 
@@ -479,7 +479,7 @@ def test_more_clients_than_sums_can_hold_are_refused() -> None:
         assemble(load_experiment(merge_tables(BOTH, change)))
 
 
-def test_a_cohort_that_is_often_too_small_is_said() -> None:
+def test_a_cohort_that_is_often_too_small_is_noted() -> None:
     notes = assemble(load_experiment(merge_tables(BOTH, {"cohort": {"fraction": 0.5}}))).notes
     assert any("In 69% of the rounds fewer than 3 clients of level 3 are drawn" in note for note in notes)
     assert not any("fewer than 3 clients" in note for note in assemble(load_experiment(BOTH)).notes)

@@ -125,7 +125,7 @@ def test_workers_do_not_repeat_the_proof(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_workers_start_while_the_layout_is_proved_and_end_where_it_is_wrong(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_workers: None
 ) -> None:
     before, there = set(psutil.Process().children()), []
 

@@ -642,7 +642,7 @@ def test_a_dealer_whose_shares_give_another_secret_is_named() -> None:
         ("masked", lambda m: replace(m, client=10_000), Expected(10000, key="update")),
     ],
 )
-def test_the_server_refuses_what_does_not_fit(message: str, lie: Change, expected: Expected) -> None:
+def test_the_server_refuses_malformed_messages(message: str, lie: Change, expected: Expected) -> None:
     with raises(RunError, expected):
         Play(MIXED, lies={(message, MANY[0]): lie}).sums()
 

@@ -111,7 +111,7 @@ def test_too_few_survivors_leave_the_state_unchanged(phase: str, sentence: str) 
     }  # fmt: skip
 
 
-def test_what_too_few_cover_keeps_its_bits_and_is_counted() -> None:
+def test_elements_that_too_few_cover_keep_their_bits() -> None:
     """Four clients of each level, two of level 3 gone: what level 3 has alone is over two clients, below three."""
     experiment = merge_tables(TINY, {"secure": SECURE})
     levels = assemble(load_experiment(experiment)).federation.level_of
@@ -132,7 +132,7 @@ def test_clipped_movements_are_counted() -> None:
     assert report["secure"]["clipped"] == 12
 
 
-def test_a_run_withholds_what_each_client_lost(tmp_path: Path) -> None:
+def test_a_run_withholds_losses_of_clients(tmp_path: Path) -> None:
     run = ff.run(merge_tables(TINY, {"secure": SECURE}), out=tmp_path / "run")
     plain = ff.run(TINY, out=tmp_path / "plain")
     for report in run.metrics:

@@ -170,7 +170,8 @@ class MemoryLimit:
             return
         import resource
 
-        allocated, unused = _measure_memory()
+        memory = psutil.Process().memory_info()
+        allocated, unused = memory.data, max(0, memory.data - (memory.rss - memory.shared))
         if not self._before[0]:
             self._before = allocated, unused
         bound = self._before[0] + max(0, unused - self._before[1]) + int(self._limit)
@@ -180,12 +181,6 @@ class MemoryLimit:
             yield
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def _measure_memory() -> tuple[int, int]:
-    """Return the bytes of private memory that this process has allocated, and of those that it never wrote to."""
-    memory = psutil.Process().memory_info()
-    return memory.data, max(0, memory.data - (memory.rss - memory.shared))
 
 
 # ---- answers -------------------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def _early(authority: Authority) -> ssl.SSLContext:
 
 
 @pytest.mark.parametrize("kind", CERTIFICATES)
-def test_what_is_wrong_with_a_certificate(kind: str, tmp_path: Path) -> None:
+def test_faults_of_certificates(kind: str, tmp_path: Path) -> None:
     made, words = CERTIFICATES[kind]
     authority = Authority(tmp_path)
     with serving(made(authority)) as port:
@@ -113,7 +113,7 @@ def test_names_of_a_stranger_do_not_reach_the_terminal(tmp_path: Path) -> None:
 # ---- servers that are not there ------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_of_unreachable_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port, authority = free_port(), Authority(tmp_path)
     for address in (f"127.0.0.1:{port}", f"localhost:{port}"):
         said = fault(Connection(address, authority.file), lasting=False)
@@ -134,7 +134,7 @@ def test_an_address_in_brackets_is_an_address(tmp_path: Path) -> None:
     assert f"[::1]:{port} " in said
 
 
-def test_what_answers_and_is_no_superlink(tmp_path: Path) -> None:
+def test_faults_of_servers_that_are_not_superlinks(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     context = authority.server("127.0.0.1")
     for status, words, lasting in (
@@ -286,7 +286,7 @@ GONE, WRONG = Fault("nobody listens"), Fault("another authority", lasting=True)
         ([(-9, "")], [], 137),
     ],
 )
-def test_what_ends_a_node_and_what_is_tried_again(
+def test_faults_that_end_a_node_and_those_that_are_retried(
     ends: list[tuple[int, str]], faults: list[Fault | None], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []

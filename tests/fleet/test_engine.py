@@ -210,7 +210,7 @@ def test_an_undone_round_is_undone_on_the_nodes_too(tmp_path: Path) -> None:
     assert 'Round 2 was rolled back: "stem.bias" would not be finite' in lab.heard and "norm: node-" in lab.heard
 
 
-def test_what_goes_on_must_be_a_run_of_a_fleet(tmp_path: Path) -> None:
+def test_resume_needs_a_run_of_a_fleet(tmp_path: Path) -> None:
     lab, _ = lab_of(tmp_path, described({"name": "fedavg"}, rounds=1))
     with raises(RunError, "fleetfit resume"):
         lab.serve("local", resume=True)
@@ -453,7 +453,7 @@ def test_a_run_waits_while_no_node_is_connected(tmp_path: Path) -> None:
 # ---- who may take part -------------------------------------------------------------------------------------------
 
 
-def test_who_does_not_fit_is_named_and_left_out(tmp_path: Path) -> None:
+def test_a_node_that_does_not_fit_is_left_out_with_its_name(tmp_path: Path) -> None:
     lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=1, cohort={"fraction": 1.0}))
     lab.config(1, reports_budget=False)
     lab.config(2, data={"name": "digits"})
@@ -535,7 +535,7 @@ def test_too_few_nodes_and_a_broken_one(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_not_told_does_not_travel(tmp_path: Path) -> None:
+def test_a_budget_that_is_not_reported_does_not_travel(tmp_path: Path) -> None:
     lab, _ = lab_of(tmp_path, described({"name": "adaptivefl", "p": 1}, rounds=1), reports_budget=False)
     run = lab.serve()
     assert '"budget": 0.' not in (tmp_path / "run" / "nodes.json").read_text()

@@ -225,7 +225,7 @@ def test_a_killed_node_costs_a_deadline_and_comes_back(lab: Deployment, tmp_path
     assert all(report["train"]["loss"] is not None for report in going.reports())
 
 
-def test_a_worker_that_dies_is_told_at_once_and_replaced(lab: Deployment, tmp_path: Path) -> None:
+def test_a_dead_worker_is_reported_and_replaced(lab: Deployment, tmp_path: Path) -> None:
     going = Going(lab, "worker", run_file(4, epochs=40), tmp_path / "run")
     going.has(1)
     worker = stopped_at_work(lab, "node-b", lambda: going.log)

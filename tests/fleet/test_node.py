@@ -94,7 +94,7 @@ def test_paths_are_seen_from_the_files_folder(tmp_path: Path) -> None:
     assert found.folder == str(tmp_path / "fleetfit-node" / "pi")
 
 
-def test_what_a_node_tells(tmp_path: Path) -> None:
+def test_a_node_describes_itself(tmp_path: Path) -> None:
     found = told(tmp_path)
     assert found["examples"] == {"train": 168, "validation": 24, "test": 48} and found["budget"] == 0.5
     assert found["facts"]["sample_shape"] == [1, 4, 4] and "labels" not in found
@@ -147,7 +147,7 @@ def test_a_node_imports_allowed_names_only(change: dict[str, Any], tmp_path: Pat
         assert "not built in" in refused, refused
 
 
-def test_what_is_allowed_runs(tmp_path: Path) -> None:
+def test_allowed_names_run(tmp_path: Path) -> None:
     path = str(config(tmp_path, allow=["tiny:tiny", "plugin_method:counting"]))
     header = {**SETUP, "method": {"name": "plugin_method:counting"}}
     assert read_answer(answer(path, {"header": pack_message(header)}))["ready"] is True
@@ -300,7 +300,7 @@ def test_tensors_that_are_never_trained_are_those_of_the_digest(tmp_path: Path) 
 # ---- the worker --------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_is_asked_twice_and_ends_with_who_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_answers_twice_and_ends_with_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import subprocess
     import sys
     import time
@@ -353,7 +353,7 @@ sys.stdout.buffer.write(worker.ask_worker({"header": header},
 """
 
 
-def test_a_worker_does_not_go_on_for_somebody_who_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_stops_when_its_client_app_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when a run is stopped in the middle of a long job: the next message does not wait for that job."""
     import subprocess
     import sys
@@ -483,7 +483,7 @@ def test_a_job_without_memory_is_tried_again_once(fails: int, tmp_path: Path, mo
     assert ("no memory was left" in str(found["reply"].get("reason"))) == (fails == 2), found
 
 
-def test_the_memory_limit_counts_what_was_written_to() -> None:
+def test_the_memory_limit_counts_written_memory() -> None:
     """Kernels that earlier jobs compiled take much address space and little memory; what is in memory counts."""
 
     def fits(size_mb: int) -> bool:

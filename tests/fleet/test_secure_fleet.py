@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.fleet, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("masks", [True, False])
-def test_what_a_server_has_holds_no_single_update(masks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_has_no_single_update(masks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same search finds every node's update where masks are off, in the database that carries them."""
     monkeypatch.setenv("PYTHONPATH", "")
     (tmp_path / "fleet").mkdir()

@@ -58,12 +58,13 @@ def _run(report: str, app: str, *preload: str) -> None:
             status = {"failed": traceback.format_exc(limit=0).strip()}
         pipe.write(json.dumps(status) + "\n")
     if "ready" in status:
+        run_client_app = importlib.import_module(CLIENT).run_clientapp
         for line in sys.stdin.buffer:
             task = json.loads(line)
             # No child may be collected before it is in the table.
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
             try:
-                process = _fork(partial(_run_client_app, task))
+                process = _fork(partial(run_client_app, insecure=True, runtime_dependency_install=False, **task))
                 if process:
                     _tasks[process] = task
             finally:
@@ -115,10 +116,6 @@ def _find_component(fab: bytes) -> str:
         return str(table["tool"]["flwr"]["app"]["components"]["clientapp"])
     except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
         raise ConfigError("the app that was sent names no client app.") from error
-
-
-def _run_client_app(task: Mapping[str, Any]) -> None:
-    importlib.import_module(CLIENT).run_clientapp(insecure=True, runtime_dependency_install=False, **task)
 
 
 def _fork(work: Callable[[], None]) -> int:
