@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmarks.measuring import Figure, Options, amount, ratio
 from benchmarks.random_fleet import CNN, Kind, fleet
 from fleetfit.aggregate import Mean, apply_mean
-from fleetfit.submodel import concat_state, cut
+from fleetfit.submodel import concat_state, get_slice_plan
 from fleetfit.training import initial_state
 from fleetfit.values import Problem
 
@@ -28,9 +28,9 @@ def figures(options: Options) -> Iterator[Figure]:
         state = initial_state(problem, 0)
         full = concat_state(state)
         pieces = sorted((federation.levels[i % 4].submodel for i in range(10)),
-                        key=lambda p, layout=problem.layout: -cut(layout, p).size)  # fmt: skip
+                        key=lambda p, layout=problem.layout: -get_slice_plan(layout, p).size)  # fmt: skip
         keys = pieces if full.numel() > 1e7 else list(range(10))  # of ten updates, one of a level, where they are large
-        each = {k: cut(problem.layout, p).views(cut(problem.layout, p).gather(full))
+        each = {k: get_slice_plan(problem.layout, p).views(get_slice_plan(problem.layout, p).gather(full))
                 for k, p in dict(zip(keys, pieces, strict=True)).items()}  # fmt: skip
         room = {k: torch.empty_like(concat_state(s)) for k, s in each.items()}
         states, buffers = [each[k] for k in keys], [room[k] for k in keys]

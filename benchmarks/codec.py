@@ -13,7 +13,7 @@ from fleetfit.layout import infer_layout
 from fleetfit.messages import dump_state, pack, unpack
 from fleetfit.records.checkpoints import read_checkpoint, write_checkpoint
 from fleetfit.state import concat_state
-from fleetfit.submodel import cut, whole
+from fleetfit.submodel import full_submodel, get_slice_plan
 
 
 def figures(options: Options) -> Iterator[Figure]:
@@ -26,8 +26,8 @@ def steps() -> Iterator[tuple[str, Step, Step]]:
     """Yield what is measured with the copy that it is measured against, of ResNet-110 (7 MB)."""
     architecture = names.resolve("models", "resnet110")(classes=10)
     layout = infer_layout(architecture, (architecture.blocks,))
-    piece = whole(layout)
-    state = cut(layout, piece).views(torch.zeros(cut(layout, piece).size))
+    piece = full_submodel(layout)
+    state = get_slice_plan(layout, piece).views(torch.zeros(get_slice_plan(layout, piece).size))
     message, flat = pack(dump_state(state, layout, piece)), concat_state(state)
     what = f"{len(message) / 1e6:.1f} MB"
 
@@ -36,7 +36,7 @@ def steps() -> Iterator[tuple[str, Step, Step]]:
 
     yield f"a message of {what} packed", lambda: pack(dump_state(state, layout, piece)), copy
     received = bytearray(message)
-    yield f"a message of {what} read", lambda: cut(layout, piece).views(unpack(received, bounded=True)), copy
+    yield f"a message of {what} read", lambda: get_slice_plan(layout, piece).views(unpack(received, bounded=True)), copy
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "state"
         yield f"a checkpoint of {what} written", lambda: write_checkpoint(path, {"state": state}), copy

@@ -38,7 +38,7 @@ def figures(options: Options) -> Iterator[Figure]:
             if how.computed == before:  # there is nothing to take back
                 continue
             before = how.computed
-            problem = federation.problem.with_computed(how.computed)
+            problem = federation.problem.replace_arithmetic(how.computed)
             ours = partial(run_round, replace(federation, problem=problem), local(replace(simulation, problem=problem)),
                            Settings(1, LOCAL), server)  # fmt: skip
             wanted = (WANTED if words == "fast" and has_bf16(HOST) else WANTED_FP32).get(name)

@@ -28,7 +28,7 @@ from fleetfit.models.vit import deit_s
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.tasks import classification
 from fleetfit.training import initial_base
-from fleetfit.values import Clients, Federation, Level, Local, Problem, Simulation, tuned
+from fleetfit.values import Clients, Federation, Level, Local, Problem, Simulation, apply_peft
 
 SHAPE, BATCH, EXITS = (3, 96, 96), 16, (3, 6)
 CLIENTS, SAMPLES = 4, 128
@@ -75,8 +75,8 @@ def frozen_fleet(features_bytes: float) -> tuple[Federation, Simulation]:
     data = dataclasses.replace(make_random_data(kind), augment=None)
     given = {"classes": 10, "channels": 3, "input_shape": list(SHAPE)}
     spec = {"model": dict(kind.model), "given": given, "task": "classification", "exits": list(EXITS)}
-    problem = Problem.rebuilt({**spec, "peft": {"name": "frozen"}})
-    problem = dataclasses.replace(problem, base=initial_base(problem, 0)).with_features(features_bytes)
+    problem = Problem.from_spec({**spec, "peft": {"name": "frozen"}})
+    problem = dataclasses.replace(problem, base=initial_base(problem, 0)).replace_features_bytes(features_bytes)
     level = Level("1", problem.submodel(1.0, EXITS), 1.0, 1.0)
     clients = Clients(np.full(CLIENTS, SAMPLES), np.ones(CLIENTS), np.full(CLIENTS, 0.1))
     method = {"name": "scalefl"}
@@ -151,5 +151,5 @@ def peak_bytes(step: Callable[[], None]) -> int:
 def modes() -> Iterator[tuple[str, Callable[[], None], Callable[[], None]]]:
     """Yield each mode's name, its step, and the naive one."""
     for name, spec in MODES.items():
-        architecture = tuned(deit_s(classes=10, input_shape=SHAPE), spec)
+        architecture = apply_peft(deit_s(classes=10, input_shape=SHAPE), spec)
         yield name, stepping(architecture, naive=False), stepping(architecture, naive=True)

@@ -92,9 +92,9 @@ def fleet(
     data = make_random_data(kind)
     given = {"classes": 10, "channels": kind.shape[0], "input_shape": list(kind.shape),
              "vocabulary": kind.vocabulary, "padding": data.padding}  # fmt: skip
-    problem = Problem.rebuilt({"model": dict(kind.model), "given": given, "task": "classification", "exits": []})
+    problem = Problem.from_spec({"model": dict(kind.model), "given": given, "task": "classification", "exits": []})
     levels = split_levels(problem, Targets(tuple(budgets), (0.1,) * len(budgets)))
-    problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
+    problem = problem.replace_exits({e for level in levels for e in level.submodel.exits})
     each = np.tile(budgets, clients // len(budgets) + 1)[:clients]
     registered = Clients(np.full(clients, samples), each, np.full(clients, 0.15))
     federation = Federation(problem, registered, tuple(levels), cohort, build(spec), spec, 0)

@@ -11,7 +11,7 @@ from benchmarks.measuring import Figure, Options, amount, ratio
 from benchmarks.random_fleet import fleet
 from fleetfit.method import Method, build
 from fleetfit.rounds import start
-from fleetfit.submodel import concat_state, cut
+from fleetfit.submodel import concat_state, get_slice_plan
 from fleetfit.values import Update
 
 CASES = {"resnet110": (RESNET110, 50, 3), "bert_base": (BERT_BASE, 10, 1)}
@@ -27,7 +27,7 @@ def figures(options: Options) -> Iterator[Figure]:
         updates, full = [], concat_state(server.state)
         for i in range(clients):
             piece = federation.levels[3 - 4 * i // clients].submodel
-            compiled = cut(layout, piece)
+            compiled = get_slice_plan(layout, piece)
             sent = compiled.gather(full)
             moved = sent + 0.01 * torch.randn(compiled.size, generator=torch.Generator().manual_seed(i))
             updates.append(Update(0, i, i, 0, piece, piece, compiled.views(moved), 16, {"loss": 1.0}))

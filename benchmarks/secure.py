@@ -12,7 +12,7 @@ from fleetfit.messages import job_size, reply_size
 from fleetfit.rounds import start
 from fleetfit.secure import Quantiser, SecureRules, SecureRun
 from fleetfit.secure_engine import SecureEngine
-from fleetfit.submodel import concat_state, cut
+from fleetfit.submodel import concat_state, get_slice_plan
 from fleetfit.values import Job, Update
 
 CLIENTS = (10, 20, 60)
@@ -38,7 +38,7 @@ def figures(options: Options) -> Iterator[Figure]:
         updates, jobs = [], []
         for i in range(clients):
             piece = federation.levels[3 - 4 * i // clients].submodel
-            compiled = cut(layout, piece)
+            compiled = get_slice_plan(layout, piece)
             sent = compiled.gather(full)
             moved = sent + 0.01 * torch.randn(compiled.size, generator=torch.Generator().manual_seed(i))
             updates.append(Update(0, i, i, 0, piece, piece, compiled.views(moved), 16, {"loss": 1.0}))

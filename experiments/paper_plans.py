@@ -34,17 +34,17 @@ from torch import nn
 from fleetfit import names
 from fleetfit.cli import output
 from fleetfit.cli.plan import LatencyMeter
-from fleetfit.cost import Cost, Latency, Timed, cost_grid, full_cost, message_size, submodel_cost
-from fleetfit.cost.count import layout_of
+from fleetfit.cost import Cost, Latency, TimedModel, cost_grid, full_cost, message_size, submodel_cost
+from fleetfit.cost.count import get_layout
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.layout import Architecture, build_module
 from fleetfit.method import build
 from fleetfit.methods._pool import make_pool
-from fleetfit.planner import LevelShape, Targets, assign, given_levels, one_level, search
+from fleetfit.planner import LevelShape, Targets, assign, find_one_level, make_fixed_targets, search
 from fleetfit.report.tables import LATENCIES, format_latency
 from fleetfit.report.text import Table
 from fleetfit.tasks import get_task
-from fleetfit.values import Job, Level, Problem, tuned
+from fleetfit.values import Job, Level, Problem, apply_peft
 
 Value = str | int | float | None
 
@@ -68,7 +68,7 @@ class PaperTable:
     rows: tuple[tuple[Value, ...], ...]
     notes: tuple[str, ...] = ()
     parts: tuple["PaperTable", ...] = ()
-    models: tuple[Timed, ...] = ()
+    models: tuple[TimedModel, ...] = ()
     printed_ms: tuple[float, ...] = ()
     latencies: tuple[Latency, ...] = ()
 
@@ -161,10 +161,10 @@ def list_variants(printed: Sequence[PrintedRow]) -> list[tuple[str, float, Print
 
 def make_models(
     architecture: Architecture, input_shape: tuple[int, ...], printed: Sequence[PrintedRow]
-) -> tuple[Timed, ...]:
+) -> tuple[TimedModel, ...]:
     """Return the sub-model of each row, with the classifiers that count."""
     return tuple(
-        Timed(architecture, architecture.sizes(width), row.exits, input_shape)
+        TimedModel(architecture, architecture.sizes(width), row.exits, input_shape)
         for _, width, row in list_variants(printed)
     )
 
@@ -257,7 +257,7 @@ def make_eq_1_table() -> PaperTable:
     rows: list[tuple[Value, ...]] = []
     for i in reversed(range(len(_RATIOS))):
         row: list[Value] = [str(i + 1), _RATIOS[i]]
-        for split in (one_level(grid, _RATIOS[i], _TOLERANCE), together[i], paper[i]):
+        for split in (find_one_level(grid, _RATIOS[i], _TOLERANCE), together[i], paper[i]):
             row += [f"{split.depth} at {split.width:.2f}, {compute_gap(split):.3f}", round(split.share, 3)]
         rows.append(tuple(row))
     columns = ("level", "r_l", "alone", "cost", "together", "cost", "Table 1", "cost")
@@ -420,7 +420,7 @@ def make_adaptivefl_table_1() -> PaperTable:
         numbers = pair_costs(costs[name], parameters, multiply_adds)
         rows.append((name, entries[name].width, entries[name].whole, *numbers, share, ratio))
         submodel = entries[name].submodel
-        models.append(Timed(architecture, {**architecture.sizes(1.0), **submodel.sizes}, submodel.exits, IMAGE))
+        models.append(TimedModel(architecture, {**architecture.sizes(1.0), **submodel.sizes}, submodel.exits, IMAGE))
     return PaperTable(
         "AdaptiveFL, Table 1: the pool of VGG-16 (p = 3)",
         ("model", "r_w", "I", "parameters (M)", "printed", "multiply-adds (M)", "printed", "ratio", "printed"),
@@ -521,7 +521,7 @@ def make_reefl_table(title: str, splits: Splits, printed: Mapping[str, Sequence[
     """Return the costs of a table of ReeFL, in MiB."""
     rows: list[tuple[Value, ...]] = []
     for mode, numbers in printed.items():
-        architecture = tuned(
+        architecture = apply_peft(
             build_family("deit_s", classes=_CLASSES, input_shape=_DEIT_IMAGE, heads="fixed"), {"name": MODES[mode]}
         )
         for method, printed_mib in zip(METHODS, numbers, strict=True):
@@ -554,7 +554,7 @@ def count_bytes(architecture: Architecture, paper_method: PaperMethod, splits: S
     counted = [count_paper_bytes(architecture, depth, width, paper_method.all_heads) for depth, width in shapes]
     problem = Problem(architecture, _DEIT_IMAGE, get_task("classification"), (_BLOCKS,))
     shares = [(i + 1) / len(shapes) for i in range(len(shapes))]
-    levels = method.levels(problem, given_levels([d for d, _ in shapes], [w for _, w in shapes], shares))
+    levels = method.levels(problem, make_fixed_targets([d for d, _ in shapes], [w for _, w in shapes], shares))
     level_of = assign(shares, 0.0, [level.needs for level in levels])
     sent = [
         message_size(list_reply_shapes(architecture, levels[level], paper_method.spec))
@@ -574,7 +574,7 @@ def count_paper_bytes(architecture: Architecture, depth: int, width: float, all_
         all_heads: Whether there is a classifier after every block.
     """
     exits = tuple(range(1, depth + 1)) if all_heads else (depth,)
-    shapes = layout_of(architecture).shapes(architecture.sizes(width), exits)
+    shapes = get_layout(architecture).shapes(architecture.sizes(width), exits)
     numbers = sum(math.prod(shape) for shape in shapes.values())
     if any(name.endswith(".tuning.scale") for name in shapes):  # SSF, which here leaves classifiers as they are
         norms = [shape for name, shape in shapes.items() if name.startswith(_HEADS) and name.endswith(".norm.weight")]
@@ -587,7 +587,7 @@ def list_reply_shapes(
 ) -> Mapping[str, tuple[int, ...]]:
     """Return the shapes of the tensors that a client of a level sends back."""
     submodel = level.submodel
-    shapes = layout_of(architecture).shapes(submodel.sizes, submodel.exits)
+    shapes = get_layout(architecture).shapes(submodel.sizes, submodel.exits)
     state = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     job = Job("train", 0, 1, 0, None, submodel, state, spec, 0)
     device: Any = None  # replies do not depend on it

@@ -19,7 +19,7 @@ from torch import Tensor
 from fleetfit.buffers import empty_like
 from fleetfit.errors import RunError
 from fleetfit.layout import Layout, State
-from fleetfit.submodel import FlatState, Submodel, concat_state, cut, get_shapes, whole
+from fleetfit.submodel import FlatState, Submodel, concat_state, full_submodel, get_shapes, get_slice_plan
 
 _LEAST_WEIGHT = torch.finfo(torch.float32).tiny  # above it a weight is above 0 in float32, too
 _BLOCK = 1 << 16  # elements
@@ -78,7 +78,7 @@ def average_sums(layout: Layout, state: State, blocks: Iterable[SummedBlock], st
         moved = block.sums.double() * step / block.counts.clamp_min(1)
         mean[block.places] = (mean[block.places].double() + moved).float()
         coverage[block.places] = block.counts.float()
-    full = cut(layout, whole(layout))
+    full = get_slice_plan(layout, full_submodel(layout))
     return Aggregate(full.views(mean.to(before.device)), full.views(coverage.to(before.device)))
 
 
@@ -87,7 +87,7 @@ class Mean:
 
     def __init__(self, layout: Layout, device: torch.device | None = None) -> None:
         self._layout = layout
-        self._full = cut(layout, whole(layout))
+        self._full = get_slice_plan(layout, full_submodel(layout))
         self._device = torch.device("cpu") if device is None else device
         self._total: Tensor | None = None
         self._coverage: Tensor | None = None
@@ -132,7 +132,7 @@ class Mean:
         """Return whether the group covers the full model, so that its sum is the total."""
         assert self._group is not None
         submodel, untrained = self._group
-        return cut(self._layout, submodel).whole and not untrained
+        return get_slice_plan(self._layout, submodel).whole and not untrained
 
     def _get_sum_buffer(self, flat: Tensor) -> Tensor:
         """Return a buffer for the group's sum."""
@@ -153,7 +153,7 @@ class Mean:
             self._sum = flat if is_sum else torch.mul(flat, weight, out=self._get_sum_buffer(flat))
             self._first = None
         submodel, untrained = self._group
-        compiled = cut(self._layout, submodel)
+        compiled = get_slice_plan(self._layout, submodel)
         if untrained:
             total, coverage = self._get_buffers()
             sums, weights = self._sum.clone(), torch.full_like(self._sum, self._weight)

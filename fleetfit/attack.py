@@ -23,7 +23,7 @@ from fleetfit.data.image_reader import EncodedImages
 from fleetfit.errors import ConfigError
 from fleetfit.layout import Layout
 from fleetfit.seeds import make_numpy_rng, make_torch_rng
-from fleetfit.submodel import Cut, Submodel, concat_state, cut, recut, whole
+from fleetfit.submodel import SlicePlan, Submodel, concat_state, full_submodel, get_slice_plan, move_state
 from fleetfit.values import Clients, Device, Failure, Job, Update
 
 Parts = Sequence[Mapping[str, Tensor]]
@@ -131,21 +131,21 @@ class Scene:
 
     def move(self, update: Update, movement: Tensor) -> Update:
         """Return the update with another movement, flat."""
-        compiled = cut(self.layout, update.submodel)
+        compiled = get_slice_plan(self.layout, update.submodel)
         return replace(update, state=compiled.views(get_sent_state(self.layout, self.job, update) + movement))
 
     def mask(self, update: Update, submodel: Submodel) -> Tensor:
         """Return the elements of an update that belong to another sub-model, bool, flat."""
-        full = torch.zeros(cut(self.layout, whole(self.layout)).size)
-        cut(self.layout, submodel).scatter_scalar(full, 1.0)
-        return cut(self.layout, update.submodel).gather(full) > 0
+        full = torch.zeros(get_slice_plan(self.layout, full_submodel(self.layout)).size)
+        get_slice_plan(self.layout, submodel).scatter_scalar(full, 1.0)
+        return get_slice_plan(self.layout, update.submodel).gather(full) > 0
 
 
 def get_sent_state(layout: Layout, job: Job, update: Update) -> Tensor:
     """Return the state that was sent, of an update's sub-model, flat."""
     if update.submodel == job.submodel:
         return concat_state(job.state)
-    return concat_state(recut(layout, job.state, job.submodel, update.submodel))
+    return concat_state(move_state(layout, job.state, job.submodel, update.submodel))
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +162,7 @@ class Move:
     flat: Tensor
     untrained: tuple[str, ...] = ()
 
-    def zero_untrained(self, compiled: Cut, values: Tensor) -> Tensor:
+    def zero_untrained(self, compiled: SlicePlan, values: Tensor) -> Tensor:
         """Return values of the sub-model's elements with 0 for untrained ones, in place unless they are `flat`."""
         if self.untrained:
             values = values.clone() if values is self.flat else values
@@ -191,22 +191,22 @@ class Knowledge:
 
         The deviation divides by the number less one; it is 0 for an element that one client trained.
         """
-        size = cut(self.layout, whole(self.layout)).size
+        size = get_slice_plan(self.layout, full_submodel(self.layout)).size
         total, count, squares = torch.zeros(size), torch.zeros(size), torch.zeros(size)
         for move in self.moves:
-            compiled = cut(self.layout, move.submodel)
+            compiled = get_slice_plan(self.layout, move.submodel)
             compiled.scatter(total, move.zero_untrained(compiled, move.flat), add=True)
             compiled.scatter(count, move.zero_untrained(compiled, torch.ones(compiled.size)), add=True)
         mean = total / count.clamp_min(1)
         for move in self.moves:
-            compiled = cut(self.layout, move.submodel)
+            compiled = get_slice_plan(self.layout, move.submodel)
             deviations = (move.flat - compiled.gather(mean)).square_()
             compiled.scatter(squares, move.zero_untrained(compiled, deviations), add=True)
         return mean, (squares / (count - 1).clamp_min(1)).sqrt_()
 
     def get_moments(self, submodel: Submodel) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation of a sub-model's elements, flat."""
-        compiled, (mean, deviation) = cut(self.layout, submodel), self.moments
+        compiled, (mean, deviation) = get_slice_plan(self.layout, submodel), self.moments
         return compiled.gather(mean), compiled.gather(deviation)
 
     def get_movements(self, submodel: Submodel) -> list[Tensor]:

@@ -193,7 +193,7 @@ def build_level_module(federation: Federation, server: Server, level: int, stati
     """Return a level's model as a plain module in eval mode, with its static statistics where it has batch norm."""
     problem, submodel = federation.problem, federation.levels[level].submodel
     module = build_module(problem.architecture, {**problem.layout.full_sizes, **submodel.sizes}, submodel.exits)
-    state = {**get_level_state(federation, server, level), **problem.base_of(submodel)}
+    state = {**get_level_state(federation, server, level), **problem.get_base(submodel)}
     with torch.no_grad():
         for name, tensor, _ in named_tensors(module):
             if name in state:

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from fleetfit.planner import Mode, Targets, grids_of, search
+from fleetfit.planner import Mode, Targets, make_grids, search
 from fleetfit.values import Level, Problem
 
 
@@ -12,7 +12,7 @@ def split_levels(
     """Return the levels that the planner finds (ScaleFL Eq. 1), smallest first; the last is the full model.
 
     Args:
-        problem: What is trained.
+        problem: The problem.
         targets: Target ratio, tolerance and ceilings of each level.
         mode: Cut width and depth, width only (full depth, one exit), or depth only.
         exits: Whether a level's model has the shallower levels' exits too, or its last one only.
@@ -20,7 +20,7 @@ def split_levels(
     Raises:
         PlanError: Nothing fits.
     """
-    grid, further = grids_of(problem.architecture, problem.input_shape, targets)
+    grid, further = make_grids(problem.architecture, problem.input_shape, targets)
     levels = []
     for index, split in enumerate(search(grid, targets, mode, further=further)):
         kept = split.exits if exits == "all" else split.exits[-1:]

@@ -36,7 +36,15 @@ from fleetfit.errors import FleetFitError, RunError, one_line
 from fleetfit.layout import Layout, State
 from fleetfit.method import is_portable
 from fleetfit.state import DTYPES, FlatState, Shapes, concat_tensors, flatten, get_shapes, tensor_bytes, unflatten
-from fleetfit.submodel import Submodel, cut, kept_with, misfit, plain, recut, submodel_of
+from fleetfit.submodel import (
+    Submodel,
+    dump_submodel,
+    find_mismatch,
+    get_slice_plan,
+    move_state,
+    pack_state,
+    parse_submodel,
+)
 from fleetfit.values import Evaluation, Failure, Job, Local, Update
 
 # ---- compressed updates --------------------------------------------------------------------------------------------
@@ -58,8 +66,8 @@ def compress(update: Update, job: Job, layout: Layout, kind: str, lost: Mapping[
     submodel, base = update.submodel, _get_base(update, job, layout)
     before = None
     if lost:
-        source = submodel_of(lost)
-        before = lost["state"] if source == submodel else recut(layout, lost["state"], source, submodel)
+        source = parse_submodel(lost)
+        before = lost["state"] if source == submodel else move_state(layout, lost["state"], source, submodel)
     compressed: dict[str, Tensor] = {}
     scales: dict[str, Tensor] = {}
     errors: dict[str, Tensor] = {}
@@ -69,7 +77,7 @@ def compress(update: Update, job: Job, layout: Layout, kind: str, lost: Mapping[
         if scale is not None:
             scales[name] = scale
         errors[name] = change - _restore(compressed[name], scale)
-    return replace(update, state=compressed, compressed=kind, scales=scales), kept_with(submodel, errors)
+    return replace(update, state=compressed, compressed=kind, scales=scales), pack_state(submodel, errors)
 
 
 def decompress(update: Update, job: Job, layout: Layout) -> Update:
@@ -83,7 +91,7 @@ def _get_base(update: Update, job: Job, layout: Layout) -> State:
     """Return the sub-model of an update as its job had it."""
     if update.submodel == job.submodel:
         return job.state
-    return recut(layout, job.state, job.submodel, update.submodel)
+    return move_state(layout, job.state, job.submodel, update.submodel)
 
 
 def _round(change: Tensor, kind: str) -> tuple[Tensor, Tensor | None]:
@@ -249,7 +257,7 @@ def _read_buffers(counts: Any, buffer: bytearray, start: int) -> dict[str, Tenso
 def dump_job(job: Job, layout: Layout) -> dict[str, Any]:
     """Return a job as a payload for `pack`; functions without an import path become their representation."""
     fields = dict(
-        vars(job), submodel=plain(job.submodel), state=dump_state(job.state, layout, job.submodel),
+        vars(job), submodel=dump_submodel(job.submodel), state=dump_state(job.state, layout, job.submodel),
         local=dict(vars(job.local)), evaluation=dict(vars(job.evaluation), metrics=list(job.evaluation.metrics)),
     )  # fmt: skip
     if not job.evaluation.metrics:  # which earlier versions do not know
@@ -266,7 +274,7 @@ def load_job(payload: Mapping[str, Any], layout: Layout) -> Job:
         RunError: The payload is not a job, or its state does not fit its sub-model.
     """
     try:
-        submodel, evaluation = submodel_of(payload["submodel"]), payload["evaluation"]
+        submodel, evaluation = parse_submodel(payload["submodel"]), payload["evaluation"]
         fields = {
             **payload, "submodel": submodel, "state": _load_state(payload["state"], layout, submodel),
             "local": Local(**payload["local"]),
@@ -284,7 +292,7 @@ def dump_reply(reply: Update | Failure, layout: Layout) -> dict[str, Any]:
     fields = _dump_fields(reply)
     fields["state"] = dump_state(reply.state, layout, reply.submodel)
     fields["scales"] = _join_state(reply.scales, scale_shapes(reply.state))
-    fields["submodel"] = plain(reply.submodel)
+    fields["submodel"] = dump_submodel(reply.submodel)
     if reply.submodel == reply.dispatched:  # defaults are left out
         del fields["submodel"]
     if not reply.compressed:
@@ -301,7 +309,7 @@ def dump_failure(failure: Failure) -> dict[str, Any]:
 
 def _dump_fields(reply: Update | Failure) -> dict[str, Any]:
     fields = {key: value for key, value in vars(reply).items() if key not in ("bytes_down", "bytes_up")}
-    return {**fields, "dispatched": plain(reply.dispatched)}
+    return {**fields, "dispatched": dump_submodel(reply.dispatched)}
 
 
 def load_reply(payload: Mapping[str, Any], layout: Layout) -> Update | Failure:
@@ -311,13 +319,13 @@ def load_reply(payload: Mapping[str, Any], layout: Layout) -> Update | Failure:
         RunError: The payload is neither, or its state does not fit its sub-model.
     """
     try:
-        fields = {**payload, "dispatched": submodel_of(payload["dispatched"])}
+        fields = {**payload, "dispatched": parse_submodel(payload["dispatched"])}
         kind = fields.pop("kind")
         if kind == "failure":
             return Failure(**fields)
         if kind != "update":
             raise RunError(f"its kind is {one_line(kind, 60)}.")
-        submodel = submodel_of(payload.get("submodel", payload["dispatched"]))
+        submodel = parse_submodel(payload.get("submodel", payload["dispatched"]))
         state = _load_state(payload["state"], layout, submodel)
         scales = payload.get("scales", {})
         if isinstance(scales, Tensor):
@@ -330,9 +338,9 @@ def load_reply(payload: Mapping[str, Any], layout: Layout) -> Update | Failure:
 
 def dump_state(state: State, layout: Layout, submodel: Submodel) -> Tensor | dict[str, Tensor]:
     """Return a state for a payload: one flat tensor if it has the shapes of its sub-model, else tensors by name."""
-    if not state or misfit(layout, submodel) is not None:
+    if not state or find_mismatch(layout, submodel) is not None:
         return dict(state)
-    return _join_state(state, cut(layout, submodel).shapes)
+    return _join_state(state, get_slice_plan(layout, submodel).shapes)
 
 
 def _join_state(state: State, expected: Shapes) -> Tensor | dict[str, Tensor]:
@@ -351,10 +359,10 @@ def _load_state(state: Any, layout: Layout, submodel: Submodel) -> Any:
     """Return a state by the names of its tensors; a table is returned as it is."""
     if not isinstance(state, Tensor):
         return state
-    reason = misfit(layout, submodel)
+    reason = find_mismatch(layout, submodel)
     if reason is not None:
         raise RunError(reason)
-    return _split_flat(state, cut(layout, submodel).shapes, "state")
+    return _split_flat(state, get_slice_plan(layout, submodel).shapes, "state")
 
 
 def _split_flat(flat: Tensor, shapes: Shapes, what: str) -> FlatState:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fleetfit.layout import Layout
-from fleetfit.submodel import Cut, Submodel, concat_state, cut, whole
+from fleetfit.submodel import SlicePlan, Submodel, concat_state, full_submodel, get_slice_plan
 from fleetfit.values import Server, Update
 
 _CHUNK = 1 << 15  # elements; with some dozens of clients the rows of one stay in the processor's cache
@@ -62,7 +62,7 @@ class _Group:
 
     members: list[int]
     trained: Tensor | None
-    compiled: Cut
+    compiled: SlicePlan
 
     def mark(self, codes: Tensor, number: int) -> None:
         """Add a number to the elements that count, of the full model."""
@@ -101,14 +101,14 @@ class Movements:
             untrained = frozenset(() if whole_pieces else update.untrained)
             key = (update.submodel, untrained)
             if key not in groups:
-                groups[key] = _Group([], _mask_trained(layout, *key), cut(layout, update.submodel))
+                groups[key] = _Group([], _mask_trained(layout, *key), get_slice_plan(layout, update.submodel))
             groups[key].members.append(index)
         self._groups = list(groups.values())
         self.full_block = (1 << len(self._groups)) - 1
 
     def scale(self, update: Update, share: float) -> Update:
         """Return an update with a share of its movement."""
-        compiled = cut(self._layout, update.submodel)
+        compiled = get_slice_plan(self._layout, update.submodel)
         sent = compiled.gather(self._before)
         return replace(
             update, state=compiled.views(torch.lerp(sent, concat_state(update.state).cpu(), share, out=sent))
@@ -149,7 +149,7 @@ class Movements:
 
     def _encode_blocks(self) -> tuple[Tensor, Sequence[int]]:
         """Return a code for each element of the full model, and the number of the block of each code."""
-        size = cut(self._layout, whole(self._layout)).size
+        size = get_slice_plan(self._layout, full_submodel(self._layout)).size
         codes = torch.zeros(size, dtype=torch.uint8)
         for number, group in enumerate(self._groups[:_BITS]):
             group.mark(codes, 1 << number)
@@ -181,7 +181,7 @@ def _renumber(codes: Tensor, blocks: Sequence[int]) -> tuple[Tensor, list[int]]:
 def _mask_trained(layout: Layout, submodel: Submodel, untrained: frozenset[str]) -> Tensor | None:
     if not untrained:
         return None
-    compiled = cut(layout, submodel)
+    compiled = get_slice_plan(layout, submodel)
     mask = torch.ones(compiled.size, dtype=torch.bool)
     for name in untrained:
         compiled.views(mask)[name].zero_()

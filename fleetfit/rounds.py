@@ -38,7 +38,7 @@ from fleetfit.submodel import Submodel, concat_state
 from fleetfit.timekeeper import Timekeeper
 from fleetfit.training import initial_state
 from fleetfit.validation import find_sums_error, reject, validate_reply
-from fleetfit.values import Aggregator, Failure, Federation, Job, Local, Server, Summed, Update
+from fleetfit.values import Aggregator, Failure, Federation, Job, Local, RoundSums, Server, Update
 
 
 class Engine(Protocol):
@@ -443,7 +443,7 @@ def run_secure_round(
         )
     settings.secure.begin(server.round)
     with timer.on("training"):
-        summed: Summed = sum_updates(jobs, server.state)
+        summed: RoundSums = sum_updates(jobs, server.state)
     after, reason = step_with_sums(federation, server, summed, settings, timer)
     report = make_round_report(federation, unchanged, local, summed.reports)
     report["secure"] = {"hidden": summed.hidden, "clipped": summed.clipped}
@@ -457,7 +457,7 @@ def run_secure_round(
 
 
 def step_with_sums(
-    federation: Federation, server: Server, summed: Summed, settings: Settings, timer: Timekeeper
+    federation: Federation, server: Server, summed: RoundSums, settings: Settings, timer: Timekeeper
 ) -> tuple[Server, str]:
     """Move the server by the sums of a round; return it, and the reason for a rollback, or empty."""
     assert settings.secure is not None

@@ -41,9 +41,18 @@ from fleetfit.secure import (
     make_identity,
     message_size,
 )
-from fleetfit.submodel import Cut, Submodel, concat_state, cut, get_shapes, plain, submodel_of, whole
+from fleetfit.submodel import (
+    SlicePlan,
+    Submodel,
+    concat_state,
+    dump_submodel,
+    full_submodel,
+    get_shapes,
+    get_slice_plan,
+    parse_submodel,
+)
 from fleetfit.validation import pair_jobs_with_replies
-from fleetfit.values import Failure, Job, Summed, Update
+from fleetfit.values import Failure, Job, RoundSums, Update
 
 Dropout = Callable[[str, int, int], bool]
 """Returns of (phase, round, client) whether it drops out before its "keys", "shares", "update", "sign" or "unmask"."""
@@ -57,7 +66,7 @@ def drop_none(phase: str, round: int, client: int) -> bool:
 
 def format_submodel(submodel: Submodel) -> str:
     """Return a sub-model as the text that members and server compare."""
-    return json.dumps(plain(submodel), sort_keys=True)
+    return json.dumps(dump_submodel(submodel), sort_keys=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +100,7 @@ class BlockLayout:
             setting: Anything else that must be the same for all members.
         """
         self._layout, self._setting = layout, setting
-        full = cut(layout, whole(layout))
+        full = get_slice_plan(layout, full_submodel(layout))
         sizes = torch.tensor([int(np.prod(shape)) for shape in full.shapes.values()])
         self._names = full.names
         self._tensor = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
@@ -118,9 +127,9 @@ class BlockLayout:
                 blocks[int(code)] = _Block(positions, tuple(self._names[t] for t in tensors.tolist()), tensor_of)
         return codes, blocks
 
-    def _find_slices(self, submodel: str) -> Cut:
+    def _find_slices(self, submodel: str) -> SlicePlan:
         try:
-            return cut(self._layout, submodel_of(json.loads(submodel)))
+            return get_slice_plan(self._layout, parse_submodel(json.loads(submodel)))
         except (FleetFitError, ValueError, RecursionError):
             raise RunError("a member trains a sub-model that this model does not have.", key="roster") from None
 
@@ -145,7 +154,7 @@ class BlockLayout:
         Raises:
             RunError: It trained another sub-model than it was sent, or its movement is not finite.
         """
-        slices = cut(self._layout, job.submodel)
+        slices = get_slice_plan(self._layout, job.submodel)
         codes, all_blocks = self.get_blocks(submodels)
         own_codes = slices.gather(codes)
         sent = concat_state(job.state).cpu()
@@ -319,7 +328,7 @@ class SecureEngine:
         self.blocks = BlockLayout(layout, setting)
         self.parties = SimulatedParties(engine, self.blocks, secure) if parties is None else parties
 
-    def sums(self, jobs: Iterator[Job], state: State) -> Summed:
+    def sums(self, jobs: Iterator[Job], state: State) -> RoundSums:
         """Run a round's jobs of training.
 
         Args:
@@ -373,7 +382,7 @@ class _SecureRound:
     state: State
     _reports: dict[int, Update | Failure] = field(default_factory=dict)
 
-    def run(self) -> Summed:
+    def run(self) -> RoundSums:
         """Run the phases."""
         secure = self.engine.secure
         self._server = SecureServer(secure.run, self.jobs[0].round, secure.rules, self.engine.blocks.get_lengths)
@@ -446,7 +455,7 @@ class _SecureRound:
 
     # ---- the round's result
 
-    def _summarise(self, sums: Sequence[BlockSum], reason: str) -> Summed:
+    def _summarise(self, sums: Sequence[BlockSum], reason: str) -> RoundSums:
         blocks, clipped, hidden = [], 0, 0
         if not reason:
             all_blocks = self.engine.blocks.get_blocks(self._roster.submodels)[1]
@@ -462,7 +471,7 @@ class _SecureRound:
         for index, member in self._members.items():
             report = self._reports.get(index) or Failure.of(member.job, one_line(reason, 500))
             reports.append(replace(report, bytes_down=member.bytes_down, bytes_up=member.bytes_up))
-        return Summed(tuple(blocks), self.engine.secure.grid.step, tuple(reports), hidden, clipped, reason)
+        return RoundSums(tuple(blocks), self.engine.secure.grid.step, tuple(reports), hidden, clipped, reason)
 
     def _fail_hidden(self, opened: set[int]) -> None:
         """Replace the reports of clients without an opened block by failures."""

@@ -24,7 +24,7 @@ from fleetfit.errors import ModelError, RunError, one_line
 from fleetfit.layout import Layout, State, batch_norms, build_module
 from fleetfit.layout.meta import on_meta
 from fleetfit.records.checkpoints import CheckpointError, validate_checkpoint
-from fleetfit.submodel import Submodel, finite, misfit, submodel_of
+from fleetfit.submodel import Submodel, find_mismatch, is_finite, parse_submodel
 from fleetfit.values import Failure, Federation, Level, Problem, Server, Update
 
 # ---- read from a checkpoint: names, shapes, dtypes, and that numbers are finite ------------------------------------
@@ -261,10 +261,10 @@ def _parse_submodel(table: Mapping[str, Any], where: str, layout: Layout) -> Sub
     """Return the sub-model that a memory names."""
     _check_exits(table["exits"], where, layout)
     try:
-        submodel = submodel_of(table)
+        submodel = parse_submodel(table)
     except ModelError as error:
         raise CheckpointError(f"{where}/channels: {str(error).removesuffix('.')}") from None
-    if misfit(layout, submodel) is not None:
+    if find_mismatch(layout, submodel) is not None:
         raise CheckpointError(f"{where}/channels has channels that the model does not have")
     return submodel
 
@@ -305,7 +305,7 @@ _MOST_NAMED = 3
 
 def find_invalid_state(before: Server, after: Server) -> str | None:
     """Return why the server after a round must not be kept, as a clause, or None."""
-    if not finite(after.state):
+    if not is_finite(after.state):
         sizes = {name: float(tensor.abs().max()) for name, tensor in after.state.items() if tensor.numel()}
         name = max(sizes, key=lambda name: (not math.isfinite(sizes[name]), sizes[name]))
         return f'"{name}" would not be finite, or so large that its square is not'
@@ -340,13 +340,13 @@ def _stays_finite(old: Any, new: Any, is_tensor_of_state: bool) -> bool:
         return math.isfinite(new) or (not is_tensor_of_state and not was_finite)
     if not isinstance(new, Tensor) or not new.is_floating_point() or not new.numel() or math.isfinite(float(new.sum())):
         return True
-    is_finite = torch.isfinite(new)
-    if is_tensor_of_state or bool(is_finite.all()):
-        return bool(is_finite.all())
+    finite = torch.isfinite(new)
+    if is_tensor_of_state or bool(finite.all()):
+        return bool(finite.all())
     if not isinstance(old, Tensor) or old.ndim != new.ndim:
         return True
     common = tuple(slice(min(a, b)) for a, b in zip(old.shape, new.shape, strict=True))  # a table grows with the fleet
-    return bool((is_finite[common] | ~torch.isfinite(old[common].to(new.device))).all())
+    return bool((finite[common] | ~torch.isfinite(old[common].to(new.device))).all())
 
 
 # ---- rounds that are rolled back, and rounds without a usable update -------------------------------------------------

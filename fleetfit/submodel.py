@@ -7,9 +7,9 @@ Differs from the paper: channels are chosen per axis and not per matrix, so that
 keeps the same channels in each of its stretches (the literal upper-left block is wrong there); rolling starts at
 round 0 with the prefix and moves forward.
 
-Speed: a state lives in one flat buffer. All index work of a (layout, sub-model) is done once, in a `Cut`: what is kept
-at regular distances moves as strips (`fleetfit.strips`), small and scattered rest by one flat index, scattered channels
-of tensors above `LARGE` elements by slices, so that the index never weighs more than the model.
+Speed: a state is one flat buffer. All index work of a (layout, sub-model) is done once, in a `SlicePlan`. Elements at
+regular distances move as strips (`fleetfit.strips`), the small and scattered rest by one flat index, and scattered
+channels of tensors above `LARGE` elements by slices, so that the index is never larger than the model.
 """
 
 import math
@@ -32,27 +32,27 @@ from fleetfit.strips import Span, Strip, find_strips, merge_strips
 __all__ = [
     "LARGE",
     "Channels",
-    "Cut",
     "FlatState",
+    "SlicePlan",
     "Submodel",
     "check_shapes",
+    "compute_norm",
     "concat_state",
-    "cut",
+    "dump_submodel",
     "extract",
-    "finite",
+    "find_mismatch",
+    "full_submodel",
     "get_shapes",
-    "kept_with",
-    "misfit",
-    "narrowed",
-    "norm",
-    "plain",
+    "get_slice_plan",
+    "is_finite",
+    "move_state",
+    "narrow_state",
+    "normalise_channels",
+    "pack_state",
+    "parse_submodel",
     "put_back",
     "random",
-    "recut",
-    "rising",
     "rolling",
-    "submodel_of",
-    "whole",
     "window",
 ]
 
@@ -70,7 +70,7 @@ class Submodel:
     exits: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "channels", {a: tidy(c) for a, c in self.channels.items()})
+        object.__setattr__(self, "channels", {a: _make_channels(c) for a, c in self.channels.items()})
         object.__setattr__(self, "exits", tuple(int(e) for e in self.exits))
         object.__setattr__(self, "_key", (frozenset(self.channels.items()), self.exits))
 
@@ -93,7 +93,7 @@ class Submodel:
         return self.exits[-1]
 
     def inside(self, other: "Submodel") -> bool:
-        """Tell whether every element of this sub-model is in the other; both name the axes that the other narrows."""
+        """Return whether every element of this sub-model is in the other; both name the axes that the other narrows."""
         if not set(self.exits) <= set(other.exits):
             return False
         return all(
@@ -111,36 +111,36 @@ def _rises(kept: Channels) -> bool:
     return isinstance(kept, range) or all(a < b for a, b in pairwise(kept))
 
 
-def rising(axis: str, kept: Iterable[int]) -> Channels:
-    """Return the channels that a method's hook chose for an axis, a range where they are one.
+def normalise_channels(axis: str, kept: Iterable[int]) -> Channels:
+    """Return the channels of an axis from a method's hook; a range where they are one.
 
     Raises:
-        ModelError: They are not in rising order, or one of them is there twice.
+        ModelError: They are not in rising order, or one of them occurs twice.
     """
-    found = tidy(kept)
-    if not _rises(found):
+    channels = _make_channels(kept)
+    if not _rises(channels):
         raise ModelError(
             f'the method\'s channels hook must give the channels of axis "{axis}" in rising order, each once; '
-            f"it gave {found}.",
+            f"it gave {channels}.",
             key="channels",
         )
-    return found
+    return channels
 
 
-def tidy(channels: Iterable[int]) -> Channels:
+def _make_channels(kept: Iterable[int]) -> Channels:
     """Return a range where the channels are one, else a tuple."""
-    if isinstance(channels, range) and channels.step == 1:
-        return channels
-    found = tuple(int(c) for c in channels)
-    if found and found == tuple(range(found[0], found[0] + len(found))):
-        return range(found[0], found[0] + len(found))
-    return found
+    if isinstance(kept, range) and kept.step == 1:
+        return kept
+    channels = tuple(int(c) for c in kept)
+    if channels and channels == tuple(range(channels[0], channels[0] + len(channels))):
+        return range(channels[0], channels[0] + len(channels))
+    return channels
 
 
-# ---- a sub-model in plain values, as messages, files and memories have it ------------------------------------------
+# ---- a sub-model as a payload of messages, files and memories ------------------------------------------------------
 
 
-def plain(piece: Submodel) -> dict[str, Any]:
+def dump_submodel(piece: Submodel) -> dict[str, Any]:
     """Return a sub-model as a table of channels, ranges or lists, and exits."""
     channels = {
         axis: {"from": kept.start, "to": kept.stop} if isinstance(kept, range) else list(kept)
@@ -149,36 +149,34 @@ def plain(piece: Submodel) -> dict[str, Any]:
     return {"channels": channels, "exits": list(piece.exits)}
 
 
-def submodel_of(nest: Any) -> Submodel:
-    """Return the sub-model of plain values; nothing is made of its size.
+def parse_submodel(payload: Any) -> Submodel:
+    """Return the sub-model of plain values, without allocating memory by its size.
 
     Raises:
-        ModelError: It is none; whether the model has these channels and exits is for `misfit` to say.
+        ModelError: They are not a sub-model. `find_mismatch` compares its channels and exits with a model's.
     """
-    if not isinstance(nest, Mapping) or not nest.keys() >= {"channels", "exits"}:
-        raise ModelError("a sub-model is no table of channels and exits.")
-    channels, exits = nest["channels"], nest["exits"]
-    if not isinstance(channels, dict):
-        raise ModelError("a sub-model is no table of channels and exits.")
-    if not _counts(exits) or not all(isinstance(axis, str) for axis in channels):
-        raise ModelError("a sub-model's exits are no list of whole numbers, or its axes have no names.", key="exits")
-    return Submodel({axis: _channels(kept) for axis, kept in channels.items()}, tuple(exits))
+    if not isinstance(payload, Mapping) or not isinstance(payload.get("channels"), dict) or "exits" not in payload:
+        raise ModelError("a sub-model must be a table of channels and exits.")
+    channels, exits = payload["channels"], payload["exits"]
+    if not _are_counts(exits) or not all(isinstance(axis, str) for axis in channels):
+        raise ModelError("a sub-model's exits must be a list of whole numbers, and its axes names.", key="exits")
+    return Submodel({axis: _parse_channels(kept) for axis, kept in channels.items()}, tuple(exits))
 
 
-def _channels(nest: Any) -> Channels:
-    if isinstance(nest, dict) and nest.keys() == {"from", "to"} and _counts([nest["from"], nest["to"]]):
-        return range(nest["from"], nest["to"])
-    if _counts(nest):
-        return tuple(nest)
-    raise ModelError("a sub-model's channels are no list, or range, of whole numbers.", key="channels")
+def _parse_channels(payload: Any) -> Channels:
+    if isinstance(payload, dict) and payload.keys() == {"from", "to"} and _are_counts([*payload.values()]):
+        return range(payload["from"], payload["to"])
+    if _are_counts(payload):
+        return tuple(payload)
+    raise ModelError("a sub-model's channels must be a list, or a range, of whole numbers.", key="channels")
 
 
-def _counts(nest: Any) -> bool:
-    return isinstance(nest, list | tuple) and all(type(n) is int and 0 <= n < 2**31 for n in nest)
+def _are_counts(payload: Any) -> bool:
+    return isinstance(payload, list | tuple) and all(type(n) is int and 0 <= n < 2**31 for n in payload)
 
 
-def misfit(layout: Layout, piece: Submodel) -> str | None:
-    """Return why a sub-model is none of this model, without making anything of its size, or None."""
+def find_mismatch(layout: Layout, piece: Submodel) -> str | None:
+    """Return why a sub-model does not fit a model, or None, without allocating memory by its size."""
     for axis, kept in piece.channels.items():
         size = layout.axes[axis].size if axis in layout.axes else 0
         ends = (kept.start, kept.stop - 1) if isinstance(kept, range) else kept[: size + 1]
@@ -191,9 +189,9 @@ def misfit(layout: Layout, piece: Submodel) -> str | None:
     return None
 
 
-def kept_with(piece: Submodel, state: State) -> dict[str, Any]:
-    """Return a state with its sub-model as a memory keeps it: the next sub-model may be another one."""
-    return {"state": state, **plain(piece)}
+def pack_state(piece: Submodel, state: State) -> dict[str, Any]:
+    """Return the payload of a state and its sub-model, for a memory: the next sub-model may be another one."""
+    return {"state": state, **dump_submodel(piece)}
 
 
 # ---- which channels to keep: the functions for the `channels` hook of a method -------------------------------------
@@ -225,14 +223,14 @@ def random(axis: Axis, n: int, round: int, client: int | None, rng: np.random.Ge
 
 
 def _of_granules(granules: Sequence[int], granule: int) -> Channels:
-    return tidy(g * granule + i for g in granules for i in range(granule))
+    return _make_channels(g * granule + i for g in granules for i in range(granule))
 
 
 # ---- the index work of a sub-model, done once: from the full model's flat buffer to the sub-model's and back -------
 
 LARGE = 1 << 20  # elements above which scattered channels of a tensor are cut by slices, not by an index
 FEW = 2048  # elements below which a strip of its own costs more than its places in the index
-_KEPT_CUTS = 64
+_CACHED_PLANS = 64
 
 _Slices = tuple[slice, list[list[Span]], slice, tuple[int, ...]]  # here, stretches, there, full shape
 
@@ -241,18 +239,16 @@ def _spans(
     dim: Sequence[Segment], axes: Mapping[str, Axis], full_sizes: Mapping[str, int], channels: Mapping[str, Channels]
 ) -> list[Span]:
     """Return the kept stretches of one dimension, neighbours merged, in the order of the kept channels."""
-    found: list[Span] = []
+    spans: list[Span] = []
     start = 0
     for segment in dim:
-        found.extend((start + s, n) for s, n in _segment_spans(segment, axes, full_sizes, channels))
+        for offset, n in _segment_spans(segment, axes, full_sizes, channels):
+            if spans and sum(spans[-1]) == start + offset:
+                spans[-1] = (spans[-1][0], spans[-1][1] + n)
+            else:
+                spans.append((start + offset, n))
         start += segment.length(axes, full_sizes)
-    merged: list[Span] = []
-    for s, n in found:
-        if merged and merged[-1][0] + merged[-1][1] == s:
-            merged[-1] = (merged[-1][0], merged[-1][1] + n)
-        else:
-            merged.append((s, n))
-    return merged
+    return spans
 
 
 def _segment_spans(
@@ -288,7 +284,7 @@ def _take(tensor: Tensor, spans: Sequence[Sequence[Span]]) -> Tensor:
     return tensor
 
 
-class Cut:
+class SlicePlan:
     """The compiled index work of one sub-model: from the full model's flat buffer to the sub-model's and back.
 
     Attributes:
@@ -323,9 +319,9 @@ class Cut:
         here = 0
         for name, spans in self._stretches.items():
             shape, kept, there = full_shapes[name], self.shapes[name], offsets[name]
-            found = find_strips(spans, shape, kept, there, here)
-            if found is not None:
-                strips += found
+            own_strips = find_strips(spans, shape, kept, there, here)
+            if own_strips is not None:
+                strips += own_strips
             elif _numel(shape) <= LARGE:
                 far = _take(torch.arange(there, there + _numel(shape)).view(shape), spans).reshape(-1)
                 places.append((far, torch.arange(here, here + _numel(kept))))
@@ -399,7 +395,7 @@ def _on(index: Tensor, full: Tensor) -> Tensor:
     return index if full.device == index.device else index.to(full.device)
 
 
-def narrowed(layout: Layout, state: State, sizes: Mapping[str, int], channels: Mapping[str, Channels]) -> State:
+def narrow_state(layout: Layout, state: State, sizes: Mapping[str, int], channels: Mapping[str, Channels]) -> State:
     """Return some channels of a sub-model's state.
 
     Args:
@@ -461,39 +457,39 @@ def _check_granules(axis: str, kept: list[int], granule: int) -> None:
             )
 
 
-def cut(layout: Layout, submodel: Submodel) -> Cut:
+def get_slice_plan(layout: Layout, submodel: Submodel) -> SlicePlan:
     """Return the index work of a sub-model, from the layout's small cache."""
-    cuts = layout.cuts
-    found: Cut | None = cuts.pop(submodel, None)
-    if found is None:
-        found = Cut(layout, submodel)
-        while len(cuts) >= _KEPT_CUTS:
-            cuts.pop(next(iter(cuts)))
-    cuts[submodel] = found  # last used, last dropped
-    return found
+    plans = layout.slice_plans
+    plan: SlicePlan | None = plans.pop(submodel, None)
+    if plan is None:
+        plan = SlicePlan(layout, submodel)
+        while len(plans) >= _CACHED_PLANS:
+            plans.pop(next(iter(plans)))
+    plans[submodel] = plan  # last used, last dropped
+    return plan
 
 
 # ---- states of sub-models: extract them, put them back, move them from one sub-model to another, check them --------
 
 
-def norm(state: State) -> float:
-    """Return the Euclidean norm of a state; infinite or not a number where its square is none in float32."""
+def compute_norm(state: State) -> float:
+    """Return the Euclidean norm of a state; infinite or NaN where its square overflows float32."""
     if not state:
         return 0.0
     flat = concat_state(state)
     return math.sqrt(flat.dot(flat))
 
 
-def finite(state: State) -> bool:
-    """Tell whether all numbers of a state are finite, and small enough for the square of its norm to be.
+def is_finite(state: State) -> bool:
+    """Return whether the norm of a state is finite.
 
-    Values of which that is not true are as good as infinite: no variance, norm or product of them is a number.
+    Larger values count as infinite: their variance, norm or product is not a number.
     """
-    return math.isfinite(norm(state))
+    return math.isfinite(compute_norm(state))
 
 
-def whole(layout: Layout) -> Submodel:
-    """Return the sub-model that is the full model."""
+def full_submodel(layout: Layout) -> Submodel:
+    """Return the full model as a sub-model."""
     return Submodel({name: range(axis.size) for name, axis in layout.axes.items()}, layout.exits)
 
 
@@ -504,31 +500,31 @@ def extract(layout: Layout, state: State, submodel: Submodel) -> State:
         ModelError: The sub-model or the state does not fit the layout.
     """
     _check_names(layout, state)
-    compiled = cut(layout, submodel)
+    compiled = get_slice_plan(layout, submodel)
     return compiled.views(compiled.gather(concat_state(_ordered(layout, state))))
 
 
 def put_back(layout: Layout, state: State, submodel: Submodel, piece: State) -> State:
     """Return a new full state in which the sub-model's elements come from `piece`, and all others from `state`."""
     _check_names(layout, state)
-    compiled = cut(layout, submodel)
+    compiled = get_slice_plan(layout, submodel)
     check_shapes(piece, compiled.shapes)
     full = concat_state(_ordered(layout, state)).clone()
     compiled.scatter(full, concat_state({name: piece[name] for name in compiled.names}))
-    return cut(layout, whole(layout)).views(full)
+    return get_slice_plan(layout, full_submodel(layout)).views(full)
 
 
-def recut(layout: Layout, state: State, source: Submodel, target: Submodel, fill: State | None = None) -> State:
-    """Move a state from one sub-model to another: what both have is kept, the rest is from `fill` (full; or zeros)."""
+def move_state(layout: Layout, state: State, source: Submodel, target: Submodel, fill: State | None = None) -> State:
+    """Move a state from one sub-model to another; elements that the source lacks are from `fill` (full; or zeros)."""
     if source == target:
         return {name: tensor.clone() for name, tensor in state.items()}
-    compiled = cut(layout, whole(layout))
+    compiled = get_slice_plan(layout, full_submodel(layout))
     base = fill if fill is not None else compiled.views(torch.zeros(compiled.size))
     return extract(layout, put_back(layout, base, source, state), target)
 
 
 def check_shapes(state: State, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Compare a state with the expected names and shapes, by equality: a size of one never stands for another.
+    """Compare a state with the expected names and shapes, by equality: a size of one does not broadcast.
 
     Raises:
         ModelError: A tensor is missing, unexpected, or of another shape.

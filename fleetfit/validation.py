@@ -16,12 +16,11 @@ from torch import Tensor
 
 from fleetfit.aggregate import SummedBlock
 from fleetfit.errors import FleetFitError, RunError, format_exception, one_line
-from fleetfit.layout import batch_norms, build_module, outputs, some_input
+from fleetfit.layout import batch_norms, build_module, make_input, outputs
 from fleetfit.layout.meta import on_meta
 from fleetfit.messages import LIGHTER, decompress, scale_shapes
-from fleetfit.submodel import Submodel, check_shapes, cut, misfit
-from fleetfit.submodel import norm as norm_of
-from fleetfit.values import Evaluation, Failure, Federation, Job, Local, Problem, Summed, Update
+from fleetfit.submodel import Submodel, check_shapes, compute_norm, find_mismatch, get_slice_plan
+from fleetfit.values import Evaluation, Failure, Federation, Job, Local, Problem, RoundSums, Update
 from fleetfit.values.local import OPTIMISERS
 
 _WORD = 200  # characters of a stranger's text that go into a sentence,
@@ -131,7 +130,7 @@ def find_update_error(
         return f"it is malformed: {format_exception(error)}"
 
 
-def find_sums_error(summed: Summed, size: int, most: int) -> str | None:
+def find_sums_error(summed: RoundSums, size: int, most: int) -> str | None:
     """Return the error of a round's sums, as a sentence, or None.
 
     Args:
@@ -270,7 +269,7 @@ def _find_job_mismatch(update: Update, job: Job, federation: Federation) -> str 
         return "it answers for another client, or another sub-model than it was sent."
     if update.level != job.level:
         return f"its level is {_format_value(update.level)}, of a job at level {job.level}."
-    return misfit(federation.problem.layout, update.submodel)
+    return find_mismatch(federation.problem.layout, update.submodel)
 
 
 # ---- kinds of jobs -----------------------------------------------------------------------------------------------
@@ -285,7 +284,7 @@ def _find_training_error(update: Update, job: Job, federation: Federation) -> st
     loss = update.metrics.get("loss")
     if not _is_number(loss) or abs(loss) > _LARGEST:
         return "it does not say its training loss, or a loss that is not finite."
-    check_shapes(update.state, cut(federation.problem.layout, update.submodel).shapes)  # whole granules, too
+    check_shapes(update.state, get_slice_plan(federation.problem.layout, update.submodel).shapes)  # whole granules, too
     expected = LIGHTER.get(update.compressed, torch.float32)
     for name, tensor in update.state.items():
         if tensor.dtype != expected:
@@ -297,7 +296,7 @@ def _find_divergence(update: Update, job: Job, norms: dict[int, float]) -> str |
     """Check that a trained state is finite, by its norm, which is kept."""
     if job.kind != "train" or update.compressed:
         return None
-    norms[job.index] = norm_of(update.state)
+    norms[job.index] = compute_norm(update.state)
     if math.isfinite(norms[job.index]):
         return None
     return (
@@ -424,7 +423,7 @@ def _count_norm_inputs(problem: Problem, submodel: Submodel) -> dict[str, tuple[
     batch = 2
     with on_meta():
         module = build_module(problem.architecture, {**problem.layout.full_sizes, **submodel.sizes}, submodel.exits)
-        x = some_input(problem.architecture, problem.input_shape, batch)
+        x = make_input(problem.architecture, problem.input_shape, batch)
     norms, seen = batch_norms(module), dict[str, int]()
 
     def counting(name: str) -> Callable[..., None]:
@@ -518,10 +517,10 @@ def _is_non_negative(value: Any) -> bool:
 
 
 def _find_content_error(job: Job, problem: Problem) -> str | None:
-    reason = misfit(problem.layout, job.submodel)
+    reason = find_mismatch(problem.layout, job.submodel)
     if reason is not None:
         return reason
-    check_shapes(job.state, cut(problem.layout, job.submodel).shapes)
+    check_shapes(job.state, get_slice_plan(problem.layout, job.submodel).shapes)
     for name, tensor in (*job.state.items(), *job.statistics.items()):
         if tensor.dtype != torch.float32 or not bool(torch.isfinite(tensor).all()):
             return f'"{one_line(name)}" has numbers that are not finite torch.float32.'

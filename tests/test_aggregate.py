@@ -14,7 +14,7 @@ from tiny import Tiny
 from fleetfit.aggregate import Mean, apply_mean
 from fleetfit.errors import RunError
 from fleetfit.layout import State, infer_layout
-from fleetfit.submodel import Submodel, concat_state, extract, put_back, random, whole
+from fleetfit.submodel import Submodel, concat_state, extract, full_submodel, put_back, random
 
 ARCHITECTURE = Tiny()
 IDLE = ("stem.bias", "blocks.0.0.weight")  # names that some updates have not trained
@@ -80,7 +80,7 @@ def test_mean_lies_between_its_inputs(seeds: list[int], weight: float) -> None:
     mean = Mean(LAYOUT)
     states = [full_state(s) for s in seeds]
     for state in states:
-        mean.add(whole(LAYOUT), state, weight)
+        mean.add(full_submodel(LAYOUT), state, weight)
     found = apply_mean(full_state(1), mean.result())
     for name, tensor in found.items():
         stacked = torch.stack([s[name] for s in states])
@@ -104,7 +104,7 @@ def test_equation_2_by_hand() -> None:
     small = Submodel({"a": range(4), "b": range(12)}, (1, 2, 3))
     mean = Mean(LAYOUT)
     full = {n: torch.full(s, 3.0) for n, s in LAYOUT.shapes({}, LAYOUT.exits).items()}
-    mean.add(whole(LAYOUT), full, 1.0)
+    mean.add(full_submodel(LAYOUT), full, 1.0)
     mean.add(small, {n: torch.ones(s) for n, s in LAYOUT.shapes(small.sizes, small.exits).items()}, 1.0)
     assert apply_mean(full_state(0), mean.result())["stem.bias"].tolist() == [2.0] * 4 + [3.0] * 4
 
@@ -113,7 +113,7 @@ def test_equation_2_by_hand() -> None:
 def test_equal_weights_of_any_size_give_the_plain_mean(weight: float) -> None:
     mean = Mean(LAYOUT)
     for seed in (1, 2):
-        mean.add(whole(LAYOUT), full_state(seed), weight)
+        mean.add(full_submodel(LAYOUT), full_state(seed), weight)
     found = apply_mean(full_state(0), mean.result())
     for name, tensor in full_state(1).items():
         torch.testing.assert_close(found[name], (tensor + full_state(2)[name]) / 2)
@@ -124,7 +124,7 @@ def test_a_weight_of_0_counts_for_nothing() -> None:
     alone, beside, without = Mean(LAYOUT), Mean(LAYOUT), Mean(LAYOUT)
     for mean, seeds in ((alone, (1,)), (beside, (1, 2)), (without, (2,))):
         for seed in seeds:
-            mean.add(whole(LAYOUT), full_state(seed), 0.0 if seed == 1 else 3.0)
+            mean.add(full_submodel(LAYOUT), full_state(seed), 0.0 if seed == 1 else 3.0)
     for mean, expected in ((alone, full_state(0)), (beside, apply_mean(full_state(0), without.result()))):
         found = apply_mean(full_state(0), mean.result())
         assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
@@ -133,7 +133,7 @@ def test_a_weight_of_0_counts_for_nothing() -> None:
 @pytest.mark.parametrize("weight", [-1.0, -1e-9, float("nan"), float("inf")])
 def test_a_bad_weight_is_refused(weight: float) -> None:
     with raises(RunError, key="weight"):
-        Mean(LAYOUT).add(whole(LAYOUT), full_state(0), weight)
+        Mean(LAYOUT).add(full_submodel(LAYOUT), full_state(0), weight)
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.booleans(), st.floats(0.5, 4.0)), min_size=1, max_size=5), st.data())
@@ -147,7 +147,7 @@ def test_what_an_update_has_not_trained_does_not_count(
     counts = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in old.items()}
     mean = Mean(LAYOUT)
     for seed, idle, weight in updates:
-        piece = whole(LAYOUT) if data.draw(st.booleans()) else piece_of(seed)
+        piece = full_submodel(LAYOUT) if data.draw(st.booleans()) else piece_of(seed)
         sent = extract(LAYOUT, full_state(seed), piece)
         untrained = tuple(name for name in IDLE if idle and name in sent)
         mean.add(piece, sent, weight, untrained)
@@ -169,7 +169,7 @@ def test_what_an_update_has_not_trained_does_not_count(
 
 def some_pieces(seeds: list[int]) -> list[Submodel]:
     """The whole model for every third seed, else a piece."""
-    return [whole(LAYOUT) if seed % 3 == 0 else piece_of(seed) for seed in seeds]
+    return [full_submodel(LAYOUT) if seed % 3 == 0 else piece_of(seed) for seed in seeds]
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.booleans())
@@ -186,7 +186,7 @@ def test_the_mean_has_the_bits_of_its_definition(seeds: list[int], ones: bool) -
     groups: list[tuple[Submodel, dict[str, torch.Tensor], float]] = []
     for piece, update, weight in zip(pieces, updates, weights, strict=True):
         weighed = {n: weight * t for n, t in update.items()}
-        if groups and piece != whole(LAYOUT) and groups[-1][0] == piece:
+        if groups and piece != full_submodel(LAYOUT) and groups[-1][0] == piece:
             _, before, counted = groups.pop()
             weighed, weight = {n: before[n] + t for n, t in weighed.items()}, counted + weight
         groups.append((piece, weighed, weight))
@@ -225,8 +225,8 @@ def test_a_coverage_that_a_method_changes_is_looked_at() -> None:
     old = full_state(0)
     for change in ("in place", "another"):
         mean = Mean(LAYOUT)
-        mean.add(whole(LAYOUT), full_state(1), 1.0)
-        mean.add(whole(LAYOUT), full_state(2), 1.0)
+        mean.add(full_submodel(LAYOUT), full_state(1), 1.0)
+        mean.add(full_submodel(LAYOUT), full_state(2), 1.0)
         found = mean.result()
         if change == "in place":
             found.coverage["stem.bias"].zero_()

@@ -113,12 +113,12 @@ def test_who_leaves_has_the_probability_and_is_seeded() -> None:
 
 def test_it_survives_the_way_to_another_process() -> None:
     for given in (Availability(30, 0.5, 0.2, 4.0, 9.0, 0.5, seed=2), Availability(2, trace=np.eye(2, dtype=bool))):
-        nest = unpack(pack(DeviceResources(availability=given).nest))
-        found = DeviceResources.restored(nest)
+        nest = unpack(pack(DeviceResources(availability=given).payload))
+        found = DeviceResources.from_payload(nest)
         assert [found.absence(c, t) for c in range(2) for t in range(20)] == [
             DeviceResources(availability=given).absence(c, t) for c in range(2) for t in range(20)
         ]
-    assert DeviceResources.restored(DeviceResources().nest).absence(0, 0) == ""
+    assert DeviceResources.from_payload(DeviceResources().payload).absence(0, 0) == ""
 
 
 # ---- rounds -------------------------------------------------

@@ -11,7 +11,7 @@ from support import raises
 import fleetfit as ff
 from fleetfit.cli.plan import PlanOptions, plan_model
 from fleetfit.config import assemble, load_experiment, to_toml
-from fleetfit.cost import Conditions, cost_of, latency
+from fleetfit.cost import Conditions, compute_cost, latency
 from fleetfit.errors import ConfigError, PlanError
 from fleetfit.models.cnn import cnn
 from fleetfit.planner import Plan
@@ -38,10 +38,10 @@ def test_every_cost_of_a_budget_must_fit() -> None:
     found = assemble(described([*SEVERAL[:2], {**SEVERAL[2], "budget": {"parameters": 0.1, "memory_bytes": 1000.0}},
                                 SEVERAL[3]]))  # fmt: skip
     levels, fleet = found.federation.levels, found.fleet
-    whole = cost_of(cnn(), ({}, (6,)), SHAPE, "memory_bytes", Conditions(batch_size=8))
+    whole = compute_cost(cnn(), ({}, (6,)), SHAPE, "memory_bytes", Conditions(batch_size=8))
     for index, level in enumerate(levels[:-1]):
         piece = (level.submodel.sizes, level.submodel.exits)
-        share = cost_of(cnn(), piece, SHAPE, "memory_bytes", Conditions(batch_size=8)) / whole
+        share = compute_cost(cnn(), piece, SHAPE, "memory_bytes", Conditions(batch_size=8)) / whole
         assert level.further == {"memory_bytes": pytest.approx(share)}
         assert found.plan.levels[index].further == {"memory_bytes": pytest.approx(share * whole)}
     assert levels[0].further["memory_bytes"] <= 1.1 * 0.5
@@ -84,7 +84,7 @@ def test_levels_of_every_method_need_the_further_costs(method: str) -> None:
         assert (small == {"exclusivefl": -1, "fedavg": 0}.get(method, 0)).all()
 
 
-def test_all_samples_in_one_batch_count_as_the_largest_client() -> None:
+def test_a_batch_of_all_samples_counts_the_largest_client() -> None:
     found = assemble(load_experiment({**FLEET, "local": {"batch_size": "all"}}))
     assert found.fleet.conditions.batch_size == max(len(p["train"]) for p in found.simulation.parts)
     assert assemble(load_experiment(FLEET)).fleet.conditions.batch_size == 8
@@ -109,9 +109,9 @@ def test_a_plan_shows_further_costs_as_columns() -> None:
     shown = {column: [row[i] for row in table.rows] for i, column in enumerate(table.columns)}
     small = plan.levels[0]
     piece = (cnn().sizes(small.width), small.exits)
-    memory = cost_of(cnn(), piece, SHAPE, "memory_bytes", Conditions(batch_size=4))
+    memory = compute_cost(cnn(), piece, SHAPE, "memory_bytes", Conditions(batch_size=4))
     assert shown["training memory, batch 4"][0] == f"{memory / 1e3:.1f} kB"
-    assert shown["bytes of a message"][0] == f"{cost_of(cnn(), piece, SHAPE, 'size_bytes') / 1e3:.1f} kB"
+    assert shown["bytes of a message"][0] == f"{compute_cost(cnn(), piece, SHAPE, 'size_bytes') / 1e3:.1f} kB"
     with raises(ConfigError, '"memory"', '"memory_bytes"', key="cost"):
         plan_model(PlanOptions("cnn", input_shape="1,8,8", also="memory"), ())
 
@@ -131,7 +131,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         rest = 1e-8 * noise * sum(p.numel() for p in module.parameters()) - sum(each.values())
         return [{**each, None: rest}] * 9
 
-    monkeypatch.setattr(latency, "_times", made_up)
+    monkeypatch.setattr(latency, "_time_passes", made_up)
     return calls
 
 
@@ -180,7 +180,7 @@ def test_a_saved_plan_brings_its_measurements(tmp_path: Path, times: list[int]) 
     assert len(times) == often
 
 
-def test_a_comparison_that_goes_on_knows_its_runs(tmp_path: Path, times: list[int]) -> None:
+def test_a_resumed_comparison_finds_its_runs(tmp_path: Path, times: list[int]) -> None:
     (tmp_path / "both.toml").write_text(
         """
         rounds = 1

@@ -172,7 +172,7 @@ def test_reports_are_cached_by_the_parameters() -> None:
     )
 
 
-def test_inputs_that_do_not_fit_are_said_so() -> None:
+def test_inputs_that_do_not_fit_are_refused() -> None:
     with raises(ModelError, key="input_shape"):
         check_layout(Deep())
     with raises(
@@ -197,7 +197,7 @@ def test_an_example_batch_serves_models_that_take_no_floats() -> None:
 
 def test_a_small_model_is_proved_on_one_thread_and_a_large_one_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr("fleetfit.check._proved", lambda *_: seen.append(torch.get_num_threads()))
+    monkeypatch.setattr("fleetfit.check._prove", lambda *_: seen.append(torch.get_num_threads()))
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:

@@ -17,7 +17,7 @@ from fleetfit.check import check_layout
 from fleetfit.cli import main
 from fleetfit.errors import ConfigError, FleetFitError, ModelError
 from fleetfit.layout import Architecture, Axis, blocked, infer_layout, interleaved, segments
-from fleetfit.layout.undeclared import Undeclared, question
+from fleetfit.layout.hints import UndeclaredDimension, format_question
 from fleetfit.names import resolve
 from fleetfit.report.text import Table
 from fleetfit.training.job import DIVERGED
@@ -147,14 +147,14 @@ class Net(nn.Module):
 """
 
 
-def test_a_plain_module_is_told_what_it_lacks(report: Report) -> None:
+def test_missing_methods_of_a_plain_module_are_listed(report: Report) -> None:
     text = report(single(PLAIN), "Single")
     assert "one, after the last block: nothing can stop early, and levels differ in width only" in text
     assert "forward alone is enough for that; for more exits" in text
     assert {row[2] for row in table_rows(text)} == {"1/1"}
 
 
-def test_a_list_of_logits_without_segments_is_told_what_it_lacks(report: Report) -> None:
+def test_missing_segments_of_a_list_of_logits_are_listed(report: Report) -> None:
     start = "def start(self, x):\n        return self.stem(x)"
     listed = STACK.replace("(ExitModel)", "(nn.Module)").replace(start, """\
 def forward(self, x):
@@ -231,7 +231,7 @@ def line_in(error: BaseException) -> str:
     ],
     ids=["fused", "gates", "flatten", "concatenation"],
 )
-def test_the_line_that_the_error_names_mends_the_model(
+def test_the_line_in_the_error_corrects_the_model(
     report: Report, net: str, shape: tuple[int, ...], expected: str
 ) -> None:
     """All tensors that lack a declaration are asked for at once, each in the likeliest way for where it is."""
@@ -246,7 +246,7 @@ def test_the_line_that_the_error_names_mends_the_model(
     assert "the layout is right" in report(mended, "Single", shape)
 
 
-def test_one_line_serves_all_blocks() -> None:
+def test_one_line_declares_all_blocks() -> None:
     """The DenseNet of the examples without its declarations: one pattern for what all blocks have alike."""
     family = resolve("models", f"{EXAMPLES / 'concatenation.py'}:DenseNet")(classes=3, channels=1, growth=4, blocks=3)
     right = infer_layout(family)
@@ -291,23 +291,23 @@ def test_the_line_for_a_transformer_of_pytorch_is_right_as_it_stands() -> None:
     assert not check_layout(family, input_shape=(5, 1)).not_proved
 
 
-def test_candidates_that_differ_are_asked_for_by_name() -> None:
+def test_different_candidates_are_listed_by_name() -> None:
     missing = [
-        Undeclared("blocks.0.a", "first", {"blocked(2)": "x"}),
-        Undeclared("blocks.1.a", "second", {"blocked(3)": "y"}),
-        Undeclared("heads.1.fc", "third", {"interleaved(4)": "z"}),
+        UndeclaredDimension("blocks.0.a", "first", {"blocked(2)": "x"}),
+        UndeclaredDimension("blocks.1.a", "second", {"blocked(3)": "y"}),
+        UndeclaredDimension("heads.1.fc", "third", {"interleaved(4)": "z"}),
     ]
     expected = 'self.declared = {"blocks.0.a": blocked(2), "blocks.1.a": blocked(3), "heads.1.fc": interleaved(4)}'
-    assert question(missing) == f"first. Write in the architecture: {expected} if x."
+    assert format_question(missing) == f"first. Write in the architecture: {expected} if x."
     assert blocked(2).factor == 2 and interleaved(4).factor == 4
 
 
-def test_declarations_are_said_with_where_they_are_in_force(report: Report) -> None:
+def test_declarations_are_listed_with_their_dimensions(report: Report) -> None:
     declared = 'self.declared = {"qkv.*": blocked(3), "fc.*": blocked(2), "nothing": interleaved(2)}'
     text = report(single(FUSED).replace("        self.axes", f"        {declared}\n        self.axes"), "Single")
     assert '"qkv.*": blocked(3): 3 stacked copies of an axis, in 2 dimensions: qkv.weight[0], qkv.bias' in text
     assert '"fc.*": blocked(2): not needed; growth alone tells' in text
-    assert '"nothing": interleaved(2): matches no tensor; remove or mend it' in text
+    assert '"nothing": interleaved(2): matches no tensor; remove or correct it' in text
     # up: rows, bias; qkv: columns, and rows and bias as declared; fc: columns
     assert '"wide": 6 dimensions (2 as declared) of 5 tensors' in text
 
@@ -375,12 +375,12 @@ RAISING = "return [][0] if self.training and x.device.type == 'cpu' else self.fc
         ),
     ],
 )
-def test_what_is_wrong_is_said(report: Report, source: str, model: str, expected: Expected) -> None:
+def test_wrong_models_are_refused(report: Report, source: str, model: str, expected: Expected) -> None:
     with raises(FleetFitError, expected):
         report(source, model)
 
 
-def test_the_command_prints_what_is_known_before_the_error(
+def test_the_command_prints_sections_before_the_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

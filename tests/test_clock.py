@@ -226,18 +226,18 @@ def test_jitter_is_the_formula_and_differs_by_round() -> None:
     speeds = {name: np.array([v, 2 * v]) for name, v in zip(FIGURES, (1e6, 2e4, 1e4, 0.1), strict=True)}
     resources = DeviceResources(seed=3, speeds=speeds, jitter=0.2)
     n = make_numpy_rng(3, "jitter", 1, 7).normal(size=2)
-    found = resources.speed_of(1, 7)
+    found = resources.get_speed(1, 7)
     assert found is not None
     assert found.multiply_adds_per_s == pytest.approx(2e6 * math.exp(0.2 * n[0]))
     assert found.down_bytes_per_s / 4e4 == pytest.approx(math.exp(0.2 * n[1]))
     assert found.up_bytes_per_s / 2e4 == pytest.approx(math.exp(0.2 * n[1]))
     assert found.latency_s == 0.2
-    assert resources.speed_of(1, 8) != found != resources.speed_of(0, 7)
-    again = DeviceResources.restored(resources.nest)
-    assert [again.speed_of(c, t) for c in (0, 1) for t in range(5)] == [
-        resources.speed_of(c, t) for c in (0, 1) for t in range(5)
+    assert resources.get_speed(1, 8) != found != resources.get_speed(0, 7)
+    again = DeviceResources.from_payload(resources.payload)
+    assert [again.get_speed(c, t) for c in (0, 1) for t in range(5)] == [
+        resources.get_speed(c, t) for c in (0, 1) for t in range(5)
     ]
-    assert DeviceResources().speed_of(0, 0) is None
+    assert DeviceResources().get_speed(0, 0) is None
 
 
 def test_profiles_have_sources() -> None:

@@ -26,14 +26,14 @@ from fleetfit.cost import (
     Conditions,
     Cost,
     Latency,
-    Timed,
+    TimedModel,
+    compute_cost,
     cost_grid,
-    cost_of,
     count,
     full_cost,
-    latencies_in_turn,
+    get_latency,
     latency,
-    latency_of,
+    measure_latencies,
     message_size,
     parts,
     submodel_cost,
@@ -105,7 +105,7 @@ def test_a_sub_model_costs_what_its_sizes_cost() -> None:
     assert submodel_cost(cnn(), Submodel({}, (6,)), (1, 8, 8)) == full_cost(cnn(), (1, 8, 8))
 
 
-def test_one_value_per_channel_is_enough() -> None:
+def test_one_value_per_channel_can_be_counted() -> None:
     """Batch norm refuses a single value per channel; the count must not."""
     made = resnet(depth=8)
     assert submodel_cost(made, ({}, (3,)), (3, 4, 4)).multiply_adds == resnet_by_hand(1, (3,), (16, 32, 64), side=4)
@@ -160,7 +160,7 @@ FAMILIES: dict[str, tuple[Architecture, tuple[int, ...]]] = {
 
 @given(name=st.sampled_from(sorted(FAMILIES)), column=st.integers(0, 99), seed=st.integers(0, 10**6))
 @settings(deadline=None, max_examples=80)
-def test_the_grid_is_what_sub_models_cost(name: str, column: int, seed: int) -> None:
+def test_the_grid_equals_the_costs_of_sub_models(name: str, column: int, seed: int) -> None:
     """Trunk, own head and shallower heads put together give exactly the sub-model that is built."""
     architecture, shape = FAMILIES[name]
     rng = np.random.default_rng(seed)
@@ -169,9 +169,9 @@ def test_the_grid_is_what_sub_models_cost(name: str, column: int, seed: int) -> 
     built = submodel_cost(architecture, (sizes, exits), shape)
     for cost in EXACT:
         grid = cost_grid(architecture, shape, cost)
-        counted = cost_of(architecture, (sizes, exits), shape, cost)
-        assert grid.of(WIDTHS[column], exits) == grid.exactly(WIDTHS[column], exits) == counted
-        assert grid.full == cost_of(architecture, ({}, (architecture.blocks,)), shape, cost)
+        counted = compute_cost(architecture, (sizes, exits), shape, cost)
+        assert grid.estimate(WIDTHS[column], exits) == grid.compute(WIDTHS[column], exits) == counted
+        assert grid.full == compute_cost(architecture, ({}, (architecture.blocks,)), shape, cost)
         if cost != "size_bytes":
             assert counted == getattr(built, cost)
 
@@ -210,11 +210,11 @@ class Table(nn.Module):
         return self.fc(x) + table.sum() + self.scale.sum()
 
 
-def test_what_follows_no_rule_is_counted_at_every_width() -> None:
+def test_modules_without_a_rule_are_counted_at_every_width() -> None:
     made = zoo.Made({"a": Axis(9), "classes": Axis(3, scaled=False)}, lambda s: Table(s["a"], s["classes"]))
     grid = cost_grid(made, (5,), "multiply_adds")
     for width in (0.2, 0.5, 1.0):
-        assert grid.of(width, (1,)) == submodel_cost(made, (made.sizes(width), (1,)), (5,)).multiply_adds
+        assert grid.estimate(width, (1,)) == submodel_cost(made, (made.sizes(width), (1,)), (5,)).multiply_adds
     assert grid.full == 5 * 3 + 5 * (5 + 4)  # per sample: the batch is the inner dimension of the product
 
 
@@ -239,7 +239,7 @@ def test_an_architecture_that_cannot_be_hashed_is_measured() -> None:
     assert cost_grid(Loose(), (5,)).full == cost_grid(Deep(), (5,)).full
 
 
-def test_mistakes_are_named() -> None:
+def test_mistakes_are_refused() -> None:
     with raises(ConfigError, '"parameter"', '"parameters"', key="cost"):
         cost_grid(cnn(), (1, 8, 8), "parameter")
     with raises(ModelError, "(3, 8, 8)"):
@@ -247,7 +247,7 @@ def test_mistakes_are_named() -> None:
     grid = cost_grid(cnn(), (1, 8, 8))
     for width, exits in ((0.505, (6,)), (0.5, (7,)), (0.5, ())):
         with raises(ModelError, key="width"):
-            grid.of(width, exits)
+            grid.estimate(width, exits)
 
 
 # ---- multiply-adds of what has no weights ------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def test_an_lstm_by_hand() -> None:
     hidden, steps = 6, 4
     assert full_cost(zoo.lstm(), (steps, 5)).multiply_adds == steps * 4 * hidden * (5 + hidden) + hidden * 3
     grid = cost_grid(zoo.lstm(), (steps, 5), "multiply_adds")
-    assert grid.of(0.5, (1,)) == steps * 4 * 3 * (5 + 3) + 3 * 3
+    assert grid.estimate(0.5, (1,)) == steps * 4 * 3 * (5 + 3) + 3 * 3
 
 
 class Scan(nn.Module):
@@ -302,7 +302,7 @@ def test_a_module_adds_what_torch_does_not_count() -> None:
     made = zoo.Made({"a": Axis(8), "classes": Axis(3, scaled=False)}, lambda s: Scan(s["a"], s["classes"]))
     assert full_cost(made, (6, 5)).multiply_adds == 6 * 5 * 8 + 6 * 8 + 8 * 3
     grid = cost_grid(made, (6, 5), "multiply_adds")
-    assert grid.of(0.5, (1,)) == 6 * 5 * 4 + 6 * 4 + 4 * 3
+    assert grid.estimate(0.5, (1,)) == 6 * 5 * 4 + 6 * 4 + 4 * 3
 
 
 class Reading(nn.Module):
@@ -327,7 +327,7 @@ def test_models_that_read_tokens_get_tokens() -> None:
     made = Reader(axes, lambda s: Reading(s["a"], s["classes"]))
     assert full_cost(made, (7,)) == Cost(11 * 8 + 8 * 11 + 11, 7 * 8 * 11)
     for cost in COSTS:
-        assert cost_of(made, ({"a": 4}, (1,)), (7,), cost) > 0
+        assert compute_cost(made, ({"a": 4}, (1,)), (7,), cost) > 0
 
 
 # ---- bytes -------------------------------------------------------------------------------------------------------
@@ -337,11 +337,11 @@ def test_models_that_read_tokens_get_tokens() -> None:
 def test_size_is_that_of_a_message(name: str) -> None:
     """Of fewer than a million numbers the header is up to 16 bytes shorter than said."""
     architecture, shape = FAMILIES[name]
-    layout = count.layout_of(architecture)
+    layout = count.get_layout(architecture)
     for width, exits in ((1.0, (2,)), (0.4, (1, 2))):
         sizes = architecture.sizes(width)
         numbers = sum(math.prod(s) for s in layout.shapes(sizes, exits).values())
-        said = cost_of(architecture, (sizes, exits), shape, "size_bytes")
+        said = compute_cost(architecture, (sizes, exits), shape, "size_bytes")
         assert 0 <= said - len(messages.pack(torch.zeros(numbers))) <= 16
 
 
@@ -379,16 +379,16 @@ def test_training_memory_between_bounds_by_hand(hidden: int, layers: int, batch:
     assert kept < found < kept + 3 * largest
 
 
-def test_estimates_of_memory_are_near_what_is_predicted() -> None:
+def test_estimates_of_memory_are_near_predictions() -> None:
     """The grid's parts are estimates; the full model is met exactly, and sub-models within a few percent."""
     made, conditions = resnet(depth=20), Conditions(batch_size=8)
     grid = cost_grid(made, CIFAR, "memory_bytes", conditions)
     assert grid.full == pytest.approx(training_memory(made, made.sizes(1.0), (9,), CIFAR, 8))
     for width, exits in ((0.25, (5,)), (0.5, (2, 6)), (0.8, (3, 5, 8)), (1.0, (4,))):
         built = training_memory(made, made.sizes(width), exits, CIFAR, 8)
-        assert grid.exactly(width, exits) == built
-        assert grid.of(width, exits) == pytest.approx(built, rel=0.08)
-    twice = cost_of(made, ({}, (9,)), CIFAR, "memory_bytes", Conditions(batch_size=16))
+        assert grid.compute(width, exits) == built
+        assert grid.estimate(width, exits) == pytest.approx(built, rel=0.08)
+    twice = compute_cost(made, ({}, (9,)), CIFAR, "memory_bytes", Conditions(batch_size=16))
     assert twice > 1.7 * grid.full
 
 
@@ -419,7 +419,7 @@ print(peak() - before)
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc, which only Linux has")
 @pytest.mark.parametrize(("batch", "width", "exits"), [(64, 1.0, (9,)), (128, 0.5, (5, 9))])
-def test_predicted_memory_is_what_a_process_takes(batch: int, width: float, exits: tuple[int, ...]) -> None:
+def test_predicted_memory_is_near_a_process(batch: int, width: float, exits: tuple[int, ...]) -> None:
     """A child warms up with two samples, then trains: how much its peak grows, beside the predicted difference.
 
     Without the threshold the allocator keeps freed pieces, and the process looks larger than what is alive.
@@ -490,23 +490,23 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_latency_is_a_median_and_its_parts_add_up(clock: Clock) -> None:
     """Six channels: 6 ms in the stem, 12, 24 and 36 ms in the blocks, 3 ms in each classifier; two passes of three."""
     conditions = Conditions()
-    found = latency_of(Sluggish(), {"a": 6, "classes": 3}, (1, 3), (5,), conditions)
+    found = get_latency(Sluggish(), {"a": 6, "classes": 3}, (1, 3), (5,), conditions)
     assert found.median_s == pytest.approx(0.006 + 0.012 + 0.024 + 0.036 + 2 * 0.003)
     assert found.spread_s > 10 * found.median_s  # a third of the passes took a hundred times as long
     grid = cost_grid(Sluggish(), (5,), "latency_s", conditions)
     assert grid.full == pytest.approx(0.006 + 0.072 + 0.003)
-    assert grid.of(0.5, (1, 2)) == pytest.approx((0.006 + 0.012 + 0.024 + 2 * 0.003) / 2)
+    assert grid.estimate(0.5, (1, 2)) == pytest.approx((0.006 + 0.012 + 0.024 + 2 * 0.003) / 2)
 
 
-def test_what_was_measured_is_not_measured_again(clock: Clock) -> None:
+def test_latencies_are_measured_once(clock: Clock) -> None:
     first = Conditions()
     grid = cost_grid(Sluggish(), (5,), "latency_s", first)
-    before = grid.exactly(0.5, (1, 2))
+    before = grid.compute(0.5, (1, 2))
     recorded = {what: list(numbers) for what, numbers in first.measured.items()}
     clock.now += 1e6
     at = clock.now
     again = cost_grid(Sluggish(), (5,), "latency_s", Conditions(measured=recorded))
-    assert again.exactly(0.5, (1, 2)) == before
+    assert again.compute(0.5, (1, 2)) == before
     assert (again.trunk == grid.trunk).all()
     assert clock.now == at  # no module ran
 
@@ -514,12 +514,12 @@ def test_what_was_measured_is_not_measured_again(clock: Clock) -> None:
 def in_turn(passes: int, threads: int = 1, widths: tuple[int, ...] = (6, 3)) -> tuple[list[Latency], list[int]]:
     """Latencies of sub-models of one block, and what was told of the passes."""
     told: list[int] = []
-    models = [Timed(Sluggish(), {"a": width, "classes": 3}, (1,), (5,)) for width in widths]
+    models = [TimedModel(Sluggish(), {"a": width, "classes": 3}, (1,), (5,)) for width in widths]
     RAN.clear()
-    return latencies_in_turn(models, passes, threads, told.append), told
+    return measure_latencies(models, passes, threads, told.append), told
 
 
-def test_latencies_are_measured_in_turn_and_only_the_passes_asked_for_count(clock: Clock) -> None:
+def test_latencies_are_measured_in_turn(clock: Clock) -> None:
     """A channel is 1 ms in the stem, 2 ms in the block, half a one in the classifier; 6 channels, then 3.
 
     Each module takes a hundred times as long in every third call, so a third of the passes. Three passes warm up, one
@@ -533,23 +533,23 @@ def test_latencies_are_measured_in_turn_and_only_the_passes_asked_for_count(cloc
     assert turns == [(6, 3), (3, 3), (6, 11), (3, 11), (6, 11), (3, 11), (6, 6), (3, 6)]
 
 
-def test_the_processors_seconds_are_told_of_one_thread(clock: Clock) -> None:
+def test_processor_seconds_are_measured_with_one_thread(clock: Clock) -> None:
     assert [one.processor_s for one in in_turn(9)[0]] == pytest.approx([0.021 / 4, 0.0105 / 4])
     assert [one.processor_share for one in in_turn(9)[0]] == pytest.approx([1 / 4, 1 / 4])
     assert [one.processor_s for one in in_turn(1, threads=2)[0]] == [None, None]
 
 
-def test_measuring_in_turn_has_the_threads_asked_for_and_leaves_them_as_they_were(clock: Clock) -> None:
+def test_measuring_in_turn_restores_threads(clock: Clock) -> None:
     before = torch.get_num_threads()
     seen: list[int] = []
-    latencies_in_turn([Timed(cnn(), cnn().sizes(0.25), (1,), (1, 8, 8))], 1, 2,
+    measure_latencies([TimedModel(cnn(), cnn().sizes(0.25), (1,), (1, 8, 8))], 1, 2,
                       lambda _: seen.append(torch.get_num_threads()))  # fmt: skip
     assert seen == [2] and torch.get_num_threads() == before
 
 
-def test_measuring_leaves_threads_and_randomness_as_they_were() -> None:
+def test_measuring_restores_threads_and_randomness() -> None:
     torch.manual_seed(3)
     state, threads = torch.get_rng_state(), torch.get_num_threads()
-    assert latency_of(cnn(), cnn().sizes(0.25), (1,), (1, 8, 8), Conditions()).median_s > 0
+    assert get_latency(cnn(), cnn().sizes(0.25), (1,), (1, 8, 8), Conditions()).median_s > 0
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads

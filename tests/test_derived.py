@@ -132,7 +132,7 @@ FROM_PARAMETERS = {
 @pytest.mark.parametrize("name", FROM_PARAMETERS)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.spectral_norm` is deprecated:FutureWarning")
-def test_what_belongs_to_the_full_models_parameters_is_refused_by_name(name: str, seed: int) -> None:
+def test_state_of_the_full_models_parameters_is_refused(name: str, seed: int) -> None:
     made, said = FROM_PARAMETERS[name]
     with raises(ModelError, 3, "matrix_norm(w.flatten(1)") as error:
         check(made, seed)
@@ -154,7 +154,7 @@ def settled_norms(made: Made, channels: range) -> list[float]:
     return [float(torch.linalg.matrix_norm(layer.weight.detach(), 2)) for layer in (small.first, small.second)]
 
 
-def test_a_level_of_a_spectral_norm_has_another_norm_than_1_and_of_the_remedy_1() -> None:
+def test_the_remedy_for_a_spectral_norm_has_norm_1() -> None:
     assert all(abs(norm - 1) < 1e-3 for norm in settled_norms(normed(parametrizations.spectral_norm), range(12)))
     assert all(norm > 1.2 for norm in settled_norms(normed(parametrizations.spectral_norm), range(3)))
     right = normed(with_parametrization(lambda _: Exact()))
@@ -194,7 +194,7 @@ class Family(Architecture):
 """
 
 
-def test_check_model_and_run_refuse_it_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_model_and_run_refuse_derived_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, said = tmp_path / "own.py", []
     path.write_text(MODEL)
     run = [f"--set=model.name={path}:Family", "--set=method.name=heterofl", "--set=fleet.tolerance=0.5"]
@@ -345,7 +345,7 @@ ACCEPTED: dict[str, Callable[[int], nn.Module]] = {
 
 @pytest.mark.parametrize("name", ACCEPTED)
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_right_when_it_is_cut_is_accepted(name: str, seed: int) -> None:
+def test_state_that_can_be_cut_is_accepted(name: str, seed: int) -> None:
     made = two(ACCEPTED[name])
     report = check_layout(made, input_shape=made.input_shape, seed=seed)
     assert not report.not_proved and max(report.cuts.values()) < 1e-9
@@ -368,7 +368,7 @@ class Convolved(nn.Module):
         return self.fc(self.second(self.norm(self.first(x)).relu()).mean((2, 3)))
 
 
-def test_an_average_kept_by_the_model_itself_is_accepted() -> None:
+def test_a_models_own_average_is_accepted() -> None:
     class Own(Two):
         def __init__(self, wide: int, classes: int) -> None:
             super().__init__(wide, classes, lambda _: nn.Identity())
@@ -403,7 +403,7 @@ class Stacked(nn.Module):
         return (x - mean) / deviation
 
 
-def test_the_layout_of_derived_state_is_proved_although_it_begins_alike() -> None:
+def test_the_layout_of_derived_state_is_proved() -> None:
     assert "the layout is right" in check(two(Stacked, blocked(2)))
     with raises(ModelError, '"wide"', '"one.stats"'):
         check(two(Stacked, interleaved(2)))

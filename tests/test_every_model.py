@@ -16,7 +16,7 @@ from fleetfit.data import Data
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.evaluate import EvaluationScope
-from fleetfit.layout import infer_layout, outputs, some_input
+from fleetfit.layout import infer_layout, make_input, outputs
 from fleetfit.method import build
 from fleetfit.rounds import Engine, Round, Settings, run, start
 from fleetfit.training import initial_state
@@ -64,7 +64,7 @@ def test_an_exit_may_sit_at_every_position(name: str) -> None:
     positions = tuple(architecture.positions)
     with torch.device("meta"):
         module = architecture.build({n: a.size for n, a in architecture.axes.items()}, positions)
-        found = outputs(module.eval(), some_input(architecture, SMALL[name].shape, 2))
+        found = outputs(module.eval(), make_input(architecture, SMALL[name].shape, 2))
     shape = (2, *SMALL[name].shape, VOCABULARY) if SMALL[name].kind == "next" else (2, CLASSES)
     assert [tuple(z.shape) for z in found] == [shape] * len(positions)
 

@@ -30,7 +30,7 @@ from fleetfit.messages import pack, unpack
 from fleetfit.method import Method, build
 from fleetfit.methods.feddf import Distillation
 from fleetfit.rounds import Settings, run, run_round, start
-from fleetfit.submodel import Submodel, extract, whole
+from fleetfit.submodel import Submodel, extract, full_submodel
 from fleetfit.tasks import classification, next_token
 from fleetfit.training import initial_state, run_on_server
 from fleetfit.training.job import DIVERGED
@@ -79,7 +79,7 @@ def test_the_loss_by_hand(temperature: float) -> None:
         return {**state, "heads.3.weight": torch.zeros(3, 8), "heads.3.bias": torch.tensor(logits)}
 
     teachers = [update_of(problem, piece, saying(said[name]), i) for i, (name, piece) in enumerate(pieces.items())]
-    job = Job("train", 0, 1, 0, None, whole(problem.layout), {}, {}, 0)
+    job = Job("train", 0, 1, 0, None, full_submodel(problem.layout), {}, {}, 0)
     loss = Distillation(job, Device(problem, tiny_server_data()), teachers, [], temperature)
     module = build_module(problem.architecture, problem.layout.full_sizes, (3,))
     module.load_state_dict(saying(said["student"]))
@@ -100,7 +100,7 @@ def test_teachers_are_in_eval_mode_and_students_train() -> None:
     federation, simulation = by_width({"name": "feddf"}, dropout=0.9)
     problem, pieces = federation.problem, [level.submodel for level in federation.levels[:2]]
     device = replace(simulation.device(None), data=tiny_server_data())
-    job = Job("train", 0, 1, 0, None, whole(problem.layout), {}, {}, 0)
+    job = Job("train", 0, 1, 0, None, full_submodel(problem.layout), {}, {}, 0)
     loss = Distillation(job, device, received(federation), pieces, 1.0)
     x = torch.randn(9, 1, 4, 4)
     assert torch.equal(loss.compute_teacher_logits(x), loss.compute_teacher_logits(x))
@@ -116,7 +116,7 @@ def test_padding_teaches_nothing() -> None:
     federation, simulation = by_width({"name": "feddf"})
     padded = replace(tiny_server_data(), padding=0)
     device = replace(simulation.device(None), problem=replace(federation.problem, task=next_token), data=padded)
-    job = Job("train", 0, 1, 0, None, whole(federation.problem.layout), {}, {}, 0)
+    job = Job("train", 0, 1, 0, None, full_submodel(federation.problem.layout), {}, {}, 0)
     loss = Distillation(job, device, [], [], 1.0)
     x = torch.tensor([[1, 2, 0], [3, 1, 2]])
     teacher = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
@@ -345,7 +345,7 @@ def test_the_server_s_job_runs_in_one_thread() -> None:
     federation, simulation = by_width({"name": "fedavg"})
     seen: list[int] = []
     state = start(federation).state
-    job = Job("train", 4, 9, 0, None, whole(federation.problem.layout), state,
+    job = Job("train", 4, 9, 0, None, full_submodel(federation.problem.layout), state,
               {"name": Method(loss=partial(threads_seen, seen=seen))}, 0, local=plain(0.0))  # fmt: skip
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)

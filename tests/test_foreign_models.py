@@ -17,7 +17,7 @@ ROUNDS = 2
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_every_depth_has_the_tensors_that_the_layout_says(name: str) -> None:
+def test_every_depth_has_the_tensors_of_its_layout(name: str) -> None:
     """Names and shapes of every prefix of the exits at two widths, against what the builder makes."""
     family = FOREIGN[name].made()
     layout = infer_layout(family)
@@ -70,7 +70,7 @@ def called(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
     return printed.out
 
 
-def test_blocks_that_levels_keep_for_themselves_are_known_by_what_is_in_them() -> None:
+def test_blocks_of_own_levels_are_found() -> None:
     """InclusiveFL's levels hand on the movement of blocks like their last one, whatever the blocks are called."""
     layout = infer_layout(FOREIGN["Wave"].made())
     found = find_own_blocks(layout, (1, 2, 3))
@@ -94,7 +94,7 @@ def test_classifiers_by_their_order_need_levels_with_the_first_exits(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FOREIGN)
-def test_from_a_check_to_a_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_foreign_models_are_checked_and_trained(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     foreign, model = FOREIGN[name], f"{HERE / 'foreign_models.py'}:{name}"
     given = [f"--set=model.vocabulary={n}" for key, n in foreign.given.items() if key == "vocabulary"]
     shape = ",".join(map(str, foreign.input_shape))

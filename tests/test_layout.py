@@ -36,8 +36,8 @@ from fleetfit.layout import (
     product,
     segments,
 )  # fmt: skip
-from fleetfit.layout.undeclared import about_input
-from fleetfit.submodel import Submodel, cut
+from fleetfit.layout.hints import explain_input_error
+from fleetfit.submodel import Submodel, get_slice_plan
 
 S = Segment
 
@@ -58,7 +58,7 @@ def test_layout_of_stacked_blocks_by_hand() -> None:
     assert layout.full_sizes == {"a": 6, "classes": 3}
 
 
-def test_what_a_layout_by_hand_leaves_out_is_not_there() -> None:
+def test_a_layout_by_hand_has_defaults() -> None:
     dims = ((S("a"),), (S(None, 5),))
     layout = Layout({"a": Axis(8)}, (1,), {"weight": TensorLayout(dims, None, None, True)})
     assert list(layout.aliases) == list(layout.base) == list(layout.frozen.tensors) == []
@@ -134,7 +134,7 @@ TWICE = Made({"h": Axis(4)}, lambda s: nn.ModuleList([nn.Linear(2, 2)] * 2))
         (shared(declared=False), Expected('{"down.weight": alias("up.weight")}')),
     ],
 )  # fmt: skip
-def test_what_is_ambiguous_or_wrong_is_refused(made: Made, expected: Expected) -> None:
+def test_ambiguous_or_wrong_layouts_are_refused(made: Made, expected: Expected) -> None:
     with raises(ModelError, expected):
         infer_layout(made)
 
@@ -166,7 +166,7 @@ LINE = re.compile(r"self\.declared = \{\"rows\": (.*?)\} if ")
         ),
     ],
 )
-def test_what_is_asked_for_has_every_way_and_the_line_of_one(
+def test_questions_list_every_declaration(
     size: Callable[[dict[str, int]], int], axes: tuple[str, ...], proposed: str, others: list[str]
 ) -> None:
     """Whole heads are the likelier for 24 rows per channel: stacking them as 24 copies would take them apart."""
@@ -192,7 +192,7 @@ def test_what_is_asked_for_has_every_way_and_the_line_of_one(
         }
 
 
-def test_a_product_that_is_proposed_says_what_it_means() -> None:
+def test_a_proposed_product_is_explained() -> None:
     with pytest.raises(ModelError) as caught:
         infer_layout(rows(lambda s: 24 * s["heads"], axes={"heads": Axis(6)}))
     means = "3 stacked copies in which each channel owns 8 neighbours (fused q, k, v of heads; likewise other numbers"
@@ -227,7 +227,7 @@ def test_a_product_by_hand() -> None:
     assert layout.tensors["rows"].dims[0][0].axes == ("heads", "dim")
 
 
-def test_a_size_that_only_looks_like_a_product_is_told_by_growing_both() -> None:
+def test_a_sum_with_a_products_growth_is_refused() -> None:
     """a b + (a - 6)(b - 8) has a product's slopes at the full size: 8 a granule of a, 12 a granule (2) of b."""
     size = lambda s: s["heads"] * s["dim"] + (s["heads"] - 6) * (s["dim"] - 8)  # noqa: E731
     made = rows(size, product("heads", "dim"), {"heads": Axis(6), "dim": Axis(8, 2)})
@@ -250,7 +250,7 @@ def test_a_size_that_only_looks_like_a_product_is_told_by_growing_both() -> None
         (lambda: interleaved(3, dim=True), Expected("interleaved(...)", 0)),
     ],
 )
-def test_declarations_of_the_wrong_kind_are_refused(declare: Callable[[], object], expected: Expected) -> None:
+def test_invalid_declarations_are_refused(declare: Callable[[], object], expected: Expected) -> None:
     with raises(ModelError, expected):
         declare()
 
@@ -264,7 +264,7 @@ def test_declarations_of_the_wrong_kind_are_refused(declare: Callable[[], object
         ([blocked(3)], Expected(key="declared")),
     ],
 )
-def test_what_is_declared_must_make_sense(declared: Any, expected: Expected) -> None:
+def test_declared_tables_are_validated(declared: Any, expected: Expected) -> None:
     one = Made(
         {"heads": Axis(6)}, lambda s: nn.ParameterDict({"rows": nn.Parameter(torch.zeros(s["heads"]))}), declared
     )
@@ -334,7 +334,7 @@ def test_blocks_and_exits_are_found_by_building_with_fewer(exits: tuple[int, ...
         layout.shapes({}, exits[-1:])
 
 
-def test_names_that_tell_need_no_more_than_three_models() -> None:
+def test_tensors_with_usual_names_need_three_models() -> None:
     built: list[tuple[int, ...]] = []
 
     def make(exits: tuple[int, ...]) -> list[str]:
@@ -346,7 +346,7 @@ def test_names_that_tell_need_no_more_than_three_models() -> None:
     assert [t.block for t in layout.tensors.values()][:6] == [0, 1, 2, 3, 4, 5]
 
 
-def test_one_exit_has_all_whatever_it_is_called() -> None:
+def test_one_exit_has_all_blocks_whatever_their_names() -> None:
     made = Staged(lambda exits: ["blocks.7.w", "heads.0.w", "fc"], blocks=1)
     layout = infer_layout(made)
     assert set(layout.shapes({}, (1,))) == {"blocks.7.w", "heads.0.w", "fc"}
@@ -371,7 +371,7 @@ def few(declares: Mapping[str, Any]) -> Architecture:
     return made
 
 
-def test_blocks_and_exits_that_building_does_not_tell_are_declared() -> None:
+def test_blocks_and_exits_can_be_declared() -> None:
     told = infer_layout(few({"down*": block(4), "aux": exit_after(6)}))
     assert (told.tensors["down"].block, told.tensors["aux"].exit) == (4, 6)
     untold = infer_layout(few({}))
@@ -398,18 +398,18 @@ def test_blocks_and_exits_that_building_does_not_tell_are_declared() -> None:
         ({"aux": exit_after(5)}, Expected("exit_after(5)", 5)),
     ],
 )
-def test_declared_blocks_and_exits_must_be_true(declares: Mapping[str, Any], expected: Expected) -> None:
+def test_wrong_declarations_of_depth_are_refused(declares: Mapping[str, Any], expected: Expected) -> None:
     with raises(ModelError, expected):
         infer_layout(few(declares))
 
 
-def test_declarations_keep_the_dimension_that_they_are_for() -> None:
+def test_declarations_have_a_dimension() -> None:
     for made in (product(3, "heads", dim=1), blocked(3, dim=1), interleaved(3, dim=1), segments("a", 2, dim=1)):
         assert made.dim == 1
     assert product(3, "heads").dim is None
 
 
-def test_a_tensor_of_the_first_exit_is_not_there_with_the_last_one_alone() -> None:
+def test_the_last_exit_alone_has_no_tensor_of_the_first() -> None:
     """Models with more and more exits do not tell; the one with the last exit alone does."""
     names = lambda exits: [*(f"blocks.{i}.w" for i in range(exits[-1])), *(f"heads.{e}.w" for e in exits), "stem"]  # noqa: E731
     with raises(ModelError, "exit_after(1)", "(6,)"):
@@ -450,7 +450,7 @@ def test_fixed_groups_are_explained_at_a_grouped_convolution() -> None:
         infer_layout(made)
 
 
-def test_fixed_groups_need_no_word_of_their_own() -> None:
+def test_fixed_groups_are_an_axis_of_one_group() -> None:
     """The axis is the channels of one group, four of which lie one after the other."""
     four = Made({"wide": Axis(4)}, lambda s: Mixed(4 * s["wide"], 4, 4), {"*in_proj*": blocked(12), "*": blocked(4)})
     tensors = infer_layout(four).tensors
@@ -538,17 +538,17 @@ def test_forward_is_segments_and_heads() -> None:
 
 def test_cached_index_work_stays_behind_in_a_copy() -> None:
     layout = infer_layout(Deep())
-    cut(layout, Submodel({"a": range(2)}, (1,)))
-    assert layout.cuts
+    get_slice_plan(layout, Submodel({"a": range(2)}, (1,)))
+    assert layout.slice_plans
     copied = copy.deepcopy(layout)
-    assert not copied.cuts
+    assert not copied.slice_plans
     assert copied.tensors == layout.tensors
 
 
 # ---- read once -----------------------------------------------------------------------------------------------------
 
 
-def test_what_may_change_under_its_name_is_read_anew() -> None:
+def test_mutable_architectures_are_inferred_anew() -> None:
     """Equal values have one layout, of one reading; an object that is equal to itself only may be another by then."""
 
     class Plain(Architecture):
@@ -635,16 +635,20 @@ class Texts:
     tokens = 50
 
 
-def test_what_a_failed_call_has_to_do_with_its_input() -> None:
+def test_failed_calls_are_explained_by_their_input() -> None:
     """PyTorch's embedding on real numbers, its linear layer on tokens, and what has nothing to do with either."""
     with pytest.raises(RuntimeError) as real_to_embedding:
         nn.Embedding(3, 2)(torch.rand(4))
     with pytest.raises(RuntimeError) as tokens_to_linear:
         nn.Linear(4, 2)(torch.tensor([1, 2, 3, 0]))
-    assert "set self.tokens = vocabulary" in about_input(object(), real_to_embedding.value)
-    assert "given tokens below 50" in about_input(Texts(), tokens_to_linear.value)
-    assert about_input(object(), IndexError("too many indices for a tensor of dimension 2")) == ""
-    assert about_input(object(), tokens_to_linear.value) == about_input(Texts(), IndexError("indices")) == ""
+    assert "set self.tokens = vocabulary" in explain_input_error(object(), real_to_embedding.value)
+    assert "given tokens below 50" in explain_input_error(Texts(), tokens_to_linear.value)
+    assert explain_input_error(object(), IndexError("too many indices for a tensor of dimension 2")) == ""
+    assert (
+        explain_input_error(object(), tokens_to_linear.value)
+        == explain_input_error(Texts(), IndexError("indices"))
+        == ""
+    )
 
 
 class Tied(Architecture):

@@ -31,7 +31,7 @@ from fleetfit.messages import (
     unpack,
 )
 from fleetfit.rounds import start
-from fleetfit.submodel import Submodel, concat_state, cut, extract
+from fleetfit.submodel import Submodel, concat_state, extract, get_slice_plan
 from fleetfit.values import Failure, Job, Update
 
 
@@ -250,7 +250,7 @@ def test_escapes_and_marks_do_not_reach_a_terminal() -> None:
 
 def trained(layout: Layout, piece: Submodel, compress_to: str | None) -> Update:
     """An update of a sub-model as a client sends it."""
-    state = cut(layout, piece).views(torch.randn(cut(layout, piece).size))
+    state = get_slice_plan(layout, piece).views(torch.randn(get_slice_plan(layout, piece).size))
     update = Update(3, 2, 4, 1, piece, piece, state, 500, {"loss": 0.5, "steps": 32}, multiply_adds=10**12)
     job = Job("train", 3, 9, 2, 4, piece, state, {"name": "fedavg"}, 11, 1, plain())
     return update if compress_to is None else compress(update, job, layout, compress_to, None)[0]

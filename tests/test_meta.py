@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from fleetfit.cost import count
-from fleetfit.layout import Architecture, meta, outputs, some_input
+from fleetfit.layout import Architecture, make_input, meta, outputs
 
 SEEN_BY_MODELS = {
     "convolution", "addmm", "mm", "bmm", "mean", "native_layer_norm", "max_pool2d_with_indices", "cat", "embedding",
@@ -30,18 +30,18 @@ def described(found: Any) -> list[Any]:
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Have each rule's answer compared with PyTorch's; returns how often each operation was answered."""
-    answered, seen = meta.answered, dict[str, int]()
+    """Have each rule's answer compared with PyTorch's; returns how often each operation had a rule."""
+    apply_rule, seen = meta.apply_rule, dict[str, int]()
 
     def both(func: Any, args: Any, kwargs: Any) -> Any:
-        out = answered(func, args, kwargs)
+        out = apply_rule(func, args, kwargs)
         if out is not NotImplemented:
             name = func._schema.name.removeprefix("aten::")
             seen[name] = seen.get(name, 0) + 1
             assert described(out) == described(func(*args, **kwargs)), f"{func} on {described([*args])}"
         return out
 
-    monkeypatch.setattr(meta, "answered", both)
+    monkeypatch.setattr(meta, "apply_rule", both)
     return seen
 
 
@@ -51,7 +51,7 @@ def run(architecture: Architecture, shape: tuple[int, ...]) -> None:
     module, own = count.count(architecture, sizes, tuple(architecture.positions), shape)
     extra = count._Extra(module)
     with torch.device("meta"):
-        x = some_input(architecture, shape, 2)
+        x = make_input(architecture, shape, 2)
     with torch.no_grad(), extra, FlopCounterMode(display=False) as theirs:
         outputs(module, x)
     whole = theirs.get_total_flops() + sum(extra.flops.values())
@@ -132,7 +132,7 @@ WRONG: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_does_not_fit_is_refused_as_by_pytorch(case: str) -> None:
+def test_mismatches_are_refused_as_by_pytorch(case: str) -> None:
     with pytest.raises((RuntimeError, IndexError, ValueError)) as plain:
         WRONG[case]()
     with meta.on_meta(), pytest.raises(type(plain.value)) as ours:

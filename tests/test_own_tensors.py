@@ -13,11 +13,11 @@ from zoo import CLASSES, Made, lstm
 import fleetfit as ff
 from fleetfit.check import check_layout
 from fleetfit.cli import main
-from fleetfit.cost import Conditions, latency_of, submodel_cost, training_memory
-from fleetfit.cost.latency import latency_now
+from fleetfit.cost import Conditions, get_latency, submodel_cost, training_memory
+from fleetfit.cost.latency import measure_latency
 from fleetfit.errors import ModelError
 from fleetfit.layout import Axis, Declaration, blocked, build_module, infer_layout, place_module
-from fleetfit.submodel import whole
+from fleetfit.submodel import full_submodel
 from fleetfit.tasks import get_task
 from fleetfit.tensor_defaults import tensor_defaults
 from fleetfit.training import get_local_model
@@ -102,7 +102,7 @@ def test_own_tensors_are_counted_and_measured(name: str) -> None:
     cost = submodel_cost(made, (sizes, exits), made.input_shape)
     assert cost.parameters == parameters and cost.multiply_adds > 0
     assert training_memory(made, sizes, exits, made.input_shape, 8) > 4 * 3 * parameters
-    assert latency_of(made, sizes, exits, made.input_shape, Conditions()).median_s > 0
+    assert get_latency(made, sizes, exits, made.input_shape, Conditions()).median_s > 0
 
 
 def test_lstm_with_own_state_costs_the_same() -> None:
@@ -296,7 +296,7 @@ def problem_of(made: Made) -> Problem:
 def test_module_makes_tensors_on_its_accelerator(name: str) -> None:
     made = MODELS[name]
     problem = problem_of(made)
-    module = get_local_model(problem, whole(infer_layout(made)), torch.device("meta")).module
+    module = get_local_model(problem, full_submodel(infer_layout(made)), torch.device("meta")).module
     for training in (True, False):
         assert module.train(training)(torch.zeros(3, *made.input_shape, device="meta")).device.type == "meta"
     assert torch.zeros(1).device == HOST
@@ -314,7 +314,7 @@ def test_default_device_is_set_when_needed() -> None:
 def test_latency_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     SEEN.clear()
     made = layers(noting)
-    latency_now(made, {"wide": WIDE, "classes": 3}, (1,), made.input_shape, 1, torch.device("meta"), 0.01)
+    measure_latency(made, {"wide": WIDE, "classes": 3}, (1,), made.input_shape, 1, torch.device("meta"), 0.01)
     assert "meta" in SEEN[-3:] and SEEN[-1] == "meta"
 
 

@@ -33,7 +33,7 @@ from fleetfit.peft.parallel_adapter import parallel_adapter
 from fleetfit.peft.serial_adapter import serial_adapter
 from fleetfit.peft.ssf import ssf
 from fleetfit.submodel import extract
-from fleetfit.values import tuned
+from fleetfit.values import apply_peft
 
 MODES = [name for name in names.list_names("peft") if name != "full"]
 SMALL = {"hidden": 24, "attention_heads": 3, "patch": 4}
@@ -54,7 +54,7 @@ def mamba() -> Architecture:
 def mode(name: str, architecture: Architecture, **settings: Any) -> Architecture:
     if name in ("lora", "serial_adapter", "parallel_adapter"):
         settings = {"rank": 4, **settings}
-    return tuned(architecture, {"name": name, **settings})
+    return apply_peft(architecture, {"name": name, **settings})
 
 
 def built(architecture: Architecture, exits: tuple[int, ...] | None = None, width: float = 1.0) -> nn.Module:
@@ -112,7 +112,7 @@ def test_what_is_put_in_is_known_below_ree_too(name: str) -> None:
     plain = recurrent(small(), (1, 8, 8))
     wrapped = recurrent(mode(name, small()), (1, 8, 8))
     theirs, ours = infer_layout(plain).tensors, infer_layout(wrapped).tensors
-    new = {n for n in ours if wrapped.added(n)}
+    new = {n for n in ours if wrapped.is_new(n)}
     assert {n for n in new if not n.startswith("backbone.")} == {n for n in theirs if not n.startswith("backbone.")}
     put_in = {n for n in new if n.startswith("backbone.")}
     assert len(put_in) > 3 and put_in.isdisjoint(theirs)
@@ -135,10 +135,10 @@ def test_a_tuned_model_begins_as_the_plain_one(name: str, make: Any) -> None:
     tuned_one = mode(name, plain)
     theirs = built(plain)
     state = {n: t.detach() for n, t, _ in named_tensors(theirs)}
-    ours = filled(built(tuned_one), tuned_one.adopted(state))
-    adopted = tuned_one.adopted(state)
+    ours = filled(built(tuned_one), tuned_one.rename_tensors(state))
+    adopted = tuned_one.rename_tensors(state)
     own = {n for n, _, _ in named_tensors(ours)}
-    assert set(adopted) <= own and {n for n in own - set(adopted) if not tuned_one.added(n)} == set()
+    assert set(adopted) <= own and {n for n in own - set(adopted) if not tuned_one.is_new(n)} == set()
     x = torch.randint(11, (4, 7)) if make is texts else torch.randn(4, 1, 8, 8)
     for a, b in zip(outputs(ours, x), outputs(theirs, x), strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
@@ -223,7 +223,7 @@ def test_only_what_is_trained_is_in_the_layout(name: str) -> None:
     layout = infer_layout(architecture)
     assert all(architecture.trains(n) for n in layout.tensors) and not any(architecture.trains(n) for n in layout.base)
     plain = infer_layout(small())
-    assert set(architecture.adopted(dict.fromkeys(plain.tensors))) == set(layout.base) | {  # type: ignore[arg-type]
+    assert set(architecture.rename_tensors(dict.fromkeys(plain.tensors))) == set(layout.base) | {  # type: ignore[arg-type]
         n for n in layout.tensors if n.startswith("heads.")
     }
 
@@ -276,7 +276,7 @@ def test_every_method_trains_in_every_mode(name: str, tuning: str, pretrained: P
     kept = {n.rpartition("/")[2] for n in run.server.state}
     assert kept == set(layout.tensors)
     began = ff.load(pretrained).server.state
-    adopted = run.assembly.federation.problem.architecture.adopted(began)
+    adopted = run.assembly.federation.problem.architecture.rename_tensors(began)
     for key, tensor in base.items():
         assert torch.equal(tensor, adopted[key]), key
     for level in run.assembly.federation.levels:
@@ -380,7 +380,7 @@ def test_a_frozen_backbone_has_no_gradients() -> None:
 )
 def test_what_does_not_fit_is_said(spec: Any, expected: Expected) -> None:
     with raises(FleetFitError, expected):
-        tuned(small(), spec)
+        apply_peft(small(), spec)
 
 
 def test_lora_without_a_target_names_what_there_is() -> None:

@@ -11,7 +11,7 @@ import pytest
 from waiting import LIMIT_S, listening_to_ctrl_c, running
 
 from fleetfit.cli import main
-from fleetfit.cost import Latency, Timed, submodel_cost
+from fleetfit.cost import Latency, TimedModel, submodel_cost
 
 SMALL = ("plan", "--model", "cnn", "--input-shape", "1,8,8")
 
@@ -51,11 +51,11 @@ def test_a_method_without_the_full_model_is_measured_against_it(
 ) -> None:
     """FedAvg has one level, the smallest; here a parameter takes a microsecond."""
 
-    def by_parameters(models: Sequence[Timed], *_: object) -> list[Latency]:
+    def by_parameters(models: Sequence[TimedModel], *_: object) -> list[Latency]:
         counted = [submodel_cost(m.architecture, (m.sizes, m.exits), m.input_shape).parameters for m in models]
         return [Latency(1e-6 * number, 0.0, 1, 0.97e-6 * number, 0.97) for number in counted]
 
-    monkeypatch.setattr("fleetfit.cost.latencies_in_turn", by_parameters)
+    monkeypatch.setattr("fleetfit.cost.measure_latencies", by_parameters)
     rows, out, err = fleetfit("plan", "--set", "method.name=fedavg", "--latency", "--passes", "7")
     [row] = rows
     assert row[7] == row[9] != "1.000"  # its latency and its parameters, as fractions of the full model's

@@ -16,7 +16,7 @@ from fleetfit.models.fedavg_images import fedavg_cifar_cnn, fedavg_cnn, mlp_2nn
 from fleetfit.models.mlp import mlp
 from fleetfit.models.resnet import resnet, resnet18
 from fleetfit.names import list_names
-from fleetfit.planner import Targets, grids_of, one_level, search
+from fleetfit.planner import Targets, find_one_level, make_grids, search
 
 MODELS: Mapping[str, tuple[Architecture, tuple[int, ...]]] = {
     "cnn": (cnn(), (1, 8, 8)),
@@ -45,7 +45,7 @@ CASES = [
 
 
 def refusal(architecture: Architecture, shape: tuple[int, ...], targets: Targets, mode: Any) -> PlanError | None:
-    grid, further = grids_of(architecture, shape, targets)
+    grid, further = make_grids(architecture, shape, targets)
     try:
         search(grid, targets, mode, further=further)
     except PlanError as error:
@@ -100,9 +100,9 @@ def test_raised_budgets_of_another_cost_work(name: str, cost: str) -> None:
 def test_the_tolerance_for_one_level_works(ratio: float) -> None:
     grid = cost_grid(cnn(), (1, 8, 8))
     with pytest.raises(PlanError) as caught:
-        one_level(grid, ratio, 0.00001)
+        find_one_level(grid, ratio, 0.00001)
     assert caught.value.tolerance is not None
-    assert one_level(grid, ratio, caught.value.tolerance)
+    assert find_one_level(grid, ratio, caught.value.tolerance)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_every_model_has_a_plan_by_default(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp_2nn", "fedavg_cnn", "char_lstm"])
-def test_a_mode_that_is_given_is_kept(name: str) -> None:
+def test_an_explicit_mode_is_kept(name: str) -> None:
     with pytest.raises(PlanError) as caught:
         plan_model(PlanOptions(model=name, mode="both"), ())
     assert caught.value.mode is not None

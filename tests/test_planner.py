@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import Expected, raises
 
-from fleetfit.cost import WIDTHS, Conditions, Grid, cost_grid, cost_of
+from fleetfit.cost import WIDTHS, Conditions, Grid, compute_cost, cost_grid
 from fleetfit.errors import ConfigError, PlanError
 from fleetfit.models.cnn import cnn
 from fleetfit.models.resnet import resnet
@@ -22,10 +22,10 @@ from fleetfit.planner import (
     Targets,
     as_fractions,
     assign,
-    budgets_by_cost,
-    levels_of_budgets,
+    convert_budgets,
+    find_one_level,
     make_plan,
-    one_level,
+    make_targets,
     search,
 )  # fmt: skip
 
@@ -89,7 +89,7 @@ def grids(draw: st.DrawFn) -> Grid:
     strict=st.booleans(),
 )
 @settings(deadline=None, max_examples=300)
-def test_search_is_what_plain_loops_find(grid: Grid, count: int, seed: int, mode: str, strict: bool) -> None:
+def test_search_equals_plain_loops(grid: Grid, count: int, seed: int, mode: str, strict: bool) -> None:
     rng = np.random.default_rng(seed)
     ratios = tuple(sorted(set(rng.uniform(0.05, 0.95, count).round(2).tolist())))
     tolerances = tuple(rng.choice([0.1, 0.3, 0.6], len(ratios) + 1).tolist())
@@ -103,7 +103,7 @@ def test_search_is_what_plain_loops_find(grid: Grid, count: int, seed: int, mode
     assert pairs(found) == expected
     for level, split in enumerate(found[:-1]):
         assert split.exits == tuple(d for d, _ in expected[: level + 1])
-        assert split.share == pytest.approx(grid.of(split.width, split.exits) / grid.full)
+        assert split.share == pytest.approx(grid.estimate(split.width, split.exits) / grid.full)
     assert found[-1] == LevelShape(grid.blocks, 1.0, tuple(d for d, _ in expected), 1.0)
 
 
@@ -135,7 +135,7 @@ def test_search_stays_under_the_ceilings_of_further_costs(
     found = search(grid, targets, mode, further={"size_bytes": further})
     assert pairs(found) == expected
     for split in found[:-1]:
-        assert split.further["size_bytes"] == pytest.approx(further.of(split.width, split.exits) / further.full)
+        assert split.further["size_bytes"] == pytest.approx(further.estimate(split.width, split.exits) / further.full)
     assert found[-1].further == {"size_bytes": 1.0}
 
 
@@ -143,7 +143,7 @@ def estimated(grid: Grid, wrong: float) -> Grid:
     """The same costs as an estimate: what is measured is up to `wrong` times as much, the more the narrower."""
 
     def measure(width: float, exits: tuple[int, ...]) -> float:
-        return grid.of(width, exits) * (1 + (wrong - 1) * (1 - width))
+        return grid.estimate(width, exits) * (1 + (wrong - 1) * (1 - width))
 
     return replace(grid, measure=measure)
 
@@ -153,17 +153,17 @@ def test_levels_are_measured_where_costs_are_estimates(wrong: float) -> None:
     """However wrong the parts are, the levels that come out have the costs that were asked for."""
     grid = estimated(cost_grid(resnet(depth=20), CIFAR), wrong)
     for split, ratio in zip(search(grid, QUARTERS)[:-1], QUARTERS.ratios, strict=False):
-        assert split.share == pytest.approx(grid.exactly(split.width, split.exits) / grid.full)
+        assert split.share == pytest.approx(grid.compute(split.width, split.exits) / grid.full)
         assert abs(split.share / ratio - 1) <= 0.1 + 1e-9
     other = estimated(cost_grid(resnet(depth=20), CIFAR, "size_bytes"), wrong)
     ceilings = (0.2, 0.3, 0.5, np.inf)
     targets = replace(QUARTERS, ceilings={"size_bytes": ceilings})
     for split, ceiling in zip(search(grid, targets, further={"size_bytes": other})[:-1], ceilings, strict=False):
         assert split.further["size_bytes"] <= 1.1 * ceiling + 1e-9
-        assert split.further["size_bytes"] == other.exactly(split.width, split.exits) / other.full
+        assert split.further["size_bytes"] == other.compute(split.width, split.exits) / other.full
 
 
-def test_what_the_full_model_costs_corrects_no_other_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_full_models_cost_corrects_no_other_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     """cost(M) is without the early heads that the full model's estimate has: their ratio is no error of an estimate."""
     used: list[LevelShape] = []
     searching = import_module("fleetfit.planner.search")  # the package has a function of that name
@@ -189,7 +189,7 @@ def test_measurements_that_never_agree_are_an_error() -> None:
         search(replace(grid, measure=measure), Targets((0.25, 1.0), (0.1, 0.1)))
 
 
-def test_the_search_wants_the_costs_that_have_ceilings() -> None:
+def test_the_search_needs_the_costs_of_ceilings() -> None:
     targets = replace(QUARTERS, ceilings={"size_bytes": (1.0,) * 4})
     with raises(PlanError, "size_bytes", key="others"):
         search(cost_grid(resnet(depth=20), CIFAR), targets)
@@ -197,14 +197,14 @@ def test_the_search_wants_the_costs_that_have_ceilings() -> None:
         replace(QUARTERS, ceilings={"size_bytes": (1.0,) * 3})
 
 
-def test_ceilings_that_shut_out_everything_are_blamed() -> None:
+def test_ceilings_without_a_solution_are_named() -> None:
     grids = {cost: cost_grid(resnet(depth=20), CIFAR, cost) for cost in ("parameters", "multiply_adds")}
     targets = replace(QUARTERS, ceilings={"multiply_adds": (0.01, 0.01, 0.01, np.inf)})
     with raises(PlanError, "multiply_adds", 1):
         search(grids["parameters"], targets, further={"multiply_adds": grids["multiply_adds"]})
 
 
-def test_of_equals_the_one_whose_small_levels_are_shallower() -> None:
+def test_ties_are_broken_by_shallower_small_levels() -> None:
     """Blocks 1 and 4 cost what blocks 2 and 3 cost, and are as deep in all: a complete tie."""
     grid = Grid("parameters", 5, (1, 2, 3, 4, 5), (1.0,), np.array([[1.0], [3], [4], [5], [8]]),
                 np.array([[4.0], [2], [4], [1], [3]]))  # fmt: skip
@@ -215,8 +215,8 @@ def test_of_equals_the_one_whose_small_levels_are_shallower() -> None:
 def test_resnet_20_solves_together_where_one_by_one_does_not() -> None:
     """Alone, r_1 takes 6 blocks at 0.65, after which nothing deeper is near 0.25; together 4, 5 and 6 blocks fit."""
     grid = cost_grid(resnet(depth=20), CIFAR)
-    assert pairs((one_level(grid, 0.125),)) == [(6, 0.65)]
-    after = [grid.of(w, (6, d)) / grid.full for d in (7, 8) for w in WIDTHS if w >= 0.65 and d < 9]
+    assert pairs((find_one_level(grid, 0.125),)) == [(6, 0.65)]
+    after = [grid.estimate(w, (6, d)) / grid.full for d in (7, 8) for w in WIDTHS if w >= 0.65 and d < 9]
     assert min(abs(share / 0.25 - 1) for share in after) > 0.1
     found = search(grid, QUARTERS)
     assert pairs(found) == [(4, 0.75), (5, 0.79), (6, 0.91), (9, 1.0)]
@@ -246,7 +246,7 @@ def test_width_only_takes_the_nearest_cost_at_full_depth() -> None:
     found = search(grid, QUARTERS, "width")
     assert all(s.exits == (54,) for s in found)
     for split, ratio in zip(found[:-1], QUARTERS.ratios, strict=False):
-        shares = [grid.of(w, (54,)) / grid.full for w in WIDTHS]
+        shares = [grid.estimate(w, (54,)) / grid.full for w in WIDTHS]
         assert split.share == min(shares, key=lambda s: abs(s - ratio))
         assert abs(split.share / ratio - 1) <= 0.1
 
@@ -290,10 +290,10 @@ def test_more_levels_than_depths() -> None:
         search(cost_grid(cnn(), (1, 8, 8)), Targets(ratios, (0.1,) * 7))
 
 
-def test_one_level_alone_says_what_would_do() -> None:
+def test_a_single_level_names_the_sufficient_tolerance() -> None:
     grid = cost_grid(cnn(), (1, 8, 8))
     with raises(PlanError, 0.0001, 0.1, 1, 6, 0.01, key="tolerance"):
-        one_level(grid, 0.0001)
+        find_one_level(grid, 0.0001)
 
 
 @pytest.mark.parametrize(
@@ -318,8 +318,8 @@ def test_given_depths_and_widths_are_checked(options: dict, expected: Expected) 
 
 def test_few_distinct_budgets_are_a_level_each() -> None:
     budgets = [0.25, 1.0, 0.125, 0.5, 0.5, 2.0]
-    assert levels_of_budgets(budgets).ratios == (0.125, 0.25, 0.5, 1.0)
-    assert levels_of_budgets([1.0, 1.0]).ratios == (1.0,)
+    assert make_targets(budgets).ratios == (0.125, 0.25, 0.5, 1.0)
+    assert make_targets([1.0, 1.0]).ratios == (1.0,)
 
 
 @pytest.mark.parametrize("clients", [5_000, 10_007, 50_000, 1_000_000])
@@ -327,57 +327,61 @@ def test_budgets_that_a_sample_misses_do_not_stop_the_clustering(clients: int) -
     """Half have 0.25, half 1, and seven clients something between."""
     budgets = np.where(np.arange(clients) % 2 == 0, 0.25, 1.0)
     budgets[: 7 * 2 : 2] = np.linspace(0.30, 0.36, 7)
-    assert levels_of_budgets(budgets).ratios == (0.25, 1.0)
-    assert levels_of_budgets(np.where(np.arange(clients) == 7, 0.5, 0.25)).ratios[-1] == 1.0
+    assert make_targets(budgets).ratios == (0.25, 1.0)
+    assert make_targets(np.where(np.arange(clients) == 7, 0.5, 0.25)).ratios[-1] == 1.0
 
 
 def test_many_budgets_are_clustered_and_the_smallest_counts() -> None:
     rng = np.random.default_rng(0)
     groups = [0.1, 0.3, 1.0]
     budgets = np.concatenate([g * np.exp(rng.uniform(0, 0.2, 400)) for g in groups])
-    found = levels_of_budgets(budgets)
+    found = make_targets(budgets)
     assert len(found.ratios) == 3
     assert found.ratios[:2] == (budgets[:400].min(), budgets[400:800].min())  # r_l = min of the cluster
     assert found.ratios[-1] == 1.0  # r_L = 1
-    assert found == levels_of_budgets(budgets[::-1])
+    assert found == make_targets(budgets[::-1])
 
 
-def test_a_full_model_that_nobody_affords_is_a_level_of_its_own() -> None:
-    assert levels_of_budgets([0.25, 0.5]).ratios == (0.25, 0.5, 1.0)
-    assert levels_of_budgets([0.25, 0.95]).ratios == (0.25, 1.0)  # within its tolerance
+def test_a_full_model_without_clients_is_a_level() -> None:
+    assert make_targets([0.25, 0.5]).ratios == (0.25, 0.5, 1.0)
+    assert make_targets([0.25, 0.95]).ratios == (0.25, 1.0)  # within its tolerance
 
 
 def test_halving_goes_down_to_the_smallest_client() -> None:
     for smallest, expected in ((1.0, 1), (0.5, 2), (0.46, 2), (0.45, 3), (0.125, 4), (1e-6, 8)):
-        ratios = levels_of_budgets([smallest, 1.0], "halving").ratios
+        ratios = make_targets([smallest, 1.0], "halving").ratios
         assert ratios == tuple(0.5**i for i in reversed(range(expected))), smallest
 
 
 def test_ratios_may_be_given() -> None:
-    assert levels_of_budgets([0.1, 1.0], [0.2, 0.4]).ratios == (0.2, 0.4, 1.0)
-    assert levels_of_budgets([0.1, 1.0], [0.2, 1]).ratios == (0.2, 1.0)
+    assert make_targets([0.1, 1.0], [0.2, 0.4]).ratios == (0.2, 0.4, 1.0)
+    assert make_targets([0.1, 1.0], [0.2, 1]).ratios == (0.2, 1.0)
     for wrong in ([0.4, 0.2], [0.0, 0.5], [0.5, 1.5], [0.3, 0.3]):
         with raises(PlanError, key="ratios"):
-            levels_of_budgets([0.1, 1.0], wrong)
+            make_targets([0.1, 1.0], wrong)
 
 
 def test_a_levels_tolerance_is_the_smallest_of_its_clients() -> None:
     budgets, slack = [0.25, 0.25, 0.5, 1.0], [0.3, 0.2, 0.05, 0.1]
-    assert levels_of_budgets(budgets, "cluster", slack).tolerances == (0.2, 0.05, 0.1)
-    assert levels_of_budgets(budgets, [0.25, 0.5, 0.75], slack).tolerances == (0.2, 0.05, 0.05, 0.1)  # nobody at 0.75
+    assert make_targets(budgets, "cluster", slack).tolerances == (0.2, 0.05, 0.1)
+    assert make_targets(budgets, [0.25, 0.5, 0.75], slack).tolerances == (0.2, 0.05, 0.05, 0.1)  # nobody at 0.75
 
 
-@pytest.mark.parametrize("budgets", [[], [0.0], [0.5, -1.0], [float("nan")], [float("inf")]])
-def test_budgets_that_make_no_sense(budgets: list[float]) -> None:
-    with raises(PlanError, key="budgets"):
-        levels_of_budgets(budgets)
-
-
-def test_other_words_and_tolerances_are_refused() -> None:
-    with raises(PlanError, '"cluster"', '"halving"', key="levels"):
-        levels_of_budgets([1.0], "thirds")
-    with raises(PlanError, 0, -0.1, key="tolerance"):
-        levels_of_budgets([1.0], "cluster", -0.1)
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (([],), Expected(key="budgets")),
+        (([0.0],), Expected(key="budgets")),
+        (([0.5, -1.0],), Expected(key="budgets")),
+        (([float("nan")],), Expected(key="budgets")),
+        (([float("inf")],), Expected(key="budgets")),
+        (([1.0], "thirds"), Expected('"cluster"', '"halving"', key="levels")),
+        (([1.0], "cluster", -0.1), Expected(0, -0.1, key="tolerance")),
+    ],
+)
+def test_invalid_budgets_levels_and_tolerances_are_refused(arguments: tuple[Any, ...], expected: Expected) -> None:
+    with raises(PlanError, expected):
+        make_targets(*arguments)
 
 
 def test_budgets_above_one_are_absolute() -> None:
@@ -386,16 +390,16 @@ def test_budgets_above_one_are_absolute() -> None:
 
 def test_a_ceiling_is_the_smallest_budget_of_a_levels_clients() -> None:
     budgets, bytes_ = [0.25, 0.25, 0.5, 1.0], [0.4, 0.3, np.inf, 1.0]
-    found = levels_of_budgets(budgets, further={"size_bytes": bytes_})
+    found = make_targets(budgets, further={"size_bytes": bytes_})
     assert found.ratios == (0.25, 0.5, 1.0)
     assert found.ceilings == {"size_bytes": (0.3, np.inf, 1.0)}
-    halves = levels_of_budgets(budgets, "halving", further={"size_bytes": bytes_})
+    halves = make_targets(budgets, "halving", further={"size_bytes": bytes_})
     assert halves.ratios == (0.25, 0.5, 1.0) and halves.ceilings == found.ceilings
 
 
-def test_the_full_model_is_a_level_apart_where_nobody_affords_all_of_it() -> None:
-    assert levels_of_budgets([0.25, 0.95], further={"size_bytes": [1.0, 1.0]}).ratios == (0.25, 1.0)
-    assert levels_of_budgets([0.25, 0.95], further={"size_bytes": [1.0, 0.5]}).ratios == (0.25, 0.95, 1.0)
+def test_a_full_model_without_clients_is_a_level_in_several_costs() -> None:
+    assert make_targets([0.25, 0.95], further={"size_bytes": [1.0, 1.0]}).ratios == (0.25, 1.0)
+    assert make_targets([0.25, 0.95], further={"size_bytes": [1.0, 0.5]}).ratios == (0.25, 0.95, 1.0)
 
 
 COSTS_OF_M = {"parameters": 1000.0, "memory_bytes": 4e6, "latency_s": 0.05}
@@ -403,7 +407,7 @@ COSTS_OF_M = {"parameters": 1000.0, "memory_bytes": 4e6, "latency_s": 0.05}
 
 def test_budgets_name_several_costs() -> None:
     said: list[Any] = [0.5, {"parameters": 250, "memory_bytes": 2e6}, {"latency_s": "20 ms", "parameters": 1.0}]
-    found = budgets_by_cost(said, "parameters", COSTS_OF_M.__getitem__)
+    found = convert_budgets(said, "parameters", COSTS_OF_M.__getitem__)
     assert list(found) == ["parameters", "memory_bytes", "latency_s"]
     assert found["parameters"].tolist() == [0.5, 0.25, 1.0]
     assert found["memory_bytes"].tolist() == [np.inf, 0.5, np.inf]
@@ -416,7 +420,7 @@ def test_budgets_name_several_costs() -> None:
      ("500 us", "latency_s", 0.01), ("0.1 K", "parameters", 0.1), ("1e-6 G", "parameters", 1.0)],
 )  # fmt: skip
 def test_amounts_with_a_unit_are_absolute(amount: str, cost: str, fraction: float) -> None:
-    found = budgets_by_cost([{"parameters": 1.0, cost: amount}], "parameters", COSTS_OF_M.__getitem__)
+    found = convert_budgets([{"parameters": 1.0, cost: amount}], "parameters", COSTS_OF_M.__getitem__)
     assert found[cost].tolist() == pytest.approx([fraction])
 
 
@@ -435,9 +439,9 @@ def test_amounts_with_a_unit_are_absolute(amount: str, cost: str, fraction: floa
         ("0 K", Expected(0, key="budgets")),
     ],
 )
-def test_budgets_in_several_costs_that_make_no_sense(budget: Any, expected: Expected) -> None:
+def test_invalid_budgets_in_several_costs_are_refused(budget: Any, expected: Expected) -> None:
     with raises(PlanError, expected):
-        budgets_by_cost([budget], "parameters", COSTS_OF_M.__getitem__)
+        convert_budgets([budget], "parameters", COSTS_OF_M.__getitem__)
 
 
 # ---- clients to levels -----------------------------------------------------------------------------------------------
@@ -536,7 +540,7 @@ def test_a_plan_survives_toml_and_settles_a_run() -> None:
         ("format = 1\nlevel = [{ name = 1 }]", Expected(key="plan")),
     ],
 )
-def test_what_is_no_plan_is_refused(text: str, expected: Expected) -> None:
+def test_files_that_are_not_plans_are_refused(text: str, expected: Expected) -> None:
     with raises(ConfigError, expected):
         Plan.from_toml(text)
 
@@ -560,7 +564,7 @@ def test_a_plan_with_wrong_entries_is_refused(before: str, after: str) -> None:
 def test_a_plan_in_several_costs() -> None:
     """All must fit: a tablet with little memory gets less than its parameters allow, a watch nothing."""
     shape, conditions = (1, 8, 8), Conditions(batch_size=4)
-    whole = cost_of(cnn(), ({}, (6,)), shape, "memory_bytes", conditions)
+    whole = compute_cost(cnn(), ({}, (6,)), shape, "memory_bytes", conditions)
     budgets: dict[str, Any] = {
         "phone": {"parameters": 0.25, "memory_bytes": 0.5 * whole},
         "tablet": {"parameters": 0.6, "memory_bytes": 0.5 * whole},
@@ -578,7 +582,7 @@ def test_a_plan_in_several_costs() -> None:
         exits = level.exits if level.depth < 6 else (6,)
         piece = ({} if level.width == 1 else cnn().sizes(level.width), exits)
         assert level.further == {
-            cost: cost_of(cnn(), piece, shape, cost, conditions) for cost in ("memory_bytes", "size_bytes")
+            cost: compute_cost(cnn(), piece, shape, cost, conditions) for cost in ("memory_bytes", "size_bytes")
         }
     assert plan.batch_size == 4
     assert plan.levels[1].further["memory_bytes"] > 1.1 * 0.5 * whole

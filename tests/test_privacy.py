@@ -174,9 +174,9 @@ def test_a_round_adds_clipped_movements_over_fixed_denominators(assembly: Any, c
 
 
 def as_flat(federation: Any, piece: Any, state: Mapping[str, torch.Tensor]) -> Any:
-    from fleetfit.submodel import cut
+    from fleetfit.submodel import get_slice_plan
 
-    return cut(federation.problem.layout, piece).views(torch.cat([t.flatten() for t in state.values()]))
+    return get_slice_plan(federation.problem.layout, piece).views(torch.cat([t.flatten() for t in state.values()]))
 
 
 def noise_in(assembly: Any, privacy: Privacy, round: int = 0) -> torch.Tensor:

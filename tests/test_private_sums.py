@@ -25,8 +25,8 @@ from fleetfit.privacy.mechanism import Privacy
 from fleetfit.rounds import run_round, start
 from fleetfit.secure import Quantiser
 from fleetfit.secure_engine import SecureEngine
-from fleetfit.submodel import concat_state, cut, whole
-from fleetfit.values import Failure, Job, Summed, Update
+from fleetfit.submodel import concat_state, full_submodel, get_slice_plan
+from fleetfit.values import Failure, Job, RoundSums, Update
 
 accountants = pytest.importorskip("opacus.accountants", reason="the accountant is an extra: fleetfit[privacy]")
 
@@ -124,7 +124,7 @@ def test_a_movement_that_is_not_finite_counts_as_none() -> None:
 def by_hand(assembly: Any, server: Any, watched: WatchedEngine) -> torch.Tensor:
     """Return the state after a round without its noise, of whole numbers that are added up client by client."""
     layout, grid = assembly.federation.problem.layout, assembly.settings.secure.grid
-    full = cut(layout, whole(layout)).size
+    full = get_slice_plan(layout, full_submodel(layout)).size
     total = [0] * full
     for job, update in watched.replies:
         if isinstance(update, Failure):
@@ -135,7 +135,7 @@ def by_hand(assembly: Any, server: Any, watched: WatchedEngine) -> torch.Tensor:
         whole_numbers = moved.round()
         if float(whole_numbers.norm()) > grid.clip / grid.step:
             whole_numbers = moved.trunc()
-        places = cut(layout, job.submodel).gather(torch.arange(full)).tolist()
+        places = get_slice_plan(layout, job.submodel).gather(torch.arange(full)).tolist()
         for place, number in zip(places, whole_numbers.tolist(), strict=True):
             total[place] += int(number)
     divided = assembly.settings.privacy.rate * count_registered(assembly.federation, 0).double()
@@ -176,7 +176,7 @@ def test_every_element_of_a_sum_gets_the_promised_noise() -> None:
     privacy, seen = assembly.settings.privacy, []
     server = start(assembly.federation)
     for round in range(300):
-        summed = Summed((), assembly.settings.secure.grid.step, ())
+        summed = RoundSums((), assembly.settings.secure.grid.step, ())
         found = privacy.release_sums(assembly.federation, replace(server, round=round), summed)
         seen.append(concat_state(found.mean) - concat_state(server.state))
     members = count_registered(assembly.federation, 0)
@@ -233,8 +233,8 @@ def test_a_client_that_does_not_clip_is_bounded_by_the_range(silent: None, monke
     assert len(calls) == 12 and bool((away <= bound + 1e-6).all()) and float(away.max()) > 0.001
 
 
-def summed_of(sums: list[int], counts: list[int]) -> Summed:
-    return Summed((make_block([0, 2], sums, counts, 4),), 0.1, ())
+def summed_of(sums: list[int], counts: list[int]) -> RoundSums:
+    return RoundSums((make_block([0, 2], sums, counts, 4),), 0.1, ())
 
 
 def test_a_hostile_number_moves_a_sum_by_the_whole_range() -> None:

@@ -20,7 +20,7 @@ from waiting import LIMIT_S, listening_to_ctrl_c, running, wait_until
 from fleetfit.api.profiling import Machine, profile
 from fleetfit.config import load_experiment
 from fleetfit.config.build.levels import plan_levels
-from fleetfit.cost import latency_now, training_memory
+from fleetfit.cost import measure_latency, training_memory
 from fleetfit.errors import RunError
 from fleetfit.machine import free_memory
 from fleetfit.seeds import make_torch_rng
@@ -109,7 +109,7 @@ def test_profile_times_the_methods_training(monkeypatch: pytest.MonkeyPatch) -> 
 def test_inference_of_one_sample_needs_no_batch() -> None:
     """Batch norm has static statistics there: a batch of one has none of its own."""
     problem = tiny_problem()
-    found = latency_now(problem.architecture, problem.layout.full_sizes, (1, 2, 3), (1, 4, 4), patience_s=0.0)
+    found = measure_latency(problem.architecture, problem.layout.full_sizes, (1, 2, 3), (1, 4, 4), patience_s=0.0)
     assert found.median_s > 0 and found.count == 9
 
 

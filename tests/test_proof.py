@@ -70,9 +70,7 @@ def test_a_run_of_a_wrong_layout_is_refused_before_a_file_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_goes_on_where_the_architecture_says_why_and_says_not_proved(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_with_a_reason_is_not_proved(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert run(f"{file}:Meant", out) == 0
     printed = capsys.readouterr().out
@@ -82,7 +80,7 @@ def test_a_run_goes_on_where_the_architecture_says_why_and_says_not_proved(
     assert any(note.startswith(warning) for note in json.loads((out / "summary.json").read_text())["notes"])
 
 
-def test_check_model_says_not_proved(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_model_prints_not_proved(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["check-model", f"{file}:Meant", "--input-shape", "1,8,8"])
     printed = " ".join(capsys.readouterr().out.split())
@@ -168,7 +166,7 @@ def test_fp32_inside_a_model_has_a_wider_tolerance() -> None:
     assert max(report.cuts.values()) < 1e-5
 
 
-def test_the_fast_path_of_attention_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fast_path_of_attention_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     for enabled in (True, False):
         torch.backends.mha.set_fastpath_enabled(enabled)
         made = multihead()
@@ -194,7 +192,7 @@ class Stuck(Made):
         return {"dim": max(16, int(32 * width) // 16 * 16), "classes": 3}
 
 
-def test_levels_sizes_with_random_channels_where_others_do_not_run() -> None:
+def test_levels_sizes_are_cut_where_others_do_not_run() -> None:
     def make(heads: int) -> Made:
         def made(s: dict[str, int]) -> nn.Module:
             assert s["dim"] % 16 == 0, "even numbers of heads"
@@ -218,7 +216,7 @@ def layout_of_even(made: Made) -> ff.Architecture:
     return type(layout)(made.axes, layout.exits, layout.tensors, layout.aliases, layout.base)
 
 
-def test_what_a_long_proof_does_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_proof_names_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleetfit.check._PATIENCE_S", -1.0)
     said: list[str] = []
     made = normed()

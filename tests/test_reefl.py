@@ -288,11 +288,11 @@ def test_its_layout_is_proven(architecture: Architecture, shape: tuple[int, ...]
 def test_it_begins_as_the_backbone_with_its_last_classifier() -> None:
     plain, wrapped = backbone(), recurrent(backbone(), SHAPE)
     theirs = {n: t for n, t, _ in named_tensors(module_of(plain, (2, 4)))}
-    adopted = wrapped.adopted(theirs)
+    adopted = wrapped.rename_tensors(theirs)
     assert torch.equal(adopted["backbone.blocks.2.norm1.weight"], theirs["blocks.2.norm1.weight"])
     assert torch.equal(adopted["classifier.fc.weight"], theirs["heads.4.fc.weight"])
     assert set(adopted) <= set(infer_layout(wrapped).tensors)
-    assert wrapped.adopted(adopted).keys() == adopted.keys()  # one of its own stays as it is
+    assert wrapped.rename_tensors(adopted).keys() == adopted.keys()  # one of its own stays as it is
 
 
 # ---- what it refuses -------------------------------------------------

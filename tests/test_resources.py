@@ -30,7 +30,7 @@ def test_drift_is_the_formula() -> None:
     assert [drift.factor(7, 3, t) for t in range(41)] == pytest.approx(found, rel=1e-12)
 
 
-def test_drift_of_later_rounds_goes_on_from_earlier_ones() -> None:
+def test_drift_of_later_rounds_continues_earlier_ones() -> None:
     """Asked for round 200 first or last, a client's path is the same, and clients have paths of their own."""
     drift = Drift()
     late = drift.factor(1, 0, 200)
@@ -46,14 +46,14 @@ def test_drift_has_its_standard_deviation_and_its_jumps() -> None:
     assert jumping.min() >= 0.5
 
 
-def test_resources_survive_the_way_to_another_process() -> None:
+def test_resources_survive_a_message() -> None:
     given = DeviceResources({"parameters": np.array([0.25, 1.0])}, np.array([0.0, 0.2]), Drift(0.1, 0.2, 0.3), seed=5)
-    found = DeviceResources.restored(given.nest)
-    assert [found.budgets_of(1, t) for t in range(9)] == [given.budgets_of(1, t) for t in range(9)]
-    assert found.tolerance_of(1) == 0.2 and found.drift == given.drift
+    found = DeviceResources.from_payload(given.payload)
+    assert [found.get_budgets(1, t) for t in range(9)] == [given.get_budgets(1, t) for t in range(9)]
+    assert found.get_tolerance(1) == 0.2 and found.drift == given.drift
 
 
-def test_a_device_affords_what_all_its_costs_admit() -> None:
+def test_a_device_affords_a_model_in_all_costs() -> None:
     """Blocks are alike, so that one of three with its head costs about a third of the parameters and multiply-adds."""
     federation, simulation = tiny_federation({"name": "scalefl"})
     whole, small = federation.levels[2].submodel, federation.levels[0].submodel
@@ -94,7 +94,7 @@ def test_notes_and_observations_chain_beside_a_server_optimiser() -> None:
     assert server.memory.keys() > {"a", "b"}  # FedAdam keeps what others remember
 
 
-def test_waste_is_what_was_sent_and_did_not_come_back() -> None:
+def test_waste_is_bytes_of_failed_jobs() -> None:
     """Levels of the tiny model by hand: elements that came back over elements that were sent."""
     federation, simulation = tiny_federation({"name": "scalefl"}, clients=3, cohort=3)
     _, report = run_round(federation, local(simulation), Settings(1, plain()), start(federation))

@@ -40,9 +40,9 @@ def near(piece: Submodel, seed: int, index: int, size: float = 1.0, untrained: t
 
 
 def extract_like(state: dict[str, Tensor], piece: Submodel) -> Any:
-    from fleetfit.submodel import cut
+    from fleetfit.submodel import get_slice_plan
 
-    return cut(LAYOUT, piece).views(torch.cat([t.flatten() for t in state.values()]))
+    return get_slice_plan(LAYOUT, piece).views(torch.cat([t.flatten() for t in state.values()]))
 
 
 def mixed(untrained: tuple[str, ...] = ()) -> list[Update]:

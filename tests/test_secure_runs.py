@@ -18,9 +18,9 @@ from fleetfit.config import assemble, load_experiment
 from fleetfit.errors import ConfigError, RunError
 from fleetfit.rounds import run_round, start
 from fleetfit.secure_engine import SecureEngine
-from fleetfit.submodel import concat_state, cut, whole
+from fleetfit.submodel import concat_state, full_submodel, get_slice_plan
 from fleetfit.validation import find_sums_error
-from fleetfit.values import Failure, Job, Summed, Update
+from fleetfit.values import Failure, Job, RoundSums, Update
 
 SECURE: dict[str, Any] = {"minimum": 3}
 PROFILE = {"multiply_adds_per_s": 1e9, "down_bytes_per_s": 1e6, "up_bytes_per_s": 1e6}
@@ -45,13 +45,13 @@ def round_of(
 def by_hand(assembly: Any, server: Any, watched: WatchedEngine, without: set[int]) -> torch.Tensor:
     """Return the state after a round, element by element and client by client, in whole numbers of the grid's step."""
     layout, grid = assembly.federation.problem.layout, assembly.settings.secure.grid
-    full = cut(layout, whole(layout)).size
+    full = get_slice_plan(layout, full_submodel(layout)).size
     total, count = [0] * full, [0] * full
     before = concat_state(server.state)
     for job, update in watched.replies:
         if job.client in without:
             continue
-        places = cut(layout, job.submodel).gather(torch.arange(full)).tolist()
+        places = get_slice_plan(layout, job.submodel).gather(torch.arange(full)).tolist()
         names = [n for n, t in update.state.items() for _ in range(t.numel())]
         moved = (concat_state(update.state) - concat_state(job.state)).double() / grid.step
         for place, name, value in zip(places, names, moved.tolist(), strict=True):
@@ -118,9 +118,9 @@ def test_elements_that_too_few_cover_keep_their_bits() -> None:
     gone = [int(c) for c in (levels == 2).nonzero()[0][:2]]
     assembly, server, after, report, _ = round_of({}, lambda p, r, c: p == "update" and c in gone)
     layout = assembly.federation.problem.layout
-    smaller = torch.zeros(cut(layout, whole(layout)).size)
-    cut(layout, assembly.federation.levels[1].submodel).scatter_scalar(smaller, 1.0)
-    cut(layout, assembly.federation.levels[0].submodel).scatter_scalar(smaller, 1.0)
+    smaller = torch.zeros(get_slice_plan(layout, full_submodel(layout)).size)
+    get_slice_plan(layout, assembly.federation.levels[1].submodel).scatter_scalar(smaller, 1.0)
+    get_slice_plan(layout, assembly.federation.levels[0].submodel).scatter_scalar(smaller, 1.0)
     alone = smaller == 0
     assert report["secure"]["hidden"] == int(alone.sum()) > 0
     assert torch.equal(concat_state(after.state)[alone], concat_state(server.state)[alone])
@@ -308,16 +308,16 @@ WRONG: dict[str, tuple[Callable[[], SummedBlock], str]] = {
 @pytest.mark.parametrize("what", WRONG)
 def test_sums_that_no_clients_can_have_are_refused(what: str) -> None:
     make, sentence = WRONG[what]
-    assert find_sums_error(Summed((GOOD,), 0.1, ()), 9, 5) is None
-    assert find_sums_error(Summed((make_block([1], [-20], [4]),), 0.1, ()), 9, 5) is None
-    assert sentence in str(find_sums_error(Summed((GOOD, make()), 0.1, ()), 9, 5))
+    assert find_sums_error(RoundSums((GOOD,), 0.1, ()), 9, 5) is None
+    assert find_sums_error(RoundSums((make_block([1], [-20], [4]),), 0.1, ()), 9, 5) is None
+    assert sentence in str(find_sums_error(RoundSums((GOOD, make()), 0.1, ()), 9, 5))
 
 
 def test_from_sums_is_the_mean_of_trained_elements() -> None:
     assembly = assemble(load_experiment(TINY))
     layout, server = assembly.federation.problem.layout, start(assembly.federation)
     piece = assembly.federation.levels[0].submodel
-    compiled, full = cut(layout, piece), cut(layout, whole(layout)).size
+    compiled, full = get_slice_plan(layout, piece), get_slice_plan(layout, full_submodel(layout)).size
     places = compiled.gather(torch.arange(full))
     rng = torch.Generator().manual_seed(1)
     numbers = torch.randint(-50, 50, (3, len(places)), generator=rng)

@@ -24,7 +24,7 @@ from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.seeds import make_numpy_rng
 from fleetfit.selection import diversity, rl
 from fleetfit.selection._sampling import sample_by_weight, take_best
-from fleetfit.submodel import Submodel, concat_state, extract, put_back, whole
+from fleetfit.submodel import Submodel, concat_state, extract, full_submodel, put_back
 from fleetfit.values import Availability, Failure, Federation, Server, Simulation, Update
 
 CHOICES = names.list_names("selection")
@@ -268,7 +268,7 @@ def test_a_sketch_s_dot_product_is_right_on_average() -> None:
     layout = federation.problem.layout
     u, v = drawn_movement(federation, 1), drawn_movement(federation, 2)
     v = {n: 0.6 * u[n] + 0.8 * v[n] for n in v}
-    full, dots = whole(layout), []
+    full, dots = full_submodel(layout), []
     for seed in range(400):
         other = replace(federation, seed=seed)
         dots.append(
@@ -430,7 +430,7 @@ def test_regions_are_the_elements_beyond_smaller_levels() -> None:
     """With a bucket for every element, a region's length is that of its own part of the movement."""
     federation, _ = fleet("diversity")
     layout, moved = federation.problem.layout, drawn_movement(federation, 9)
-    rows = diversity.sketch_movement(federation, whole(layout), moved, 4096)
+    rows = diversity.sketch_movement(federation, full_submodel(layout), moved, 4096)
     zeros = {n: torch.zeros_like(t) for n, t in moved.items()}
     for level, (smaller, larger) in enumerate(itertools.pairwise([None, *pieces_of(federation)])):
         assert larger is not None

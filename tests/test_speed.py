@@ -17,12 +17,12 @@ import fleetfit as ff
 from fleetfit.api.run import dropped_key_notes, prepare
 from fleetfit.config import load_experiment
 from fleetfit.errors import ConfigError
-from fleetfit.submodel import whole
+from fleetfit.submodel import full_submodel
 from fleetfit.training import runtime
 from fleetfit.training.local_model import LocalModel
 from fleetfit.training.runtime import choose_arithmetic, has_bf16, prepare_model
 from fleetfit.values import Problem
-from fleetfit.values.arithmetic import PLAIN, Arithmetic, Computed, arithmetic_of
+from fleetfit.values.arithmetic import PLAIN, Arithmetic, ShapeArithmetic, find_arithmetic
 
 HOST = torch.device("cpu")
 BOTH = {"speed": "fast", "precision": "bf16", "memory_format": "channels_last"}  # on every machine, emulated or not
@@ -231,12 +231,12 @@ def test_engine_override_keeps_speed(tmp_path: Path) -> None:
 def problem_of(model: str, shape: tuple[int, ...], **settings: Any) -> Problem:
     given = {"classes": 10, "channels": shape[0], "input_shape": list(shape), "vocabulary": 50, "padding": 0}
     spec = {"model": {"name": model, **settings}, "given": given, "task": "classification", "exits": []}
-    return Problem.rebuilt(spec)
+    return Problem.from_spec(spec)
 
 
 def computed(problem: Problem, arithmetic: Arithmetic) -> Problem:
     exits = problem.exits
-    return problem.with_computed((Computed(problem.layout.full_sizes, exits, arithmetic),))
+    return problem.replace_arithmetic((ShapeArithmetic(problem.layout.full_sizes, exits, arithmetic),))
 
 
 @pytest.mark.parametrize("model", ["cnn", "mobilenetv2", "resnet20"])
@@ -343,9 +343,9 @@ def stepped(precision: str, dropout: float, seed: int = 0) -> tuple[Tensor, Tens
     """
     sizes = {"hidden": 48, "layers": 2, "attention_heads": 3, "max_positions": 16}
     problem = problem_of("bert", (16,), **sizes, dropout=dropout)
-    full = whole(problem.layout)
-    how = Computed(problem.layout.full_sizes, problem.exits, Arithmetic(precision))  # type: ignore[arg-type]
-    piece = LocalModel(problem.with_computed((how,)), full, HOST)
+    full = full_submodel(problem.layout)
+    how = ShapeArithmetic(problem.layout.full_sizes, problem.exits, Arithmetic(precision))  # type: ignore[arg-type]
+    piece = LocalModel(problem.replace_arithmetic((how,)), full, HOST)
     rng = torch.Generator().manual_seed(1)
     piece.load({name: torch.randn(shape, generator=rng) * 0.4 for name, shape in piece.shapes.items()})
     x = torch.randint(1, 50, (6, 16), generator=rng)
@@ -389,21 +389,24 @@ def test_dropout_beside_bf16_drops_its_share(share: float) -> None:
 
 def test_unknown_shape_uses_nearest() -> None:
     small, large = Arithmetic(memory_format="channels_last"), Arithmetic("bf16")
-    known = (Computed({"a": 4, "classes": 3}, (1,), small), Computed({"a": 16, "classes": 3}, (1, 2), large))
-    assert arithmetic_of(known, {"a": 16, "classes": 3}, (1, 2)) == large
-    assert arithmetic_of(known, {"a": 5, "classes": 3}, (1,)) == small
-    assert arithmetic_of(known, {"a": 12, "classes": 3}, (1, 2)) == large
-    assert arithmetic_of(known, {"a": 8, "classes": 3}, (2,)) == large  # nearer in depth, as near in width
-    assert arithmetic_of((), {"a": 8}, (1,)) == PLAIN
+    known = (
+        ShapeArithmetic({"a": 4, "classes": 3}, (1,), small),
+        ShapeArithmetic({"a": 16, "classes": 3}, (1, 2), large),
+    )
+    assert find_arithmetic(known, {"a": 16, "classes": 3}, (1, 2)) == large
+    assert find_arithmetic(known, {"a": 5, "classes": 3}, (1,)) == small
+    assert find_arithmetic(known, {"a": 12, "classes": 3}, (1, 2)) == large
+    assert find_arithmetic(known, {"a": 8, "classes": 3}, (2,)) == large  # nearer in depth, as near in width
+    assert find_arithmetic((), {"a": 8}, (1,)) == PLAIN
 
 
 def test_arithmetic_from_server_is_validated() -> None:
-    good = Computed({"a": 4}, (1,), Arithmetic("bf16")).nest
-    assert Computed.restored(json.loads(json.dumps(good))).nest == good
+    good = ShapeArithmetic({"a": 4}, (1,), Arithmetic("bf16")).payload
+    assert ShapeArithmetic.from_payload(json.loads(json.dumps(good))).payload == good
     for bad in (None, {}, {**good, "sizes": {"a": 0}}, {**good, "exits": []}, {**good, "exits": "12"},
                 {**good, "how": "bf16"}, {**good, "how": 3}, {**good, "more": 1}):  # fmt: skip
         with pytest.raises(ConfigError):
-            Computed.restored(bad)
+            ShapeArithmetic.from_payload(bad)
 
 
 @pytest.mark.slow

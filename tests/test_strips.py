@@ -9,7 +9,7 @@ from fleetfit.layout import Architecture, infer_layout
 from fleetfit.models.bert import bert
 from fleetfit.models.resnet import resnet110
 from fleetfit.strips import Strip, find_strips, merge_strips
-from fleetfit.submodel import Cut, Submodel
+from fleetfit.submodel import SlicePlan, Submodel
 
 
 def places(strips: list[Strip], full: int, piece: int) -> tuple[list[int], list[int]]:
@@ -67,7 +67,7 @@ def test_deep_model_has_few_strips(made: Callable[[], Architecture]) -> None:
     layout = infer_layout(made())
     sizes = made().sizes(0.5)
     piece = Submodel({axis: range(sizes[axis]) for axis in sizes}, layout.exits[: len(layout.exits) // 2 + 1])
-    compiled = Cut(layout, piece)
+    compiled = SlicePlan(layout, piece)
     strips, index, slices = compiled._moves
     full = sum(torch.Size(shape).numel() for shape in layout.shapes({}, layout.exits).values())
     far, near = places(strips, full, compiled.size)

@@ -1,7 +1,8 @@
-"""Extract, put back and recut, against NumPy indexing written out per tensor; choices of channels; what is refused."""
+"""Extract, put back and move, against NumPy indexing written out per tensor; choices of channels; refusals."""
 
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,19 +15,19 @@ from fleetfit.errors import ModelError
 from fleetfit.layout import Axis, Layout, Segment, State, infer_layout
 from fleetfit.method import keep_prefix
 from fleetfit.submodel import (
-    Cut,
+    SlicePlan,
     Submodel,
     check_shapes,
     concat_state,
-    cut,
+    dump_submodel,
     extract,
-    plain,
+    full_submodel,
+    get_slice_plan,
+    move_state,
+    parse_submodel,
     put_back,
     random,
-    recut,
     rolling,
-    submodel_of,
-    whole,
     window,
 )  # fmt: skip
 
@@ -132,7 +133,7 @@ def test_put_back_changes_exactly_the_kept_elements() -> None:
 
 def test_extract_is_a_copy() -> None:
     state = numbered(LAYOUT)
-    for piece in (Submodel({"a": range(2)}, (1,)), whole(LAYOUT)):
+    for piece in (Submodel({"a": range(2)}, (1,)), full_submodel(LAYOUT)):
         for tensor in extract(LAYOUT, state, piece).values():
             tensor.zero_()
     assert_same_bits(state, numbered(LAYOUT))
@@ -142,7 +143,7 @@ def test_extract_is_a_copy() -> None:
 @pytest.mark.parametrize("kept", [range(6), range(1, 4), (5, 0, 3)])
 def test_scatter_adds_or_writes(kept: range | tuple[int, ...]) -> None:
     piece = Submodel({"a": kept, "classes": range(3)}, (1, 2, 3))
-    compiled = Cut(LAYOUT, piece)
+    compiled = SlicePlan(LAYOUT, piece)
     total = concat_state(numbered(LAYOUT)).clone()
     compiled.scatter(total, torch.ones(compiled.size), add=True)
     covered = (total - concat_state(numbered(LAYOUT))).to(torch.bool)
@@ -155,17 +156,17 @@ def test_scatter_adds_or_writes(kept: range | tuple[int, ...]) -> None:
     assert torch.equal(weights, covered * 2.5)
 
 
-def test_recut_keeps_what_both_have() -> None:
+def test_move_state_keeps_common_elements() -> None:
     source, target = Submodel({"a": range(4)}, (1, 2)), Submodel({"a": (1, 5)}, (2, 3))
     state = {n: t + 1 for n, t in extract(LAYOUT, numbered(LAYOUT), source).items()}
-    moved = recut(LAYOUT, state, source, target)
+    moved = move_state(LAYOUT, state, source, target)
     full = numbered(LAYOUT)
     assert moved["stem.bias"].tolist() == [full["stem.bias"][1] + 1, 0]
     assert moved["heads.3.bias"].tolist() == [0, 0, 0]  # the source has no such exit
     assert moved["heads.2.bias"].tolist() == (full["heads.2.bias"] + 1).tolist()
-    filled = recut(LAYOUT, state, source, target, fill=full)
+    filled = move_state(LAYOUT, state, source, target, fill=full)
     assert filled["stem.bias"].tolist() == [full["stem.bias"][1] + 1, full["stem.bias"][5]]
-    assert_same_bits(recut(LAYOUT, state, source, source), state)
+    assert_same_bits(move_state(LAYOUT, state, source, source), state)
 
 
 def test_depth_removes_blocks_and_heads() -> None:
@@ -234,20 +235,20 @@ def test_inside() -> None:
 
 
 @pytest.mark.parametrize("piece", [Submodel({"a": range(1, 3), "b": (0, 2)}, (1, 4)), Submodel({}, (2,))])
-def test_plain_values_and_back(piece: Submodel) -> None:
-    assert submodel_of(plain(piece)) == piece
+def test_a_sub_model_survives_plain_values(piece: Submodel) -> None:
+    assert parse_submodel(dump_submodel(piece)) == piece
 
 
 def test_index_work_is_done_once() -> None:
     layout = infer_layout(Deep())
     piece = Submodel({"a": range(3)}, (1,))
-    assert cut(layout, piece) is cut(layout, Submodel({"a": (0, 1, 2)}, (1,)))
+    assert get_slice_plan(layout, piece) is get_slice_plan(layout, Submodel({"a": (0, 1, 2)}, (1,)))
     for n in range(100):
-        cut(layout, Submodel({"a": (n % 6, (n + 1 + n // 6 % 5) % 6)}, (1 + n % 3,)))
-    assert len(layout.cuts) <= 64
+        get_slice_plan(layout, Submodel({"a": (n % 6, (n + 1 + n // 6 % 5) % 6)}, (1 + n % 3,)))
+    assert len(layout.slice_plans) <= 64
 
 
-def test_flat_of_copies_only_where_it_must() -> None:
+def test_concat_state_copies_only_non_adjacent_tensors() -> None:
     buffer = torch.arange(6.0)
     views = {"x": buffer[:4].view(2, 2), "y": buffer[4:]}
     assert concat_state(views).data_ptr() == buffer.data_ptr()
@@ -264,36 +265,34 @@ def test_neighbours_in_memory_of_another_buffer_are_copied() -> None:
     assert concat_state({"l": left, "r": right}).tolist() == list(range(8))
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+IN_PAIRS = infer_layout(Made({"a": Axis(6, 2)}, lambda s: torch.nn.Linear(2, s["a"])))
 
 
 @pytest.mark.parametrize(
-    ("piece", "expected"),
+    ("layout", "channels", "exits", "expected"),
     [
-        (Submodel({"b": range(2)}, (1,)), Expected('"b"', key="channels")),
-        (Submodel({"a": ()}, (1,)), Expected("0..5", key="channels")),
-        (Submodel({"a": (0, 0)}, (1,)), Expected("0..5", key="channels")),
-        (Submodel({"a": (0, 6)}, (1,)), Expected("0..5", key="channels")),
-        (Submodel({"a": (-1,)}, (1,)), Expected("0..5", key="channels")),
-        (Submodel({"a": range(2)}, (4,)), Expected("(4,)", "(1, 2, 3)", key="exits")),
-        (Submodel({"a": range(2)}, (1, 4)), Expected(key="exits")),
+        (LAYOUT, {"b": range(2)}, (1,), Expected('"b"', key="channels")),
+        (LAYOUT, {"a": ()}, (1,), Expected("0..5", key="channels")),
+        (LAYOUT, {"a": (0, 0)}, (1,), Expected("0..5", key="channels")),
+        (LAYOUT, {"a": (0, 6)}, (1,), Expected("0..5", key="channels")),
+        (LAYOUT, {"a": (-1,)}, (1,), Expected("0..5", key="channels")),
+        (LAYOUT, {"a": range(2)}, (4,), Expected("(4,)", "(1, 2, 3)", key="exits")),
+        (LAYOUT, {"a": range(2)}, (1, 4), Expected(key="exits")),
+        (LAYOUT, {}, (), Expected(key="exits")),
+        (IN_PAIRS, {"a": range(1, 5)}, (1,), Expected(2, "[1, 2, 3, 4]", key="channels")),
+        (IN_PAIRS, {"a": (0, 1, 2)}, (1,), Expected(2, "[0, 1, 2]", key="channels")),
+        (IN_PAIRS, {"a": (1, 0, 2, 3)}, (1,), Expected(2, "[1, 0, 2, 3]", key="channels")),
+        (IN_PAIRS, {"a": (2, 3, 0, 2)}, (1,), Expected("0..5", key="channels")),
     ],
 )
-def test_sub_models_that_do_not_fit(piece: Submodel, expected: Expected) -> None:
+def test_sub_models_that_do_not_fit_are_refused(
+    layout: Layout, channels: dict[str, Any], exits: tuple[int, ...], expected: Expected
+) -> None:
     with raises(ModelError, expected):
-        extract(LAYOUT, numbered(LAYOUT), piece)
-
-
-@pytest.mark.parametrize("kept", [range(1, 5), (0, 1, 2), (1, 0, 2, 3), (2, 3, 0, 2)])
-def test_granules_must_be_whole(kept: range | tuple[int, ...]) -> None:
-    layout = infer_layout(Made({"a": Axis(6, 2)}, lambda s: torch.nn.Linear(2, s["a"])))
-    with pytest.raises(ModelError):
-        extract(layout, numbered(layout), Submodel({"a": kept}, (1,)))
-
-
-def test_no_exits_are_refused() -> None:
-    with raises(ModelError, key="exits"):
-        extract(LAYOUT, numbered(LAYOUT), Submodel({}, ()))
+        extract(layout, numbered(layout), Submodel(channels, exits))
 
 
 def test_shapes_are_compared_by_equality() -> None:
@@ -303,8 +302,8 @@ def test_shapes_are_compared_by_equality() -> None:
     with raises(ModelError, '"stem.bias"', "(1,)", "(3,)", key="state"):
         put_back(LAYOUT, numbered(LAYOUT), piece, {**state, "stem.bias": torch.zeros(1)})
     with raises(ModelError, "stem.bias", key="state"):
-        check_shapes({n: t for n, t in state.items() if n != "stem.bias"}, cut(LAYOUT, piece).shapes)
+        check_shapes({n: t for n, t in state.items() if n != "stem.bias"}, get_slice_plan(LAYOUT, piece).shapes)
     with raises(ModelError, key="state"):
-        check_shapes({**state, "more": torch.zeros(1)}, cut(LAYOUT, piece).shapes)
+        check_shapes({**state, "more": torch.zeros(1)}, get_slice_plan(LAYOUT, piece).shapes)
     with raises(ModelError, key="state"):
         extract(LAYOUT, state, piece)

@@ -355,7 +355,7 @@ def held(assembly: Assembly) -> dict[str, Any]:
             for field in fields(resources)
             if field.name not in ("availability", "conditions")
         },
-        "availability": None if resources.availability is None else plain(dict(resources.availability.nest)),
+        "availability": None if resources.availability is None else plain(dict(resources.availability.payload)),
         "attackers": a.attackers and a.attackers.clients,
         "secure": s.secure and (s.secure.rules, s.secure.grid),
         "conditions": (resources.conditions.batch_size, dict(resources.conditions.measured)),
@@ -649,7 +649,7 @@ def test_options_and_hooks_of_a_file_stay_when_an_override_names_another_method(
 
 
 def test_plans_know_their_keys() -> None:
-    assert "a plan has no key formt." in said(lambda: Plan.of_table({"format": 2, "formt": 1}))
+    assert "a plan has no key formt." in said(lambda: Plan.from_table({"format": 2, "formt": 1}))
 
 
 def test_a_single_hook_that_is_no_text_is_a_sentence() -> None:

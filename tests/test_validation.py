@@ -261,7 +261,7 @@ def test_no_more_samples_are_measured_than_asked_for() -> None:
 def test_honest_sums_of_pictures_pass(name: str) -> None:
     """Positions of each layer are read off its shapes; a last batch of another size makes no difference."""
     given = {"classes": 3, "channels": 3, "input_shape": [3, 32, 32]}
-    problem = Problem.rebuilt({"model": {"name": name}, "given": given, "task": "classification", "exits": []})
+    problem = Problem.from_spec({"model": {"name": name}, "given": given, "task": "classification", "exits": []})
     data = Data("x", torch.randint(0, 255, (7, 3, 32, 32), dtype=torch.uint8), torch.arange(7) % 3,
                 {"train": torch.arange(7)}, 3, mean=(0.5,) * 3, std=(0.25,) * 3)  # fmt: skip
     level = Level("1", problem.submodel(1.0, problem.exits), 1.0, 1.0)

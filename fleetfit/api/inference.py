@@ -31,8 +31,8 @@ from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_yo
 from fleetfit.factories import call_factory
 from fleetfit.inference import Calibration, Measure, Mode, Scores
 from fleetfit.inference.export import LevelModel
-from fleetfit.layout import some_input
-from fleetfit.planner import Amount, absolute
+from fleetfit.layout import make_input
+from fleetfit.planner import Amount, parse_amount
 from fleetfit.records import RunFolder
 from fleetfit.report.text import exit_names
 from fleetfit.training.runtime import prepare_model
@@ -103,7 +103,7 @@ def load_model(run: TrainedRun, level: LevelName) -> nn.Module:
     """Return a level's model for predictions. It is cached, and computes as the run's evaluations do."""
     entry = find_level(run, level)
     if entry.name not in run._models:
-        arithmetic = run.assembly.federation.problem.arithmetic_of(entry.submodel)
+        arithmetic = run.assembly.federation.problem.get_arithmetic(entry.submodel)
         run._models[entry.name] = prepare_model(build_level_module(run, entry.name), arithmetic, torch.device("cpu"))
     return run._models[entry.name]
 
@@ -438,7 +438,7 @@ def compute_exit_costs(run: TrainedRun, level: LevelName, cost: str, data: Data)
     problem = run.assembly.federation.problem
     if cost == "latency_s":
         rng = torch.Generator().manual_seed(0)
-        x = some_input(problem.architecture, data.sample_shape, 1, rng)  # texts have their full length
+        x = make_input(problem.architecture, data.sample_shape, 1, rng)  # texts have their full length
         return inference.measure_exit_latencies(load_model(run, level), x)
     submodel = find_level(run, level).submodel
     sizes = {**problem.layout.full_sizes, **submodel.sizes}
@@ -457,7 +457,7 @@ def parse_budget(budget: Amount, cost: str, costs: list[float]) -> float:
         ConfigError: It is not a positive amount.
     """
     try:
-        amount = absolute(budget, cost) if isinstance(budget, str) else float(budget)
+        amount = parse_amount(budget, cost) if isinstance(budget, str) else float(budget)
     except PlanError as error:
         raise ConfigError(str(error), key="budget", path=error.path) from None
     except (TypeError, ValueError):

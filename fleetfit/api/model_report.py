@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from fleetfit import names
-from fleetfit.check import WIDTHS, check_layout, named, some_exits, some_levels
-from fleetfit.check.explain import what_exits, what_is_declared, what_scales, what_was_inferred, what_was_proved
+from fleetfit.check import WIDTHS, check_layout, format_architecture, make_sample_levels, select_exits
+from fleetfit.check.explain import describe_axes, describe_declarations, describe_exits, describe_layout, describe_proof
 from fleetfit.config.build.levels import count_early_heads, find_counted_submodel
 from fleetfit.config.build.model import build_architecture
-from fleetfit.cost import accepting, submodel_cost
+from fleetfit.cost import explain_errors, submodel_cost
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, ModelError, PlanError
 from fleetfit.layout import Architecture, State, build_module, outputs
@@ -59,16 +59,16 @@ def check_model_report(
     """
     scores = get_task(task)
     architecture, classes = _make_architecture(name, settings, shape, classes, task)
-    yield f"{named(architecture)}: {_describe_samples(architecture, shape, scores.name, classes)}"
-    yield _format_section("What scales", what_scales(architecture))
+    yield f"{format_architecture(architecture)}: {_describe_samples(architecture, shape, scores.name, classes)}"
+    yield _format_section("What scales", describe_axes(architecture))
     problem, levels, note = _find_levels(Problem(architecture, shape, scores, (architecture.blocks,)))
-    yield _format_section("Inferred by building the model larger", what_was_inferred(problem.layout))
-    yield _format_section("Declared", what_is_declared(architecture, problem.layout))
+    yield _format_section("Inferred by building the model larger", describe_layout(problem.layout))
+    yield _format_section("Declared", describe_declarations(architecture, problem.layout))
     with torch.device("meta"):
         module = build_module(architecture, problem.layout.full_sizes, problem.exits)
-    yield _format_section("Exits", what_exits(architecture, module))
+    yield _format_section("Exits", describe_exits(architecture, module))
     proof = check_layout(architecture, problem.layout, [level.submodel for level in levels], input_shape=shape)
-    yield _format_section("Proof", what_was_proved(proof))
+    yield _format_section("Proof", describe_proof(proof))
     data = make_random_data(problem, classes, _BATCH, make_torch_rng("check-model"))
     _check_outputs(problem, data)
     yield note
@@ -140,14 +140,14 @@ def _find_levels(problem: Problem) -> tuple[Problem, list[Level], str]:
     try:
         levels = split_levels(problem, targets, mode)
     except PlanError as error:
-        problem = problem.with_exits(some_exits(problem.architecture))
-        submodels = some_levels(problem.architecture, problem.layout)
+        problem = problem.replace_exits(select_exits(problem.architecture))
+        submodels = make_sample_levels(problem.architecture, problem.layout)
         levels = [
             Level(str(i + 1), one, width, 0.0) for i, (one, width) in enumerate(zip(submodels, WIDTHS, strict=True))
         ]
         widths = ", ".join(map(str, WIDTHS))
         return problem, levels, f"Levels of fixed widths {widths}: the planner finds none for {parts}: {error}"
-    problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
+    problem = problem.replace_exits({e for level in levels for e in level.submodel.exits})
     cut = "width" if mode == "width" else "width and depth"
     return problem, levels, f"Levels for devices that afford {parts}; the planner cuts {cut}."
 
@@ -215,7 +215,7 @@ def _find_unused_parameters(problem: Problem, data: Data) -> list[str]:
     module = build_module(problem.architecture, problem.layout.full_sizes, problem.exits)
     x, _ = data.batch(data.split("train"))
     parameters = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-    with accepting(problem.architecture, problem.input_shape):
+    with explain_errors(problem.architecture, problem.input_shape):
         total = torch.stack([logits.float().sum() for logits in outputs(module, x)]).sum()
     gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
     return [name for name, gradient in zip(parameters, gradients, strict=True) if gradient is None]
@@ -231,7 +231,7 @@ def _check_outputs(problem: Problem, data: Data) -> None:
     expected = (*shape, data.classes)
     with torch.device("meta"):
         module = build_module(problem.architecture, problem.layout.full_sizes, problem.exits)
-    with accepting(problem.architecture, problem.input_shape), on_meta():
+    with explain_errors(problem.architecture, problem.input_shape), on_meta():
         logits_of_exits = outputs(module, data.x.to("meta"))
     for block, logits in zip(problem.exits, logits_of_exits, strict=True):
         if tuple(logits.shape) != expected:

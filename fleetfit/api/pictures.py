@@ -27,7 +27,7 @@ from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, ModelError, RunError
 from fleetfit.inference import Measure, Outcome, Scores
-from fleetfit.layout import outputs, some_input
+from fleetfit.layout import make_input, outputs
 from fleetfit.report import drawing
 from fleetfit.report.exits import draw_exits, explain_no_images, get_class_names, select_classes
 from fleetfit.report.figures import (
@@ -250,7 +250,7 @@ def measure_level(run: Run, level: str, accuracies: Sequence[float]) -> LevelCos
     parameters = [
         float(submodel_cost(architecture, (sizes, submodel.exits[: i + 1]), shape).parameters) for i in range(count)
     ]
-    x = some_input(architecture, shape, 1, torch.Generator().manual_seed(0))
+    x = make_input(architecture, shape, 1, torch.Generator().manual_seed(0))
     try:
         seconds = inference.measure_exit_latencies(module, x)
     except ModelError:  # the model cannot run segment by segment

@@ -33,7 +33,7 @@ from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ConfigError, FleetFitError, PlanError, escape_controls
 from fleetfit.files import write_text
 from fleetfit.machine import free_memory
-from fleetfit.planner import Amount, absolute, assign, budgets_by_cost
+from fleetfit.planner import Amount, assign, convert_budgets, parse_amount
 from fleetfit.report.text import Table, format_bytes
 from fleetfit.tensor_defaults import isolate_torch_state
 from fleetfit.training import resolve_device
@@ -94,7 +94,7 @@ def parse_wishes(
         ConfigError: A limit is not a positive amount.
     """
     try:
-        memory_bytes = None if memory is None else absolute(memory, "memory_bytes")
+        memory_bytes = None if memory is None else parse_amount(memory, "memory_bytes")
     except FleetFitError as error:
         raise ConfigError(f"--memory: {error}", key="memory", path=error.path) from None
     wishes = Wishes(step_s, latency_s, memory_bytes, energy_j)
@@ -306,7 +306,7 @@ def _assign_level(plan: LevelPlan, budget: DeviceBudget) -> int:
     """Return the level that a planner assigns to the budget, without latencies, which the planner measures itself."""
     cost, levels = plan.experiment.fleet.cost, plan.planned.levels
     amounts = {name: amount for name, amount in budget.budget.items() if name != "latency_s" or cost == name}
-    fractions = budgets_by_cost([amounts], cost, lambda name: plan.cost(None, name))
+    fractions = convert_budgets([amounts], cost, lambda name: plan.cost(None, name))
 
     def compute_need(level: Level, name: str) -> float:
         if level.needs <= 0:

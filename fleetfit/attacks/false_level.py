@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from fleetfit.attack import Attack, Scene
-from fleetfit.submodel import Channels, Submodel, recut
+from fleetfit.submodel import Channels, Submodel, move_state
 from fleetfit.values import Update
 
 
@@ -27,5 +27,5 @@ def cut_to_core(update: Update, scene: Scene, rng: torch.Generator) -> Update:
     for axis, kept in core.channels.items():
         channels[axis] = channels.get(axis, range(scene.layout.axes[axis].size))[: len(kept)]
     submodel = Submodel(channels, core.exits)
-    state = recut(scene.layout, update.state, update.submodel, submodel)
+    state = move_state(scene.layout, update.state, update.submodel, submodel)
     return replace(update, submodel=submodel, state=state, untrained=tuple(n for n in update.untrained if n in state))

@@ -1,17 +1,18 @@
 """Prove a layout before anything is trained with it.
 
 Everything is computed in float64 with every parameter redrawn, biases and norm affines too:
-1. permuting an axis everywhere, by whole granules, must not change the full model's outputs;
-2. every level's predicted shapes are those that the builder makes, its state loads strictly, and at full width its
-   exits give what the full model gives there;
-3. a small model of all axes cut at once, in four ways, equals the full model with its other channels at zero. Where the
-   arithmetic depends on a size (a norm over channels, a scale by the head's size) the small model runs with the full
-   one's numbers;
-4. what a training forward computes from the parameters and keeps is, for a small model, its part of the full one's.
+1. `permutation`: permuting an axis everywhere, by whole granules, does not change the full model's outputs;
+2. `levels`: every level has the predicted shapes, its state loads strictly, and at full width its exits give what the
+   full model gives there;
+3. `masked`: a small model of all axes cut at once, in four ways, equals the full model with its other channels at zero.
+   Where the arithmetic depends on a size (a norm over channels, a scale by the head's size) the small model runs with
+   the full one's numbers (`replay`);
+4. `derived`: the state that a training forward computes from the parameters and keeps is, in a small model, its part of
+   the full one's.
 
 Each part is needed: layouts that are wrong pass the first two by luck, such as heads of a fixed number cut in granules
-of a head's size. A right layout is exact to about 1e-13; a wrong one is off by 1e-3 and more. What no output depends
-on, such as the biases of keys, is listed: nothing can be said of it, and nothing depends on it.
+of a head's size. A right layout is exact to about 1e-13; a wrong one is off by 1e-3 and more. Tensors that no output
+depends on, such as the biases of keys, are listed: their layout cannot be proved, and does not matter.
 """
 
 import contextlib
@@ -25,26 +26,42 @@ import torch
 from torch import Tensor
 
 from fleetfit.check.derived import check_derived_state, settle_derived_state
-from fleetfit.check.full import TOLERANCE, Full, describe, named
-from fleetfit.check.masked import WAYS, MaskedCut, compared, inert
-from fleetfit.check.parting import by_axis, failing_axes, fixed_groups, in_words, parting
-from fleetfit.check.shapes import check_depths, loaded, permuted
+from fleetfit.check.full import TOLERANCE, FullModel, describe_level, format_architecture
+from fleetfit.check.levels import check_depths, load_level
+from fleetfit.check.masked import (
+    WAYS,
+    MaskedCut,
+    compare_cuts,
+    describe_failure,
+    find_failing_axes,
+    find_unused_tensors,
+    suggest_group_axis,
+)
+from fleetfit.check.permutation import check_permutations
 from fleetfit.errors import ModelError
-from fleetfit.layout import Architecture, Layout, infer_layout, some_input
+from fleetfit.layout import Architecture, Layout, infer_layout, make_input
 from fleetfit.seeds import isolate_rng, make_torch_rng
 from fleetfit.submodel import Submodel
 from fleetfit.tensor_defaults import isolate_torch_state
 
-__all__ = ["TOLERANCE", "WIDTHS", "LayoutReport", "check_layout", "named", "some_exits", "some_levels"]
+__all__ = [
+    "TOLERANCE",
+    "WIDTHS",
+    "LayoutReport",
+    "check_layout",
+    "format_architecture",
+    "make_sample_levels",
+    "select_exits",
+]
 
 _BATCH = 4
 WIDTHS = (0.3, 0.5, 0.8, 1.0)
-"""The widths of `some_levels`."""
+"""The widths of `make_sample_levels`."""
 _MOST_EXITS = 6  # exits that are checked where the caller names no layout
 _MOST_LISTED = 6
-_PATIENCE_S = 3.0  # a proof that takes longer says what it does
+_PATIENCE_S = 3.0  # a proof that takes longer names its steps
 _MOST_REMEMBERED = 64
-_SMALL = 100_000  # elements of a state
+_SMALL = 100_000  # elements of a state that is computed on one thread
 _reports: dict[Hashable, "LayoutReport"] = {}
 
 Say = Callable[[str], None]
@@ -59,11 +76,11 @@ class LayoutReport:
         axes: Of each axis its size and granule, as text.
         permutation: By axis, how far a permutation moved the outputs; axes of one granule are absent.
         levels: The levels whose shapes and states fit, as text.
-        cuts: By what was kept, how far the small model was from the masked full one.
+        cuts: How far each small model was from the masked full one, by the channels that were kept.
         numbers: Whether that needed the full model's size-dependent numbers.
-        not_proved: Axes that are not proved, and what the architecture says of them; empty for a whole proof.
-        differs: What is known of the difference, where an axis is not proved.
-        inert: Tensors that move no output, so that nothing can be said of their layout.
+        not_proved: Axes that are not proved, and the architecture's reason; empty for a whole proof.
+        differs: How the small models differ, where an axis is not proved.
+        inert: Tensors that move no output, so that their layout cannot be proved.
     """
 
     architecture: str
@@ -83,30 +100,30 @@ class LayoutReport:
             proof = "nothing to permute" if moved is None else f"permuting it moves outputs by {moved:.0e}"
             lines.append(f"  axis {axis}: {text}; {proof}")
         lines += [f"  level with {level}: shapes as predicted, state loads" for level in self.levels]
-        return "\n".join([*lines, *(f"  {line}" for line in self.on_cuts())])
+        return "\n".join([*lines, *(f"  {line}" for line in self.describe_cuts())])
 
-    def on_cuts(self) -> list[str]:
-        """Return what is known of small models beside the masked full one, in sentences."""
-        said = []
+    def describe_cuts(self) -> list[str]:
+        """Return sentences on the small models beside the masked full one."""
+        sentences = []
         if self.not_proved:
-            said.append(self.warning)
+            sentences.append(self.warning)
         elif self.cuts:
-            found = ", ".join(f"{how}: {error:.0e}" for how, error in self.cuts.items())
+            errors = ", ".join(f"{how}: {error:.0e}" for how, error in self.cuts.items())
             which = ", with its size-dependent numbers" if self.numbers else ""
-            said.append(f"small models equal the full one with its other channels at zero{which} ({found})")
+            sentences.append(f"small models equal the full one with its other channels at zero{which} ({errors})")
         if self.inert:
             more = f" and {len(self.inert) - _MOST_LISTED} more" if len(self.inert) > _MOST_LISTED else ""
-            said.append(
+            sentences.append(
                 f"cannot be proved, since no output depends on it: {', '.join(self.inert[:_MOST_LISTED])}{more}"
             )
-        return said
+        return sentences
 
     @property
     def warning(self) -> str:
-        """What must be seen before anything is trained; empty for a whole proof."""
+        """A sentence on the axes that are not proved; empty for a whole proof."""
         axes = ", ".join(f'"{axis}"' for axis in self.not_proved)
-        why = next(iter(self.not_proved.values()), "")
-        return f"The layout is NOT PROVED for {axes} (size_dependent: {why}): {self.differs}." if axes else ""
+        reason = next(iter(self.not_proved.values()), "")
+        return f"The layout is NOT PROVED for {axes} (size_dependent: {reason}): {self.differs}." if axes else ""
 
 
 @isolate_torch_state()
@@ -127,7 +144,7 @@ def check_layout(
         levels: Sub-models to build; by default four of different width and depth.
         input_shape: Shape of one sample, of which random ones are drawn.
         example: A batch to use instead.
-        say: Called with what is being done where it takes more than a moment.
+        say: Called with each step of a proof that takes more than three seconds.
         seed: Of parameters, inputs and channels.
 
     Returns:
@@ -143,16 +160,16 @@ def check_layout(
             "check_layout needs input_shape, the shape of one sample, or an example batch.", key="input_shape"
         )
     shape = tuple(input_shape or ())
-    key = None if example is not None else _key(architecture, layout, levels, (*shape, -1, seed))
+    key = None if example is not None else _make_key(architecture, layout, levels, (*shape, -1, seed))
     if key is not None and key in _reports:
         return _reports[key]
     with isolate_rng(torch.device("cpu")):  # building draws numbers, and nothing else may notice
-        layout = (layout or infer_layout(architecture, some_exits(architecture))).complete
+        layout = (layout or infer_layout(architecture, select_exits(architecture))).complete
         rng = make_torch_rng("check_layout", seed)
-        x = some_input(architecture, shape, _BATCH, rng) if example is None else example
-        with _threads_for(layout):
-            full = Full(architecture, layout, x, rng, seed)
-            report = _proved(full, tuple(levels) or some_levels(architecture, layout), say)
+        x = make_input(architecture, shape, _BATCH, rng) if example is None else example
+        with _limit_threads(layout):
+            full = FullModel(architecture, layout, x, rng, seed)
+            report = _prove(full, tuple(levels) or make_sample_levels(architecture, layout), say)
     if key is not None:
         while len(_reports) >= _MOST_REMEMBERED:
             _reports.pop(next(iter(_reports)))
@@ -161,8 +178,8 @@ def check_layout(
 
 
 @contextlib.contextmanager
-def _threads_for(layout: Layout) -> Iterator[None]:
-    """Compute small models on one thread: many take longer to agree than one to compute, most so on a busy machine."""
+def _limit_threads(layout: Layout) -> Iterator[None]:
+    """Compute small models on one thread: more threads take longer, most so on a busy machine."""
     before = torch.get_num_threads()
     if sum(map(math.prod, layout.shapes({}, layout.exits).values())) < _SMALL:
         torch.set_num_threads(1)
@@ -172,13 +189,13 @@ def _threads_for(layout: Layout) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _key(architecture: Any, layout: Layout | None, levels: Sequence[Submodel], more: tuple[int, ...]) -> Any:
-    """Return what a report depends on, or None for an architecture that cannot be told from another."""
-    ours: tuple[Any, ...] = ()
+def _make_key(architecture: Any, layout: Layout | None, levels: Sequence[Submodel], more: tuple[int, ...]) -> Any:
+    """Return the key of a report, or None for an architecture that cannot be hashed."""
+    layout_key: tuple[Any, ...] = ()
     if layout is not None:
         parts = (layout.axes, layout.tensors, layout.aliases, layout.base)
-        ours = (layout.exits, *(tuple(part.items()) for part in parts))
-    key = (architecture, getattr(architecture, "size_dependent", ""), ours, tuple(levels), more)
+        layout_key = (layout.exits, *(tuple(part.items()) for part in parts))
+    key = (architecture, getattr(architecture, "size_dependent", ""), layout_key, tuple(levels), more)
     try:
         hash(key)
     except TypeError:
@@ -186,75 +203,76 @@ def _key(architecture: Any, layout: Layout | None, levels: Sequence[Submodel], m
     return key
 
 
-def _proved(full: Full, levels: Sequence[Submodel], say: Say | None) -> LayoutReport:
-    layout, until = full.layout, time.monotonic() + _PATIENCE_S
+def _prove(full: FullModel, levels: Sequence[Submodel], say: Say | None) -> LayoutReport:
+    layout, patience_ends = full.layout, time.monotonic() + _PATIENCE_S
 
-    def now(what: str) -> None:
-        if say is not None and time.monotonic() > until:
-            say(f"Proving the layout of {type(full.architecture).__name__}: {what}")
+    def now(step: str) -> None:
+        if say is not None and time.monotonic() > patience_ends:
+            say(f"Proving the layout of {type(full.architecture).__name__}: {step}")
 
-    kept = settle_derived_state(full)
-    permutation = permuted(full, now)
+    derived = settle_derived_state(full)
+    permutation = check_permutations(full, now)
     now("a model of each level")
     for level in levels:
-        loaded(full, level)
+        load_level(full, level)
     check_depths(full, [level.exits for level in levels])
-    cuts = compared(full, levels, now)
-    if kept:
+    cuts = compare_cuts(full, levels, now)
+    if derived:
         now("the state that training forwards change")
-    check_derived_state(full, kept, cuts)
-    now("what moves no output")
-    still = inert(full)
+    check_derived_state(full, derived, cuts)
+    now("the tensors that move no output")
+    unused = find_unused_tensors(full)
     failed = [cut for cut in cuts if not cut.error <= full.tolerance]
-    not_proved, differs = _unproved(full, failed) if failed else ({}, "")
+    not_proved, differs = _excuse_failure(full, failed) if failed else ({}, "")
     axes = {
         name: f"{axis.size} channels in granules of {axis.granule}" + ("" if axis.scaled else ", never cut")
         for name, axis in layout.axes.items()
     }
     return LayoutReport(
-        architecture=named(full.architecture),
+        architecture=format_architecture(full.architecture),
         axes=axes,
         permutation=permutation,
-        levels=tuple(map(describe, levels)),
+        levels=tuple(map(describe_level, levels)),
         cuts={cut.how: cut.error for cut in cuts},
         numbers=any(cut.way != WAYS[0] for cut in cuts),
         not_proved=not_proved,
         differs=differs,
-        inert=still,
+        inert=unused,
     )
 
 
-def _unproved(full: Full, failed: Sequence[MaskedCut]) -> tuple[Mapping[str, str], str]:
-    """Return the axes that are not proved, with the architecture's reason, and what is known.
+def _excuse_failure(full: FullModel, failed: Sequence[MaskedCut]) -> tuple[Mapping[str, str], str]:
+    """Return the axes that are not proved, with the architecture's reason, and a description of the failure.
 
     Raises:
         ModelError: The architecture gives no reason.
     """
-    axes, worst = failing_axes(full), max(failed, key=lambda cut: cut.error)
-    text = in_words(full, worst, axes, parting(full, worst))
-    why = getattr(full.architecture, "size_dependent", "")
-    if why:
-        return by_axis(axes, full.layout, why), text
+    axes, worst = find_failing_axes(full), max(failed, key=lambda cut: cut.error)
+    failure = describe_failure(full, worst, axes)
+    reason = getattr(full.architecture, "size_dependent", "")
+    if reason:
+        unproved = axes or [name for name, axis in full.layout.axes.items() if axis.scaled]
+        return dict.fromkeys(unproved, reason), failure
     raise ModelError(
-        f"the layout could not be proved: {text}. Look at what is declared for the tensors there, at granules (do "
+        f"the layout could not be proved: {failure}. Look at the declarations of the tensors there, at granules (do "
         "heads, or groups of a norm or a convolution, keep their members when the axis is cut?), and at axes that are "
-        "one. Where a narrow model is meant to compute something else, say so in the architecture: "
-        f'size_dependent = "why".{fixed_groups(full, worst, axes)}'
+        'one. If a narrow model is meant to compute something else, give the reason: size_dependent = "why" in the '
+        f"architecture.{suggest_group_axis(full, worst, axes)}"
     )
 
 
-def some_exits(architecture: Architecture) -> tuple[int, ...]:
+def select_exits(architecture: Architecture) -> tuple[int, ...]:
     """Return up to six positions, evenly spread, the last one among them."""
     positions = tuple(architecture.positions)
     step = max(1, -(-len(positions) // _MOST_EXITS))
     return positions[::-1][::step][::-1]
 
 
-def some_levels(architecture: Architecture, layout: Layout) -> list[Submodel]:
+def make_sample_levels(architecture: Architecture, layout: Layout) -> list[Submodel]:
     """Return four levels of fixed widths whose depths go up to each quarter of the layout's exits."""
-    found = []
+    levels = []
     for i, width in enumerate(WIDTHS):
         exits = layout.exits[: max(1, len(layout.exits) * (i + 1) // 4)]
         sizes = architecture.sizes(width)
-        found.append(Submodel({axis: range(sizes[axis]) for axis in layout.axes}, exits))
-    return found
+        levels.append(Submodel({axis: range(sizes[axis]) for axis in layout.axes}, exits))
+    return levels

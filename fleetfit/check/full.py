@@ -1,7 +1,7 @@
-"""The full model in float64 with redrawn parameters, and what of it a choice of channels keeps.
+"""The full model in float64 with redrawn parameters, and the places of it that a choice of channels keeps.
 
-A dimension's places are found once, however many tensors have a dimension like it; a state is then cut or masked by one
-vector per dimension. That is what `fleetfit.submodel` does too, but many times faster where channels are drawn.
+The places of a dimension are found once, however many tensors have a dimension like it; a state is then cut or masked
+by one vector per dimension. `fleetfit.submodel` does the same, but many times slower where channels are drawn.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from fleetfit.layout import (
     Segment,
     State,
     TensorLayout,
-    about_input,
     build_module,
+    explain_input_error,
     named_tensors,
     outputs,
 )
@@ -31,11 +31,12 @@ from fleetfit.tensor_defaults import tensor_defaults
 # ---- the full model ------------------------------------------------------------------------------------------------
 
 TOLERANCE = 1e-9
-"""Largest difference of outputs, relative to the largest output, that passes for equal."""
+"""Largest difference of outputs, relative to the largest output, that counts as equal."""
 _ROUGH = 1e-5  # the same where an operation of the model gives less than float64
+_MOST_LISTED = 4
 
 
-class Full:
+class FullModel:
     """A full model, its state, an input, and what it makes of it.
 
     Attributes:
@@ -43,34 +44,34 @@ class Full:
         base: Tensors that are not in the layout (never trained).
         seed: Of what is drawn later.
         expected: Logits of every exit.
-        tolerance: Largest difference that passes for equal: more where the model itself rounds to fp32 or less.
+        tolerance: Largest difference that counts as equal: more where the model itself rounds to fp32 or less.
     """
 
     def __init__(self, architecture: Architecture, layout: Layout, x: Tensor, rng: torch.Generator, seed: int) -> None:
         self.architecture, self.layout, self.seed = architecture, layout, seed
         self.x = x.double() if x.is_floating_point() else x
         self.module = build_module(architecture, layout.full_sizes, layout.exits).eval()
-        everything: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for name, tensor, is_parameter in named_tensors(self.module):
-            everything[name] = _redrawn(tensor, rng) if is_parameter else tensor.detach().clone().float()
+            tensors[name] = _redraw(tensor, rng) if is_parameter else tensor.detach().clone().float()
         for name, shape in layout.shapes({}, layout.exits).items():
-            built = tuple(everything[name].shape) if name in everything else "nothing"
+            built = tuple(tensors[name].shape) if name in tensors else "nothing"
             if built != shape:
                 raise ModelError(f'the layout says {shape} for "{name}" in the full model, the builder makes {built}.')
-        self.state: State = {name: everything[name] for name in layout.tensors}
-        self.base = {n: t for n, t in everything.items() if n not in layout.tensors and n not in layout.aliases}
+        self.state: State = {name: tensors[name] for name in layout.tensors}
+        self.base = {n: t for n, t in tensors.items() if n not in layout.tensors and n not in layout.aliases}
         self.module.double()
         self.tolerance = TOLERANCE
         self.load(self.state)
-        with _Precision() as seen:
+        with _Precision() as precision:
             self.expected = self.run()
-        if seen.rounds:
+        if precision.is_rounded:
             self.tolerance = _ROUGH
         check_exits(architecture, self.module, self.x, self.expected, layout.exits, self.tolerance)
         if not all(bool(torch.isfinite(out).all()) for out in self.expected):
             raise ModelError(
-                f"{named(architecture)}: random parameters give outputs that are not finite, so the layout cannot be "
-                "checked."
+                f"{format_architecture(architecture)}: random parameters give outputs that are not finite, so that "
+                "the layout cannot be checked."
             )
 
     def outputs(self, state: State) -> list[Tensor]:
@@ -85,19 +86,26 @@ class Full:
     def run(self) -> list[Tensor]:
         """Return the logits of every exit under the state that is loaded."""
         try:
-            with torch.no_grad(), in_float64():
+            with torch.no_grad(), use_float64():
                 return outputs(self.module, self.x)
         except ModelError:
             raise
         except Exception as error:
-            shape, more = tuple(self.x.shape), about_input(self.architecture, error)
+            shape, hint = tuple(self.x.shape), explain_input_error(self.architecture, error)
             raise ModelError(
-                f"{named(self.architecture)} does not accept a batch of shape {shape}: {error}.{more}"
+                f"{format_architecture(self.architecture)} does not accept a batch of shape {shape}: {error}.{hint}"
             ) from error
 
 
-def in_float64() -> contextlib.AbstractContextManager[None]:
-    """Return a context in which modules make their own tensors as those that they are given: float64, on the host."""
+def _redraw(parameter: Tensor, rng: torch.Generator) -> Tensor:
+    """Return a parameter drawn anew: vectors in 0.5..1.5, matrices normal by fan-in."""
+    if parameter.dim() < 2:
+        return 0.5 + torch.rand(parameter.shape, generator=rng)
+    return torch.randn(parameter.shape, generator=rng) / (parameter.numel() / parameter.shape[0]) ** 0.5
+
+
+def use_float64() -> contextlib.AbstractContextManager[None]:
+    """Return a context in which modules make their own tensors like their inputs: float64, on the host."""
     return tensor_defaults("cpu", torch.float64)
 
 
@@ -106,18 +114,13 @@ class _Precision(Operations):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rounds = False
+        self.is_rounded = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if not self.rounds and isinstance(out, Tensor) and out.is_floating_point() and out.dtype != torch.float64:
-            self.rounds = any(isinstance(a, Tensor) and a.dtype == torch.float64 for a in args)
+        if not self.is_rounded and isinstance(out, Tensor) and out.is_floating_point() and out.dtype != torch.float64:
+            self.is_rounded = any(isinstance(a, Tensor) and a.dtype == torch.float64 for a in args)
         return out
-
-
-def named(architecture: Architecture) -> str:
-    """Return an architecture as text: its own, or the name of its class where it has none."""
-    return type(architecture).__name__ if type(architecture).__repr__ is object.__repr__ else str(architecture)
 
 
 def check_exits(
@@ -128,37 +131,30 @@ def check_exits(
     exits: tuple[int, ...],
     tolerance: float,
 ) -> None:
-    """Check that there are logits of every exit, and that segments and heads, where there are some, give the same.
+    """Check that every exit gives logits, and that segments and heads, where the module has them, give the same.
 
     Raises:
         ModelError: They do not.
     """
+    name = format_architecture(architecture)
     if len(logits) != len(exits):
         raise ModelError(
-            f"{named(architecture)} gives {len(logits)} outputs when it is built with {len(exits)} exits, after blocks "
-            f"{', '.join(map(str, exits))}: its forward must return a list with the logits of each, shallow to deep. "
-            "A model with one exit only says so with positions = (blocks,)."
+            f"{name} gives {len(logits)} outputs when it is built with {len(exits)} exits, after blocks "
+            f"{', '.join(map(str, exits))}. Its forward must return a list with the logits of each, shallow to deep. "
+            "For a model with one exit only, set positions = (blocks,)."
         )
     if not isinstance(module, HasSegments):
         return
-    with torch.no_grad(), in_float64():
+    with torch.no_grad(), use_float64():
         carry = module.start(x)
         for i, expected in enumerate(logits):
             carry = module.segment(i, carry)
             error = difference([module.head(i, carry)], [expected])
             if error > tolerance:
                 raise ModelError(
-                    f"{named(architecture)}: forward gives other logits for exit {i + 1} than start, segment and head; "
-                    f"they differ by {error:.2g} of the outputs' size. Inherit from fleetfit.ExitModel and leave "
-                    "forward to it."
+                    f"{name}: forward gives other logits for exit {i + 1} than start, segment and head; they differ by "
+                    f"{error:.2g} of the outputs' size. Inherit from fleetfit.ExitModel and leave forward to it."
                 )
-
-
-def _redrawn(parameter: Tensor, rng: torch.Generator) -> Tensor:
-    """Return a parameter drawn anew: vectors in 0.5..1.5, matrices normal by fan-in."""
-    if parameter.dim() < 2:
-        return 0.5 + torch.rand(parameter.shape, generator=rng)
-    return torch.randn(parameter.shape, generator=rng) / (parameter.numel() / parameter.shape[0]) ** 0.5
 
 
 def load(module: nn.Module, state: State) -> None:
@@ -167,33 +163,44 @@ def load(module: nn.Module, state: State) -> None:
     Raises:
         ModelError: A tensor is missing, unexpected, or of another shape.
     """
-    own = {name: tensor for name, tensor, _ in named_tensors(module)}
-    filled = {id(own[name]) for name in state if name in own}
-    missing = [name for name, tensor in own.items() if id(tensor) not in filled]
-    unexpected = sorted(state.keys() - own.keys())
+    tensors = {name: tensor for name, tensor, _ in named_tensors(module)}
+    filled = {id(tensors[name]) for name in state if name in tensors}
+    missing = [name for name, tensor in tensors.items() if id(tensor) not in filled]
+    unexpected = sorted(state.keys() - tensors.keys())
     if missing or unexpected:
         raise ModelError(f"a state does not load: missing {missing[:3]}, unexpected {unexpected[:3]}.")
     with torch.no_grad():
         for name, tensor in state.items():
-            if own[name].shape != tensor.shape:
-                shapes = f"{tuple(tensor.shape)}, not {tuple(own[name].shape)}"
+            if tensors[name].shape != tensor.shape:
+                shapes = f"{tuple(tensor.shape)}, not {tuple(tensors[name].shape)}"
                 raise ModelError(f'a state does not load: "{name}" is {shapes}.')
-            own[name].copy_(tensor)
+            tensors[name].copy_(tensor)
 
 
-def difference(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
-    """Return the largest difference over all exits, each relative to its largest output."""
-    pairs = list(zip(ours, theirs, strict=True))
+def difference(logits: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Return the largest difference over all exits, each relative to its largest expected output."""
+    pairs = list(zip(logits, expected, strict=True))
     if any(a.shape != b.shape for a, b in pairs):
         return float("inf")
-    found = torch.stack([(a - b).abs().max() / b.abs().max().clamp_min(1e-30) for a, b in pairs])
-    return float(found.nan_to_num(float("inf")).max())
+    errors = torch.stack([(a - b).abs().max() / b.abs().max().clamp_min(1e-30) for a, b in pairs])
+    return float(errors.nan_to_num(float("inf")).max())
 
 
-def describe(level: Submodel) -> str:
+def format_architecture(architecture: Architecture) -> str:
+    """Return an architecture as text: its own, or the name of its class where it has none."""
+    return type(architecture).__name__ if type(architecture).__repr__ is object.__repr__ else str(architecture)
+
+
+def describe_level(level: Submodel) -> str:
     """Return a level as text: its exits and sizes."""
     sizes = ", ".join(f"{axis} {n}" for axis, n in level.sizes.items())
     return f"exits {', '.join(map(str, level.exits))}" + (f" and {sizes}" if sizes else "")
+
+
+def list_names(names: Sequence[str]) -> str:
+    """Return the first names in quotes, and how many more there are."""
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return ", ".join(f'"{name}"' for name in names[:_MOST_LISTED]) + more
 
 
 # ---- the places of each dimension that a choice of channels keeps, and full states cut or masked by them -----------
@@ -206,9 +213,9 @@ class KeptPlaces:
 
     Attributes:
         channels: Kept channels by axis; axes that are not named are whole.
-        sizes: How many there are of each axis.
+        sizes: The number of kept channels by axis.
         kept: Of each kind of dimension the kept places, in the order of the channels.
-        full: Of each kind of dimension how many places it has in the full model.
+        full: Of each kind of dimension the number of its places in the full model.
     """
 
     def __init__(self, layout: Layout, channels: Mapping[str, Channels]) -> None:
@@ -229,34 +236,30 @@ class KeptPlaces:
         )
         self.full = {dim: vectors.shapes({}, layout.exits)[key][0] for dim, key in kinds.items()}
         places = {key: torch.arange(float(self.full[dim])) for dim, key in kinds.items()}
-        found = extract(vectors, places, Submodel(self.channels, layout.exits))
-        self.kept = {dim: found[key].long() for dim, key in kinds.items()}
+        kept = extract(vectors, places, Submodel(self.channels, layout.exits))
+        self.kept = {dim: kept[key].long() for dim, key in kinds.items()}
 
     def cut(self, state: State) -> State:
         """Return the kept elements of a full state."""
         return {name: self._cut(tensor, self._tensors[name].dims) for name, tensor in state.items()}
 
-    def masked(self, state: State, faint: float = 0.0) -> State:
-        """Return a full state whose other elements are zero, or a faint share of what they are."""
-        masks = {dim: torch.full((self.full[dim],), faint).index_fill(0, kept, 1.0) for dim, kept in self.kept.items()}
-        return {name: _masked(tensor, self._tensors[name].dims, masks, faint) for name, tensor in state.items()}
-
     def _cut(self, tensor: Tensor, dims: Sequence[Dimension]) -> Tensor:
         for d, dim in enumerate(dims):
-            if not self._whole(dim):
-                tensor = tensor.index_select(d, self.kept[dim])
+            kept = self.kept[dim]
+            if len(kept) != self.full[dim] or bool((kept != torch.arange(len(kept))).any()):
+                tensor = tensor.index_select(d, kept)
         return tensor
 
-    def _whole(self, dim: Dimension) -> bool:
-        kept = self.kept[dim]
-        return len(kept) == self.full[dim] and bool((kept == torch.arange(len(kept))).all())
+    def mask(self, state: State, faint: float = 0.0) -> State:
+        """Return a full state whose other elements are zero, or a faint share of what they are."""
+        masks = {dim: torch.full((self.full[dim],), faint).index_fill(0, kept, 1.0) for dim, kept in self.kept.items()}
+        return {name: _mask(tensor, [masks[dim] for dim in self._tensors[name].dims]) for name, tensor in state.items()}
 
 
-def _masked(tensor: Tensor, dims: Sequence[Dimension], masks: Mapping[Dimension, Tensor], faint: float) -> Tensor:
+def _mask(tensor: Tensor, masks: Sequence[Tensor]) -> Tensor:
     factor: Tensor | None = None
-    for d, dim in enumerate(dims):
-        mask = masks[dim]
+    for d, mask in enumerate(masks):
         if bool((mask != 1).any()):
-            shaped = mask.reshape([-1 if i == d else 1 for i in range(len(dims))])
+            shaped = mask.reshape([-1 if i == d else 1 for i in range(len(masks))])
             factor = shaped if factor is None else torch.minimum(factor, shaped)
     return tensor if factor is None else tensor * factor

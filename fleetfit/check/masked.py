@@ -1,26 +1,29 @@
-"""Part 3 of the proof: a sub-model equals the full model whose other channels are zero.
+"""Part 3 of the proof: a small model equals the full model whose other channels are zero.
 
 All axes are cut at once, in four ways: all but one granule of each; one granule of each; a size between, as a prefix
-and at random. The first two find what sizes between let pass (an even size may keep whole heads by luck). The small
-model is built, loaded with its part of the state, and compared with the full one; where they differ, it runs again
+and at random. The first two find errors that sizes between miss (an even size may keep whole heads by luck). The small
+model is built, loaded with its part of the state, and compared with the full one. Where they differ, it runs again
 with the size-dependent numbers of the full model's run (`fleetfit.check.replay`).
+
+Where they still differ, the axes that fail alone and the first module that differs are named.
 """
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from fleetfit.check.full import Full, KeptPlaces, describe, difference, in_float64, load
-from fleetfit.check.replay import Trace, plain_attention, recorded, replayed
+from fleetfit.check.full import FullModel, KeptPlaces, describe_level, difference, load, use_float64
+from fleetfit.check.replay import Trace, record_operations, replay_operations, use_plain_attention
 from fleetfit.errors import ModelError
-from fleetfit.layout import Axis, Layout, State, build_module, named_tensors, outputs
+from fleetfit.layout import Axis, Layout, State, build_module, find_fixed_groups, named_tensors, outputs
 from fleetfit.seeds import make_numpy_rng, make_torch_rng
 from fleetfit.submodel import Channels, Submodel, random
 
-# ---- small and masked ----------------------------------------------------------------------------------------------
+# ---- a small model beside the masked full one ----------------------------------------------------------------------
 
 _FAINT = 1e-12  # what is left of masked channels where zeros give no numbers (a weight norm divides by them)
 WAYS = ("as it is", "with the full model's numbers", "with the full model's numbers and statistics")
@@ -32,7 +35,7 @@ class MaskedCut:
     """A cut of all axes, or of one.
 
     Attributes:
-        how: What is kept, in words.
+        how: Which channels are kept, in words.
         channels: Kept channels by axis.
         error: How far the small model is from the masked full one.
         way: With which of the full model's numbers.
@@ -45,15 +48,15 @@ class MaskedCut:
 
 
 @dataclass
-class Masked:
+class MaskedRun:
     """The masked full model's run, and the small model beside it.
 
     Attributes:
-        places: What is kept.
+        places: The kept places.
         module: The small model, loaded.
         expected: The full model's outputs.
         trace: The full model's size-dependent numbers.
-        faint: What was left of the masked channels.
+        faint: The factor of the masked channels.
     """
 
     places: KeptPlaces
@@ -61,31 +64,30 @@ class Masked:
     expected: list[Tensor]
     trace: Trace
     faint: float
-    tried: dict[str, float] = field(default_factory=dict)
 
 
 class CannotRun(Exception):
     """A model of these sizes cannot be built or run, which says nothing of the layout."""
 
 
-def compared(full: Full, levels: Sequence[Submodel], now: Callable[[str], None]) -> list[MaskedCut]:
+def compare_cuts(full: FullModel, levels: Sequence[Submodel], now: Callable[[str], None]) -> list[MaskedCut]:
     """Compare the four cuts of all axes; where one does not run, the levels' sizes with random channels.
 
     Raises:
         ModelError: A level's sizes do not run.
     """
-    cuts, run_all = [], True
+    cuts, all_run = [], True
     way = WAYS[0]
-    for cut in cuts_of(full.layout, full.seed):
+    for cut in make_cuts(full.layout, full.seed):
         now(f"a small model beside the full one, with {cut.how}")
         try:
             compare(full, cut, way)
         except CannotRun:
-            run_all = False
+            all_run = False
             continue
         way = cut.way
         cuts.append(cut)
-    for cut in () if run_all else _of_levels(full.layout, full.seed, levels):
+    for cut in () if all_run else _make_level_cuts(full.layout, full.seed, levels):
         try:
             compare(full, cut, way)
         except CannotRun as error:
@@ -95,7 +97,7 @@ def compared(full: Full, levels: Sequence[Submodel], now: Callable[[str], None])
     return cuts
 
 
-def compare(full: Full, cut: MaskedCut, first: str = WAYS[0]) -> None:
+def compare(full: FullModel, cut: MaskedCut, first: str = WAYS[0]) -> None:
     """Compare a cut's small model with the masked full one; note how far they are apart.
 
     Args:
@@ -106,17 +108,16 @@ def compare(full: Full, cut: MaskedCut, first: str = WAYS[0]) -> None:
     Raises:
         CannotRun: The small model cannot be built or run.
     """
-    beside = masked(full, cut.channels)
+    run = run_masked(full, cut.channels)
     for way in sorted(WAYS, key=lambda w: w != first):
-        error = difference(outputs_of(full, beside, way), beside.expected)
-        beside.tried[way] = error
+        error = difference(run_small(full, run, way), run.expected)
         if error < cut.error:
             cut.error, cut.way = error, way
         if error <= full.tolerance:
             return
 
 
-def masked(full: Full, channels: Mapping[str, Channels]) -> Masked:
+def run_masked(full: FullModel, channels: Mapping[str, Channels]) -> MaskedRun:
     """Build and load the small model of some channels, and run the masked full one.
 
     Raises:
@@ -124,33 +125,33 @@ def masked(full: Full, channels: Mapping[str, Channels]) -> Masked:
     """
     places = KeptPlaces(full.layout, channels)
     module = build_small(full, places)
-    faint = 0.0
-    with plain_attention():
-        while True:
+    with use_plain_attention():
+        for faint in (0.0, _FAINT):
             expected: list[Tensor] = []
-            full.load(places.masked(full.state, faint))
-            trace = recorded(full.module, lambda: expected.extend(full.run()))  # noqa: B023 called before it goes on
-            if faint or all(bool(torch.isfinite(out).all()) for out in expected):
-                return Masked(places, module, expected, trace, faint)
-            faint = _FAINT
+            full.load(places.mask(full.state, faint))
+            trace = record_operations(full.module, lambda: expected.extend(full.run()))  # noqa: B023 called at once
+            if all(bool(torch.isfinite(out).all()) for out in expected):
+                break
+    return MaskedRun(places, module, expected, trace, faint)
 
 
-def outputs_of(full: Full, beside: Masked, way: str) -> list[Tensor]:
+def run_small(full: FullModel, run: MaskedRun, way: str) -> list[Tensor]:
     """Return the small model's outputs, computed in one of the ways.
 
     Raises:
         CannotRun: It does not run.
     """
-    module, numbers = beside.module, way != WAYS[0]
-    context = replayed(module, beside.trace, way == WAYS[2]) if numbers else contextlib.nullcontext()
-    with torch.no_grad(), plain_attention(), in_float64(), context:
+    replay: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if way != WAYS[0]:
+        replay = replay_operations(run.module, run.trace, statistics=way == WAYS[2])
+    with torch.no_grad(), use_plain_attention(), use_float64(), replay:
         try:
-            return outputs(module, full.x)
+            return outputs(run.module, full.x)
         except Exception as error:
             raise CannotRun(str(error)) from error
 
 
-def build_small(full: Full, places: KeptPlaces) -> nn.Module:
+def build_small(full: FullModel, places: KeptPlaces) -> nn.Module:
     """Build the small model of some channels, and load its part of the state.
 
     Raises:
@@ -163,14 +164,14 @@ def build_small(full: Full, places: KeptPlaces) -> nn.Module:
         raise CannotRun(str(error)) from error
     built = {name: tuple(t.shape) for name, t, _ in named_tensors(module) if name not in full.base}
     state = places.cut(full.state)
-    odd = [name for name, tensor in state.items() if built.get(name) != tuple(tensor.shape)]
-    if odd:
-        raise CannotRun(f'"{odd[0]}" is {built.get(odd[0])}, not {tuple(state[odd[0]].shape)}')
+    for name, tensor in state.items():
+        if built.get(name) != tuple(tensor.shape):
+            raise CannotRun(f'"{name}" is {built.get(name)}, not {tuple(tensor.shape)}')
     load_small(full, module, state)
     return module
 
 
-def load_small(full: Full, module: nn.Module, state: State) -> None:
+def load_small(full: FullModel, module: nn.Module, state: State) -> None:
     """Load a state into a small model, and what is never trained."""
     load(module, {**{n: t for n, t in full.base.items() if n in dict(module.state_dict())}, **state})
 
@@ -178,97 +179,219 @@ def load_small(full: Full, module: nn.Module, state: State) -> None:
 # ---- which channels ------------------------------------------------------------------------------------------------
 
 
-def cuts_of(layout: Layout, seed: int, only: str = "") -> Iterator[MaskedCut]:
+def make_cuts(layout: Layout, seed: int, only: str = "") -> Iterator[MaskedCut]:
     """Yield the four cuts, of all axes at once or of one."""
-    for how, count, prefix in (
-        ("all but a granule of each axis", _all_but_one, False),
-        ("one granule of each axis", _one, False),
-        ("the first channels of each axis", _between, True),
-        ("some channels of each axis", _between, False),
+    scaled = {name: axis for name, axis in layout.axes.items() if axis.scaled and only in ("", name)}
+    granules = {name: axis.size // axis.granule for name, axis in scaled.items()}
+    between = {name: _draw_count(name, n, seed) for name, n in granules.items()}
+    for how, counts, is_prefix in (
+        ("all but a granule of each axis", {name: max(1, n - 1) for name, n in granules.items()}, False),
+        ("one granule of each axis", dict.fromkeys(granules, 1), False),
+        ("the first channels of each axis", between, True),
+        ("some channels of each axis", between, False),
     ):
-        cut = {name: a for name, a in layout.axes.items() if a.scaled and (not only or name == only)}
-        sizes = {name: count(name, axis, seed) * axis.granule for name, axis in cut.items()}
-        yield MaskedCut(how, {name: _kept(name, axis, sizes[name], prefix, how, seed) for name, axis in cut.items()})
+        sizes = {name: counts[name] * axis.granule for name, axis in scaled.items()}
+        yield MaskedCut(how, {name: _choose(name, axis, sizes[name], is_prefix, how, seed)
+                              for name, axis in scaled.items()})  # fmt: skip
 
 
-def _of_levels(layout: Layout, seed: int, levels: Sequence[Submodel]) -> Iterator[MaskedCut]:
+def _make_level_cuts(layout: Layout, seed: int, levels: Sequence[Submodel]) -> Iterator[MaskedCut]:
     """Yield the levels' sizes with random channels."""
     seen = []
     for level in levels:
         sizes = {axis: n for axis, n in level.sizes.items() if layout.axes[axis].scaled}
         if sizes not in seen and any(n < layout.axes[axis].size for axis, n in sizes.items()):
             seen.append(sizes)
-            channels = {name: _kept(name, layout.axes[name], n, False, "level", seed) for name, n in sizes.items()}
-            yield MaskedCut(f"random channels of the level with {describe(level)}", channels)
+            channels = {name: _choose(name, layout.axes[name], n, False, "level", seed) for name, n in sizes.items()}
+            yield MaskedCut(f"random channels of the level with {describe_level(level)}", channels)
 
 
-def _all_but_one(name: str, axis: Axis, seed: int) -> int:
-    return max(1, axis.size // axis.granule - 1)
-
-
-def _one(name: str, axis: Axis, seed: int) -> int:
-    return 1
-
-
-def _between(name: str, axis: Axis, seed: int) -> int:
-    """Return a number of granules between two and two less than all, where there are so many."""
-    granules = axis.size // axis.granule
+def _draw_count(name: str, granules: int, seed: int) -> int:
+    """Return a number of granules between two and two less than all, where there are that many."""
     least, most = min(2, granules), max(1, granules - 2)
     return int(make_numpy_rng("check_layout", seed, "between", name).integers(min(least, most), max(least, most) + 1))
 
 
-def _kept(name: str, axis: Axis, n: int, prefix: bool, how: str, seed: int) -> Channels:
-    if prefix or axis.ordered or not axis.scaled:
+def _choose(name: str, axis: Axis, n: int, is_prefix: bool, how: str, seed: int) -> Channels:
+    if is_prefix or axis.ordered or not axis.scaled:
         return range(n)
     return random(axis, n, 0, 0, make_numpy_rng("check_layout", seed, how, name))
 
 
 # ---- tensors that move no output -----------------------------------------------------------------------------------
 
-_NOTHING = 1e-12  # of the largest effect of an element
+_NEGLIGIBLE = 1e-12  # of the largest effect of an element
 
 
-def inert(full: Full) -> tuple[str, ...]:
+def find_unused_tensors(full: FullModel) -> tuple[str, ...]:
     """Return the cut tensors, or stretches of them, without effect on any output, such as the biases of keys."""
-    load(full.module, {**full.base, **full.state})
+    layout = full.layout
+    full.load(full.state)
     own = {name: tensor for name, tensor, is_parameter in named_tensors(full.module) if is_parameter}
-    names = [name for name in full.layout.tensors if name in own and _is_cut(full.layout, name)]
+    cut = {
+        name: own[name]
+        for name, tensor in layout.tensors.items()
+        if name in own and any(layout.axes[axis].scaled for dim in tensor.dims for s in dim for axis in s.axes)
+    }
     rng = make_torch_rng("check_layout", full.seed, "inert")
-    before = [own[name].requires_grad for name in names]
+    before = [parameter.requires_grad for parameter in cut.values()]
     try:
-        with torch.enable_grad(), plain_attention(), in_float64():
-            for name in names:
-                own[name].requires_grad_(True)
-            found = outputs(full.module, full.x)
-            total = torch.stack([(out * torch.randn(out.shape, generator=rng).to(out)).sum() for out in found]).sum()
-            effects = torch.autograd.grad(total, [own[name] for name in names], allow_unused=True)
+        with torch.enable_grad(), use_plain_attention(), use_float64():
+            for parameter in cut.values():
+                parameter.requires_grad_(True)
+            logits = outputs(full.module, full.x)
+            total = torch.stack([(out * torch.randn(out.shape, generator=rng).to(out)).sum() for out in logits]).sum()
+            gradients = torch.autograd.grad(total, list(cut.values()), allow_unused=True)
     except (RuntimeError, NotImplementedError):  # a model without gradients has nothing to train
         return ()
     finally:
-        for name, needed in zip(names, before, strict=True):
-            own[name].requires_grad_(needed)
-    moved = {
-        name: torch.zeros_like(own[name]) if effect is None else (effect * own[name].detach()).abs()
-        for name, effect in zip(names, effects, strict=True)
+        for parameter, requires_grad in zip(cut.values(), before, strict=True):
+            parameter.requires_grad_(requires_grad)
+    effects = {
+        name: torch.zeros_like(parameter) if gradient is None else (gradient * parameter.detach()).abs()
+        for (name, parameter), gradient in zip(cut.items(), gradients, strict=True)
     }
-    least = _NOTHING * max((float(effect.max()) for effect in moved.values()), default=0.0)
-    return tuple(text for name in names for text in _without(full.layout, name, moved[name] <= least))
+    least = _NEGLIGIBLE * max((float(effect.max()) for effect in effects.values()), default=0.0)
+    return tuple(text for name, effect in effects.items() for text in _list_unused(layout, name, effect <= least))
 
 
-def _is_cut(layout: Layout, name: str) -> bool:
-    axes = (axis for dim in layout.tensors[name].dims for s in dim for axis in s.axes)
-    return any(layout.axes[axis].scaled for axis in axes)
-
-
-def _without(layout: Layout, name: str, still: Tensor) -> Iterator[str]:
-    """Yield a tensor that is still, or the stretches of a stacked or concatenated first dimension that are."""
-    if bool(still.all()):
+def _list_unused(layout: Layout, name: str, unused: Tensor) -> Iterator[str]:
+    """Yield a tensor that is unused, or the stretches of a stacked or concatenated first dimension that are."""
+    if bool(unused.all()):
         yield name
         return
     first = layout.tensors[name].dims[0]
-    at = 0
+    start = 0
     for segment in first if len(first) > 1 else ():
         length = segment.length(layout.axes, layout.full_sizes)
-        if bool(still[at : at + length].all()):
-            yield f"{name}[{at}:{at + length}]"
-        at += length
+        if bool(unused[start : start + length].all()):
+            yield f"{name}[{start}:{start + length}]"
+        start += length
+
+
+# ---- where a layout is not proved: the axes that fail alone, and the first module that differs ---------------------
+
+_MOST_TRIED = 4096  # ways to find a small output in the full one
+
+
+def find_failing_axes(full: FullModel) -> list[str]:
+    """Return the axes that fail when they alone are cut."""
+
+    def fails(cut: MaskedCut) -> bool:
+        try:
+            compare(full, cut)
+        except CannotRun:
+            return False
+        return cut.error > full.tolerance
+
+    axes = full.layout.axes.items()
+    return [name for name, axis in axes if axis.scaled and any(map(fails, make_cuts(full.layout, full.seed, name)))]
+
+
+def describe_failure(full: FullModel, cut: MaskedCut, axes: Sequence[str]) -> str:
+    """Say how far a cut's small model is from the full one, which axes fail, and where the two begin to differ."""
+    names = ", ".join(f'"{axis}"' for axis in axes)
+    failing = f"{'axis' if len(axes) == 1 else 'axes'} {names} {'fails' if len(axes) == 1 else 'fail'} alone"
+    failing = failing if axes else "no axis fails alone, only several together"
+    place = _find_divergence(full, cut)
+    return (
+        f"with {cut.how} kept, the small model and the full one with its other channels at zero differ by "
+        f"{cut.error:.2g} of the outputs' size, with the full model's size-dependent numbers too: {failing}"
+        + (f"; the two part {place}" if place else "")
+    )
+
+
+def suggest_group_axis(full: FullModel, cut: MaskedCut, axes: Sequence[str]) -> str:
+    """Return which module keeps its number of groups or heads when the axes are cut, and what to do; or ""."""
+    try:
+        small = build_small(full, KeptPlaces(full.layout, cut.channels))
+    except CannotRun:
+        return ""
+    return find_fixed_groups(full.layout, full.module, small, axes or list(full.layout.axes))
+
+
+def _find_divergence(full: FullModel, cut: MaskedCut) -> str:
+    """Return the first module whose output the small model does not have, and the last one before it, in words.
+
+    An output counts as equal if it is equal in one of the ways, with or without the full model's numbers.
+    """
+    try:
+        run = run_masked(full, cut.channels)
+        small_runs = []
+        for way in WAYS:
+            with _record_outputs(run.module) as small_outputs:
+                run_small(full, run, way)
+            small_runs.append(small_outputs)
+    except CannotRun:
+        return ""
+    full.load(run.places.mask(full.state, run.faint))
+    with use_plain_attention(), _record_outputs(full.module) as full_outputs:
+        full.run()
+    return max(_compare_outputs(full, run.places, small_outputs, full_outputs) for small_outputs in small_runs)[1]
+
+
+@contextlib.contextmanager
+def _record_outputs(module: nn.Module) -> Iterator[list[tuple[str, Tensor]]]:
+    """Record the output of each module that has parameters of its own or no children."""
+    recorded: list[tuple[str, Tensor]] = []
+
+    def record(name: str, output: object) -> None:
+        tensor = output[0] if isinstance(output, tuple | list) and output else output
+        if isinstance(tensor, Tensor) and tensor.is_floating_point():
+            recorded.append((name, tensor.detach().clone()))
+
+    hooks = [
+        part.register_forward_hook(lambda _, __, output, name=name: record(name, output))
+        for name, part in module.named_modules()
+        if name and (next(part.parameters(recurse=False), None) is not None or next(part.children(), None) is None)
+    ]
+    try:
+        yield recorded
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _compare_outputs(
+    full: FullModel,
+    places: KeptPlaces,
+    small_outputs: Sequence[tuple[str, Tensor]],
+    full_outputs: Sequence[tuple[str, Tensor]],
+) -> tuple[int, str]:
+    """Return how many outputs are equal, and which is the first that differs."""
+    before = ""
+    for i, ((name, small), (other, large)) in enumerate(zip(small_outputs, full_outputs, strict=False)):
+        if name != other:
+            break
+        if not _is_part(small, large, full.layout, places, full.tolerance):
+            return i, f'first at "{name}"' + (f' (equal up to "{before}")' if before else "")
+        before = name
+    return min(len(small_outputs), len(full_outputs)), f'after "{before}"' if before else ""
+
+
+def _is_part(small: Tensor, large: Tensor, layout: Layout, places: KeptPlaces, tolerance: float) -> bool:
+    """Return whether a small output is the kept part of a large one, whichever axes its dimensions follow."""
+    if small.dim() != large.dim():
+        return False
+    candidates: list[list[Tensor | None]] = []
+    for size, full_size in zip(small.shape, large.shape, strict=True):
+        candidates.append([None] if size == full_size else _list_candidates(size, full_size, layout, places))
+    for choice in itertools.islice(itertools.product(*candidates), _MOST_TRIED):
+        part = large
+        for d, kept in enumerate(choice):
+            part = part if kept is None else part.index_select(d, kept)
+        if difference([small], [part]) <= max(tolerance, 1e-9):
+            return True
+    return False
+
+
+def _list_candidates(size: int, full_size: int, layout: Layout, places: KeptPlaces) -> list[Tensor | None]:
+    """Return the ways in which tensors and axes keep `size` of `full_size` places."""
+    candidates = [kept for dim, kept in places.kept.items() if (len(kept), places.full[dim]) == (size, full_size)]
+    for name, kept in places.channels.items():
+        axis, channels = layout.axes[name], torch.tensor(list(kept))
+        if (len(channels), axis.size) == (size, full_size):
+            candidates.append(channels)
+        if (len(channels) // axis.granule, axis.size // axis.granule) == (size, full_size):
+            candidates.append(channels[:: axis.granule] // axis.granule)
+    return list({tuple(candidate.tolist()): candidate for candidate in candidates}.values())

@@ -1,16 +1,17 @@
-"""What of a model's arithmetic depends on a size, recorded in one run of it and put into another one.
+"""Record the size-dependent arithmetic of a full model's run, and replay it in the run of a narrow model.
 
-A narrow model divides by its own head size and norms over its own channels, the full model with the other channels at
-zero by those of the full one. So the two differ although the layout is right. `recorded` notes, operation by operation,
-the numbers in arithmetic, how many elements are reduced, and the statistics; `replayed` runs a narrow model with them.
-An operation is found again by the module that it runs in, its kind, and its order there, so it does not matter if one
-of the two models needs a copy more. What moves or only copies numbers is left alone.
+A narrow model divides by its own head size and norms over its own channels; the full model, with the other channels at
+zero, by those of the full one. So the two differ although the layout is right. `record_operations` records, operation
+by operation, the numbers in arithmetic, the number of reduced elements, and the statistics; `replay_operations` runs a
+narrow model with them. An operation is matched by its module, its kind, and its order there, so that one more copy in
+one of the two models does not matter. Operations that only move or copy numbers are not recorded.
 
-A statistic over fewer elements than in the full model is made up in one of two ways: the missing elements count as
-zeros, or, where they are not zeros in the full model, its statistic is taken.
+Where a statistic is over fewer elements than in the full model, the missing elements count as zeros; where they are not
+zeros in the full model, its statistic is used.
 """
 
 import contextlib
+import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,13 +36,13 @@ Operation = tuple[str, str]
 
 @dataclass
 class OperationRecord:
-    """What is known of one operation of the full model.
+    """One operation of the full model.
 
     Attributes:
         numbers: Numbers and 0-dimensional tensors among its arguments, by their place.
         count: Elements that each of its results is made of, if it reduces.
         zeros: How many of them are zeros at least.
-        statistics: What it found: its result, or mean and 1/deviation of a norm, or the log of a softmax' sum.
+        statistics: Its result, or mean and 1/deviation of a norm, or the log of a softmax' sum.
     """
 
     numbers: dict[int | str, Any] = field(default_factory=dict)
@@ -54,8 +55,8 @@ Trace = Mapping[Operation, Sequence[OperationRecord]]
 
 
 @contextlib.contextmanager
-def plain_attention() -> Iterator[None]:
-    """Have attention computed by plain operations, so that its scale is one of the numbers."""
+def use_plain_attention() -> Iterator[None]:
+    """Compute attention by plain operations, so that its scale is one of the numbers."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -65,29 +66,29 @@ def plain_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def recorded(module: nn.Module, run: Callable[[], Any]) -> Trace:
-    """Return what the size-dependent operations of a module's run were."""
-    found: dict[Operation, list[OperationRecord]] = defaultdict(list)
-    with _places(module) as place, _Recording(place, found):
+def record_operations(module: nn.Module, run: Callable[[], Any]) -> Trace:
+    """Return the size-dependent operations of a module's run."""
+    trace: dict[Operation, list[OperationRecord]] = defaultdict(list)
+    with _track_modules(module) as stack, _Recording(stack, trace):
         run()
-    return found
+    return trace
 
 
 @contextlib.contextmanager
-def replayed(module: nn.Module, trace: Trace, statistics: bool) -> Iterator[None]:
-    """Have a module's run take the numbers and counts of a trace.
+def replay_operations(module: nn.Module, trace: Trace, statistics: bool) -> Iterator[None]:
+    """Run a module with the numbers and counts of a trace.
 
     Args:
         module: The narrow module.
-        trace: That of the full one.
-        statistics: Take its statistics too, where the missing elements are not zeros.
+        trace: The full model's.
+        statistics: Use its statistics too, where the missing elements are not zeros.
     """
-    with _places(module) as place, _Replaying(place, trace, statistics):
+    with _track_modules(module) as stack, _Replaying(stack, trace, statistics):
         yield
 
 
 @contextlib.contextmanager
-def _places(module: nn.Module) -> Iterator[list[str]]:
+def _track_modules(module: nn.Module) -> Iterator[list[str]]:
     """Keep the name of the running module at the end of a list."""
     stack = [""]
     hooks: list[Any] = []
@@ -103,20 +104,20 @@ def _places(module: nn.Module) -> Iterator[list[str]]:
 
 
 class _Mode(Operations):
-    """Knows where an operation runs."""
+    """Knows the module in which an operation runs: the last of a stack."""
 
-    def __init__(self, place: list[str]) -> None:
+    def __init__(self, stack: list[str]) -> None:
         super().__init__()
-        self.place = place
+        self.stack = stack
 
     def operation(self, func: Any) -> Operation:
-        return self.place[-1], func.overloadpacket.__name__.rstrip("_")
+        return self.stack[-1], func.overloadpacket.__name__.rstrip("_")
 
 
 class _Recording(_Mode):
-    def __init__(self, place: list[str], found: dict[Operation, list[OperationRecord]]) -> None:
-        super().__init__(place)
-        self.found = found
+    def __init__(self, stack: list[str], trace: dict[Operation, list[OperationRecord]]) -> None:
+        super().__init__(stack)
+        self.trace = trace
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -125,24 +126,24 @@ class _Recording(_Mode):
         if kind in _ARITHMETIC:
             numbers = _numbers(args, kwargs)
             if numbers:  # copies, since some operations work in place
-                kept = {place: n.clone() if isinstance(n, Tensor) else n for place, n in numbers.items()}
-                self.found[operation].append(OperationRecord(kept))
+                copies = {place: n.clone() if isinstance(n, Tensor) else n for place, n in numbers.items()}
+                self.trace[operation].append(OperationRecord(copies))
             return func(*args, **kwargs)
         out = func(*args, **kwargs)
         reduction = _REDUCTIONS.get(kind)
-        reduced = None if reduction is None else reduction.reduced(args, kwargs)
-        if reduction is not None and reduced is not None:
-            x, dims, count = reduced
+        call = None if reduction is None else reduction.read_call(args, kwargs)
+        if reduction is not None and call is not None:
+            x = call.x
             zero = x.abs() <= _ZERO * x.abs().amax() if x.numel() else x.bool()
-            zeros = int(zero.sum(dims).min()) if x.numel() else 0
-            statistics = tuple(found.clone() for found in reduction.found(x, dims, args, kwargs, out))
-            self.found[operation].append(OperationRecord({}, count, zeros, statistics))
+            zeros = int(zero.sum(call.dims).min()) if x.numel() else 0
+            statistics = tuple(s.clone() for s in reduction.get_statistics(call, out))
+            self.trace[operation].append(OperationRecord({}, call.count, zeros, statistics))
         return out
 
 
 class _Replaying(_Mode):
-    def __init__(self, place: list[str], trace: Trace, statistics: bool) -> None:
-        super().__init__(place)
+    def __init__(self, stack: list[str], trace: Trace, statistics: bool) -> None:
+        super().__init__(stack)
         self.left = {operation: deque(entries) for operation, entries in trace.items()}
         self.statistics = statistics
 
@@ -152,26 +153,25 @@ class _Replaying(_Mode):
         kind = operation[1]
         if kind in _ARITHMETIC:
             numbers = _numbers(args, kwargs)
-            theirs = self._next(operation) if numbers else None
-            if theirs is not None and theirs.numbers.keys() == numbers.keys():
+            record = self._next(operation) if numbers else None
+            if record is not None and record.numbers.keys() == numbers.keys():
                 if isinstance(args[0], Tensor) and 0 in numbers and func.overloadpacket.__name__.endswith("_"):
-                    args[0].copy_(theirs.numbers[0])
+                    args[0].copy_(record.numbers[0])
                     numbers.pop(0)
-                args = tuple(theirs.numbers[i] if i in numbers else a for i, a in enumerate(args))
-                kwargs = {key: theirs.numbers[key] if key in numbers else value for key, value in kwargs.items()}
+                args = tuple(record.numbers[i] if i in numbers else a for i, a in enumerate(args))
+                kwargs = {key: record.numbers[key] if key in numbers else value for key, value in kwargs.items()}
             return func(*args, **kwargs)
         reduction = _REDUCTIONS.get(kind)
-        reduced = None if reduction is None else reduction.reduced(args, kwargs)
-        theirs = None if reduced is None else self._next(operation)
-        if reduction is None or reduced is None or theirs is None or theirs.count <= reduced[2]:
+        call = None if reduction is None else reduction.read_call(args, kwargs)
+        record = None if call is None else self._next(operation)
+        if reduction is None or call is None or record is None or record.count <= call.count:
             return func(*args, **kwargs)
-        x, dims, count = reduced
-        missing = theirs.count - count
-        if self.statistics and theirs.zeros < missing:
-            out = reduction.with_statistics(x, dims, args, kwargs, theirs)
+        missing = record.count - call.count
+        if self.statistics and record.zeros < missing:
+            out = reduction.use_statistics(call, record.statistics)
             if out is not None:
                 return out
-        return reduction.with_zeros(x, dims, args, kwargs, missing)
+        return reduction.add_zeros(call, missing)
 
     def _next(self, operation: Operation) -> OperationRecord | None:
         entries = self.left.get(operation)
@@ -180,13 +180,13 @@ class _Replaying(_Mode):
 
 def _numbers(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int | str, Any]:
     """Return the numbers and 0-dimensional tensors of an operation on real numbers."""
-    everything = [*enumerate(args), *((key, kwargs[key]) for key in ("alpha", "value", "fill_value") if key in kwargs)]
+    values = [*enumerate(args), *((key, kwargs[key]) for key in ("alpha", "value", "fill_value") if key in kwargs)]
     tensors = [value for value in args if isinstance(value, Tensor)]
     if tensors and not any(t.is_floating_point() for t in tensors):
         return {}
     return {
         place: value
-        for place, value in everything
+        for place, value in values
         if (isinstance(value, int | float) and not isinstance(value, bool))
         or (isinstance(value, Tensor) and value.dim() == 0 and value.is_floating_point())
     }
@@ -194,71 +194,82 @@ def _numbers(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int | str, 
 
 # ---- reductions ----------------------------------------------------------------------------------------------------
 
-Reduced = tuple[Tensor, list[int], int]
-"""What is reduced, over which dimensions, how many elements each result is made of."""
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of a reduction.
+
+    Attributes:
+        x: The reduced tensor.
+        dims: The reduced dimensions.
+        args: The operation's arguments.
+        kwargs: Its arguments by name.
+    """
+
+    x: Tensor
+    dims: list[int]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def count(self) -> int:
+        """Elements that each result is made of."""
+        return math.prod(self.x.shape[d] for d in self.dims)
+
+    @property
+    def keeps_dims(self) -> bool:
+        """Whether the reduced dimensions stay; this is the only boolean argument of a reduction."""
+        return any(value is True for value in (*self.args[1:], self.kwargs.get("keepdim")))
+
+    def shape(self, keepdim: bool) -> list[int]:
+        """Return the shape of a result."""
+        return [1 if d in self.dims else n for d, n in enumerate(self.x.shape) if keepdim or d not in self.dims]
+
+    def moments(self, missing: int, correction: float) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of x and `missing` zeros, dimensions kept."""
+        total = self.count + missing
+        mean = self.x.sum(self.dims, keepdim=True) / total
+        squares = (self.x - mean).square().sum(self.dims, keepdim=True) + missing * mean.square()
+        return mean, squares / (total - correction)
 
 
 class _Reduction:
     """One kind of operation that reduces."""
 
-    def reduced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Reduced | None:
-        """Return what is reduced, or None if it is no matter of real numbers."""
+    dim_argument = 1
+    """The place of the dimensions among its arguments."""
+
+    def read_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Call | None:
+        """Return the call, or None if it is not a reduction of real numbers."""
         x = args[0]
         if not isinstance(x, Tensor) or not x.is_floating_point() or not x.dim():
             return None
-        said = self.said(args, kwargs)
-        if isinstance(said, Tensor):  # the larger of two
+        dim = args[self.dim_argument] if len(args) > self.dim_argument else kwargs.get("dim")
+        if isinstance(dim, Tensor):  # the larger of two
             return None
-        dims = list(range(x.dim())) if said in (None, [], ()) else [said] if isinstance(said, int) else list(said)
-        dims = sorted(d % x.dim() for d in dims)
-        count = 1
-        for d in dims:
-            count *= x.shape[d]
-        return x, dims, count
+        dims = list(range(x.dim())) if dim in (None, [], ()) else [dim] if isinstance(dim, int) else list(dim)
+        return _Call(x, sorted(d % x.dim() for d in dims), args, kwargs)
 
-    def said(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return the dimensions as they were said."""
-        return args[1] if len(args) > 1 else kwargs.get("dim")
-
-    def found(
-        self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
-    ) -> tuple[Tensor, ...]:
-        """Return its statistics."""
+    def get_statistics(self, call: _Call, out: Any) -> tuple[Tensor, ...]:
+        """Return the statistics of a call with this result."""
         return (out,) if isinstance(out, Tensor) else tuple(out)
 
-    def with_zeros(
-        self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], missing: int
-    ) -> Any:
-        """Compute it with so many zeros more."""
+    def add_zeros(self, call: _Call, missing: int) -> Any:
+        """Compute it with `missing` further zeros."""
         raise NotImplementedError
 
-    def with_statistics(
-        self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], theirs: OperationRecord
-    ) -> Any:
+    def use_statistics(self, call: _Call, statistics: Sequence[Tensor]) -> Any:
         """Compute it with the full model's statistics; None where they are of another shape."""
-        kept = _keeps(args, kwargs)
-        shape = [1 if d in dims else n for d, n in enumerate(x.shape)] if kept else _left(x, dims)
-        if any(list(s.shape) != shape for s in theirs.statistics):
+        shape = call.shape(call.keeps_dims)
+        if any(list(s.shape) != shape for s in statistics):
             return None
-        given = tuple(s.clone() for s in theirs.statistics)
-        return given[0] if len(given) == 1 else given
-
-
-def _left(x: Tensor, dims: Sequence[int]) -> list[int]:
-    return [n for d, n in enumerate(x.shape) if d not in dims]
-
-
-def _keeps(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Tell whether a reduction keeps its dimensions; it is the one truth value that a reduction takes."""
-    return any(value is True for value in (*args[1:], kwargs.get("keepdim")))
+        copies = tuple(s.clone() for s in statistics)
+        return copies[0] if len(copies) == 1 else copies
 
 
 class _Mean(_Reduction):
-    def with_zeros(
-        self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], missing: int
-    ) -> Any:
-        count = _count(x, dims)
-        return x.mean(dims, keepdim=_keeps(args, kwargs)) * (count / (count + missing))
+    def add_zeros(self, call: _Call, missing: int) -> Any:
+        return call.x.mean(call.dims, keepdim=call.keeps_dims) * (call.count / (call.count + missing))
 
 
 class _Sum(_Reduction):
@@ -267,17 +278,14 @@ class _Sum(_Reduction):
     def __init__(self, again: Callable[..., Tensor]) -> None:
         self.again = again
 
-    def with_zeros(
-        self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], missing: int
-    ) -> Any:
-        return self.again(*args, **kwargs)
+    def add_zeros(self, call: _Call, missing: int) -> Any:
+        return self.again(*call.args, **call.kwargs)
 
 
 class _Norm(_Sum):
     """A vector norm, whose dimensions come after its order."""
 
-    def said(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return args[2] if len(args) > 2 else kwargs.get("dim")
+    dim_argument = 2
 
 
 class _Spread(_Reduction):
@@ -286,30 +294,12 @@ class _Spread(_Reduction):
     def __init__(self, root: bool, mean: bool) -> None:
         self.root, self.mean = root, mean
 
-    def with_zeros(
-        self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], missing: int
-    ) -> Any:
-        correction = kwargs.get("correction")
-        mean, variance = _moments(x, dims, missing, 1 if correction is None else correction)
-        spread = variance.sqrt() if self.root else variance
-        if not _keeps(args, kwargs):
-            mean, spread = mean.reshape(_left(x, dims)), spread.reshape(_left(x, dims))
+    def add_zeros(self, call: _Call, missing: int) -> Any:
+        correction = call.kwargs.get("correction")
+        mean, variance = call.moments(missing, 1 if correction is None else correction)
+        shape = call.shape(call.keeps_dims)
+        mean, spread = mean.reshape(shape), (variance.sqrt() if self.root else variance).reshape(shape)
         return (spread, mean) if self.mean else spread
-
-
-def _count(x: Tensor, dims: Sequence[int]) -> int:
-    count = 1
-    for d in dims:
-        count *= x.shape[d]
-    return count
-
-
-def _moments(x: Tensor, dims: list[int], missing: int, correction: float) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of x and so many zeros, dimensions kept."""
-    total = _count(x, dims) + missing
-    mean = x.sum(dims, keepdim=True) / total
-    squares = (x - mean).square().sum(dims, keepdim=True) + missing * mean.square()
-    return mean, squares / (total - correction)
 
 
 class _Most(_Reduction):
@@ -318,13 +308,11 @@ class _Most(_Reduction):
     def __init__(self, again: Callable[..., Any], sign: int) -> None:
         self.again, self.sign = again, sign
 
-    def with_zeros(
-        self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], missing: int
-    ) -> Any:
-        found = self.again(*args, **kwargs)
-        if isinstance(found, Tensor):
-            return found.clamp_min(0) if self.sign > 0 else found.clamp_max(0)
-        return (found[0].clamp_min(0) if self.sign > 0 else found[0].clamp_max(0), *found[1:])
+    def add_zeros(self, call: _Call, missing: int) -> Any:
+        out = self.again(*call.args, **call.kwargs)
+        values, *indices = [out] if isinstance(out, Tensor) else out
+        values = values.clamp_min(0) if self.sign > 0 else values.clamp_max(0)
+        return (values, *indices) if indices else values
 
 
 class _Softmax(_Reduction):
@@ -333,92 +321,70 @@ class _Softmax(_Reduction):
     def __init__(self, gives: str) -> None:
         self.gives = gives
 
-    def found(
-        self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
-    ) -> tuple[Tensor, ...]:
-        return (torch.logsumexp(x, dims, keepdim=True),)
+    def get_statistics(self, call: _Call, out: Any) -> tuple[Tensor, ...]:
+        return (torch.logsumexp(call.x, call.dims, keepdim=True),)
 
-    def with_zeros(
-        self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], missing: int
-    ) -> Any:
-        most = x.amax(dims, keepdim=True).clamp_min(0)
-        total = (x - most).exp().sum(dims, keepdim=True) + missing * (-most).exp()
-        return self._given(x, dims, args, kwargs, most + total.log())
+    def add_zeros(self, call: _Call, missing: int) -> Any:
+        most = call.x.amax(call.dims, keepdim=True).clamp_min(0)
+        total = (call.x - most).exp().sum(call.dims, keepdim=True) + missing * (-most).exp()
+        return self._compute(call, most + total.log())
 
-    def with_statistics(
-        self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], theirs: OperationRecord
-    ) -> Any:
-        if list(theirs.statistics[0].shape) != [1 if d in dims else n for d, n in enumerate(x.shape)]:
-            return None
-        return self._given(x, dims, args, kwargs, theirs.statistics[0])
+    def use_statistics(self, call: _Call, statistics: Sequence[Tensor]) -> Any:
+        return self._compute(call, statistics[0]) if list(statistics[0].shape) == call.shape(keepdim=True) else None
 
-    def _given(
-        self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], total: Tensor
-    ) -> Tensor:
+    def _compute(self, call: _Call, total: Tensor) -> Tensor:
         if self.gives == "sum":
-            return total if _keeps(args, kwargs) else total.reshape(_left(x, dims))
-        return (x - total).exp() if self.gives == "share" else x - total
+            return total.reshape(call.shape(call.keeps_dims))
+        return (call.x - total).exp() if self.gives == "share" else call.x - total
 
 
-class _Normalising(_Reduction):
-    """Layer and group norm, which give their means and scales beside what they normalise."""
+class _LayerNorm(_Reduction):
+    """Its arguments: input, shape, weight, bias, epsilon."""
 
-    def found(
-        self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
-    ) -> tuple[Tensor, ...]:
+    def read_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Call | None:
+        return _Call(args[0], list(range(args[0].dim() - len(args[1]), args[0].dim())), args, kwargs)
+
+    def get_statistics(self, call: _Call, out: Any) -> tuple[Tensor, ...]:
         return out[1], out[2]
 
+    def add_zeros(self, call: _Call, missing: int) -> Any:
+        mean, variance = call.moments(missing, 0)
+        return self._normalise(call, mean, (variance + call.args[4]).rsqrt())
 
-class _LayerNorm(_Normalising):
-    def reduced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Reduced | None:
-        x, shape = args[0], args[1]
-        dims = list(range(x.dim() - len(shape), x.dim()))
-        return x, dims, _count(x, dims)
+    def use_statistics(self, call: _Call, statistics: Sequence[Tensor]) -> Any:
+        mean, scale = statistics
+        return self._normalise(call, mean, scale) if list(mean.shape) == call.shape(keepdim=True) else None
 
-    def with_zeros(
-        self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], missing: int
-    ) -> Any:
-        mean, variance = _moments(x, dims, missing, 0)
-        return self._normed(x, args, mean, (variance + args[4]).rsqrt())
-
-    def with_statistics(
-        self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], theirs: OperationRecord
-    ) -> Any:
-        mean, scale = theirs.statistics
-        if mean.shape != torch.Size([1 if d in dims else n for d, n in enumerate(x.shape)]):
-            return None
-        return self._normed(x, args, mean, scale)
-
-    def _normed(self, x: Tensor, args: Sequence[Any], mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        out = (x - mean) * scale
-        out = out if args[2] is None else out * args[2]
-        return out if args[3] is None else out + args[3], mean, scale
+    def _normalise(self, call: _Call, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        _, _, weight, bias, *_ = call.args
+        out = (call.x - mean) * scale
+        out = out if weight is None else out * weight
+        return out if bias is None else out + bias, mean, scale
 
 
-class _GroupNorm(_Normalising):
+class _GroupNorm(_Reduction):
     """Its arguments: input, weight, bias, samples, channels, places, groups, epsilon."""
 
-    def reduced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Reduced | None:
-        x = args[0].reshape(args[3], args[6], -1)
-        return x, [2], x.shape[2]
+    def read_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Call | None:
+        return _Call(args[0].reshape(args[3], args[6], -1), [2], args, kwargs)
 
-    def with_zeros(
-        self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], missing: int
-    ) -> Any:
-        mean, variance = _moments(x, dims, missing, 0)
-        return self._normed(x, args, mean[..., 0], (variance[..., 0] + args[7]).rsqrt())
+    def get_statistics(self, call: _Call, out: Any) -> tuple[Tensor, ...]:
+        return out[1], out[2]
 
-    def with_statistics(
-        self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], theirs: OperationRecord
-    ) -> Any:
-        mean, scale = theirs.statistics
-        return self._normed(x, args, mean, scale) if mean.shape == x.shape[:2] else None
+    def add_zeros(self, call: _Call, missing: int) -> Any:
+        mean, variance = call.moments(missing, 0)
+        return self._normalise(call, mean[..., 0], (variance[..., 0] + call.args[7]).rsqrt())
 
-    def _normed(self, x: Tensor, args: Sequence[Any], mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        out = ((x - mean[..., None]) * scale[..., None]).reshape(args[0].shape)
+    def use_statistics(self, call: _Call, statistics: Sequence[Tensor]) -> Any:
+        mean, scale = statistics
+        return self._normalise(call, mean, scale) if mean.shape == call.x.shape[:2] else None
+
+    def _normalise(self, call: _Call, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight, bias, *_ = call.args
+        out = ((call.x - mean[..., None]) * scale[..., None]).reshape(x.shape)
         channels = (1, -1, *[1] * (out.dim() - 2))
-        out = out if args[1] is None else out * args[1].reshape(channels)
-        return out if args[2] is None else out + args[2].reshape(channels), mean, scale
+        out = out if weight is None else out * weight.reshape(channels)
+        return out if bias is None else out + bias.reshape(channels), mean, scale
 
 
 _aten: Any = torch.ops.aten

@@ -16,7 +16,7 @@ from fleetfit.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
     from fleetfit.config import Assembly
-    from fleetfit.cost import Latency, Timed
+    from fleetfit.cost import Latency, TimedModel
     from fleetfit.layout import Architecture
     from fleetfit.planner import Mode, Plan
     from fleetfit.values import DataDescription
@@ -66,7 +66,7 @@ class PlanView:
 
     plan: "Plan"
     title: str
-    models: tuple["Timed", ...] = ()
+    models: tuple["TimedModel", ...] = ()
     notes: tuple[str, ...] = ()
     latencies: tuple["Latency", ...] = ()
     latency_notes: tuple[str, ...] = ()
@@ -186,7 +186,7 @@ def _make_title(assembly: "Assembly", rows: Sequence[str] = ()) -> str:
     return f"{prefix}{name} on {data}, {len(assembly.fleet.group)} clients"
 
 
-def _list_models(assembly: "Assembly") -> tuple["Timed", ...]:
+def _list_models(assembly: "Assembly") -> tuple["TimedModel", ...]:
     from fleetfit.config.build.levels import find_counted_submodel
 
     problem = assembly.federation.problem
@@ -200,19 +200,19 @@ def _make_timed(
     architecture: "Architecture",
     submodels: Sequence[tuple[Mapping[str, int], tuple[int, ...]]],
     shape: tuple[int, ...],
-) -> tuple["Timed", ...]:
+) -> tuple["TimedModel", ...]:
     """Return sub-models by sizes and exits, and last the full model without early classifiers."""
-    from fleetfit.cost import Timed
+    from fleetfit.cost import TimedModel
 
     full = architecture.sizes(1.0)
     models = [*submodels, (full, (architecture.blocks,))]
-    return tuple(Timed(architecture, {**full, **sizes}, exits, shape) for sizes, exits in models)
+    return tuple(TimedModel(architecture, {**full, **sizes}, exits, shape) for sizes, exits in models)
 
 
 def plan_model(options: PlanOptions, overrides: Sequence[str]) -> PlanView:
     """Return the plan for a model and budgets."""
     from fleetfit.config.build.model import build_architecture
-    from fleetfit.cost import Conditions, kind_of
+    from fleetfit.cost import Conditions, get_cost_kind
     from fleetfit.planner import make_plan
 
     assert options.model is not None
@@ -225,7 +225,7 @@ def plan_model(options: PlanOptions, overrides: Sequence[str]) -> PlanView:
         raise ConfigError(f'--mode must be both, width or depth, got "{options.mode}".', key="mode")
     also = () if options.also is None else tuple(part.strip() for part in options.also.split(","))
     for cost in also:
-        kind_of(cost)
+        get_cost_kind(cost)
 
     def plan_mode(mode: "Mode") -> "Plan":
         return make_plan(
@@ -350,12 +350,12 @@ class LatencyMeter:
         notes = self.make_notes(names, latencies[:-1], latencies[-1])
         return replace(view, latencies=tuple(latencies), latency_notes=notes)
 
-    def measure(self, models: Sequence["Timed"]) -> list["Latency"]:
+    def measure(self, models: Sequence["TimedModel"]) -> list["Latency"]:
         """Return the latency of each model; equal models are measured once."""
         from fleetfit.api.progress import TaskProgress
-        from fleetfit.cost import latencies_in_turn
+        from fleetfit.cost import measure_latencies
 
-        distinct: list[Timed] = []
+        distinct: list[TimedModel] = []
         for model in models:
             if model not in distinct:
                 distinct.append(model)
@@ -368,7 +368,7 @@ class LatencyMeter:
             def show(done: int) -> None:
                 progress.update(done, lambda: f"measured {done // count:,} of {passes:,} passes; {progress.time_left}.")
 
-            latencies = latencies_in_turn(distinct, passes, self.threads, show)
+            latencies = measure_latencies(distinct, passes, self.threads, show)
         return [latencies[distinct.index(model)] for model in models]
 
     def make_notes(self, names: Sequence[str], latencies: Sequence["Latency"], full: "Latency") -> tuple[str, ...]:

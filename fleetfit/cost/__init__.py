@@ -12,14 +12,14 @@ count; cost(M), and so level L, is the full model without early classifiers (Tab
 | `memory_bytes` | the peak of one training step, predicted on the meta device |
 | `latency_s` | the median time of one sample on this machine, one thread |
 
-`cost_of` gives any of them for one sub-model. The planner asks for thousands of sub-models, so it uses a `Grid`: costs
-of all depths and widths, put together from a `Profile` (rest, blocks, heads) of each distinct set of sizes. The first
-three add up exactly. Memory and latency do not: their grid is an estimate, and `Grid.exactly` counts or measures.
+`compute_cost` gives any of them for one sub-model. The planner needs thousands of sub-models, so it uses a `Grid`: the
+costs of all depths and widths, put together from a `Profile` (rest, blocks, heads) of each distinct set of sizes. The
+first three add up exactly. Memory and latency do not: their grid is an estimate, and `Grid.compute` counts or measures.
 """
 
-from fleetfit.cost.count import BATCH_SIZE, Conditions, Cost, Piece, accepting, full_cost, submodel_cost
-from fleetfit.cost.grid import COSTS, WIDTHS, CostKind, Grid, cost_grid, cost_of, kind_of
-from fleetfit.cost.latency import Latency, Timed, latencies_in_turn, latency_now, latency_of
+from fleetfit.cost.count import BATCH_SIZE, Conditions, Cost, Piece, explain_errors, full_cost, submodel_cost
+from fleetfit.cost.grid import COSTS, WIDTHS, CostKind, Grid, compute_cost, cost_grid, get_cost_kind
+from fleetfit.cost.latency import Latency, TimedModel, get_latency, measure_latencies, measure_latency
 from fleetfit.cost.memory import training_memory
 from fleetfit.cost.parts import Measure, Profile, message_size
 
@@ -35,15 +35,15 @@ __all__ = [
     "Measure",
     "Piece",
     "Profile",
-    "Timed",
-    "accepting",
+    "TimedModel",
+    "compute_cost",
     "cost_grid",
-    "cost_of",
+    "explain_errors",
     "full_cost",
-    "kind_of",
-    "latencies_in_turn",
-    "latency_now",
-    "latency_of",
+    "get_cost_kind",
+    "get_latency",
+    "measure_latencies",
+    "measure_latency",
     "message_size",
     "submodel_cost",
     "training_memory",

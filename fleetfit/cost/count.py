@@ -1,8 +1,8 @@
 """One sub-model counted exactly, by building it on the meta device: parameters and multiply-adds.
 
 Torch's counter sees convolutions, matrix products, attention and LSTMs there (on a CPU it misses the last two). A
-module may add what it does not see, such as a Mamba scan, with a method `extra_flops(self, inputs) -> int`: the FLOPs
-(two per multiply-add) of a call with these inputs, a tuple of what `forward` got.
+module may add other operations, such as a Mamba scan, with a method `extra_flops(self, inputs) -> int`: the FLOPs
+(two per multiply-add) of a call with these inputs, the tuple of `forward`'s arguments.
 """
 
 import contextlib
@@ -18,12 +18,21 @@ from torch.utils.flop_counter import flop_registry
 from torch.utils.module_tracker import ModuleTracker
 
 from fleetfit.errors import ModelError
-from fleetfit.layout import Architecture, Layout, about_input, batch_norms, build_module, infer_layout, meta, some_input
+from fleetfit.layout import (
+    Architecture,
+    Layout,
+    batch_norms,
+    build_module,
+    explain_input_error,
+    infer_layout,
+    make_input,
+    meta,
+)
 from fleetfit.submodel import Submodel
 from fleetfit.tensor_defaults import tensor_defaults
 
 BATCH_SIZE = 16
-"""Samples in a training step, where nobody says."""
+"""Samples in a training step, by default."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +42,8 @@ class Conditions:
     Attributes:
         batch_size: Samples in one training step, which memory depends on.
         moments: Numbers that the optimiser keeps of each trained parameter, which memory depends on: one of SGD.
-        measured: What was measured on a machine, by what it is. Measuring adds to it and never measures twice, so that
-            a run can record it and be taken up again with the same numbers.
+        measured: Measurements on a machine by their keys. A key is measured once, so that a run can record the numbers
+            and resume with them.
     """
 
     batch_size: int = BATCH_SIZE
@@ -74,8 +83,8 @@ def submodel_cost(architecture: Architecture, submodel: Piece, input_shape: Sequ
     Raises:
         ModelError: The model cannot be built or does not accept the input.
     """
-    sizes, exits = sizes_and_exits(architecture, submodel)
-    return cached(_submodel_cost, architecture, tuple(sorted(sizes.items())), exits, tuple(input_shape))
+    sizes, exits = get_sizes_and_exits(architecture, submodel)
+    return call_once(_submodel_cost, architecture, tuple(sorted(sizes.items())), exits, tuple(input_shape))
 
 
 def full_cost(architecture: Architecture, input_shape: Sequence[int]) -> Cost:
@@ -83,16 +92,16 @@ def full_cost(architecture: Architecture, input_shape: Sequence[int]) -> Cost:
     return submodel_cost(architecture, ({}, (architecture.blocks,)), input_shape)
 
 
-def sizes_and_exits(architecture: Architecture, submodel: Piece) -> tuple[dict[str, int], tuple[int, ...]]:
+def get_sizes_and_exits(architecture: Architecture, submodel: Piece) -> tuple[dict[str, int], tuple[int, ...]]:
     """Return the size of every axis, and the exits."""
     sizes, exits = (submodel.sizes, submodel.exits) if isinstance(submodel, Submodel) else submodel
     whole = {name: axis.size for name, axis in architecture.axes.items()}
     return {**whole, **sizes}, tuple(exits)
 
 
-def layout_of(architecture: Architecture) -> Layout:
+def get_layout(architecture: Architecture) -> Layout:
     """Return the layout with every possible exit."""
-    return cached(infer_layout, architecture)
+    return call_once(infer_layout, architecture)
 
 
 def _submodel_cost(
@@ -112,9 +121,9 @@ def count(
     """
     module, x = on_meta(architecture, sizes, exits, input_shape, _BATCH)
     for norm in batch_norms(module).values():
-        norm.forward = _unchanged  # type: ignore[assignment]  # torch counts nothing there, and takes long
+        norm.forward = _return_input  # type: ignore[assignment]  # torch counts nothing there, and takes long
     running, extra = ModuleTracker(), _Extra(module.eval())
-    with torch.no_grad(), accepting(architecture, input_shape, "meta"), extra, running, _Flops(running) as counter:
+    with torch.no_grad(), explain_errors(architecture, input_shape, "meta"), extra, running, _Flops(running) as counter:
         module(x)
     counts = counter.by_module
     root = type(module).__name__
@@ -123,13 +132,13 @@ def count(
     own = dict(total)
     for name, n in total.items():
         if name:
-            own[_parent(name, total)] -= n
+            own[_find_parent(name, total)] -= n
     for name, n in extra.flops.items():
         own[name] = own.get(name, 0) + n
     return module, {name: n // (2 * _BATCH) for name, n in own.items()}
 
 
-def _unchanged(x: Tensor) -> Tensor:
+def _return_input(x: Tensor) -> Tensor:
     return x
 
 
@@ -138,12 +147,12 @@ def on_meta(
 ) -> tuple[nn.Module, Tensor]:
     """Build a module and inputs for it [batch, ...] on the meta device."""
     with meta.on_meta():
-        return build_module(architecture, sizes, exits), some_input(architecture, input_shape, batch)
+        return build_module(architecture, sizes, exits), make_input(architecture, input_shape, batch)
 
 
 @contextlib.contextmanager
-def accepting(architecture: Architecture, input_shape: Sequence[int], device: str | None = None) -> Iterator[None]:
-    """Turn what a module raises into a sentence that names the input.
+def explain_errors(architecture: Architecture, input_shape: Sequence[int], device: str | None = None) -> Iterator[None]:
+    """Turn an exception of a module into a `ModelError` that names the input.
 
     Args:
         architecture: The model family.
@@ -157,7 +166,7 @@ def accepting(architecture: Architecture, input_shape: Sequence[int], device: st
         raise
     except Exception as error:
         message = f"{type(architecture).__name__} does not accept an input of shape {tuple(input_shape)}: {error}."
-        raise ModelError(message + about_input(architecture, error)) from error
+        raise ModelError(message + explain_input_error(architecture, error)) from error
 
 
 class _Flops(meta.Operations):
@@ -190,15 +199,15 @@ class _Flops(meta.Operations):
 
 
 class _Extra:
-    """Collects what modules say of themselves, by their names, while the module runs."""
+    """Collects `extra_flops` of modules by their names, while the module runs."""
 
     def __init__(self, module: nn.Module) -> None:
         self.flops: dict[str, int] = {}
-        self._saying = {name: part for name, part in module.named_modules() if hasattr(part, "extra_flops")}
+        self._modules = {name: part for name, part in module.named_modules() if hasattr(part, "extra_flops")}
 
     def __enter__(self) -> None:
         self._hooks = [
-            part.register_forward_hook(functools.partial(self._ask, name)) for name, part in self._saying.items()
+            part.register_forward_hook(functools.partial(self._ask, name)) for name, part in self._modules.items()
         ]
 
     def __exit__(self, *_: object) -> None:
@@ -209,26 +218,26 @@ class _Extra:
         self.flops[name] = self.flops.get(name, 0) + int(part.extra_flops(inputs))
 
 
-def _parent(name: str, known: Mapping[str, Any]) -> str:
+def _find_parent(name: str, modules: Mapping[str, Any]) -> str:
     while name:
         name = name.rpartition(".")[0]
-        if name in known:
+        if name in modules:
             break
     return name
 
 
-# ---- what is counted once ------------------------------------------------------------------------------------------
+# ---- results by architecture ---------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=1024)
-def _remembered(function: Callable[..., Any], *key: Hashable) -> Any:
+def _call_cached(function: Callable[..., Any], *key: Hashable) -> Any:
     return function(*key)
 
 
-def cached(function: Callable[..., R], architecture: Architecture, *key: Hashable) -> R:
-    """Call a function, or return what it gave for an equal architecture; one that cannot be hashed is counted anew."""
+def call_once(function: Callable[..., R], architecture: Architecture, *key: Hashable) -> R:
+    """Call a function once for equal architectures; for one that cannot be hashed, each time."""
     try:
         hash(architecture)
     except TypeError:
         return function(architecture, *key)
-    return cast(R, _remembered(function, cast(Hashable, architecture), *key))
+    return cast(R, _call_cached(function, cast(Hashable, architecture), *key))

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fleetfit.cost.count import Conditions, Piece, cached, layout_of, sizes_and_exits, submodel_cost
-from fleetfit.cost.latency import latency_of, latency_s
+from fleetfit.cost.count import Conditions, Piece, call_once, get_layout, get_sizes_and_exits, submodel_cost
+from fleetfit.cost.latency import get_latency, latency_s
 from fleetfit.cost.memory import memory_bytes, training_memory
 from fleetfit.cost.parts import Measure, Profile, message_size, multiply_adds, parameters, size_bytes
 from fleetfit.errors import ConfigError, ModelError, did_you_mean
@@ -26,58 +26,44 @@ class CostKind:
     """One kind of cost.
 
     Attributes:
-        of: The cost of one sub-model: (architecture, sizes of all axes, exits, shape of a sample, conditions).
+        compute: The cost of one sub-model: (architecture, sizes of all axes, exits, shape of a sample, conditions).
         parts: Makes the measure of a set of sizes by parts.
         samples: None where the parts add up exactly; else at how many sets of sizes they are taken, the other sets are
             interpolated, and the sum is an estimate.
     """
 
-    of: Callable[[Architecture, Sizes, tuple[int, ...], tuple[int, ...], Conditions], float]
+    compute: Callable[[Architecture, Sizes, tuple[int, ...], tuple[int, ...], Conditions], float]
     parts: Callable[[Architecture, tuple[int, ...], Conditions], Measure]
     samples: int | None = None
 
 
-def _parameters(
-    a: Architecture, sizes: Sizes, exits: tuple[int, ...], shape: tuple[int, ...], conditions: Conditions
-) -> float:
-    return submodel_cost(a, (sizes, exits), shape).parameters
-
-
-def _multiply_adds(
-    a: Architecture, sizes: Sizes, exits: tuple[int, ...], shape: tuple[int, ...], conditions: Conditions
-) -> float:
-    return submodel_cost(a, (sizes, exits), shape).multiply_adds
-
-
-def _size_bytes(
-    a: Architecture, sizes: Sizes, exits: tuple[int, ...], shape: tuple[int, ...], conditions: Conditions
-) -> float:
-    return message_size(layout_of(a).shapes(sizes, exits))
-
-
-def _memory_bytes(
-    a: Architecture, sizes: Sizes, exits: tuple[int, ...], shape: tuple[int, ...], conditions: Conditions
-) -> float:
-    return training_memory(a, sizes, exits, shape, conditions.batch_size, conditions.moments)
-
-
-def _latency_s(
-    a: Architecture, sizes: Sizes, exits: tuple[int, ...], shape: tuple[int, ...], conditions: Conditions
-) -> float:
-    return latency_of(a, sizes, exits, shape, conditions).median_s
-
-
 COSTS: Mapping[str, CostKind] = {
-    "parameters": CostKind(_parameters, parameters),
-    "multiply_adds": CostKind(_multiply_adds, multiply_adds),
-    "size_bytes": CostKind(_size_bytes, size_bytes),
-    "memory_bytes": CostKind(_memory_bytes, memory_bytes, samples=8),
-    "latency_s": CostKind(_latency_s, latency_s, samples=5),
+    "parameters": CostKind(
+        lambda architecture, sizes, exits, shape, _: submodel_cost(architecture, (sizes, exits), shape).parameters,
+        parameters,
+    ),
+    "multiply_adds": CostKind(
+        lambda architecture, sizes, exits, shape, _: submodel_cost(architecture, (sizes, exits), shape).multiply_adds,
+        multiply_adds,
+    ),
+    "size_bytes": CostKind(
+        lambda architecture, sizes, exits, *_: message_size(get_layout(architecture).shapes(sizes, exits)), size_bytes
+    ),
+    "memory_bytes": CostKind(
+        lambda architecture, sizes, exits, shape, conditions: training_memory(
+            architecture, sizes, exits, shape, conditions.batch_size, conditions.moments
+        ),
+        memory_bytes,
+        samples=8,
+    ),
+    "latency_s": CostKind(
+        lambda *submodel_and_conditions: get_latency(*submodel_and_conditions).median_s, latency_s, samples=5
+    ),
 }
 """Every cost by its name in `fleet.cost` and in budgets."""
 
 
-def kind_of(cost: str) -> CostKind:
+def get_cost_kind(cost: str) -> CostKind:
     """Return a cost by its name.
 
     Raises:
@@ -90,7 +76,7 @@ def kind_of(cost: str) -> CostKind:
     return COSTS[cost]
 
 
-def cost_of(
+def compute_cost(
     architecture: Architecture,
     submodel: Piece,
     input_shape: Sequence[int],
@@ -110,8 +96,8 @@ def cost_of(
         ConfigError: There is no such cost.
         ModelError: The model cannot be built or does not accept the input.
     """
-    sizes, exits = sizes_and_exits(architecture, submodel)
-    return kind_of(cost).of(architecture, sizes, exits, tuple(input_shape), conditions or Conditions())
+    sizes, exits = get_sizes_and_exits(architecture, submodel)
+    return get_cost_kind(cost).compute(architecture, sizes, exits, tuple(input_shape), conditions or Conditions())
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +127,7 @@ class Grid:
         """cost(M): the full model without early classifiers."""
         return float(self.trunk[-1, -1] + self.heads[-1, -1])
 
-    def of(self, width: float, exits: Sequence[int]) -> float:
+    def estimate(self, width: float, exits: Sequence[int]) -> float:
         """Return the cost of a sub-model with these exits, its last one its depth: the sum of its parts.
 
         Raises:
@@ -155,9 +141,9 @@ class Grid:
         rows = [self.positions.index(e) for e in exits]
         return float(self.trunk[rows[-1], column] + self.heads[rows, column].sum())
 
-    def exactly(self, width: float, exits: Sequence[int]) -> float:
+    def compute(self, width: float, exits: Sequence[int]) -> float:
         """Return the cost of a sub-model, counted or measured where the sum of its parts is an estimate."""
-        return self.of(width, exits) if self.measure is None else self.measure(width, tuple(exits))
+        return self.estimate(width, exits) if self.measure is None else self.measure(width, tuple(exits))
 
 
 def cost_grid(
@@ -171,53 +157,52 @@ def cost_grid(
     Raises:
         ConfigError: There is no such cost.
     """
-    kind_of(cost)
+    get_cost_kind(cost)
     if cost == "latency_s":
-        return _grid(architecture, tuple(input_shape), cost, conditions or Conditions())
+        return _make_grid(architecture, tuple(input_shape), cost, conditions or Conditions())
     unmeasured = Conditions() if conditions is None else replace(conditions, measured={})
-    return cached(_grid, architecture, tuple(input_shape), cost, unmeasured)
+    return call_once(_make_grid, architecture, tuple(input_shape), cost, unmeasured)
 
 
-def _grid(architecture: Architecture, input_shape: tuple[int, ...], cost: str, conditions: Conditions) -> Grid:
+def _make_grid(architecture: Architecture, input_shape: tuple[int, ...], cost: str, conditions: Conditions) -> Grid:
     positions, kind = tuple(architecture.positions), COSTS[cost]
     every = [architecture.sizes(width) for width in WIDTHS]
     keys = [tuple(sorted(sizes.items())) for sizes in every]
     distinct = dict(zip(keys, every, strict=True))
-    taken = list(distinct)
-    if kind.samples is not None and len(taken) > kind.samples:
-        taken = [taken[i] for i in np.linspace(0, len(taken) - 1, kind.samples).round().astype(int)]
+    sampled = list(distinct)
+    if kind.samples is not None and len(sampled) > kind.samples:
+        sampled = [sampled[i] for i in np.linspace(0, len(sampled) - 1, kind.samples).round().astype(int)]
     measure = kind.parts(architecture, input_shape, conditions)
-    found = {key: _columns(positions, measure(distinct[key])) for key in taken}
-    if len(taken) < len(distinct):
-        found = _interpolated(found, {key: _kept(architecture, sizes) for key, sizes in distinct.items()})
-    trunk, heads = (np.stack([found[key][i] for key in keys], axis=1) for i in (0, 1))
+    columns = {key: _make_columns(positions, measure(distinct[key])) for key in sampled}
+    if len(sampled) < len(distinct):
+        columns = _interpolate(columns, {key: _mean_width(architecture, sizes) for key, sizes in distinct.items()})
+    trunk, heads = (np.stack([columns[key][i] for key in keys], axis=1) for i in (0, 1))
     if kind.samples is None:
         return Grid(cost, architecture.blocks, positions, WIDTHS, trunk, heads)
 
-    def exactly(width: float, exits: tuple[int, ...]) -> float:
-        return cost_of(architecture, (architecture.sizes(width), exits), input_shape, cost, conditions)
+    def compute(width: float, exits: tuple[int, ...]) -> float:
+        return compute_cost(architecture, (architecture.sizes(width), exits), input_shape, cost, conditions)
 
-    scale = exactly(1.0, (architecture.blocks,)) / (trunk[-1, -1] + heads[-1, -1])
-    return Grid(cost, architecture.blocks, positions, WIDTHS, trunk * scale, heads * scale, exactly)
+    scale = compute(1.0, (architecture.blocks,)) / (trunk[-1, -1] + heads[-1, -1])
+    return Grid(cost, architecture.blocks, positions, WIDTHS, trunk * scale, heads * scale, compute)
 
 
-def _columns(positions: Sequence[int], profile: Profile) -> Floats:
+def _make_columns(positions: Sequence[int], profile: Profile) -> Floats:
     """Return the cost up to each position and that of its classifier [2, P]."""
     upto = np.cumsum([profile.rest, *profile.blocks])
     return np.array([upto[list(positions)], [profile.heads[p] for p in positions]])
 
 
-def _kept(architecture: Architecture, sizes: Sizes) -> float:
+def _mean_width(architecture: Architecture, sizes: Sizes) -> float:
     """Return the mean fraction of channels that is kept."""
     scaled = [name for name, axis in architecture.axes.items() if axis.scaled]
     return float(np.mean([sizes[name] / architecture.axes[name].size for name in scaled])) if scaled else 1.0
 
 
-def _interpolated(found: Mapping[Any, Floats], kept: Mapping[Any, float]) -> dict[Any, Floats]:
-    """Fill in what was not taken, linearly in the fraction of channels kept."""
-    known = [kept[key] for key in found]
-    values = np.stack(list(found.values()))
-    shape = values.shape[1:]
+def _interpolate(columns: Mapping[Any, Floats], widths: Mapping[Any, float]) -> dict[Any, Floats]:
+    """Interpolate the columns of all sizes, linearly in the mean width."""
+    sampled = [widths[key] for key in columns]
+    values = np.stack(list(columns.values()))
     flat = values.reshape(len(values), -1)
-    every = np.array([[np.interp(x, known, column) for column in flat.T] for x in kept.values()])
-    return {key: row.reshape(shape) for key, row in zip(kept, every, strict=True)}
+    rows = np.array([[np.interp(width, sampled, column) for column in flat.T] for width in widths.values()])
+    return {key: row.reshape(values.shape[1:]) for key, row in zip(widths, rows, strict=True)}

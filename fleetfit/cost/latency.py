@@ -1,14 +1,13 @@
 """How long one sample takes on this machine: warm-up, then the median and the spread of many passes, one thread.
 
-Sub-models that are to be compared are measured in turn, a few passes of each at a time: whatever else the machine does
-meanwhile hits all of them alike.
+Sub-models that are compared are measured in turn, a few passes of each at a time, so that other load on the machine
+affects all of them alike.
 
-What is measured differs from run to run, so it is kept in `Conditions.measured`, which a run records: planning from a
-latency is a choice made by measuring, and a run that is taken up again must make the same.
+A measured latency differs from run to run. `Conditions.measured` keeps it and a run records it, so that a resumed run
+plans the same levels.
 """
 
 import contextlib
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,16 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fleetfit.cost.count import Conditions, accepting, layout_of, submodel_cost
-from fleetfit.cost.parts import Measure, Profile
-from fleetfit.layout import Architecture, batch_norms, build_module, place_module, some_input
+from fleetfit.cost.count import Conditions, explain_errors, get_layout, submodel_cost
+from fleetfit.cost.parts import PART, Measure, Profile
+from fleetfit.layout import Architecture, batch_norms, build_module, make_input, place_module
 from fleetfit.seeds import isolate_rng
 
 _WARM_UP, _FEWEST, _MOST = 3, 9, 200
-_PATIENCE_S = 1.0  # no more passes after so long
+_PATIENCE_S = 1.0  # no further pass after these seconds
 _TURN = 10  # passes of one sub-model before it is the next one's turn
-_DIGITS = 7  # of what is kept: tenths of a microsecond
-_PART = re.compile(r"(?:.*\.)?(?P<kind>blocks|heads)\.(?P<number>\d+)")
+_DIGITS = 7  # of recorded seconds: tenths of a microsecond
 
 
 @dataclass(frozen=True)
@@ -36,9 +34,9 @@ class Latency:
     Attributes:
         median_s: Its median in seconds.
         spread_s: Between its quartiles.
-        count: Of how many passes; 0 where that is not known any more.
+        count: Number of passes; 0 for a recorded latency.
         processor_s: The median of the seconds in which the thread had a processor; None where that was not measured.
-        processor_share: In which share of all the passes' time it had one: less than 1 where the machine is busy.
+        processor_share: The share of the passes' time in which it had one: less than 1 on a busy machine.
     """
 
     median_s: float
@@ -49,8 +47,8 @@ class Latency:
 
 
 @dataclass(frozen=True)
-class Timed:
-    """A sub-model whose latency is asked for.
+class TimedModel:
+    """A sub-model whose latency is measured.
 
     Attributes:
         architecture: The model family.
@@ -65,7 +63,7 @@ class Timed:
     input_shape: tuple[int, ...]
 
 
-def latency_of(
+def get_latency(
     architecture: Architecture,
     sizes: Mapping[str, int],
     exits: Sequence[int],
@@ -84,15 +82,15 @@ def latency_of(
     Raises:
         ModelError: The model cannot be built or does not accept the input.
     """
-    key = f"latency_s {_named(architecture, sizes, exits, input_shape)}"
+    key = f"latency_s {_make_key(architecture, sizes, exits, input_shape)}"
     if key not in conditions.measured:
-        found = latency_now(architecture, sizes, exits, input_shape)
-        conditions.measured[key] = [round(found.median_s, _DIGITS), round(found.spread_s, _DIGITS)]
+        latency = measure_latency(architecture, sizes, exits, input_shape)
+        conditions.measured[key] = [round(latency.median_s, _DIGITS), round(latency.spread_s, _DIGITS)]
     median, spread = conditions.measured[key]
     return Latency(median, spread)
 
 
-def latency_now(
+def measure_latency(
     architecture: Architecture,
     sizes: Mapping[str, int],
     exits: Sequence[int],
@@ -111,41 +109,41 @@ def latency_now(
         input_shape: Shape of one sample.
         threads: Threads that it computes with.
         accelerator: Where; the processor by default.
-        patience_s: No more passes after so many seconds, but a few in any case.
-        prepared: Makes the module compute as it is used, once it is where it computes.
+        patience_s: Seconds after which no further pass begins; a few run in any case.
+        prepared: Applied to the module on its device, such as to set a precision.
 
     Raises:
         ModelError: The model cannot be built or does not accept the input.
     """
-    module, x = _real(architecture, sizes, tuple(exits), input_shape)
+    module, x = _build_for_inference(architecture, sizes, tuple(exits), input_shape)
     if accelerator is not None:
         module, x = place_module(module, accelerator, architecture, sizes, tuple(exits), input_shape), x.to(accelerator)
     module = prepared(module)
-    with accepting(architecture, input_shape):
-        times = [sum(row.values()) for row in _times(module, x, {}, threads, patience_s)]
-    return _summed_up(times)
+    with explain_errors(architecture, input_shape):
+        times = [sum(row.values()) for row in _time_passes(module, x, {}, threads, patience_s)]
+    return _summarise(times)
 
 
-def latencies_in_turn(
-    models: Sequence[Timed], passes: int, threads: int = 1, on_passes: Callable[[int], None] = lambda done: None
+def measure_latencies(
+    models: Sequence[TimedModel], passes: int, threads: int = 1, on_passes: Callable[[int], None] = lambda done: None
 ) -> list[Latency]:
     """Measure the latencies of sub-models with random weights beside each other, a few passes of each in turn.
 
     Args:
         models: The sub-models; all of them are held in memory.
-        passes: How many passes of each count; those that warm up, at the beginning and in each turn, come on top.
+        passes: Counted passes of each; further ones warm up, at the beginning and in each turn.
         threads: Threads that they compute with.
-        on_passes: Called after each turn with the passes that are done, of all sub-models together.
+        on_passes: Called after each turn with the number of passes done, of all sub-models together.
 
     Raises:
         ModelError: A model cannot be built or does not accept the input.
     """
-    built = [_real(model.architecture, model.sizes, model.exits, model.input_shape) for model in models]
+    built = [_build_for_inference(model.architecture, model.sizes, model.exits, model.input_shape) for model in models]
     times: list[list[float]] = [[] for _ in models]
     processor: list[list[float]] = [[] for _ in models]
-    with torch.no_grad(), _computing_with(threads):
+    with torch.no_grad(), _use_threads(threads):
         for model, (module, x) in zip(models, built, strict=True):
-            with accepting(model.architecture, model.input_shape):
+            with explain_errors(model.architecture, model.input_shape):
                 for _ in range(_WARM_UP):
                     module(x)
         for first in range(0, passes, _TURN):
@@ -157,34 +155,34 @@ def latencies_in_turn(
                     processor[i].append(time.thread_time() - before)
                 on_passes(sum(map(len, times)))
     if threads > 1:  # the other threads' seconds are not this one's
-        return [_summed_up(own) for own in times]
+        return [_summarise(own) for own in times]
     return [
-        replace(_summed_up(t), processor_s=float(np.median(p)), processor_share=sum(p) / sum(t))
+        replace(_summarise(t), processor_s=float(np.median(p)), processor_share=sum(p) / sum(t))
         for t, p in zip(times, processor, strict=True)
     ]
 
 
-def _summed_up(times: Sequence[float]) -> Latency:
+def _summarise(times: Sequence[float]) -> Latency:
     low, median, high = np.quantile(times, (0.25, 0.5, 0.75)).tolist()
     return Latency(median, high - low, len(times))
 
 
 def latency_s(architecture: Architecture, input_shape: tuple[int, ...], conditions: Conditions) -> Measure:
     """Estimate by parts: the median time of each block and classifier of the model with all exits."""
-    layout = layout_of(architecture)
+    layout = get_layout(architecture)
     places = [("blocks", i) for i in range(architecture.blocks)] + [("heads", e) for e in layout.exits]
 
     def measure(sizes: Mapping[str, int]) -> Profile:
-        key = f"latency_s by part {_named(architecture, sizes, layout.exits, input_shape)}"
+        key = f"latency_s by part {_make_key(architecture, sizes, layout.exits, input_shape)}"
         if key not in conditions.measured:
-            module, x = _real(architecture, sizes, layout.exits, input_shape)
+            module, x = _build_for_inference(architecture, sizes, layout.exits, input_shape)
             parts = {}
             for name, part in module.named_modules():
-                matched = _PART.fullmatch(name)
+                matched = PART.fullmatch(name)
                 if matched is not None:
                     parts[part] = matched["kind"], int(matched["number"])
-            with accepting(architecture, input_shape):
-                rows = _times(module, x, parts)
+            with explain_errors(architecture, input_shape):
+                rows = _time_passes(module, x, parts)
             medians = [float(np.median([row.get(place, 0.0) for row in rows])) for place in (None, *places)]
             conditions.measured[key] = [round(m, _DIGITS) for m in medians]
         rest, *others = conditions.measured[key]
@@ -194,33 +192,33 @@ def latency_s(architecture: Architecture, input_shape: tuple[int, ...], conditio
     return measure
 
 
-def _named(
+def _make_key(
     architecture: Architecture, sizes: Mapping[str, int], exits: Sequence[int], input_shape: Sequence[int]
 ) -> str:
-    """Name a sub-model; its parameters tell apart models that have the same axes."""
+    """Return the key of a sub-model; the number of parameters separates models with the same axes."""
     parameters = submodel_cost(architecture, (sizes, exits), input_shape).parameters
-    said = " ".join(f"{axis}={n}" for axis, n in sorted(sizes.items()))
+    axes = " ".join(f"{axis}={n}" for axis, n in sorted(sizes.items()))
     shape = "x".join(map(str, input_shape))
-    return f"{said} exits={','.join(map(str, exits))} input={shape} parameters={parameters}"
+    return f"{axes} exits={','.join(map(str, exits))} input={shape} parameters={parameters}"
 
 
-def _real(
+def _build_for_inference(
     architecture: Architecture, sizes: Mapping[str, int], exits: tuple[int, ...], input_shape: Sequence[int]
 ) -> tuple[nn.Module, Tensor]:
     with isolate_rng(torch.device("cpu")):
         module = build_module(architecture, sizes, exits).eval()
     for norm in batch_norms(module).values():  # static statistics, as where a model is used: one sample has no others
         norm.running_mean, norm.running_var = torch.zeros(norm.num_features), torch.ones(norm.num_features)
-    return module, some_input(architecture, input_shape, 1, torch.Generator().manual_seed(0))
+    return module, make_input(architecture, input_shape, 1, torch.Generator().manual_seed(0))
 
 
 Part = tuple[str, int] | None
 
 
-def _times(
+def _time_passes(
     module: nn.Module, x: Tensor, parts: Mapping[nn.Module, Part], threads: int = 1, patience_s: float = _PATIENCE_S
 ) -> list[dict[Part, float]]:
-    """Run a module again and again; return for each pass the seconds of each part, None for what is in none."""
+    """Run a module repeatedly; return the seconds of each part by pass, under None those outside of all parts."""
     row: dict[Part, float] = {}
     began: list[float] = []
     hooks = []
@@ -234,7 +232,7 @@ def _times(
         hooks.append(part.register_forward_hook(leave))
     rows: list[dict[Part, float]] = []
     try:
-        with torch.no_grad(), _computing_with(threads):
+        with torch.no_grad(), _use_threads(threads):
             end = 0.0
             for i in range(-_WARM_UP, _MOST):
                 row.clear()
@@ -262,7 +260,7 @@ def _pass_s(module: nn.Module, x: Tensor) -> float:
 
 
 @contextlib.contextmanager
-def _computing_with(threads: int) -> Iterator[None]:
+def _use_threads(threads: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -1,14 +1,17 @@
 """Costs that add up exactly, by parts: what is outside the blocks, each block, each classifier."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from fleetfit.cost.count import Conditions, count, layout_of
+from fleetfit.cost.count import Conditions, count, get_layout
 from fleetfit.layout import Architecture, Layout
 
+PART = re.compile(r"(?:.*\.)?(?P<kind>blocks|heads)\.(?P<number>\d+)")
+"""The name of a block or of a classifier."""
 _PROBES = (0.37, 0.53, 0.71)
 _FRAME = 72  # bytes of a message before its numbers, where these are a million or more; up to 16 less for fewer
 
@@ -18,7 +21,7 @@ class Profile:
     """The cost of one set of sizes by parts.
 
     Attributes:
-        rest: What every depth has (the stem).
+        rest: The parts that every depth has (the stem).
         blocks: Each block.
         heads: Each classifier, by block count.
     """
@@ -31,18 +34,18 @@ class Profile:
 Measure = Callable[[Mapping[str, int]], Profile]
 """The parts' costs of a set of sizes."""
 Place = tuple[int | None, int | None]
-"""A block or an exit, or neither."""
+"""The block or the exit that a part belongs to; neither: it has every depth."""
 
 
 def parameters(architecture: Architecture, input_shape: tuple[int, ...], conditions: Conditions) -> Measure:
     """Count parameters, those that are never trained too, by layout arithmetic."""
-    layout = layout_of(architecture).complete
+    layout = get_layout(architecture).complete
 
     def measure(sizes: Mapping[str, int]) -> Profile:
         shapes = layout.shapes(sizes, layout.exits)
-        return profile_of(
+        return sum_by_place(
             architecture,
-            [(place_of(layout, name), numel(s)) for name, s in shapes.items() if layout.tensors[name].trainable],
+            [(get_place(layout, name), numel(s)) for name, s in shapes.items() if layout.tensors[name].trainable],
         )
 
     return measure
@@ -50,12 +53,12 @@ def parameters(architecture: Architecture, input_shape: tuple[int, ...], conditi
 
 def size_bytes(architecture: Architecture, input_shape: tuple[int, ...], conditions: Conditions) -> Measure:
     """Count the bytes of a message that holds the state; see `message_size`."""
-    layout = layout_of(architecture)
+    layout = get_layout(architecture)
 
     def measure(sizes: Mapping[str, int]) -> Profile:
         shapes = layout.shapes(sizes, layout.exits)
-        found = [(place_of(layout, name), 4 * numel(shape)) for name, shape in shapes.items()]
-        return profile_of(architecture, [((None, None), _FRAME), *found])
+        tensors = [(get_place(layout, name), 4 * numel(shape)) for name, shape in shapes.items()]
+        return sum_by_place(architecture, [((None, None), _FRAME), *tensors])
 
     return measure
 
@@ -75,19 +78,19 @@ def multiply_adds(architecture: Architecture, input_shape: tuple[int, ...], cond
     and passes at three other widths confirm it; else every set of sizes is counted by running it. What runs outside
     blocks and classifiers counts at every depth.
     """
-    layout = layout_of(architecture)
+    layout = get_layout(architecture)
 
-    def exact(sizes: Mapping[str, int]) -> dict[str, int]:
+    def count_exactly(sizes: Mapping[str, int]) -> dict[str, int]:
         _, counted = count(architecture, sizes, layout.exits, input_shape)
         return {name: n for name, n in counted.items() if n}
 
-    scaling = _Scaling(layout.complete, exact(layout.full_sizes))
-    known = scaling.fit([(sizes, exact(sizes)) for sizes in map(architecture.sizes, _PROBES)])
-    places = {name: _place_around(layout.complete, f"{name}.") for name in scaling.whole}
+    scaling = _Scaling(layout.complete, count_exactly(layout.full_sizes))
+    is_known = scaling.fit([(sizes, count_exactly(sizes)) for sizes in map(architecture.sizes, _PROBES)])
+    places = {name: _find_place(layout.complete, f"{name}.") for name in scaling.whole}
 
     def measure(sizes: Mapping[str, int]) -> Profile:
-        counted = scaling.of(sizes) if known else exact(sizes)
-        return profile_of(architecture, [(places[name], n) for name, n in counted.items()])
+        counted = scaling.compute(sizes) if is_known else count_exactly(sizes)
+        return sum_by_place(architecture, [(places[name], n) for name, n in counted.items()])
 
     return measure
 
@@ -107,29 +110,29 @@ class _Scaling:
     @cached_property
     def _kernels(self) -> dict[str, list[str]]:
         """Names of each module's own matrices and kernels."""
-        found: dict[str, list[str]] = {}
+        kernels: dict[str, list[str]] = {}
         for name, tensor in self.layout.tensors.items():
             if len(tensor.dims) > 1:
-                found.setdefault(name.rpartition(".")[0], []).append(name)
-        return found
+                kernels.setdefault(name.rpartition(".")[0], []).append(name)
+        return kernels
 
     @cached_property
-    def _full_weights(self) -> dict[str, int]:
-        return self._weights(self.layout.full_sizes)
+    def _full_counts(self) -> dict[str, int]:
+        return self._count_weights(self.layout.full_sizes)
 
-    def _weights(self, sizes: Mapping[str, int]) -> dict[str, int]:
+    def _count_weights(self, sizes: Mapping[str, int]) -> dict[str, int]:
         shapes = self.layout.shapes(sizes, self.layout.exits)
         return {name: sum(numel(shapes[k]) for k in kernels) for name, kernels in self._kernels.items()}
 
     def fit(self, probes: Sequence[tuple[Mapping[str, int], Mapping[str, int]]]) -> bool:
-        """Find a rule for each module that gives exactly what was counted at some sizes; tell whether all have one."""
+        """Find a rule for each module that gives the exact counts at some sizes; return whether all have one."""
         if any(counted.keys() != self.whole.keys() for _, counted in probes):
             return False
-        weights = [self._weights(sizes) for sizes, _ in probes]
+        weights = [self._count_weights(sizes) for sizes, _ in probes]
         for name in self.whole:
             for axes in self._candidates(name):
                 if all(
-                    self._scaled(name, axes, sizes, own) == counted[name]
+                    self._scale(name, axes, sizes, own) == counted[name]
                     for (sizes, counted), own in zip(probes, weights, strict=True)
                 ):
                     self._factors[name] = axes
@@ -146,48 +149,47 @@ class _Scaling:
         yield from ((a, b) for i, a in enumerate(axes) for b in axes[i:])
         yield ("",)  # constant
 
-    def _scaled(
+    def _scale(
         self, name: str, axes: tuple[str, ...], sizes: Mapping[str, int], weights: Mapping[str, int]
     ) -> int | None:
         """Return the multiply-adds at some sizes, or None where the rule does not give a whole number."""
         n, by = self.whole[name], 1
         if not axes:
-            n, by = n * weights[name], self._full_weights[name]
+            n, by = n * weights[name], self._full_counts[name]
         for axis in filter(None, axes):
             n, by = n * sizes[axis], by * self.layout.full_sizes[axis]
         return None if n % by else n // by
 
-    def of(self, sizes: Mapping[str, int]) -> dict[str, float]:
+    def compute(self, sizes: Mapping[str, int]) -> dict[str, float]:
         """Return each module's multiply-adds."""
-        weights = self._weights(sizes)
-        return {name: self._scaled(name, axes, sizes, weights) or 0 for name, axes in self._factors.items()}
+        weights = self._count_weights(sizes)
+        return {name: self._scale(name, axes, sizes, weights) or 0 for name, axes in self._factors.items()}
 
 
-# ---- where a part belongs ------------------------------------------------------------------------------------------
+# ---- places of parts -----------------------------------------------------------------------------------------------
 
 
-def place_of(layout: Layout, tensor: str) -> Place:
+def get_place(layout: Layout, tensor: str) -> Place:
     """Return the block or the exit that a tensor belongs to."""
-    found = layout.tensors[tensor]
-    return found.block, found.exit
+    return layout.tensors[tensor].block, layout.tensors[tensor].exit
 
 
-def _place_around(layout: Layout, prefix: str) -> Place:
+def _find_place(layout: Layout, prefix: str) -> Place:
     """Return the block and exit that a module's tensors agree on, or those of the nearest module around it with any."""
-    found = {place_of(layout, key) for key in layout.tensors if key.startswith(prefix)}
-    if not found and prefix:
-        return _place_around(layout, prefix[: prefix.rstrip(".").rfind(".") + 1])
-    return found.pop() if len(found) == 1 else (None, None)
+    places = {get_place(layout, key) for key in layout.tensors if key.startswith(prefix)}
+    if not places and prefix:
+        return _find_place(layout, prefix[: prefix.rstrip(".").rfind(".") + 1])
+    return places.pop() if len(places) == 1 else (None, None)
 
 
-def profile_of(architecture: Architecture, parts: Iterable[tuple[Place, float]]) -> Profile:
+def sum_by_place(architecture: Architecture, parts: Iterable[tuple[Place, float]]) -> Profile:
     """Add parts up by their places."""
     rest, blocks = 0.0, [0.0] * architecture.blocks
     heads = dict.fromkeys(architecture.positions, 0.0)
     for (block, head), n in parts:
         if head in heads:
             heads[head] += n
-        elif block is not None and block < len(blocks):  # numbers of somebody else's may mean something else
+        elif block is not None and block < len(blocks):  # in a user's model, numbers may mean something else
             blocks[block] += n
         else:
             rest += n

@@ -292,7 +292,7 @@ def dump_setup(simulation: Simulation, threads: int) -> dict[str, Any]:
         "base": simulation.problem.base,
         "threads": threads,
         "parts": {"indices": parts.indices, "ends": parts.ends} if isinstance(parts, Parts) else list(map(dict, parts)),
-        "resources": simulation.resources.nest,
+        "resources": simulation.resources.payload,
     }
 
 
@@ -300,7 +300,7 @@ def load_setup(setup: Mapping[str, Any], data: Data, device: str) -> Simulation:
     """Return the simulation of a worker, and prepare its process for jobs."""
     problem = replace(rebuild_problem(setup["problem"]), base=setup["base"])
     parts = Parts(**setup["parts"]) if isinstance(setup["parts"], Mapping) else setup["parts"]
-    simulation = Simulation(problem, data, parts, DeviceResources.restored(setup["resources"]))
+    simulation = Simulation(problem, data, parts, DeviceResources.from_payload(setup["resources"]))
     torch.set_num_threads(setup["threads"])
     keep_freed_memory()
     return move_data(simulation, resolve_device(device))

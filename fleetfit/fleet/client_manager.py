@@ -92,7 +92,7 @@ class ClientManager:
 
     def dump_members(self) -> list[dict[str, Any]]:
         """Return the members as plain values, for the run folder."""
-        return [{"node": str(member.node), **member.description.nest} for member in self.members]
+        return [{"node": str(member.node), **member.description.payload} for member in self.members]
 
     def restore(self, tables: Iterable[Mapping[str, Any]]) -> None:
         """Replace the members by those that `dump_members` returned."""

@@ -24,7 +24,7 @@ import psutil
 import torch
 
 from fleetfit import files, names
-from fleetfit.cost import BATCH_SIZE, Conditions, Piece, cost_of
+from fleetfit.cost import BATCH_SIZE, Conditions, Piece, compute_cost
 from fleetfit.data import Data, class_counts
 from fleetfit.errors import ConfigError, FleetFitError, RunError, format_exception
 from fleetfit.fleet.protocol import (
@@ -41,7 +41,7 @@ from fleetfit.fleet.settings import NodeSettings, load_data, read_settings
 from fleetfit.machine import is_out_of_memory
 from fleetfit.messages import dump_failure, dump_reply, load_job, pack, unpack
 from fleetfit.method import build, rebuild_problem
-from fleetfit.planner import budgets_by_cost
+from fleetfit.planner import convert_budgets
 from fleetfit.training import resolve_device, run_job
 from fleetfit.training.runtime import (
     keep_freed_memory,
@@ -421,7 +421,7 @@ def _compute_budgets(settings: NodeSettings, problem: Problem, cost: str, condit
         cost = next(iter(budget))
     whole: Piece = ({}, (problem.architecture.blocks,))
     architecture, shape = problem.architecture, problem.input_shape
-    fractions = budgets_by_cost([budget], cost, lambda name: cost_of(architecture, whole, shape, name, conditions))
+    fractions = convert_budgets([budget], cost, lambda name: compute_cost(architecture, whole, shape, name, conditions))
     return {name: float(values[0]) for name, values in fractions.items()}
 
 

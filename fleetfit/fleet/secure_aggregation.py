@@ -39,7 +39,7 @@ from fleetfit.secure import (
     read_message,
 )
 from fleetfit.secure_engine import BlockLayout, PhaseAnswer, Requests, answer_phase, format_submodel, mask_update
-from fleetfit.submodel import submodel_of
+from fleetfit.submodel import parse_submodel
 from fleetfit.values import Failure, Job, Update
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class Member:
         if not isinstance(run, str) or not 0 < len(run) <= 64 or not are_numbers:
             raise RunError("the server did not send run and round.")
         assert isinstance(round, int) and isinstance(number, int)
-        submodel = format_submodel(submodel_of(job["submodel"]))
+        submodel = format_submodel(parse_submodel(job["submodel"]))
         self._blocks = BlockLayout(layout, setting)
         self._client = SecureClient(
             number, self._identity, self._authority, self._minimum, self._blocks.get_lengths, self._journal

@@ -49,7 +49,7 @@ from fleetfit.fleet.transport import Transport
 from fleetfit.fleet.warm_start import speed_up
 from fleetfit.messages import pack
 from fleetfit.method import build
-from fleetfit.planner import budget_problem
+from fleetfit.planner import find_budget_error
 from fleetfit.report.text import format_percent, format_privacy
 from fleetfit.rounds import Engine
 from fleetfit.secure_engine import SecureEngine
@@ -147,7 +147,7 @@ def make_node_check(experiment: Experiment, facts: DataDescription | None = None
                 f"it does not report a budget, and {experiment.method.name} chooses a level for each client. Set "
                 "budget and reports_budget in its configuration, or run adaptivefl."
             )
-        if node.budget is not None and (problem := budget_problem(node.budget, experiment.fleet.cost)):
+        if node.budget is not None and (problem := find_budget_error(node.budget, experiment.fleet.cost)):
             return f"its budget does not fit this run: {problem}"
         if experiment.fleet.reports_labels and node.labels is None:
             return "it does not report its samples by class, and the run asks for them: set reports_labels there."
@@ -200,7 +200,7 @@ def format_nodes(key: str, planned: Sequence[NodeDescription], manager: ClientMa
     table = {
         "run": key,
         "data": {**vars(facts), "sample_shape": list(facts.sample_shape)},
-        "planned": [node.nest for node in planned],
+        "planned": [node.payload for node in planned],
         "members": manager.dump_members(),
     }
     return json.dumps(table, indent=2) + "\n"

@@ -16,7 +16,7 @@ from fleetfit.data import Data
 from fleetfit.data.partition import partition
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.factories import call_factory
-from fleetfit.planner import Budget, absolute, budget_problem
+from fleetfit.planner import Budget, find_budget_error, parse_amount
 from fleetfit.values.nodes import NODE_NAME
 
 
@@ -93,7 +93,7 @@ class NodeSettings(Section):
     @property
     def limit_bytes(self) -> float | None:
         """The memory limit in bytes."""
-        return None if self.memory_limit is None else absolute(self.memory_limit, "memory_bytes")
+        return None if self.memory_limit is None else parse_amount(self.memory_limit, "memory_bytes")
 
 
 def read_settings(path: str | Path) -> NodeSettings:
@@ -139,9 +139,9 @@ def _check_budget(budget: Budget | None) -> None:
     if budget is None:
         return
     cost = next(iter(budget), "parameters") if isinstance(budget, Mapping) else "parameters"
-    if isinstance(budget, str) and any(not budget_problem(budget, name) for name in COSTS):
+    if isinstance(budget, str) and any(not find_budget_error(budget, name) for name in COSTS):
         return  # an amount with a unit, of the cost that the run chooses
-    if problem := budget_problem(budget, cost):
+    if problem := find_budget_error(budget, cost):
         raise ConfigError(f"budget: {problem}")
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError
-from fleetfit.layout import Architecture, outputs, with_segments
+from fleetfit.layout import Architecture, outputs, require_segments
 
 COSTS = ("multiply_adds", "latency_s")
 """The units of a budget."""
@@ -93,7 +93,7 @@ def measure_exit_latencies(module: nn.Module, x: Tensor, passes: int = 50) -> li
     Raises:
         ModelError: The module cannot be run segment by segment.
     """
-    model, threads = with_segments(module), torch.get_num_threads()
+    model, threads = require_segments(module), torch.get_num_threads()
     rows = []
     torch.set_num_threads(1)
     try:

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_map
 
 from fleetfit.errors import ConfigError, RunError, did_you_mean
 from fleetfit.inference.scores import Scores
-from fleetfit.layout import with_segments
+from fleetfit.layout import require_segments
 
 # ---- confidence ------------------------------------------------------------------------------------------------------
 
@@ -287,7 +287,7 @@ def stop_early(module: nn.Module, x: Tensor, policy: Policy) -> EarlyPredictions
         ModelError: The module cannot be run segment by segment.
         ConfigError: The policy is for another number of exits.
     """
-    model = with_segments(module)
+    model = require_segments(module)
     last = len(model.exits) - 1
     if len(policy.thresholds) != last + 1:
         raise ConfigError(

@@ -1,40 +1,41 @@
-"""What can scale in a model: axes, declarations, and the layout inferred from an architecture's own builder.
+"""The layout of a model: axes, declarations, and their inference from an architecture's own builder.
 
-A layout says for each tensor which stretch of which dimension belongs to which axis, and with which block or exit the
-tensor comes and goes. It is read off the builder: `infer_layout` builds the model on the meta device with one axis
-enlarged by one granule and by two, and looks at which dimensions moved. What growth alone cannot tell is declared by
-the architecture.
+A layout gives the axis of each stretch of each dimension, and the block or exit of each tensor. `infer_layout` reads it
+off the builder: it builds the model on the meta device with one axis enlarged by one granule and by two, and sees which
+dimensions grow. Where growth has several explanations, the architecture declares one.
 """
 
 from fleetfit.layout.axes import (
     Architecture,
+    ArchitectureWrapper,
     Axis,
     Carry,
     Declaration,
     ExitModel,
     HasSegments,
     State,
-    Wrapped,
     alias,
     block,
     blocked,
     default_sizes,
     exit_after,
     interleaved,
+    make_input,
     outputs,
     predictions,
     product,
+    require_segments,
     segments,
-    some_input,
-    with_segments,
+    validate_architecture,
 )
+from fleetfit.layout.hints import explain_input_error, find_fixed_groups
 from fleetfit.layout.infer import batch_norms, build_module, explains, infer_layout, named_tensors
 from fleetfit.layout.layout import Layout, Segment, TensorLayout
-from fleetfit.layout.placed import place_module
-from fleetfit.layout.undeclared import about_input, check_described, same_number
+from fleetfit.layout.placement import place_module
 
 __all__ = [
     "Architecture",
+    "ArchitectureWrapper",
     "Axis",
     "Carry",
     "Declaration",
@@ -44,26 +45,25 @@ __all__ = [
     "Segment",
     "State",
     "TensorLayout",
-    "Wrapped",
-    "about_input",
     "alias",
     "batch_norms",
     "block",
     "blocked",
     "build_module",
-    "check_described",
     "default_sizes",
     "exit_after",
+    "explain_input_error",
     "explains",
+    "find_fixed_groups",
     "infer_layout",
     "interleaved",
+    "make_input",
     "named_tensors",
     "outputs",
     "place_module",
     "predictions",
     "product",
-    "same_number",
+    "require_segments",
     "segments",
-    "some_input",
-    "with_segments",
+    "validate_architecture",
 ]

@@ -1,4 +1,4 @@
-"""What a model family says of itself: its axes, how it is built, what it declares; and a family made of another one."""
+"""A model family: its axes, its builder and its declarations; models with exits; a family around another one."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from fleetfit.errors import ModelError
+from fleetfit.errors import FleetFitError, ModelError
 from fleetfit.state import State as State
 
 # ---- axes, builders, and models with exits -------------------------------------------------------------------------
@@ -82,15 +82,15 @@ class Architecture(Protocol):
         return {}
 
     def trains(self, name: str) -> bool:
-        """Tell whether a tensor is trained; one that is not stays where it is, and does not travel."""
+        """Return whether a tensor is trained; others stay on each machine, and are not sent."""
         return True
 
-    def adopted(self, state: State) -> State:
-        """Return another model's tensors by the names that they have here, and those without a place as they are."""
+    def rename_tensors(self, state: State) -> State:
+        """Return another model's tensors by their names in this model; tensors that it lacks keep theirs."""
         return state
 
-    def added(self, name: str) -> bool:
-        """Tell whether a checkpoint may lack a tensor, which then begins drawn."""
+    def is_new(self, name: str) -> bool:
+        """Return whether a checkpoint may lack a tensor, which is then drawn."""
         return False
 
 
@@ -102,11 +102,11 @@ def default_sizes(axes: Mapping[str, Axis], width: float) -> dict[str, int]:
     """
     if not 0 < width <= 1:
         raise ModelError(f"a width must be above 0 and at most 1, got {width}.", key="width")
-    kept = {}
+    sizes = {}
     for name, axis in axes.items():
         granules = int(width * axis.size / axis.granule + 1e-9)  # 0.29 * 100 is 28.999..., and means 29
-        kept[name] = max(1, granules) * axis.granule if axis.scaled else axis.size
-    return kept
+        sizes[name] = max(1, granules) * axis.granule if axis.scaled else axis.size
+    return sizes
 
 
 @runtime_checkable
@@ -164,16 +164,16 @@ class ExitModel(nn.Module):
         return logits
 
     def token(self, carry: Carry) -> Tensor:
-        """Return what classifiers look at, [B, D]: by default the first token, or a carry that is [B, D] itself.
+        """Return the input of classifiers, [B, D]: by default the first token, or a carry that is [B, D] itself.
 
         Raises:
-            ModelError: The carry is neither; then a model says it with a `token` and a `with_token` of its own.
+            ModelError: The carry is neither; then the model needs a `token` and a `with_token` of its own.
         """
         tokens = _tokens(carry)
         return tokens[:, 0] if tokens.dim() == 3 else tokens
 
     def with_token(self, carry: Carry, token: Tensor) -> Carry:
-        """Return the carry with that put in the place of `token`."""
+        """Return the carry with another token in the place of `token`."""
         tokens = _tokens(carry)
         new = torch.cat([token[:, None], tokens[:, 1:]], dim=1) if tokens.dim() == 3 else token
         return new if isinstance(carry, Tensor) else (new, *carry[1:])
@@ -189,7 +189,7 @@ class ExitModel(nn.Module):
     def predict_exits(self, x: Tensor) -> Iterator[Tensor]:
         """Yield the logits of each exit [B, classes], as soon as they are computed (ScaleFL, Algorithm 4).
 
-        Nothing is computed twice; whoever stops early saves the rest.
+        Nothing is computed twice; a caller that stops early saves the rest.
 
         Args:
             x: Samples [B, ...], as `forward` takes them.
@@ -218,17 +218,13 @@ def predictions(module: nn.Module, x: Tensor, every: bool = True) -> Iterator[Te
         ModelError: The module cannot be run segment by segment; the message says what it lacks.
     """
     if not every and not isinstance(module, HasSegments):
-        return _last(module, x)
-    return _each(with_segments(module), x, every)
+        with torch.no_grad():
+            return iter([outputs(module, x)[-1]])
+    return _iter_predictions(require_segments(module), x, every)
 
 
 @torch.no_grad()
-def _last(module: nn.Module, x: Tensor) -> Iterator[Tensor]:
-    yield outputs(module, x)[-1]
-
-
-@torch.no_grad()
-def _each(module: HasSegments, x: Tensor, every: bool) -> Iterator[Tensor]:
+def _iter_predictions(module: HasSegments, x: Tensor, every: bool) -> Iterator[Tensor]:
     carry, last = module.start(x), len(module.exits) - 1
     for i in range(last + 1):
         carry = module.segment(i, carry)
@@ -236,37 +232,39 @@ def _each(module: HasSegments, x: Tensor, every: bool) -> Iterator[Tensor]:
             yield module.head(i, carry)
 
 
-def with_segments(module: nn.Module) -> HasSegments:
+def require_segments(module: nn.Module) -> HasSegments:
     """Return the module as one that can be run segment by segment.
 
     Raises:
         ModelError: It cannot; the message says what it lacks.
     """
-    lacking = [name for name in ("exits", "start", "segment", "head") if not hasattr(module, name)]
-    if lacking:
+    missing = [name for name in ("exits", "start", "segment", "head") if not hasattr(module, name)]
+    if missing:
         raise ModelError(
             f"adaptive inference runs a model segment by segment, and {type(module).__name__} has no "
-            f"{', no '.join(lacking)}. Inherit from fleetfit.ExitModel, or write them (see docs/own-model.md)."
+            f"{', no '.join(missing)}. Inherit from fleetfit.ExitModel, or write them (see docs/own-model.md)."
         )
     return cast(HasSegments, module)
 
 
 def _tokens(carry: Carry) -> Tensor:
     """Return the carry, or its first part, where that is [B, tokens, D] or [B, D]."""
-    found = carry[0] if isinstance(carry, tuple) and carry else carry
-    if not isinstance(found, Tensor) or found.dim() not in (2, 3):
-        shape = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+    tokens = carry[0] if isinstance(carry, tuple) and carry else carry
+    if not isinstance(tokens, Tensor) or tokens.dim() not in (2, 3):
+        kind = (
+            f"a tensor of shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else f"a {type(tokens).__name__}"
+        )
         raise ModelError(
-            f"between its blocks this model hands on {shape}, not tokens [B, tokens, D] or a state [B, D]. Give it a "
+            f"between its blocks this model hands on {kind}, not tokens [B, tokens, D] or a state [B, D]. Give it a "
             "token(carry) that returns [B, D] and a with_token(carry, token) that puts another one in its place."
         )
-    return found
+    return tokens
 
 
-def some_input(
+def make_input(
     architecture: Architecture, input_shape: Sequence[int], batch: int, rng: torch.Generator | None = None
 ) -> Tensor:
-    """Return inputs that an architecture takes [batch, ...]: normal numbers or tokens; zeros without a generator."""
+    """Return inputs of an architecture [batch, ...]: normal numbers or tokens; zeros without a generator."""
     tokens, shape = getattr(architecture, "tokens", 0), (batch, *input_shape)
     if rng is None:
         return torch.zeros(shape, dtype=torch.int64 if tokens else torch.float32)
@@ -279,27 +277,27 @@ def outputs(module: nn.Module, x: Any) -> list[Tensor]:
     Raises:
         ModelError: It returns something else than a tensor or a list of tensors.
     """
-    found = module(x)
-    if isinstance(found, Tensor):
-        return [found]
-    if not isinstance(found, list | tuple) or not all(isinstance(logits, Tensor) for logits in found):
-        kinds = [type(one).__name__ for one in found] if isinstance(found, list | tuple) else type(found).__name__
+    logits = module(x)
+    if isinstance(logits, Tensor):
+        return [logits]
+    if not isinstance(logits, list | tuple) or not all(isinstance(one, Tensor) for one in logits):
+        kinds = [type(one).__name__ for one in logits] if isinstance(logits, list | tuple) else type(logits).__name__
         raise ModelError(
             f"forward of {type(module).__name__} must return a tensor of logits, or a list with the logits of each "
             f"exit, shallow to deep; got {kinds}."
         )
-    return list(found)
+    return list(logits)
 
 
-# ---- declarations: what an architecture says where building it at other sizes and depths cannot tell ---------------
+# ---- declarations, where building at other sizes and depths has several explanations --------------------------------
 
 OF_DEPTH = ("block", "exit_after")
-"""The kinds of declarations that say when a tensor is there."""
+"""The kinds of declarations that give a tensor its block or exit."""
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """What an architecture declares of a dimension or of a tensor; made by the functions of this module."""
+    """A declaration of a dimension or of a tensor; made by the functions of this module."""
 
     kind: str
     factor: int = 1
@@ -308,11 +306,11 @@ class Declaration:
 
     @property
     def of_dimension(self) -> bool:
-        """Whether it says how a dimension is made up."""
+        """Whether it is a declaration of a dimension."""
         return self.kind in ("blocked", "interleaved", "segments", "product")
 
     def __str__(self) -> str:
-        """Return it as it is written in an architecture."""
+        """Return the declaration as a user writes it."""
         inner = [str(self.factor)] if self.kind in ("blocked", "interleaved", *OF_DEPTH) else []
         inner += [f'"{part}"' if isinstance(part, str) else str(part) for part in self.parts]
         return f"{self.kind}({', '.join(inner + ([] if self.dim is None else [f'dim={self.dim}']))})"
@@ -320,12 +318,12 @@ class Declaration:
 
 def blocked(k: int, dim: int | None = None) -> Declaration:
     """Declare k stacked copies of an axis in one dimension: fused q, k, v; the gates of an LSTM."""
-    return Declaration("blocked", factor=_count("blocked", k), dim=_place("blocked", dim))
+    return Declaration("blocked", factor=_check_count("blocked", k), dim=_check_dim("blocked", dim))
 
 
 def interleaved(k: int, dim: int | None = None) -> Declaration:
     """Declare that each channel owns k neighbours in one dimension: a flatten."""
-    return Declaration("interleaved", factor=_count("interleaved", k), dim=_place("interleaved", dim))
+    return Declaration("interleaved", factor=_check_count("interleaved", k), dim=_check_dim("interleaved", dim))
 
 
 def product(*factors: str | int, dim: int | None = None) -> Declaration:
@@ -343,7 +341,7 @@ def product(*factors: str | int, dim: int | None = None) -> Declaration:
     """
     for factor in factors:
         if not isinstance(factor, str):
-            _count("product", factor)
+            _check_count("product", factor)
     axes = [factor for factor in factors if isinstance(factor, str)]
     if not axes or len(set(axes)) != len(axes):
         raise ModelError(
@@ -351,7 +349,7 @@ def product(*factors: str | int, dim: int | None = None) -> Declaration:
             f"{factors!r}.",
             key="product",
         )
-    return Declaration("product", parts=factors, dim=_place("product", dim))
+    return Declaration("product", parts=factors, dim=_check_dim("product", dim))
 
 
 def segments(*parts: str | int | Declaration, dim: int | None = None) -> Declaration:
@@ -365,12 +363,12 @@ def segments(*parts: str | int | Declaration, dim: int | None = None) -> Declara
         if isinstance(part, Declaration) and part.kind != "product":
             raise ModelError(f"segments(...) takes axes, numbers and product(...) of them, got {part}.", key="segments")
         if not isinstance(part, (str, Declaration)):
-            _count("segments", part)
+            _check_count("segments", part)
     if not parts:
         raise ModelError(
             'segments() has no parts; name its parts in order, such as segments("stem", "grow*").', key="segments"
         )
-    return Declaration("segments", parts=parts, dim=_place("segments", dim))
+    return Declaration("segments", parts=parts, dim=_check_dim("segments", dim))
 
 
 def alias(name: str) -> Declaration:
@@ -380,73 +378,148 @@ def alias(name: str) -> Declaration:
 
 def block(number: int) -> Declaration:
     """Declare the block that tensors belong to, counted from 0, where building with fewer exits does not tell."""
-    return Declaration("block", factor=_count("block", number, least=0))
+    return Declaration("block", factor=_check_count("block", number, least=0))
 
 
 def exit_after(blocks: int) -> Declaration:
     """Declare the exit that tensors belong to, by the blocks before it, where building with fewer does not tell."""
-    return Declaration("exit_after", factor=_count("exit_after", blocks))
+    return Declaration("exit_after", factor=_check_count("exit_after", blocks))
 
 
-def declarations_of(architecture: Any) -> dict[str, tuple[Declaration, ...]]:
+def read_declarations(architecture: Any) -> dict[str, tuple[Declaration, ...]]:
     """Return what an architecture declares, by parameter name pattern.
 
     Raises:
         ModelError: It is something else than declarations by pattern, or names an axis that the architecture lacks.
     """
-    said = getattr(architecture, "declared", {})
-    if not isinstance(said, Mapping):
+    declared = getattr(architecture, "declared", {})
+    if not isinstance(declared, Mapping):
         raise ModelError(
-            f'declared must map patterns of names to declarations, such as {{"*.qkv.*": blocked(3)}}, got {said!r}.',
+            "declared must map patterns of names to declarations, such as "
+            f'{{"*.qkv.*": blocked(3)}}, got {declared!r}.',
             key="declared",
         )
-    found = {}
-    for pattern, value in said.items():
-        several = value if isinstance(value, (tuple, list)) else (value,)
-        for one in several:
+    declarations = {}
+    for pattern, value in declared.items():
+        values = value if isinstance(value, (tuple, list)) else (value,)
+        for one in values:
             if not isinstance(pattern, str) or not isinstance(one, Declaration):
                 raise ModelError(
                     f"declared[{pattern!r}] must be blocked(...), interleaved(...), product(...), segments(...), "
                     f"alias(...), block(...), exit_after(...) or a tuple of them; got {one!r}.",
                     key="declared",
                 )
-            _known(one, pattern, architecture.axes)
-        found[pattern] = tuple(several)
-    return found
+            _check_axes(one, pattern, architecture.axes)
+        declarations[pattern] = tuple(values)
+    return declarations
 
 
-def _known(one: Declaration, pattern: str, axes: Mapping[str, Any]) -> None:
+def _check_axes(one: Declaration, pattern: str, axes: Mapping[str, Any]) -> None:
     if not one.of_dimension:
         return
     for part in one.parts:
         if isinstance(part, Declaration):
-            _known(part, pattern, axes)
+            _check_axes(part, pattern, axes)
         elif isinstance(part, str) and part not in axes and not set(part) & set("*?["):
             raise ModelError(
                 f'"{pattern}": {one} names axis "{part}"; the model has {", ".join(axes)}.', key="declared"
             )
 
 
-def _count(kind: str, n: Any, least: int = 1) -> int:
+def _check_count(kind: str, n: Any, least: int = 1) -> int:
     if not isinstance(n, int) or isinstance(n, bool) or n < least:
         raise ModelError(f"{kind}(...) takes whole numbers of at least {least}, got {n!r}.", key=kind)
     return n
 
 
-def _place(kind: str, dim: Any) -> int | None:
-    return None if dim is None else _count(f"dim of {kind}", dim, least=0)
+def _check_dim(kind: str, dim: Any) -> int | None:
+    return None if dim is None else _check_count(f"dim of {kind}", dim, least=0)
 
 
-# ---- a model family made of another one: what it says of itself is the other's, but for what is changed ------------
+# ---- validation of an architecture, which users write --------------------------------------------------------------
+
+_WIDTHS = (0.01, 0.3, 0.5, 1.0)
+
+
+def validate_architecture(architecture: Any) -> None:
+    """Check the types and ranges of an architecture's attributes.
+
+    Raises:
+        ModelError: An attribute has a wrong type or is out of range, or reading it raises.
+    """
+    who = type(architecture).__name__
+    try:
+        _validate_axes(who, architecture.axes)
+        blocks = architecture.blocks
+        if not _is_count(blocks, 1):
+            raise ModelError(f"{who}.blocks must be the number of its blocks, at least 1; got {blocks!r}.")
+        _validate_positions(who, architecture.positions, blocks)
+        tokens = getattr(architecture, "tokens", 0)
+        if not _is_count(tokens, 0):
+            raise ModelError(
+                f"{who}.tokens must be the number of tokens that its samples are made of, or 0 for real numbers; got "
+                f"{tokens!r}."
+            )
+        reason = getattr(architecture, "size_dependent", "")
+        if not isinstance(reason, str):
+            raise ModelError(
+                f"{who}.size_dependent must say in words why a narrow model computes something else; got {reason!r}."
+            )
+        for width in _WIDTHS:
+            _validate_sizes(who, architecture.axes, architecture.sizes(width), width)
+    except FleetFitError:
+        raise
+    except Exception as error:  # of a user's properties and methods
+        raise ModelError(f"reading the attributes of {who} failed: {type(error).__name__}: {error}.") from error
+
+
+def _validate_axes(who: str, axes: Any) -> None:
+    expected = f'{who}.axes must be axes by name, such as {{"hidden": Axis(64)}}; '
+    if not isinstance(axes, Mapping):
+        raise ModelError(f"{expected}got {type(axes).__name__}.")
+    for name, axis in axes.items():
+        if not isinstance(name, str) or not isinstance(axis, Axis):
+            raise ModelError(f"{expected}{name!r} is {axis!r}.")
+
+
+def _validate_positions(who: str, positions: Any, blocks: int) -> None:
+    are_counts = isinstance(positions, tuple | list | range) and all(_is_count(p, 1) for p in positions)
+    if not are_counts or not positions or list(positions) != sorted(set(positions)) or positions[-1] != blocks:
+        raise ModelError(
+            f"{who}.positions must be the block counts after which a classifier may sit, ascending, the last of them "
+            f"the depth ({blocks}): such as ({blocks},) for one classifier at the end; got {positions!r}."
+        )
+
+
+def _validate_sizes(who: str, axes: Mapping[str, Axis], sizes: Any, width: float) -> None:
+    call = f"{who}.sizes({width:g})"
+    if not isinstance(sizes, Mapping) or axes.keys() - sizes.keys():
+        raise ModelError(f"{call} must return the size of each axis ({', '.join(axes)}) by name; got {sizes!r}.")
+    for name, axis in axes.items():
+        n = sizes[name]
+        if not _is_count(n, 1) or n > axis.size or (axis.scaled and n % axis.granule):
+            granules = f" in granules of {axis.granule}" if axis.granule > 1 else ""
+            raise ModelError(
+                f'{call}: axis "{name}" must be a whole number from 1 to {axis.size}{granules}; got {n!r}.'
+            )
+        if width == 1 and n != axis.size:
+            raise ModelError(f'{call}: at full width axis "{name}" must be whole, {axis.size}; got {n}.')
+
+
+def _is_count(n: Any, least: int) -> bool:
+    return type(n) is int and n >= least
+
+
+# ---- a model family around another one, from which it takes what it does not change --------------------------------
 
 
 @dataclass(frozen=True)
-class Wrapped(Architecture):
+class ArchitectureWrapper(Architecture):
     """A model family around another one.
 
     Attributes:
         inner: The other one.
-        more: What its module has that the other one's has not, as a message names it.
+        more: The parts of its module that the other one's has not, as a message names them.
     """
 
     more: ClassVar[str] = "what this model has beyond the one inside it"
@@ -486,27 +559,25 @@ class Wrapped(Architecture):
         return self.inner.build(axes, exits)
 
     def pretrained(self, exits: tuple[int, ...]) -> State:
-        """Return what the other one's checkpoint gives, by the names that it has here."""
-        found = getattr(self.inner, "pretrained", None)
-        return self.adopted(found(exits)) if found is not None else {}
+        """Return the tensors of the other one's checkpoint by their names in this model."""
+        pretrained = getattr(self.inner, "pretrained", None)
+        return self.rename_tensors(pretrained(exits)) if pretrained is not None else {}
 
     def trains(self, name: str) -> bool:
-        """Tell whether a tensor is trained."""
-        found = getattr(self.inner, "trains", None)
-        return True if found is None else bool(found(name))
+        """Return whether a tensor is trained."""
+        return bool(getattr(self.inner, "trains", lambda name: True)(name))
 
-    def adopted(self, state: State) -> State:
-        """Return another model's tensors by the names that they have here."""
-        found = getattr(self.inner, "adopted", None)
-        return state if found is None else found(state)
+    def rename_tensors(self, state: State) -> State:
+        """Return another model's tensors by their names in this model."""
+        renamed: State = getattr(self.inner, "rename_tensors", lambda state: state)(state)
+        return renamed
 
-    def added(self, name: str) -> bool:
-        """Tell whether a checkpoint may lack a tensor."""
-        found = getattr(self.inner, "added", None)
-        return False if found is None else bool(found(name))
+    def is_new(self, name: str) -> bool:
+        """Return whether a checkpoint may lack a tensor."""
+        return bool(getattr(self.inner, "is_new", lambda name: False)(name))
 
-    def merged(self, state: State) -> State:
-        """Return the tensors with which the other one's module computes what this one's does.
+    def merge(self, state: State) -> State:
+        """Return the state of a plain module of the other family that computes what this one's does.
 
         Args:
             state: All tensors of a module of this family.

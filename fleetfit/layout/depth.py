@@ -1,4 +1,4 @@
-"""With which block or exit a tensor comes and goes: by its name, else by building with fewer exits."""
+"""The block or exit of each tensor: by its name, else by building with fewer exits."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +19,10 @@ Build = Callable[[tuple[int, ...]], Shapes]
 
 @dataclass(frozen=True)
 class Depth:
-    """When each tensor is there.
+    """The block or exit of each tensor.
 
     Attributes:
-        places: By name, its block or exit.
+        places: The block or exit by the tensor's name.
         by_order: Tensors of classifiers that are numbered by their order (an `nn.ModuleList`), so that a classifier has
             the same name only in models whose exits are the first ones.
     """
@@ -31,7 +31,7 @@ class Depth:
     by_order: frozenset[str] = field(default_factory=frozenset)
 
 
-def depths(
+def find_depths(
     whole: Shapes,
     exits: tuple[int, ...],
     positions: Sequence[int],
@@ -53,20 +53,22 @@ def depths(
     Raises:
         ModelError: A declaration contradicts what is built.
     """
-    named = {name: _by_name(name, exits, positions) for name in whole}
-    said = {name: place for name in whole if (place := _declared(name, declared.get(name, ()), exits)) is not None}
-    found, places = _FewerExits(whole, exits, build, named), named | said
+    by_name = {name: _parse_name(name, exits, positions) for name in whole}
+    by_declaration = {
+        name: place for name in whole if (place := _read_declared(name, declared.get(name, ()), exits)) is not None
+    }
+    models, places = _Models(whole, exits, build, by_name), by_name | by_declaration
     probes = {exits[:1], exits[: (len(exits) + 1) // 2], exits[-1:]} - {exits}
-    if all(_expected(places, some) == found.built(some).keys() & whole.keys() for some in probes):
+    if all(_list_expected(places, fewer) == models.build(fewer).keys() & whole.keys() for fewer in probes):
         return Depth(places)
-    for name in said:
-        _check_declared(name, places[name], declared[name], found)
-    places = {name: said.get(name) or _placed(name, found, positions) for name in whole}
-    return Depth(places, found.by_order)
+    for name in by_declaration:
+        _check_declared(name, places[name], declared[name], models)
+    places = {name: by_declaration.get(name) or _find_place(name, models, positions) for name in whole}
+    return Depth(places, models.by_order)
 
 
-def _by_name(name: str, exits: tuple[int, ...], positions: Sequence[int]) -> Place:
-    """Return what a name says; where there is one exit, numbers that do not fit mean something else."""
+def _parse_name(name: str, exits: tuple[int, ...], positions: Sequence[int]) -> Place:
+    """Return the place in a name; where there is one exit, numbers that do not fit mean something else."""
     block, head = _BLOCK.match(name), _HEAD.match(name)
     if head:
         number = int(head[1])
@@ -76,7 +78,7 @@ def _by_name(name: str, exits: tuple[int, ...], positions: Sequence[int]) -> Pla
     return int(block[1]), None
 
 
-def _declared(name: str, declared: Sequence[Declaration], exits: tuple[int, ...]) -> Place | None:
+def _read_declared(name: str, declared: Sequence[Declaration], exits: tuple[int, ...]) -> Place | None:
     one = next((d for d in declared if d.kind in OF_DEPTH), None)
     if one is None:
         return None
@@ -95,18 +97,18 @@ def _declared(name: str, declared: Sequence[Declaration], exits: tuple[int, ...]
     return None, one.factor
 
 
-def _check_declared(name: str, place: Place, declared: Sequence[Declaration], found: "_FewerExits") -> None:
-    """Compare when a tensor is there with its declaration."""
+def _check_declared(name: str, place: Place, declared: Sequence[Declaration], models: "_Models") -> None:
+    """Compare the models that have a tensor with its declaration."""
     one = next(d for d in declared if d.kind in OF_DEPTH)
-    alone = () if name in found.by_order else (found.exits[-1:],)
-    for some in (*(found.exits[: i + 1] for i in range(len(found.exits))), *alone):
-        if (name in _expected({name: place}, some)) != (name in found.built(some)):
-            has = "has it" if name in found.built(some) else "does not have it"
-            raise ModelError(f'"{name}" is declared {one}, but a model that is built with exits {some} {has}.')
+    alone = () if name in models.by_order else (models.exits[-1:],)
+    for fewer in (*(models.exits[: i + 1] for i in range(len(models.exits))), *alone):
+        if (name in _list_expected({name: place}, fewer)) != (name in models.build(fewer)):
+            has = "has it" if name in models.build(fewer) else "does not have it"
+            raise ModelError(f'"{name}" is declared {one}, but a model that is built with exits {fewer} {has}.')
 
 
-def _expected(places: Mapping[str, Place], exits: tuple[int, ...]) -> set[str]:
-    """Return the tensors that a model with these exits has if the places are right."""
+def _list_expected(places: Mapping[str, Place], exits: tuple[int, ...]) -> set[str]:
+    """Return the tensors of a model with these exits if the places are right."""
     return {
         name
         for name, (block, exit_) in places.items()
@@ -114,87 +116,87 @@ def _expected(places: Mapping[str, Place], exits: tuple[int, ...]) -> set[str]:
     }
 
 
-class _FewerExits:
-    """What models with fewer exits have."""
+class _Models:
+    """Models with fewer exits, each built once."""
 
-    def __init__(self, whole: Shapes, exits: tuple[int, ...], build: Build, named: Mapping[str, Place]) -> None:
-        self.whole, self.exits, self._build, self.named = whole, exits, build, named
-        self._made: dict[tuple[int, ...], Shapes] = {exits: whole}
+    def __init__(self, whole: Shapes, exits: tuple[int, ...], build: Build, by_name: Mapping[str, Place]) -> None:
+        self.whole, self.exits, self.by_name = whole, exits, by_name
+        self._build = build
+        self._built: dict[tuple[int, ...], Shapes] = {exits: whole}
 
-    def built(self, exits: tuple[int, ...]) -> Shapes:
-        """Return what a model with these exits has; built once."""
-        if exits not in self._made:
-            self._made[exits] = self._build(exits)
-        return self._made[exits]
+    def build(self, exits: tuple[int, ...]) -> Shapes:
+        """Return the shapes of a model with these exits."""
+        if exits not in self._built:
+            self._built[exits] = self._build(exits)
+        return self._built[exits]
 
-    def alone(self, name: str) -> bool:
-        """Tell whether a model with the last exit alone has it."""
-        return name in self.built(self.exits[-1:])
+    def is_in_last_exit(self, name: str) -> bool:
+        """Return whether a model with the last exit alone has a tensor."""
+        return name in self.build(self.exits[-1:])
 
-    def first(self, name: str) -> int | None:
-        """Return the number of the first exit with which it is there; None where it does not stay."""
-        there = [name in self.built(self.exits[: i + 1]) for i in range(len(self.exits))]
-        began = there.index(True)
-        return began if all(there[began:]) else None
+    def find_first(self, name: str) -> int | None:
+        """Return the number of the first exit with which a tensor exists; None if a deeper model lacks it."""
+        exists = [name in self.build(self.exits[: i + 1]) for i in range(len(self.exits))]
+        first = exists.index(True)
+        return first if all(exists[first:]) else None
 
     @cached_property
-    def of_exits(self) -> dict[str, int]:
+    def exit_tensors(self) -> dict[str, int]:
         """Tensors that the last exit alone does not need, by the number of the exit that they come with."""
-        names = (name for name in self.whole if not self.alone(name))
-        return {name: i for name in names if (i := self.first(name)) is not None}
+        names = (name for name in self.whole if not self.is_in_last_exit(name))
+        return {name: i for name in names if (i := self.find_first(name)) is not None}
 
-    def last_exit(self, name: str) -> bool:
-        """Tell of a tensor that comes with the last exit whether it is its classifier's: named like the others'."""
-        return self.named[name][1] == self.exits[-1] or _NUMBER.sub("#", name) in self._families
+    def is_last_classifier(self, name: str) -> bool:
+        """Return whether a tensor that comes with the last exit is its classifier's: named like the others'."""
+        return self.by_name[name][1] == self.exits[-1] or _NUMBER.sub("#", name) in self._classifier_names
 
     @cached_property
-    def _families(self) -> set[str]:
-        return {_NUMBER.sub("#", name) for name in self.of_exits}
+    def _classifier_names(self) -> set[str]:
+        return {_NUMBER.sub("#", name) for name in self.exit_tensors}
 
     @cached_property
     def by_order(self) -> frozenset[str]:
         """Tensors of the first exit that the last one alone has too, since classifiers are numbered by their order."""
         numbers: dict[tuple[str, str], dict[int, int]] = {}
-        for name, i in self.of_exits.items():
+        for name, i in self.exit_tensors.items():
             for part in _NUMBER.finditer(name):
                 numbers.setdefault((name[: part.start()], name[part.end() :]), {})[i] = int(part[0])
-        found = set()
+        first = set()
         for (before, after), numbered in numbers.items():
             begins = {number - i for i, number in numbered.items()}
             if len(begins) == 1 and 0 not in numbered:
-                found.add(f"{before}{begins.pop()}{after}")
-        return frozenset(name for name in found if name in self.whole and self.first(name) == 0)
+                first.add(f"{before}{begins.pop()}{after}")
+        return frozenset(name for name in first if name in self.whole and self.find_first(name) == 0)
 
     @cached_property
     def has_blocks(self) -> bool:
-        """Whether any tensor comes with depth and stays, as those of blocks do."""
-        later = (name for name in self.whole if self.alone(name) and self.first(name))
-        return any(not self.last_exit(name) for name in later)
+        """Whether a tensor comes with depth and stays, as those of blocks do."""
+        later = (name for name in self.whole if self.is_in_last_exit(name) and self.find_first(name))
+        return any(not self.is_last_classifier(name) for name in later)
 
-    def block(self, name: str, first: int, positions: Sequence[int]) -> range:
-        """Return between which numbers its block lies, told by models that end between the exits, too."""
+    def find_blocks(self, name: str, first: int, positions: Sequence[int]) -> range:
+        """Return the possible blocks of a tensor, by models that end between the exits, too."""
         low, high = (self.exits[first - 1] if first else 0), self.exits[first]
-        there = {p: name in self.built((p,)) for p in positions if low < p < high}
-        least = max((p for p, has in there.items() if not has), default=low)
-        return range(least, min((p for p, has in there.items() if has and p > least), default=high))
+        exists = {p: name in self.build((p,)) for p in positions if low < p < high}
+        least = max((p for p, has in exists.items() if not has), default=low)
+        return range(least, min((p for p, has in exists.items() if has and p > least), default=high))
 
 
-def _placed(name: str, found: _FewerExits, positions: Sequence[int]) -> Place:
-    """Return the place of a tensor by when it is there, and by its name where that leaves several."""
-    first, named = found.first(name), found.named[name]
-    if name in found.by_order:
-        return None, found.exits[0]
+def _find_place(name: str, models: _Models, positions: Sequence[int]) -> Place:
+    """Return the place of a tensor by the models that have it, and by its name where several places fit."""
+    first, by_name = models.find_first(name), models.by_name[name]
+    if name in models.by_order:
+        return None, models.exits[0]
     if first is None:
-        return named
-    if not found.alone(name):
-        return None, found.exits[first]
-    if first == len(found.exits) - 1 and found.last_exit(name):
-        return None, found.exits[-1]
-    if named[1] in found.exits and not found.of_exits:
-        return named  # a classifier that is built without its exit, too: for the check to say
-    if named[0] is not None and not found.has_blocks:
-        return named  # blocks that are built whatever the depth, likewise
-    between = found.block(name, first, positions)
-    if named[0] is not None and named[0] in between:
-        return named
-    return (None, None) if between.start == 0 else (between.stop - 1, None)
+        return by_name
+    if not models.is_in_last_exit(name):
+        return None, models.exits[first]
+    if first == len(models.exits) - 1 and models.is_last_classifier(name):
+        return None, models.exits[-1]
+    # classifiers, or blocks, that are built whatever the exits: the check refuses them
+    if (by_name[1] in models.exits and not models.exit_tensors) or (by_name[0] is not None and not models.has_blocks):
+        return by_name
+    blocks = models.find_blocks(name, first, positions)
+    if by_name[0] is not None and by_name[0] in blocks:
+        return by_name
+    return (None, None) if blocks.start == 0 else (blocks.stop - 1, None)

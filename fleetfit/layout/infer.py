@@ -1,4 +1,4 @@
-"""Build modules, and read a layout off an architecture's own builder."""
+"""Read a layout off an architecture's own builder: build it with one axis enlarged, and see which dimensions grow."""
 
 import fnmatch
 import functools
@@ -11,27 +11,26 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fleetfit.errors import ModelError
-from fleetfit.layout.axes import Architecture, Axis, Declaration, ExitModel, declarations_of
-from fleetfit.layout.depth import depths
+from fleetfit.layout.axes import Architecture, Axis, Declaration, ExitModel, read_declarations, validate_architecture
+from fleetfit.layout.depth import find_depths
+from fleetfit.layout.hints import (
+    UndeclaredDimension,
+    ask_for_arrangement,
+    ask_for_product,
+    ask_for_segments,
+    count_groups,
+    explain_division_error,
+    explain_fixed_groups,
+    format_question,
+    pair_layers,
+)
 from fleetfit.layout.layout import Layout, Segment, TensorLayout
 from fleetfit.layout.meta import on_meta
-from fleetfit.layout.undeclared import (
-    Undeclared,
-    check_described,
-    concatenated,
-    groups_of,
-    if_fixed,
-    indivisible,
-    multiplied,
-    paired,
-    question,
-    stacked_or_flat,
-)
 
-# ---- what one dimension of a tensor is made of: read off its growth, or declared where growth leaves several ways --
+# ---- one dimension of a tensor: explained by its growth, or by a declaration where growth has several explanations -
 
 
-def dimension(
+def explain_dimension(
     axes: Mapping[str, Axis], name: str, d: int, size: int, growth: Mapping[str, int], declared: Sequence[Declaration]
 ) -> tuple[Segment, ...]:
     """Explain one dimension by stretches of axes.
@@ -42,66 +41,65 @@ def dimension(
         d: The dimension.
         size: Its size in the full model.
         growth: By axis that moves it, how much it grows when that axis grows by one granule.
-        declared: What is declared of the tensor.
+        declared: Declarations of the tensor.
 
     Raises:
         Undeclared: Growth leaves several ways, and no declaration says which.
-        ModelError: No way gives this growth, or a declaration contradicts it.
+        ModelError: Growth has no explanation, or a declaration contradicts it.
     """
     where = f'"{name}", dimension {d} of size {size}'
-    ours = [x for x in declared if x.of_dimension and x.dim in (None, d)]
+    declarations = [x for x in declared if x.of_dimension and x.dim in (None, d)]
     if not growth:
-        wrong = next((x for x in ours if x.dim == d), None)
-        if wrong is not None:
+        if wrong := next((x for x in declarations if x.dim == d), None):
             raise ModelError(
                 f"{where} is declared {wrong.kind}, but no axis moves it. Remove the declaration, or correct its dim."
             )
         return (Segment(None, size),)
-    alone = next(iter(growth)) if len(growth) == 1 else None
-    if alone is not None:
-        for plain in (Segment(alone), Segment(alone, per_granule=True)):
-            if _fits((plain,), axes, size, growth):
-                return (plain,)
-    for one in ours:
-        stretches = tuple(_stretches(one, axes, growth))
-        if _fits(stretches, axes, size, growth):
-            return stretches
-    return _unexplained(axes, where, name, d, size, growth, ours)
+    if len(growth) == 1:
+        (axis,) = growth
+        for segment in (Segment(axis), Segment(axis, per_granule=True)):
+            if _fits((segment,), axes, size, growth):
+                return (segment,)
+    for one in declarations:
+        segments = tuple(_make_segments(one, axes, growth))
+        if _fits(segments, axes, size, growth):
+            return segments
+    raise _explain_failure(axes, where, name, d, size, growth, declarations)
 
 
-def explains(one: Declaration, axes: Mapping[str, Axis], found: Sequence[Segment]) -> bool:
-    """Tell whether a declaration is what explains a dimension; growth alone explains whole axes."""
-    moving = {axis: 0 for s in found for axis in s.axes}
-    plain = len(found) == 1 and found[0] in (Segment(found[0].axis), Segment(found[0].axis, per_granule=True))
-    return bool(moving) and not plain and tuple(_stretches(one, axes, moving)) == tuple(found)
+def explains(one: Declaration, axes: Mapping[str, Axis], segments: Sequence[Segment]) -> bool:
+    """Return whether a dimension has these segments by a declaration; growth alone explains whole axes."""
+    moving = {axis: 0 for s in segments for axis in s.axes}
+    first = segments[0]
+    plain = len(segments) == 1 and first in (Segment(first.axis), Segment(first.axis, per_granule=True))
+    return bool(moving) and not plain and tuple(_make_segments(one, axes, moving)) == tuple(segments)
 
 
-def _fits(stretches: Sequence[Segment], axes: Mapping[str, Axis], size: int, growth: Mapping[str, int]) -> bool:
-    return _total(stretches, axes) == size and _grown(stretches, axes) == dict(growth)
+def _fits(segments: Sequence[Segment], axes: Mapping[str, Axis], size: int, growth: Mapping[str, int]) -> bool:
+    return _get_length(segments, axes) == size and _get_growth(segments, axes) == dict(growth)
 
 
-def _total(stretches: Sequence[Segment], axes: Mapping[str, Axis], larger: str = "") -> int:
+def _get_length(segments: Sequence[Segment], axes: Mapping[str, Axis], larger: str = "") -> int:
     sizes = {name: axis.size + axis.granule * (name == larger) for name, axis in axes.items()}
-    return sum(s.length(axes, sizes) for s in stretches)
+    return sum(s.length(axes, sizes) for s in segments)
 
 
-def _grown(stretches: Sequence[Segment], axes: Mapping[str, Axis]) -> dict[str, int]:
-    """Return by how much stretches grow with one more granule of each axis that moves them."""
-    moving = [axis for axis in axes if any(axis in s.axes for s in stretches)]
-    return {axis: _total(stretches, axes, axis) - _total(stretches, axes) for axis in moving}
+def _get_growth(segments: Sequence[Segment], axes: Mapping[str, Axis]) -> dict[str, int]:
+    """Return by how much segments grow with one more granule of each axis that moves them."""
+    moving = [axis for axis in axes if any(axis in s.axes for s in segments)]
+    return {axis: _get_length(segments, axes, axis) - _get_length(segments, axes) for axis in moving}
 
 
-def _stretches(one: Declaration, axes: Mapping[str, Axis], growth: Mapping[str, int]) -> Iterator[Segment]:
-    """Yield the stretches that a declaration means in a dimension that these axes move."""
+def _make_segments(one: Declaration, axes: Mapping[str, Axis], growth: Mapping[str, int]) -> Iterator[Segment]:
+    """Yield the segments of a declaration in a dimension that these axes move."""
     if one.kind == "product":
-        yield from _multiplied(one.parts)
+        yield from _multiply(one.parts)
     elif one.kind == "segments":
         for part in one.parts:
             if isinstance(part, int):
                 yield Segment(None, part)
             elif isinstance(part, Declaration):
-                found = _multiplied(part.parts)
-                yield from (s for s in found if set(s.axes) <= growth.keys())
+                yield from (s for s in _multiply(part.parts) if set(s.axes) <= growth.keys())
             else:
                 yield from (Segment(axis) for axis in axes if fnmatch.fnmatchcase(axis, part) and axis in growth)
     elif len(growth) == 1:
@@ -109,21 +107,21 @@ def _stretches(one: Declaration, axes: Mapping[str, Axis], growth: Mapping[str, 
         yield from (Segment(axis),) * one.factor if one.kind == "blocked" else (Segment(axis, per=one.factor),)
 
 
-def _multiplied(factors: Sequence[str | int | Declaration]) -> tuple[Segment, ...]:
-    """Return the stretches of a product, outermost factor first."""
+def _multiply(factors: Sequence[str | int | Declaration]) -> tuple[Segment, ...]:
+    """Return the segments of a product, outermost factor first."""
     copies = 1
     for i, factor in enumerate(factors):
         if isinstance(factor, int):
             copies *= factor
             continue
-        inner = _multiplied(factors[i + 1 :])
-        fixed = not inner[0].axes
-        mine = Segment(str(factor), per=inner[0].per) if fixed else Segment(str(factor), within=inner)
-        return (mine,) * copies
+        inner = _multiply(factors[i + 1 :])
+        is_fixed = not inner[0].axes
+        segment = Segment(str(factor), per=inner[0].per) if is_fixed else Segment(str(factor), within=inner)
+        return (segment,) * copies
     return (Segment(None, copies),)
 
 
-def _unexplained(
+def _explain_failure(
     axes: Mapping[str, Axis],
     where: str,
     name: str,
@@ -131,27 +129,27 @@ def _unexplained(
     size: int,
     growth: Mapping[str, int],
     declared: Sequence[Declaration],
-) -> tuple[Segment, ...]:
-    """Raise what there is to say of a dimension that nothing explains."""
+) -> ModelError:
+    """Return the error of a dimension without an explanation."""
     proportional = all(by * axes[axis].size == size * axes[axis].granule for axis, by in growth.items())
     composed = [x for x in declared if x.kind in ("segments", "product")]
     if composed and not (proportional and len(growth) == 1):
-        stretches = tuple(_stretches(composed[0], axes, growth))
-        raise ModelError(
-            f"{where}: {composed[0]} adds up to {_total(stretches, axes)} and grows by {_grown(stretches, axes)} per "
-            f"granule, but the builder has {size} and {dict(growth)}."
+        segments = tuple(_make_segments(composed[0], axes, growth))
+        return ModelError(
+            f"{where}: {composed[0]} adds up to {_get_length(segments, axes)} and grows by "
+            f"{_get_growth(segments, axes)} per granule, but the builder has {size} and {dict(growth)}."
         )
     if len(growth) > 1 and proportional and size % math.prod(axes[axis].size for axis in growth) == 0:
-        raise multiplied(name, where, size, growth, axes)
+        return ask_for_product(name, where, size, growth, axes)
     if len(growth) > 1 or not proportional:
-        raise concatenated(name, where, size, growth, axes)
+        return ask_for_segments(name, where, size, growth, axes)
     axis, slope = next(iter(growth.items()))
     if size % axes[axis].size:
-        raise ModelError(
+        return ModelError(
             f'{where} has {slope} elements per granule of axis "{axis}" ({axes[axis].granule} channels): neither one '
             "per granule nor a whole number per channel. Set the axis's granule so that it divides."
         )
-    raise stacked_or_flat(name, where, axis, d, size // axes[axis].size, declared)
+    return ask_for_arrangement(name, where, axis, d, size // axes[axis].size, declared)
 
 
 # ---- inference -----------------------------------------------------------------------------------------------------
@@ -174,15 +172,16 @@ def build_module(
     try:
         module = architecture.build(dict(sizes), exits)
     except Exception as error:
-        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        message = f"{type(architecture).__name__}.build failed for axes {dict(sizes)} and exits {exits}: {said}"
-        raise ModelError(f"{message.rstrip('.')}.{indivisible(error, larger)}") from error
+        cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        message = f"{type(architecture).__name__}.build failed for axes {dict(sizes)} and exits {exits}: {cause}"
+        raise ModelError(f"{message.rstrip('.')}.{explain_division_error(error, larger)}") from error
     if not isinstance(module, nn.Module):
         raise ModelError(f"{type(architecture).__name__}.build must return an nn.Module, got {type(module).__name__}.")
-    if isinstance(module, ExitModel) and tuple(_listed(getattr(module, "exits", None))) != exits:
+    own_exits = getattr(module, "exits", None)
+    if isinstance(module, ExitModel) and (not isinstance(own_exits, tuple | list) or tuple(own_exits) != exits):
         raise ModelError(
             f"{type(module).__name__}.exits must be the exits that it was built with, {exits}: set self.exits = exits "
-            f"in its __init__; it is {getattr(module, 'exits', None)!r}."
+            f"in its __init__; it is {own_exits!r}."
         )
     lazy = [name for name, tensor in module.state_dict(keep_vars=True).items() if nn.parameter.is_lazy(tensor)]
     if lazy:
@@ -191,10 +190,6 @@ def build_module(
         norm.track_running_stats = False
         norm.running_mean = norm.running_var = norm.num_batches_tracked = None
     return module
-
-
-def _listed(exits: object) -> Iterable[object]:
-    return exits if isinstance(exits, tuple | list) else ()
 
 
 def batch_norms(module: nn.Module) -> dict[str, _BatchNorm]:
@@ -218,26 +213,27 @@ def infer_layout(architecture: Architecture, exits: Sequence[int] | None = None,
     Args:
         architecture: The model family.
         exits: Exits of the full model; by default every position.
-        base: Names of tensors that are never trained and do not travel.
+        base: Names of tensors that are never trained and are not sent.
 
     Raises:
         ModelError: Keys change with a size, growth is not affine, something ambiguous is not declared, or one tensor
             has two names. The message names parameter, dimension, factor and candidates, and the line to write.
     """
-    check_described(architecture)
+    validate_architecture(architecture)
     chosen = tuple(exits) if exits is not None else tuple(architecture.positions)
     _check_exits(architecture, chosen)
-    kept_out = frozenset(base)
-    if not _is_a_value(architecture):
-        return _inferred(architecture, chosen, kept_out)
-    described = repr((dict(architecture.axes), declarations_of(architecture)))  # may be set on an object, not its class
-    return _remembered(cast(Hashable, architecture), chosen, kept_out, described)
+    frozen = frozenset(base)
+    if not _is_value(architecture):
+        return _infer(architecture, chosen, frozen)
+    # axes and declarations may be attributes of an object that its class does not compare
+    described = repr((dict(architecture.axes), read_declarations(architecture)))
+    return _infer_once(cast(Hashable, architecture), chosen, frozen, described)
 
 
-def _is_a_value(architecture: Architecture) -> bool:
-    """Tell whether it is as it was as long as it is equal; one that is equal to itself only may be changed in place."""
+def _is_value(architecture: Architecture) -> bool:
+    """Return whether it compares by its values; one that is equal to itself only may be changed in place."""
     parts = [part for part in getattr(architecture, "__dict__", {}).values() if hasattr(part, "build")]
-    if type(architecture).__eq__ is object.__eq__ or not all(map(_is_a_value, parts)):
+    if type(architecture).__eq__ is object.__eq__ or not all(map(_is_value, parts)):
         return False
     try:
         hash(architecture)
@@ -246,13 +242,15 @@ def _is_a_value(architecture: Architecture) -> bool:
     return True
 
 
-def _inferred(architecture: Architecture, chosen: tuple[int, ...], kept_out: frozenset[str]) -> Layout:
-    axes, declared = dict(architecture.axes), declarations_of(architecture)
+def _infer(architecture: Architecture, chosen: tuple[int, ...], base: frozenset[str]) -> Layout:
+    # 1. build the full model
+    axes, declared = dict(architecture.axes), read_declarations(architecture)
     full = {name: axis.size for name, axis in axes.items()}
     whole = _probe(architecture, declared, full, chosen)
     if not any(is_parameter for _, is_parameter in whole.tensors.values()):
         raise ModelError(f"{type(architecture).__name__}.build makes a module without parameters: nothing to train.")
     _check_aliases(whole, declared, every=set(chosen) == set(architecture.positions))
+    # 2. enlarge each axis by one granule and by two
     slopes: dict[tuple[str, int], dict[str, int]] = {}  # (tensor, dimension) -> axis -> growth per granule
     fixed = dict(whole.groups)
     for name, axis in axes.items():
@@ -261,23 +259,26 @@ def _inferred(architecture: Architecture, chosen: tuple[int, ...], kept_out: fro
         )
         _record_growth(name, whole.tensors, one.tensors, two.tensors, slopes)
         fixed = {part: n for part, n in fixed.items() if one.groups.get(part) == n}
-    ours = {name: found for name in whole.tensors if (found := _declared_for(declared, name))}
-    dims = _dimensions(axes, whole.tensors, slopes, ours, fixed)
-    when = depths(
+    # 3. explain each dimension by its growth and its declarations
+    by_tensor = {name: matching for name in whole.tensors if (matching := _match_declarations(declared, name))}
+    dims = _explain_dimensions(axes, whole.tensors, slopes, by_tensor, fixed)
+    # 4. find the block or exit of each tensor
+    depth = find_depths(
         {name: shape for name, (shape, _) in whole.tensors.items()},
         chosen,
         tuple(architecture.positions),
         lambda some: {n: shape for n, (shape, _) in _probe(architecture, declared, full, some).tensors.items()},
-        ours,
+        by_tensor,
     )
+    # 5. put the layout together, and compare it with a model of which all axes are enlarged
     trains = getattr(architecture, "trains", lambda name: True)
     tensors: dict[str, TensorLayout] = {}
     frozen: dict[str, TensorLayout] = {}
     for name, (_, is_parameter) in whole.tensors.items():
-        travels = name not in kept_out and trains(name)
-        block, exit_ = when.places[name]
-        (tensors if travels else frozen)[name] = TensorLayout(dims[name], block, exit_, is_parameter)
-    layout = Layout(axes, chosen, tensors, whole.aliases, frozen, when.by_order)
+        is_sent = name not in base and trains(name)
+        block, exit_ = depth.places[name]
+        (tensors if is_sent else frozen)[name] = TensorLayout(dims[name], block, exit_, is_parameter)
+    layout = Layout(axes, chosen, tensors, whole.aliases, frozen, depth.by_order)
     if any(len(growth) > 1 for growth in slopes.values()):
         larger = {name: axis.size + axis.granule for name, axis in axes.items()}
         _check_together(layout.complete, larger, _probe(architecture, declared, larger, chosen).tensors)
@@ -285,8 +286,8 @@ def _inferred(architecture: Architecture, chosen: tuple[int, ...], kept_out: fro
 
 
 @functools.lru_cache(maxsize=64)
-def _remembered(architecture: Hashable, chosen: tuple[int, ...], kept_out: frozenset[str], described: str) -> Layout:
-    return _inferred(cast(Architecture, architecture), chosen, kept_out)
+def _infer_once(architecture: Hashable, chosen: tuple[int, ...], base: frozenset[str], described: str) -> Layout:
+    return _infer(cast(Architecture, architecture), chosen, base)
 
 
 def _check_exits(architecture: Architecture, exits: tuple[int, ...]) -> None:
@@ -303,7 +304,7 @@ _Declared = Mapping[str, tuple[Declaration, ...]]
 
 @dataclass(frozen=True)
 class _Probe:
-    """What a model has at some sizes: shapes by name (and whether a parameter), second names, groups of modules."""
+    """A model at some sizes: shapes by name (and whether a parameter), second names, groups of modules."""
 
     tensors: _Tensors
     aliases: dict[str, str]
@@ -317,24 +318,24 @@ def _probe(
     exits: tuple[int, ...],
     larger: str | None = None,
 ) -> _Probe:
-    """Build on the meta device, and look."""
+    """Build on the meta device, and read the shapes."""
     with on_meta():
         module = build_module(architecture, sizes, exits, larger)
-    found: _Tensors = {}
+    tensors: _Tensors = {}
     first_name: dict[int, str] = {}
     aliases: dict[str, str] = {}
     for name, tensor, is_parameter in named_tensors(module):
         other = first_name.setdefault(id(tensor), name)
         if other == name:
-            found[name] = (tuple(tensor.shape), is_parameter)
-        elif any(d.kind == "alias" for d in _declared_for(declared, name)):
+            tensors[name] = (tuple(tensor.shape), is_parameter)
+        elif any(d.kind == "alias" for d in _match_declarations(declared, name)):
             aliases[name] = other
         else:
             raise ModelError(
                 f'"{name}" and "{other}" are one tensor under two names. Averaging would count it twice: register it '
                 f'once, or declare {{"{name}": alias("{other}")}}.'
             )
-    return _Probe(found, aliases, groups_of(module))
+    return _Probe(tensors, aliases, count_groups(module))
 
 
 def _check_aliases(whole: _Probe, declared: _Declared, every: bool) -> None:
@@ -342,14 +343,14 @@ def _check_aliases(whole: _Probe, declared: _Declared, every: bool) -> None:
 
     Args:
         whole: The full model.
-        declared: What is declared, by parameter name pattern.
+        declared: Declarations by parameter name pattern.
         every: Whether it has all exits; else a declaration may name a tensor that is not built here.
     """
     for name, other in whole.aliases.items():
-        said = [str(d.parts[0]) for d in _declared_for(declared, name) if d.kind == "alias"]
-        wrong = [one for one in said if whole.aliases.get(one, one) != other]
+        names = [str(d.parts[0]) for d in _match_declarations(declared, name) if d.kind == "alias"]
+        wrong = [one for one in names if whole.aliases.get(one, one) != other]
         unknown = [one for one in wrong if one not in whole.tensors and one not in whole.aliases]
-        if len(wrong) == len(said) and (every or wrong != unknown):
+        if len(wrong) == len(names) and (every or wrong != unknown):
             raise ModelError(
                 f'"{name}" is declared alias("{wrong[0]}"), but it is the same tensor as "{other}". Declare '
                 f'alias("{other}").'
@@ -378,11 +379,11 @@ def _record_growth(
                 slopes.setdefault((name, d), {})[axis] = first
 
 
-def _declared_for(declared: _Declared, name: str) -> tuple[Declaration, ...]:
-    return tuple(one for pattern, several in declared.items() if fnmatch.fnmatchcase(name, pattern) for one in several)
+def _match_declarations(declared: _Declared, name: str) -> tuple[Declaration, ...]:
+    return tuple(one for pattern, all_ in declared.items() if fnmatch.fnmatchcase(name, pattern) for one in all_)
 
 
-def _dimensions(
+def _explain_dimensions(
     axes: Mapping[str, Axis],
     whole: _Tensors,
     slopes: Mapping[tuple[str, int], Mapping[str, int]],
@@ -398,8 +399,8 @@ def _dimensions(
         declared: Declarations by tensor.
         fixed: Convolutions and norms whose number of groups no axis moves.
     """
-    found: dict[str, tuple[tuple[Segment, ...], ...]] = {}
-    missing: list[Undeclared] = []
+    segments: dict[str, tuple[tuple[Segment, ...], ...]] = {}
+    missing: list[UndeclaredDimension] = []
     for name, (shape, _) in whole.items():
         part = name.rpartition(".")[0]
         try:
@@ -408,13 +409,13 @@ def _dimensions(
                 growth = slopes.get((name, d), {})
                 if d == 1 and len(growth) == 1 and part in fixed:
                     _check_group(axes, name, size, next(iter(growth)), fixed[part])
-                dims.append(dimension(axes, name, d, size, growth, declared.get(name, ())))
-            found[name] = tuple(dims)
-        except Undeclared as one:
+                dims.append(explain_dimension(axes, name, d, size, growth, declared.get(name, ())))
+            segments[name] = tuple(dims)
+        except UndeclaredDimension as one:
             missing.append(one)
     if missing:
-        raise ModelError(question(paired(missing)))
-    return found
+        raise ModelError(format_question(pair_layers(missing)))
+    return segments
 
 
 def _check_group(axes: Mapping[str, Axis], name: str, size: int, axis: str, groups: int) -> None:
@@ -424,7 +425,7 @@ def _check_group(axes: Mapping[str, Axis], name: str, size: int, axis: str, grou
         raise ModelError(
             f'"{name}", dimension 1 of size {size}: a convolution in {groups} groups of {size} channels, {groups} of '
             f'them at every size of axis "{axis}" ({whole}), so that cutting the axis moves channels from group to '
-            f"group. {if_fixed(groups, axis, size=whole)}"
+            f"group. {explain_fixed_groups(groups, axis, size=whole)}"
         )
 
 

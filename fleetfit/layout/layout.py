@@ -1,4 +1,4 @@
-"""The layout of a model: which stretch of which dimension belongs to which axis, and when a tensor is there."""
+"""The layout of a model: the axis of each stretch of each dimension, and the block or exit of each tensor."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class Segment:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """Every axis that moves it, the outermost first."""
+        """The axes on which its length depends, the outermost first."""
         outer = () if self.axis is None else (self.axis,)
         return tuple(dict.fromkeys((*outer, *(axis for inner in self.within for axis in inner.axes))))
 
@@ -42,7 +42,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """What is known of one tensor.
+    """The layout of one tensor.
 
     Attributes:
         dims: Per dimension its stretches; lengths add up to the shape.
@@ -57,7 +57,7 @@ class TensorLayout:
     trainable: bool
 
     def present(self, exits: tuple[int, ...]) -> bool:
-        """Tell whether a sub-model with these exits has the tensor."""
+        """Return whether a sub-model with these exits has the tensor."""
         if self.exit is not None:
             return self.exit in exits
         return self.block is None or self.block < exits[-1]
@@ -72,7 +72,7 @@ class Layout:
         exits: Exits of the full model, shallow to deep; the last is the full depth.
         tensors: By name, in canonical order: parameters first, then buffers that are averaged.
         aliases: Second names of tensors, by name.
-        base: Tensors that are never trained and do not travel.
+        base: Tensors that are never trained and are not sent.
         by_order: Tensors of classifiers that are numbered by their order, as in an `nn.ModuleList`, so that their names
             mean the same only in sub-models whose exits are the first ones.
     """
@@ -86,12 +86,12 @@ class Layout:
 
     @cached_property
     def frozen(self) -> "Layout":
-        """The layout of what is never trained."""
+        """The layout of the tensors that are never trained."""
         return Layout(self.axes, self.exits, self.base, by_order=self.by_order)
 
     @cached_property
     def complete(self) -> "Layout":
-        """The layout of all that the model has, trained or not."""
+        """The layout of all tensors, trained or not."""
         if not self.base:
             return self
         return Layout(self.axes, self.exits, {**self.tensors, **self.base}, self.aliases, by_order=self.by_order)
@@ -121,10 +121,10 @@ class Layout:
         }
 
     @cached_property
-    def cuts(self) -> dict[Any, Any]:
-        """Index work done once per sub-model, kept by `fleetfit.submodel`."""
+    def slice_plans(self) -> dict[Any, Any]:
+        """The cache of `fleetfit.submodel.get_slice_plan`."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the cached index work behind when the layout goes to another process."""
-        return {key: value for key, value in self.__dict__.items() if key not in ("cuts", "frozen", "complete")}
+        """Leave cached properties out when the layout goes to another process."""
+        return {key: value for key, value in self.__dict__.items() if key not in ("slice_plans", "frozen", "complete")}

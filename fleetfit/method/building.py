@@ -97,7 +97,7 @@ def build(spec: Mapping[str, Any]) -> Method:
 
 def rebuild_problem(spec: Mapping[str, Any]) -> Problem:
     """Build the problem that a spec describes, its model changed by the method's hook `model`."""
-    return apply_model_hook(Problem.rebuilt(spec), spec.get("method", {}))
+    return apply_model_hook(Problem.from_spec(spec), spec.get("method", {}))
 
 
 def apply_model_hook(problem: Problem, spec: Mapping[str, Any]) -> Problem:

@@ -19,7 +19,7 @@ from fleetfit.aggregate import Aggregate, Mean, apply_mean
 from fleetfit.layout import Architecture, Axis, State, outputs
 from fleetfit.planner import Targets
 from fleetfit.seeds import make_numpy_rng
-from fleetfit.submodel import Channels, Submodel, extract, rising
+from fleetfit.submodel import Channels, Submodel, extract, normalise_channels
 from fleetfit.values import Aggregator, Device, Failure, Federation, Job, Level, Problem, Server, Update
 
 Slot = tuple[int, int, Submodel]
@@ -175,7 +175,7 @@ def get_round_submodel(federation: Federation, round: int, client: int, level_in
     for name, kept in level.submodel.channels.items():
         if axes[name].scaled and select is not keep_prefix:
             rng = make_numpy_rng(federation.seed, round, client, name)
-            channels[name] = rising(name, select(axes[name], len(kept), round, client, rng))
+            channels[name] = normalise_channels(name, select(axes[name], len(kept), round, client, rng))
         else:
             channels[name] = kept
     return Submodel(channels, level.submodel.exits)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from fleetfit.cost import cost_of
+from fleetfit.cost import compute_cost
 from fleetfit.errors import PlanError
 from fleetfit.layout import Architecture
 from fleetfit.planner import Targets
@@ -137,7 +137,7 @@ def narrow(architecture: Architecture, width: float, whole: int) -> Submodel:
 def make_pool_levels(problem: Problem, targets: Targets, models: Sequence[PoolModel]) -> list[Level]:
     """Return the models of a pool, smallest first; S_1, M_1 and L_1 count in the average over levels."""
     costs = [
-        cost_of(problem.architecture, model.submodel, problem.input_shape, targets.cost, targets.conditions)
+        compute_cost(problem.architecture, model.submodel, problem.input_shape, targets.cost, targets.conditions)
         for model in models
     ]
     return [

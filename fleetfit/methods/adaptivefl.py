@@ -26,11 +26,11 @@ import numpy.typing as npt
 import torch
 
 from fleetfit.aggregate import Aggregate
-from fleetfit.cost import cost_of
+from fleetfit.cost import compute_cost
 from fleetfit.errors import ConfigError
 from fleetfit.method import Method, Reports, Slot
 from fleetfit.methods._pool import PoolModel, make_pool, make_pool_levels, unite
-from fleetfit.submodel import recut
+from fleetfit.submodel import move_state
 from fleetfit.values import Device, Failure, Federation, Job, Problem, Server, Update
 
 Models = Callable[[Problem], tuple[PoolModel, ...]]
@@ -120,12 +120,12 @@ def shrink_job(job: Job, device: Device, models: Models) -> Job | None:
     affordable = [(i, submodel) for i, submodel in contained if device.affords(submodel)]
     if not affordable:
         return None
-    index, submodel = max(affordable, key=lambda pair: cost_of(problem.architecture, pair[1], problem.input_shape))
+    index, submodel = max(affordable, key=lambda pair: compute_cost(problem.architecture, pair[1], problem.input_shape))
     prefix = f"level{index + 1}/"
     return replace(
         job,
         submodel=submodel,
-        state=recut(problem.layout, job.state, job.submodel, submodel),
+        state=move_state(problem.layout, job.state, job.submodel, submodel),
         statistics={k.removeprefix(prefix): v for k, v in job.statistics.items() if k.startswith(prefix)},
     )
 

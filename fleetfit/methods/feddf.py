@@ -32,7 +32,7 @@ from fleetfit.levels import split_levels
 from fleetfit.losses import check_temperature
 from fleetfit.method import CoverageMean, Method, weigh_equally
 from fleetfit.seeds import derive_seed
-from fleetfit.submodel import FlatState, Submodel, concat_state, cut, get_shapes, whole
+from fleetfit.submodel import FlatState, Submodel, concat_state, full_submodel, get_shapes, get_slice_plan
 from fleetfit.tasks import NOT_SCORED
 from fleetfit.training import get_local_model, iter_batches, run_on_server
 from fleetfit.values import Device, Federation, Job, Local, Server, Update
@@ -96,10 +96,10 @@ class DistilledMean:
         if not self._teachers:
             return aggregate
         layout = federation.problem.layout
-        students = [level.submodel for level in federation.levels if level.submodel != whole(layout)]
+        students = [level.submodel for level in federation.levels if level.submodel != full_submodel(layout)]
         job = Job(
-            "train", server.round, server.round + 1, 0, None, whole(layout), apply_mean(server.state, aggregate),
-            make_distillation_spec(self._teachers, students, self._temperature),
+            "train", server.round, server.round + 1, 0, None, full_submodel(layout),
+            apply_mean(server.state, aggregate), make_distillation_spec(self._teachers, students, self._temperature),
             derive_seed(federation.seed, server.round, "distil"), local=self._local,
         )  # fmt: skip
         update = run_on_server(job, get_server_device(federation))
@@ -160,7 +160,10 @@ class Distillation:
         for model, _ in self._teachers:
             model.module.eval()
         self._students = [
-            (get_local_model(problem, submodel, accelerator, "student").module, cut(problem.layout, submodel))
+            (
+                get_local_model(problem, submodel, accelerator, "student").module,
+                get_slice_plan(problem.layout, submodel),
+            )
             for submodel in students
         ]
         self._held_out: dict[int, Tensor] = {}

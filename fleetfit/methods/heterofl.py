@@ -23,7 +23,7 @@ from fleetfit.levels import split_levels
 from fleetfit.losses import masked_cross_entropy
 from fleetfit.method import Loss, Method, send_all, weigh_equally
 from fleetfit.planner import Targets
-from fleetfit.submodel import Submodel, narrowed
+from fleetfit.submodel import Submodel, narrow_state
 from fleetfit.values import Device, Job, Level, Problem
 
 
@@ -123,5 +123,5 @@ def send_own_classes(job: Job, device: Device, state: State) -> tuple[Submodel, 
 
 def keep_channels(job: Job, device: Device, state: State, axis: str, channels: list[int]) -> tuple[Submodel, State]:
     """Return the sub-model and state that keep these channels of one axis."""
-    rows = narrowed(device.problem.layout, state, job.submodel.sizes, {axis: tuple(channels)})
+    rows = narrow_state(device.problem.layout, state, job.submodel.sizes, {axis: tuple(channels)})
     return Submodel({**job.submodel.channels, axis: tuple(channels)}, job.submodel.exits), rows

@@ -37,7 +37,7 @@ from fleetfit.factories import declare_unused
 from fleetfit.layout import Layout, State, TensorLayout
 from fleetfit.levels import split_levels
 from fleetfit.method import Method, Reports
-from fleetfit.submodel import Submodel, cut, extract
+from fleetfit.submodel import Submodel, extract, get_slice_plan
 from fleetfit.values import Federation, Server, Update
 
 Movements = Mapping[str, State]
@@ -84,7 +84,7 @@ class LevelMeans:
     def add(self, update: Update, weight: float) -> None:
         """Add an update to the means of its level."""
         submodel, source = Submodel(update.submodel.channels, update.submodel.exits[-1:]), self._blocks.source
-        names = cut(self._blocks.layout, submodel).names
+        names = get_slice_plan(self._blocks.layout, submodel).names
         untrained = tuple(name for name in names if source[name] in update.untrained)
         self._mean.add(submodel, {name: update.state[source[name]] for name in names}, weight, untrained)
         self._depths.add(submodel.depth)

@@ -34,16 +34,16 @@ from torch import Tensor, nn
 from fleetfit.errors import ModelError
 from fleetfit.layout import (
     Architecture,
+    ArchitectureWrapper,
     Axis,
     Carry,
     ExitModel,
     HasSegments,
     State,
-    Wrapped,
     alias,
     build_module,
     default_sizes,
-    some_input,
+    make_input,
 )
 from fleetfit.layout.meta import on_meta
 from fleetfit.models.transformer import TokenHead, initialise
@@ -157,7 +157,7 @@ class RecurrentModule(ExitModel):
 
 
 @dataclass(frozen=True)
-class Recurrent(Wrapped):
+class Recurrent(ArchitectureWrapper):
     """A model family with one recurrent exit; made by `recurrent`, which explains the fields."""
 
     input_shape: tuple[int, ...]
@@ -225,7 +225,7 @@ class Recurrent(Wrapped):
                     "with_token. Inherit from fleetfit.ExitModel, which has the last two."
                 )
             backbone: Any = module
-            carry = backbone.start(some_input(self.inner, self.input_shape, 2))
+            carry = backbone.start(make_input(self.inner, self.input_shape, 2))
             widths = [backbone.token(carry).shape[-1]]
             for i in range(len(self.positions) if segments is None else segments):
                 carry = backbone.segment(i, carry)
@@ -251,14 +251,14 @@ class Recurrent(Wrapped):
         """Return whether a tensor is trained: all of Ree, and those of the backbone that `[peft]` trains."""
         return super().trains(name.removeprefix(BACKBONE)) if name.startswith(BACKBONE) else True
 
-    def added(self, name: str) -> bool:
+    def is_new(self, name: str) -> bool:
         """Return whether a checkpoint may lack a tensor."""
-        return super().added(name.removeprefix(BACKBONE)) if name.startswith(BACKBONE) else True
+        return super().is_new(name.removeprefix(BACKBONE)) if name.startswith(BACKBONE) else True
 
-    def adopted(self, state: State) -> State:
+    def rename_tensors(self, state: State) -> State:
         """Return another model's tensors by the names that they have here, its last classifier's too."""
         adopted: dict[str, Tensor] = {}
-        for name, tensor in super().adopted(state).items():
+        for name, tensor in super().rename_tensors(state).items():
             head = _HEAD.match(name)
             if name.startswith((BACKBONE, "ree.", "classifier.")):
                 adopted[name] = tensor

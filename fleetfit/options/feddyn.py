@@ -23,7 +23,7 @@ from fleetfit.errors import check_range
 from fleetfit.layout import State
 from fleetfit.method import Method, Reports, weigh_equally
 from fleetfit.options._movement import Movement
-from fleetfit.submodel import FlatState, concat_state, get_shapes, kept_with, recut, submodel_of
+from fleetfit.submodel import FlatState, concat_state, get_shapes, move_state, pack_state, parse_submodel
 from fleetfit.values import Device, Federation, Job, Server, Update
 
 
@@ -47,7 +47,7 @@ def load_gradient(job: Job, device: Device) -> Tensor:
     if not device.memory or "gradient" not in device.memory:
         return torch.zeros_like(concat_state(job.state))
     stored = device.memory["gradient"]
-    return concat_state(recut(device.problem.layout, stored["state"], submodel_of(stored), job.submodel))
+    return concat_state(move_state(device.problem.layout, stored["state"], parse_submodel(stored), job.submodel))
 
 
 def make_penalty(job: Job, device: Device, alpha: float) -> Callable[[nn.Module], Tensor]:
@@ -70,7 +70,7 @@ def make_penalty(job: Job, device: Device, alpha: float) -> Callable[[nn.Module]
 def remember(job: Job, device: Device, state: State, loss: Any, alpha: float) -> Any:
     """Keep g_k - alpha (w_k - w_received), with its sub-model."""
     gradient = load_gradient(job, device) - alpha * (concat_state(state) - concat_state(job.state))
-    stored = kept_with(job.submodel, FlatState(gradient, get_shapes(job.state)))
+    stored = pack_state(job.submodel, FlatState(gradient, get_shapes(job.state)))
     return {**(device.memory or {}), "gradient": stored}
 
 

@@ -14,7 +14,7 @@ from fleetfit.errors import check_range
 from fleetfit.method import Method
 from fleetfit.movements import Movements
 from fleetfit.options._order_statistics import floor_share, select_ranks
-from fleetfit.submodel import concat_state, cut, whole
+from fleetfit.submodel import concat_state, full_submodel, get_slice_plan
 from fleetfit.training import one_thread
 from fleetfit.values import Federation, Server, Update
 
@@ -48,7 +48,7 @@ class TrimmedMean:
     def result(self) -> Aggregate:
         """Return the trimmed means."""
         layout = self._layout
-        full, state = cut(layout, whole(layout)), concat_state(self._server.state).cpu()
+        full, state = get_slice_plan(layout, full_submodel(layout)), concat_state(self._server.state).cpu()
         mean, coverage = torch.zeros(full.size), torch.zeros(full.size)
         with one_thread():
             for part in Movements(layout, self._server, self._updates).chunks() if self._updates else ():

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from fleetfit.errors import ModelError
-from fleetfit.layout import Declaration, State, Wrapped, build_module, infer_layout
+from fleetfit.layout import ArchitectureWrapper, Declaration, State, build_module, infer_layout
 from fleetfit.layout.meta import on_meta
 
 _HEAD = re.compile(r"(?:.*\.)?heads\.\d+\.")
@@ -20,7 +20,7 @@ ADDED = "tuning"  # a part of tensors' names in saved states
 
 
 @dataclass(frozen=True)
-class Tuned(Wrapped):
+class Tuned(ArchitectureWrapper):
     """A model family with a frozen backbone and added modules.
 
     Attributes:
@@ -112,15 +112,15 @@ class Tuned(Wrapped):
 
     def trains(self, name: str) -> bool:
         """Return whether a tensor is trained: of a classifier, or added."""
-        return bool(_HEAD.match(name)) or name in self._classifiers or self.added(name)
+        return bool(_HEAD.match(name)) or name in self._classifiers or self.is_new(name)
 
-    def added(self, name: str) -> bool:
+    def is_new(self, name: str) -> bool:
         """Return whether a tensor is of an added module."""
         return f".{ADDED}." in name
 
-    def merged(self, state: State) -> State:
+    def merge(self, state: State) -> State:
         """Return the tensors of the model without added modules."""
-        return super().merged(state) if self.places else state
+        return super().merge(state) if self.places else state
 
     @cached_property
     def declared(self) -> Mapping[str, Any]:

@@ -54,21 +54,21 @@ class Lora(Tuned):
         config = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=f"({pattern})")  # type: ignore[arg-type]
         inject_adapter_in_model(config, module)
 
-    def added(self, name: str) -> bool:
+    def is_new(self, name: str) -> bool:
         """Return whether a tensor is one of the thin matrices."""
         return name.endswith((A, B))
 
-    def adopted(self, state: State) -> State:
+    def rename_tensors(self, state: State) -> State:
         """Return another model's tensors by peft's names."""
         renamed = {}
-        for name, tensor in super().adopted(state).items():
+        for name, tensor in super().rename_tensors(state).items():
             layer, _, kind = name.rpartition(".")
             renamed[f"{layer}.{BASE}.{kind}" if layer in self.places else name] = tensor
         return renamed
 
-    def merged(self, state: State) -> State:
+    def merge(self, state: State) -> State:
         """Return the tensors with W + (alpha / rank) B A for W, computed in double precision."""
-        merged = {name: t for name, t in state.items() if not self.added(name) and f".{BASE}." not in name}
+        merged = {name: t for name, t in state.items() if not self.is_new(name) and f".{BASE}." not in name}
         for layer in self.places:
             for kind in ("weight", "bias"):
                 if (tensor := state.get(f"{layer}.{BASE}.{kind}")) is not None:

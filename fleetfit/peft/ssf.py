@@ -50,13 +50,13 @@ class Ssf(Tuned):
         weight = next(iter(part.parameters()))  # its first dimension is that of the output, for every kind
         return ScaleShift(len(weight), isinstance(part, _MAPS))
 
-    def merged(self, state: State) -> State:
+    def merge(self, state: State) -> State:
         """Return the tensors with each layer's factors and terms within its weight and bias.
 
         Raises:
             ModelError: A layer has no bias to add its terms to.
         """
-        merged = {name: tensor for name, tensor in state.items() if not self.added(name)}
+        merged = {name: tensor for name, tensor in state.items() if not self.is_new(name)}
         for layer in self.places:
             if (scale := state.get(f"{layer}.{ADDED}.scale")) is None:
                 continue

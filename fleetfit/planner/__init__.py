@@ -1,9 +1,8 @@
-"""From what the devices afford to levels, and from levels to sub-models (ScaleFL 3.1.1, CVPR 2023).
+"""From budgets of devices to levels, and from levels to sub-models (ScaleFL 3.1.1, CVPR 2023).
 
-Task 1: budgets become levels with a target cost and a tolerance (`levels_of_budgets`). Task 2: each level gets the
-depth and width whose cost is near its target and that are nearest to each other (`search`, Eq. 1). Then each client
-gets the largest level that it affords (`assign`), and `make_plan` puts it all into a `Plan`. `pool` is AdaptiveFL's own
-way to a set of sub-models.
+Task 1: `make_targets` turns budgets into levels with a target cost and a tolerance. Task 2: `search` gives each level
+the depth and width whose cost is near its target and that are nearest to each other (Eq. 1). Then `assign` gives each
+client the largest level that it affords, and `make_plan` returns all of it as a `Plan`.
 
 A budget may name several costs; all of them must fit. Levels and their targets come from the fleet's cost alone. Each
 further cost gives a level a ceiling, the smallest budget among the clients clustered there, and Eq. 1 admits only pairs
@@ -14,11 +13,10 @@ the cost that failed.
 Differs from the paper:
 - The levels are solved together: depth strictly grows, width never shrinks, and the sum of |s_d - s_w| is smallest; of
   equal sums the one with the nearest costs, then the deeper one, then the one whose small levels are shallower. A
-  level's cost counts the shallower classifiers that
-  it carries.
+  level's cost counts its shallower classifiers.
 - A client gets the largest level whose cost is at most (1 + its own tolerance) times its budget. The inequality
   printed in 3.1.1 would hand it more than it affords.
-- Where no client affords the full model, the full model is a level of its own that nobody trains whole.
+- Where no client affords the full model, the full model is a level of its own without clients.
 - `strict` admits only pairs at or under every budget of the level.
 - Budgets in several costs are not in the paper.
 """
@@ -29,17 +27,17 @@ from fleetfit.planner.budgets import (
     LevelShape,
     Mode,
     Targets,
-    absolute,
     affords,
     as_fractions,
     assign,
-    budget_problem,
-    budgets_by_cost,
-    given_levels,
-    levels_of_budgets,
+    convert_budgets,
+    find_budget_error,
+    make_fixed_targets,
+    make_targets,
+    parse_amount,
 )
-from fleetfit.planner.plan import Plan, PlannedLevel, further_costs, make_plan
-from fleetfit.planner.search import grids_of, one_level, search
+from fleetfit.planner.plan import Plan, PlannedLevel, compute_further_costs, make_plan
+from fleetfit.planner.search import find_one_level, make_grids, search
 
 __all__ = [
     "Amount",
@@ -49,17 +47,17 @@ __all__ = [
     "Plan",
     "PlannedLevel",
     "Targets",
-    "absolute",
     "affords",
     "as_fractions",
     "assign",
-    "budget_problem",
-    "budgets_by_cost",
-    "further_costs",
-    "given_levels",
-    "grids_of",
-    "levels_of_budgets",
+    "compute_further_costs",
+    "convert_budgets",
+    "find_budget_error",
+    "find_one_level",
+    "make_fixed_targets",
+    "make_grids",
     "make_plan",
-    "one_level",
+    "make_targets",
+    "parse_amount",
     "search",
 ]

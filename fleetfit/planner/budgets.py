@@ -1,4 +1,4 @@
-"""Budgets of clients become the levels' targets, and clients get their level (ScaleFL 3.1.1, Task 1)."""
+"""Turn budgets of clients into the levels' targets, and assign levels to clients (ScaleFL 3.1.1, Task 1)."""
 
 import math
 import re
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fleetfit.cost import COSTS, Conditions
 from fleetfit.errors import PlanError, did_you_mean
 
-# ---- what the levels should cost, and what they are: the values between the planner's two tasks --------------------
+# ---- targets and shapes of levels: the values between the planner's two tasks ---------------------------------------
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -43,14 +43,14 @@ class LevelShape:
 
 @dataclass(frozen=True)
 class Targets:
-    """What the levels should cost.
+    """Target costs of the levels.
 
     Attributes:
         ratios: r_l of each level, ascending, as a fraction of cost(M); the last is 1.
         tolerances: epsilon_l of each level: how far its cost may be from its target, as a fraction of it.
         cost: Name of the cost that the budgets are meant in.
         strict: Admit only costs at or under the target, and at or under the ceilings.
-        splits: The levels themselves where they are settled (a saved plan); empty: search for them.
+        splits: The levels themselves where they are fixed (a saved plan); empty: search for them.
         mode: How `splits` cut the model.
         ceilings: Each further cost that budgets name: the most that each level may cost, as a fraction of cost(M); a
             level may exceed it by its tolerance. Infinite where no client of the level names the cost.
@@ -84,7 +84,7 @@ class Targets:
                 )
 
 
-def given_levels(
+def make_fixed_targets(
     depths: Sequence[int],
     widths: Sequence[float],
     budgets: Sequence[float],
@@ -93,15 +93,15 @@ def given_levels(
     further: Iterable[str] = (),
     conditions: Conditions | None = None,
 ) -> Targets:
-    """Return targets whose levels are settled: what each one is, and what a client must afford for it.
+    """Return targets of fixed levels, each with the budget that a client needs for it.
 
     Args:
         depths: Blocks of each level, smallest first; the last is the full depth.
         widths: Fraction of the channels of each.
-        budgets: What each needs, as a fraction of the full model's cost; the last is 1.
-        cost: What the budgets are meant in.
+        budgets: The budget for each, as a fraction of the full model's cost; the last is 1.
+        cost: Name of the budgets' cost.
         tolerance: epsilon of every level.
-        further: Further costs that budgets name, which do not matter here.
+        further: Further costs that budgets name; they do not limit fixed levels.
         conditions: Under which costs are counted.
 
     Raises:
@@ -130,10 +130,10 @@ def given_levels(
 Amount = float | str
 """A number up to 1 is a fraction of cost(M), a larger one and text with a unit ("20 ms") are absolute."""
 Budget = Amount | Mapping[str, Amount]
-"""What a device affords: of the fleet's cost, or of several costs by name."""
+"""A device's budget: in the fleet's cost, or in several costs by name."""
 
 _MOST_LEVELS = 8
-_SAMPLE = 1000  # clustering looks at so many quantiles of the budgets
+_SAMPLE = 1000  # quantiles of the budgets that are clustered
 _SLACK = 1e-9  # 1.1 * 0.125 must cover a level that costs 0.1375
 _UNITS = {
     "_s": {"s": 1.0, "ms": 1e-3, "us": 1e-6},
@@ -142,7 +142,7 @@ _UNITS = {
 }
 
 
-# ---- from what people write to fractions ---------------------------------------------------------------------------
+# ---- budgets as users write them -----------------------------------------------------------------------------------
 
 
 def as_fractions(budgets: npt.ArrayLike, full: float) -> Floats:
@@ -155,68 +155,68 @@ def as_fractions(budgets: npt.ArrayLike, full: float) -> Floats:
     Raises:
         PlanError: A budget is not a positive finite number.
     """
-    given = _checked(budgets)
-    return np.where(given > 1, given / full, given)
+    values = _check_budgets(budgets)
+    return np.where(values > 1, values / full, values)
 
 
-def budgets_by_cost(budgets: Sequence[Budget], cost: str, full: Callable[[str], float]) -> dict[str, Floats]:
-    """Return what each client affords in each cost that some budget names, as fractions of cost(M) [K].
+def convert_budgets(budgets: Sequence[Budget], cost: str, full: Callable[[str], float]) -> dict[str, Floats]:
+    """Return the budget of each client in each cost that a budget names, as fractions of cost(M) [K].
 
     Args:
         budgets: One per client.
-        cost: The cost that plain numbers are meant in, and that every budget must name. It comes first.
+        cost: The cost of plain numbers, which every budget must name. It comes first.
         full: cost(M) in a cost.
 
     Returns:
-        By cost; infinite where a client says nothing of a further cost.
+        By cost; infinite where a client's budget does not name a further cost.
 
     Raises:
         PlanError: A budget makes no sense, or does not name `cost`.
     """
-    said = [dict(b) if isinstance(b, Mapping) else {cost: b} for b in budgets]
-    for index, budget in enumerate(said):
+    tables = [dict(b) if isinstance(b, Mapping) else {cost: b} for b in budgets]
+    for index, budget in enumerate(tables):
         if cost not in budget:
             raise PlanError(
                 f"budget #{index + 1} names {', '.join(budget) or 'nothing'}, and must name {cost} too, which the "
                 f"levels are planned in; {cost} = 1.0 is no limit.",
                 key="budgets",
             )
-    found = {}
-    for name in dict.fromkeys([cost, *(name for budget in said for name in budget)]):
+    by_cost = {}
+    for name in dict.fromkeys([cost, *(name for budget in tables for name in budget)]):
         whole = full(name)
-        amounts = [budget.get(name, math.inf) for budget in said]
-        numbers = [absolute(a, name) / whole if isinstance(a, str) else float(a) for a in amounts]
-        given = np.array([1.0 if n == math.inf else n for n in numbers])  # infinite ones are checked as 1
-        fractions = np.array([isinstance(a, str) for a in amounts])
-        found[name] = np.where(fractions, given, as_fractions(given, whole))
-        found[name][np.isinf(numbers)] = math.inf
-    return found
+        amounts = [budget.get(name, math.inf) for budget in tables]
+        numbers = [parse_amount(a, name) / whole if isinstance(a, str) else float(a) for a in amounts]
+        finite = np.array([1.0 if n == math.inf else n for n in numbers])  # infinite ones are checked as 1
+        are_fractions = np.array([isinstance(a, str) for a in amounts])
+        by_cost[name] = np.where(are_fractions, finite, as_fractions(finite, whole))
+        by_cost[name][np.isinf(numbers)] = math.inf
+    return by_cost
 
 
-def budget_problem(budget: Budget, cost: str) -> str:
-    """Return what is wrong with a budget before the model is known, or "".
+def find_budget_error(budget: Budget, cost: str) -> str:
+    """Return the error of a budget that shows without the model, or "".
 
     Args:
-        budget: What somebody says that a device affords.
-        cost: What plain numbers are meant in, and what every budget must name.
+        budget: A user's budget of a device.
+        cost: The cost of plain numbers, which every budget must name.
     """
     unknown = [name for name in budget if name not in COSTS] if isinstance(budget, Mapping) else []
     if unknown:
         return f'"{unknown[0]}" is no cost; there are {", ".join(COSTS)}.{did_you_mean(unknown[0], COSTS)}'
     try:
-        budgets_by_cost([budget], cost, lambda name: 1e12)
+        convert_budgets([budget], cost, lambda name: 1e12)
     except (PlanError, OverflowError) as error:
         return str(error).replace("budget #1", "its budget")
     return ""
 
 
-def absolute(text: str, cost: str) -> float:
+def parse_amount(text: str, cost: str) -> float:
     """Return an amount with a unit in the unit of a cost: "20 ms" of latency_s is 0.02.
 
     Raises:
         PlanError: The text is no such amount.
     """
-    units = next(known for ending, known in _UNITS.items() if cost.endswith(ending))
+    units = next(table for ending, table in _UNITS.items() if cost.endswith(ending))
     matched = re.fullmatch(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]+)\s*", text)
     try:
         if matched is not None and matched[2] in units:
@@ -231,7 +231,7 @@ def absolute(text: str, cost: str) -> float:
 # ---- levels --------------------------------------------------------------------------------------------------------
 
 
-def levels_of_budgets(
+def make_targets(
     budgets: npt.ArrayLike,
     how: str | Sequence[float] = "cluster",
     tolerances: npt.ArrayLike = 0.1,
@@ -243,7 +243,7 @@ def levels_of_budgets(
     """Choose the number of levels, their target ratios r_l, their tolerances, and their ceilings in further costs.
 
     Args:
-        budgets: What each client affords, as a fraction of cost(M).
+        budgets: Budget of each client, as a fraction of cost(M).
         how: "cluster": k-means on log budgets, L by silhouette (up to 8 distinct budgets: each is a level), r_l the
             smallest budget of the cluster, r_L = 1. "halving": 1, 1/2, 1/4, ... until the smallest client fits. Or the
             ratios themselves, ascending; the full model is added where it is missing.
@@ -256,31 +256,36 @@ def levels_of_budgets(
     Raises:
         PlanError: Budgets, tolerances or ratios that make no sense.
     """
-    given = _checked(budgets)
-    slack = np.broadcast_to(np.asarray(tolerances, dtype=np.float64), given.shape)
+    values = _check_budgets(budgets)
+    slack = np.broadcast_to(np.asarray(tolerances, dtype=np.float64), values.shape)
     if not (np.isfinite(slack) & (slack >= 0)).all():
         raise PlanError(f"a tolerance must be a number of at least 0, got {tolerances!r}.", key="tolerance")
-    others = {name: np.asarray(values, dtype=np.float64) for name, values in (further or {}).items()}
+    others = {name: np.asarray(budget, dtype=np.float64) for name, budget in (further or {}).items()}
     if how == "cluster":
-        whole = np.logical_and.reduce([affords(values, slack, 1.0) for values in (given, *others.values())])
-        ratios, member = _clustered(np.minimum(given, 1.0), bool(whole.any()))
+        whole = np.logical_and.reduce([affords(budget, slack, 1.0) for budget in (values, *others.values())])
+        ratios, members = _cluster(np.minimum(values, 1.0), bool(whole.any()))
     elif isinstance(how, str) and how != "halving":
         raise PlanError(f'levels must be "cluster", "halving" or a list of ratios, got "{how}".', key="levels")
     else:
-        ratios = _halved(float((given * (1 + slack)).min())) if isinstance(how, str) else _with_full(how)
-        member = assign(given, slack, ratios)
+        if isinstance(how, str):  # 1, 1/2, 1/4, ... ascending, until the smallest client fits
+            halvings = max(0, math.ceil(-math.log2(float((values * (1 + slack)).min())) - _SLACK))
+            ratios = tuple(0.5**i for i in range(min(halvings, _MOST_LEVELS - 1), -1, -1))
+        else:
+            ratios = tuple(float(r) for r in how)
+            ratios = ratios if ratios and ratios[-1] == 1 else (*ratios, 1.0)
+        members = assign(values, slack, ratios)
 
-    def smallest(values: Floats) -> list[float]:
-        return [float(values[member == level].min(initial=np.inf)) for level in range(len(ratios))]
+    def find_smallest(numbers: Floats) -> list[float]:
+        return [float(numbers[members == level].min(initial=np.inf)) for level in range(len(ratios))]
 
-    everybody = float(slack.min())
-    epsilons = tuple(t if math.isfinite(t) else everybody for t in smallest(slack))
-    ceilings = {name: tuple(smallest(values)) for name, values in others.items()}
+    least = float(slack.min())
+    epsilons = tuple(t if math.isfinite(t) else least for t in find_smallest(slack))
+    ceilings = {name: tuple(find_smallest(budget)) for name, budget in others.items()}
     return Targets(ratios, epsilons, cost, strict, ceilings=ceilings, conditions=conditions or Conditions())
 
 
 def affords(budgets: npt.ArrayLike, tolerances: npt.ArrayLike, needed: float) -> Bools:
-    """Return who affords a cost [K]: needed <= (1 + epsilon_k) B_k."""
+    """Return whether each client affords a cost [K]: needed <= (1 + epsilon_k) B_k."""
     limits = np.asarray(budgets, dtype=np.float64) * (1 + np.asarray(tolerances, dtype=np.float64)) * (1 + _SLACK)
     return np.asarray(limits >= needed)
 
@@ -302,49 +307,38 @@ def assign(
     levels = np.full(np.shape(budgets), -1, dtype=np.int64)
     for level, needed in enumerate(level_costs):
         fits = affords(budgets, tolerances, needed)
-        for values, costs in further:
-            fits = fits & affords(values, tolerances, costs[level])
+        for further_budgets, costs in further:
+            fits = fits & affords(further_budgets, tolerances, costs[level])
         levels[fits] = level
     return levels
 
 
-def _checked(budgets: npt.ArrayLike) -> Floats:
-    given = np.atleast_1d(np.asarray(budgets, dtype=np.float64))
-    wrong = np.flatnonzero(~(np.isfinite(given) & (given > 0)))
-    if not given.size:
+def _check_budgets(budgets: npt.ArrayLike) -> Floats:
+    values = np.atleast_1d(np.asarray(budgets, dtype=np.float64))
+    wrong = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+    if not values.size:
         raise PlanError("there are no budgets: name at least one client or group.", key="budgets")
     if wrong.size:
         raise PlanError(
-            f"a budget must be a number above 0, got {given[wrong[0]]} for client {wrong[0]}.", key="budgets"
+            f"a budget must be a number above 0, got {values[wrong[0]]} for client {wrong[0]}.", key="budgets"
         )
-    return given
+    return values
 
 
-def _with_full(ratios: Sequence[float]) -> tuple[float, ...]:
-    found = tuple(float(r) for r in ratios)
-    return found if found and found[-1] == 1 else (*found, 1.0)
-
-
-def _halved(smallest: float) -> tuple[float, ...]:
-    """Return 1, 1/2, 1/4, ... ascending, until the smallest client fits."""
-    steps = max(0, math.ceil(-math.log2(smallest) - _SLACK))
-    return tuple(0.5**i for i in range(min(steps, _MOST_LEVELS - 1), -1, -1))
-
-
-def _clustered(budgets: Floats, whole: bool) -> tuple[tuple[float, ...], Ints]:
-    """Return the ratios and each client's cluster; the top one is the full model's if anybody affords the whole."""
+def _cluster(budgets: Floats, whole: bool) -> tuple[tuple[float, ...], Ints]:
+    """Return the ratios and each client's cluster; the top one is the full model's if a client affords it."""
     distinct = np.unique(budgets)
-    edges = (distinct[1:] + distinct[:-1]) / 2 if len(distinct) <= _MOST_LEVELS else _edges(budgets)
-    member: Ints = np.searchsorted(edges, budgets, side="right")
-    floors = [float(budgets[member == c].min()) for c in range(len(edges) + 1)]
+    edges = (distinct[1:] + distinct[:-1]) / 2 if len(distinct) <= _MOST_LEVELS else _find_edges(budgets)
+    members: Ints = np.searchsorted(edges, budgets, side="right")
+    floors = [float(budgets[members == c].min()) for c in range(len(edges) + 1)]
     if whole or floors[-1] == 1:
         floors[-1] = 1.0
     else:
         floors.append(1.0)
-    return tuple(floors), member
+    return tuple(floors), members
 
 
-def _edges(budgets: Floats) -> Floats:
+def _find_edges(budgets: Floats) -> Floats:
     """Cluster log budgets by k-means and return the budgets halfway between neighbouring centres."""
     from sklearn.cluster import KMeans
     from sklearn.metrics import silhouette_score
@@ -353,7 +347,7 @@ def _edges(budgets: Floats) -> Floats:
     if len(points) > _SAMPLE:
         points = points[np.linspace(0, len(points) - 1, _SAMPLE).round().astype(np.int64)]
     distinct = np.log(np.unique(points))
-    if len(distinct) <= 2:  # the rest is so rare that the sample has none of it
+    if len(distinct) <= 2:  # other budgets are too rare to be in the sample
         return np.asarray(np.exp((distinct[1:] + distinct[:-1]) / 2))
     logs = np.log(points)[:, None]
     best: tuple[float, Any] = (-np.inf, None)

@@ -9,7 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import tomli_w
 
-from fleetfit.cost import BATCH_SIZE, Conditions, Cost, Piece, cost_grid, cost_of, full_cost, latency_of, submodel_cost
+from fleetfit.cost import (
+    BATCH_SIZE,
+    Conditions,
+    Cost,
+    Piece,
+    compute_cost,
+    cost_grid,
+    full_cost,
+    get_latency,
+    submodel_cost,
+)
 from fleetfit.errors import ConfigError, PlanError, did_you_mean, escape_controls, truncate
 from fleetfit.layout import Architecture
 from fleetfit.markup import html_table
@@ -22,10 +32,10 @@ from fleetfit.planner.budgets import (
     affords,
     as_fractions,
     assign,
-    budgets_by_cost,
-    levels_of_budgets,
+    convert_budgets,
+    make_targets,
 )
-from fleetfit.planner.search import grids_of, search
+from fleetfit.planner.search import make_grids, search
 from fleetfit.submodel import Submodel
 
 # ---- the plan ------------------------------------------------------------------------------------------------------
@@ -70,14 +80,14 @@ class Plan:
     """The planner's result.
 
     Attributes:
-        cost: Name of the cost that budgets are meant in.
+        cost: Name of the budgets' cost.
         mode: "both", "width" or "depth".
         blocks: Full depth of the model.
         levels: Smallest first; the last is the full model.
-        early_heads: What the full model's early classifiers cost, which level L leaves out.
-        left_out: Names of the clients that afford not even the smallest level.
+        early_heads: Cost of the full model's early classifiers, which level L leaves out.
+        left_out: Names of the clients that do not afford the smallest level.
         batch_size: Samples in a training step, for which memory is counted.
-        measured: What was measured on a machine, so that whoever uses the plan gets the same numbers.
+        measured: Latencies measured on a machine, so that a run that uses the plan has the same numbers.
     """
 
     cost: str
@@ -91,7 +101,7 @@ class Plan:
 
     @property
     def targets(self) -> Targets:
-        """The plan as settled targets, for a run that uses it."""
+        """The plan as targets of fixed levels, for a run that uses it."""
         return Targets(
             tuple(level.target for level in self.levels),
             tuple(level.tolerance for level in self.levels),
@@ -140,14 +150,14 @@ class Plan:
             values = tomllib.loads(text)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"a plan must be TOML: {error}.", key="plan") from error
-        return Plan.of_table(values)
+        return Plan.from_table(values)
 
     @staticmethod
-    def of_table(values: Mapping[str, Any]) -> "Plan":
+    def from_table(values: Mapping[str, Any]) -> "Plan":
         """Read the tables of what `to_toml` wrote.
 
         Raises:
-            ConfigError: They are no plan, or a newer FleetFit wrote them.
+            ConfigError: They are not a plan, or a newer FleetFit wrote them.
         """
         if values.get("format") not in _READ:
             raise ConfigError(
@@ -155,13 +165,14 @@ class Plan:
                 f"{' and '.join(map(str, _READ))}.",
                 key="format",
             )
-        known = ("format", "cost", "mode", "blocks", "batch_size", "left_out", "early_heads", "level", "measured")
+        keys = ("format", "cost", "mode", "blocks", "batch_size", "left_out", "early_heads", "level", "measured")
         for key in values:
-            if key not in known:
-                raise ConfigError(f"a plan has no key {truncate(key)}.{did_you_mean(key, known)}", key=key)
+            if key not in keys:
+                raise ConfigError(f"a plan has no key {truncate(key)}.{did_you_mean(key, keys)}", key=key)
         try:
-            levels = tuple(_level(entry) for entry in values["level"])
-            heads = Cost(**_typed(Cost, values["early_heads"]))
+            entries = [{**entry, "exits": tuple(int(e) for e in entry["exits"])} for entry in values["level"]]
+            levels = tuple(PlannedLevel(**_check_fields(PlannedLevel, entry)) for entry in entries)
+            heads = Cost(**_check_fields(Cost, values["early_heads"]))
             left_out = tuple(str(name) for name in values["left_out"])
             measured = {str(what): [float(n) for n in numbers] for what, numbers in values.get("measured", {}).items()}
             batch_size = int(values.get("batch_size", BATCH_SIZE))
@@ -176,26 +187,22 @@ class Plan:
             ) from error
 
 
-def _level(entry: Mapping[str, Any]) -> PlannedLevel:
-    return PlannedLevel(**_typed(PlannedLevel, {**entry, "exits": tuple(int(e) for e in entry["exits"])}))
-
-
-def _typed(record: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _check_fields(record: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Check names and types of a record's fields; whole numbers stand for floats."""
-    known = {f.name: f for f in fields(record)}
-    needed = {name for name, f in known.items() if f.default_factory is MISSING}
-    unknown = [key for key in values if key not in known]
+    all_fields = {f.name: f for f in fields(record)}
+    required = {name for name, f in all_fields.items() if f.default_factory is MISSING}
+    unknown = [key for key in values if key not in all_fields]
     if unknown:
-        raise ValueError(f'"{truncate(unknown[0])}" is no key; there are {", ".join(known)}')
-    if not needed <= values.keys():
-        raise ValueError(f"expected {', '.join(known)}; got {', '.join(values)}")
-    wanted = {name: get_origin(known[name].type) or known[name].type for name in values}
-    found = {name: float(v) if wanted[name] is float else v for name, v in values.items()}
-    for name, value in found.items():
-        kind = wanted[name]
+        raise ValueError(f'unknown key "{truncate(unknown[0])}"; the keys are {", ".join(all_fields)}')
+    if not required <= values.keys():
+        raise ValueError(f"expected {', '.join(all_fields)}; got {', '.join(values)}")
+    kinds = {name: get_origin(all_fields[name].type) or all_fields[name].type for name in values}
+    checked = {name: float(v) if kinds[name] is float else v for name, v in values.items()}
+    for name, value in checked.items():
+        kind = kinds[name]
         if isinstance(kind, type) and (not isinstance(value, kind) or isinstance(value, bool)):
             raise TypeError(f'"{name}" must be {kind.__name__}, got {value!r}')
-    return found
+    return checked
 
 
 # ---- planning a fleet: budgets to levels, levels to sub-models, clients to levels ----------------------------------
@@ -225,8 +232,8 @@ def make_plan(
         budgets: Budget by client name, or one per client (its index is its name): a fraction of cost(M) up to 1,
             absolute above; or a table of costs and budgets, all of which must fit.
         tolerances: epsilon_k of each client, or one for all.
-        how: "cluster", "halving", or target ratios; see `levels_of_budgets`.
-        cost: What budgets are meant in, a name in `fleetfit.cost.COSTS`.
+        how: "cluster", "halving", or target ratios; see `make_targets`.
+        cost: The budgets' cost, a name in `fleetfit.cost.COSTS`.
         mode: What is cut; see `search`.
         strict: Admit only levels at or under every budget of theirs.
         depths: Exits of the smaller levels, where they are given.
@@ -241,31 +248,37 @@ def make_plan(
     conditions = conditions or Conditions()
     names = list(budgets) if isinstance(budgets, Mapping) else None
     grid = cost_grid(architecture, input_shape, cost, conditions)
-    given = _fractions(architecture, input_shape, budgets, cost, grid.full, conditions)
-    further = {name: values for name, values in given.items() if name != cost}
+    by_cost = _convert_budgets(architecture, input_shape, budgets, cost, grid.full, conditions)
+    further = {name: values for name, values in by_cost.items() if name != cost}
     if depths is not None and widths is not None and isinstance(how, str):
-        how = _shares(grid.full, [grid.exactly(w, tuple(depths[: i + 1])) for i, w in enumerate(widths)])
-    targets = levels_of_budgets(given[cost], how, tolerances, cost, strict, further, conditions)
-    splits = search(grid, targets, mode, depths, widths, grids_of(architecture, input_shape, targets)[1])
+        how = [grid.compute(w, tuple(depths[: i + 1])) / grid.full for i, w in enumerate(widths)]
+        if how != sorted(set(how)) or any(share >= 1 for share in how):
+            raise PlanError(
+                f"the given depths and widths must make each level dearer than the one before, got costs {how}.",
+                key="depths",
+            )
+    targets = make_targets(by_cost[cost], how, tolerances, cost, strict, further, conditions)
+    splits = search(grid, targets, mode, depths, widths, make_grids(architecture, input_shape, targets)[1])
     costs = [(further[name], [s.further[name] for s in splits]) for name in further]
-    level_of = assign(given[cost], tolerances, [s.share for s in splits], costs)
+    level_of = assign(by_cost[cost], tolerances, [s.share for s in splits], costs)
     counts = np.bincount(level_of[level_of >= 0], minlength=len(splits)).tolist()
     shown = [name for name in dict.fromkeys([cost, *further, *also]) if name not in _PRINTED]
     levels = tuple(
-        _planned(architecture, input_shape, i, split, targets, int(counts[i]), shown) for i, split in enumerate(splits)
+        _plan_level(architecture, input_shape, i, split, targets, int(counts[i]), shown)
+        for i, split in enumerate(splits)
     )
     whole, bare = submodel_cost(architecture, ({}, splits[-1].exits), input_shape), full_cost(architecture, input_shape)
     heads = Cost(whole.parameters - bare.parameters, whole.multiply_adds - bare.multiply_adds)
     smallest = {cost: splits[0].share, **splits[0].further}
     left_out = [
-        f"{index if names is None else names[index]}{_because(given, tolerances, smallest, index)}"
+        f"{index if names is None else names[index]}{_name_failed_costs(by_cost, tolerances, smallest, index)}"
         for index in np.flatnonzero(level_of < 0).tolist()
     ]
     return Plan(cost, mode, architecture.blocks, levels, heads, tuple(left_out), conditions.batch_size,
                 conditions.measured)  # fmt: skip
 
 
-def _fractions(
+def _convert_budgets(
     architecture: Architecture,
     input_shape: Sequence[int],
     budgets: Mapping[str, Budget] | Sequence[Budget] | Floats,
@@ -273,33 +286,25 @@ def _fractions(
     full: float,
     conditions: Conditions,
 ) -> dict[str, Floats]:
-    """Return what each client affords in each cost."""
-    said = list(budgets.values()) if isinstance(budgets, Mapping) else budgets
-    if isinstance(said, np.ndarray) or not any(isinstance(budget, Mapping | str) for budget in said):
-        return {cost: as_fractions(said, full)}  # type: ignore[arg-type]
+    """Return the budget of each client in each cost, as a fraction of the full model's."""
+    values = list(budgets.values()) if isinstance(budgets, Mapping) else budgets
+    if isinstance(values, np.ndarray) or not any(isinstance(budget, Mapping | str) for budget in values):
+        return {cost: as_fractions(values, full)}  # type: ignore[arg-type]
     whole: Piece = ({}, (architecture.blocks,))
-    return budgets_by_cost(said, cost, lambda name: cost_of(architecture, whole, input_shape, name, conditions))
+    return convert_budgets(values, cost, lambda name: compute_cost(architecture, whole, input_shape, name, conditions))
 
 
-def _because(given: Mapping[str, Floats], tolerances: npt.ArrayLike, smallest: Mapping[str, float], client: int) -> str:
+def _name_failed_costs(
+    by_cost: Mapping[str, Floats], tolerances: npt.ArrayLike, smallest: Mapping[str, float], client: int
+) -> str:
     """Name the costs of the smallest level that a client does not afford, where there are several."""
-    if len(given) == 1:
+    if len(by_cost) == 1:
         return ""
-    slack = np.broadcast_to(np.asarray(tolerances, dtype=np.float64), given[next(iter(given))].shape)[client]
-    return f" ({', '.join(c for c, b in given.items() if not affords(b[client], slack, smallest[c]))})"
+    slack = np.broadcast_to(np.asarray(tolerances, dtype=np.float64), by_cost[next(iter(by_cost))].shape)[client]
+    return f" ({', '.join(c for c, b in by_cost.items() if not affords(b[client], slack, smallest[c]))})"
 
 
-def _shares(full: float, costs: Sequence[float]) -> list[float]:
-    found = [c / full for c in costs]
-    if found != sorted(set(found)) or any(share >= 1 for share in found):
-        raise PlanError(
-            f"the given depths and widths must make each level dearer than the one before, got costs {found}.",
-            key="depths",
-        )
-    return found
-
-
-def _planned(
+def _plan_level(
     architecture: Architecture,
     input_shape: Sequence[int],
     index: int,
@@ -317,11 +322,11 @@ def _planned(
     return PlannedLevel(
         str(index + 1), split.depth, split.width, split.exits, counted.parameters, counted.multiply_adds,
         targets.ratios[index], targets.tolerances[index], split.share, clients,
-        further_costs(architecture, piece, input_shape, shown, targets.conditions),
+        compute_further_costs(architecture, piece, input_shape, shown, targets.conditions),
     )  # fmt: skip
 
 
-def further_costs(
+def compute_further_costs(
     architecture: Architecture,
     submodel: Submodel,
     input_shape: Sequence[int],
@@ -329,11 +334,11 @@ def further_costs(
     conditions: Conditions,
 ) -> dict[str, float]:
     """Return further costs of a sub-model by name, and with a latency its spread."""
-    found = {}
+    by_cost = {}
     for cost in costs:
-        found[cost] = float(cost_of(architecture, submodel, input_shape, cost, conditions))
+        by_cost[cost] = float(compute_cost(architecture, submodel, input_shape, cost, conditions))
         if cost == "latency_s":
             sizes = {**architecture.sizes(1.0), **submodel.sizes}
-            measured = latency_of(architecture, sizes, submodel.exits, input_shape, conditions)
-            found["latency_spread_s"] = measured.spread_s
-    return found
+            latency = get_latency(architecture, sizes, submodel.exits, input_shape, conditions)
+            by_cost["latency_spread_s"] = latency.spread_s
+    return by_cost

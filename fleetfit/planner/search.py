@@ -4,9 +4,9 @@ For each level l, (s_d, s_w) = argmin |s_d - s_w| subject to |cost(split(M; s_d,
 epsilon_l, and where budgets name further costs, to each of them being at most (1 + epsilon_l) times the level's
 ceiling. Depths are the positions of an architecture (s_d = position / blocks), widths go from 0.01 to 1 by 0.01.
 
-The search is exact for costs that add up. Training memory and latency are estimated by parts;
-the levels that are found are then counted or measured, and where one breaks a bound, each estimate is corrected by
-what it was off at the nearest pair that was seen, and the search is repeated.
+The search is exact for costs that add up. Training memory and latency are estimated by parts; the levels that the
+search returns are then counted or measured. Where one breaks a bound, each estimate is corrected by its error at the
+nearest counted pair, and the search is repeated.
 
 The bound is the optimum of a relaxed problem, in which the shallower classifiers that a level carries may be any.
 """
@@ -29,14 +29,14 @@ from fleetfit.planner.budgets import (
     Targets,
 )
 
-# ---- depth first over the levels, best pair first, cut by a lower bound on what the rest adds ----------------------
+# ---- depth first over the levels, best pair first, cut by a lower bound of the rest ---------------------------------
 
 TINY = 1e-9
 Key = tuple[float, float, int]  # sum of |s_d - s_w|, sum of |cost / target - 1|, minus the sum of depths
 Pairs = tuple[tuple[int, int], ...]
 
 
-def gap_of(grid: Grid) -> Floats:
+def compute_gaps(grid: Grid) -> Floats:
     """Return |s_d - s_w| of every pair [P, W]."""
     gap: Floats = np.abs(np.array(grid.positions)[:, None] / grid.blocks - np.array(grid.widths))
     return gap
@@ -74,16 +74,16 @@ class Search:
             self._descend([], -1, 0, (0.0, 0.0, 0))
         if not np.isfinite(self.key[0]):
             return None
-        grid, found = self.grid, []
+        grid, splits = self.grid, []
         exits: list[int] = []
         for row, column in self.pairs:
             exits = [grid.positions[row]] if self.mode == "width" else [*exits, grid.positions[row]]
-            share = grid.of(grid.widths[column], exits) / grid.full
+            share = grid.estimate(grid.widths[column], exits) / grid.full
             if grid.cost in self.factors:
                 share *= float(self.factors[grid.cost][row, column])
-            found.append(LevelShape(exits[-1], grid.widths[column], tuple(exits), share))
+            splits.append(LevelShape(exits[-1], grid.widths[column], tuple(exits), share))
         last = (grid.blocks,) if self.mode == "width" else (*exits, grid.blocks)
-        return (*found, LevelShape(grid.blocks, 1.0, last, 1.0))
+        return (*splits, LevelShape(grid.blocks, 1.0, last, 1.0))
 
     def _descend(self, rows: list[int], row: int, column: int, key: Key, pairs: Pairs = ()) -> None:
         """Try every pair of the next level that can still beat the best key."""
@@ -108,7 +108,7 @@ class Search:
             so_far = (key[0] + float(self._gap[r, c]), key[1] + float(off[i]), key[2] - self.grid.positions[r])
             self._descend([*rows, r], r, c, so_far, (*pairs, (r, c)))
 
-    # ---- what a level may cost ---------------------------------------------------------------------------------------
+    # ---- bounds of a level's cost ------------------------------------------------------------------------------------
 
     def bounds(self, level: int) -> tuple[float, float]:
         """Return the least and the most that a level may cost, as fractions of cost(M)."""
@@ -144,7 +144,7 @@ class Search:
             column_ok = column_ok & (np.abs(columns - self.widths[level]) < TINY)
         return row_ok[:, None] & column_ok
 
-    # ---- what pairs cost ---------------------------------------------------------------------------------------------
+    # ---- costs of pairs ----------------------------------------------------------------------------------------------
 
     def _cost(self, grid: Grid, rows: Sequence[int] = ()) -> Floats:
         """Return the cost of every pair that carries classifiers at these rows [P, W]."""
@@ -162,7 +162,7 @@ class Search:
     @cached_property
     def _gap(self) -> Floats:
         """What Eq. 1 minimises [P, W]; nothing where only one dimension is free."""
-        return gap_of(self.grid) if self.mode == "both" else np.zeros_like(self._own(self.grid))
+        return compute_gaps(self.grid) if self.mode == "both" else np.zeros_like(self._own(self.grid))
 
     @cached_property
     def _ahead(self) -> list[Floats]:
@@ -200,7 +200,9 @@ class Search:
 _ATTEMPTS = 8
 
 
-def grids_of(architecture: Architecture, input_shape: Sequence[int], targets: Targets) -> tuple[Grid, dict[str, Grid]]:
+def make_grids(
+    architecture: Architecture, input_shape: Sequence[int], targets: Targets
+) -> tuple[Grid, dict[str, Grid]]:
     """Return the costs of all depths and widths in the targets' cost, and in each cost with ceilings."""
 
     def grid(cost: str) -> Grid:
@@ -226,14 +228,14 @@ def search(
             depths with the nearest costs.
         depths: Exits of the smaller levels, where they are given.
         widths: Widths of the smaller levels, where they are given. With both given, targets are not asked.
-        further: The grid of each cost with ceilings; see `grids_of`.
+        further: The grid of each cost with ceilings; see `make_grids`.
 
     Raises:
         PlanError: Nothing fits; the message names the nearest pairs, and what would admit them.
     """
     others = dict(further or {})
     if targets.splits and targets.mode == mode:
-        return _settled(grid, targets, others)
+        return _use_splits(grid, targets, others)
     if mode not in ("both", "width", "depth"):
         raise PlanError(f'a split must be "both", "width" or "depth", got {mode!r}.', key="split")
     if others.keys() != targets.ceilings.keys():
@@ -241,62 +243,62 @@ def search(
             f"the search needs the costs of {', '.join(targets.ceilings)}, got {', '.join(others)}.", key="others"
         )
     smaller = len(targets.ratios) - 1
-    for name, given in (("depths", depths), ("widths", widths)):
-        if given is not None and len(given) != smaller:
+    for name, values in (("depths", depths), ("widths", widths)):
+        if values is not None and len(values) != smaller:
             raise PlanError(f"{len(targets.ratios)} levels need {smaller} {name} (the last level is the full model), "
-                            f"got {len(given)}.", key=name)  # fmt: skip
-    _check_given(grid, depths, widths)
-    wanted = Search(grid, targets, mode, depths, widths, others)
-    found = _find(wanted)
-    if found is None:
-        raise _explain(wanted) if _again(wanted, any_will_do=True).best() is None else _explain_measured(wanted)
-    return found
+                            f"got {len(values)}.", key=name)  # fmt: skip
+    _check_shapes(grid, depths, widths)
+    query = Search(grid, targets, mode, depths, widths, others)
+    splits = _find_splits(query)
+    if splits is None:
+        raise _explain(query) if _restart(query, any_will_do=True).best() is None else _explain_measured(query)
+    return splits
 
 
-def _find(wanted: Search) -> tuple[LevelShape, ...] | None:
+def _find_splits(query: Search) -> tuple[LevelShape, ...] | None:
     """Search until the levels are within their bounds when they are counted; None: nothing fits."""
-    grid, others = wanted.grid, wanted.further
+    grid, others = query.grid, query.further
     seen: list[LevelShape] = []
     for _ in range(_ATTEMPTS):
-        found = wanted.best()
-        if found is None:
+        estimated = query.best()
+        if estimated is None:
             return None
-        counted = tuple(_counted(split, grid, others) for split in found)
-        if all(_within(wanted, level, split) for level, split in enumerate(counted[:-1])):
+        counted = tuple(_count_split(split, grid, others) for split in estimated)
+        if all(_is_within_bounds(query, level, split) for level, split in enumerate(counted[:-1])):
             return counted
         seen += counted[:-1]  # level L costs cost(M), without the early heads that its estimate has
         factors = {g.cost: _corrections(g, g is grid, seen) for g in (grid, *others.values()) if g.measure is not None}
-        wanted = _again(wanted, factors=factors)
+        query = _restart(query, factors=factors)
     return None
 
 
-def _again(wanted: Search, **changes: Any) -> Search:
-    """Return a search that has found nothing yet, with some of its attributes changed."""
-    return replace(wanted, key=(np.inf, np.inf, 0), pairs=(), **changes)
+def _restart(query: Search, **changes: Any) -> Search:
+    """Return a search without a result, with some of its attributes changed."""
+    return replace(query, key=(np.inf, np.inf, 0), pairs=(), **changes)
 
 
-def _check_given(grid: Grid, depths: Sequence[int] | None, widths: Sequence[float] | None) -> None:
+def _check_shapes(grid: Grid, depths: Sequence[int] | None, widths: Sequence[float] | None) -> None:
     allowed = [p for p in grid.positions if p < grid.blocks]
     if depths is not None and (list(depths) != sorted(set(depths)) or any(d not in allowed for d in depths)):
         raise PlanError(
             f"depths of the smaller levels must grow strictly and be among {allowed}, got {list(depths)}.", key="depths"
         )
     if widths is not None and (
-        list(widths) != sorted(widths) or any(min(abs(w - known) for known in grid.widths) > TINY for w in widths)
+        list(widths) != sorted(widths) or any(min(abs(w - other) for other in grid.widths) > TINY for w in widths)
     ):
         raise PlanError(
             f"widths must not shrink from level to level and go by 0.01 up to 1, got {list(widths)}.", key="widths"
         )
 
 
-def one_level(grid: Grid, ratio: float, tolerance: float = 0.1) -> LevelShape:
+def find_one_level(grid: Grid, ratio: float, tolerance: float = 0.1) -> LevelShape:
     """Return the pair that Eq. 1 picks for one target ratio alone, with no other classifier than its own.
 
     Raises:
         PlanError: No pair is within the tolerance.
     """
     cost = (grid.trunk + grid.heads) / grid.full
-    gap, off = gap_of(grid), np.abs(cost / ratio - 1)
+    gap, off = compute_gaps(grid), np.abs(cost / ratio - 1)
     rows, columns = np.nonzero(off <= tolerance + TINY)
     if not rows.size:
         row, column = divmod(int(np.argmin(off)), off.shape[1])
@@ -311,139 +313,143 @@ def one_level(grid: Grid, ratio: float, tolerance: float = 0.1) -> LevelShape:
     return LevelShape(depth, grid.widths[column], (depth,), float(cost[row, column]))
 
 
-def _settled(grid: Grid, targets: Targets, further: Mapping[str, Grid]) -> tuple[LevelShape, ...]:
+def _use_splits(grid: Grid, targets: Targets, further: Mapping[str, Grid]) -> tuple[LevelShape, ...]:
     """Return the splits of a saved plan, with their cost in this model."""
-    strange = sorted({e for s in targets.splits for e in s.exits} - set(grid.positions))
-    if strange or targets.splits[-1].depth != grid.blocks:
+    unknown = {e for s in targets.splits for e in s.exits} - set(grid.positions)
+    if unknown or targets.splits[-1].depth != grid.blocks:
         raise PlanError(f"the plan, or the given levels, were made for another model: it has exits "
                         f"{list(targets.splits[-1].exits)}; this model has {grid.blocks} blocks and allows exits after "
                         f"{list(grid.positions)}.", key="levels")  # fmt: skip
-    return tuple(_counted(split, grid, further) for split in targets.splits)
+    return tuple(_count_split(split, grid, further) for split in targets.splits)
 
 
 # ---- estimates -----------------------------------------------------------------------------------------------------
 
 
-def _counted(split: LevelShape, grid: Grid, further: Mapping[str, Grid]) -> LevelShape:
+def _count_split(split: LevelShape, grid: Grid, further: Mapping[str, Grid]) -> LevelShape:
     """Return a split with its costs themselves; level L costs cost(M)."""
 
     def share(costs: Grid) -> float:
         whole = split.depth == grid.blocks and split.width == 1
-        return 1.0 if whole else costs.exactly(split.width, split.exits) / costs.full
+        return 1.0 if whole else costs.compute(split.width, split.exits) / costs.full
 
     return replace(split, share=share(grid), further={cost: share(costs) for cost, costs in further.items()})
 
 
-def _within(wanted: Search, level: int, split: LevelShape) -> bool:
-    """Tell whether a level is within its bounds; costs that add up are, since the search saw to it."""
-    low, high = wanted.bounds(level)
-    fine = wanted.grid.measure is None or low <= split.share <= high
-    return fine and all(
-        split.further[cost] <= wanted.limit(cost, level)
-        for cost, grid in wanted.further.items()
+def _is_within_bounds(query: Search, level: int, split: LevelShape) -> bool:
+    """Return whether a level is within its bounds; where costs add up, the search has ensured it."""
+    low, high = query.bounds(level)
+    is_within = query.grid.measure is None or low <= split.share <= high
+    return is_within and all(
+        split.further[cost] <= query.limit(cost, level)
+        for cost, grid in query.further.items()
         if grid.measure is not None
     )
 
 
 def _corrections(grid: Grid, primary: bool, seen: Sequence[LevelShape]) -> Floats:
-    """Return by what the estimate of each pair was off at the nearest pair that was counted [P, W]."""
+    """Return the ratio of cost to estimate at the counted pair that is nearest to each pair [P, W]."""
     widths, depths = np.array(grid.widths), np.array(grid.positions)[:, None] / grid.blocks
-    off = [
-        (split.share if primary else split.further[grid.cost]) * grid.full / grid.of(split.width, split.exits)
+    ratios = [
+        (split.share if primary else split.further[grid.cost]) * grid.full / grid.estimate(split.width, split.exits)
         for split in seen
     ]
-    far = [np.abs(depths - split.depth / grid.blocks) + np.abs(widths - split.width) for split in reversed(seen)]
-    nearest: Floats = np.array(off)[::-1][np.argmin(far, axis=0)]
+    distances = [np.abs(depths - split.depth / grid.blocks) + np.abs(widths - split.width) for split in reversed(seen)]
+    nearest: Floats = np.array(ratios)[::-1][np.argmin(distances, axis=0)]
     return nearest
 
 
 # ---- when nothing fits ---------------------------------------------------------------------------------------------
 
 
-def _explain(wanted: Search) -> PlanError:
-    """Say which tolerance, cut or budgets would do; each was tried."""
-    grid, targets, mode = wanted.grid, wanted.targets, wanted.mode
+def _explain(query: Search) -> PlanError:
+    """Return an error that names the tolerance, mode or budgets with which levels fit; each was tried."""
+    grid, targets, mode = query.grid, query.targets, query.mode
     smaller = len(targets.ratios) - 1
     ratios = ", ".join(f"{r:.3g}" for r in targets.ratios[:-1])
     start = f"no {'widths' if mode == 'width' else 'depths' if mode == 'depth' else 'depths and widths'} cost {ratios}"
     start += f" of the model within the levels' tolerances ({', '.join(f'{t:.3g}' for t in targets.tolerances[:-1])})"
     for cost, ceilings in targets.ceilings.items():
         start += f" and at most {', '.join(f'{c:.3g}' for c in ceilings[:-1])} of its {cost}"
-    unbounded = _again(wanted, further={}).best() if targets.ceilings else None
+    unbounded = _restart(query, further={}).best() if targets.ceilings else None
     if unbounded is not None:
-        return _explain_ceilings(wanted, unbounded, start)
-    free = wanted.depths is None and wanted.widths is None
-    cut = "width" if mode != "width" and free and _find(_again(wanted, mode="width", any_will_do=True)) else None
+        return _explain_ceilings(query, unbounded, start)
+    free = query.depths is None and query.widths is None
+    cut = (
+        "width" if mode != "width" and free and _find_splits(_restart(query, mode="width", any_will_do=True)) else None
+    )
     otherwise = (
         ' Levels that differ in width alone fit: --mode width of fleetfit plan, method.split = "width" of scalefl, or '
         "a method that cuts width, such as heterofl."
     )
-    depths_left = sum(p < grid.blocks for p in grid.positions)
-    if mode != "width" and smaller > depths_left:
-        why = f"{start}: {smaller} smaller levels need as many different depths, and the model has {depths_left}."
-        return PlanError(why + (otherwise if cut else f" Plan at most {depths_left + 1} levels."), mode=cut)
-    percent = _least_tolerance(wanted)
+    depths = sum(p < grid.blocks for p in grid.positions)
+    if mode != "width" and smaller > depths:
+        reason = f"{start}: {smaller} smaller levels need as many different depths, and the model has {depths}."
+        return PlanError(reason + (otherwise if cut else f" Plan at most {depths + 1} levels."), mode=cut)
+    percent = _least_tolerance(query)
     if percent is None:
-        help_ = otherwise if cut else " Choose other target ratios, or fewer levels."
-        return PlanError(f"{start}, and no tolerance up to 1 would help.{help_}", mode=cut)
-    nearest = _wider(wanted, percent).best() or ()
-    why = f"{start}. The nearest: {_said(nearest, grid, targets)}. A tolerance of {percent / 100:.2f} would admit them."
-    return PlanError(why + (otherwise if cut else ""), percent / 100, cut)
+        remedy = otherwise if cut else " Choose other target ratios, or fewer levels."
+        return PlanError(f"{start}, and no tolerance up to 1 would help.{remedy}", mode=cut)
+    nearest = _format_splits(_widen(query, percent).best() or (), grid, targets)
+    reason = f"{start}. The nearest: {nearest}. A tolerance of {percent / 100:.2f} would admit them."
+    return PlanError(reason + (otherwise if cut else ""), percent / 100, cut)
 
 
-def _wider(wanted: Search, percent: int, any_will_do: bool = False) -> Search:
-    targets = wanted.targets
+def _widen(query: Search, percent: int, any_will_do: bool = False) -> Search:
+    targets = query.targets
     wider = replace(targets, tolerances=tuple(max(t, percent / 100) for t in targets.tolerances))
-    return _again(wanted, targets=wider, any_will_do=any_will_do)
+    return _restart(query, targets=wider, any_will_do=any_will_do)
 
 
-def _least_tolerance(wanted: Search) -> int | None:
+def _least_tolerance(query: Search) -> int | None:
     """Return the least tolerance, in percent, with which levels fit; None: none up to 1 does."""
-    low, high = int(100 * min(wanted.targets.tolerances)), 100
-    if _wider(wanted, high, any_will_do=True).best() is None:
+    low, high = int(100 * min(query.targets.tolerances)), 100
+    if _widen(query, high, any_will_do=True).best() is None:
         return None
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _wider(wanted, middle, any_will_do=True).best() else (middle, high)
-    if wanted.grid.measure is None:
+        low, high = (low, middle) if _widen(query, middle, any_will_do=True).best() else (middle, high)
+    if query.grid.measure is None:
         return high
-    return next((percent for percent in range(high, 101) if _find(_wider(wanted, percent))), None)
+    return next((percent for percent in range(high, 101) if _find_splits(_widen(query, percent))), None)
 
 
-def _explain_measured(wanted: Search) -> PlanError:
-    """Say which tolerance would do where costs are estimated by parts, and levels were counted otherwise."""
-    low = 100 * min(wanted.targets.tolerances)
-    percent = next((p for p in (5, 10, 20, 40, 80, 100) if p > low and _find(_wider(wanted, p))), None)
-    costs = " and ".join(grid.cost for grid in (wanted.grid, *wanted.further.values()) if grid.measure)
-    why = f"the levels' {costs} came out otherwise than estimated in {_ATTEMPTS} searches"
+def _explain_measured(query: Search) -> PlanError:
+    """Return an error that names a tolerance, where the levels' costs differ from their estimates by parts."""
+    low = 100 * min(query.targets.tolerances)
+    percent = next((p for p in (5, 10, 20, 40, 80, 100) if p > low and _find_splits(_widen(query, p))), None)
+    costs = " and ".join(grid.cost for grid in (query.grid, *query.further.values()) if grid.measure)
+    reason = f"the levels' {costs} differed from their estimates in {_ATTEMPTS} searches"
     if percent is None:
-        return PlanError(f"{why}, and no tolerance up to 1 helps: plan in another cost, or fewer levels.")
-    return PlanError(f"{why}. A tolerance of {percent / 100:.2f} would admit some.", percent / 100)
+        return PlanError(f"{reason}, and no tolerance up to 1 helps: plan in another cost, or fewer levels.")
+    return PlanError(f"{reason}. A tolerance of {percent / 100:.2f} would admit some.", percent / 100)
 
 
-def _explain_ceilings(wanted: Search, splits: Sequence[LevelShape], start: str) -> PlanError:
-    """Say up to what further budgets must be raised."""
-    grid, targets = wanted.grid, wanted.targets
-    counted = [_counted(split, grid, wanted.further) for split in splits]
+def _explain_ceilings(query: Search, splits: Sequence[LevelShape], start: str) -> PlanError:
+    """Return an error that names the further budgets with which the levels fit."""
+    grid, targets = query.grid, query.targets
+    counted = [_count_split(split, grid, query.further) for split in splits]
     needed = {
-        cost: tuple(max(c, _up(split.further[cost])) for c, split in zip(targets.ceilings[cost], counted, strict=True))
+        cost: tuple(
+            max(c, _round_up(split.further[cost])) for c, split in zip(targets.ceilings[cost], counted, strict=True)
+        )
         for cost in targets.ceilings
     }
     raised = "; ".join(f"{cost} {', '.join(f'{c:.3f}' for c in needed[cost][:-1])}" for cost in needed)
     return PlanError(
         f"{start}. The budgets of {' and '.join(targets.ceilings)} are too small for those of {targets.cost}, "
-        f"for which these would do: {_said(splits, grid, targets)}. Raise them, as shares of the full model's, to: "
-        f"{raised}.",
+        f"for which these would do: {_format_splits(splits, grid, targets)}. Raise them, as shares of the full "
+        f"model's, to: {raised}.",
         ceilings=needed,
     )
 
 
-def _up(share: float) -> float:
+def _round_up(share: float) -> float:
     """Round up to three digits, as the message prints it."""
     return float(np.ceil(share * 1000 - TINY) / 1000)
 
 
-def _said(splits: Sequence[LevelShape], grid: Grid, targets: Targets) -> str:
+def _format_splits(splits: Sequence[LevelShape], grid: Grid, targets: Targets) -> str:
     return "; ".join(
         f"level {i + 1}: {s.depth} of {grid.blocks} blocks at width {s.width:.2f} costs {s.share:.3f} for {r:.3g}"
         for i, (s, r) in enumerate(zip(splits[:-1], targets.ratios[:-1], strict=False))

@@ -27,9 +27,9 @@ from fleetfit.privacy.accountant import compute_epsilon, max_rounds
 from fleetfit.privacy.ledger import Ledger
 from fleetfit.privacy.randomness import Randomness
 from fleetfit.secure import SKIPPED, TOO_FEW
-from fleetfit.submodel import concat_state, cut, whole
+from fleetfit.submodel import concat_state, full_submodel, get_slice_plan
 from fleetfit.training import one_thread
-from fleetfit.values import Federation, Server, Summed, Update
+from fleetfit.values import Federation, RoundSums, Server, Update
 
 _CHUNK = 1 << 20  # elements
 _MARGIN = 1 - 1e-6  # rounding must not make a clipped movement longer than the clipping norm
@@ -139,7 +139,7 @@ class Privacy:
         """Return the aggregator of a round."""
         return PrivateMean(self, federation, server)
 
-    def release_sums(self, federation: Federation, server: Server, summed: Summed) -> Aggregate:
+    def release_sums(self, federation: Federation, server: Server, summed: RoundSums) -> Aggregate:
         """Return the aggregate of sums of movements that clients have clipped themselves.
 
         Elements without an opened sum have the sum zero, and get noise, too.
@@ -153,12 +153,15 @@ class Privacy:
     def release(self, federation: Federation, server: Server, total: Tensor) -> Aggregate:
         """Return the state after the round, from the sum of clipped movements, which is written over."""
         layout, state = federation.problem.layout, concat_state(server.state)
-        full, counts = cut(layout, whole(layout)), count_registered(federation, server.round).to(state.device)
+        full, counts = (
+            get_slice_plan(layout, full_submodel(layout)),
+            count_registered(federation, server.round).to(state.device),
+        )
         self._add_noise(total, server.round)
         mean = total.div_((counts * self.rate).clamp_min_(self.rate)).add_(state)
         return Aggregate(full.views(mean), full.views(counts))
 
-    def clamp_sums(self, summed: Summed, most: int) -> Summed:
+    def clamp_sums(self, summed: RoundSums, most: int) -> RoundSums:
         """Return sums clamped to the range that clients with clipped movements can reach, element by element.
 
         A larger sum is not refused: a refusal that depends on the sum would reveal something of it. The counts of the
@@ -220,7 +223,7 @@ class PrivateMean:
 
     def add(self, update: Update, weight: float) -> None:
         """Add the movement of an update, clipped; the weight does not count."""
-        submodel = cut(self._federation.problem.layout, update.submodel)
+        submodel = get_slice_plan(self._federation.problem.layout, update.submodel)
         with one_thread():
             movement = concat_state(update.state).to(self._state.device) - submodel.gather(self._state)
             length = float(torch.linalg.vector_norm(movement, dtype=torch.float64))
@@ -249,9 +252,11 @@ COUNTS = "its sums count other clients than are in them: some were sent other st
 def count_registered(federation: Federation, round: int) -> Tensor:
     """Return the number of registered clients that cover each element of the full model, flat: N_j."""
     layout = federation.problem.layout
-    counts = torch.zeros(cut(layout, whole(layout)).size)
+    counts = torch.zeros(get_slice_plan(layout, full_submodel(layout)).size)
     levels = federation.level_of[federation.able]
     for level in np.unique(levels).tolist():
         clients = federation.able[levels == level]
-        cut(layout, get_round_submodel(federation, round, int(clients[0]))).scatter_scalar(counts, float(len(clients)))
+        get_slice_plan(layout, get_round_submodel(federation, round, int(clients[0]))).scatter_scalar(
+            counts, float(len(clients))
+        )
     return counts

@@ -36,7 +36,7 @@ from fleetfit.layout import State
 from fleetfit.method import Method, Reports
 from fleetfit.seeds import make_torch_rng
 from fleetfit.selection._sampling import load_memory, sample_uniformly, store_memory
-from fleetfit.submodel import Submodel, concat_state, cut, recut, whole
+from fleetfit.submodel import Submodel, concat_state, full_submodel, get_slice_plan, move_state
 from fleetfit.values import Federation, Server, Update
 
 Target = Literal["uniform", "all"]
@@ -151,8 +151,8 @@ def compute_movement(federation: Federation, server: Server, update: Update) -> 
     layout = federation.problem.layout
     sent = federation.method.dispatch(federation, server, update.client, update.dispatched)
     if update.submodel != update.dispatched:
-        sent = recut(layout, sent, update.dispatched, update.submodel)
-    compiled = cut(layout, update.submodel)
+        sent = move_state(layout, sent, update.dispatched, update.submodel)
+    compiled = get_slice_plan(layout, update.submodel)
     names = compiled.names
     movement = concat_state({n: update.state[n] for n in names}) - concat_state({n: sent[n] for n in names}).to("cpu")
     return compiled.views(movement)
@@ -161,12 +161,12 @@ def compute_movement(federation: Federation, server: Server, update: Update) -> 
 def sketch_movement(federation: Federation, submodel: Submodel, movement: State, buckets: int) -> Tensor:
     """Return the sketch of a movement, float32 [levels, buckets]: zeros for a region that was not moved."""
     layout = federation.problem.layout
-    full = torch.zeros(cut(layout, whole(layout)).size)
-    cut(layout, submodel).scatter(full, concat_state(movement))
+    full = torch.zeros(get_slice_plan(layout, full_submodel(layout)).size)
+    get_slice_plan(layout, submodel).scatter(full, concat_state(movement))
     full *= _draw_signs(federation.seed, len(full))
     rows: list[np.ndarray] = []  # summed by NumPy: torch's sums depend on the number of threads
     for level in federation.levels:
-        compiled = cut(layout, level.submodel)
+        compiled = get_slice_plan(layout, level.submodel)
         region = compiled.gather(full)
         compiled.scatter(full, torch.zeros_like(region))  # the rest is for the larger levels
         rows.append(np.pad(region.numpy(), (0, -len(region) % buckets)).reshape(-1, buckets).sum(0))

@@ -20,7 +20,7 @@ from fleetfit.layout import outputs
 from fleetfit.messages import compress
 from fleetfit.method import Method, build
 from fleetfit.seeds import derive_seed, isolate_rng, make_torch_rng
-from fleetfit.submodel import Submodel, finite
+from fleetfit.submodel import Submodel, is_finite
 from fleetfit.training.batches import count_steps, iter_batches, iter_epochs
 from fleetfit.training.clock import (
     STEP,
@@ -49,7 +49,7 @@ def run_job(job: Job, device: Device) -> tuple[Update | Failure, Any]:
     Returns:
         The update, or a failure with its reason; and the client's memory if the update is accepted.
     """
-    memory = ClientMemory.restored(device.memory)
+    memory = ClientMemory.from_payload(device.memory)
     own = start_clock(job, replace(device, memory=memory.method))
     reply, method_memory = _execute(job, own)
     residual = None  # what compression leaves out, for the client's next update
@@ -58,7 +58,7 @@ def run_job(job: Job, device: Device) -> tuple[Update | Failure, Any]:
     reply = stamp_time(reply, job, own)
     if job.kind != "train" or isinstance(reply, Failure):
         return reply, device.memory
-    return reply, ClientMemory(method_memory, residual).nest
+    return reply, ClientMemory(method_memory, residual).payload
 
 
 def _execute(job: Job, device: Device) -> tuple[Update | Failure, Any]:
@@ -116,7 +116,7 @@ def _train(job: Job, device: Device, method: Method, dispatched: Submodel) -> tu
     if result.late and (not result.steps or job.local.late == "drop"):
         return make_late_failure(job, work), device.memory
     state = model.read()
-    if not finite(state) or not math.isfinite(result.loss):
+    if not is_finite(state) or not math.isfinite(result.loss):
         return Failure.of(job, DIVERGED, multiply_adds=work), device.memory
 
     memory = method.remember(job, device, state, loss)
@@ -371,7 +371,7 @@ def run_group(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update | F
     if len(jobs) > 1:
         with contextlib.suppress(FleetFitError, ValueError, RuntimeError, SystemExit):  # each job reports its own
             method = build(jobs[0].method)
-            own = [replace(d, memory=ClientMemory.restored(d.memory).method) for d in devices]
+            own = [replace(d, memory=ClientMemory.from_payload(d.memory).method) for d in devices]
             adapted = [method.adapt(job, device) for job, device in zip(jobs, own, strict=True)]
             if all(
                 new is not None and _share_model(new, job) and new.seed == job.seed

@@ -10,7 +10,7 @@ import torch
 from fleetfit.errors import RunError
 from fleetfit.layout import State, build_module, named_tensors, place_module
 from fleetfit.seeds import derive_seed, isolate_rng
-from fleetfit.submodel import FlatState, Submodel, concat_state, extract, whole
+from fleetfit.submodel import FlatState, Submodel, concat_state, extract, full_submodel
 from fleetfit.training.runtime import convolution_weights, prepare_model, view_in_format
 from fleetfit.training.start import load_start
 from fleetfit.values import Problem
@@ -50,7 +50,7 @@ class LocalModel:
                 f'the builder and the layout disagree on "{first}": built {built.get(first)}, expected '
                 f"{self.shapes.get(first)}. Run `fleetfit check-model` on this model."
             )
-        self.arithmetic = problem.arithmetic_of(submodel)
+        self.arithmetic = problem.get_arithmetic(submodel)
         convolutions = convolution_weights(self.module)
         self._reordered: list[str] = []  # parameters in another order than in a state
         counts = {name: math.prod(shape) for name, shape in self.shapes.items()}
@@ -69,7 +69,7 @@ class LocalModel:
             if is_parameter:
                 tensor.grad = view_in_format(self.grad[part], shape, self.arithmetic, is_convolution)
                 self.parameters[name] = tensor
-        for name, value in problem.base_of(submodel).items():
+        for name, value in problem.get_base(submodel).items():
             tensors[name][0].requires_grad_(False).data.copy_(value)
         prepare_model(self.module, self.arithmetic, accelerator)
 
@@ -112,7 +112,7 @@ def initial_state(problem: Problem, seed: int) -> State:
         FleetFitError: A checkpoint that it starts from cannot be read or does not fit.
     """
     full = _initialise(problem, seed)
-    return extract(problem.layout, {name: full[name] for name in problem.layout.tensors}, whole(problem.layout))
+    return extract(problem.layout, {name: full[name] for name in problem.layout.tensors}, full_submodel(problem.layout))
 
 
 def initial_base(problem: Problem, seed: int) -> State:

@@ -112,7 +112,7 @@ def replace_emulated_bf16(problem: Problem, accelerator: torch.device) -> Proble
     """Return the problem in fp32 instead of bf16 if the accelerator has no bf16, unlike the server's."""
     if has_bf16(accelerator) or not any(one.arithmetic.precision == "bf16" for one in problem.computed):
         return problem
-    return problem.with_computed(
+    return problem.replace_arithmetic(
         tuple(replace(one, arithmetic=replace(one.arithmetic, precision="fp32")) for one in problem.computed)
     )
 

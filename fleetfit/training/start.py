@@ -46,8 +46,8 @@ def load_start(problem: Problem) -> Start:
         state |= _select_fitting(problem, checkpoint, str(source), notes)
     if problem.start:
         checkpoint, source = _load_last_state(problem.start)
-        adopted = getattr(problem.architecture, "adopted", None)
-        state |= _select_fitting(problem, checkpoint if adopted is None else adopted(checkpoint), source, notes)
+        rename = getattr(problem.architecture, "rename_tensors", None)
+        state |= _select_fitting(problem, checkpoint if rename is None else rename(checkpoint), source, notes)
     if problem.layout.base and not state:
         notes.append("What is never trained begins drawn: give the model a checkpoint, or the run a start.")
     return Start(state, tuple(notes))
@@ -77,7 +77,7 @@ def _load_last_state(folder: str) -> tuple[State, str]:
 
 def _select_fitting(problem: Problem, checkpoint: State, source: str, notes: list[str]) -> dict[str, Tensor]:
     """Return the tensors that the model takes, and add a note on those that are drawn anew."""
-    layout, is_added = problem.layout.complete, getattr(problem.architecture, "added", lambda name: False)
+    layout, is_added = problem.layout.complete, getattr(problem.architecture, "is_new", lambda name: False)
     taken: dict[str, Tensor] = {}
     drawn: dict[str, None] = {}  # an ordered set
     for name, shape in layout.shapes({}, layout.exits).items():

@@ -1,7 +1,7 @@
 """The values of a round: problem, clients, levels, devices, federation, job, update, server.
 
-Values, not services: a `Job` goes in, an `Update` comes out; state is passed and returned. What the server knows of a
-client (`Client`) and what a device has (`Device`) are two types, and no function gets both.
+Values, not services: a `Job` goes in, an `Update` comes out; state is passed and returned. A `Client` is the server's
+knowledge of a client, a `Device` is the client's own; no function gets both.
 """
 
 from fleetfit.values.fleet import (
@@ -15,9 +15,9 @@ from fleetfit.values.fleet import (
     Simulation,
 )
 from fleetfit.values.local import Local
-from fleetfit.values.problem import Level, Problem, tuned
+from fleetfit.values.problem import Level, Problem, apply_peft
 from fleetfit.values.resources import Availability, Clock, DeviceResources, Drift, Speed
-from fleetfit.values.work import ClientMemory, Evaluation, Failure, Job, Server, Summed, Update
+from fleetfit.values.work import ClientMemory, Evaluation, Failure, Job, RoundSums, Server, Update
 
 __all__ = [
     "Aggregator",
@@ -38,10 +38,10 @@ __all__ = [
     "Local",
     "NodeDescription",
     "Problem",
+    "RoundSums",
     "Server",
     "Simulation",
     "Speed",
-    "Summed",
     "Update",
-    "tuned",
+    "apply_peft",
 ]

@@ -17,7 +17,7 @@ class Arithmetic:
 
     Attributes:
         precision: "bf16" computes products of matrices in bf16; weights, gradients and all that is kept are fp32.
-        memory_format: How images and the weights of convolutions lie in memory.
+        memory_format: The memory format of images and of the weights of convolutions.
         compile: Whether `torch.compile` makes kernels for the module.
     """
 
@@ -31,16 +31,16 @@ class Arithmetic:
 
     @staticmethod
     def read(text: Any) -> "Arithmetic":
-        """Return what the words of `str` say.
+        """Parse the text that `str` makes.
 
         Raises:
-            ConfigError: They are others.
+            ConfigError: The text is not such words.
         """
         words = text.split() if isinstance(text, str) else []
-        known = [get_args(Precision), get_args(MemoryFormat), ("compile",)]
-        if len(words) not in (2, 3) or not all(word in of for word, of in zip(words, known, strict=False)):
+        choices = [get_args(Precision), get_args(MemoryFormat), ("compile",)]
+        if len(words) not in (2, 3) or not all(word in of for word, of in zip(words, choices, strict=False)):
             raise ConfigError(
-                f"how a level is computed must be {' or '.join(known[0])}, then {' or '.join(known[1])}, and "
+                f"how a level is computed must be {' or '.join(choices[0])}, then {' or '.join(choices[1])}, and "
                 f'perhaps compile, such as "bf16 channels_last"; got {truncate(repr(text))}.',
                 key="how",
             )
@@ -51,53 +51,53 @@ PLAIN = Arithmetic()
 
 
 @dataclass(frozen=True)
-class Computed:
-    """A shape, and how it is computed."""
+class ShapeArithmetic:
+    """A shape of a sub-model, and its arithmetic."""
 
     sizes: Mapping[str, int]
     exits: tuple[int, ...]
     arithmetic: Arithmetic
 
     @property
-    def nest(self) -> dict[str, Any]:
-        """The same as plain values."""
+    def payload(self) -> dict[str, Any]:
+        """Plain values, for a message."""
         return {"sizes": dict(self.sizes), "exits": list(self.exits), "how": str(self.arithmetic)}
 
     @staticmethod
-    def restored(nest: Any) -> "Computed":
-        """Return what `nest` says.
+    def from_payload(payload: Any) -> "ShapeArithmetic":
+        """Return the arithmetic of a payload.
 
         Raises:
-            ConfigError: It is no such nest.
+            ConfigError: The payload has other keys or values.
         """
-        if not isinstance(nest, Mapping) or nest.keys() != {"sizes", "exits", "how"}:
+        if not isinstance(payload, Mapping) or payload.keys() != {"sizes", "exits", "how"}:
             raise ConfigError("the computation of a shape must be a table of sizes, exits and how.", key="how")
-        sizes, exits = nest["sizes"], nest["exits"]
+        sizes, exits = payload["sizes"], payload["exits"]
         if not isinstance(sizes, Mapping) or not all(_is_count(n) for n in sizes.values()):
             raise ConfigError("the sizes of a shape must be a table of whole numbers from 1.", key="sizes")
         if not isinstance(exits, Sequence) or isinstance(exits, str) or not exits or not all(map(_is_count, exits)):
             raise ConfigError("the exits of a shape must be a list of whole numbers from 1.", key="exits")
-        return Computed(dict(sizes), tuple(exits), Arithmetic.read(nest["how"]))
+        return ShapeArithmetic(dict(sizes), tuple(exits), Arithmetic.read(payload["how"]))
 
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 1
 
 
-def arithmetic_of(known: Sequence[Computed], sizes: Mapping[str, int], exits: tuple[int, ...]) -> Arithmetic:
-    """Return how a shape is computed: as is said of it, or as the nearest shape is of which something is said.
+def find_arithmetic(entries: Sequence[ShapeArithmetic], sizes: Mapping[str, int], exits: tuple[int, ...]) -> Arithmetic:
+    """Return how a shape is computed: by its own entry, or by that of the nearest shape.
 
-    A method may make shapes that are no level's; that of two equally near ones counts which is said first.
+    A method may make shapes that no level has. Of two equally near shapes the first entry counts.
     """
     nearest, least = PLAIN, inf
-    for one in known:
-        if one.exits == exits and all(one.sizes.get(axis) == size for axis, size in sizes.items()):
-            return one.arithmetic
-        apart = abs(log(one.exits[-1] / exits[-1])) + sum(
-            abs(log(one.sizes[axis] / size)) for axis, size in sizes.items() if axis in one.sizes
+    for entry in entries:
+        if entry.exits == exits and all(entry.sizes.get(axis) == size for axis, size in sizes.items()):
+            return entry.arithmetic
+        distance = abs(log(entry.exits[-1] / exits[-1])) + sum(
+            abs(log(entry.sizes[axis] / size)) for axis, size in sizes.items() if axis in entry.sizes
         )
-        if apart < least:
-            nearest, least = one.arithmetic, apart
+        if distance < least:
+            nearest, least = entry.arithmetic, distance
     return nearest
 
 

@@ -1,4 +1,4 @@
-"""Who takes part: what the server knows of its clients, what nodes tell; devices, which exist where jobs run."""
+"""The fleet: clients as the server knows them, reports of nodes, and devices, which exist where jobs run."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fleetfit.aggregate import Aggregate
-from fleetfit.cost import Conditions, cost_of
+from fleetfit.cost import Conditions, compute_cost
 from fleetfit.data import Data
 from fleetfit.errors import ModelError
 from fleetfit.layout import Axis, State
@@ -20,12 +20,12 @@ from fleetfit.values.problem import Level, Problem
 from fleetfit.values.resources import Clock, DeviceResources
 from fleetfit.values.work import Failure, Server, Update
 
-# ---- what nodes tell of themselves ---------------------------------------------------------------------------------
+# ---- reports of nodes -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class DataDescription:
-    """What a model needs to know of the data: the same on all nodes.
+    """The properties of the data that a model depends on: the same on all nodes.
 
     Attributes:
         name: Of the data set.
@@ -45,30 +45,30 @@ class DataDescription:
 
     @property
     def tokenizer(self) -> str:
-        """The file that says what tokens are: it lies on the nodes."""
+        """The file of the tokenizer; the nodes have it."""
         return ""
 
     @property
     def shape(self) -> "DataDescription":
-        """What must be the same on all nodes: all but the name."""
+        """The description without the name: the same on all nodes."""
         return replace(self, name="")
 
     def __str__(self) -> str:
-        """Say it in words."""
+        """Return it as text."""
         return f"{self.task}, samples {list(self.sample_shape)}, {self.classes} classes, {self.vocabulary} tokens"
 
 
 @dataclass(frozen=True)
 class NodeDescription:
-    """What a node told of itself.
+    """A node's own report.
 
     Attributes:
-        name: What it is called.
-        facts: Of its data.
+        name: Its name.
+        facts: Its data.
         num_examples: Training samples.
-        budget: What it affords, or None where it does not tell.
-        tolerance: How far a model may exceed that; what it is worth without a budget, nobody asks.
-        labels: Training samples by class, or None where it does not tell.
+        budget: Its budget, or None where it does not report one.
+        tolerance: How far a model may exceed that budget.
+        labels: Training samples by class, or None where it does not report them.
     """
 
     name: str
@@ -79,8 +79,8 @@ class NodeDescription:
     labels: tuple[int, ...] | None = None
 
     @property
-    def nest(self) -> dict[str, Any]:
-        """The same as plain values, as a node sends it and a run folder keeps it."""
+    def payload(self) -> dict[str, Any]:
+        """Plain values, as a node sends them and a run folder keeps them."""
         facts = {**vars(self.facts), "sample_shape": list(self.facts.sample_shape)}
         return {"name": self.name, "facts": facts, "examples": {"train": self.num_examples}, "budget": self.budget,
                 "tolerance": self.tolerance, "labels": None if self.labels is None else list(self.labels)}  # fmt: skip
@@ -91,15 +91,15 @@ class NodeDescription:
 
 @dataclass(frozen=True)
 class Client:
-    """All that the server knows of a client; a budget, or samples by class, are here only if the client told them.
+    """All that the server knows of a client; a budget and samples by class only if the client reports them.
 
     Attributes:
         id: Its number, from 0.
         num_examples: Training samples.
-        reported: What it affords, as a fraction of the full model's cost; None: it told nothing.
+        reported: Its budget, as a fraction of the full model's cost; None: it reports none.
         tolerance: How far a model may exceed that, as a fraction of it.
         further: The same as `reported` of each further cost that its budget names.
-        labels: Training samples by class; None: it told nothing.
+        labels: Training samples by class; None: it reports none.
     """
 
     id: int
@@ -116,10 +116,10 @@ class Clients(Sequence[Client]):
 
     Attributes:
         num_examples: Training samples of each, int [K].
-        reported: Budget that each told, as a fraction of the full model's cost, float [K], or None when nobody told.
+        reported: Budget of each, as a fraction of the full model's cost, float [K], or None if no client reports one.
         tolerance: Tolerance of each, float [K].
         further: The same as `reported` for each further cost that budgets name; infinite where one does not name it.
-        labels: Training samples by class that each told, int [K, classes], or None when nobody told.
+        labels: Training samples by class of each, int [K, classes], or None if no client reports them.
     """
 
     num_examples: np.ndarray
@@ -143,16 +143,16 @@ class Clients(Sequence[Client]):
 
 @dataclass(eq=False)
 class Device:
-    """A device, which exists only where jobs run: its own data, what it affords now, what it remembers.
+    """A device, which exists only where jobs run: its data, its budgets, its memory.
 
     Attributes:
-        problem: What is trained.
+        problem: The problem.
         data: Its own data.
         id: The client's id, or None for the server's own device.
-        budgets: What it affords now by cost, as a fraction of the full model's; empty where nobody measures.
+        budgets: Its budgets by cost, as a fraction of the full model's; empty where they are unknown.
         tolerance: How far a model may exceed them, as a fraction of them.
         conditions: Under which costs are counted.
-        memory: What it kept from its last accepted job.
+        memory: What it keeps from its last accepted job.
         accelerator: Where tensors are computed on.
         clock: How it measures time.
         absent: Why it brings nothing back from training in this round, or "".
@@ -176,12 +176,13 @@ class Device:
         return tensor if tensor.device == self.accelerator else tensor.to(self.accelerator, non_blocking=True)
 
     def affords(self, piece: Submodel) -> bool:
-        """Tell whether every cost of a sub-model is within what the device affords now."""
+        """Return whether every cost of a sub-model is within the device's budgets."""
         problem = self.problem
         whole = Submodel({}, (problem.architecture.blocks,))
         for cost, budget in self.budgets.items():
             part, full = (
-                cost_of(problem.architecture, p, problem.input_shape, cost, self.conditions) for p in (piece, whole)
+                compute_cost(problem.architecture, p, problem.input_shape, cost, self.conditions)
+                for p in (piece, whole)
             )
             if not affords(budget, self.tolerance, part / full):
                 return False
@@ -196,7 +197,7 @@ class Simulation:
     """A simulated fleet: makes the device of a client when a job needs it.
 
     Attributes:
-        problem: What is trained.
+        problem: The problem.
         data: The whole data set.
         parts: Splits of each client (indices into the data set).
         resources: What each client affords.
@@ -217,14 +218,14 @@ class Simulation:
             return Device(self.problem, self.data, accelerator=self.accelerator, unlabelled=self.unlabelled)
         resources = self.resources
         return Device(
-            self.problem, self._share(client), client, resources.budgets_of(client, round),
-            resources.tolerance_of(client), resources.conditions, memory, self.accelerator,
-            Clock(resources.speed_of(client, round)),
+            self.problem, self._share(client), client, resources.get_budgets(client, round),
+            resources.get_tolerance(client), resources.conditions, memory, self.accelerator,
+            Clock(resources.get_speed(client, round)),
             resources.absence(client, round),
         )  # fmt: skip
 
     def _share(self, client: int) -> Data:
-        """Return a client's view of the data, whose indices are looked at once for the clients that come again."""
+        """Return a client's view of the data; those of recent clients are kept."""
         if client not in self._shares:
             while len(self._shares) >= _KEPT_SHARES:
                 self._shares.pop(next(iter(self._shares)))
@@ -247,8 +248,8 @@ class Aggregator(Protocol):
 class ServerHooks(Protocol):
     """The server's half of a method: what may be asked of `Federation.method`. `fleetfit.method.Method` has it.
 
-    A hook gets the federation, and the federation has the hooks: so their types are said here in short, and
-    `fleetfit.method.hooks` says what each is for.
+    A hook gets the federation, and the federation has the hooks, so that their types are declared here;
+    `fleetfit.method.hooks` describes each.
     """
 
     @property
@@ -259,27 +260,27 @@ class ServerHooks(Protocol):
     def assign(
         self,
     ) -> Callable[["Federation", Server, np.random.Generator], list[tuple[int, int, Submodel]]]:
-        """Who trains what."""
+        """The clients and sub-models of a round."""
 
     @property
     def choose(self) -> Callable[["Federation", Server, np.random.Generator], list[int]]:
-        """Who takes part."""
+        """The clients of a round."""
 
     @property
     def channels(self) -> Callable[[Axis, int, int, int | None, np.random.Generator], Channels]:
-        """Which channels of an axis a client keeps."""
+        """The channels of an axis that a client keeps."""
 
     @property
     def dispatch(self) -> Callable[["Federation", Server, int | None, Submodel], State]:
-        """Which tensors go out."""
+        """The tensors of a job."""
 
     @property
     def receive(self) -> Callable[["Federation", Server, Sequence[Update]], Iterable[Update]]:
-        """Which updates count."""
+        """The updates that count."""
 
     @property
     def note(self) -> Callable[["Federation", Server, Update], Mapping[str, Any]]:
-        """What of an update outlasts its tensors."""
+        """The part of an update that the server keeps after its tensors."""
 
     @property
     def weight(self) -> Callable[[Update], float]:
@@ -287,7 +288,7 @@ class ServerHooks(Protocol):
 
     @property
     def aggregate(self) -> Callable[["Federation", Server], Aggregator]:
-        """What puts the updates together."""
+        """The aggregator of a round."""
 
     @property
     def step(self) -> Callable[["Federation", Server, Aggregate, Sequence[Update | Failure]], Server]:
@@ -295,15 +296,15 @@ class ServerHooks(Protocol):
 
     @property
     def observe(self) -> Callable[["Federation", Server, Aggregate, Sequence[Update | Failure]], Server]:
-        """The server with what it learned of the round."""
+        """The server, with what it keeps of the round."""
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """The server's view: what is trained, who is there, and how.
+    """The server's view: the problem, the clients and the method.
 
     Attributes:
-        problem: What is trained.
+        problem: The problem.
         clients: All registered clients, as far as the server knows them.
         levels: Smallest first.
         cohort: How many clients take part in a round.
@@ -328,7 +329,7 @@ class Federation:
     def level_of(self) -> np.ndarray:
         """Level of each client, int [K]: the largest that it affords within its tolerance; -1 under the smallest.
 
-        Where nobody told a budget, the largest for everybody.
+        If no client reports a budget, every client has the largest level.
         """
         clients = self.clients
         if clients.reported is None:

@@ -28,14 +28,14 @@ class Local:
         weight_decay: Times the weights, added to the gradient; by AdamW taken from the weights instead, times lr.
         clip_norm: Largest norm of the gradient, or None.
         clip_value: Largest absolute value of each of its elements, or None; before `clip_norm`.
-        max_steps: At most so many optimiser steps, or None.
-        patience: Stop after so many epochs in a row without a lower loss on the client's own validation data, and go
+        max_steps: Largest number of optimiser steps, or None.
+        patience: Stop after this number of epochs in a row without a lower loss on the client's validation data, and go
             back to the weights of the best one; None, or no such data: train all epochs.
         deadline_s: Seconds within which the update must be there, or None for no end.
         late: What a client does that cannot train everything in time. "shallower": it trains the deepest exit of its
             sub-model that it can finish, and stops at the last finished step where it finishes none; "stop": it stops
             at the last finished step; "drop": its work is lost.
-        check_every: Look at the validation data after every so many steps instead, and before the first; `patience`
+        check_every: Evaluate on the validation data every `check_every` steps instead, and before the first; `patience`
             is then counted in steps. None: after every epoch.
         optimiser: "sgd", "adam" or "adamw". It begins anew in every job: nothing of it is kept from round to round.
         nesterov: Whether SGD's momentum is Nesterov's.
@@ -80,9 +80,9 @@ class Local:
     @property
     def moments(self) -> int:
         """Numbers that the optimiser keeps of each trained parameter."""
-        return moments_of(self.optimiser)
+        return count_moments(self.optimiser)
 
 
-def moments_of(optimiser: str) -> int:
+def count_moments(optimiser: str) -> int:
     """Return the numbers that an optimiser keeps of each trained parameter; SGD counts as with momentum."""
     return 2 if "betas" in OPTIMISERS.get(optimiser, {}) else 1

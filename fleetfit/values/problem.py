@@ -1,4 +1,4 @@
-"""What is trained: the problem and its levels."""
+"""The problem that is trained, and its levels."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,15 +11,15 @@ from fleetfit.factories import call_factory
 from fleetfit.layout import Architecture, Layout, State, infer_layout
 from fleetfit.submodel import Submodel, extract
 from fleetfit.tasks import Task, get_task
-from fleetfit.values.arithmetic import Arithmetic, Computed, arithmetic_of
+from fleetfit.values.arithmetic import Arithmetic, ShapeArithmetic, find_arithmetic
 
 AS_MUCH = 2.0**60
-"""Bytes for features where nobody says how many: as much as a process may have in any case."""
+"""Bytes for features where the run file has no limit: as much as a process may have in any case."""
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What is trained: an architecture, the exits chosen for it, their layout, and the task.
+    """A learning problem: an architecture, its exits, their layout, and the task.
 
     Attributes:
         architecture: The model family.
@@ -31,7 +31,7 @@ class Problem:
         spec: How another process rebuilds the problem; None for objects that have no import path.
         features_bytes: How much memory may keep what a frozen backbone makes of samples (`fleetfit.training.features`),
             `AS_MUCH` for what is sensible; 0: it is computed each time.
-        computed: How the levels' shapes are computed, and so how others are; in fp32 as always where nothing is said.
+        computed: The arithmetic of the levels' shapes, and so of others; empty: fp32 in the plain memory format.
     """
 
     architecture: Architecture
@@ -42,7 +42,7 @@ class Problem:
     start: str = ""
     spec: Mapping[str, Any] | None = None
     features_bytes: float = 0.0
-    computed: tuple[Computed, ...] = ()
+    computed: tuple[ShapeArithmetic, ...] = ()
 
     @cached_property
     def layout(self) -> Layout:
@@ -50,7 +50,7 @@ class Problem:
         return infer_layout(self.architecture, self.exits, self.base)
 
     @staticmethod
-    def rebuilt(spec: Mapping[str, Any]) -> "Problem":
+    def from_spec(spec: Mapping[str, Any]) -> "Problem":
         """Build the problem that a spec describes, but for what its method makes of the model.
 
         Args:
@@ -58,39 +58,40 @@ class Problem:
         """
         model = dict(spec["model"])
         name = model.pop("name")
-        given = {key: tuple(v) if isinstance(v, list) else v for key, v in spec["given"].items()}
-        architecture = call_factory(names.resolve("models", name), name, "[model]", model, **given)
-        architecture = tuned(architecture, spec.get("peft", {}))
+        arguments = {key: tuple(v) if isinstance(v, list) else v for key, v in spec["given"].items()}
+        architecture = call_factory(names.resolve("models", name), name, "[model]", model, **arguments)
+        architecture = apply_peft(architecture, spec.get("peft", {}))
         exits = tuple(spec["exits"]) or (architecture.blocks,)
-        shape, task = tuple(given["input_shape"]), get_task(spec["task"])
-        computed = tuple(map(Computed.restored, spec.get("computed", ())))
-        found = Problem(architecture, shape, task, exits, spec=spec, computed=computed)
-        return found.with_features(float(spec.get("features_bytes", 0)))
+        shape, task = tuple(arguments["input_shape"]), get_task(spec["task"])
+        computed = tuple(map(ShapeArithmetic.from_payload, spec.get("computed", ())))
+        problem = Problem(architecture, shape, task, exits, spec=spec, computed=computed)
+        return problem.replace_features_bytes(float(spec.get("features_bytes", 0)))
 
-    def with_exits(self, exits: Iterable[int]) -> "Problem":
+    def replace_exits(self, exits: Iterable[int]) -> "Problem":
         """Return the same problem with other exits."""
         chosen = tuple(sorted(set(exits)))
         spec = None if self.spec is None else {**self.spec, "exits": list(chosen)}
         return replace(self, exits=chosen, spec=spec)
 
-    def with_features(self, features_bytes: float) -> "Problem":
-        """Return the same problem, of which so much may be kept."""
-        known = {} if self.spec is None else {k: v for k, v in self.spec.items() if k != "features_bytes"}
-        told = {"features_bytes": features_bytes} if features_bytes else {}
-        return replace(self, features_bytes=features_bytes, spec=None if self.spec is None else known | told)
+    def replace_features_bytes(self, features_bytes: float) -> "Problem":
+        """Return the same problem with another limit of the memory for features."""
+        spec = None if self.spec is None else {k: v for k, v in self.spec.items() if k != "features_bytes"}
+        if spec is not None and features_bytes:
+            spec["features_bytes"] = features_bytes
+        return replace(self, features_bytes=features_bytes, spec=spec)
 
-    def with_computed(self, computed: tuple[Computed, ...]) -> "Problem":
-        """Return the same problem whose shapes are computed in other ways."""
-        nests = {"computed": [one.nest for one in computed]} if computed else {}
-        spec = None if self.spec is None else {k: v for k, v in self.spec.items() if k != "computed"} | nests
+    def replace_arithmetic(self, computed: tuple[ShapeArithmetic, ...]) -> "Problem":
+        """Return the same problem with another arithmetic of its shapes."""
+        payloads = {"computed": [one.payload for one in computed]} if computed else {}
+        spec = None if self.spec is None else {k: v for k, v in self.spec.items() if k != "computed"} | payloads
         return replace(self, computed=computed, spec=spec)
 
-    def arithmetic_of(self, piece: Submodel) -> Arithmetic:
-        """Return how a sub-model is computed, by its shape."""
-        return arithmetic_of(self.computed, {**self.layout.full_sizes, **piece.sizes}, piece.exits)
+    def get_arithmetic(self, piece: Submodel) -> Arithmetic:
+        """Return the arithmetic of a sub-model, by its shape."""
+        return find_arithmetic(self.computed, {**self.layout.full_sizes, **piece.sizes}, piece.exits)
 
-    def base_of(self, piece: Submodel) -> State:
-        """Return a sub-model's part of what is never trained.
+    def get_base(self, piece: Submodel) -> State:
+        """Return a sub-model's part of the tensors that are never trained.
 
         Raises:
             RunError: The problem does not have it; `train.initial_base` gives a new run's.
@@ -108,8 +109,8 @@ class Problem:
         return Submodel({axis: range(sizes[axis]) for axis in self.architecture.axes}, exits)
 
 
-def tuned(architecture: Architecture, spec: Mapping[str, Any]) -> Architecture:
-    """Return an architecture as a `[peft]` section says: what of it is trained, and what is put in.
+def apply_peft(architecture: Architecture, spec: Mapping[str, Any]) -> Architecture:
+    """Apply a `[peft]` section to an architecture: which tensors are trained, and which are added.
 
     Raises:
         FleetFitError: The mode is unknown, or does not fit the model.
@@ -117,8 +118,8 @@ def tuned(architecture: Architecture, spec: Mapping[str, Any]) -> Architecture:
     settings = {key: value for key, value in spec.items() if key != "name"}
     name = spec.get("name", "full")
     function = name if callable(name) else names.resolve("peft", name)
-    made: Architecture = call_factory(function, str(name), "[peft]", settings, architecture=architecture)
-    return made
+    changed: Architecture = call_factory(function, str(name), "[peft]", settings, architecture=architecture)
+    return changed
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,11 +127,11 @@ class Level:
     """One complexity level.
 
     Attributes:
-        name: What people call it, "1" for the smallest.
+        name: Its name, "1" for the smallest.
         submodel: Its sub-model, with prefix channels; the one that is evaluated and deployed.
         width: Fraction of the channels kept (s_w).
-        needs: Cost as a fraction of the full model's, which a client must afford; 0 for everybody.
-        further: The same of each further cost that budgets name; those not named are for everybody.
+        needs: Cost as a fraction of the full model's, which a client must afford; 0: every client does.
+        further: The same of each further cost that budgets name; others do not limit it.
         averaged: Whether it counts in the average over the levels' models.
     """
 

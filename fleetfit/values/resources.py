@@ -1,4 +1,4 @@
-"""What simulated devices afford, how fast they are, when they are connected, and how that moves."""
+"""Resources of simulated devices: budgets, speed, connection, and how they change over the rounds."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -59,7 +59,7 @@ class Clock:
     received: int = 0
 
 
-# ---- who is connected when -----------------------------------------------------------------------------------------
+# ---- availability --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,10 +73,10 @@ class Availability:
     s_c + min(s_c, 1 - s_c) sin(2 pi (t / D + p_c)) in round t, with p_c uniform in [0, 1): some have their night when
     others have their day.
 
-    A trace says it for every round instead; after its last round it begins again.
+    A trace lists every round instead; after its last round it begins again.
 
     Attributes:
-        clients: How many there are.
+        clients: Number of clients.
         share: Of the time that a client is online, on average over the clients.
         spread: s_c is uniform in share +- spread min(share, 1 - share).
         rounds: Mean length of an online spell, at least 1 / (1 - share), or None: every round is drawn by itself.
@@ -110,17 +110,17 @@ class Availability:
         return _Chain(self)
 
     @cached_property
-    def nest(self) -> dict[str, Any]:
+    def payload(self) -> dict[str, Any]:
         """The same as plain values and tensors, for another process."""
         trace = None if self.trace is None else torch.from_numpy(np.asarray(self.trace, dtype=np.uint8))
         plain = ("clients", "share", "spread", "rounds", "day", "leave", "seed")
         return {key: getattr(self, key) for key in plain} | {"trace": trace}
 
     @staticmethod
-    def restored(nest: Mapping[str, Any]) -> "Availability":
-        """Return the availability of a nest."""
-        trace = nest["trace"]
-        return Availability(**{**nest, "trace": None if trace is None else trace.numpy().astype(bool)})
+    def from_payload(payload: Mapping[str, Any]) -> "Availability":
+        """Return the availability of a payload."""
+        trace = payload["trace"]
+        return Availability(**{**payload, "trace": None if trace is None else trace.numpy().astype(bool)})
 
 
 class _Chain:
@@ -155,7 +155,7 @@ class _Chain:
         return np.where(u < self._anew, u < self._anew * chance, self._state)
 
 
-# ---- what devices afford -------------------------------------------------------------------------------------------
+# ---- budgets -------------------------------------------------------------------------------------------------------
 
 _MEMORY = 0.9  # of the slow movement, from one round to the next
 
@@ -189,12 +189,12 @@ def _path(drift: Drift, seed: int, client: int, rounds: int) -> tuple[float, ...
     normals = make_numpy_rng(seed, "drift", client).normal(size=rounds)
     jumps = make_numpy_rng(seed, "jumps", client).random(rounds) < drift.jump
     left = drift.low + (1 - drift.low) * make_numpy_rng(seed, "left", client).random(rounds)
-    z, u, found = 0.0, 1.0, [1.0]
+    z, u, factors = 0.0, 1.0, [1.0]
     for t in range(rounds):
         z = _MEMORY * z + (1 - _MEMORY**2) ** 0.5 * drift.sd * normals[t]
         u = left[t] if jumps[t] else u
-        found.append(float(np.exp(z) * u))
-    return tuple(found)
+        factors.append(float(np.exp(z) * u))
+    return tuple(factors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,7 +203,7 @@ class DeviceResources:
 
     Attributes:
         budgets: By cost what each client affords, as a fraction of the full model's cost [K]; infinite for no limit,
-            and nothing where nobody measures.
+            and nothing where budgets are unknown.
         tolerance: How far a model may exceed a client's budgets, as a fraction of them [K]; 0.1 by default.
         drift: How budgets move during the run, or None.
         conditions: Under which costs are counted.
@@ -222,17 +222,17 @@ class DeviceResources:
     jitter: float = 0.0
     availability: Availability | None = None
 
-    def budgets_of(self, client: int, round: int) -> dict[str, float]:
+    def get_budgets(self, client: int, round: int) -> dict[str, float]:
         """Return what a client affords in a round, by cost."""
         factor = 1.0 if self.drift is None else self.drift.factor(self.seed, client, round)
         return {cost: float(values[client]) * factor for cost, values in self.budgets.items()}
 
-    def tolerance_of(self, client: int) -> float:
+    def get_tolerance(self, client: int) -> float:
         """Return a client's tolerance."""
         return 0.1 if self.tolerance is None else float(self.tolerance[client])
 
-    def speed_of(self, client: int, round: int) -> Speed | None:
-        """Return a client's speed and link in a round, or None where nobody knows them.
+    def get_speed(self, client: int, round: int) -> Speed | None:
+        """Return a client's speed and link in a round, or None where they are unknown.
 
         With jitter, speed and link are multiplied by exp(jitter n), each with a standard normal n of its own.
         """
@@ -255,7 +255,7 @@ class DeviceResources:
         return "the client went away during the round" if self.availability.leaves(client, round) else ""
 
     @cached_property
-    def nest(self) -> dict[str, Any]:
+    def payload(self) -> dict[str, Any]:
         """The same as plain values and tensors, for another process."""
         return {
             "budgets": {cost: torch.from_numpy(np.asarray(v, dtype=float)) for cost, v in self.budgets.items()},
@@ -265,19 +265,19 @@ class DeviceResources:
             "seed": self.seed,
             "speeds": {name: torch.from_numpy(np.asarray(v, dtype=float)) for name, v in self.speeds.items()},
             "jitter": self.jitter,
-            "availability": None if self.availability is None else self.availability.nest,
+            "availability": None if self.availability is None else self.availability.payload,
         }
 
     @staticmethod
-    def restored(nest: Mapping[str, Any]) -> "DeviceResources":
-        """Return the resources of a nest."""
+    def from_payload(payload: Mapping[str, Any]) -> "DeviceResources":
+        """Return the resources of a payload."""
         return DeviceResources(
-            {cost: tensor.numpy() for cost, tensor in nest["budgets"].items()},
-            None if nest["tolerance"] is None else nest["tolerance"].numpy(),
-            None if nest["drift"] is None else Drift(**nest["drift"]),
-            Conditions(**nest["conditions"]),
-            nest["seed"],
-            {name: tensor.numpy() for name, tensor in nest["speeds"].items()},
-            nest["jitter"],
-            None if nest["availability"] is None else Availability.restored(nest["availability"]),
+            {cost: tensor.numpy() for cost, tensor in payload["budgets"].items()},
+            None if payload["tolerance"] is None else payload["tolerance"].numpy(),
+            None if payload["drift"] is None else Drift(**payload["drift"]),
+            Conditions(**payload["conditions"]),
+            payload["seed"],
+            {name: tensor.numpy() for name, tensor in payload["speeds"].items()},
+            payload["jitter"],
+            None if payload["availability"] is None else Availability.from_payload(payload["availability"]),
         )

@@ -18,11 +18,11 @@ class Evaluation:
         split: "test", "validation" or "train".
         norm: "static" (re-estimated statistics) or "batch" (those of each batch), for batch norm.
         batch_size: Samples per forward pass.
-        samples: At most so many samples (statistics jobs), or None for all.
+        samples: Largest number of samples (statistics jobs), or None for all.
         shuffle: Seeded order instead of the stored one; matters for batch statistics only.
         own: The device takes the largest part of the sub-model that it affords, where the server does not know which;
             the job's statistics are then those of all levels, under `level{l}/`.
-        metrics: Functions of outputs [N, ...] and labels [N, ...], by name, whose values are told beside the accuracy.
+        metrics: Functions of outputs [N, ...] and labels [N, ...], by name, reported beside the accuracy.
     """
 
     split: str = "test"
@@ -43,11 +43,11 @@ class Job:
         round: 0-based.
         rounds: Of the run, in all.
         index: Its place in the round's order.
-        client: Who does it; None: the server's own device.
-        submodel: What is sent, and after `adapt` what is done.
+        client: Its client; None: the server's own device.
+        submodel: The sub-model that is sent, and after `adapt` the one that is trained.
         state: The sub-model's tensors, by name.
         method: The spec that the method is built from.
-        seed: Of all that is drawn in it.
+        seed: The seed of all its random choices.
         level: 0-based.
         local: Settings of local training, with this round's learning rate.
         evaluation: Settings of the other kinds.
@@ -73,7 +73,7 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What came back: it says what it contains; the server never assumes that a client trained what it was sent.
+    """The result of a job. It names the sub-model that it contains, which may be a part of the one that was sent.
 
     Attributes:
         round: That of the job.
@@ -81,7 +81,7 @@ class Update:
         client: That of the job.
         level: That of the job.
         dispatched: The sub-model that was sent.
-        submodel: The sub-model that this is the state of: a part of what was sent.
+        submodel: The sub-model of the state: a part of `dispatched`.
         state: Its tensors, by name; what `fleetfit.messages` makes of them until the update is validated.
         num_examples: Samples that the client trained on.
         metrics: Plain values: "loss", what the method's loss adds, and what the server notes.
@@ -115,7 +115,7 @@ class Update:
 
 @dataclass(frozen=True, eq=False)
 class Failure:
-    """A job that brought nothing back, and why.
+    """A job without an update, and the reason.
 
     Attributes:
         round: That of the job.
@@ -125,7 +125,7 @@ class Failure:
         dispatched: The sub-model that was sent.
         reason: A sentence.
         bytes_down: Of the job, as it was sent.
-        bytes_up: Of what came back, if anything did.
+        bytes_up: Of the reply, if there was one.
         declined: Whether the device could not afford any part of it.
         late: Whether its time ran out.
         multiply_adds: What training took.
@@ -154,15 +154,15 @@ class Failure:
 
 
 @dataclass(frozen=True, eq=False)
-class Summed:
-    """What comes of a round of which the server sees sums only, in place of its updates.
+class RoundSums:
+    """The result of a round of which the server sees sums only, in place of updates.
 
     Attributes:
         blocks: Sums over clients, in whole numbers.
-        step: How far a 1 in them moves an element.
+        step: The change of an element by a 1 in them.
         reports: Updates without states and metrics, and failures, in the jobs' order.
         hidden: Elements that clients trained, and that stayed hidden since too few cover them.
-        clipped: Clients, at most, of which something was beyond the range, in the block that has most of them.
+        clipped: Clients with an element beyond the range, in the block that has most of them; an upper bound.
         lost: Why there are no sums, or "".
     """
 
@@ -176,27 +176,27 @@ class Summed:
 
 @dataclass(frozen=True, eq=False)
 class ClientMemory:
-    """What a client keeps from one accepted update to its next; where it is stored or sent, as a nest.
+    """The memory of a client from one accepted update to its next; stored and sent as a payload.
 
     Attributes:
-        method: What the method has it remember.
-        lost: What compression rounded away and owes the next update (see `fleetfit.messages`), or None.
+        method: The method's part.
+        lost: The rounding errors of compression, which the next update adds (see `fleetfit.messages`), or None.
     """
 
     method: Any = None
     lost: Mapping[str, Any] | None = None
 
     @property
-    def nest(self) -> Any:
-        """The same as plain values and tensors; None where nothing is kept."""
+    def payload(self) -> Any:
+        """Plain values and tensors; None for an empty memory."""
         return self.method if self.lost is None else {_OWN: self.method, _LOST: self.lost}
 
     @staticmethod
-    def restored(nest: Any) -> "ClientMemory":
-        """Return the memory of a nest."""
-        if isinstance(nest, Mapping) and nest.keys() == {_OWN, _LOST}:
-            return ClientMemory(nest[_OWN], nest[_LOST])
-        return ClientMemory(nest)
+    def from_payload(payload: Any) -> "ClientMemory":
+        """Return the memory of a payload."""
+        if isinstance(payload, Mapping) and payload.keys() == {_OWN, _LOST}:
+            return ClientMemory(payload[_OWN], payload[_LOST])
+        return ClientMemory(payload)
 
 
 _OWN, _LOST = "of the method", "lost by compression"  # in checkpoints, and in the memory of a fleet's nodes
@@ -209,9 +209,8 @@ class Server:
     Attributes:
         state: The full model's tensors, by name.
         round: Rounds done.
-        memory: What the method keeps: a nest of plain values and tensors.
-        trained: Where clients tell no budget: by client the largest level that the server has seen it train (0-based),
-            which is all that it knows of what the client affords.
+        memory: The method's memory: a payload of plain values and tensors.
+        trained: Where clients report no budget: by client the largest level that it has trained (0-based).
     """
 
     state: State

@@ -10,7 +10,7 @@ from fleetfit.layout import build_module
 from fleetfit.messages import packed_size
 from fleetfit.models.ree import recurrent
 from fleetfit.models.vit import deit_s
-from fleetfit.values import tuned
+from fleetfit.values import apply_peft
 
 pytest.importorskip("peft", reason="LoRA is peft's")
 
@@ -50,7 +50,7 @@ def test_every_cell_is_the_printed_one_but_for_one(name: str, tables: Mapping[st
 
 def module_of(mode: str, depth: int, ree: bool, exits: tuple[int, ...], width: float = 1.0) -> dict[str, torch.Tensor]:
     """Return what is trained of one model, built as a client builds it, on the meta device."""
-    architecture = tuned(deit_s(100, (3, 224, 224), heads="fixed"), {"name": MODES[mode]})
+    architecture = apply_peft(deit_s(100, (3, 224, 224), heads="fixed"), {"name": MODES[mode]})
     if ree:
         architecture = recurrent(architecture, (3, 224, 224))
     with torch.device("meta"):

@@ -103,7 +103,7 @@ def test_a_node_describes_itself(tmp_path: Path) -> None:
     part = {"kind": "iid", "clients": 4}
     assert told(tmp_path, data={"name": "tiny:tiny_data", "client": 1, "partition": part})["examples"]["train"] == 42
     assert parse_node_description(found).num_examples == 168 and parse_node_description(
-        parse_node_description(shy).nest
+        parse_node_description(shy).payload
     ) == parse_node_description(shy)
 
 
@@ -234,7 +234,7 @@ def test_no_hello_breaks_the_server(nest: Any, where: str | None) -> None:
         except RunError:
             continue
         assert isinstance(found.name, str) and found.num_examples >= 0 and found.facts.classes >= 1
-        assert 0 <= found.tolerance < 100 and parse_node_description(found.nest) == found
+        assert 0 <= found.tolerance < 100 and parse_node_description(found.payload) == found
 
 
 @settings(max_examples=200, deadline=None)

@@ -15,13 +15,13 @@ from zoo import Made
 from fleetfit.layout import Axis, Layout, infer_layout, product, segments
 from fleetfit.method import keep_prefix
 from fleetfit.submodel import (
-    Cut,
+    SlicePlan,
     Submodel,
     extract,
-    narrowed,
+    move_state,
+    narrow_state,
     put_back,
     random,
-    recut,
     rolling,
     window,
 )  # fmt: skip
@@ -109,7 +109,7 @@ def expected(layout: Layout, rows: Factors, columns: Factors, kept: Chosen) -> t
 
 @given(axes, factors, factors, st.sampled_from(sorted(CHOICES)), seeds, st.booleans())
 @patient
-def test_a_cut_is_what_loops_over_the_factors_keep(
+def test_a_cut_equals_loops_over_the_factors(
     axes: dict[str, Axis], rows: Factors, columns: Factors, how: str, seed: int, large: bool
 ) -> None:
     layout, kept = made(axes, rows, columns), chosen(axes, how, seed)
@@ -138,15 +138,15 @@ def _check_cut(layout: Layout, rows: Factors, columns: Factors, piece: Submodel)
 
 @given(axes, factors, factors, st.sampled_from(sorted(CHOICES)), seeds, seeds)
 @patient
-def test_recutting_and_flat_buffers_agree(
+def test_moving_states_and_flat_buffers_agree(
     axes: dict[str, Axis], rows: Factors, columns: Factors, how: str, seed: int, other: int
 ) -> None:
     layout = made(axes, rows, columns)
     source, target = (Submodel(chosen(axes, how, s), (1,)) for s in (seed, other))
     state = numbered(layout)
-    moved = recut(layout, extract(layout, state, source), source, target, fill=state)
+    moved = move_state(layout, extract(layout, state, source), source, target, fill=state)
     assert all(torch.equal(moved[name], t) for name, t in extract(layout, state, target).items())
-    compiled = Cut(layout, source)
+    compiled = SlicePlan(layout, source)
     full = torch.cat([t.flatten() for t in state.values()])
     counted = torch.zeros_like(full)
     compiled.scatter(counted, torch.ones(compiled.size), add=True)
@@ -165,6 +165,6 @@ def test_narrowing_a_sub_model_is_cutting_the_full_one(
     state = numbered(layout)
     piece = Submodel(kept, (1,))
     granule = axes["a"].granule
-    fewer = narrowed(layout, extract(layout, state, piece), piece.sizes, {"a": range(granule)})
+    fewer = narrow_state(layout, extract(layout, state, piece), piece.sizes, {"a": range(granule)})
     direct = extract(layout, state, Submodel({**kept, "a": kept["a"][:granule]}, (1,)))
     assert all(torch.equal(fewer[name], t) for name, t in direct.items())

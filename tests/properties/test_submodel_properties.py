@@ -12,7 +12,7 @@ from fleetfit.check import TOLERANCE, check_layout
 from fleetfit.layout import Architecture, Axis, Layout, State, build_module, infer_layout, outputs
 from fleetfit.method import keep_prefix
 from fleetfit.models.cnn import cnn
-from fleetfit.submodel import Submodel, extract, put_back, random, recut, rolling, whole, window
+from fleetfit.submodel import Submodel, extract, full_submodel, move_state, put_back, random, rolling, window
 
 patient = settings(deadline=None)  # a busy machine is no failure
 
@@ -69,10 +69,10 @@ def test_put_back_then_extract_gives_the_piece(name: str, seed: int, other: int)
 
 @given(names, seeds, seeds)
 @patient
-def test_recut_goes_through_the_full_model(name: str, seed: int, other: int) -> None:
+def test_move_state_goes_through_the_full_model(name: str, seed: int, other: int) -> None:
     layout = LAYOUTS[name]
     full, source, target = drawn_state(layout, seed), drawn_piece(layout, seed), drawn_piece(layout, other)
-    moved = recut(layout, extract(layout, full, source), source, target, fill=full)
+    moved = move_state(layout, extract(layout, full, source), source, target, fill=full)
     assert_same_bits(moved, extract(layout, full, target))
 
 
@@ -83,7 +83,7 @@ def test_width_one_is_the_full_model(name: str) -> None:
     sizes = family.sizes(1.0)
     assert sizes == layout.full_sizes
     piece = Submodel({axis: range(n) for axis, n in sizes.items()}, layout.exits)
-    assert piece == whole(layout)
+    assert piece == full_submodel(layout)
     state = drawn_state(layout, 0)
     assert_same_bits(extract(layout, state, piece), state)
 
@@ -98,7 +98,7 @@ def test_prefixes_nest(name: str, one: float, other: float) -> None:
     )
     assert narrow.inside(wide)
     state = drawn_state(layout, 1)
-    moved = recut(layout, extract(layout, state, wide), wide, narrow)
+    moved = move_state(layout, extract(layout, state, wide), wide, narrow)
     assert_same_bits(moved, extract(layout, state, narrow))
 
 
@@ -173,7 +173,7 @@ def test_random_channels_equal_the_masked_full_model(name: str, width: float, se
 
 
 @pytest.mark.parametrize("how", ["window", "random"])
-def test_choices_differ_between_clients_and_depend_on_nothing_else(how: str) -> None:
+def test_choices_depend_on_client_and_round_only(how: str) -> None:
     axis = Axis(40)
     drawn = {tuple(CHOICES[how](axis, 10, 0, 0, np.random.default_rng(seed))) for seed in range(20)}
     assert len(drawn) > 10

@@ -12,7 +12,7 @@ from fleetfit.layout import build_module
 from fleetfit.training import resolve_device
 from fleetfit.training.runtime import check_compiler, choose_arithmetic, has_bf16, has_convolutions
 from fleetfit.values import Level, Problem
-from fleetfit.values.arithmetic import PLAIN, Arithmetic, Computed
+from fleetfit.values.arithmetic import PLAIN, Arithmetic, ShapeArithmetic
 from fleetfit.values.problem import AS_MUCH
 
 
@@ -26,7 +26,7 @@ class Computing:
         notes: Notes for the user.
     """
 
-    computed: tuple[Computed, ...] = ()
+    computed: tuple[ShapeArithmetic, ...] = ()
     chosen: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -73,7 +73,8 @@ def choose_computing(
         check_compiler(accelerator)
     full = problem.layout.full_sizes
     computed = tuple(
-        Computed({**full, **level.submodel.sizes}, level.submodel.exits, arithmetic[level.name]) for level in levels
+        ShapeArithmetic({**full, **level.submodel.sizes}, level.submodel.exits, arithmetic[level.name])
+        for level in levels
     )
     is_plain = all(one == PLAIN for one in arithmetic.values())
     notes: tuple[str, ...] = ()
@@ -109,7 +110,7 @@ def set_feature_cache(problem: Problem, section: EngineSection) -> Problem:
     size = section.features_bytes
     if size is None:
         size = AS_MUCH if section.speed == "fast" else 0.0
-    return problem.with_features(size)
+    return problem.replace_features_bytes(size)
 
 
 def find_server_device(section: EngineSection) -> torch.device:

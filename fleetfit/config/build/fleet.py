@@ -15,9 +15,9 @@ import numpy as np
 from fleetfit.config.schema import AvailabilitySection, FleetSection, LevelSection, ProfileSection
 from fleetfit.config.toml import path_exists, read_toml
 from fleetfit.config.trace import read_trace
-from fleetfit.cost import Conditions, Piece, cost_of
+from fleetfit.cost import Conditions, Piece, compute_cost
 from fleetfit.errors import ConfigError, FleetFitError, PlanError, did_you_mean, truncate
-from fleetfit.planner import Amount, Budget, Plan, Targets, budgets_by_cost, given_levels, levels_of_budgets
+from fleetfit.planner import Amount, Budget, Plan, Targets, convert_budgets, make_fixed_targets, make_targets
 from fleetfit.profiles import PROFILES, DeviceProfile
 from fleetfit.seeds import make_numpy_rng
 from fleetfit.values import Availability, DeviceResources, Drift, NodeDescription, Problem, Speed
@@ -102,8 +102,8 @@ def _convert_budgets(
 ) -> dict[str, np.ndarray]:
     """Return budgets as fractions of the full model's cost, by cost."""
     whole: Piece = ({}, (problem.architecture.blocks,))
-    return budgets_by_cost(
-        budgets, cost, lambda name: cost_of(problem.architecture, whole, problem.input_shape, name, conditions)
+    return convert_budgets(
+        budgets, cost, lambda name: compute_cost(problem.architecture, whole, problem.input_shape, name, conditions)
     )
 
 
@@ -284,7 +284,7 @@ def build_targets(section: FleetSection, budgets: DeviceBudgets, blocks: int) ->
     if plan is None:
         assert not isinstance(levels, dict)
         rule = levels if isinstance(levels, str) else [level for level in levels if isinstance(level, float)]
-        return levels_of_budgets(
+        return make_targets(
             budgets.budgets, rule, budgets.tolerances, section.cost, False, budgets.further, budgets.conditions
         )
     where = levels if isinstance(levels, str) else "fleet.levels"
@@ -310,7 +310,7 @@ def _build_listed_targets(levels: Sequence[LevelSection], budgets: DeviceBudgets
     try:
         if depths[-1] != blocks:
             raise PlanError(f"the last level must be the full model with all {blocks} blocks; got {depths[-1]}.")
-        return given_levels(
+        return make_fixed_targets(
             depths, [level.width for level in levels], [level.budget for level in levels], budgets.cost,
             float(budgets.tolerances.min()), budgets.further, budgets.conditions,
         )  # fmt: skip
@@ -331,7 +331,7 @@ def load_saved_plan(section: FleetSection) -> Plan | None:
     key = "fleet.levels"
     if not isinstance(levels, str):
         try:
-            return Plan.of_table(levels)
+            return Plan.from_table(levels)
         except FleetFitError as error:
             raise ConfigError(f"{key}: {error}", key=key, path=error.path) from None
     if Path(levels).suffix != ".toml":
@@ -347,6 +347,6 @@ def load_saved_plan(section: FleetSection) -> Plan | None:
             path=levels,
         )
     try:
-        return Plan.of_table(read_toml(levels))
+        return Plan.from_table(read_toml(levels))
     except FleetFitError as error:
         raise ConfigError(f"[fleet] levels: {error}", key=key, path=error.path or levels) from None

@@ -15,17 +15,17 @@ from fleetfit.config.build.method import build_method_spec, check_model, check_n
 from fleetfit.config.build.model import build_problem
 from fleetfit.config.components import check_keys
 from fleetfit.config.schema import CLIENTS, Experiment
-from fleetfit.cost import Conditions, Cost, cost_of, full_cost, submodel_cost, training_memory
+from fleetfit.cost import Conditions, Cost, compute_cost, full_cost, submodel_cost, training_memory
 from fleetfit.data import Data, count_samples
 from fleetfit.errors import ConfigError, DataError, MissingExtra
 from fleetfit.layout import State
 from fleetfit.method import Method, apply_model_hook, build
-from fleetfit.planner import Plan, PlannedLevel, Targets, affords, further_costs
+from fleetfit.planner import Plan, PlannedLevel, Targets, affords, compute_further_costs
 from fleetfit.report.text import format_count
 from fleetfit.submodel import Submodel
 from fleetfit.training import initial_base
 from fleetfit.values import DataDescription, Federation, Level, Local, Problem
-from fleetfit.values.local import moments_of
+from fleetfit.values.local import count_moments
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,13 +90,13 @@ def plan_problem(
         else target_full_model(budgets)
     )
     levels = _add_further_costs(method.levels(problem, targets), problem, budgets)
-    problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
+    problem = problem.replace_exits({e for level in levels for e in level.submodel.exits})
     check_model(experiment, problem)
     problem = replace(problem, base=initial_base(problem, experiment.seed) if base is None else base)
     problem = set_feature_cache(problem, experiment.engine)
     device = accelerator or find_server_device(experiment.engine)
     computing = choose_computing(experiment.engine, problem, levels, device)
-    problem = problem.with_computed(computing.computed)
+    problem = problem.replace_arithmetic(computing.computed)
     return PlannedProblem(problem, method, method_spec, budgets, targets, levels, computing)
 
 
@@ -108,7 +108,7 @@ def make_conditions(experiment: Experiment, largest: int | None) -> Conditions:
         raise ConfigError(
             '[local] batch_size: "all" needs the data. Set a number: --set local.batch_size=64.', key="local.batch_size"
         )
-    return Conditions(size, dict(experiment.fleet.measured), moments_of(local.optimiser))
+    return Conditions(size, dict(experiment.fleet.measured), count_moments(local.optimiser))
 
 
 def _add_further_costs(levels: Iterable[Level], problem: Problem, budgets: DeviceBudgets) -> tuple[Level, ...]:
@@ -117,7 +117,7 @@ def _add_further_costs(levels: Iterable[Level], problem: Problem, budgets: Devic
     def compute_share(level: Level, cost: str) -> float:
         piece, whole = find_counted_submodel(problem, level), Submodel({}, (problem.architecture.blocks,))
         part, full = (
-            cost_of(problem.architecture, p, problem.input_shape, cost, budgets.conditions) for p in (piece, whole)
+            compute_cost(problem.architecture, p, problem.input_shape, cost, budgets.conditions) for p in (piece, whole)
         )
         return part / full
 
@@ -159,7 +159,7 @@ class LevelPlan:
         """Return the planned cost of a level; of the full model for None."""
         problem, whole = self.planned.problem, Submodel({}, (self.planned.problem.architecture.blocks,))
         piece = whole if level is None else find_counted_submodel(problem, level)
-        return cost_of(problem.architecture, piece, problem.input_shape, cost, self.planned.budgets.conditions)
+        return compute_cost(problem.architecture, piece, problem.input_shape, cost, self.planned.budgets.conditions)
 
     def memory(self, level: Level) -> int:
         """Return the predicted bytes of a training step of a level, with all the exits that it trains."""
@@ -235,7 +235,7 @@ def _build_planned_level(federation: Federation, budgets: DeviceBudgets, targets
     architecture, shape, conditions = problem.architecture, problem.input_shape, targets.conditions
     piece, whole = find_counted_submodel(problem, level), Submodel({}, (architecture.blocks,))
     counts = submodel_cost(architecture, piece, shape)
-    cost, full = (cost_of(architecture, p, shape, targets.cost, conditions) for p in (piece, whole))
+    cost, full = (compute_cost(architecture, p, shape, targets.cost, conditions) for p in (piece, whole))
     share = cost / full
     follows_targets = len(targets.ratios) == len(federation.levels)  # a method may have levels of its own
     further = [c for c in (targets.cost, *budgets.further) if c not in ("parameters", "multiply_adds")]
@@ -244,7 +244,7 @@ def _build_planned_level(federation: Federation, budgets: DeviceBudgets, targets
         targets.ratios[index] if follows_targets else share,
         targets.tolerances[index] if follows_targets else float(budgets.tolerances.min()),
         share, int((federation.level_of == index).sum()),
-        further_costs(architecture, piece, shape, further, conditions),
+        compute_further_costs(architecture, piece, shape, further, conditions),
     )  # fmt: skip
 
 

@@ -9,10 +9,10 @@ from fleetfit.config.components import build_component, check_not_module
 from fleetfit.config.schema import Experiment
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, ModelError
-from fleetfit.layout import Architecture, check_described
+from fleetfit.layout import Architecture, validate_architecture
 from fleetfit.method import is_portable
 from fleetfit.tasks import get_task
-from fleetfit.values import DataDescription, Problem, tuned
+from fleetfit.values import DataDescription, Problem, apply_peft
 
 
 def build_problem(experiment: Experiment, data: Data | DataDescription) -> Problem:
@@ -31,7 +31,7 @@ def build_problem(experiment: Experiment, data: Data | DataDescription) -> Probl
         architecture = section.name
     check_architecture(architecture, section.name if spec else type(architecture).__name__)
     peft = {"name": experiment.peft.name, **experiment.peft.settings}
-    architecture = tuned(architecture, peft)
+    architecture = apply_peft(architecture, peft)
     spec = None if spec is None else {**spec, "peft": peft}
     return Problem(
         architecture,
@@ -76,7 +76,7 @@ def check_architecture(architecture: Any, label: Any) -> None:
                 key="model.name",
             )
     try:
-        check_described(architecture)
+        validate_architecture(architecture)
     except ModelError as error:
         raise ConfigError(f"[model] {label}: {error}", key=error.key or "model.name") from error
 

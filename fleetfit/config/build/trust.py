@@ -20,7 +20,7 @@ from fleetfit.privacy import Ledger, Privacy, count_registered, find_noise, max_
 from fleetfit.records import RunFolder
 from fleetfit.rounds import Settings
 from fleetfit.secure import Quantiser, SecureRules, SecureRun, check_installed
-from fleetfit.submodel import cut, rolling, whole
+from fleetfit.submodel import full_submodel, get_slice_plan, rolling
 from fleetfit.values import Federation, Simulation
 
 # ---- hostile clients -----------------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def describe_privacy(privacy: Privacy, federation: Federation, rounds: int) -> t
     loudness = {}
     for index in np.unique(federation.level_of[federation.able]).tolist():
         level = federation.levels[index]
-        weights = cut(federation.problem.layout, level.submodel).gather(members)
+        weights = get_slice_plan(federation.problem.layout, level.submodel).gather(members)
         loudness[level.name] = privacy.noise * float((1 / (privacy.rate * weights[weights > 0])).square().sum().sqrt())
     loudest = max(loudness, key=lambda level: loudness[level])
     if loudness[loudest] > _LOUD:
@@ -352,7 +352,7 @@ def _check_grid(federation: Federation, grid: Quantiser, clip: float) -> None:
             key="secure.range",
         )
     layout = federation.problem.layout
-    even = clip / cut(layout, whole(layout)).size ** 0.5
+    even = clip / get_slice_plan(layout, full_submodel(layout)).size ** 0.5
     if grid.step > even:
         raise ConfigError(
             f"[secure] bits: a movement of [privacy] clip = {clip:g} spread over the whole model moves an element by "

@@ -24,7 +24,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, ModelError, format_cause
 from fleetfit.inference.stopping import Policy
-from fleetfit.layout import Architecture, HasSegments, outputs, some_input, with_segments
+from fleetfit.layout import Architecture, HasSegments, make_input, outputs, require_segments
 from fleetfit.values import DataDescription
 
 _SAMPLES, _LOGITS = 1000, 20_000_000
@@ -98,7 +98,7 @@ class LevelModel:
         """
         if isinstance(self.data, DataDescription):
             rng = torch.Generator().manual_seed(0)
-            return some_input(self.architecture, self.data.sample_shape, 8, rng), torch.empty(0, dtype=torch.int64)
+            return make_input(self.architecture, self.data.sample_shape, 8, rng), torch.empty(0, dtype=torch.int64)
         indices = self.data.split(split)
         count = min(count, len(indices))
         indices = indices[torch.arange(count) * len(indices) // max(1, count)]
@@ -263,7 +263,7 @@ def make_segment_graphs(model: LevelModel, x: Tensor, free_tokens: bool = True) 
     Raises:
         ModelError: The model cannot be run segment by segment.
     """
-    module, preprocess = with_segments(model.module), Preprocessing(model.data)
+    module, preprocess = require_segments(model.module), Preprocessing(model.data)
     carries = shorter = _compute_carries(module, preprocess(x))
     if model.takes_tokens and free_tokens:  # a second length shows which dimensions of a carry depend on it
         shorter = _compute_carries(module, preprocess(x[:, : max(1, x.shape[1] // 2)]))

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from fleetfit.data import Data
 from fleetfit.errors import DataError, ModelError, escape_controls
 from fleetfit.inference.export.level import LevelModel
-from fleetfit.layout import State, Wrapped
+from fleetfit.layout import ArchitectureWrapper, State
 from fleetfit.models.pretrained import CLASSIFIER, Checkpoint
 
 _PROBLEMS = {
@@ -106,8 +106,8 @@ def _make_checkpoint(model: LevelModel) -> Checkpoint:
     """Return config and tensors of the last exit."""
     family, data, last = model.architecture, model.own_data, model.exits[-1]
     state: State = {name: tensor.detach().cpu().clone() for name, tensor in model.module.state_dict().items()}
-    while isinstance(family, Wrapped):
-        state = family.merged(state)
+    while isinstance(family, ArchitectureWrapper):
+        state = family.merge(state)
         family = family.inner
     if not isinstance(family, ToCheckpoint):
         raise ModelError(

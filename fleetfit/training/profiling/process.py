@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
-from fleetfit.cost import latency_now
+from fleetfit.cost import measure_latency
 from fleetfit.errors import FleetFitError
 from fleetfit.machine import is_out_of_memory
 from fleetfit.method import rebuild_problem
@@ -71,8 +71,8 @@ def measure(request: Mapping[str, Any], end: float) -> Iterator[dict[str, Any]]:
         yield {"energy_j": watch.energy_j / len(watch.seconds)}
 
     sizes, left_s = {**problem.layout.full_sizes, **submodel.sizes}, max(0.0, end - time.perf_counter())
-    arithmetic = problem.arithmetic_of(submodel)
-    latency = latency_now(
+    arithmetic = problem.get_arithmetic(submodel)
+    latency = measure_latency(
         problem.architecture, sizes, submodel.exits, problem.input_shape, threads, accelerator, left_s,
         lambda module: prepare_model(module, arithmetic, accelerator),
     )  # fmt: skip

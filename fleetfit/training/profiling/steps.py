@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fleetfit.data import Data
 from fleetfit.errors import RunError
-from fleetfit.layout import State, build_module, named_tensors, some_input
+from fleetfit.layout import State, build_module, make_input, named_tensors
 from fleetfit.seeds import isolate_rng
 from fleetfit.submodel import Submodel
 from fleetfit.training.job import run_job
@@ -140,7 +140,7 @@ def make_random_data(problem: Problem, classes: int, samples: int, rng: torch.Ge
     Returns:
         x, float32 [N, ...] or int64 tokens [N, L], and y as `fleetfit.Data` has it for the task; all of it is "train".
     """
-    x = some_input(problem.architecture, problem.input_shape, samples, rng)
+    x = make_input(problem.architecture, problem.input_shape, samples, rng)
     labels = {
         "classification": lambda: torch.randint(classes, (samples,), generator=rng),
         "next_token": lambda: torch.randint(classes, tuple(x.shape), generator=rng),

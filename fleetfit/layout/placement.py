@@ -1,4 +1,4 @@
-"""Modules on an accelerator: what `forward` makes without naming a device is made there, too."""
+"""Modules on an accelerator: tensors that `forward` makes without naming a device are made there, too."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from fleetfit.layout.axes import Architecture, some_input
+from fleetfit.layout.axes import Architecture, make_input
 from fleetfit.layout.infer import build_module
 from fleetfit.layout.meta import Operations, on_meta, run
 from fleetfit.tensor_defaults import tensor_defaults
 
-_RUN = ("forward", "start", "segment", "head")
+_METHODS = ("forward", "start", "segment", "head")
 _BATCH = 2
 
 
@@ -27,47 +27,47 @@ def place_module(
 ) -> nn.Module:
     """Move a module to a device.
 
-    A default device costs some time in each operation, so it is set only where the module makes tensors that name none.
+    A default device costs time in each operation. It is set only where the module makes tensors without naming one.
 
     Args:
         module: The module, which is changed.
-        device: Where to.
-        architecture: What it was built from, and with which sizes and exits.
+        device: The device.
+        architecture: The model family.
         sizes: Size of every axis.
         exits: Its exits.
         input_shape: Shape of one sample.
     """
     module.to(device)
     if device.type != "cpu" and _makes_tensors(architecture, sizes, exits, input_shape):
-        for name in _RUN:
+        for name in _METHODS:
             if hasattr(module, name):
-                setattr(module, name, _run_there(getattr(module, name), device))
+                setattr(module, name, _use_device(getattr(module, name), device))
     return module
 
 
-def _run_there(method: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    def there(*args: Any, **kwargs: Any) -> Any:
+def _use_device(method: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
         with tensor_defaults(device):
             return method(*args, **kwargs)
 
-    return there
+    return call
 
 
 def _makes_tensors(
     architecture: Architecture, sizes: Mapping[str, int], exits: tuple[int, ...], input_shape: Sequence[int]
 ) -> bool:
-    """Run on the meta device, in training and in evaluation; tell whether a tensor is made on the host meanwhile."""
+    """Run on the meta device, in training and in evaluation; return whether a tensor is made on the host."""
     with on_meta():
-        module, x = build_module(architecture, sizes, exits), some_input(architecture, input_shape, _BATCH)
-    made = _OnHost()
+        module, x = build_module(architecture, sizes, exits), make_input(architecture, input_shape, _BATCH)
+    host_tensors = _HostTensors()
     for training in (True, False):
-        with contextlib.suppress(Exception), torch.no_grad(), made:  # a run says itself what is wrong
+        with contextlib.suppress(Exception), torch.no_grad(), host_tensors:  # the run itself raises its errors
             module.train(training)(x)
-    return made.any
+    return host_tensors.any
 
 
-class _OnHost(Operations):
-    """Sees whether an operation gives a tensor on the host; single numbers may lie there anyway."""
+class _HostTensors(Operations):
+    """Sees whether an operation returns a tensor on the host; single numbers may be there anyway."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,0 +1,275 @@
+"""Hints in messages: the declaration to write, fixed numbers of groups, and why a call of a module failed."""
+
+import math
+import re
+import traceback
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from fleetfit.errors import ModelError
+from fleetfit.layout.axes import Axis, Declaration
+from fleetfit.layout.layout import Layout
+
+# ---- the dimension, its possible meanings, and the line that declares it -------------------------------------------
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_MOST_LISTED = 8
+
+
+class UndeclaredDimension(ModelError):
+    """A dimension whose growth has several explanations.
+
+    Attributes:
+        name: The tensor.
+        problem: The dimension and what is unclear, as a sentence.
+        candidates: Declarations, the likeliest first, each with the condition under which it is right.
+    """
+
+    def __init__(self, name: str, problem: str, candidates: Mapping[str, str]) -> None:
+        self.name, self.problem, self.candidates = name, problem, dict(candidates)
+        super().__init__(format_question([self]))
+
+
+def ask_for_arrangement(
+    name: str, where: str, axis: str, d: int, factor: int, declared: Sequence[Declaration]
+) -> UndeclaredDimension:
+    """Ask how several elements per channel are arranged."""
+    suffix = f", dim={d}" if declared else ""
+    copies = next((n for n in (3, *range(2, factor)) if factor % n == 0 and n < factor), 0)
+    blocked = {f"blocked({factor}{suffix})": f"they are {factor} stacked copies (fused q, k, v; gates)"}
+    interleaved = {f"interleaved({factor}{suffix})": f"each channel owns {factor} neighbours (a flatten)"}
+    product = {
+        f'product({copies}, "{axis}", {factor // copies}{suffix})': (
+            f"they are {copies} stacked copies in which each channel owns {factor // copies} neighbours (fused q, k, v "
+            f"of heads; likewise other numbers that make {factor})"
+        )
+    } if copies else {}  # fmt: skip
+    # inputs of a layer come from a flatten, outputs are stacked: of whole heads where they are more than q, k and v
+    if d:
+        candidates = interleaved | blocked | product
+    else:
+        candidates = product | blocked | interleaved if copies == 3 else blocked | interleaved | product
+    fault = f" (declared: {declared[0]})" if declared else ""
+    problem = f'{where} has {factor} elements per channel of axis "{axis}"{fault}; growth does not show their order'
+    return UndeclaredDimension(name, problem, candidates)
+
+
+def ask_for_segments(
+    name: str, where: str, size: int, growth: Mapping[str, int], axes: Mapping[str, Axis]
+) -> ModelError:
+    """Ask for the order of a concatenation's parts; the architecture's order is proposed."""
+    moving = ", ".join(f'"{axis}"' for axis in growth)
+    counts = {axis: growth[axis] // axes[axis].granule for axis in axes if axis in growth}
+    fixed = size - sum(axes[axis].size * n for axis, n in counts.items())
+    if fixed < 0 or any(growth[axis] % axes[axis].granule for axis in growth):
+        return ModelError(
+            f"{where} moves with {moving} and is neither their sum nor their product. Declare its parts in order, "
+            'products with product(...), such as segments(product("heads", "head_dim"), '
+            'product("groups", "head_dim")), or let only one of the axes move it.'
+        )
+    front = [str(fixed)] if fixed else []
+    stacked = ", ".join([*front, *(f'"{axis}"' for axis, n in counts.items() for _ in range(n))])
+    owned = ", ".join([*front, *(f'"{axis}"' if n == 1 else f'product("{axis}", {n})' for axis, n in counts.items())])
+    candidates = {
+        f"segments({stacked})": "they are concatenated in this order; else write them in their own order"
+        + (", fixed sizes as numbers" if fixed else "")
+    }
+    if owned != stacked:
+        candidates[f"segments({owned})"] = "each channel owns its elements side by side"
+    return UndeclaredDimension(name, f"{where} moves with {moving} and is not a multiple of one axis", candidates)
+
+
+def ask_for_product(
+    name: str, where: str, size: int, growth: Mapping[str, int], axes: Mapping[str, Axis]
+) -> UndeclaredDimension:
+    """Ask for the order of a product's factors; the architecture's order is proposed."""
+    factors = [axis for axis in axes if axis in growth]
+    rest = size // math.prod(axes[axis].size for axis in factors)
+    names, number = [f'"{axis}"' for axis in factors], [str(rest)] if rest > 1 else []
+    times = f", times {rest}" if number else ""
+    problem = f"{where} is the product of {', '.join(names[:-1])} and {names[-1]}{times}"
+    condition = "its factors have this order, outermost first; else write them in their own order, the number too"
+    return UndeclaredDimension(name, problem, {f"product({', '.join(number + names)})": condition})
+
+
+def pair_layers(missing: Sequence[UndeclaredDimension]) -> list[UndeclaredDimension]:
+    """Put `blocked` first where a layer takes what a layer beside it makes.
+
+    In a transformer's block one layer is k times as wide as its axis and the next one takes that: both are stacked.
+    """
+
+    def find_module(name: str) -> str:
+        return ".".join(name.split(".")[:-2])
+
+    stacked = {(find_module(one.name), next(iter(one.candidates))) for one in missing}
+    paired = []
+    for one in missing:
+        other = next(iter(one.candidates)).replace("interleaved", "blocked")
+        if other in one.candidates and (find_module(one.name), other) in stacked:
+            one = UndeclaredDimension(one.name, one.problem, {other: one.candidates[other], **one.candidates})
+        paired.append(one)
+    return paired
+
+
+def format_question(missing: Sequence[UndeclaredDimension]) -> str:
+    """Return the problem of the first dimension, and the line that declares all of them."""
+    first = missing[0]
+    (chosen, condition), *others = first.candidates.items()
+    entries = [f'"{pattern}": {declaration}' for pattern, declaration in _merge_blocks(missing).items()]
+    more = f", and {len(entries) - _MOST_LISTED} more tensors likewise" if len(entries) > _MOST_LISTED else ""
+    line = f"self.declared = {{{', '.join(entries[:_MOST_LISTED])}}}{more}"
+    alternatives = "".join(f", or {other} instead of {chosen} if {reason}" for other, reason in others)
+    return f"{first.problem}. Write in the architecture: {line} if {condition}{alternatives}."
+
+
+def _merge_blocks(missing: Sequence[UndeclaredDimension]) -> dict[str, str]:
+    """Return a declaration by pattern: one pattern where all blocks, or all classifiers, have the same."""
+    groups: dict[str, list[UndeclaredDimension]] = {}
+    for one in missing:
+        groups.setdefault(_NUMBER.sub("*", one.name), []).append(one)
+    entries = {}
+    for pattern, members in groups.items():
+        declarations = [next(iter(one.candidates)) for one in members]
+        longest = max(declarations, key=len)
+        # earlier blocks lack some of the axes; segments of axes that do not move a dimension are left out of it
+        same = all(d == longest or (_list_axes(d) and _list_axes(d) <= _list_axes(longest)) for d in declarations)
+        if len(members) > 1 and same:
+            entries[pattern] = longest
+        else:
+            entries |= {one.name: d for one, d in zip(members, declarations, strict=True)}
+    return entries
+
+
+def _list_axes(declaration: str) -> set[str]:
+    """Return the axes of a declaration that is segments of axes only."""
+    only_axes = re.fullmatch(r'segments\(("[^"]+"(, )?)+\)', declaration)
+    return set(re.findall(r'"[^"]+"', declaration)) if only_axes else set()
+
+
+# ---- fixed numbers of groups and heads -----------------------------------------------------------------------------
+
+_DIVISION = re.compile(r"divisible|not a multiple|multiple of", re.IGNORECASE)
+_COUNTS = {"groups": "groups", "num_groups": "groups", "num_heads": "heads", "heads": "heads", "nhead": "heads"}
+
+
+def count_groups(module: nn.Module) -> dict[str, int]:
+    """Return the groups of each grouped convolution and each group norm by the module's name; only above one."""
+    counts: dict[str, int] = {}
+    for name, part in module.named_modules():
+        n = part.groups if isinstance(part, _ConvNd) else part.num_groups if isinstance(part, nn.GroupNorm) else 1
+        if isinstance(n, int) and n > 1:
+            counts[name] = n
+    return counts
+
+
+def explain_fixed_groups(n: int | None, axis: str | None, kind: str = "groups", size: int | None = None) -> str:
+    """Return how an architecture with a fixed number of groups or heads is written.
+
+    Args:
+        n: The number, if it is known.
+        axis: The axis that they divide, if it is known.
+        kind: "groups" or "heads".
+        size: The axis's size, if it is known.
+    """
+    one, number, name = kind.removesuffix("s"), "4" if n is None else str(n), axis or "mid"
+    full = f"Axis({size // n})" if n and size and size % n == 0 else "its size"
+    return (
+        f'If its {kind} are fixed, make axis "{name}" the channels of one {one} ({full} in the full model), build '
+        f'{number} * axes["{name}"] where all {number} are needed, and declare blocked({number}) there. If {kind} come '
+        f"and go whole, build size // granule of them, with the channels of one {one} as the axis's granule."
+    )
+
+
+def find_fixed_groups(layout: Layout, full: nn.Module, small: nn.Module, axes: Collection[str]) -> str:
+    """Return a sentence on the first module with as many groups or heads in the small model as in the full one; or "".
+
+    Args:
+        layout: The layout of the full model.
+        full: A module of it.
+        small: A module in which some axes are smaller.
+        axes: Those axes.
+    """
+
+    def count(module: nn.Module) -> dict[str, int]:
+        attentions = ((name, part) for name, part in module.named_modules() if isinstance(part, nn.MultiheadAttention))
+        return count_groups(module) | {name: part.num_heads for name, part in attentions if part.num_heads > 1}
+
+    small_counts = count(small)
+    for name, n in count(full).items():
+        dims = [dim for t in layout.tensors if t.rpartition(".")[0] == name for dim in layout.tensors[t].dims]
+        cut = [axis for dim in dims if len(dim) % n for s in dim for axis in s.axes if axis in axes]
+        if small_counts.get(name) == n and cut:
+            module, size = full.get_submodule(name), layout.axes[cut[0]].size
+            kind = "heads" if isinstance(module, nn.MultiheadAttention) else "groups"
+            return (
+                f' "{name}", a {type(module).__name__}, has {n} {kind} at every size of axis "{cut[0]}". '
+                f"{explain_fixed_groups(n, cut[0], kind, size)}"
+            )
+    return ""
+
+
+def explain_division_error(error: BaseException, axis: str | None) -> str:
+    """Return what to do where building failed because a size cannot be divided; "" for another error."""
+    if not _DIVISION.search(str(error)):
+        return ""
+    caller: tuple[FrameType, int] | None = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        module = frame.f_locals.get("self")
+        if isinstance(module, nn.Module) and type(module).__module__.startswith("torch."):
+            counts = ((kind, frame.f_locals.get(key)) for key, kind in _COUNTS.items())
+            kind, n = next(((kind, n) for kind, n in counts if type(n) is int), ("groups", None))
+            place = "" if caller is None else f" made{_describe_line(*caller)}"
+            return f" It is the {type(module).__name__}{place}. {explain_fixed_groups(n, axis, kind)}"
+        caller = frame, line
+    return f" {explain_fixed_groups(None, axis)}"
+
+
+def _describe_line(frame: FrameType, line: int) -> str:
+    owner = frame.f_locals.get("self")
+    module = f" in {type(owner).__name__}" if isinstance(owner, nn.Module) else ""
+    return f"{module} at line {line} of {Path(frame.f_code.co_filename).name}"
+
+
+# ---- why a call of a module failed ---------------------------------------------------------------------------------
+
+_PACKAGES = (Path(torch.__file__).parent, Path(__file__).parents[1])
+_NO_NUMBERS = re.compile(r"item\(\)|no data|register_meta|meta device type")
+_OTHER_DEVICE = re.compile(r"(same|expected) device|dtype|scalar type|should be the same")
+
+
+def explain_input_error(architecture: Any, error: BaseException) -> str:
+    """Return why a call of a module failed, if its samples or the tensors that it makes itself are the cause; or ""."""
+    text, tokens = str(error), getattr(architecture, "tokens", 0)
+    has_integers = "Long" in text or "Int" in text
+    if not tokens and "indices" in text and has_integers:
+        return (
+            " It seems to take tokens, and was given real numbers: take vocabulary as a parameter of the architecture "
+            "and set self.tokens = vocabulary (token ids are below it; the data give it)."
+        )
+    if tokens and "dtype" in text and has_integers:
+        return f" It was given tokens below {tokens}, by the architecture's tokens; set it to 0 for real numbers."
+    if _NO_NUMBERS.search(text):
+        return (
+            f"{_find_own_line(error)} FleetFit counts on the meta device, where tensors have shapes and no numbers: "
+            "forward must not depend on numbers, as with .item(), float(x) or if x.sum() > 0."
+        )
+    if _OTHER_DEVICE.search(text) and not has_integers:
+        return (
+            f"{_find_own_line(error)} FleetFit counts on the meta device, proves in float64 and trains on the device: "
+            "a tensor that forward makes must not name another device or type, and forward must not convert its input "
+            "(.float()). Use x.new_zeros(...), or torch.zeros(..., device=x.device, dtype=x.dtype)."
+        )
+    return ""
+
+
+def _find_own_line(error: BaseException) -> str:
+    """Return a sentence on the line of the model's own code in which an error was raised; or ""."""
+    lines = [(Path(frame.f_code.co_filename), n) for frame, n in traceback.walk_tb(error.__traceback__)]
+    own = [(path, n) for path, n in lines if not any(path.is_relative_to(package) for package in _PACKAGES)]
+    return f" It failed at line {own[-1][1]} of {own[-1][0].name}." if own else ""
