@@ -23,7 +23,7 @@ from fleetfit.config.section import (
 )
 from fleetfit.values import Local
 from fleetfit.values.arithmetic import MemoryFormat, Precision
-from fleetfit.values.local import OF_OPTIMISERS, OPTIMISERS
+from fleetfit.values.local import OPTIMISER_KEYS, OPTIMISERS
 
 # ---- schedules of the learning rate: `[local] schedule` ------------------------------------------------------------
 
@@ -401,7 +401,7 @@ class LocalSection(Section):
     def foreign(self) -> list[str]:
         """The set keys that the optimiser does not take."""
         taken = OPTIMISERS[self.optimiser]
-        return [key for key in OF_OPTIMISERS if key in self.model_fields_set and key not in taken]
+        return [key for key in OPTIMISER_KEYS if key in self.model_fields_set and key not in taken]
 
 
 class AttackSection(OpenSection):

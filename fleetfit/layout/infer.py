@@ -30,10 +30,10 @@ from fleetfit.layout.meta import on_meta
 # ---- one dimension of a tensor: explained by its growth, or by a declaration where growth has several explanations -
 
 
-def explain_dimension(
+def find_segments(
     axes: Mapping[str, Axis], name: str, d: int, size: int, growth: Mapping[str, int], declared: Sequence[Declaration]
 ) -> tuple[Segment, ...]:
-    """Explain one dimension by stretches of axes.
+    """Return the segments of axes that one dimension consists of.
 
     Args:
         axes: The architecture's axes.
@@ -64,7 +64,7 @@ def explain_dimension(
         segments = tuple(_make_segments(one, axes, growth))
         if _fits(segments, axes, size, growth):
             return segments
-    raise _explain_failure(axes, where, name, d, size, growth, declarations)
+    raise _make_error(axes, where, name, d, size, growth, declarations)
 
 
 def explains(one: Declaration, axes: Mapping[str, Axis], segments: Sequence[Segment]) -> bool:
@@ -121,7 +121,7 @@ def _multiply(factors: Sequence[str | int | Declaration]) -> tuple[Segment, ...]
     return (Segment(None, copies),)
 
 
-def _explain_failure(
+def _make_error(
     axes: Mapping[str, Axis],
     where: str,
     name: str,
@@ -409,7 +409,7 @@ def _explain_dimensions(
                 growth = slopes.get((name, d), {})
                 if d == 1 and len(growth) == 1 and part in fixed:
                     _check_group(axes, name, size, next(iter(growth)), fixed[part])
-                dims.append(explain_dimension(axes, name, d, size, growth, declared.get(name, ())))
+                dims.append(find_segments(axes, name, d, size, growth, declared.get(name, ())))
             segments[name] = tuple(dims)
         except UndeclaredDimension as one:
             missing.append(one)

@@ -310,12 +310,12 @@ class EarlyStopping:
         if self._best_weights is not None:
             self._model.flat.copy_(self._best_weights)
 
-    def _check(self, time: int) -> None:
+    def _check(self, at: int) -> None:
         loss = self._compute_loss()
         self.samples += self._cost
         if loss < self._best_loss:
-            self._best_loss, self._best_time, self._best_weights = loss, time, self._model.flat.clone()
-        self._stops = time - self._best_time >= (self._local.patience or 0)
+            self._best_loss, self._best_time, self._best_weights = loss, at, self._model.flat.clone()
+        self._stops = at - self._best_time >= (self._local.patience or 0)
 
     @torch.no_grad()
     def _compute_loss(self) -> float:
