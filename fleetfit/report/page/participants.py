@@ -181,8 +181,8 @@ def make_participation_section(rows: Sequence[RowRecord]) -> PageSection | None:
         cells.append((*label, f"{updates:,}", f"{counts.total():,}", reasons + more))
     settings = ["setting"] if has_settings else []
     columns = ("row", *settings, "seeds", "received updates", "failed jobs", "why")
-    more = len(cells) - _MOST_RUNS
-    notes = (f"{more} more rows are left out.",) if more > 0 else ()
+    rest = len(cells) - _MOST_RUNS
+    notes = (f"{rest} more rows are left out.",) if rest > 0 else ()
     table = Table(columns, tuple(cells[:_MOST_RUNS]), notes=notes)
     return PageSection("who", _WHO, [Sheet(table)]) if cells else None
 

@@ -100,8 +100,8 @@ def make_runs_provenance_section(rows: Sequence[RowRecord]) -> PageSection:
         (label, str(run.folder), machine.get("begun", ""), machine.get("command", ""))
         for label, run, machine in zip(labels, runs, machines, strict=True)
     ]
-    more = len(cells) - _MOST_RUNS
-    notes = (f"{more} more runs are left out.",) if more > 0 else ()
+    rest = len(cells) - _MOST_RUNS
+    notes = (f"{rest} more runs are left out.",) if rest > 0 else ()
     table = Table(("run", "folder", "begun", "command"), tuple(cells[:_MOST_RUNS]), notes=notes)
     fold = Fold("folder, time and command of each run", [Sheet(table)])
     return PageSection("what", "Configuration and machine", [FactList(facts), fold])
