@@ -261,7 +261,7 @@ def _infer(architecture: Architecture, chosen: tuple[int, ...], base: frozenset[
         fixed = {part: n for part, n in fixed.items() if one.groups.get(part) == n}
     # 3. explain each dimension by its growth and its declarations
     by_tensor = {name: matching for name in whole.tensors if (matching := _match_declarations(declared, name))}
-    dims = _explain_dimensions(axes, whole.tensors, slopes, by_tensor, fixed)
+    dims = _find_all_segments(axes, whole.tensors, slopes, by_tensor, fixed)
     # 4. find the block or exit of each tensor
     depth = find_depths(
         {name: shape for name, (shape, _) in whole.tensors.items()},
@@ -383,7 +383,7 @@ def _match_declarations(declared: _Declared, name: str) -> tuple[Declaration, ..
     return tuple(one for pattern, all_ in declared.items() if fnmatch.fnmatchcase(name, pattern) for one in all_)
 
 
-def _explain_dimensions(
+def _find_all_segments(
     axes: Mapping[str, Axis],
     whole: _Tensors,
     slopes: Mapping[tuple[str, int], Mapping[str, int]],

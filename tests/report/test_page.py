@@ -17,11 +17,12 @@ from support import raises
 import fleetfit as ff
 from fleetfit.cli.main import run_command
 from fleetfit.errors import RunError
-from fleetfit.records.schema import RoundRecord
+from fleetfit.records.schema import EnvironmentRecord, RoundRecord
 from fleetfit.report import page
 from fleetfit.report.curves import Point, Series, accuracy_curves
 from fleetfit.report.page import participants, plots, provenance, render
-from fleetfit.report.page.blocks import Page
+from fleetfit.report.page.accuracy import make_run_accuracy_section
+from fleetfit.report.page.blocks import Page, Plots
 from fleetfit.report.page.run_page import make_run_page
 from fleetfit.report.record import RowRecord, read_run
 from fleetfit.report.text import format_bytes, format_percent
@@ -551,3 +552,18 @@ def test_a_command_that_began_with_python_is_shown_as_typed() -> None:
     typed = ["/somewhere/fleetfit/__main__.py", "compare", "c 2.toml"]
     assert provenance.format_command(typed) == "python -m fleetfit compare 'c 2.toml'"
     assert provenance.format_command(["/bin/fleetfit", "run"]) == "fleetfit run"
+
+
+def test_a_resumed_run_is_said_to_be() -> None:
+    environment = EnvironmentRecord.load({"resumed": [{"round": 2, "time": "2026-11-26T09:15:02+00:00"}]})
+    assert provenance.describe_machine(environment)["resumed"] == "after round 2 (2026-11-26 09:15:02 UTC)"
+
+
+def test_the_caption_mentions_markers_where_lines_have_them(finished: Path) -> None:
+    run = read_run(finished)
+    for count in (plots.MOST_MARKERS, plots.MOST_MARKERS + 1):
+        rounds = [RoundRecord.load({**run.rounds[-1].dump(), "round": i}) for i in range(1, count + 1)]
+        section = make_run_accuracy_section(replace(run, rounds=rounds))
+        assert section is not None and isinstance(section.blocks[0], Plots)
+        plot = section.blocks[0].plots[0]
+        assert ("have a marker" in plot.caption) == ("markers" in plot.traces[0]["mode"]) == (count == 40)
