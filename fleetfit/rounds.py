@@ -382,20 +382,21 @@ def step_server(
     if aggregate is None:
         return server, {}, aggregation.error
     after, replies = server, tuple(results.replies)
-    hooks = {"the server's step": federation.method.step, "what the method observes": federation.method.observe}
-    for step, hook in hooks.items():
+    for hook in ("step", "observe"):
         try:
-            after = _call_step(hook, step, federation, after, aggregate, replies)
+            after = _call_step(hook, federation, after, aggregate, replies)
         except Exception as error:
-            return server, {}, explain_hook_error(step, error)
+            return server, {}, explain_hook_error(f"the method's {hook}", error)
         after = replace(after, round=server.round + 1)
     return replace(after, trained=find_trained_levels(federation, server, replies)), aggregate.metrics, ""
 
 
-def _call_step(hook: Callable[..., Any], step: str, *arguments: Any) -> Server:
-    after = hook(*arguments)
+def _call_step(hook: str, federation: Federation, *arguments: Any) -> Server:
+    after = getattr(federation.method, hook)(federation, *arguments)
     if not isinstance(after, Server):
-        raise ConfigError(f"{step} must return the server after the round, got {type(after).__name__}.", key="step")
+        raise ConfigError(
+            f"the method's {hook} must return the server after the round, got {type(after).__name__}.", key=hook
+        )
     return after
 
 
@@ -468,16 +469,15 @@ def step_with_sums(
         reason = summed.lost or find_sums_error(summed, concat_state(server.state).numel(), grid.most)
     if reason:
         return server, reason
-    step = "the server's step"
     with timer.on("averaging"):
         try:
             if privacy is None:
                 aggregate = average_sums(federation.problem.layout, server.state, summed.blocks, summed.step)
             else:
                 aggregate = privacy.release_sums(federation, server, summed)
-            after = _call_step(federation.method.step, step, federation, server, aggregate, summed.reports)
+            after = _call_step("step", federation, server, aggregate, summed.reports)
         except Exception as error:
-            return server, explain_hook_error(step, error)
+            return server, explain_hook_error("the method's step", error)
     after = replace(after, round=server.round + 1, trained=find_trained_levels(federation, server, summed.reports))
     with timer.on("validation"):
         return after, find_invalid_state(server, after) or ""

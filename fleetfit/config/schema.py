@@ -173,7 +173,7 @@ class DataSection(OpenSection):
     """
 
     name: Any = "digits"
-    partition: PartitionSection = Field(default_factory=lambda: PartitionSection(kind="dirichlet"))
+    partition: PartitionSection = Field(default_factory=PartitionSection)
     server: ServerDataSection | None = None
 
 
@@ -454,11 +454,6 @@ class PrivacySection(Section):
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     key_file: str = ""
 
-    @property
-    def is_set(self) -> bool:
-        """Whether a key is set."""
-        return bool(self.model_fields_set)
-
 
 class CohortSection(Section):
     """`[cohort]`: the clients that take part in a round.
@@ -597,6 +592,11 @@ class Experiment(Section):
     def is_secure(self) -> bool:
         """Whether the file has a section `[secure]`, even an empty one."""
         return "secure" in self.model_fields_set
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the file has a section `[privacy]`, even an empty one."""
+        return "privacy" in self.model_fields_set
 
     @property
     def overrides(self) -> Overrides:

@@ -62,6 +62,7 @@ Finish = Callable[[Job, Update | Failure], dict[str, Any] | Failure]
 _MAX_RUNS = 8
 _MAX_BASES = 3
 _RUN = re.compile(r"[0-9a-f]{8,64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class NodeMemory:
@@ -122,7 +123,7 @@ class NodeMemory:
         _keep_newest(self._folder / "base", _MAX_BASES)
 
     def _find_base(self, digest: str) -> Path:
-        if not _RUN.fullmatch(digest):
+        if not _DIGEST.fullmatch(digest):
             raise RunError("a digest has 64 hexadecimal digits.", key="digest")
         return self._folder / "base" / f"{digest}.ffit"
 

@@ -44,7 +44,7 @@ def explain_dimension(
         declared: Declarations of the tensor.
 
     Raises:
-        Undeclared: Growth leaves several ways, and no declaration says which.
+        UndeclaredDimension: Growth leaves several ways, and no declaration says which.
         ModelError: Growth has no explanation, or a declaration contradicts it.
     """
     where = f'"{name}", dimension {d} of size {size}'

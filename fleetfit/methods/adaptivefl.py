@@ -139,7 +139,7 @@ def update_tables(
     for report in reports:
         c, model = report.client, report.level
         curiosity[:, c] = count_model(curiosity[:, c], model, before.p)
-        # a sub-model that is not in the pool says nothing of it
+        # a sub-model outside the pool gives no credit and no blame
         back = models.index(report.submodel) if isinstance(report, Update) and report.submodel in models else None
         if back is not None:
             curiosity[:, c] = count_model(curiosity[:, c], back, before.p)

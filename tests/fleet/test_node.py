@@ -295,6 +295,8 @@ def test_tensors_that_are_never_trained_are_those_of_the_digest(tmp_path: Path) 
     assert kept.load_base(compute_digest(content)) is None
     with raises(RunError, key="base"):
         kept.keep_base(compute_digest(content), b"other")
+    with raises(RunError, key="digest"):
+        kept.load_base(compute_digest(content)[:32])
 
 
 # ---- the worker --------------------------------------------------------------------------------------------------
