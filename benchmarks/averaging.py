@@ -14,7 +14,7 @@ from benchmarks.random_fleet import CNN, RESNET20, fleet
 from fleetfit.engines.local import local
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.timekeeper import Timekeeper
-from fleetfit.training.runtime import release_freed_memory
+from fleetfit.training.runtime import trim_heap
 from fleetfit.values import Local
 
 COHORTS = (10, 100, 1000)
@@ -47,7 +47,7 @@ def resident_bytes(peak: bool = False, reset: bool = False) -> int:
     """Return this process's resident bytes, or their peak since the last reset (Linux)."""
     if reset:
         gc.collect()
-        release_freed_memory()
+        trim_heap()
         Path("/proc/self/clear_refs").write_text("5")
     wanted = "VmHWM" if peak else "VmRSS"
     for line in Path("/proc/self/status").read_text().splitlines():

@@ -12,7 +12,7 @@ Under a simulated attack, such rounds do not stop a run that has received an upd
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -178,10 +178,13 @@ def run_round(
     return after, report | ({"server": dict(metrics)} if metrics else {})
 
 
-def sort_by_cost(federation: Federation, slots: list[Slot]) -> list[Slot]:
-    """Sort slots by predicted cost (elements of the sub-model), largest first, then by client."""
+def sort_by_cost(federation: Federation, slots: Iterable[tuple[int, int, Submodel]]) -> list[Slot]:
+    """Sort slots, also a plug-in's plain tuples, by predicted cost (elements), largest first, then by client."""
     counter = ElementCounter(federation.problem.layout)
-    return sorted(slots, key=lambda slot: (-counter.count(slot[2]), slot[2].exits, slot[0], slot[1]))
+    return sorted(
+        (Slot(*slot) for slot in slots),
+        key=lambda slot: (-counter.count(slot.submodel), slot.submodel.exits, slot.client, slot.level),
+    )
 
 
 def iter_jobs(federation: Federation, server: Server, slots: list[Slot], local: Local, rounds: int) -> Iterator[Job]:
@@ -382,20 +385,21 @@ def step_server(
     if aggregate is None:
         return server, {}, aggregation.error
     after, replies = server, tuple(results.replies)
-    hooks = {"the server's step": federation.method.step, "what the method observes": federation.method.observe}
-    for step, hook in hooks.items():
+    for hook in ("step", "observe"):
         try:
-            after = _call_step(hook, step, federation, after, aggregate, replies)
+            after = _call_step(hook, federation, after, aggregate, replies)
         except Exception as error:
-            return server, {}, explain_hook_error(step, error)
+            return server, {}, explain_hook_error(f"the method's {hook}", error)
         after = replace(after, round=server.round + 1)
     return replace(after, trained=find_trained_levels(federation, server, replies)), aggregate.metrics, ""
 
 
-def _call_step(hook: Callable[..., Any], step: str, *arguments: Any) -> Server:
-    after = hook(*arguments)
+def _call_step(hook: str, federation: Federation, *arguments: Any) -> Server:
+    after = getattr(federation.method, hook)(federation, *arguments)
     if not isinstance(after, Server):
-        raise ConfigError(f"{step} must return the server after the round, got {type(after).__name__}.", key="step")
+        raise ConfigError(
+            f"the method's {hook} must return the server after the round, got {type(after).__name__}.", key=hook
+        )
     return after
 
 
@@ -468,16 +472,15 @@ def step_with_sums(
         reason = summed.lost or find_sums_error(summed, concat_state(server.state).numel(), grid.most)
     if reason:
         return server, reason
-    step = "the server's step"
     with timer.on("averaging"):
         try:
             if privacy is None:
                 aggregate = average_sums(federation.problem.layout, server.state, summed.blocks, summed.step)
             else:
                 aggregate = privacy.release_sums(federation, server, summed)
-            after = _call_step(federation.method.step, step, federation, server, aggregate, summed.reports)
+            after = _call_step("step", federation, server, aggregate, summed.reports)
         except Exception as error:
-            return server, explain_hook_error(step, error)
+            return server, explain_hook_error("the method's step", error)
     after = replace(after, round=server.round + 1, trained=find_trained_levels(federation, server, summed.reports))
     with timer.on("validation"):
         return after, find_invalid_state(server, after) or ""
@@ -510,7 +513,7 @@ def keep_federation(federation: Federation) -> Federation:
 
 def run(
     federation: Federation, engine: Engine, settings: Settings, server: Server, renew: Renew = keep_federation,
-    before: Sequence[Mapping[str, Any]] = (),
+    past_reports: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[Round]:  # fmt: skip
     """Run the remaining rounds, and yield after each.
 
@@ -520,16 +523,16 @@ def run(
         settings: The settings of the rounds.
         server: The server after the rounds that are done.
         renew: Called before each round.
-        before: The reports of the rounds that are done.
+        past_reports: The reports of the rounds that are done.
 
     Raises:
         NoUsableUpdates: `settings.patience` rounds in a row had no usable update, or all rounds of the run.
     """
     empty_in_a_row: list[Mapping[str, Any]] = []
-    empty = [report for report in before if _is_empty(report, settings)]
-    is_usable = any(report["train"]["clients"] != 0 for report in before)  # None where a run withholds it
-    has_update = any(map(_has_update, before)) if before else server.round > 0
-    is_under_attack = bool(settings.hostile) and has_update
+    empty = [report for report in past_reports if _is_empty(report, settings)]
+    is_usable = any(report["train"]["clients"] != 0 for report in past_reports)  # None where a run withholds it
+    has_update = any(map(_has_update, past_reports)) if past_reports else server.round > 0
+    keeps_going = bool(settings.hostile) and has_update
     timer = Timekeeper()
     while server.round < settings.rounds:
         federation = renew(federation)
@@ -545,11 +548,11 @@ def run(
             is_usable, empty_in_a_row = True, []
         elif _is_empty(report, settings):
             empty_in_a_row, empty = [*empty_in_a_row, public], [*empty, public]
-        is_under_attack = is_under_attack or (bool(settings.hostile) and _has_update(report))
-        if not is_under_attack and len(empty_in_a_row) >= settings.patience:
+        keeps_going = keeps_going or (bool(settings.hostile) and _has_update(report))
+        if not keeps_going and len(empty_in_a_row) >= settings.patience:
             raise NoUsableUpdates(explain_empty_rounds(empty_in_a_row, in_a_row=True))
         is_last = server.round == settings.rounds
-        has_failed = bool(empty) and not is_usable and not is_under_attack
+        has_failed = bool(empty) and not is_usable and not keeps_going
         statistics = None
         is_due = is_last or (settings.evaluate_every and server.round % settings.evaluate_every == 0)
         if is_due and not (is_last and has_failed):
@@ -558,7 +561,7 @@ def run(
                 public["evaluate"], statistics = evaluate(federation, engine, server, scope)
         public |= {"seconds": time.perf_counter() - began, "seconds_of": timer.read()}
         yield Round(server, public, statistics)
-    if empty and not is_usable and not is_under_attack:
+    if empty and not is_usable and not keeps_going:
         raise NoUsableUpdates(explain_empty_rounds(empty, in_a_row=False))
 
 

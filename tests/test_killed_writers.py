@@ -273,20 +273,20 @@ def test_an_app_that_somebody_has_edited_is_not_written_over(command: Caller, tm
 def test_a_nodes_memory_is_old_or_new(command: Caller, tmp_path: Path) -> None:
     """Killed while it keeps a version, a node has the one before, or both; tensors of a digest are there or not."""
     pytest.importorskip("flwr", reason="the extra `flower` is not installed")
-    from fleetfit.fleet.node import NodeMemory
+    from fleetfit.fleet.node import NodeFiles
     from fleetfit.fleet.protocol import compute_digest
 
     run, content = "0123456789abcdef", b"x" * 1000
     keep = f"""
 from pathlib import Path
-from fleetfit.fleet.node import NodeMemory, compute_digest
-kept = NodeMemory(Path("node"))
+from fleetfit.fleet.node import NodeFiles, compute_digest
+kept = NodeFiles(Path("node"))
 kept.keep("{run}", VERSION - 1, VERSION, ("memory", VERSION))
 kept.keep_base(compute_digest(b"x" * 1000), b"x" * 1000)
 """
     writes = command(tmp_path, 0, keep.replace("VERSION", "0"))
     assert writes >= 4
-    kept = NodeMemory(tmp_path / "node")
+    kept = NodeFiles(tmp_path / "node")
     for at in range(1, writes + 1):
         assert command(tmp_path, at, keep.replace("VERSION", "1")) == -1
         assert kept.load(run, 0) == (("memory", 0), False), f"killed at write {at}"

@@ -24,6 +24,7 @@ import fleetfit as ff
 from fleetfit.api.run import prepare, run_remaining_rounds
 from fleetfit.cli import main
 from fleetfit.config import assemble, load_experiment
+from fleetfit.config.dump import to_table
 from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, NoUsableUpdates, RunError
 from fleetfit.privacy import (
     Ledger,
@@ -571,6 +572,17 @@ def test_settings_without_a_guarantee_are_refused(change: dict[str, Any], expect
     given["privacy"] = {key: value for key, value in given["privacy"].items() if value is not None}
     with raises(ConfigError, expected):
         assemble(load_experiment(given))
+
+
+def test_an_empty_section_is_private_and_names_what_is_missing(tmp_path: Path) -> None:
+    """As `[secure]` is on when it is empty: a header without keys must not run without privacy."""
+    (tmp_path / "a.toml").write_text("rounds = 1\n[privacy]\n")
+    with raises(ConfigError, key="privacy.clip"):
+        ff.run(tmp_path / "a.toml", out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    plain = load_experiment({"rounds": 1})
+    assert not plain.is_private and "privacy" not in to_table(plain)
+    assert not load_experiment(to_table(plain)).is_private, "nor is a file with every default"
 
 
 @pytest.mark.parametrize("method", ["fedavg", "heterofl", "fedrolex"])

@@ -1,6 +1,7 @@
 """Habits of the repository that no other tool checks; each check is also tried on a sample that it must refuse."""
 
 import ast
+import builtins
 import graphlib
 import importlib
 import re
@@ -322,6 +323,19 @@ def test_a_walk_names_functions_that_exist(title: str, least: int) -> None:
         for part in parts:
             found = getattr(found, part)
         assert callable(found), name
+
+
+def test_docstrings_name_exceptions_that_exist() -> None:
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+    defined = {node.name for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    unknown = []
+    for path, tree in trees.items():
+        uses = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and "Raises:\n" in (text := ast.get_docstring(node) or ""):
+                names = re.findall(r"^    (\w+):", text.partition("Raises:\n")[2], re.MULTILINE)
+                unknown += [f"{path}: {name}" for name in names if name not in defined | uses | set(dir(builtins))]
+    assert not unknown
 
 
 def test_a_table_is_read_without_an_extra() -> None:

@@ -55,9 +55,10 @@ def test_the_core_advances_the_round(step: Callable[..., Server], hook: str) -> 
     assert_same_bits(found.server.state, expected.server.state)
 
 
-def test_a_step_that_returns_no_server_is_named() -> None:
-    federation, simulation = make_fleet("fedavg", hooks={"step": lambda *given: None})
-    with raises(ConfigError, key="step"):
+@pytest.mark.parametrize("hook", ["step", "observe"])
+def test_a_hook_that_returns_no_server_is_named(hook: str) -> None:
+    federation, simulation = make_fleet("fedavg", hooks={hook: lambda *given: None})
+    with raises(ConfigError, key=hook):
         run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
 
 

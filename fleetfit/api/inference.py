@@ -18,7 +18,7 @@ from fleetfit.config import Assembly, Experiment, assemble, load_experiment
 from fleetfit.config.build.data import build_data
 from fleetfit.config.build.levels import find_counted_submodel
 from fleetfit.config.build.rounds import build_settings
-from fleetfit.config.defaults import detect_data_source
+from fleetfit.config.detect import detect_data_source
 from fleetfit.config.dump import dump_with_defaults
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data

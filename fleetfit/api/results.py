@@ -24,7 +24,7 @@ from fleetfit.api.metadata import (
 from fleetfit.api.progress import RoundFacts, format_html
 from fleetfit.config import Assembly, Experiment, assemble, load_experiment
 from fleetfit.config.build.run import assemble_fleet
-from fleetfit.config.defaults import wrap_in_memory_data
+from fleetfit.config.detect import wrap_in_memory_data
 from fleetfit.config.dump import find_object_sections
 from fleetfit.data import Data
 from fleetfit.errors import RunError

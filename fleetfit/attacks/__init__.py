@@ -1,1 +1,1 @@
-"""What hostile clients of a simulation do: one file, one function each, named by `[attack] kind`."""
+"""Simulated attacks (`[attack] kind`): one file each; a new one needs a row in `fleetfit/names.py`."""

@@ -8,7 +8,7 @@ import pydantic
 import tomli_w
 
 from fleetfit import names
-from fleetfit.config.defaults import sets_client_count
+from fleetfit.config.detect import sets_client_count
 from fleetfit.config.merge import Table
 from fleetfit.config.parse import parse_experiment
 from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
@@ -61,7 +61,7 @@ def to_table(experiment: Experiment) -> Table:
         table["attack"] = {**_find_defaults(names.resolve("attacks", kind), skip=()), **table["attack"]}
     if not experiment.is_secure:
         del table["secure"]
-    if not experiment.privacy.is_set:
+    if not experiment.is_private:
         del table["privacy"]
     del table["compare"]
     plus = {

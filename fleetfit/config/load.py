@@ -15,7 +15,7 @@ from typing import Any
 import pydantic
 
 from fleetfit import names
-from fleetfit.config.defaults import detect_data_source, wrap_in_memory_data
+from fleetfit.config.detect import detect_data_source, wrap_in_memory_data
 from fleetfit.config.dump import dump_section
 from fleetfit.config.merge import CHOOSERS, Table, deep_merge, list_keys, merge_tables
 from fleetfit.config.parse import parse_experiment, parse_section

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fleetfit.config.schema import EngineSection, Experiment, LocalSection
-from fleetfit.values.local import OF_OPTIMISERS
+from fleetfit.values.local import OPTIMISER_KEYS
 
 Table = dict[str, Any]
 
@@ -19,7 +19,7 @@ CHOOSERS = {"data": "name", "model": "name", "peft": "name", "method": "name", "
 """By section, the key that names a component to which further keys belong."""
 _SHARED = {"data": {"partition", "server"}, "engine": {"device", *EngineSection.model_fields} - {"name"},
            "method": {"plus", "hooks"}, "attack": {"share", "among"},
-           "local": LocalSection.model_fields.keys() - {"optimiser", *OF_OPTIMISERS}}  # fmt: skip
+           "local": LocalSection.model_fields.keys() - {"optimiser", *OPTIMISER_KEYS}}  # fmt: skip
 """By section, the keys that fit any component."""
 
 

@@ -12,7 +12,7 @@ import pydantic
 from fleetfit.config import schema as schedules
 from fleetfit.config.build.fleet import check_profiles
 from fleetfit.config.build.method import build_method_spec
-from fleetfit.config.defaults import choose_model, detect_data_source
+from fleetfit.config.detect import choose_model, detect_data_source
 from fleetfit.config.merge import Table, deep_merge, merge_tables
 from fleetfit.config.schema import Experiment, GroupSection, LocalSection, Overrides, ProfileSection
 from fleetfit.config.section import Section

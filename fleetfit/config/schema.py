@@ -23,7 +23,7 @@ from fleetfit.config.section import (
 )
 from fleetfit.values import Local
 from fleetfit.values.arithmetic import MemoryFormat, Precision
-from fleetfit.values.local import OF_OPTIMISERS, OPTIMISERS
+from fleetfit.values.local import OPTIMISER_KEYS, OPTIMISERS
 
 # ---- schedules of the learning rate: `[local] schedule` ------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class DataSection(OpenSection):
     """
 
     name: Any = "digits"
-    partition: PartitionSection = Field(default_factory=lambda: PartitionSection(kind="dirichlet"))
+    partition: PartitionSection = Field(default_factory=PartitionSection)
     server: ServerDataSection | None = None
 
 
@@ -401,7 +401,7 @@ class LocalSection(Section):
     def foreign(self) -> list[str]:
         """The set keys that the optimiser does not take."""
         taken = OPTIMISERS[self.optimiser]
-        return [key for key in OF_OPTIMISERS if key in self.model_fields_set and key not in taken]
+        return [key for key in OPTIMISER_KEYS if key in self.model_fields_set and key not in taken]
 
 
 class AttackSection(OpenSection):
@@ -453,11 +453,6 @@ class PrivacySection(Section):
     epsilon: Positive | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     key_file: str = ""
-
-    @property
-    def is_set(self) -> bool:
-        """Whether a key is set."""
-        return bool(self.model_fields_set)
 
 
 class CohortSection(Section):
@@ -597,6 +592,11 @@ class Experiment(Section):
     def is_secure(self) -> bool:
         """Whether the file has a section `[secure]`, even an empty one."""
         return "secure" in self.model_fields_set
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the file has a section `[privacy]`, even an empty one."""
+        return "privacy" in self.model_fields_set
 
     @property
     def overrides(self) -> Overrides:

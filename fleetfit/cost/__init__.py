@@ -18,7 +18,8 @@ first three add up exactly. Memory and latency do not: their grid is an estimate
 """
 
 from fleetfit.cost.count import BATCH_SIZE, Conditions, Cost, Piece, explain_errors, full_cost, submodel_cost
-from fleetfit.cost.grid import COSTS, WIDTHS, CostKind, Grid, compute_cost, cost_grid, get_cost_kind
+from fleetfit.cost.grid import WIDTHS, Grid, cost_grid
+from fleetfit.cost.kinds import COSTS, CostKind, compute_cost, get_cost_kind
 from fleetfit.cost.latency import Latency, TimedModel, get_latency, measure_latencies, measure_latency
 from fleetfit.cost.memory import training_memory
 from fleetfit.cost.parts import Measure, Profile, message_size

@@ -1,1 +1,1 @@
-"""Engines: where jobs run. One file each; the function of the file's name makes the engine."""
+"""Engines, which run jobs: one file each; a new one needs a row in `fleetfit/names.py`."""

@@ -3,7 +3,7 @@
 It builds the model and the method from names, and only from built-in ones and those that its own configuration allows:
 no message of a server can run other code.
 
-The node's memory stays in its own folder (`NodeMemory`) and is never sent. The folder has the last two versions of a
+The node's memory stays in its own folder (`NodeFiles`) and is never sent. The folder has the last two versions of a
 run's memory: the one that the last job began with, and the one that it left, since the server's next job says which of
 them was accepted. Files are `fleetfit.messages` messages, written atomically, so that a loss of power leaves either the
 old or the new file.
@@ -44,10 +44,10 @@ from fleetfit.method import build, rebuild_problem
 from fleetfit.planner import convert_budgets
 from fleetfit.training import resolve_device, run_job
 from fleetfit.training.runtime import (
+    configure_allocator_to_return,
     keep_freed_memory,
-    release_freed_memory,
     replace_emulated_bf16,
-    return_freed_memory,
+    trim_heap,
 )
 from fleetfit.validation import find_job_error
 from fleetfit.values import Device, Failure, Job, Problem, Update
@@ -62,9 +62,10 @@ Finish = Callable[[Job, Update | Failure], dict[str, Any] | Failure]
 _MAX_RUNS = 8
 _MAX_BASES = 3
 _RUN = re.compile(r"[0-9a-f]{8,64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-class NodeMemory:
+class NodeFiles:
     """The files of a node, in a folder that the first of them creates."""
 
     def __init__(self, folder: Path) -> None:
@@ -122,7 +123,7 @@ class NodeMemory:
         _keep_newest(self._folder / "base", _MAX_BASES)
 
     def _find_base(self, digest: str) -> Path:
-        if not _RUN.fullmatch(digest):
+        if not _DIGEST.fullmatch(digest):
             raise RunError("a digest has 64 hexadecimal digits.", key="digest")
         return self._folder / "base" / f"{digest}.ffit"
 
@@ -160,7 +161,7 @@ class MemoryLimit:
             raise ConfigError("memory_limit works on Linux only; leave it out.", key="memory_limit")
         self._limit, self._before = limit_bytes, (0, 0)
         if limit_bytes is not None:
-            return_freed_memory()
+            configure_allocator_to_return()
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
@@ -214,7 +215,7 @@ class Node:
 
     def __init__(self, settings: NodeSettings) -> None:
         self.settings = settings
-        self._memory = NodeMemory(Path(settings.folder))
+        self._memory = NodeFiles(Path(settings.folder))
         self._problems: dict[str, Problem] = {}
         self._memory_limit = MemoryLimit(settings.limit_bytes)
 
@@ -276,16 +277,16 @@ class Node:
     def _set_up(self, header: Header) -> dict[str, Any]:
         """Build the problem, and return whether the node has the tensors that are never trained."""
         _check_names(header, self.settings.allow)
-        with _following("method"):
+        with _blame_server("method"):
             build(header["method"])
         has_base = not header["base"] or self._memory.load_base(header["base"]) is not None
         if has_base:
-            with self._hold_memory():
+            with self._limit_ram():
                 self._build_problem(header)
         return {"ready": has_base}
 
     @contextlib.contextmanager
-    def _hold_memory(self) -> Iterator[None]:
+    def _limit_ram(self) -> Iterator[None]:
         """Hold a block to the memory limit; the data are loaded before it, and do not count."""
         _ = self.data
         with self._memory_limit.hold():
@@ -296,7 +297,7 @@ class Node:
         if key not in self._problems:
             self._forget_problems()
             spec = header["problem"]
-            with _following("model that can be built"):
+            with _blame_server("model that can be built"):
                 described = rebuild_problem({**spec, "model": {**spec["model"], **self.settings.model}})
                 problem = replace_emulated_bf16(described, self._accelerator)
             if problem is not described:
@@ -313,7 +314,7 @@ class Node:
         """Free what can be built again: on a small device the next job needs its memory."""
         self._problems = {}
         if self.settings.limit_bytes is not None:
-            release_freed_memory()
+            trim_heap()
 
     # -- secure rounds
 
@@ -336,7 +337,7 @@ class Node:
             return self._run_job(header, parts, self._member.make_finish(header, message))
         if header["secure"].get("phase") not in PHASES:
             raise RunError("the server asks for a phase that secure rounds do not have.", key="phase")
-        with self._hold_memory(), _following("model that can be built"):
+        with self._limit_ram(), _blame_server("model that can be built"):
             layout = self._build_problem(header).layout
             return pack_message(self._member.answer(header, message, layout, make_model_key(header)))
 
@@ -348,11 +349,11 @@ class Node:
         if key not in self._problems and header["base"] and self._memory.load_base(header["base"]) is None:
             return pack_message({"lost": True})
         if self.settings.limit_bytes is not None:  # memory of earlier runs must not count against this one
-            with contextlib.suppress(_OutOfMemory, MemoryError), self._hold_memory():
+            with contextlib.suppress(_OutOfMemory, MemoryError), self._limit_ram():
                 return self._try_job(header, parts, finish)
             self._forget_problems()
         try:
-            with self._hold_memory():
+            with self._limit_ram():
                 return self._try_job(header, parts, finish)
         except _OutOfMemory as error:
             return pack_message({"reply": dump_failure(error.reply)})
@@ -360,14 +361,14 @@ class Node:
     def _try_job(self, header: Header, parts: Mapping[str, bytes | bytearray], finish: Finish | None) -> bytes:
         tensors = {name: unpack(parts[name], bounded=True) if name in parts else {} for name in ("state", "statistics")}
         problem = self._build_problem(header)
-        with _following("model that can be built"):
+        with _blame_server("model that can be built"):
             layout = problem.layout
         job = load_job({**header["job"], **tensors}, layout)
         fault = find_job_error(job, problem)
         if fault is not None:
             raise RunError(f"the server sent a malformed job: {fault}")
         memory, forgot = self._memory.load(header["run"], job.memory_version)
-        with _following("model that can be built"):
+        with _blame_server("model that can be built"):
             device = self._make_device(problem, job, header["cost"], memory)
         torch.set_num_threads(self.settings.threads)
         if self.settings.limit_bytes is None:
@@ -402,7 +403,7 @@ def _get_part(parts: Mapping[str, bytes | bytearray], name: str) -> bytes | byte
 
 
 @contextlib.contextmanager
-def _following(what: str) -> Iterator[None]:
+def _blame_server(what: str) -> Iterator[None]:
     """Raise a ConfigError in place of what a server's wrong description of a model or method raises."""
     try:
         yield

@@ -30,10 +30,10 @@ from fleetfit.layout.meta import on_meta
 # ---- one dimension of a tensor: explained by its growth, or by a declaration where growth has several explanations -
 
 
-def explain_dimension(
+def find_segments(
     axes: Mapping[str, Axis], name: str, d: int, size: int, growth: Mapping[str, int], declared: Sequence[Declaration]
 ) -> tuple[Segment, ...]:
-    """Explain one dimension by stretches of axes.
+    """Return the segments of axes that one dimension consists of.
 
     Args:
         axes: The architecture's axes.
@@ -44,7 +44,7 @@ def explain_dimension(
         declared: Declarations of the tensor.
 
     Raises:
-        Undeclared: Growth leaves several ways, and no declaration says which.
+        UndeclaredDimension: Growth leaves several ways, and no declaration says which.
         ModelError: Growth has no explanation, or a declaration contradicts it.
     """
     where = f'"{name}", dimension {d} of size {size}'
@@ -64,7 +64,7 @@ def explain_dimension(
         segments = tuple(_make_segments(one, axes, growth))
         if _fits(segments, axes, size, growth):
             return segments
-    raise _explain_failure(axes, where, name, d, size, growth, declarations)
+    raise _make_error(axes, where, name, d, size, growth, declarations)
 
 
 def explains(one: Declaration, axes: Mapping[str, Axis], segments: Sequence[Segment]) -> bool:
@@ -121,7 +121,7 @@ def _multiply(factors: Sequence[str | int | Declaration]) -> tuple[Segment, ...]
     return (Segment(None, copies),)
 
 
-def _explain_failure(
+def _make_error(
     axes: Mapping[str, Axis],
     where: str,
     name: str,
@@ -261,7 +261,7 @@ def _infer(architecture: Architecture, chosen: tuple[int, ...], base: frozenset[
         fixed = {part: n for part, n in fixed.items() if one.groups.get(part) == n}
     # 3. explain each dimension by its growth and its declarations
     by_tensor = {name: matching for name in whole.tensors if (matching := _match_declarations(declared, name))}
-    dims = _explain_dimensions(axes, whole.tensors, slopes, by_tensor, fixed)
+    dims = _find_all_segments(axes, whole.tensors, slopes, by_tensor, fixed)
     # 4. find the block or exit of each tensor
     depth = find_depths(
         {name: shape for name, (shape, _) in whole.tensors.items()},
@@ -383,7 +383,7 @@ def _match_declarations(declared: _Declared, name: str) -> tuple[Declaration, ..
     return tuple(one for pattern, all_ in declared.items() if fnmatch.fnmatchcase(name, pattern) for one in all_)
 
 
-def _explain_dimensions(
+def _find_all_segments(
     axes: Mapping[str, Axis],
     whole: _Tensors,
     slopes: Mapping[tuple[str, int], Mapping[str, int]],
@@ -409,7 +409,7 @@ def _explain_dimensions(
                 growth = slopes.get((name, d), {})
                 if d == 1 and len(growth) == 1 and part in fixed:
                     _check_group(axes, name, size, next(iter(growth)), fixed[part])
-                dims.append(explain_dimension(axes, name, d, size, growth, declared.get(name, ())))
+                dims.append(find_segments(axes, name, d, size, growth, declared.get(name, ())))
             segments[name] = tuple(dims)
         except UndeclaredDimension as one:
             missing.append(one)

@@ -10,7 +10,7 @@ arguments and the result. Arguments are given by place, so their names are free.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor, nn
@@ -22,12 +22,18 @@ from fleetfit.seeds import make_numpy_rng
 from fleetfit.submodel import Channels, Submodel, extract, normalise_channels
 from fleetfit.values import Aggregator, Device, Failure, Federation, Job, Level, Problem, Server, Update
 
-Slot = tuple[int, int, Submodel]
-"""A client, its level (0-based) and its sub-model in a round."""
 Reports = Sequence[Update | Failure]
 """Updates without their tensors, and failures, in job order."""
 Penalty = Callable[[nn.Module], Tensor]
 """From the module to a scalar, which is added to the loss of each batch."""
+
+
+class Slot(NamedTuple):
+    """A client, its level (0-based) and its sub-model in a round. A method may also return plain tuples."""
+
+    client: int
+    level: int
+    submodel: Submodel
 
 
 class Loss(Protocol):
@@ -40,7 +46,7 @@ class Loss(Protocol):
 
 ModelHook = Callable[[Architecture, tuple[int, ...]], Architecture]
 LevelsHook = Callable[[Problem, Targets], list[Level]]
-AssignHook = Callable[[Federation, Server, np.random.Generator], list[Slot]]
+AssignHook = Callable[[Federation, Server, np.random.Generator], Sequence[tuple[int, int, Submodel]]]
 ChooseHook = Callable[[Federation, Server, np.random.Generator], list[int]]
 ChannelsHook = Callable[[Axis, int, int, int | None, np.random.Generator], Channels]
 DispatchHook = Callable[[Federation, Server, int | None, Submodel], State]
@@ -120,7 +126,7 @@ def assign_own_levels(federation: Federation, server: Server, rng: np.random.Gen
         Client, level (0-based) and sub-model of each slot.
     """
     chosen = federation.method.choose(federation, server, rng)
-    return [(c, int(federation.level_of[c]), get_round_submodel(federation, server.round, c)) for c in chosen]
+    return [Slot(c, int(federation.level_of[c]), get_round_submodel(federation, server.round, c)) for c in chosen]
 
 
 def choose_uniformly(federation: Federation, server: Server, rng: np.random.Generator) -> list[int]:

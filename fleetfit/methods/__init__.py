@@ -1,1 +1,1 @@
-"""Methods: one file and one function each; a method is its difference from FedAvg."""
+"""Methods: one file and one function each; a new one needs a row in `fleetfit/names.py`."""

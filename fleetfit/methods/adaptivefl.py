@@ -40,7 +40,7 @@ Rewards = Literal["CS", "C", "S", "random", "greedy"]
 Credit = Literal["printed", "authors"]
 """L_1's gain beyond one when a model comes back whole: p - 1 (line 18), or p, and only if it was L_1."""
 
-MOST_SUCCESS = 0.5
+SUCCESS_CAP = 0.5
 """Above this success rate the curiosity decides (section 3.3)."""
 
 
@@ -74,7 +74,7 @@ def adaptivefl(
         )
     make = partial(make_pool, p=p, widths=tuple(widths), starts=None if starts is None else tuple(starts))
 
-    def models(problem: Problem) -> tuple[PoolModel, ...]:
+    def make_models(problem: Problem) -> tuple[PoolModel, ...]:
         pool = make(problem.architecture)
         least = min(model.whole for model in pool if model.whole is not None)
         if least < tau:
@@ -83,12 +83,12 @@ def adaptivefl(
             )
         return pool
 
-    assign = partial(assign_models, kind=choose, whole=prune == "server")
+    assign = partial(assign_models, rule=choose, sends_union=prune == "server")
     return Method(
-        levels=lambda problem, targets: make_pool_levels(problem, targets, models(problem)),
+        levels=lambda problem, targets: make_pool_levels(problem, targets, make_models(problem)),
         choose=lambda federation, server, rng: [client for client, _, _ in assign(federation, server, rng)],
         assign=assign,
-        adapt=partial(shrink_job, models=models),
+        adapt=partial(shrink_job, make_models=make_models),
         observe=partial(update_tables, credit=credit),
         needs_budgets=False,
         replaces=("choose", "channels"),
@@ -96,26 +96,29 @@ def adaptivefl(
 
 
 def assign_models(
-    federation: Federation, server: Server, rng: np.random.Generator, kind: Rewards, whole: bool
+    federation: Federation, server: Server, rng: np.random.Generator, rule: Rewards, sends_union: bool
 ) -> list[Slot]:
-    """Draw a model for each slot, and a client for it (Algorithm 1 lines 6 to 8); `whole`: with all smaller models."""
+    """Draw a model for each slot, and a client for it (Algorithm 1 lines 6 to 8).
+
+    With `sends_union` the client gets all smaller models, too.
+    """
     submodels = [level.submodel for level in federation.levels]
     tables, free = load_tables(federation, server), federation.reachable(server.round)
     slots = []
     for _ in range(min(federation.cohort, len(free))):
-        model = len(submodels) - 1 if kind == "greedy" else int(rng.integers(len(submodels)))
-        client = int(rng.choice(free, p=compute_probabilities(compute_reward(tables, model, kind), free)))
+        model = len(submodels) - 1 if rule == "greedy" else int(rng.integers(len(submodels)))
+        client = int(rng.choice(free, p=compute_probabilities(compute_reward(tables, model, rule), free)))
         free = free[free != client]
-        slots.append((client, model, unite(submodels[: model + 1]) if whole else submodels[model]))
+        slots.append(Slot(client, model, unite(submodels[: model + 1]) if sends_union else submodels[model]))
     return slots
 
 
-def shrink_job(job: Job, device: Device, models: Models) -> Job | None:
+def shrink_job(job: Job, device: Device, make_models: Models) -> Job | None:
     """Shrink a job to the largest model of the pool, m_i at most, that it contains and the device affords now (3.2)."""
     if job.kind != "train" and not job.evaluation.own:
         return job
     problem = device.problem
-    pool = models(problem) if job.kind != "train" else models(problem)[: job.level + 1]
+    pool = make_models(problem) if job.kind != "train" else make_models(problem)[: job.level + 1]
     contained = [(i, m.submodel) for i, m in enumerate(pool) if m.submodel.inside(job.submodel)]
     affordable = [(i, submodel) for i, submodel in contained if device.affords(submodel)]
     if not affordable:
@@ -139,7 +142,7 @@ def update_tables(
     for report in reports:
         c, model = report.client, report.level
         curiosity[:, c] = count_model(curiosity[:, c], model, before.p)
-        # a sub-model that is not in the pool says nothing of it
+        # a sub-model outside the pool gives no credit and no blame
         back = models.index(report.submodel) if isinstance(report, Update) and report.submodel in models else None
         if back is not None:
             curiosity[:, c] = count_model(curiosity[:, c], back, before.p)
@@ -221,12 +224,12 @@ def compute_curiosity_reward(tables: Tables, model: int) -> Floats:
     return reward
 
 
-def compute_reward(tables: Tables, model: int, kind: Rewards = "CS") -> Floats:
+def compute_reward(tables: Tables, model: int, rule: Rewards = "CS") -> Floats:
     """Return R(m_i, c) = min(0.5, R_s) R_c of every client [K], or one of its factors, or ones."""
     reward = np.ones(tables.resources.shape[1])
-    if kind in ("CS", "S"):
-        reward = np.minimum(MOST_SUCCESS, compute_resource_reward(tables, model))
-    return reward * compute_curiosity_reward(tables, model) if kind in ("CS", "C") else reward
+    if rule in ("CS", "S"):
+        reward = np.minimum(SUCCESS_CAP, compute_resource_reward(tables, model))
+    return reward * compute_curiosity_reward(tables, model) if rule in ("CS", "C") else reward
 
 
 def compute_probabilities(rewards: Floats, free: npt.NDArray[np.int64]) -> Floats:

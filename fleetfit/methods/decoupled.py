@@ -60,7 +60,7 @@ def assign_cohorts(federation: Federation, server: Server, rng: np.random.Genera
         able = free[federation.level_of[free] >= index]
         chosen = able[rng.choice(len(able), min(federation.cohort, len(able)), replace=False)]
         free = free[~np.isin(free, chosen)]
-        slots += [(int(client), index, federation.levels[index].submodel) for client in chosen]
+        slots += [Slot(int(client), index, federation.levels[index].submodel) for client in chosen]
     return slots
 
 

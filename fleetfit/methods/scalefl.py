@@ -1,4 +1,4 @@
-"""ScaleFL: 2-D sub-models (Eq. 1), exits with self-distillation (Eq. 5), count-weighted averages (Eq. 2) (CVPR 2023).
+"""ScaleFL (CVPR 2023): 2-D sub-models (Eq. 1), exits with self-distillation (Eq. 5), equal client weights (Eq. 2).
 
 Each technique has its switch: `split` ("both", "width", "depth"), `beta = 0` for no distillation, and the kept
 channels with `method.hooks.channels` ("prefix", "window", "rolling", "random").
@@ -37,12 +37,14 @@ def scalefl(
         beta: Share of the self-distillation, in [0, 1); 0 switches it off.
         temperature: tau of the distillation.
         split: Cut width and depth, width only, or depth only.
-        warmup: Fraction of the rounds without distillation.
+        warmup: Fraction of the rounds, from the first, without distillation.
         printed: Weigh the exits as Eq. 5 is printed: half of the default.
     """
     check_temperature(temperature)
-    if not 0 <= beta < 1 or not 0 <= warmup <= 1:
-        raise ConfigError(f"beta must be in [0, 1) and warmup in [0, 1], got {beta} and {warmup}.", key="beta")
+    if not 0 <= beta < 1:
+        raise ConfigError(f"beta must be in [0, 1), got {beta}.", key="beta")
+    if not 0 <= warmup <= 1:
+        raise ConfigError(f"warmup must be in [0, 1], got {warmup}.", key="warmup")
     loss = partial(exits_loss, beta=beta, temperature=temperature, warmup=warmup, printed=printed)
     return Method(levels=partial(split_levels, mode=split), loss=loss, weight=weigh_equally)
 

@@ -1,1 +1,1 @@
-"""Options that go with any method: one file and one function each."""
+"""Options that go with any method: one file each; a new one needs a row in `fleetfit/names.py`."""

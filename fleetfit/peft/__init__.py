@@ -1,1 +1,1 @@
-"""Fine-tuning modes, one per file: the trained part of a model, and the modules that are added. For any method."""
+"""Fine-tuning modes, for any method: one file each; a new one needs a row in `fleetfit/names.py`."""

@@ -1,1 +1,1 @@
-"""Client selection: one file and one function each, for any method."""
+"""Client selection, for any method: one file each; a new one needs a row in `fleetfit/names.py`."""

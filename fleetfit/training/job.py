@@ -96,8 +96,8 @@ def _train(job: Job, device: Device, method: Method, dispatched: Submodel) -> tu
     model = get_local_model(device.problem, job.submodel, device.accelerator)
     model.load(job.state)
     loss, penalty = method.loss(job, device), method.penalty(job, device)
-    # After module and loss are built, since building draws from it. On the CPU only its own generator: each of the
-    # others would keep a stack trace until it is used, which takes a small client longer than a step.
+    # After module and loss are built, since building draws from it. Seed only this device's generator: the others would
+    # keep a stack trace until used, which costs more than a small client's step.
     generator = torch if device.accelerator.type == "cuda" else torch.default_generator
     generator.manual_seed(derive_seed(job.seed, "torch"))
     model.module.train()
@@ -310,12 +310,12 @@ class EarlyStopping:
         if self._best_weights is not None:
             self._model.flat.copy_(self._best_weights)
 
-    def _check(self, time: int) -> None:
+    def _check(self, at: int) -> None:
         loss = self._compute_loss()
         self.samples += self._cost
         if loss < self._best_loss:
-            self._best_loss, self._best_time, self._best_weights = loss, time, self._model.flat.clone()
-        self._stops = time - self._best_time >= (self._local.patience or 0)
+            self._best_loss, self._best_time, self._best_weights = loss, at, self._model.flat.clone()
+        self._stops = at - self._best_time >= (self._local.patience or 0)
 
     @torch.no_grad()
     def _compute_loss(self) -> float:
@@ -347,7 +347,7 @@ def group_jobs(jobs: Iterator[Job]) -> Iterator[list[Job]]:
             yield group
             group = []
         group.append(job)
-        if job.kind == "train":  # no job is drawn before it has run
+        if job.kind == "train":  # yielded at once: the next training job is drawn after this one has run
             yield group
             group = []
     if group:
@@ -355,7 +355,7 @@ def group_jobs(jobs: Iterator[Job]) -> Iterator[list[Job]]:
 
 
 def _share_model(a: Job, b: Job) -> bool:
-    """Tell whether two jobs can be one pass.
+    """Tell whether two jobs use the same model and settings, so that one pass evaluates both.
 
     Statistics jobs cannot: each client's samples are passed alone anyway, and states that wait for the others would lie
     between the freed blocks of a pass, where they keep glibc from using these again (30 MB per client of a small CNN).

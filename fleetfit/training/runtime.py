@@ -297,7 +297,7 @@ def keep_freed_memory() -> None:
 
 
 @functools.cache
-def return_freed_memory() -> None:
+def configure_allocator_to_return() -> None:
     """Make this process's allocator return each large block when it is freed; once per process.
 
     By default glibc raises its threshold with each freed block, until tensors are in the heap between small objects
@@ -315,7 +315,7 @@ def _set_thresholds(thresholds: dict[int, int]) -> None:
             mallopt(name, value)
 
 
-def release_freed_memory() -> None:
+def trim_heap() -> None:
     """Return unused memory of this process to the system now, as far as its allocator can."""
     gc.collect()
     buffers.release()

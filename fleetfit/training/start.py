@@ -90,17 +90,17 @@ def _select_fitting(problem: Problem, checkpoint: State, source: str, notes: lis
             drawn[name if expected.exit is None else f"heads.{expected.exit}"] = None
         elif tensor is None:
             raise ModelError(
-                f'the model cannot begin as {source}, which has no "{name}". Is it the same [model]?', key="start"
+                f'the model cannot start from {source}, which has no "{name}". Is it the same [model]?', key="start"
             )
         else:
             raise ModelError(
-                f'the model cannot begin as {source}: "{name}" is {tuple(tensor.shape)} there and {shape} here. Set '
+                f'the model cannot start from {source}: "{name}" is {tuple(tensor.shape)} there and {shape} here. Set '
                 "the same [model], the same number of classes aside.",
                 key="start",
             )
     if not all(bool(torch.isfinite(tensor).all()) for tensor in taken.values()):
-        raise ModelError(f"the model cannot begin as {source}: some of its numbers are not finite.", key="start")
-    notes.append(f"The model begins as {source}{'; anew, at least in part: ' if drawn else ''}{', '.join(drawn)}.")
+        raise ModelError(f"the model cannot start from {source}: some of its numbers are not finite.", key="start")
+    notes.append(f"The model starts from {source}{'; new, at least in part: ' if drawn else ''}{', '.join(drawn)}.")
     return taken
 
 

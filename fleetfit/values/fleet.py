@@ -259,7 +259,7 @@ class ServerHooks(Protocol):
     @property
     def assign(
         self,
-    ) -> Callable[["Federation", Server, np.random.Generator], list[tuple[int, int, Submodel]]]:
+    ) -> Callable[["Federation", Server, np.random.Generator], Sequence[tuple[int, int, Submodel]]]:
         """The clients and sub-models of a round."""
 
     @property

@@ -10,9 +10,9 @@ OPTIMISERS: Mapping[str, Mapping[str, Any]] = {
     "adamw": {"lr": 1e-3, "weight_decay": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8},
 }
 """The settings that each optimiser takes, with its defaults: of Adam and AdamW those of PyTorch."""
-OF_OPTIMISERS = tuple(dict.fromkeys(key for own in OPTIMISERS.values() for key in own))
+OPTIMISER_KEYS = tuple(dict.fromkeys(key for own in OPTIMISERS.values() for key in own))
 """The settings that some optimiser takes."""
-OF_OPTIMISER: Any = None
+FROM_OPTIMISER: Any = None
 """Stands for a default that depends on the optimiser; where the optimiser takes no such setting, it is the value."""
 
 
@@ -45,11 +45,11 @@ class Local:
         compress: Send what training changed in "float16" or "int8" (`fleetfit.messages`); None: the state itself.
     """
 
-    lr: float = OF_OPTIMISER
+    lr: float = FROM_OPTIMISER
     epochs: int = 5
     batch_size: int | None = 16
-    momentum: float = OF_OPTIMISER
-    weight_decay: float = OF_OPTIMISER
+    momentum: float = FROM_OPTIMISER
+    weight_decay: float = FROM_OPTIMISER
     clip_norm: float | None = None
     clip_value: float | None = None
     max_steps: int | None = None
@@ -58,16 +58,16 @@ class Local:
     late: Literal["shallower", "stop", "drop"] = "shallower"
     check_every: int | None = None
     optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
-    nesterov: bool = OF_OPTIMISER
-    betas: tuple[float, float] = OF_OPTIMISER
-    eps: float = OF_OPTIMISER
+    nesterov: bool = FROM_OPTIMISER
+    betas: tuple[float, float] = FROM_OPTIMISER
+    eps: float = FROM_OPTIMISER
     schedule_in_round: Literal["constant", "cosine"] = "constant"
     compress: Literal["float16", "int8"] | None = None
 
     def __post_init__(self) -> None:
         """Fill in the defaults of the optimiser."""
         for key, default in self.own.items():
-            if getattr(self, key) is OF_OPTIMISER:
+            if getattr(self, key) is FROM_OPTIMISER:
                 object.__setattr__(self, key, default)
         if isinstance(self.betas, list):  # as it comes out of a message
             object.__setattr__(self, "betas", tuple(self.betas))

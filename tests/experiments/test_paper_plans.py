@@ -223,7 +223,7 @@ def test_plan_measures_the_rows_of_a_table(printed: Callable[..., Printed], coun
     assert [row[-2] for row in rows] == ["1.000"] * 9
     assert [row[-1] for row in rows] == [f"{float(row[-3]) / 47.2:.3f}" for row in rows]
     assert re.search(rf"median of 2 passes of one sample.* 1 thread of .+, PyTorch {re.escape(torch.__version__)}", out)
-    assert "the passes had a processor for 50% of their time" in out
+    assert "the passes ran for 50% of the time" in out
     assert "; 2-w, as printed: 1.000; " in out
     assert err == "fleetfit: measuring 2 passes of 9 models.\n"
     assert counter.looks == 2 * 2 * 9

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives import serialization
 from fleetfit.fleet import worker
 from fleetfit.fleet.app_folder import write_app
 from fleetfit.fleet.certificates import make_certificates, make_node_key
-from fleetfit.fleet.node import MemoryLimit, NodeMemory, answer, get_node
+from fleetfit.fleet.node import MemoryLimit, NodeFiles, answer, get_node
 from fleetfit.fleet.protocol import check_header, compute_digest, pack_message, read_answer
 from fleetfit.fleet.settings import read_settings
 from fleetfit.messages import dump_job, dump_state, pack, unpack
@@ -263,7 +263,7 @@ def test_a_hello_that_lies_in_its_numbers() -> None:
 
 
 def test_the_last_two_versions_are_kept(tmp_path: Path) -> None:
-    kept, run = NodeMemory(tmp_path / "node"), "0123456789abcdef"
+    kept, run = NodeFiles(tmp_path / "node"), "0123456789abcdef"
     assert kept.load(run, -1) == (None, False) and kept.load(run, 3) == (None, True)
     kept.keep(run, -1, 0, {"mean": torch.ones(2)})
     kept.keep(run, 0, 4, {"mean": torch.zeros(2)})
@@ -271,7 +271,7 @@ def test_the_last_two_versions_are_kept(tmp_path: Path) -> None:
     kept.keep(run, 0, 5, "five")
     assert kept.load(run, 4) == (None, True) and kept.load(run, 5) == ("five", False)
     kept.keep(run, 5, 6, ("a", 1, None))
-    assert NodeMemory(tmp_path / "node").load(run, 6) == (("a", 1, None), False)
+    assert NodeFiles(tmp_path / "node").load(run, 6) == (("a", 1, None), False)
     assert kept.load(run, 0) == (None, True)
     [path] = (tmp_path / "node").rglob("*.ffit")
     path.write_bytes(path.read_bytes()[:-3])
@@ -280,14 +280,14 @@ def test_the_last_two_versions_are_kept(tmp_path: Path) -> None:
 
 
 def test_runs_long_ago_are_forgotten(tmp_path: Path) -> None:
-    kept = NodeMemory(tmp_path)
+    kept = NodeFiles(tmp_path)
     for number in range(12):
         kept.keep(f"{number:016x}", -1, 0, number)
     assert len(list(tmp_path.rglob("*.ffit"))) == 8 and kept.load(f"{11:016x}", 0) == (11, False)
 
 
 def test_tensors_that_are_never_trained_are_those_of_the_digest(tmp_path: Path) -> None:
-    kept, content = NodeMemory(tmp_path), pack({"w": torch.ones(3)})
+    kept, content = NodeFiles(tmp_path), pack({"w": torch.ones(3)})
     assert kept.load_base(compute_digest(content)) is None
     kept.keep_base(compute_digest(content), content)
     assert torch.equal(unpack(kept.load_base(compute_digest(content)) or b"")["w"], torch.ones(3))
@@ -295,6 +295,8 @@ def test_tensors_that_are_never_trained_are_those_of_the_digest(tmp_path: Path) 
     assert kept.load_base(compute_digest(content)) is None
     with raises(RunError, key="base"):
         kept.keep_base(compute_digest(content), b"other")
+    with raises(RunError, key="digest"):
+        kept.load_base(compute_digest(content)[:32])
 
 
 # ---- the worker --------------------------------------------------------------------------------------------------

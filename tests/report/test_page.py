@@ -17,10 +17,12 @@ from support import raises
 import fleetfit as ff
 from fleetfit.cli.main import run_command
 from fleetfit.errors import RunError
-from fleetfit.records.schema import RoundRecord
+from fleetfit.records.schema import EnvironmentRecord, RoundRecord
 from fleetfit.report import page
 from fleetfit.report.curves import Point, Series, accuracy_curves
-from fleetfit.report.page import provenance, render, traces
+from fleetfit.report.page import participants, plots, provenance, render
+from fleetfit.report.page.accuracy import make_run_accuracy_section
+from fleetfit.report.page.blocks import Page, Plots
 from fleetfit.report.page.run_page import make_run_page
 from fleetfit.report.record import RowRecord, read_run
 from fleetfit.report.text import format_bytes, format_percent
@@ -138,11 +140,11 @@ def test_a_run_writes_a_page_that_loads_nothing_and_runs_its_own_scripts_only(fi
     assert not [key for _, about in found.elements for key in about if key.startswith("on")], "no inline handlers"
     (policy,) = [about["content"] or "" for _, about in found.elements if about.get("http-equiv")]
     allowed = set(re.findall(r"'sha256-([^']+)'", policy))
-    plots, *scripts = found.scripts
+    data, *scripts = found.scripts
     assert allowed == {base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts}
     assert len(scripts) == 2
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
-    assert "<" not in plots, "nothing in the numbers can end their element"
+    assert "<" not in data, "nothing in the numbers can end their element"
 
 
 def test_the_numbers_are_those_of_the_run(finished: Path) -> None:
@@ -354,14 +356,14 @@ def test_a_comparison_has_one_page_with_its_table_and_all_seeds(compared: ff.Com
         assert list(row) in found.cells
     for note in compared.table.notes:
         assert note in found.text
-    plots = [data for data in found.plots["accuracy-local-0"]["data"] if "alert" in data.get("name", "")]
+    traces = [data for data in found.plots["accuracy-local-0"]["data"] if "alert" in data.get("name", "")]
     runs = compared.runs[compared.table.rows[1][0], ""]
     curves = [[round(100 * m["evaluate"]["static"]["local"], 4) for m in run.metrics] for run in runs]
-    seeds = [one for one in plots if ", seed" in one["name"]]
+    seeds = [one for one in traces if ", seed" in one["name"]]
     assert [one["y"] for one in seeds] == curves
-    (mean,) = [one for one in plots if one.get("showlegend", True)]
+    (mean,) = [one for one in traces if one.get("showlegend", True)]
     assert mean["y"] == pytest.approx([sum(pair) / 2 for pair in zip(*curves, strict=True)], abs=1e-3)
-    assert traces.SEEDS_CAPTION in found.text
+    assert plots.SEEDS_CAPTION in found.text
     assert found.tags() <= {*read(next(iter(compared.runs.values()))[0].folder.parents[1] / "report.html").tags()}
 
 
@@ -450,13 +452,41 @@ def test_large_runs_have_small_pages(copied: Path, monkeypatch: pytest.MonkeyPat
     large = replace(record, rounds=list(map(RoundRecord.load, metrics)))
     text = render.to_html(make_run_page(large, copied / "report.html"))
     assert len(text.encode()) < 3_000_000
-    plots = Reader(text).plots
-    assert plots["accuracy"]["data"][0]["x"][-1] == 5000
+    drawn = Reader(text).plots
+    assert drawn["accuracy"]["data"][0]["x"][-1] == 5000
     rows = [RowRecord(f"row {i}", "", [(seed, large) for seed in range(5)]) for i in range(10)]
-    lines = [traces.Line(series, i) for i, series in enumerate(accuracy_curves(rows, "local"))]
-    plot = traces.plot_lines("a", "A", lines, traces.ROUNDS, traces.make_score_axis("accuracy"), plots=8)
+    lines = [plots.Line(series, i) for i, series in enumerate(accuracy_curves(rows, "local"))]
+    plot = plots.plot_lines("a", "A", lines, plots.ROUNDS, plots.make_score_axis("accuracy"), plots=8)
     assert plot is not None
     assert len(render.dump_for_script(plot.traces)) < 300_000
+
+
+def test_tables_say_how_many_rows_they_leave_out(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = read_run(copied)
+    for module in (participants, provenance):
+        monkeypatch.setattr(module, "_MOST_RUNS", 2)
+    for name in ("REASONS", "GROUPS", "PARTITIONS"):
+        monkeypatch.setattr(participants, f"_MOST_{name}", 1)
+    monkeypatch.setattr(provenance, "_MOST_MACHINES", 1)
+    undone = {"reason": "a", "clients": 1}
+    undo = RoundRecord.load({**run.rounds[0].dump(), "undone": undone})
+    runs = [replace(run, environment=run.environment.model_copy(update={"processor": f"p{i}"})) for i in range(4)]
+    rows = [RowRecord(f"row {i}", "", [(0, one)]) for i, one in enumerate(runs)]
+    sections = [
+        (participants.make_run_participation_section(replace(run, rounds=[undo] * 4)), 3),
+        (participants.make_participation_section(rows), 2),
+        (provenance.make_runs_provenance_section(rows), 2),
+        (provenance.make_runs_provenance_section(rows), 3),
+    ]
+    for section, more in sections:
+        assert section is not None
+        assert f"{more} more" in render.to_html(Page("a", "", [section]))
+
+
+def test_the_package_lists_its_modules_each_on_a_line() -> None:
+    listed = re.findall(r"^    ([a-z_]+(?:, [a-z_]+)*)  ", page.__doc__ or "", re.MULTILINE)
+    modules = {path.stem for path in Path(page.__file__).parent.glob("*.py")} - {"__init__"}
+    assert {name for line in listed for name in line.split(", ")} == modules
 
 
 def test_the_library_is_the_one_that_its_authors_built() -> None:
@@ -469,22 +499,22 @@ def test_the_library_is_the_one_that_its_authors_built() -> None:
 
 def test_a_line_of_many_points_keeps_its_ends() -> None:
     line = [(float(i), float(i)) for i in range(1000)]
-    kept = traces.thin(line, 50)
+    kept = plots.thin(line, 50)
     assert len(kept) == 50
     assert (kept[0], kept[-1]) == (line[0], line[-1])
 
 
 def test_plots_of_accuracy_have_one_vertical_axis_and_others_their_own() -> None:
-    low = traces.Line(Series("a", {0: [Point(1, 1.0, 20.0), Point(2, 2.0, 30.0)]}), 0)
-    high = traces.Line(Series("b", {0: [Point(1, 1.0, 80.0)]}), 1)
-    hidden = traces.Line(Series("c", {0: [Point(1, 1.0, 1.0)]}), 2, hidden=True)
+    low = plots.Line(Series("a", {0: [Point(1, 1.0, 20.0), Point(2, 2.0, 30.0)]}), 0)
+    high = plots.Line(Series("b", {0: [Point(1, 1.0, 80.0)]}), 1)
+    hidden = plots.Line(Series("c", {0: [Point(1, 1.0, 1.0)]}), 2, hidden=True)
     made = [
-        traces.plot_lines("first", "", [low, hidden], traces.ROUNDS, traces.make_score_axis("accuracy")),
+        plots.plot_lines("first", "", [low, hidden], plots.ROUNDS, plots.make_score_axis("accuracy")),
         None,
-        traces.plot_lines("second", "", [high], traces.ROUNDS, traces.make_score_axis("accuracy")),
-        traces.plot_lines("loss", "", [low], traces.ROUNDS, traces.PlotAxis("training loss")),
+        plots.plot_lines("second", "", [high], plots.ROUNDS, plots.make_score_axis("accuracy")),
+        plots.plot_lines("loss", "", [low], plots.ROUNDS, plots.PlotAxis("training loss")),
     ]
-    first, second, loss = traces.share_accuracy_axis(made)
+    first, second, loss = plots.share_accuracy_axis(made)
     assert first.layout["yaxis"]["range"] == second.layout["yaxis"]["range"] == [16.4, 83.6]
     assert "range" not in loss.layout["yaxis"]
 
@@ -522,3 +552,18 @@ def test_a_command_that_began_with_python_is_shown_as_typed() -> None:
     typed = ["/somewhere/fleetfit/__main__.py", "compare", "c 2.toml"]
     assert provenance.format_command(typed) == "python -m fleetfit compare 'c 2.toml'"
     assert provenance.format_command(["/bin/fleetfit", "run"]) == "fleetfit run"
+
+
+def test_a_resumed_run_is_said_to_be() -> None:
+    environment = EnvironmentRecord.load({"resumed": [{"round": 2, "time": "2026-11-26T09:15:02+00:00"}]})
+    assert provenance.describe_machine(environment)["resumed"] == "after round 2 (2026-11-26 09:15:02 UTC)"
+
+
+def test_the_caption_mentions_markers_where_lines_have_them(finished: Path) -> None:
+    run = read_run(finished)
+    for count in (plots.MOST_MARKERS, plots.MOST_MARKERS + 1):
+        rounds = [RoundRecord.load({**run.rounds[-1].dump(), "round": i}) for i in range(1, count + 1)]
+        section = make_run_accuracy_section(replace(run, rounds=rounds))
+        assert section is not None and isinstance(section.blocks[0], Plots)
+        plot = section.blocks[0].plots[0]
+        assert ("have a marker" in plot.caption) == ("markers" in plot.traces[0]["mode"]) == (count == 40)

@@ -35,7 +35,7 @@ from fleetfit.records.schema import ComparisonResults
 from fleetfit.report.record import read_results
 from fleetfit.stored import RUNS
 from fleetfit.tensor_defaults import isolate_torch_state
-from fleetfit.training.runtime import release_freed_memory
+from fleetfit.training.runtime import trim_heap
 
 __all__ = [
     "Comparison",
@@ -113,7 +113,7 @@ def compare(
         dry_run = check_rows(plan, folder)
         if jobs > 1:  # worker processes load their own data
             stack.close()
-            release_freed_memory()
+            trim_heap()
         stack.enter_context(hold_folder(plan, folder))
         outcome = run_comparison(
             plan,

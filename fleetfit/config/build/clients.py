@@ -96,7 +96,7 @@ class SimulatedClients:
     def _describe_uncounted_samples(self) -> list[str]:
         """Describe the evaluated samples that `local` and `global` leave out."""
         data, evaluate = self._data, self._experiment.evaluate
-        if self._experiment.privacy.is_set:
+        if self._experiment.is_private:
             return []
         notes = []
         if evaluate.clients is not None and evaluate.clients < len(self._parts):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fleetfit import files
 from fleetfit.config.components import build_component, find_function
-from fleetfit.config.defaults import OWN_FILES, describe_data, sets_client_count
+from fleetfit.config.detect import OWN_FILES, describe_data, sets_client_count
 from fleetfit.config.schema import CLIENTS, MIN_COHORT, MIN_SAMPLES, DataSection, Experiment, ServerDataSection
 from fleetfit.data import Data, drop_labels, partition
 from fleetfit.errors import ConfigError, FleetFitError

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 from fleetfit.config.schema import CohortSection, LocalSection
 from fleetfit.values import Local
-from fleetfit.values.local import OF_OPTIMISERS, OPTIMISERS
+from fleetfit.values.local import OPTIMISER_KEYS, OPTIMISERS
 
 
 def build_local_training(section: LocalSection, cohort: CohortSection) -> Local:
@@ -13,7 +13,7 @@ def build_local_training(section: LocalSection, cohort: CohortSection) -> Local:
     Keys of other optimisers stay at their defaults, and so does `check_every` without `patience`.
     """
     keys = LocalSection.model_fields.keys() & {field.name for field in fields(Local)}
-    keys -= set(OF_OPTIMISERS) - OPTIMISERS[section.optimiser].keys()
+    keys -= set(OPTIMISER_KEYS) - OPTIMISERS[section.optimiser].keys()
     if section.patience is None:
         keys -= {"check_every"}
     values = {key: getattr(section, key) for key in keys}

@@ -138,9 +138,9 @@ def build_privacy(experiment: Experiment, federation: Federation) -> Privacy | N
         ConfigError: The run reveals more than the noise covers, or the budget is too small.
         MissingExtra: The accountant is not installed.
     """
-    section = experiment.privacy
-    if not section.is_set:
+    if not experiment.is_private:
         return None
+    section = experiment.privacy
     clip, noise, epsilon, key_file = section.clip, section.noise, section.epsilon, section.key_file
     if clip is None:
         raise ConfigError(

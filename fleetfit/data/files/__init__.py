@@ -1,1 +1,1 @@
-"""Formats of files, and the folders of data sets."""
+"""Formats of files and folders of data sets; a new one needs a row in `fleetfit/names.py`."""

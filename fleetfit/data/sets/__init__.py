@@ -1,1 +1,1 @@
-"""Public data sets by name, one per file, or a family as rows of a file's table."""
+"""Public data sets: one file per set or family; a new one needs a row in `fleetfit/names.py`."""

@@ -43,11 +43,11 @@ def push(folder: str | Path, repo: str, *, private: bool = True, message: str = 
         repository = api.create_repo(repo, repo_type="model", private=private, exist_ok=True)
         api.upload_folder(repo_id=repository.repo_id, folder_path=path, repo_type="model", commit_message=message)
     except Exception as error:  # errors of the network, the hub or the library
-        raise _explain_failure(repo, error, token) from None
+        raise _make_error(repo, error, token) from None
     return str(repository)
 
 
-def _explain_failure(repo: str, error: Exception, token: str) -> FleetFitError:
+def _make_error(repo: str, error: Exception, token: str) -> FleetFitError:
     """Return an error with the failure and a remedy, without the token."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):

@@ -1,9 +1,11 @@
 """The page of a run, a comparison, or several folders: one HTML file that opens from disk and loads nothing else.
 
-    blocks the elements of a page, as values provenance, plan, accuracy, participants its sections traces plots for
-    plotly.js, from `fleetfit.report.curves` run_set the runs of a page with several run_page, comparison_page the page
-    of one run; of a comparison, or of several folders render blocks -> HTML, with the template and one copy of
-    plotly.js from `assets/`
+    blocks                                       the elements of a page, as values
+    provenance, plan, accuracy, participants     its sections
+    plots                                        plots for plotly.js, from `fleetfit.report.curves`
+    run_set                                      the runs of a page with several
+    run_page, comparison_page                    the page of one run; of a comparison, or of several folders
+    render                                       blocks -> HTML, with the template and plotly.js from `assets/`
 
 Pages only use `fleetfit.report.record`. Run folders do not contain the numbers that `[privacy]` and `[secure]`
 withhold, and pages would leave them out, too. Text of users and nodes is escaped.

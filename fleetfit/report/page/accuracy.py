@@ -22,8 +22,8 @@ from fleetfit.report.curves import (
 )
 from fleetfit.report.order import explain_order, explain_row_order
 from fleetfit.report.page.blocks import Block, PageSection, Paragraph, Plot, Plots, Sheet
-from fleetfit.report.page.run_set import MAIN_KINDS, PRIVATE_KINDS, RunSet, capitalise
-from fleetfit.report.page.traces import (
+from fleetfit.report.page.plots import (
+    MOST_MARKERS,
     ROUNDS,
     SEEDS_CAPTION,
     Dots,
@@ -36,6 +36,7 @@ from fleetfit.report.page.traces import (
     plot_lines,
     share_accuracy_axis,
 )
+from fleetfit.report.page.run_set import MAIN_KINDS, PRIVATE_KINDS, RunSet, capitalise
 from fleetfit.report.record import RowRecord, RunRecord
 from fleetfit.report.tables import make_total_table
 from fleetfit.report.text import Table, exit_names, format_mean, format_percent, get_score_name
@@ -52,7 +53,7 @@ _MOST_WORST = 15  # clients listed by name
 # ---- over rounds and costs -------------------------------------------------------------------------------------------
 
 
-def make_run_accuracy(run: RunRecord) -> PageSection | None:
+def make_run_accuracy_section(run: RunRecord) -> PageSection | None:
     """Return accuracy and loss of a run over rounds, and accuracy over each cost."""
     if not run.rounds:
         return None
@@ -63,11 +64,17 @@ def make_run_accuracy(run: RunRecord) -> PageSection | None:
     kinds = [kind for kind, curve in curves.items() if len(curve) >= max(1, enough)]
     visible = SERVER_KINDS if run.is_private else _VISIBLE
     lines = [
-        Line(Series(KINDS[kind], {run.seed: curves[kind]}), i, kind not in visible, kind in (*MAIN_KINDS, "full"))
+        Line(
+            Series(KINDS[kind], {run.seed: curves[kind]}),
+            i,
+            hidden=kind not in visible,
+            strong=kind in (*MAIN_KINDS, "full"),
+        )
         for i, kind in enumerate(kinds)
     ]
     count = len(run.evaluations)
-    description = f"Evaluated in {count} of {len(run.rounds)} rounds{', which have a marker' if count <= 40 else ''}"
+    marker = ", which have a marker" if count <= MOST_MARKERS else ""
+    description = f"Evaluated in {count} of {len(run.rounds)} rounds{marker}"
     caption = f"{'' if run.is_private else _MEANING + ' '}{description}. Click a label to show or hide its line."
     loss = Line(Series("mean of the clients", {run.seed: loss_curve(run)}), 4, strong=False)
     plots = [
@@ -90,7 +97,7 @@ def make_run_accuracy(run: RunRecord) -> PageSection | None:
     return PageSection("learning", f"{score} and loss", blocks)
 
 
-def make_accuracy(runs: RunSet, setting: str, number: int) -> PageSection | None:
+def make_accuracy_section(runs: RunSet, setting: str, number: int) -> PageSection | None:
     """Return accuracies and loss of the rows of a setting over rounds and costs, one plot per kind."""
     rows = runs.select(setting)
     if not rows:
@@ -129,7 +136,7 @@ def _make_cost_axis(rows: Sequence[RowRecord], cost: str) -> PlotAxis:
 # ---- by level and exit -----------------------------------------------------------------------------------------------
 
 
-def make_run_levels(run: RunRecord) -> PageSection | None:
+def make_run_levels_section(run: RunRecord) -> PageSection | None:
     """Return the accuracy of a run by level and by exit: over rounds, and of the last evaluation."""
     if not run.evaluations:
         return None
@@ -188,7 +195,7 @@ def _make_level_table(run: RunRecord) -> Table:
     return Table(tuple(columns), tuple(rows), f"After round {run.evaluations[-1][0]}")
 
 
-def make_levels(runs: RunSet) -> PageSection:
+def make_levels_section(runs: RunSet) -> PageSection:
     """Return the last evaluation of all rows: by level, by exit, and of the worst tenth of the clients."""
     plots: list[Plot | None] = []
     for number, setting in enumerate(runs.settings):
@@ -281,7 +288,7 @@ def _make_worst_table(runs: RunSet) -> Table | None:
 # ---- by client -------------------------------------------------------------------------------------------------------
 
 
-def make_client_ranking(run: RunRecord) -> PageSection | None:
+def make_ranking_section(run: RunRecord) -> PageSection | None:
     """Return the accuracies of a run's clients from best to worst, and the worst tenth by name."""
     by_client = {"local": run.last.per_client.local, "global": run.last.per_client.global_}
     ranked = {

@@ -7,11 +7,11 @@ from pathlib import Path
 from fleetfit.errors import truncate
 from fleetfit.report.columns import find_numbers
 from fleetfit.report.curves import KINDS
-from fleetfit.report.page.accuracy import make_accuracy, make_levels
+from fleetfit.report.page.accuracy import make_accuracy_section, make_levels_section
 from fleetfit.report.page.blocks import Block, Fact, FactList, Fold, Page, PageSection, Paragraph, Sheet
-from fleetfit.report.page.participants import make_participation_table, make_partitions
-from fleetfit.report.page.plan import make_plans
-from fleetfit.report.page.provenance import list_links, make_comparison_provenance, make_runs_provenance
+from fleetfit.report.page.participants import make_participation_section, make_partitions_section
+from fleetfit.report.page.plan import make_plans_section
+from fleetfit.report.page.provenance import list_links, make_comparison_provenance_section, make_runs_provenance_section
 from fleetfit.report.page.run_set import PRIVATE_KINDS, RunSet, collect_comparison, collect_runs
 from fleetfit.report.record import ComparisonRecord, RowRecord
 from fleetfit.report.statistics import paired_differences
@@ -30,7 +30,7 @@ def make_comparison_page(record: ComparisonRecord, page: Path) -> Page:
         page: The file, to which links are relative.
     """
     state = "" if record.entries else ", not finished"
-    provenance = make_comparison_provenance(record, page)
+    provenance = make_comparison_provenance_section(record, page)
     return _make_page(record.results.name, state, collect_comparison(record), provenance, page, record.problems)
 
 
@@ -42,7 +42,7 @@ def make_runs_page(rows: Sequence[RowRecord], page: Path) -> Page:
         page: The file, to which links are relative.
     """
     problems = [f"{run.folder}: {sentence}" for row in rows for run in row.records for sentence in run.problems]
-    return _make_page("Several runs", "", collect_runs(rows), make_runs_provenance(rows), page, problems)
+    return _make_page("Several runs", "", collect_runs(rows), make_runs_provenance_section(rows), page, problems)
 
 
 def _make_page(
@@ -50,14 +50,14 @@ def _make_page(
 ) -> Page:
     runs = runs.hide_private()
     sections = [
-        make_tables(runs),
+        make_tables_section(runs),
         provenance,
-        *(make_accuracy(runs, setting, i) for i, setting in enumerate(runs.settings)),
-        make_levels(runs),
-        make_plans(runs.rows),
-        make_participation_table(runs.rows),
-        make_partitions(runs.rows),
-        make_run_list(runs, page),
+        *(make_accuracy_section(runs, setting, i) for i, setting in enumerate(runs.settings)),
+        make_levels_section(runs),
+        make_plans_section(runs.rows),
+        make_participation_section(runs.rows),
+        make_partitions_section(runs.rows),
+        make_run_list_section(runs, page),
     ]
     seeds = {run.seed for run in runs.results.runs}
     counts = {"row": len(runs.labels), "setting": len(runs.settings), "seed": len(seeds), "run": len(runs.results.runs)}
@@ -72,7 +72,7 @@ def _make_page(
     )
 
 
-def make_tables(runs: RunSet) -> PageSection:
+def make_tables_section(runs: RunSet) -> PageSection:
     """Return the main table, the differences, and the tuning."""
     blocks: list[Block] = [Sheet(runs.make_table())]
     paired = paired_differences(runs.results, runs.columns) if runs.has_differences else []
@@ -84,7 +84,7 @@ def make_tables(runs: RunSet) -> PageSection:
     return PageSection("table", "The table", blocks)
 
 
-def make_run_list(runs: RunSet, page: Path) -> PageSection | None:
+def make_run_list_section(runs: RunSet, page: Path) -> PageSection | None:
     """Return a list of all runs with their numbers and links to their files."""
     kinds = [column for column in runs.columns if column in KINDS]
     cells: list[tuple[str, ...]] = []

@@ -9,7 +9,7 @@ from fleetfit.errors import truncate
 from fleetfit.records.schema import FleetRecord, MemberRecord, RoundRecord
 from fleetfit.report.curves import MOST_CLIENTS
 from fleetfit.report.page.blocks import Block, PageSection, Paragraph, Plot, Plots, Sheet
-from fleetfit.report.page.traces import (
+from fleetfit.report.page.plots import (
     FAILURE_COLOR,
     ROUNDS,
     Bars,
@@ -37,7 +37,7 @@ _CLIENTS = "Clients and their data"
 # ---- participation of a run ------------------------------------------------------------------------------------------
 
 
-def make_participation(run: RunRecord) -> PageSection | None:
+def make_run_participation_section(run: RunRecord) -> PageSection | None:
     """Return the participation in a run and its failures; one sentence if these are withheld."""
     if run.is_private:
         text = (
@@ -53,8 +53,9 @@ def make_participation(run: RunRecord) -> PageSection | None:
     blocks.append(_make_failure_table(list_reasons(run.rounds)))
     if undone:
         rows = tuple((str(number), truncate(reason, _LONGEST_REASON)) for number, reason in undone)
-        title = f"{len(undone)} rounds were rolled back"
-        blocks.append(Sheet(Table(("round", "reason"), rows[:_MOST_REASONS], title)))
+        title, more = f"{len(undone)} rounds were rolled back", len(undone) - _MOST_REASONS
+        notes = (f"{more} more rounds are in metrics.jsonl.",) if more > 0 else ()
+        blocks.append(Sheet(Table(("round", "reason"), rows[:_MOST_REASONS], title, notes)))
     counts = _sum_counters(run.rounds)
     if counts:
         rows = tuple((label, f"{count:,}") for label, count in counts.items())
@@ -162,7 +163,7 @@ def _sum_counters(reports: Sequence[RoundRecord]) -> Counter[str]:
 # ---- participation of rows -------------------------------------------------------------------------------------------
 
 
-def make_participation_table(rows: Sequence[RowRecord]) -> PageSection | None:
+def make_participation_section(rows: Sequence[RowRecord]) -> PageSection | None:
     """Return the updates and failures of rows and settings, summed over seeds."""
     has_settings = len({row.setting for row in rows}) > 1
     cells = []
@@ -180,13 +181,16 @@ def make_participation_table(rows: Sequence[RowRecord]) -> PageSection | None:
         cells.append((*label, f"{updates:,}", f"{counts.total():,}", reasons + more))
     settings = ["setting"] if has_settings else []
     columns = ("row", *settings, "seeds", "received updates", "failed jobs", "why")
-    return PageSection("who", _WHO, [Sheet(Table(columns, tuple(cells[:_MOST_RUNS])))]) if cells else None
+    rest = len(cells) - _MOST_RUNS
+    notes = (f"{rest} more rows are left out.",) if rest > 0 else ()
+    table = Table(columns, tuple(cells[:_MOST_RUNS]), notes=notes)
+    return PageSection("who", _WHO, [Sheet(table)]) if cells else None
 
 
 # ---- clients ---------------------------------------------------------------------------------------------------------
 
 
-def make_clients(run: RunRecord) -> PageSection | None:
+def make_clients_section(run: RunRecord) -> PageSection | None:
     """Return the clients of a run: classes of their samples, groups, nodes of a fleet; None if withheld."""
     if run.is_private:
         return None
@@ -198,7 +202,7 @@ def make_clients(run: RunRecord) -> PageSection | None:
     return PageSection("clients", _CLIENTS, blocks) if blocks else None
 
 
-def make_partitions(rows: Sequence[RowRecord]) -> PageSection | None:
+def make_partitions_section(rows: Sequence[RowRecord]) -> PageSection | None:
     """Return the classes of the clients of rows and settings; equal partitions are shown once."""
     by_setting: dict[str, list[RowRecord]] = {}
     for row in rows:
@@ -221,6 +225,9 @@ def make_partitions(rows: Sequence[RowRecord]) -> PageSection | None:
     if shared:
         text = "Rows of the same seed and setting share their clients. The first seed of each setting is shown."
     titled = [replace(plot, title=f"{plot.title}: {'; '.join(labels[key][:4])}") for key, plot in plots.items()]
+    more = len(titled) - _MOST_PARTITIONS
+    if more > 0:
+        text += f" {more} more plots are left out."
     return PageSection("clients", _CLIENTS, [Paragraph(text, "quiet"), Plots(titled[:_MOST_PARTITIONS])])
 
 
@@ -253,7 +260,9 @@ def _make_group_table(fleet: FleetRecord) -> Table | None:
         (truncate(name), str(count), ", ".join(sorted(levels.get(name, ()))))
         for name, count in list(fleet.groups.items())[:_MOST_GROUPS]
     )
-    return Table(("group of devices", "clients", "level, of the first clients"), rows)
+    more = len(fleet.groups) - len(rows)
+    notes = (f"{more} more groups are in fleet.json.",) if more else ()
+    return Table(("group of devices", "clients", "level, of the first clients"), rows, notes=notes)
 
 
 def _make_node_table(nodes: Sequence[MemberRecord]) -> Table | None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fleetfit.records.schema import LevelRecord
 from fleetfit.report.page.blocks import Block, LevelRectangle, LevelRectangles, PageSection, Paragraph, Sheet
-from fleetfit.report.page.traces import get_level_color
+from fleetfit.report.page.plots import get_level_color
 from fleetfit.report.record import RowRecord, RunRecord
 from fleetfit.report.tables import make_level_table, make_plan_table
 from fleetfit.report.text import format_count, format_percent, get_score_name
@@ -17,7 +17,7 @@ _LEGEND = Paragraph(
 _MOST_TITLES = 6
 
 
-def make_plan(run: RunRecord) -> PageSection | None:
+def make_plan_section(run: RunRecord) -> PageSection | None:
     """Return the plan of a run; None if its levels are unknown."""
     levels = run.summary.levels
     if not levels:
@@ -28,7 +28,7 @@ def make_plan(run: RunRecord) -> PageSection | None:
     return PageSection("plan", "The plan: sub-models by level", [rectangles, _LEGEND, Sheet(table)])
 
 
-def make_plans(rows: Sequence[RowRecord]) -> PageSection | None:
+def make_plans_section(rows: Sequence[RowRecord]) -> PageSection | None:
     """Return the plans of rows and settings; equal plans are shown once."""
     names = list(dict.fromkeys(row.row for row in rows))
     labels: dict[str, list[str]] = {}

@@ -34,7 +34,7 @@ def list_links(folder: Path, page: Path, names: Sequence[str] = _RUN_FILES) -> l
     return [Link(label, address) for label, address in zip(labels, addresses, strict=True)]
 
 
-def make_run_provenance(run: RunRecord, page: Path) -> PageSection:
+def make_run_provenance_section(run: RunRecord, page: Path) -> PageSection:
     """Return the provenance of a run."""
     model, data = (run.summary.model, run.summary.data) if run.is_finished else ("", "")
     facts: list[Fact] = [
@@ -53,7 +53,7 @@ def make_run_provenance(run: RunRecord, page: Path) -> PageSection:
     return PageSection("what", "Configuration and machine", blocks)
 
 
-def make_comparison_provenance(record: ComparisonRecord, page: Path) -> PageSection:
+def make_comparison_provenance_section(record: ComparisonRecord, page: Path) -> PageSection:
     """Return the provenance of a comparison."""
     results = record.results
     environment = record.rows[0].records[0].environment if record.rows else EnvironmentRecord()
@@ -85,7 +85,7 @@ def make_comparison_provenance(record: ComparisonRecord, page: Path) -> PageSect
     return PageSection("what", "Configuration and machine", blocks)
 
 
-def make_runs_provenance(rows: Sequence[RowRecord]) -> PageSection:
+def make_runs_provenance_section(rows: Sequence[RowRecord]) -> PageSection:
     """Return the provenance of several runs: machines, and folder, time and command of each."""
     labels = [f"{row.row}, seed {seed}" for row in rows for seed, _ in row.runs]
     runs = [run for row in rows for run in row.records]
@@ -94,12 +94,15 @@ def make_runs_provenance(rows: Sequence[RowRecord]) -> PageSection:
     for key in ("machine", "versions", "commit of FleetFit", "commit of the working folder"):
         values = list(dict.fromkeys(machine[key] for machine in machines if key in machine))
         if values:
-            facts.append((key, "; ".join(values[:_MOST_MACHINES])))
+            more = f"; and {len(values) - _MOST_MACHINES} more" if len(values) > _MOST_MACHINES else ""
+            facts.append((key, "; ".join(values[:_MOST_MACHINES]) + more))
     cells = [
         (label, str(run.folder), machine.get("begun", ""), machine.get("command", ""))
         for label, run, machine in zip(labels, runs, machines, strict=True)
     ]
-    table = Table(("run", "folder", "begun", "command"), tuple(cells[:_MOST_RUNS]))
+    rest = len(cells) - _MOST_RUNS
+    notes = (f"{rest} more runs are left out.",) if rest > 0 else ()
+    table = Table(("run", "folder", "begun", "command"), tuple(cells[:_MOST_RUNS]), notes=notes)
     fold = Fold("folder, time and command of each run", [Sheet(table)])
     return PageSection("what", "Configuration and machine", [FactList(facts), fold])
 
@@ -118,7 +121,7 @@ def describe_machine(environment: EnvironmentRecord) -> dict[str, str]:
     facts = {
         "command": format_command(environment.command),
         "begun": format_time(environment.time),
-        "gone on": ", ".join(f"after round {one.round} ({format_time(one.time)})" for one in environment.resumed),
+        "resumed": ", ".join(f"after round {one.round} ({format_time(one.time)})" for one in environment.resumed),
         "machine": ", ".join(part for part in machine if part),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
         "commit of FleetFit": environment.fleetfit_commit or "",

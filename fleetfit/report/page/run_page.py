@@ -5,12 +5,12 @@ from pathlib import Path
 
 from fleetfit.errors import truncate
 from fleetfit.report.curves import COSTS, Point, Series, cost_curve, fit_unit, round_digits
-from fleetfit.report.page.accuracy import make_client_ranking, make_run_accuracy, make_run_levels
+from fleetfit.report.page.accuracy import make_ranking_section, make_run_accuracy_section, make_run_levels_section
 from fleetfit.report.page.blocks import Block, Page, PageSection, Plot, Plots, Sheet
-from fleetfit.report.page.participants import make_clients, make_participation
-from fleetfit.report.page.plan import make_plan
-from fleetfit.report.page.provenance import make_run_provenance
-from fleetfit.report.page.traces import ROUNDS, Line, PlotAxis, plot_lines
+from fleetfit.report.page.participants import make_clients_section, make_run_participation_section
+from fleetfit.report.page.plan import make_plan_section
+from fleetfit.report.page.plots import ROUNDS, Line, PlotAxis, plot_lines
+from fleetfit.report.page.provenance import make_run_provenance_section
 from fleetfit.report.record import RunRecord
 from fleetfit.report.text import Table, format_bytes, format_duration, format_percent, get_score_name
 
@@ -23,14 +23,14 @@ def make_run_page(run: RunRecord, page: Path) -> Page:
         page: The file, to which links are relative.
     """
     sections = [
-        make_run_provenance(run, page),
-        make_plan(run),
-        make_run_accuracy(run),
-        make_run_levels(run),
-        make_client_ranking(run),
-        make_participation(run),
-        make_clients(run),
-        make_costs(run),
+        make_run_provenance_section(run, page),
+        make_plan_section(run),
+        make_run_accuracy_section(run),
+        make_run_levels_section(run),
+        make_ranking_section(run),
+        make_run_participation_section(run),
+        make_clients_section(run),
+        make_costs_section(run),
     ]
     summary, rounds_done = run.summary, len(run.rounds)
     title = f"{run.method} on {summary.data} with {summary.model}" if run.is_finished else run.method
@@ -80,7 +80,7 @@ def list_tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     return tiles
 
 
-def make_costs(run: RunRecord) -> PageSection | None:
+def make_costs_section(run: RunRecord) -> PageSection | None:
     """Return bytes, multiply-adds and simulated seconds over rounds, and the wall time by activity."""
     plots = [
         _plot_costs(run, "Cumulative bytes sent", "bytes", {"bytes_down": "down", "bytes_up": "up"}, "sent", 3),

@@ -6,7 +6,7 @@ interprets some tags, so `escape_label` escapes them.
 
 import html
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, TypeVar
 
 from fleetfit.errors import truncate
@@ -20,7 +20,8 @@ COLORS = 8
 FAILURE_COLOR = 1
 """The colour of failures: vermilion."""
 _LEVEL_COLORS = (0, 2, 4, 5, 3, 6, 7)
-_MOST_MARKERS = 40  # points of a line with markers, at most
+MOST_MARKERS = 40
+"""The number of points of a line with markers, at most."""
 _MOST_POINTS = 60_000  # points of all lines of a page together, approximately
 _LABEL = 80  # characters
 _FEW = 12  # rounds with a tick each, at most
@@ -122,6 +123,7 @@ class Line:
 
     series: Series
     color: int
+    _: KW_ONLY
     hidden: bool = False
     strong: bool = True
 
@@ -160,7 +162,7 @@ def _trace_line(line: Line, most: int, x: PlotAxis, y: PlotAxis) -> list[dict[st
     after = "" if len(curves) == 1 else f", mean of {len(curves)} seeds"
     numbers = f"<br>{x.title.split(' (')[0]} {x.format_number('x')}: {y.format_number('y')}<extra></extra>"
     thick = {
-        "type": "scatter", "mode": "lines+markers" if len(mean) <= _MOST_MARKERS else "lines", "name": label,
+        "type": "scatter", "mode": "lines+markers" if len(mean) <= MOST_MARKERS else "lines", "name": label,
         "x": [point.x for point in mean], "y": [point.y for point in mean],
         "line": {"color": get_color(line.color), "dash": DASHES[line.color % len(DASHES)],
                  "width": 2.6 if line.strong else 1.8},
