@@ -16,8 +16,8 @@ PLACES = {"README.md": "docs/", "docs/index.md": ""}
 """The pages that have the table, and how docs/ is reached from each."""
 WIDTH = 120
 NOTE = (
-    "pp: percentage points. Inconclusive: the runs at this size do not decide the claim. Verdicts use tests with Holm's "
-    "correction; intervals are uncorrected, so an interval may exclude zero where the verdict is inconclusive. "
+    "pp: percentage points. Inconclusive: the runs at this size do not decide the claim. Verdicts use tests with "
+    "Holm's correction; intervals are uncorrected, so an interval may exclude zero where the verdict is inconclusive. "
     '"Weakest of 4": the claim consists of four differences, and the weakest one, which is shown, decides.'
 )
 BEGIN, END = "<!-- evidence: made by make results -->", "<!-- end of evidence -->"
