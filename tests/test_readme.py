@@ -128,7 +128,8 @@ def test_the_python_of_the_first_page_works(shown, monkeypatch, capsys):
     assert found["logits"].shape == (1, 10)
     assert found["again"].summary == found["run"].summary
     assert found["photos"].finished
-    assert len(capsys.readouterr().out.splitlines()) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 and lines[-1] in ("cat", "dog")
 
 
 def test_the_plan_on_the_first_page_is_what_plan_prints(shown, monkeypatch, capsys):
@@ -395,6 +396,16 @@ def test_every_verb_is_shown():
 def test_links_lead_somewhere(page):
     links = re.findall(r"\]\(([^)#]+)\)", page.read_text())
     assert not [link for link in links if "://" not in link and not (page.parent / link).exists()]
+
+
+def test_the_numbers_of_the_figure_are_those_of_the_table_of_the_demo():
+    """The demo's levels have ten clients each, so `local` is the mean of the levels' accuracies."""
+    [figure] = re.findall(r"!\[([^]]*)\]\(docs/level-shapes\.png\)", README)
+    local = {row[0]: float(row[1]) for row in tables_of_markdown(START, "method")}
+    levels = {name: [float(n) for n in re.findall(r"\d+\.\d+", numbers)]
+              for name, numbers in re.findall(r"(\w+) (\d+\.\d[\d., ]*)", figure)}  # fmt: skip
+    assert {name: len(numbers) for name, numbers in levels.items()} == {"ScaleFL": 4, "HeteroFL": 4, "FedAvg": 1}
+    assert {name: sum(n) / len(n) for name, n in levels.items()} == pytest.approx(local, abs=0.0101)
 
 
 def test_the_picture_is_small_enough():

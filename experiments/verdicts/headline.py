@@ -16,9 +16,9 @@ PLACES = {"README.md": "docs/", "docs/index.md": ""}
 """The pages that have the table, and how docs/ is reached from each."""
 WIDTH = 120
 NOTE = (
-    "pp: percentage points. Inconclusive: at the size that was run. Verdicts use tests with Holm's correction; "
-    'intervals are uncorrected, so an interval may exclude zero where the verdict is inconclusive. "Of 4": the claim '
-    "consists of four differences, and the weakest one decides."
+    "pp: percentage points. Inconclusive: the runs at this size do not decide the claim. Verdicts use tests with "
+    "Holm's correction; intervals are uncorrected, so an interval may exclude zero where the verdict is inconclusive. "
+    '"Weakest of 4": the claim consists of four differences, and the weakest one, which is shown, decides.'
 )
 BEGIN, END = "<!-- evidence: made by make results -->", "<!-- end of evidence -->"
 
@@ -52,18 +52,24 @@ def evidence(
     head = figure.title if figure else f"{table.paper}, {table.title}."
     link = f"[How the paper's setting differs]({docs}results.md#{page.anchor(table.title)})"
     said = f"{head} Run: {page.settings_line(results[table.file])}. {link}."
-    rows = [(one.claim.says, page.of_paper(one), page.here(one), one.verdict.value) for one in shown]
+    rows = [(one.claim.says, page.of_paper(one), _shown_difference(one), one.verdict.value) for one in shown]
     made = page.markdown_table(("claim of the paper", "paper", "ours, 95% interval", "verdict"), rows)
     image = [f"![{figure.kind}]({docs}results/{figure.name})", ""] if figure else []
     parts = [
         *image,
         textwrap.fill(said, WIDTH, break_long_words=False),
         "",
+        textwrap.fill(NOTE, WIDTH),
+        "",
         made,
-        textwrap.fill(NOTE, WIDTH) + "\n",
         textwrap.fill(total, WIDTH, break_long_words=False),
     ]
     return "\n".join(parts) + "\n"
+
+
+def _shown_difference(one: Judged) -> str:
+    """Return the difference that decides, and of how many: "-1.85 pp [-2.83, -0.87] (weakest of 4)"."""
+    return page.weakest_difference(one) + (f" (weakest of {one.contrasts})" if one.contrasts > 1 else "")
 
 
 def with_evidence(text: str, made: str) -> str:

@@ -313,13 +313,20 @@ def _bound(claim: Claim) -> str:
 
 
 def here(one: Judged) -> str:
+    """Return what was measured here, and which difference of a claim with several it is."""
+    name = f"; of {one.contrasts}: {one.weakest.contrast.named()}" if one.weakest and one.contrasts > 1 else ""
+    return weakest_difference(one) + name
+
+
+def weakest_difference(one: Judged) -> str:
+    """Return the weakest difference with its interval: "+3.30 pp [+1.81, +4.80]"."""
     found = one.weakest
     if found is None:
         return "-"
     text = " ".join(filter(None, [found.bounded, amount(found.mean, one.claim)]))
     if found.low is not None and found.high is not None:
         text += f" [{amount(found.low, one.claim, unit=False)}, {amount(found.high, one.claim, unit=False)}]"
-    return text + (f"; of {one.contrasts}: {found.contrast.named()}" if one.contrasts > 1 else "")
+    return text
 
 
 def amount(value: float, claim: Claim, unit: bool = True) -> str:
