@@ -243,8 +243,8 @@ def _read_images(run: TrainedRun, name: str, halves: bool = False) -> Data | Non
     paths = list_images(path)
     if not paths:
         return None
-    settings = section.settings
-    data = read_images_like(run_data, path, paths, settings.get("centre", 1.0), settings.get("exif_orientation", True))
+    size, centre, upright = (section.settings.get(key) for key in ("size", "centre", "exif_orientation"))
+    data = read_images_like(run_data, path, paths, size, centre or 1.0, upright is not False)
     rows = data.split("test")
     return data.share({"validation": rows[::2], "test": rows[1::2]}) if halves else data
 

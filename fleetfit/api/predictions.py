@@ -101,7 +101,8 @@ def predict_dataset(options: PredictOptions) -> Table:
     names = data.class_names or tuple(map(str, range(data.classes)))
     counts = torch.bincount(result.answers[-1], minlength=data.classes).tolist()
     rows = tuple((one_line(name), str(count)) for name, count in zip(names, counts, strict=True) if count)
-    title = f"{_describe_level(run, options)} on {len(result.labels)} samples of {data.name}, which have no labels"
+    size = "1 sample" if len(result.labels) == 1 else f"{len(result.labels)} samples"
+    title = f"{_describe_level(run, options)} on {size} of {data.name} without labels"
     return Table(("predicted class", "samples"), rows, title, _list_notes(data, options))
 
 

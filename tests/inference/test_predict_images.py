@@ -114,3 +114,22 @@ def test_the_table_names_the_level(trained: ff.Run, tmp_path: Path, capsys: pyte
         with pytest.raises(SystemExit):
             main(["predict", str(trained.folder), *arguments])
         assert ("--level" in capsys.readouterr().out) is is_named
+
+
+def test_a_run_with_a_size_resizes_as_in_training(tmp_path: Path) -> None:
+    """Grey photos of several sizes, and the central part of each; new ones in the folder's form give the same bits."""
+    for number in range(30):
+        for kind, brightness in (("dark", 20), ("light", 200)):
+            write_image(tmp_path / "photos" / kind / f"{number}.png", brightness, (30 + number, 40), "L")
+    data = {"path": str(tmp_path / "photos"), "size": 16, "centre": 0.7, "partition": {"kind": "iid", "clients": 4}}
+    run = ff.run({"data": data, "rounds": 1}, out=tmp_path / "run")
+    again = load_other_data(run, str(tmp_path / "photos"))
+    rows = again.split("test")
+    assert run.assembly.data.batch(rows)[0].equal(again.batch(rows)[0]) and again.sample_shape == (1, 16, 16)
+    assert not again.notes
+
+
+def test_a_link_to_an_image_is_read(trained: ff.Run, tmp_path: Path) -> None:
+    write_image(tmp_path / "there/x.png", 200)
+    (tmp_path / "link.png").symlink_to(tmp_path / "there/x.png")
+    assert predict(trained, tmp_path / "link.png", tmp_path)[0]["prediction"] == "light"

@@ -156,7 +156,7 @@ def list_images(path: Path) -> list[Path]:
 
 
 def read_images_like(
-    trained: Data, path: Path, paths: Sequence[Path], centre: float = 1.0, upright: bool = True
+    trained: Data, path: Path, paths: Sequence[Path], size: int | None, centre: float, upright: bool
 ) -> Data:
     """Return images as test samples in the shape of a training set. They stay encoded on disk.
 
@@ -166,16 +166,17 @@ def read_images_like(
         trained: The training set.
         path: The file or folder that the user named.
         paths: Its images, at least one.
-        centre: Share of the image that is kept.
+        size: Side to which training images were resized; None: they all had the same size.
+        centre: Share of the shorter side that was kept.
         upright: Whether to apply the EXIF orientation.
 
     Raises:
         DataError: The first image cannot be opened.
         MissingExtra: Pillow is not installed.
     """
-    root = path.resolve() if path.is_dir() else path.resolve().parent
-    names = [file.relative_to(path if path.is_dir() else path.parent) for file in paths]
-    source = ImageFiles(root, np.array([os.fsencode(name) for name in names], dtype=np.bytes_))
+    root = path if path.is_dir() else path.parent
+    names = [file.relative_to(root) for file in paths]
+    source = ImageFiles(root.absolute(), np.array([os.fsencode(name) for name in names], dtype=np.bytes_))
     class_names = trained.class_names or tuple(map(str, range(trained.classes)))
     classes = {name: label for label, name in enumerate(class_names)}
     labels = [next((classes[part] for part in reversed(name.parts[:-1]) if part in classes), None) for name in names]
@@ -191,7 +192,7 @@ def read_images_like(
             f"No accuracy, because not every folder is a class of the run: {quote_some(unknown)}. The classes are "
             f"{quote_some(class_names)}."
         )
-    if (first_height, first_width) != (height, width):
+    if size is None and (first_height, first_width) != (height, width):
         notes.append(
             f"{path.name}: the first image has {first_height}x{first_width} pixels (height x width). Images are cut to "
             f"the proportions of the training images and resized to {height}x{width}."
