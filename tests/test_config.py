@@ -120,6 +120,10 @@ def test_wrong_keys_and_values(overrides: list[str], expected: Expected) -> None
         (["model.norm=group-norm"], Expected('"batch" or "group"', "'group-norm'", '"group"?', key="model.norm")),
         (["engine.speed=fasst"], Expected("'fasst'", '"fast"?', key="engine.speed")),
         (["data.nmae=3"], Expected("augment", '"name"', key="data.nmae")),
+        (
+            ["data.name=images", "data.folder=photos", "data.paht=photos"],
+            Expected("takes path, folder", '"path"?', key="data.paht"),
+        ),
         (["data.pth=3"], Expected("augment", '"path"', key="data.pth")),
         (["model.nrm=group"], Expected("[model] cnn", '"nrm"', "norm", key="model.nrm")),
         (["model.classes=3"], Expected("[model] cnn", '"classes"', key="model.classes")),

@@ -81,7 +81,7 @@ def test_new_rows_are_prepared_as_in_training(done: ff.Run, called: Called, plac
     """Predictions of the command line are those of the model for numbers computed here from the training rows."""
     rows = written(place / "new.csv", range(150), label=False)
     said = called("predict", done.folder, "--data", rows, "--out", place / "found.csv")
-    assert "which have no labels" in said
+    assert "without labels" in said
     with (place / "found.csv").open() as file:
         found = [row["prediction"] for row in csv.DictReader(file)]
     train = done.assembly.data.splits["train"].numpy()  # type: ignore[union-attr]

@@ -24,6 +24,7 @@ from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.data.files.arrays import prepare_arrays
 from fleetfit.data.files.folders import resolve_folder
+from fleetfit.data.files.images import list_images, read_images_like
 from fleetfit.data.files.memory import Samples, TableSplits, read_memory
 from fleetfit.data.files.table import encode_rows, encode_table
 from fleetfit.data.splits import SPLITS
@@ -175,10 +176,8 @@ def check_other_data(run: TrainedRun, data: Any, labels: bool = True) -> Data:
         raise ConfigError(f"data must be a fleetfit.Data, got {type(data).__name__}.", key="data")
     kind, expected = ((d.task, d.sample_shape, d.classes, d.vocabulary) for d in (data, run_data))
     if kind != expected:
-        tokens = f" and {run_data.vocabulary} tokens" if run_data.vocabulary else ""
         raise ConfigError(
-            f"{data!r} does not fit a model for {run_data.task} of samples {list(run_data.sample_shape)}, "
-            f"{run_data.classes} classes{tokens}.",
+            f"{data.name} has {_describe_shape(data)}, but the run was trained on {_describe_shape(run_data)}.",
             key="data",
         )
     if labels and not data.labelled:
@@ -186,6 +185,11 @@ def check_other_data(run: TrainedRun, data: Any, labels: bool = True) -> Data:
             f"{data.name} has no labels, so accuracy cannot be measured. Use predict, which needs none.", key="data"
         )
     return _rescale_targets(run_data, data)
+
+
+def _describe_shape(data: Data | DataDescription) -> str:
+    tokens = f", {data.vocabulary} tokens" if data.vocabulary else ""
+    return f"samples {list(data.sample_shape)}, {data.classes} classes{tokens} ({data.task.replace('_', ' ')})"
 
 
 def _rescale_targets(run_data: Any, data: Data) -> Data:
@@ -209,6 +213,9 @@ def load_other_data(run: TrainedRun, name: str, halves: bool = False) -> Data:
     Raises:
         FleetFitError: The data set is unknown, or the files have another format than the run's data.
     """
+    image_data = _read_images(run, name, halves)
+    if image_data is not None:
+        return image_data
     settings = {} if isinstance(run.assembly.data, DataDescription) else run.experiment.data.settings
     label = {"label": settings["label"]} if "label" in settings else {}  # distinguishes texts from a table
     section = detect_data_source({"name": name, **label}, Path.cwd(), "--data")
@@ -221,6 +228,25 @@ def load_other_data(run: TrainedRun, name: str, halves: bool = False) -> Data:
     if run.files.has(COLUMNS):
         return encode_table(path, run.files.text(COLUMNS), halves)
     return _read_prepared(run, section, path, halves)
+
+
+def _read_images(run: TrainedRun, name: str, halves: bool = False) -> Data | None:
+    """Read an image or a folder of images for a run on images; None for anything else."""
+    run_data, section = run.assembly.data, run.experiment.data
+    if (
+        not isinstance(run_data, Data)
+        or section.name != "images"
+        or names.match_name("data", name) in names.list_names("data")
+    ):
+        return None
+    path = resolve_folder(name)
+    paths = list_images(path)
+    if not paths:
+        return None
+    size, centre, upright = (section.settings.get(key) for key in ("size", "centre", "exif_orientation"))
+    data = read_images_like(run_data, path, paths, size, centre or 1.0, upright is not False)
+    rows = data.split("test")
+    return data.share({"validation": rows[::2], "test": rows[1::2]}) if halves else data
 
 
 def _read_prepared(run: TrainedRun, section: Mapping[str, Any], path: Path, halves: bool) -> Data:
@@ -303,8 +329,8 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
     layout, other_layout = (one.federation.problem.layout for one in (run.assembly, assembly))
     if layout.shapes({}, layout.exits) != other_layout.shapes({}, other_layout.exits):
         raise ModelError(
-            f"the model was trained on {run.assembly.data!r} and does not fit {assembly.data!r}: shapes of its tensors "
-            "differ."
+            f"the model was trained on {_describe_shape(run.assembly.data)} and does not fit "
+            f"{_describe_shape(assembly.data)}: shapes of its tensors differ."
         )
     with contextlib.closing(assembly.engine()) as engine:
         engine.load(run.checkpoint["clients"])
@@ -328,6 +354,8 @@ def _load_evaluation_data(run: TrainedRun, section: Any) -> Data | None:
     name = section.get("path", section.get("name")) if isinstance(section, Mapping) else section
     if isinstance(name, Path):
         return load_other_data(run, str(name))
+    if isinstance(name, str) and (data := _read_images(run, name)) is not None:
+        return data
     if not isinstance(name, str) or detect_data_source({"name": name}, Path.cwd()).get("name") == name:
         return None
     return load_other_data(run, name)

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,12 +97,19 @@ def predict_dataset(options: PredictOptions) -> Table:
     if options.out is not None:
         _write_classes(result, data, options, [name.partition(" ")[0] for name in exits])
     if data.labelled:
-        return _make_accuracy_table(result, level.name, options, data, exits)
+        return _make_accuracy_table(result, _describe_level(run, options), options, data, exits)
     names = data.class_names or tuple(map(str, range(data.classes)))
     counts = torch.bincount(result.answers[-1], minlength=data.classes).tolist()
     rows = tuple((one_line(name), str(count)) for name, count in zip(names, counts, strict=True) if count)
-    title = f"level {level.name} on {len(result.labels)} samples of {data.name}, which have no labels"
+    size = "1 sample" if len(result.labels) == 1 else f"{len(result.labels)} samples"
+    title = f"{_describe_level(run, options)} on {size} of {data.name} without labels"
     return Table(("predicted class", "samples"), rows, title, _list_notes(data, options))
+
+
+def _describe_level(run: Run, options: PredictOptions) -> str:
+    name = find_level(run, options.level).name
+    is_chosen = options.level is not None or len(run.assembly.federation.levels) == 1
+    return f"level {name}" if is_chosen else f"level {name} (the largest; --level names another)"
 
 
 def _list_notes(data: Data, options: PredictOptions) -> tuple[str, ...]:
@@ -129,10 +137,13 @@ def _write_classes(result: _Predictions, data: Data, options: PredictOptions, ex
     answers = [f"exit{number}" for number in exits] if options.adaptive else ["prediction"]
     label = ["label"] if data.labelled else []
     names = [escape_controls(name) for name in data.class_names or map(str, range(data.classes))]
-    columns = [result.indices.tolist(), *([[names[y] for y in result.labels.tolist()]] if label else [])]
+    file_names = []
+    if data.file_names is not None:
+        file_names.append([escape_controls(os.fsdecode(data.file_names[i])) for i in result.indices.tolist()])
+    columns = [result.indices.tolist(), *file_names, *([[names[y] for y in result.labels.tolist()]] if label else [])]
     columns += [[names[a] for a in row] for row in result.answers.tolist()]
     rows = zip(*columns, (exits[i - 1] for i in result.exits.tolist()), strict=True)
-    _write_csv(options.out, [["sample", *label, *answers, "exit"], *rows])
+    _write_csv(options.out, [["sample", *(["file"] if file_names else []), *label, *answers, "exit"], *rows])
 
 
 def _write_csv(out: Path | None, rows: Iterable[Sequence[object]]) -> None:
@@ -155,7 +166,7 @@ def _make_accuracy_table(
     """Return the accuracy of each exit, or of the samples that stopped there."""
     correct = (result.answers == result.labels).double()
     samples = str(len(result.labels))
-    title = f"level {level} on {samples} {options.split} samples of {data.name}"
+    title = f"{level} on {samples} {options.split} samples of {data.name}"
     notes = data.notes if options.data is not None else ()
     if options.adaptive:
         rows = [(exits[i], samples, format_percent(float(row.mean()))) for i, row in enumerate(correct)]
@@ -189,8 +200,8 @@ def _predict_targets(run: Run, data: Data, indices: Tensor, options: PredictOpti
             [i, *(f"{value:.6g}" for value in row)] for i, row in zip(indices.tolist(), columns.tolist(), strict=True)
         )
         _write_csv(options.out, [["sample", *heads], *rows])
-    level, error = find_level(run, options.level).name, (answers - y).abs()
-    title = f"level {level} on {len(indices)} {options.split} samples of {data.name}"
+    error = (answers - y).abs()
+    title = f"{_describe_level(run, options)} on {len(indices)} {options.split} samples of {data.name}"
     notes = data.notes if options.data is not None else ()
     if not data.labelled:
         numbers = (

@@ -77,7 +77,8 @@ Fast = Annotated[
     ),
 ]
 OtherData = Annotated[
-    str | None, typer.Option("--data", help="Use another data set with the same sample shape and classes.")
+    str | None,
+    typer.Option("--data", help="Use other data: a data set's name, a file or a folder. Images are resized."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result, no progress.")]
 

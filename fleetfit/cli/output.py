@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,12 +137,13 @@ def print_notes(notes: Iterable[str]) -> None:
         print_line(f"Note: {note}")
 
 
-def print_summary(summary: Mapping[str, Any]) -> None:
-    """Print the tables of a finished run: its levels and its totals."""
+def print_summary(summary: Mapping[str, Any], printed_notes: Collection[str] = ()) -> None:
+    """Print the tables of a finished run, its levels and its totals, without the notes that are already printed."""
     from fleetfit.records.schema import SummaryRecord
     from fleetfit.report.tables import make_level_table, make_total_table
 
-    record = SummaryRecord.load(summary)
+    notes = [note for note in summary["notes"] if note not in printed_notes]
+    record = SummaryRecord.load({**summary, "notes": notes})
     print_table(make_level_table(record))
     print_table(make_total_table(record))
     sys.stdout.flush()

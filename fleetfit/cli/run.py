@@ -73,6 +73,7 @@ class TrainingDisplay:
     def __init__(self, quiet: bool) -> None:
         self.folder: Path | None = None
         self._quiet = quiet
+        self._notes: Sequence[str] = ()
         self._progress: RoundProgress | None = None
 
     def say(self, sentence: str) -> None:
@@ -85,6 +86,7 @@ class TrainingDisplay:
         from fleetfit.api.progress import RoundProgress
 
         output.print_notes(notes)
+        self._notes = notes
         self.folder = run.folder
         if not self._quiet:
             output.print_line(f"Run folder: {self.folder}")
@@ -98,7 +100,7 @@ class TrainingDisplay:
     def show_result(self, summary: Mapping[str, Any]) -> None:
         """Print the tables of the run."""
         self.close()
-        output.print_summary(summary)
+        output.print_summary(summary, self._notes)
 
     def close(self) -> None:
         """Restore the terminal."""

@@ -84,7 +84,7 @@ def check_keys(experiment: Experiment) -> None:
             function, label = find_function(kind, section.name, where)
             field_names = [key for key in type(section).model_fields if key not in _UNLISTED]
             hidden = [key for key in type(section).model_fields if key in _UNLISTED and key != "chosen"]
-            hidden += ["path"] if where == "[data]" else []
+            field_names += ["path"] if where == "[data]" else []
             call_factory(
                 make_signature_stub(function), label, where, section.settings, own=field_names, hidden=hidden, **further
             )

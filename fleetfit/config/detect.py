@@ -115,7 +115,7 @@ def describe_data(data: Data) -> str:
         content = f"{rows} texts of {shape[0]} tokens (of {data.vocabulary:,}), {data.classes} classes"
     elif data.x.dtype == torch.uint8 and len(shape) == 3:
         colours = "grey" if shape[0] == 1 else f"{shape[0]} channels"
-        content = f"{rows} images of {shape[1]}x{shape[2]}, {colours}, {data.classes} classes"
+        content = f"{rows} images of {shape[1]}x{shape[2]} pixels (height x width), {colours}, {data.classes} classes"
     else:
         target = f"{data.classes} classes" if data.task == "classification" else data.task.replace("_", "-")
         content = f"{rows} samples {list(shape)}, {target}"

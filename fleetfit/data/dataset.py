@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetfit.data.augment import check_augmentation, select_samples
@@ -25,6 +26,7 @@ MAX_CLASSES = 1 << 20
 _SAMPLE_TYPES = (torch.uint8, torch.int64, torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _HELD_OUT = 0.1
 _PACKED_APART = ("x", "y", "splits")
+_NOT_PACKED = ("file_names",)
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class Data:
             samples.
         labelled: Whether y holds labels; without them there are predictions but no scores.
         notes: Sentences on how the files were read, which a run prints.
+        file_names: The file of each sample, bytes [N], for predictions; None if samples are not files. Workers do not
+            get them.
     """
 
     name: str
@@ -94,6 +98,7 @@ class Data:
     targets: tuple[tuple[float, ...], ...] = ()
     labelled: bool = True
     notes: tuple[str, ...] = ()
+    file_names: NDArray[np.bytes_] | None = None
     _scale: Tensor | None = field(init=False, default=None)
     _shift: Tensor | None = field(init=False, default=None)
     _targets: tuple[Tensor, Tensor] | None = field(init=False, default=None)
@@ -447,7 +452,8 @@ def pack_data(data: Data) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
     The samples of encoded images are the index of their files.
     """
-    fields = {f.name: getattr(data, f.name) for f in dataclasses.fields(data) if f.init and f.name not in _PACKED_APART}
+    names = [field.name for field in dataclasses.fields(data) if field.init]
+    fields = {name: getattr(data, name) for name in names if name not in (*_PACKED_APART, *_NOT_PACKED)}
     encoded, x = data.x.to_payload() if isinstance(data.x, EncodedImages) else (None, data.x.cpu().numpy())
     return {"fields": fields, "splits": dict(data.splits), "encoded": encoded}, {"x": x, "y": data.y.cpu().numpy()}
 

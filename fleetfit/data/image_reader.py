@@ -142,10 +142,11 @@ def read_size(image: Any, upright: bool) -> tuple[int, int]:
     return (image.height, image.width) if is_turned else (image.width, image.height)
 
 
-def make_centre_box(width: int, height: int, share: float = 1.0) -> Box:
-    """Return the central square with a share of the shorter side."""
-    side = share * min(width, height)
-    return (width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2
+def make_centre_box(width: int, height: int, share: float = 1.0, shape: Sequence[int] = (1, 1)) -> Box:
+    """Return a share of the largest central box with the proportions of a shape (height, width)."""
+    box_width = share * min(width, height * shape[1] / shape[0])
+    box_height = share * min(height, width * shape[0] / shape[1])
+    return (width - box_width) / 2, (height - box_height) / 2, (width + box_width) / 2, (height + box_height) / 2
 
 
 def decode_into(target: NDArray[np.uint8], image: Any, origin: Origin, box: Box | None, flip: bool = False) -> None:
@@ -410,8 +411,8 @@ class EncodedImages:
     Args:
         index: The images.
         shape: C, H, W of the decoded images.
-        centre: Share of the shorter side for the central square, 0 < centre <= 1, which is resized to H x W. None:
-            every image must be H x W.
+        centre: Share of the largest central box with the proportions H : W, 0 < centre <= 1, which is resized to
+            H x W. None: every image must be H x W.
         upright: Whether to apply the EXIF orientation.
         device: Device of the batches.
 
@@ -443,7 +444,7 @@ class EncodedImages:
         return f"EncodedImages({list(self.shape)}, {type(self._index).__name__}, {self.device})"
 
     def index_select(self, dim: int, indices: Tensor) -> Tensor:
-        """Return the central square of images, uint8 [B, C, H, W].
+        """Return the central box of images, uint8 [B, C, H, W].
 
         Raises:
             DataError: An image is missing, cannot be decoded, or has the wrong size.
@@ -453,7 +454,7 @@ class EncodedImages:
         share = self._centre
         if share is None:
             return self.crop(indices, lambda row, size: (None, False))
-        return self.crop(indices, lambda row, size: (make_centre_box(*size, share), False))
+        return self.crop(indices, lambda row, size: (make_centre_box(*size, share, self.shape[2:]), False))
 
     def crop(self, indices: Tensor, find_crop: FindCrop) -> Tensor:
         """Return a crop of each image, resized to H x W, uint8 [B, C, H, W].

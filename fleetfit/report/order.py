@@ -93,7 +93,8 @@ def explain_order(summaries: "Sequence[SummaryRecord]") -> list[str]:
             f"the {_LARGER[name]}s have not caught up",
             f"a {_LARGER[name]} does worse than a {_SMALLER[name]}",
         )
-        sentences.append(f"After {summaries[0].rounds} rounds {late if is_late else worse}: {numbers}, {parts.data}.")
+        rounds = f"{summaries[0].rounds} round{'' if summaries[0].rounds == 1 else 's'}"
+        sentences.append(f"After {rounds} {late if is_late else worse}: {numbers}, {parts.data}.")
     return sentences if has_caught_up else _add_reason(sentences)
 
 

@@ -40,7 +40,8 @@ def make_level_table(summary: "SummaryRecord") -> Table:
         name, width, depth, *sizes = _format_level(level)
         exits = ", ".join(exit_names(level.exits, every))
         rows.append((name, width, depth, exits, *sizes, format_percent(level.local)))
-    title = f"{summary.method} on {summary.data} with {summary.model}, {summary.rounds} rounds"
+    rounds = f"{summary.rounds} round{'' if summary.rounds == 1 else 's'}"
+    title = f"{summary.method} on {summary.data} with {summary.model}, {rounds}"
     return Table(columns, tuple(rows), title)
 
 

@@ -36,8 +36,10 @@ from fleetfit.data.files.folders import (
     download,
     find_or_download,
     find_parquet_files,
+    is_saved_dataset,
     is_system_name,
     list_class_folders,
+    list_sample_files,
     resolve_folder,
 )
 from fleetfit.data.image_reader import (
@@ -139,6 +141,78 @@ def images(
     return make_data(name, labelled, validation, test, seed, augment, mean, std, resize, samples)
 
 
+def list_images(path: Path) -> list[Path]:
+    """Return an image file itself, or the images below a folder, sorted.
+
+    A folder of splits or of Parquet files has none: `images` reads it.
+    """
+    if path.is_file():
+        return [path] if path.suffix.lower() in _SUFFIXES else []
+    if not path.is_dir() or (path / "train").is_dir() or is_saved_dataset(path):
+        return []
+    paths = list_sample_files(path, "**/*")
+    has_parquet = any(file.suffix.lower() == ".parquet" for file in paths)
+    return [] if has_parquet else [file for file in paths if file.suffix.lower() in _SUFFIXES]
+
+
+def read_images_like(
+    trained: Data, path: Path, paths: Sequence[Path], size: int | None, centre: float, upright: bool
+) -> Data:
+    """Return images as test samples in the shape of a training set. They stay encoded on disk.
+
+    An image has the label of the nearest folder that is named after a class. If one has none, the data have no labels.
+
+    Args:
+        trained: The training set.
+        path: The file or folder that the user named.
+        paths: Its images, at least one.
+        size: Side to which training images were resized; None: they all had the same size.
+        centre: Share of the shorter side that was kept.
+        upright: Whether to apply the EXIF orientation.
+
+    Raises:
+        DataError: The first image cannot be opened.
+        MissingExtra: Pillow is not installed.
+    """
+    root = path if path.is_dir() else path.parent
+    names = [file.relative_to(root) for file in paths]
+    source = ImageFiles(root.absolute(), np.array([os.fsencode(name) for name in names], dtype=np.bytes_))
+    class_names = trained.class_names or tuple(map(str, range(trained.classes)))
+    classes = {name: label for label, name in enumerate(class_names)}
+    labels = [next((classes[part] for part in reversed(name.parts[:-1]) if part in classes), None) for name in names]
+    labelled = None not in labels
+    unknown = sorted(
+        {name.parts[0] for name, label in zip(names, labels, strict=True) if label is None and name.parts[1:]}
+    )
+    height, width = trained.x.shape[2:]
+    first_width, first_height = read_first_size(source, upright)
+    notes = []
+    if unknown:
+        notes.append(
+            f"No accuracy, because not every folder is a class of the run: {quote_some(unknown)}. The classes are "
+            f"{quote_some(class_names)}."
+        )
+    if size is None and (first_height, first_width) != (height, width):
+        notes.append(
+            f"{path.name}: the first image has {first_height}x{first_width} pixels (height x width). Images are cut to "
+            f"the proportions of the training images and resized to {height}x{width}."
+        )
+    return Data(
+        name=path.resolve().name,
+        x=EncodedImages(source, trained.x.shape[1:], centre, upright),
+        y=torch.tensor([label or 0 for label in labels]),
+        splits={"test": torch.arange(len(names))},
+        classes=trained.classes,
+        class_names=trained.class_names,
+        mean=trained.mean,
+        std=trained.std,
+        resize=trained.resize,
+        labelled=labelled,
+        notes=tuple(notes),
+        file_names=source.names,
+    )
+
+
 @dataclass(frozen=True)
 class LabelledImages:
     """The images of all files of a set, one split after the other.
@@ -151,6 +225,7 @@ class LabelledImages:
         class_names: One per class, or ().
         groups: int64 [N], or None without a column of groups.
         notes: Sentences on the files.
+        file_names: The file of each image, bytes [N]; None if images are not files.
     """
 
     x: NDArray[np.uint8] | EncodedImages
@@ -160,6 +235,7 @@ class LabelledImages:
     class_names: tuple[str, ...]
     groups: NDArray[np.int64] | None
     notes: tuple[str, ...] = ()
+    file_names: NDArray[np.bytes_] | None = None
 
 
 def make_data(
@@ -201,6 +277,7 @@ def make_data(
         augment=None if augment == "none" else augment,
         resize=None if resize is None else (resize, resize),
         notes=(*labelled.notes, *make_empty_split_notes(name, labelled.sizes)),
+        file_names=labelled.file_names,
     )
 
 
@@ -453,7 +530,8 @@ def read_class_folders(name: str, folder: Path, spec: ImageSpec) -> LabelledImag
         f"{name}: class folders without images in {split_folders['train']}: {quote_some(empty)} ({len(empty)} of "
         f"{len(class_names)}). They count as classes. Remove the folders to exclude them."
     )
-    return LabelledImages(x, y, sizes, len(class_names), class_names, groups=None, notes=(note,) if empty else ())
+    notes = (note,) if empty else ()
+    return LabelledImages(x, y, sizes, len(class_names), class_names, groups=None, notes=notes, file_names=names)
 
 
 def _list_images(class_folder: Path) -> list[str]:
