@@ -209,7 +209,7 @@ STATES = {
     "surplus": ("scalefl, directions", surplus("stem.more", "server", "state"), "not a tensor of this model"),
     "under a prefix": ("scalefl, directions", surplus("a/stem.bias", "server", "state"), "is missing"),
     "of a level": ("decoupled", transposed("server/state/level1/blocks.0.0.weight"), "has shape"),
-    "of no level": ("decoupled", surplus("level9/stem.bias", "server", "state"), "none of the 3 levels"),
+    "of no level": ("decoupled", surplus("level9/stem.bias", "server", "state"), "not one of the 3 levels"),
     "not of the level": ("decoupled", surplus("level1/heads.2.bias", "server", "state"), "level1/heads.2.bias"),
     "missing of a level": ("decoupled", missing("server/state/level1/stem.bias"), "is missing"),
     "of an exit": ("inclusivefl with fedadam", replaced("server/state/exit1/blocks.0.0.bias", shorter), "has shape"),

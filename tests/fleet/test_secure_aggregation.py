@@ -1,6 +1,7 @@
 """Secure rounds of a fleet in one process: the simulation's bits, losses in each phase, and what the server gets."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -267,7 +268,7 @@ def test_a_private_server_has_no_update_and_no_sum_without_noise(
     found = {kind for kind, parts in wanted.items() for part in parts if any(part in text for text in everything)}
     assert len(wanted["updates"]) >= 2 * CLIENTS and len(wanted["means"]) == 2
     assert found == (set() if masks else {"updates", "means"})
-    assert "updates" not in lab.heard and lab.heard.count("epsilon") >= 2
+    assert not re.search(r"\d updates", lab.heard) and lab.heard.count("epsilon") >= 2
 
 
 @pytest.mark.parametrize("twist", ["clip", "none", "beyond"])
@@ -293,7 +294,7 @@ def test_a_server_that_changes_a_nodes_clip_gets_noise(
     run = lab.serve() if twist == "beyond" else in_vain(lab)
     undone = run.metrics[0].get("undone", {}).get("reason", "")
     assert len(seen) == 1 and (twist == "beyond") == (undone == "")
-    assert twist == "beyond" or "what was opened is none that they can have" in undone
+    assert twist == "beyond" or "an opened sum is out of range" in undone
     assert undone in lab.heard
 
 

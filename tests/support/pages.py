@@ -57,16 +57,15 @@ def write_iris(folder: Path) -> None:
 
 
 def write_photos(folder: Path) -> None:
-    """Write the images of the first page: two classes to train on, and new ones to predict."""
+    """Write the images of the first page: two classes to train on, and two images without classes."""
     image = pytest.importorskip("PIL.Image", reason="the extra images is not installed")
     rng = np.random.default_rng(0)
-    for name, count in (("photos", 30), ("new-photos", 3)):
-        for channel, kind in enumerate(("cat", "dog")):
-            (folder / name / kind).mkdir(parents=True)
-            for i in range(count):
-                pixels = rng.integers(0, 120, (24, 32, 3)).astype(np.uint8)
-                pixels[..., channel] += 100
-                image.fromarray(pixels).save(folder / name / kind / f"{i}.jpg")
+    for channel, (kind, new) in enumerate((("cat", "a"), ("dog", "b"))):
+        for path in [*(f"photos/{kind}/{i}.jpg" for i in range(30)), f"unsorted/{new}.jpg"]:
+            pixels = rng.integers(0, 120, (24, 32, 3)).astype(np.uint8)
+            pixels[..., channel] += 100
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            image.fromarray(pixels).save(folder / path)
 
 
 def exit_code(arguments: list[str]) -> int:
