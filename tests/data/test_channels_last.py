@@ -77,7 +77,7 @@ def test_a_run_from_python_says_what_was_understood(tmp_path: Path) -> None:
     x, y = samples((16, 16, 3), "uint8", 80), np.arange(80) % 2
     run = ff.run(data=(x, y), out=tmp_path / "run", **QUICK)
     assert run.assembly.data.sample_shape == (3, 16, 16)
-    assert any("16x16, 3 channels" in note for note in run.notes) and any(
+    assert any("16x16 pixels" in note and "3 channels" in note for note in run.notes) and any(
         "last dimension" in note for note in run.notes
     )
     columns = [run.evaluate(data=(given, y))["static"] for given in (x, np.moveaxis(x, -1, 1))]
