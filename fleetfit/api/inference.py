@@ -329,8 +329,8 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
     layout, other_layout = (one.federation.problem.layout for one in (run.assembly, assembly))
     if layout.shapes({}, layout.exits) != other_layout.shapes({}, other_layout.exits):
         raise ModelError(
-            f"the model was trained on {_describe_shape(run.assembly.data)} and does not fit "
-            f"{_describe_shape(assembly.data)}: shapes of its tensors differ."
+            f"the model was trained on {run.assembly.data.name}, {_describe_shape(run.assembly.data)}, and does not "
+            f"fit {assembly.data.name}, {_describe_shape(assembly.data)}: shapes of its tensors differ."
         )
     with contextlib.closing(assembly.engine()) as engine:
         engine.load(run.checkpoint["clients"])

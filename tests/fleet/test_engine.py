@@ -679,7 +679,7 @@ def test_without_data_the_sentence_says_where_they_are(
     code, text = said(capsys, verb, run)
     assert code == 2 and "on the nodes of a fleet" in text and "--data" in text
     code, text = said(capsys, verb, run, "--data", "digits")
-    assert code == 2 and "does not fit" in text
+    assert code == 2 and "[1, 8, 8], 10 classes" in text and "[1, 4, 4], 4 classes" in text
 
 
 def test_the_run_folder_describes_the_nodes(tmp_path: Path) -> None:
