@@ -18,6 +18,7 @@ from fleetfit.config import assemble, load_experiment
 from fleetfit.cost import submodel_cost
 from fleetfit.engines.local import local
 from fleetfit.options import in_time
+from fleetfit.round_report import count_deadlines
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.submodel import Submodel
 from fleetfit.training import clock, run_job
@@ -90,6 +91,7 @@ def test_shallower_update_is_in_time() -> None:
     assert isinstance(expected, Update)
     assert all(torch.equal(update.state[name], tensor) for name, tensor in expected.state.items())
     assert update.state.keys() == expected.state.keys()
+    assert count_deadlines([update, expected]) == {"shallower": 1, "stopped": 0, "late": 0}
 
 
 @pytest.mark.parametrize("late", ["stop", "shallower"])
@@ -111,6 +113,7 @@ def test_training_stops_at_the_last_step_that_ends_in_time(late: Any) -> None:
         found, _ = run_job(job, device_of(simulation, 2, speed))
         assert isinstance(found, Update)
         assert found.metrics["steps"] == wanted and found.metrics["stopped"] is True
+        assert count_deadlines([found]) == {"shallower": 0, "stopped": 1, "late": 0}
         assert found.multiply_adds == passes * forward
         assert found.simulated_s is not None and found.simulated_s <= limit
         free = replace(job, local=replace(job.local, deadline_s=None, max_steps=wanted))

@@ -149,6 +149,9 @@ def test_a_diverging_client_is_rejected() -> None:
     assert "diverged" in report["failures"][0]["reason"]
     assert report["train"]["clients"] == 5 and report["train"]["loss"] == report["train"]["loss"]
     assert all(bool(torch.isfinite(t).all()) for t in after.state.values())
+    federation, simulation = make_fleet("fedavg")
+    _, healthy = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    assert report["multiply_adds"] == healthy["multiply_adds"], "the failed client's work counts"
 
 
 def test_a_run_stops_after_patience_diverging_rounds() -> None:
