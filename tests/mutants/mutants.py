@@ -482,4 +482,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # a second Ctrl-C: what ran is on disk
+        sys.exit(130)

@@ -450,9 +450,8 @@ def unpack_zip(path: Path) -> Path:
                 if size > max(_MAX_UNPACKED, _MAX_RATIO * path.stat().st_size):
                     raise DataError(f"{path} claims to unpack to {size:,} bytes. It is damaged.", path=path)
                 for member in members:
-                    archive.extract(
-                        member, target
-                    )  # stays inside the folder: zipfile drops "..", drives and leading slashes
+                    # Stays inside the folder: zipfile drops "..", drives and leading slashes.
+                    archive.extract(member, target)
         except _ZIP_ERRORS as error:
             raise DataError(f"{path} cannot be read as a zip archive: {format_cause(error)}", path=path) from error
         if not members:
