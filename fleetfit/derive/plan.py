@@ -1,0 +1,163 @@
+"""What was derived from an instance, as plain values: enough to build every level of another instance like it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleetfit.derive.labels import Dimension
+from fleetfit.errors import ModelError, truncate
+from fleetfit.layout import Segment
+
+FORMAT = 1
+"""The version of the payload."""
+Segments = tuple[Segment, ...]
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number in a module that depends on the sizes of axes.
+
+    Attributes:
+        module: The module's name.
+        attribute: The attribute that has it.
+        index: Its index, where the attribute is a sequence.
+        value: Its value in the instance.
+        meaning: The segments whose length it is.
+    """
+
+    module: str
+    attribute: str
+    index: int | None
+    value: int
+    meaning: Segments
+
+
+@dataclass(frozen=True)
+class ExitPoint:
+    """A module after which an early classifier sits.
+
+    Attributes:
+        module: The module's name.
+        dims: The number of dimensions of its output.
+        channels: The dimension of the output's channels.
+        segments: The segments of this dimension.
+    """
+
+    module: str
+    dims: int
+    channels: int
+    segments: Segments
+
+
+@dataclass(frozen=True)
+class DerivedPlan:
+    """The axes, exits and numbers of an instance.
+
+    Attributes:
+        tensors: The shape of each parameter and buffer, by name.
+        axes: The number of units of each axis.
+        segments: The segments of each dimension that is cut.
+        numbers: The numbers in modules that depend on sizes.
+        exits: The early exits, shallow to deep; the instance's own classifier comes after them.
+        blocks: By tensor the number of exits before its first use; tensors that no pass used are absent.
+        classes: The logits' last dimension.
+        vocabulary: Tokens that the instance knows; 0 for real numbers.
+        next_tokens: Whether it gives logits at each place.
+        ordered: Axes of which only the first units can be kept.
+        whole: What stays whole: by the name that an axis would have, its size and the reason.
+    """
+
+    tensors: Mapping[str, tuple[int, ...]]
+    axes: Mapping[str, int]
+    segments: Mapping[Dimension, Segments]
+    numbers: tuple[Number, ...]
+    exits: tuple[ExitPoint, ...]
+    blocks: Mapping[str, int]
+    classes: int
+    vocabulary: int = 0
+    next_tokens: bool = False
+    ordered: frozenset[str] = frozenset()
+    whole: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+
+    def to_payload(self) -> dict[str, Any]:
+        """Return it as lists, texts and whole numbers, with its format version."""
+        return {
+            "format": FORMAT,
+            "tensors": {name: list(shape) for name, shape in self.tensors.items()},
+            "axes": dict(self.axes),
+            "segments": [[name, d, _to_lists(segments)] for (name, d), segments in self.segments.items()],
+            "numbers": [
+                [n.module, n.attribute, n.index, n.value, _to_lists(n.meaning)] for n in self.numbers
+            ],
+            "exits": [[e.module, e.dims, e.channels, _to_lists(e.segments)] for e in self.exits],
+            "blocks": dict(self.blocks),
+            "classes": self.classes,
+            "vocabulary": self.vocabulary,
+            "next_tokens": self.next_tokens,
+            "ordered": sorted(self.ordered),
+            "whole": [[name, size, reason] for name, (size, reason) in self.whole.items()],
+        }
+
+    @staticmethod
+    def from_payload(payload: Any) -> "DerivedPlan":
+        """Return the plan of a payload.
+
+        Raises:
+            ModelError: The payload is of another format version, or damaged.
+        """
+        version = payload.get("format") if isinstance(payload, Mapping) else None
+        if version != FORMAT:
+            raise ModelError(
+                f"the plan of a derived model has format {truncate(repr(version))}, and this FleetFit reads {FORMAT}. "
+                "Install the same version of FleetFit on server and nodes.",
+                key="derive.format",
+            )
+        try:
+            plan = DerivedPlan(
+                {str(name): tuple(map(_read_size, shape)) for name, shape in payload["tensors"].items()},
+                {str(axis): _read_size(size) for axis, size in payload["axes"].items()},
+                {(str(name), _read_size(d)): _from_lists(rows) for name, d, rows in payload["segments"]},
+                tuple(
+                    Number(str(m), str(a), None if i is None else _read_size(i), _read_size(v), _from_lists(rows))
+                    for m, a, i, v, rows in payload["numbers"]
+                ),
+                tuple(
+                    ExitPoint(str(m), _read_size(dims), _read_size(d), _from_lists(rows))
+                    for m, dims, d, rows in payload["exits"]
+                ),
+                {str(name): _read_size(block) for name, block in payload["blocks"].items()},
+                _read_size(payload["classes"]),
+                _read_size(payload["vocabulary"]),
+                bool(payload["next_tokens"]),
+                frozenset(map(str, payload["ordered"])),
+                {str(name): (_read_size(size), str(reason)) for name, size, reason in payload["whole"]},
+            )
+            plan._check()
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ModelError(f"the plan of a derived model is damaged: {error!r}.", key="derive") from None
+        return plan
+
+    def _check(self) -> None:
+        """Refuse axes, tensors and lengths that do not fit one another."""
+        for (name, d), segments in self.segments.items():
+            if sum(s.per if s.axis is None else self.axes[s.axis] * s.per for s in segments) != self.tensors[name][d]:
+                raise ValueError(f"segments of {truncate(name)}, dimension {d}")
+        for number in self.numbers:
+            if sum(s.per if s.axis is None else self.axes[s.axis] * s.per for s in number.meaning) != number.value:
+                raise ValueError(f"number {truncate(number.attribute)}")
+        if self.blocks.keys() - self.tensors.keys():
+            raise ValueError("blocks")
+
+
+def _to_lists(segments: Segments) -> list[list[Any]]:
+    return [[s.axis, s.per] for s in segments]
+
+
+def _from_lists(rows: Any) -> Segments:
+    return tuple(Segment(None if axis is None else str(axis), _read_size(per)) for axis, per in rows)
+
+
+def _read_size(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**40:
+        raise ValueError(f"a size of {truncate(repr(value))}")
+    return value
