@@ -176,6 +176,11 @@ def _resize_prelu(whole: Any, part: Any) -> None:
     part.num_parameters = part.weight.shape[0]
 
 
+def _resize_transformer(whole: Any, part: Any) -> None:
+    part.d_model = next(part.parameters()).shape[-1]
+    part.nhead = part.decoder.layers[0].self_attn.num_heads
+
+
 _RESIZE: tuple[tuple[Any, Any], ...] = (
     (nn.Linear, _resize_linear),
     (nn.modules.conv._ConvNd, _resize_convolution),
@@ -187,4 +192,5 @@ _RESIZE: tuple[tuple[Any, Any], ...] = (
     (nn.RNNBase, _resize_recurrent),
     (nn.RNNCellBase, _resize_cell),
     (nn.PReLU, _resize_prelu),
+    (nn.Transformer, _resize_transformer),
 )

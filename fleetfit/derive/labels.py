@@ -51,6 +51,7 @@ class Reason(NamedTuple):
 
 
 OF_SAMPLES = Reason("a size of the samples")
+FLATTENED = Reason("it is flattened together with an axis that is cut")
 
 
 class LabelledPass(Operations):
@@ -232,6 +233,9 @@ class LabelledPass(Operations):
         if self._operation in _TABLES and not self._x.is_floating_point() and self.sources(args[1]) & self.x_mark:
             self.vocabulary = self.vocabulary or args[0].shape[0]
         name = self._operation.rstrip("_")
+        if name in _MOVES and isinstance(out, Tensor) and out is not args[0]:
+            self._views[out] = (args[0], func, args[1:], kwargs)
+            self._alive.append(out)
         if name not in _CREATE and any(self.labels(x) for x in operands):
             _find_rule(func, name, args)(self, func, args, kwargs, out)
             if operands and out is operands[0]:
@@ -262,11 +266,21 @@ class LabelledPass(Operations):
 
     def _batch_norm(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         x = args[0]
-        self._set(next(_list_tensors([out])), self._merge([self.labels(x), *self._on_channels(x, args[1:5])]))
+        merged = self._merge([self.labels(x), *self._on_channels(x, args[1:5])])
+        self._fix_samples(x, merged)
+        self._set(next(_list_tensors([out])), merged)
+
+    def _fix_samples(self, x: Tensor, merged: Sequence[Labels]) -> None:
+        """Fix channels of a norm that are the samples' own."""
+        if not any(1 in vary(one) for one in self.labels(x)) and not _is_uniform(x, 1):
+            for one in merged:
+                if 1 in vary(one):
+                    self.fix_along(one, 1, self._explain(x))
 
     def _group_norm(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         x, groups = args[0], args[6]
         merged = self._merge([self.labels(x), *self._on_channels(x, args[1:3])])
+        self._fix_samples(x, merged)
         for one in merged if groups > 1 else ():
             if 1 in vary(one):
                 self.tie(self._flatten(one, 1).reshape(groups, -1), 1)
@@ -279,7 +293,8 @@ class LabelledPass(Operations):
     def _move(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         x, results = args[0], list(_list_tensors([out]))
         if out is x:  # in place: the shape of before is in the labels alone
-            self._set(x, [getattr(torch, self._operation.rstrip("_"))(one, *args[1:]) for one in self.labels(x)])
+            if self._operation != "as_strided_":  # which changes strides alone where PyTorch calls it
+                self._set(x, [getattr(torch, self._operation.rstrip("_"))(one, *args[1:]) for one in self.labels(x)])
             return
         labels_of: list[list[Labels]] = [[] for _ in results]
         for one in self.labels(x):
@@ -296,8 +311,6 @@ class LabelledPass(Operations):
                 own.append(_shrink(labels))
         for result, own in zip(results, labels_of, strict=True):
             self._set(result, self._choose_flattened(own) if self._operation in _RESHAPES else own)
-            if len(results) == 1:
-                self._views[result] = (x, func, args[1:], kwargs)
 
     def _choose_flattened(self, own: Sequence[Labels]) -> list[Labels]:
         """Return the labels of a reshaped tensor; of those along one dimension, such as heads and channels, one."""
@@ -309,7 +322,7 @@ class LabelledPass(Operations):
                 self.flattened.append([np.unique(one.numpy()) for one in along])
                 for i, one in enumerate(along):
                     if i != choice and self._choices is not None:
-                        self.fix(one, self.make_reason("flattened with other places"))
+                        self.fix(one, FLATTENED)
                 along = [along[choice]]
             chosen += along
         return chosen
@@ -335,6 +348,15 @@ class LabelledPass(Operations):
             labels.append(whole)
         self._set(base, labels)
         self._write_back(base)
+
+    def _view_as_complex(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        d = args[0].dim() - 1
+        for one in self.labels(args[0]):
+            self.tie(one, d)
+        self._set(out, [one.narrow(d, 0, 1).squeeze(d) for one in self.labels(args[0])])
+
+    def _view_as_real(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        self._set(out, [one.unsqueeze(-1) for one in self.labels(args[0])])
 
     def _index(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         x, index = args[:2]
@@ -520,7 +542,7 @@ class LabelledPass(Operations):
 
     def _keep_places(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Keep labels where an operation of some places is these places of its result; else fix them."""
-        results = [result for result in _list_tensors([out]) if result.dim() and result.is_floating_point()]
+        results = [result for result in _list_tensors([out]) if result.dim() and (result.is_floating_point() or result.is_complex())]
         operands = [x for x in _list_tensors(args) if self.labels(x)]
         for x, result in ((x, result) for x in operands for result in results):
             for one in self.labels(x):
@@ -598,6 +620,8 @@ _RULES: Mapping[str, _Rule] = {
     "convolution": LabelledPass._convolve,
     "copy": LabelledPass._copy,
     "index": LabelledPass._index,
+    "view_as_complex": LabelledPass._view_as_complex,
+    "view_as_real": LabelledPass._view_as_real,
     "embedding": LabelledPass._look_up,
     "constant_pad_nd": LabelledPass._pad,
     "glu": LabelledPass._gate,

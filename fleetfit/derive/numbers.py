@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from fleetfit.derive.copies import copy_level
-from fleetfit.derive.labels import HIDDEN, OF_SAMPLES, Labels, Reason, list_tensors, vary
+from fleetfit.derive.labels import FLATTENED, HIDDEN, OF_SAMPLES, Labels, Reason, list_tensors, vary
 from fleetfit.derive.observe import Observation, get_logits, plain_kernels
 from fleetfit.derive.plan import DerivedPlan, Number, Segments
 from fleetfit.derive.units import CLASSES, get_length
@@ -108,7 +108,7 @@ class Trials:
             self.observation.vocabulary,
             self.observation.logits.dim() == 3,
             units.ordered,
-            {name: (size, str(reason)) for name, (size, reason) in units.whole.items() if reason != OF_SAMPLES},
+            {name: (size, str(reason)) for name, (size, reason) in units.whole.items() if reason not in (OF_SAMPLES, FLATTENED)},
         )
 
     def list_choices(self, most: int) -> Iterator[None]:
