@@ -7,7 +7,8 @@
 5. The full model must equal the instance bit for bit, and the layout is proved as any other (`fleetfit.check`).
 """
 
-from collections.abc import Mapping, Sequence
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor, nn
@@ -18,20 +19,28 @@ from fleetfit.derive.copies import copy_instance
 from fleetfit.derive.exits import find_exits
 from fleetfit.derive.labels import Reason
 from fleetfit.derive.numbers import Trials
-from fleetfit.derive.observe import list_aliases, observe
+from fleetfit.derive.observe import Observation, list_aliases, observe
 from fleetfit.derive.plan import DerivedPlan
-from fleetfit.errors import ModelError
+from fleetfit.derive.units import CLASSES, Units
+from fleetfit.errors import ModelError, did_you_mean
 from fleetfit.tensor_defaults import isolate_torch_state
 
-__all__ = ["DerivedArchitecture", "DerivedPlan", "derive_architecture"]
+__all__ = ["WHOLE", "DerivedArchitecture", "DerivedPlan", "derive_architecture"]
 
-_MOST_CHOICES = 24
+WHOLE = "whole"
+"""In the place of an axis's name: it is not cut."""
+_MOST_CHOICES = 24  # of what numbers mean, that are proved
+_EXCLUDED = Reason("it is excluded by axes")
 _COMPUTES_ELSE = Reason("a narrower model computes something else")
 
 
 @isolate_torch_state()
 def derive_architecture(
-    net: nn.Module, example: Tensor, exits: str | Sequence[str] = "auto", axes: Mapping[str, str] | None = None
+    net: nn.Module,
+    example: Tensor,
+    exits: str | Sequence[str] = "auto",
+    axes: Mapping[str, str] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> DerivedArchitecture:
     """Derive the levels of an instance, and prove them.
 
@@ -39,29 +48,95 @@ def derive_architecture(
         net: The instance; its weights, modes and hooks stay as they are.
         example: At least two samples [batch, ...].
         exits: See `find_exits`.
-        axes: By pattern of axis names another name, or "whole" for axes that are not cut.
+        axes: By pattern of axis names another name, or "whole" for axes that are not cut. Axes that get the same name are
+            cut as one.
+        say: Called with each step of a long proof.
 
     Raises:
         ModelError: It cannot be run or followed, or a level would compute something else.
     """
     net, example = copy_instance(net), example[:2].clone()
     observation = observe(net, example)
+    names = _apply_axes(observation.units, axes or {})
     while True:
         trials = Trials(observation)
-        points = find_exits(observation, exits)
-        steps = [observation.outputs[point.module].step for point in points]
-        blocks = {name: sum(step > end for end in steps) for name, step in observation.first_use.items()}
-        blocks |= {name: blocks[first] for name, first in list_aliases(net).items() if first in blocks}
-        error: ModelError | None = None
-        for _ in trials.list_choices(_MOST_CHOICES):
-            plan = replace(trials.make_plan(), exits=points, blocks=blocks)
-            architecture = DerivedArchitecture(net, plan)
+        plans = [replace(plan, **_find_depth(observation, exits)) for plan in trials.list_plans(_MOST_CHOICES)]
+        errors = []
+        for plan in plans:
             try:
-                check_same_as_instance(architecture, example)
-                check_layout(architecture, input_shape=tuple(example.shape[1:]))
-            except ModelError as one:
-                error = error or one
-            else:
-                return architecture
-        assert error is not None
-        raise error
+                return _prove(net, _rename(plan, names), example, say)
+            except ModelError as error:
+                errors.append(error)
+        failing = [role for role in trials.group_roles() if _fails_alone(net, plans[0], role, example)]
+        if not failing or len(failing) == len(trials.group_roles()) == 1:
+            raise errors[0]
+        for axis in [axis for role in failing for axis in role]:
+            observation.units.fix(axis, _COMPUTES_ELSE, settle=False)
+        observation.units.settle()
+
+
+def _prove(
+    net: nn.Module, plan: DerivedPlan, example: Tensor, say: Callable[[str], None] | None
+) -> DerivedArchitecture:
+    """Return the architecture of a plan.
+
+    Raises:
+        ModelError: Its full model is not the instance, or a level would compute something else.
+    """
+    architecture = DerivedArchitecture(net, plan)
+    check_same_as_instance(architecture, example)
+    check_layout(architecture, input_shape=tuple(example.shape[1:]), say=say)
+    return architecture
+
+
+def _fails_alone(net: nn.Module, plan: DerivedPlan, axes: Sequence[str], example: Tensor) -> bool:
+    try:
+        _prove(net, plan.keep_axes({*axes, CLASSES}), example, None)
+    except ModelError:
+        return True
+    return False
+
+
+def _find_depth(observation: Observation, exits: str | Sequence[str]) -> dict[str, object]:
+    """Return the exits, and the number of exits before the first use of each tensor."""
+    points = find_exits(observation, exits)
+    steps = [observation.outputs[point.module].step for point in points]
+    blocks = {name: sum(step > end for end in steps) for name, step in observation.first_use.items()}
+    aliases = list_aliases(observation.net)
+    blocks |= {name: blocks[first] for name, first in aliases.items() if first in blocks}
+    return {"exits": points, "blocks": blocks}
+
+
+def _apply_axes(units: Units, axes: Mapping[str, str]) -> dict[str, str]:
+    """Fix excluded axes, and merge those of one new name; return the new names by pattern.
+
+    Raises:
+        ModelError: A pattern matches no axis, or axes of different sizes get one name.
+    """
+    for pattern, name in axes.items():
+        matching = fnmatch.filter(units.scaled, pattern)
+        if not matching:
+            raise ModelError(
+                f'axes: no axis matches "{pattern}".{did_you_mean(pattern, units.scaled)} The axes are '
+                f"{', '.join(units.scaled)}.",
+                key="derive.axes",
+            )
+        if name != WHOLE and len({len(units.axes[axis]) for axis in matching}) > 1:
+            sizes = ", ".join(f"{axis} {len(units.axes[axis])}" for axis in matching)
+            raise ModelError(
+                f'axes: "{pattern}" = "{name}" makes one axis of different sizes: {sizes}. Give them different names.',
+                key="derive.axes",
+            )
+        for axis in matching:
+            if name == WHOLE:
+                units.fix(axis, _EXCLUDED, settle=False)
+            elif axis != matching[0]:
+                units.merge(matching[0], axis, settle=False)
+        units.settle()
+    return {pattern: name for pattern, name in axes.items() if name != WHOLE}
+
+
+def _rename(plan: DerivedPlan, names: Mapping[str, str]) -> DerivedPlan:
+    """Return the plan with new names of axes."""
+    new = {axis: next((n for pattern, n in names.items() if fnmatch.fnmatchcase(axis, pattern)), axis) for axis in plan.axes}
+    return plan.rename_axes(new) if any(axis != name for axis, name in new.items()) else plan

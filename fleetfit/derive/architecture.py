@@ -55,7 +55,7 @@ class DerivedArchitecture(Architecture):
                 raise ModelError(f'axis "{axis}" has {self.plan.axes[axis]} units in the instance, not {size}.', key=axis)
         net = copy_level(self.net, self.plan, axes, self._list_absent(exits[-1]))
         points = self.plan.exits
-        heads = {e: self._make_head(points[e - 1], axes) for e in exits if e <= len(points)}
+        heads = {e: self._make_head(points[e - 1], axes) for e in self._list_added(exits)}
         return ModuleWithExits(net, exits, points, heads).train()
 
     def trains(self, name: str) -> bool:
@@ -82,11 +82,16 @@ class DerivedArchitecture(Architecture):
             full_name = f"{INSIDE}{name}"
             is_sent = full_name not in base and self.trains(full_name)
             parts[is_sent][full_name] = TensorLayout(dims, self.plan.blocks.get(name) or None, None, is_parameter)
-        for e in exits:
-            for name, dims in self._list_head_dims(e).items() if e <= len(self.plan.exits) else ():
+        for e in self._list_added(exits):
+            for name, dims in self._list_head_dims(e).items():
                 parts[name not in base][name] = TensorLayout(dims, None, e, True)
         sent = {f"{INSIDE}{name}": f"{INSIDE}{other}" for name, other in aliases.items() if name not in absent}
         return Layout(dict(self.axes), exits, parts[True], sent, parts[False])
+
+    def _list_added(self, exits: tuple[int, ...]) -> list[int]:
+        """Return the exits that have a classifier which the instance has not."""
+        points = self.plan.exits
+        return [e for e in exits if e <= len(points) and not points[e - 1].is_own]
 
     def _make_head(self, point: ExitPoint, axes: Mapping[str, int]) -> ExitHead:
         channels = get_length(point.segments, {**self.plan.axes, **axes})

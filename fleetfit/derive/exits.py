@@ -1,6 +1,7 @@
 """Early exits of an instance: where they may sit, their classifiers, and the module that has them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,13 +25,16 @@ def find_exits(observation: Observation, exits: str | Sequence[str]) -> tuple[Ex
 
     Args:
         observation: What was seen of it.
-        exits: "auto" for the longest chain of blocks, "none", or names of modules.
+        exits: "auto" for its own exits if it returns a list of logits, else the longest chain of blocks; "none"; or names
+            of modules.
 
     Raises:
         ModelError: A named module cannot have an exit after it.
     """
     if exits == "none":
         return ()
+    if exits == "auto" and observation.early:
+        return tuple(replace(_make_point(observation, name), is_own=True) for name in observation.early)
     names = _find_chain(observation) if exits == "auto" else _check_names(observation, exits)
     return tuple(_make_point(observation, name) for name in names)
 
@@ -167,7 +171,7 @@ class ModuleWithExits(nn.Module):
         net: The module.
         exits: Block counts of its exits.
         points: The early exits of the full model; exit e is after `points[e - 1]`, the last is the module's own.
-        heads: The early classifiers, by block count.
+        heads: The early classifiers that the module has not itself, by block count.
     """
 
     def __init__(
@@ -187,7 +191,8 @@ class ModuleWithExits(nn.Module):
 
         def make_hook(e: int) -> Callable[..., None]:
             def read(module: nn.Module, args: Any, out: Any) -> None:
-                logits.append(self.heads[str(e)](_get_hidden(out)))
+                hidden = _get_hidden(out)
+                logits.append(self.heads[str(e)](hidden) if str(e) in self.heads else hidden)
                 if e == last:
                     raise _LastExit
 

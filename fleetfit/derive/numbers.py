@@ -111,15 +111,20 @@ class Trials:
             {name: (size, str(reason)) for name, (size, reason) in units.whole.items() if reason not in (OF_SAMPLES, FLATTENED)},
         )
 
-    def list_choices(self, most: int) -> Iterator[None]:
-        """Choose other meanings, the likeliest first: as trials found them, with the fewest changed numbers, others."""
+    def list_plans(self, most: int) -> Iterator[DerivedPlan]:
+        """Yield plans in which numbers have other meanings, the likeliest first.
+
+        First comes what the trials found, then the fewest numbers that must change, then other combinations.
+        """
         first = self._read_choice()
-        seen = []
-        for choice in itertools.chain([first, self._choose_fewest()], self._list_combinations(first)):
-            if choice not in seen and len(seen) < most:
+        seen: list[Sequence[int]] = []
+        for choice in itertools.chain([first], map(self._choose_fewest, [first]), self._list_combinations(first)):
+            if len(seen) == most:
+                break
+            if choice not in seen:
                 seen.append(choice)
                 self._choose(choice)
-                yield
+                yield self.make_plan()
         self._choose(first)
 
     # ---- trials ---------------------------------------------------------------------------------------------------
@@ -227,9 +232,9 @@ class Trials:
             families[candidate.family].append(i)
         return list(families.values())
 
-    def _choose_fewest(self) -> list[int]:
+    def _choose_fewest(self, before: Sequence[int]) -> list[int]:
         """Return the choice in which only the numbers change without which some cut does not run."""
-        before = self._read_choice()
+        self._choose(before)
         cuts = [*map(self._halve, self.group_roles()), self._halve(self.units.scaled)]
         for members in self._group_families():
             last = self._read_choice()

@@ -33,6 +33,7 @@ class Output:
         labels: The labels along it, if there are any.
         made_of: The marks of what its input was made of.
         mark: The mark of its output.
+        tensor: The output.
         calls: How often it ran.
     """
 
@@ -42,6 +43,7 @@ class Output:
     labels: Labels | None
     made_of: int
     mark: int
+    tensor: Tensor
     calls: int = 1
 
 
@@ -61,7 +63,7 @@ class Observation:
         net: The instance.
         example: The samples.
         logits: What it computed, [batch, classes] or [batch, places, classes].
-        exits: The logits of its own early exits and the last, if it returns a list.
+        early: The modules whose outputs are the logits of its own early exits, if it returns a list of logits.
         units: Units, axes and segments.
         outputs: The outputs of its modules, in the order in which they ended.
         inputs: The inputs of its modules.
@@ -71,7 +73,7 @@ class Observation:
     net: nn.Module
     example: Tensor
     logits: Tensor
-    exits: tuple[tuple[int, Tensor], ...]
+    early: tuple[str, ...]
     units: Units
     outputs: Mapping[str, Output]
     inputs: Mapping[str, Input]
@@ -141,19 +143,29 @@ def observe(net: nn.Module, example: Tensor) -> Observation:
             "Remove them from the module, use them in forward, or set requires_grad = False for them.",
             key="model",
         )
-    last = logits.dim() - 1
-    along_logits = None
-    for labels in labelled.labels(logits):
-        if vary(labels) == {last}:
-            along_logits = labels.reshape(-1) if along_logits is None else along_logits
-        else:
-            labelled.fix(labels, Reason("it is a dimension of the logits"))
+    every = out if isinstance(out, list) else [logits]
+    along_logits = _find_classes(labelled, every)
     _tie_attention(net, labelled)
-    exits = out if isinstance(out, list) else [logits]
-    steps = tuple((labelled.step, one) for one in exits)
+    early = [
+        next((name for name, output in first.outputs.items() if output.tensor is one), "") for one in every[:-1]
+    ]
     parameters = frozenset(name for name, _ in net.named_parameters(remove_duplicate=False))
     units = Units(labelled, parameters, along_logits)
-    return Observation(net, example, logits, steps, units, first.outputs, first.inputs, labelled.vocabulary)
+    return Observation(net, example, logits, tuple(early) if all(early) else (), units, first.outputs, first.inputs, labelled.vocabulary)
+
+
+def _find_classes(labelled: LabelledPass, logits: list[Tensor]) -> Labels | None:
+    """Return the labels along the last dimension of logits, which are the same at all exits; fix all others."""
+    classes: Labels | None = None
+    for exit_logits in logits:
+        for labels in labelled.labels(exit_logits):
+            if vary(labels) != {exit_logits.dim() - 1}:
+                labelled.fix(labels, Reason("it is a dimension of the logits"))
+            elif classes is None:
+                classes = labels.reshape(-1)
+            else:
+                labelled.unite(classes, labels.reshape(-1))
+    return classes
 
 
 class _Run:
@@ -189,7 +201,7 @@ class _Run:
         elif x is not None and x.is_floating_point():
             d, labels = _find_channels(self.labelled, x)
             made_of, mark = self._made_of.get(name, 0), self.labelled.mark(x)
-            self.outputs[name] = Output(self.labelled.step, tuple(x.shape), d, labels, made_of, mark)
+            self.outputs[name] = Output(self.labelled.step, tuple(x.shape), d, labels, made_of, mark, x)
 
 
 def _choose_by_parameters(net: nn.Module, labelled: LabelledPass) -> list[int]:

@@ -1,7 +1,7 @@
 """What was derived from an instance, as plain values: enough to build every level of another instance like it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fleetfit.derive.labels import Dimension
@@ -41,12 +41,14 @@ class ExitPoint:
         dims: The number of dimensions of its output.
         channels: The dimension of the output's channels.
         segments: The segments of this dimension.
+        is_own: Whether the output is the instance's own early logits, which need no further classifier.
     """
 
     module: str
     dims: int
     channels: int
     segments: Segments
+    is_own: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,38 @@ class DerivedPlan:
     ordered: frozenset[str] = frozenset()
     whole: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
+    def rename_axes(self, names: Mapping[str, str]) -> "DerivedPlan":
+        """Return the plan with other names of axes."""
+
+        def rename(segments: Segments) -> Segments:
+            return tuple(s if s.axis is None else Segment(names[s.axis], per=s.per) for s in segments)
+
+        return self._map_segments(rename, {names[axis]: size for axis, size in self.axes.items()},
+                                  frozenset(names[axis] for axis in self.ordered))  # fmt: skip
+
+    def keep_axes(self, axes: Collection[str]) -> "DerivedPlan":
+        """Return the plan in which only these axes are cut, and the classes."""
+
+        def fix(segments: Segments) -> Segments:
+            return tuple(
+                s if s.axis is None or s.axis in axes else Segment(None, s.per * self.axes[s.axis]) for s in segments
+            )
+
+        axes_left = {axis: size for axis, size in self.axes.items() if axis in axes}
+        return self._map_segments(fix, axes_left, self.ordered & frozenset(axes))
+
+    def _map_segments(
+        self, change: Callable[[Segments], Segments], axes: Mapping[str, int], ordered: frozenset[str]
+    ) -> "DerivedPlan":
+        return replace(
+            self,
+            axes=axes,
+            segments={dimension: change(segments) for dimension, segments in self.segments.items()},
+            numbers=tuple(replace(number, meaning=change(number.meaning)) for number in self.numbers),
+            exits=tuple(replace(point, segments=change(point.segments)) for point in self.exits),
+            ordered=ordered,
+        )
+
     def to_payload(self) -> dict[str, Any]:
         """Return it as lists, texts and whole numbers, with its format version."""
         return {
@@ -89,7 +123,7 @@ class DerivedPlan:
             "numbers": [
                 [n.module, n.attribute, n.index, n.value, _to_lists(n.meaning)] for n in self.numbers
             ],
-            "exits": [[e.module, e.dims, e.channels, _to_lists(e.segments)] for e in self.exits],
+            "exits": [[e.module, e.dims, e.channels, _to_lists(e.segments), e.is_own] for e in self.exits],
             "blocks": dict(self.blocks),
             "classes": self.classes,
             "vocabulary": self.vocabulary,
@@ -122,8 +156,8 @@ class DerivedPlan:
                     for m, a, i, v, rows in payload["numbers"]
                 ),
                 tuple(
-                    ExitPoint(str(m), _read_size(dims), _read_size(d), _from_lists(rows))
-                    for m, dims, d, rows in payload["exits"]
+                    ExitPoint(str(m), _read_size(dims), _read_size(d), _from_lists(rows), bool(is_own))
+                    for m, dims, d, rows, is_own in payload["exits"]
                 ),
                 {str(name): _read_size(block) for name, block in payload["blocks"].items()},
                 _read_size(payload["classes"]),
