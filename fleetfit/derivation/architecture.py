@@ -29,6 +29,9 @@ class DerivedArchitecture(Architecture):
         plan: What was derived from it.
     """
 
+    falls_back_to_width = True
+    """Levels differ in width alone where no depths fit: its exits were found, not made for a method."""
+
     def __init__(self, net: nn.Module, plan: DerivedPlan) -> None:
         self.net, self.plan = net, plan
         self.axes: Mapping[str, Axis] = {

@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from fleetfit.layout import Architecture, ArchitectureWrapper, validate_architec
 from fleetfit.method import is_portable
 from fleetfit.seeds import isolate_rng
 from fleetfit.tasks import get_task
-from fleetfit.values import DataDescription, Problem, apply_peft
+from fleetfit.values import DataDescription, Level, Problem, apply_peft
 
 
 def build_problem(experiment: Experiment, data: Data | DataDescription) -> Problem:
@@ -102,10 +102,24 @@ def find_derived(architecture: Architecture) -> DerivedArchitecture | None:
     return architecture if isinstance(architecture, DerivedArchitecture) else None
 
 
-def describe_derived(problem: Problem) -> list[str]:
-    """Return what was derived from a module, for the first lines of a run."""
+def describe_derived(problem: Problem, levels: Sequence[Level], split: Any) -> list[str]:
+    """Return what was derived from a module, for the first lines of a run.
+
+    Args:
+        problem: The problem.
+        levels: Its levels.
+        split: How the method cuts, if it can choose.
+    """
     derived = find_derived(problem.architecture)
-    return [] if derived is None else derived.describe()
+    if derived is None:
+        return []
+    sentences = derived.describe()
+    if split in ("both", "depth") and len(levels) > 1 and all(l.submodel.depth == derived.blocks for l in levels):
+        sentences.append(
+            f"The levels differ in width alone: no exits of this model fit the budgets, as method.split = \"{split}\" "
+            "wants. Name other exits in [model] derive, or set method.split = \"width\"."
+        )
+    return sentences
 
 
 def _check_sample_shape(name: Any, data: Data | DataDescription) -> None:
