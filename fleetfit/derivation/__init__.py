@@ -18,7 +18,7 @@ from fleetfit.check import check_layout
 from fleetfit.derivation.architecture import DerivedArchitecture, check_same_as_instance, find_mismatch
 from fleetfit.derivation.copies import copy_instance
 from fleetfit.derivation.exits import find_exits
-from fleetfit.derivation.fitting import SampleFacts, fit_instance
+from fleetfit.derivation.fitting import SampleFacts, find_facts, fit_instance
 from fleetfit.derivation.labels import Reason, list_tensors
 from fleetfit.derivation.numbers import Trials
 from fleetfit.derivation.observe import Observation, list_aliases, observe
@@ -33,6 +33,7 @@ __all__ = [
     "DerivedPlan",
     "SampleFacts",
     "derive_architecture",
+    "find_facts",
     "fit_instance",
     "restore_architecture",
 ]

@@ -11,12 +11,14 @@ from torch import nn
 
 from fleetfit import names
 from fleetfit.config.components import build_component, is_factory
+from fleetfit.config.parse import parse_section
 from fleetfit.config.schema import DeriveSection, Experiment
 from fleetfit.data import Data
 from fleetfit.derivation import (
     DerivedArchitecture,
     SampleFacts,
     derive_architecture,
+    find_facts,
     fit_instance,
     restore_architecture,
 )
@@ -137,10 +139,24 @@ def _check_sample_shape(name: Any, data: Data | DataDescription) -> None:
 
 
 def build_architecture(name: Any, settings: Mapping[str, Any], **context: Any) -> Architecture:
-    """Return the architecture of a name, for `plan` and `check-model`."""
-    architecture: Architecture = build_component("models", name, "[model]", settings, **context)
+    """Return the architecture of a name, for `plan` and `check-model`.
+
+    Args:
+        name: The model's.
+        settings: Keys of `[model]`.
+        **context: What a factory may take: classes, channels, input_shape and others. A module's own number of classes
+            wins, where its constructor does not take `classes`.
+    """
+    settings = dict(settings)
+    derive = settings.pop("derive", None)
+    architecture: Any = build_component("models", name, "[model]", settings, **context)
+    if isinstance(architecture, nn.Module):
+        section = parse_section(DeriveSection, derive or {})
+        facts = find_facts(architecture, context["input_shape"], context["classes"] if section.head == "new" else None)
+        return derive_model(architecture, facts, section, seed=0)
     check_architecture(architecture, name)
-    return architecture
+    derived: Architecture = architecture
+    return derived
 
 
 def check_architecture(architecture: Any, label: Any) -> None:
