@@ -15,7 +15,7 @@ from fleetfit.derivation.observe import get_logits, list_aliases
 from fleetfit.derivation.plan import DerivedPlan, ExitPoint, Segments
 from fleetfit.derivation.units import CLASSES, get_length
 from fleetfit.errors import ModelError
-from fleetfit.layout import Architecture, Axis, Layout, Segment, TensorLayout, batch_norms, named_tensors
+from fleetfit.layout import Architecture, Axis, Layout, Segment, State, TensorLayout, batch_norms, named_tensors
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _NUMBER = re.compile(r"(?<![\w])\d+(?![\w])")
@@ -108,6 +108,17 @@ class DerivedArchitecture(Architecture):
         heads = {e: self._make_head(points[e - 1], axes) for e in self._list_added(exits)}
         return ModuleWithExits(net, exits, points, heads).train()
 
+    @property
+    def checkpoint(self) -> str:
+        """Where its weights come from."""
+        return f"the weights of this {type(self.net).__name__}"
+
+    def pretrained(self, exits: tuple[int, ...]) -> State:
+        """Return the instance's own weights; new classifiers are drawn."""
+        names = self.find_layout(exits, frozenset()).complete.tensors
+        values = {f"{INSIDE}{name}": tensor for name, tensor, _ in named_tensors(self.net)}
+        return {name: values[name].detach().clone() for name in names if name in values}
+
     def trains(self, name: str) -> bool:
         """Return whether a tensor is trained: all but those of the instance without `requires_grad`."""
         return name not in self._frozen
@@ -131,7 +142,9 @@ class DerivedArchitecture(Architecture):
             )
             full_name = f"{INSIDE}{name}"
             is_sent = full_name not in base and self.trains(full_name)
-            parts[is_sent][full_name] = TensorLayout(dims, self.plan.blocks.get(name) or None, None, is_parameter)
+            block = self.plan.blocks.get(name) or None
+            place = (None, self.blocks) if owner in self._classifier else (block, None)
+            parts[is_sent][full_name] = TensorLayout(dims, *place, is_parameter)
         for e in self._list_added(exits):
             for name, dims in self._list_head_dims(e).items():
                 parts[name not in base][name] = TensorLayout(dims, None, e, True)
@@ -167,6 +180,15 @@ class DerivedArchitecture(Architecture):
     def _list_absent(self, last: int) -> frozenset[str]:
         """Return the tensors behind an exit."""
         return frozenset(name for name, block in self.plan.blocks.items() if block >= last)
+
+    @cached_property
+    def _classifier(self) -> frozenset[str]:
+        """The modules of the instance's own last classifier."""
+        return frozenset(
+            name.rpartition(".")[0]
+            for (name, _), segments in self.plan.segments.items()
+            if any(s.axis == CLASSES for s in segments) and self.plan.blocks.get(name) == len(self.plan.exits)
+        )
 
     @cached_property
     def _frozen(self) -> frozenset[str]:

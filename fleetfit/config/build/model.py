@@ -23,7 +23,7 @@ from fleetfit.derivation import (
     restore_architecture,
 )
 from fleetfit.errors import ConfigError, ModelError, format_cause
-from fleetfit.layout import Architecture, ArchitectureWrapper, validate_architecture
+from fleetfit.layout import Architecture, unwrap, validate_architecture
 from fleetfit.method import is_portable
 from fleetfit.seeds import isolate_rng
 from fleetfit.tasks import get_task
@@ -99,9 +99,8 @@ def derive_model(net: nn.Module, facts: SampleFacts, section: DeriveSection, see
 
 def find_derived(architecture: Architecture) -> DerivedArchitecture | None:
     """Return the derived architecture that an architecture is, or has inside; None for others."""
-    while isinstance(architecture, ArchitectureWrapper):
-        architecture = architecture.inner
-    return architecture if isinstance(architecture, DerivedArchitecture) else None
+    inner = unwrap(architecture)
+    return inner if isinstance(inner, DerivedArchitecture) else None
 
 
 def describe_derived(problem: Problem, levels: Sequence[Level], split: Any) -> list[str]:
