@@ -116,7 +116,7 @@ def _prove(
     """
     architecture = DerivedArchitecture(net, plan)
     check_same_as_instance(architecture, example)
-    check_layout(architecture, input_shape=tuple(example.shape[1:]), say=say)
+    architecture.report = check_layout(architecture, input_shape=tuple(example.shape[1:]), say=say)
     return architecture
 
 
@@ -177,5 +177,8 @@ def _apply_axes(units: Units, axes: Mapping[str, str]) -> dict[str, str]:
 
 def _rename(plan: DerivedPlan, names: Mapping[str, str]) -> DerivedPlan:
     """Return the plan with new names of axes."""
-    new = {axis: next((n for pattern, n in names.items() if fnmatch.fnmatchcase(axis, pattern)), axis) for axis in plan.axes}
+    new = {
+        axis: next((n for pattern, n in names.items() if fnmatch.fnmatchcase(axis, pattern)), axis)
+        for axis in plan.axes
+    }
     return plan.rename_axes(new) if any(axis != name for axis, name in new.items()) else plan

@@ -112,7 +112,9 @@ def _list_chains(observation: Observation) -> Iterator[tuple[int, list[str]]]:
                 continue
         blocks = [block for n in ran for block in _open_stage(observation, n, children[n])]
         follows = zip(blocks, blocks[1:], strict=False)
-        if any(outputs[after].made_of and not outputs[after].made_of & outputs[before].mark for before, after in follows):
+        if any(
+            outputs[after].made_of and not outputs[after].made_of & outputs[before].mark for before, after in follows
+        ):
             continue  # modules beside each other, such as experts
         heavy = [n for n in blocks if _has_parameters(m := net.get_submodule(n)) and not isinstance(m, _NORMS)]
         if len(heavy) >= 2:

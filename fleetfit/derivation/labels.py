@@ -95,7 +95,9 @@ class LabelledPass(Operations):
         self._x = x
         self.x_mark = self.mark(x)
         self._next = 1
-        kernels = {id(p) for part in module.modules() if isinstance(part, nn.modules.conv._ConvNd) for p in part.parameters()}
+        kernels = {
+            id(p) for part in module.modules() if isinstance(part, nn.modules.conv._ConvNd) for p in part.parameters()
+        }
         for name, tensor in list_tensors(module):
             if tensor in self._names:
                 continue
@@ -542,7 +544,11 @@ class LabelledPass(Operations):
 
     def _keep_places(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Keep labels where an operation of some places is these places of its result; else fix them."""
-        results = [result for result in _list_tensors([out]) if result.dim() and (result.is_floating_point() or result.is_complex())]
+        results = [
+            result
+            for result in _list_tensors([out])
+            if result.dim() and (result.is_floating_point() or result.is_complex())
+        ]
         operands = [x for x in _list_tensors(args) if self.labels(x)]
         for x, result in ((x, result) for x in operands for result in results):
             for one in self.labels(x):
@@ -560,7 +566,6 @@ class LabelledPass(Operations):
                         self.unite(other, one)
                 if not any(vary(other) & dims for other in self.labels(result)):
                     self._set(result, [*self.labels(result), one])
-
 
     def _commutes(
         self, func: Any, args: Any, kwargs: Any, result: Tensor, dims: frozenset[int], take: Callable[..., Tensor]

@@ -120,9 +120,7 @@ class DerivedPlan:
             "tensors": {name: list(shape) for name, shape in self.tensors.items()},
             "axes": dict(self.axes),
             "segments": [[name, d, _to_lists(segments)] for (name, d), segments in self.segments.items()],
-            "numbers": [
-                [n.module, n.attribute, n.index, n.value, _to_lists(n.meaning)] for n in self.numbers
-            ],
+            "numbers": [[n.module, n.attribute, n.index, n.value, _to_lists(n.meaning)] for n in self.numbers],
             "exits": [[e.module, e.dims, e.channels, _to_lists(e.segments), e.is_own] for e in self.exits],
             "blocks": dict(self.blocks),
             "classes": self.classes,

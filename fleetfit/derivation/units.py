@@ -78,7 +78,8 @@ class Units:
         ratio = len(fine) // len(coarse)
         label = self._labels_of_units()
         self.labelled.unite(
-            torch.tensor([label[unit] for unit in fine]), torch.tensor([label[coarse[i // ratio]] for i in range(len(fine))])
+            torch.tensor([label[unit] for unit in fine]),
+            torch.tensor([label[coarse[i // ratio]] for i in range(len(fine))]),
         )
         if settle:
             self.settle()
