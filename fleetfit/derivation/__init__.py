@@ -77,8 +77,17 @@ def derive_architecture(
                 return _prove(net, _rename(plan, names), example, say)
             except ModelError as error:
                 errors.append(error)
-        failing = [role for role in trials.group_roles() if _fails_alone(net, plans[0], role, example)]
-        if not failing or len(failing) == len(trials.group_roles()) == 1:
+        roles = trials.group_roles()
+        failing = [role for role in roles if _fails_alone(net, plans[0], role, example)]
+        if not failing and len(roles) > 1:
+            raise ModelError(
+                f"a narrower {type(net).__name__} computes something else where {', '.join(role[0] for role in roles)} "
+                "are cut together, though not where one of them is. Does forward compare sizes, as in x.shape == y.shape? "
+                "Sizes that differ here may be equal at another width. Decide by what does not depend on the width, such "
+                "as the number of the block.",
+                key="model",
+            ) from errors[0]
+        if not failing or len(failing) == len(roles) == 1:
             raise errors[0]
         for axis in [axis for role in failing for axis in role]:
             observation.units.fix(axis, _COMPUTES_ELSE, settle=False)

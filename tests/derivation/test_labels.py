@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fleetfit.derive.labels import FLATTENED, OF_SAMPLES
-from fleetfit.derive.observe import observe
+from fleetfit.derivation.labels import FLATTENED, OF_SAMPLES
+from fleetfit.derivation.observe import observe
 from fleetfit.layout import Segment as S
 
 Dims = Mapping[tuple[str, int], tuple[S, ...]]

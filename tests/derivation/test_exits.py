@@ -9,7 +9,7 @@ import torch
 from support import raises
 from torch import Tensor, nn
 
-from fleetfit.derive import DerivedArchitecture, derive_architecture
+from fleetfit.derivation import DerivedArchitecture, derive_architecture
 from fleetfit.errors import ModelError
 
 VECTORS = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
