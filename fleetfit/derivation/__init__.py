@@ -18,8 +18,8 @@ from fleetfit.check import check_layout
 from fleetfit.derivation.architecture import DerivedArchitecture, check_same_as_instance, find_mismatch
 from fleetfit.derivation.copies import copy_instance
 from fleetfit.derivation.exits import find_exits
-from fleetfit.derivation.fitting import SampleFacts, fit_instance
-from fleetfit.derivation.labels import Reason
+from fleetfit.derivation.fitting import SampleFacts, find_facts, fit_instance
+from fleetfit.derivation.labels import Reason, list_tensors
 from fleetfit.derivation.numbers import Trials
 from fleetfit.derivation.observe import Observation, list_aliases, observe
 from fleetfit.derivation.plan import DerivedPlan
@@ -33,6 +33,7 @@ __all__ = [
     "DerivedPlan",
     "SampleFacts",
     "derive_architecture",
+    "find_facts",
     "fit_instance",
     "restore_architecture",
 ]
@@ -136,13 +137,21 @@ def _fails_alone(net: nn.Module, plan: DerivedPlan, axes: Sequence[str], example
     return False
 
 
-def _find_depth(observation: Observation, exits: str | Sequence[str]) -> dict[str, object]:
+def _find_depth(observation: Observation, exits: str | Sequence[str]) -> dict[str, Any]:
     """Return the exits, and the number of exits before the first use of each tensor."""
     points = find_exits(observation, exits)
     steps = [observation.outputs[point.module].step for point in points]
     blocks = {name: sum(step > end for end in steps) for name, step in observation.first_use.items()}
     aliases = list_aliases(observation.net)
     blocks |= {name: blocks[first] for name, first in aliases.items() if first in blocks}
+    first_of_module: dict[str, int] = {}
+    for name, block in blocks.items():
+        module = name.rpartition(".")[0]
+        first_of_module[module] = min(block, first_of_module.get(module, block))
+    for name, _ in list_tensors(observation.net):  # what the pass did not use, such as a batch norm's counter
+        module = name.rpartition(".")[0]
+        if name not in blocks and module in first_of_module:
+            blocks[name] = first_of_module[module]
     return {"exits": points, "blocks": blocks}
 
 

@@ -138,10 +138,9 @@ class Units:
 
     def _name(self, lead: Dimension) -> str:
         """Return an axis's name, after the module of its first dimension."""
-        name, d = lead
+        name = lead[0]
         module, _, leaf = name.partition(".parametrizations.")
         short = module if leaf else next((name.removesuffix(end) for end in _PARAMETER if name.endswith(end)), name)
-        short += "" if d == 0 else f"[{d}]"
         others = sum(axis == short or axis.startswith(f"{short}~") for axis in {**self.axes, **self.whole})
         return f"{short}~{others + 1}" if others else short
 

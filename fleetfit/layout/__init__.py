@@ -26,6 +26,7 @@ from fleetfit.layout.axes import (
     product,
     require_segments,
     segments,
+    unwrap,
     validate_architecture,
 )
 from fleetfit.layout.hints import explain_input_error, find_fixed_groups
@@ -65,5 +66,6 @@ __all__ = [
     "product",
     "require_segments",
     "segments",
+    "unwrap",
     "validate_architecture",
 ]

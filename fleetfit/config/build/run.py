@@ -86,7 +86,7 @@ def _assemble(
     notes = [
         *describe_data_files(experiment, population.data, population.count),
         *absent,
-        *describe_derived(planned.problem),
+        *describe_derived(planned.problem, planned.levels, experiment.method.settings.get("split")),
         *describe_task(planned.problem),
         *further,
         *describe_start(planned.problem),
