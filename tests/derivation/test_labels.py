@@ -205,8 +205,8 @@ CASES: dict[str, Case] = {
             out=nn.Linear(6, 3),
         ),
         VECTORS,
-        {"w[1]": 6},
-        {("w", 1): (S("w[1]"),), ("w", 0): (S(None, 4),), ("out.weight", 1): (S("w[1]"),)},
+        {"w": 6},
+        {("w", 1): (S("w"),), ("w", 0): (S(None, 4),), ("out.weight", 1): (S("w"),)},
     ),
     "a product of parameters": Case(
         lambda: Net(
@@ -216,8 +216,8 @@ CASES: dict[str, Case] = {
             out=nn.Linear(6, 3),
         ),
         VECTORS,
-        {"a[1]": 2, "b[1]": 6},
-        {("a", 1): (S("a[1]"),), ("b", 0): (S("a[1]"),), ("b", 1): (S("b[1]"),), ("out.weight", 1): (S("b[1]"),)},
+        {"a": 2, "b": 6},
+        {("a", 1): (S("a"),), ("b", 0): (S("a"),), ("b", 1): (S("b"),), ("out.weight", 1): (S("b"),)},
     ),
     "an ordinary convolution": Case(
         lambda: convolutions(nn.Conv2d(6, 5, 3), 6, 5),
@@ -251,8 +251,8 @@ CASES: dict[str, Case] = {
     "a transposed convolution": Case(
         lambda: convolutions(nn.ConvTranspose2d(6, 5, 2, 2), 6, 5),
         IMAGES,
-        {"conv": 6, "middle[1]": 5},
-        {("middle.weight", 0): (CONV,), ("middle.weight", 1): (S("middle[1]"),), ("middle.bias", 0): (S("middle[1]"),)},
+        {"conv": 6, "middle": 5},
+        {("middle.weight", 0): (CONV,), ("middle.weight", 1): (S("middle"),), ("middle.bias", 0): (S("middle"),)},
     ),
     "flattened places": Case(
         lambda: Net(lambda net, x: net.out(net.conv(x).flatten(1)), conv=nn.Conv2d(3, 5, 1), out=nn.Linear(80, 3)),
@@ -279,8 +279,8 @@ CASES: dict[str, Case] = {
     "an embedding": Case(
         lambda: Net(lambda net, x: net.out(net.table(x).mean(1)), table=nn.Embedding(7, 6), out=nn.Linear(6, 3)),
         (2, 5),
-        {"table[1]": 6},
-        {("table.weight", 0): (S(None, 7),), ("table.weight", 1): (S("table[1]"),)},
+        {"table": 6},
+        {("table.weight", 0): (S(None, 7),), ("table.weight", 1): (S("table"),)},
         tokens=7,
     ),
     "a table of positions": Case(
