@@ -229,4 +229,14 @@ def find_mismatch(net: nn.Module, plan: DerivedPlan) -> str:
     for name in {**plan.tensors, **shapes}:
         if shapes.get(name) != plan.tensors.get(name):
             return f'"{name}" has shape {shapes.get(name)} here, and {plan.tensors.get(name)} in the plan'
+    parts: Mapping[str, Any] = dict(net.named_modules())
+    for point in plan.exits:
+        if point.module not in parts:
+            return f'it has no "{point.module}", after which the plan has an exit'
+    for number in plan.numbers:
+        value = vars(parts[number.module]).get(number.attribute) if number.module in parts else None
+        if number.index is not None:
+            value = value[number.index] if isinstance(value, list | tuple) and number.index < len(value) else None
+        if type(value) is not int or value != number.value:
+            return f'"{number.module}.{number.attribute}" is {value!r} here, and {number.value} in the plan'
     return ""
