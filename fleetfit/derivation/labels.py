@@ -66,7 +66,7 @@ class LabelledPass(Operations):
         ranges: The labels of each dimension that can be cut.
         first_use: By parameter or buffer, the number of the first operation that used it.
         step: The number of operations so far.
-        module: The module whose forward runs; whoever runs the pass keeps it.
+        module: The module whose forward runs, if any; who runs the pass keeps it.
         reasons: Labels that were fixed, with the reason.
         flattened: Labels that came to lie along one dimension, by the order in which that happened.
         ordered: Labels of places whose order matters, as in a cumulative sum: only the first ones can be kept.
@@ -81,7 +81,8 @@ class LabelledPass(Operations):
         self._views: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.ranges: dict[Dimension, range] = {}
         self.first_use: dict[str, int] = {}
-        self.step, self.module, self.vocabulary = 0, "", 0
+        self.step, self.vocabulary = 0, 0
+        self.module: str | None = None
         self.ordered: list[np.ndarray] = []
         self.reasons: list[tuple[np.ndarray, Reason]] = []
         self.branches: list[Reason] = []
@@ -167,8 +168,9 @@ class LabelledPass(Operations):
         frame = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.startswith(HIDDEN):
             frame = frame.f_back  # type: ignore[assignment]
-        line = "" if frame is None or not self.module else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-        return Reason(cause, self.module, line)
+        if frame is None or self.module is None:
+            return Reason(cause)
+        return Reason(cause, self.module, f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
 
     def find_units(self) -> tuple[np.ndarray, dict[int, Reason]]:
         """Return the unit of each label, and why units are fixed, by unit."""

@@ -184,7 +184,7 @@ class _Run:
         self.outputs: dict[str, Output] = {}
         self.inputs: dict[str, Input] = {}
         self._made_of: dict[str, int] = {}
-        self._stack = [""]
+        self._stack: list[str | None] = [None]
         for name, part in copied.named_modules():
             part.register_forward_pre_hook(functools.partial(self._enter, name))
             part.register_forward_hook(functools.partial(self._leave, name), always_call=True)
