@@ -14,6 +14,7 @@ from fleetfit.layout.axes import (
     ExitModel,
     HasSegments,
     State,
+    VisitsExits,
     alias,
     block,
     blocked,
@@ -27,6 +28,7 @@ from fleetfit.layout.axes import (
     require_segments,
     segments,
     validate_architecture,
+    visit_exits,
 )
 from fleetfit.layout.hints import explain_input_error, find_fixed_groups
 from fleetfit.layout.infer import batch_norms, build_module, explains, infer_layout, named_tensors
@@ -45,6 +47,7 @@ __all__ = [
     "Segment",
     "State",
     "TensorLayout",
+    "VisitsExits",
     "alias",
     "batch_norms",
     "block",
@@ -66,4 +69,5 @@ __all__ = [
     "require_segments",
     "segments",
     "validate_architecture",
+    "visit_exits",
 ]
