@@ -10,22 +10,32 @@
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 
 from fleetfit.check import check_layout
-from fleetfit.derive.architecture import DerivedArchitecture, check_same_as_instance
-from fleetfit.derive.copies import copy_instance
-from fleetfit.derive.exits import find_exits
-from fleetfit.derive.labels import Reason
-from fleetfit.derive.numbers import Trials
-from fleetfit.derive.observe import Observation, list_aliases, observe
-from fleetfit.derive.plan import DerivedPlan
-from fleetfit.derive.units import CLASSES, Units
+from fleetfit.derivation.architecture import DerivedArchitecture, check_same_as_instance, find_mismatch
+from fleetfit.derivation.copies import copy_instance
+from fleetfit.derivation.exits import find_exits
+from fleetfit.derivation.fitting import SampleFacts, fit_instance
+from fleetfit.derivation.labels import Reason, list_tensors
+from fleetfit.derivation.numbers import Trials
+from fleetfit.derivation.observe import Observation, list_aliases, observe
+from fleetfit.derivation.plan import DerivedPlan
+from fleetfit.derivation.units import CLASSES, Units
 from fleetfit.errors import ModelError, did_you_mean
 from fleetfit.tensor_defaults import isolate_torch_state
 
-__all__ = ["WHOLE", "DerivedArchitecture", "DerivedPlan", "derive_architecture"]
+__all__ = [
+    "WHOLE",
+    "DerivedArchitecture",
+    "DerivedPlan",
+    "SampleFacts",
+    "derive_architecture",
+    "fit_instance",
+    "restore_architecture",
+]
 
 WHOLE = "whole"
 """In the place of an axis's name: it is not cut."""
@@ -75,6 +85,26 @@ def derive_architecture(
         observation.units.settle()
 
 
+def restore_architecture(net: nn.Module, payload: Any) -> DerivedArchitecture:
+    """Return the architecture of another instance like the one from which a plan was derived.
+
+    Args:
+        net: The instance.
+        payload: The plan, as `DerivedPlan.to_payload` returns it.
+
+    Raises:
+        ModelError: The plan is damaged or of another version, or the instance has other tensors.
+    """
+    plan = DerivedPlan.from_payload(payload)
+    if mismatch := find_mismatch(net, plan):
+        raise ModelError(
+            f"this {type(net).__name__} is not the module from which the levels were derived: {mismatch}. Use the same "
+            "code and arguments on all machines.",
+            key="model.name",
+        )
+    return DerivedArchitecture(copy_instance(net), plan)
+
+
 def _prove(
     net: nn.Module, plan: DerivedPlan, example: Tensor, say: Callable[[str], None] | None
 ) -> DerivedArchitecture:
@@ -97,13 +127,21 @@ def _fails_alone(net: nn.Module, plan: DerivedPlan, axes: Sequence[str], example
     return False
 
 
-def _find_depth(observation: Observation, exits: str | Sequence[str]) -> dict[str, object]:
+def _find_depth(observation: Observation, exits: str | Sequence[str]) -> dict[str, Any]:
     """Return the exits, and the number of exits before the first use of each tensor."""
     points = find_exits(observation, exits)
     steps = [observation.outputs[point.module].step for point in points]
     blocks = {name: sum(step > end for end in steps) for name, step in observation.first_use.items()}
     aliases = list_aliases(observation.net)
     blocks |= {name: blocks[first] for name, first in aliases.items() if first in blocks}
+    first_of_module: dict[str, int] = {}
+    for name, block in blocks.items():
+        module = name.rpartition(".")[0]
+        first_of_module[module] = min(block, first_of_module.get(module, block))
+    for name, _ in list_tensors(observation.net):  # what the pass did not use, such as a batch norm's counter
+        module = name.rpartition(".")[0]
+        if name not in blocks and module in first_of_module:
+            blocks[name] = first_of_module[module]
     return {"exits": points, "blocks": blocks}
 
 

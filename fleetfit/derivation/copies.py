@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleetfit.derive.labels import list_tensors
-from fleetfit.derive.plan import DerivedPlan
-from fleetfit.derive.units import get_length, list_places
+from fleetfit.derivation.labels import list_tensors
+from fleetfit.derivation.plan import DerivedPlan
+from fleetfit.derivation.units import get_length, list_places
 
 
 class Absent(nn.Module):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleetfit.derive.labels import Dimension
+from fleetfit.derivation.labels import Dimension
 from fleetfit.errors import ModelError, truncate
 from fleetfit.layout import Segment
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleetfit.derive.observe import Observation, get_logits
-from fleetfit.derive.plan import ExitPoint
+from fleetfit.derivation.observe import Observation, get_logits
+from fleetfit.derivation.plan import ExitPoint
 from fleetfit.errors import ModelError, did_you_mean
 from fleetfit.layout import Segment
 

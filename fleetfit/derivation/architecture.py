@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from fleetfit.derive.copies import copy_level
-from fleetfit.derive.exits import ExitHead, ModuleWithExits
-from fleetfit.derive.labels import list_tensors
-from fleetfit.derive.observe import list_aliases
-from fleetfit.derive.plan import DerivedPlan, ExitPoint, Segments
-from fleetfit.derive.units import CLASSES, get_length
+from fleetfit.derivation.copies import copy_level
+from fleetfit.derivation.exits import ExitHead, ModuleWithExits
+from fleetfit.derivation.labels import list_tensors
+from fleetfit.derivation.observe import list_aliases
+from fleetfit.derivation.plan import DerivedPlan, ExitPoint, Segments
+from fleetfit.derivation.units import CLASSES, get_length
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, Layout, Segment, TensorLayout, batch_norms, named_tensors
 
@@ -28,6 +28,9 @@ class DerivedArchitecture(Architecture):
         net: The instance; it is never changed.
         plan: What was derived from it.
     """
+
+    falls_back_to_width = True
+    """Levels differ in width alone where no depths fit: its exits were found, not made for a method."""
 
     def __init__(self, net: nn.Module, plan: DerivedPlan) -> None:
         self.net, self.plan = net, plan
@@ -88,6 +91,20 @@ class DerivedArchitecture(Architecture):
         sent = {f"{INSIDE}{name}": f"{INSIDE}{other}" for name, other in aliases.items() if name not in absent}
         return Layout(dict(self.axes), exits, parts[True], sent, parts[False])
 
+    def describe(self) -> list[str]:
+        """Return sentences on exits, axes, and what stays whole and why."""
+        plan, name = self.plan, type(self.net).__name__
+        ends = [point.module for point in plan.exits]
+        own = "its own early logits" if any(point.is_own for point in plan.exits) else f"early exits after {', '.join(ends)}"
+        exits = f"{own}, and its own classifier" if ends else "one exit, its own classifier"
+        scaled = [axis for axis in plan.axes if axis != CLASSES]
+        sentences = [f"The levels of {name} are derived: {len(scaled)} axes of width; {exits}."]
+        if plan.whole:
+            axis, (size, reason) = next(iter(plan.whole.items()))
+            more = f", and {len(plan.whole) - 1} more (fleetfit check-model lists them)" if len(plan.whole) > 1 else ""
+            sentences.append(f"Whole at every level: {axis} ({size}): {reason}{more}.")
+        return sentences
+
     def _list_added(self, exits: tuple[int, ...]) -> list[int]:
         """Return the exits that have a classifier which the instance has not."""
         points = self.plan.exits
@@ -119,8 +136,8 @@ def check_same_as_instance(architecture: DerivedArchitecture, example: torch.Ten
     Raises:
         ModelError: They differ.
     """
-    from fleetfit.derive.copies import copy_instance
-    from fleetfit.derive.observe import get_logits
+    from fleetfit.derivation.copies import copy_instance
+    from fleetfit.derivation.observe import get_logits
 
     net = copy_instance(architecture.net).eval()
     full = architecture.build(architecture.plan.axes, (architecture.blocks,)).eval()

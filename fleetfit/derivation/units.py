@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from fleetfit.derive.labels import Dimension, LabelledPass, Labels, Reason
+from fleetfit.derivation.labels import Dimension, LabelledPass, Labels, Reason
 from fleetfit.layout import Segment
 
 CLASSES = "classes"

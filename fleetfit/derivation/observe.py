@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit.check.replay import use_plain_attention
-from fleetfit.derive.copies import copy_instance
-from fleetfit.derive.labels import LabelledPass, Labels, Reason, list_tensors, vary
-from fleetfit.derive.units import Units
+from fleetfit.derivation.copies import copy_instance
+from fleetfit.derivation.labels import LabelledPass, Labels, Reason, list_tensors, vary
+from fleetfit.derivation.units import Units
 from fleetfit.errors import ModelError
 from fleetfit.seeds import isolate_rng
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fleetfit.derive.copies import copy_level
-from fleetfit.derive.labels import FLATTENED, HIDDEN, OF_SAMPLES, Labels, Reason, list_tensors, vary
-from fleetfit.derive.observe import Observation, get_logits, plain_kernels
-from fleetfit.derive.plan import DerivedPlan, Number, Segments
-from fleetfit.derive.units import CLASSES, get_length
+from fleetfit.derivation.copies import copy_level
+from fleetfit.derivation.labels import FLATTENED, HIDDEN, OF_SAMPLES, Labels, Reason, list_tensors, vary
+from fleetfit.derivation.observe import Observation, get_logits, plain_kernels
+from fleetfit.derivation.plan import DerivedPlan, Number, Segments
+from fleetfit.derivation.units import CLASSES, get_length
 from fleetfit.layout import Segment
 from fleetfit.seeds import isolate_rng
 
