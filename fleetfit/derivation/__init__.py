@@ -59,8 +59,8 @@ def derive_architecture(
         net: The instance; its weights, modes and hooks stay as they are.
         example: At least two samples [batch, ...].
         exits: See `find_exits`.
-        axes: By pattern of axis names another name, or "whole" for axes that are not cut. Axes that get the same name are
-            cut as one.
+        axes: By pattern of axis names another name, or "whole" for axes that are not cut. Axes that get the same name
+            are cut as one.
         say: Called with each step of a long proof.
 
     Raises:

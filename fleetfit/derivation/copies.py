@@ -16,9 +16,6 @@ from fleetfit.derivation.plan import DerivedPlan
 from fleetfit.derivation.units import get_length, list_places
 
 
-_COUNTER = "num_batches_tracked"
-
-
 class Absent(nn.Module):
     """Stands for a module behind the last exit of a level."""
 
@@ -108,8 +105,7 @@ def _set_number(part: nn.Module, attribute: str, index: int | None, value: int) 
 def _remove(net: nn.Module, level: nn.Module, absent: Collection[str], prefix: str) -> None:
     """Put shells in the place of modules behind the last exit, and None in that of single tensors."""
     for name, child in list(net.named_children()):
-        # a counter of batches, which an evaluation does not read, is where its norm is
-        inner = [f"{prefix}{name}.{tensor}" for tensor, _ in list_tensors(child) if not tensor.endswith(_COUNTER)]
+        inner = [f"{prefix}{name}.{tensor}" for tensor, _ in list_tensors(child)]
         is_list = isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential)
         if inner and not is_list and all(tensor in absent for tensor in inner):
             level._modules[name] = Absent()

@@ -451,35 +451,21 @@ class LabelledPass(Operations):
         return left
 
     def _convolve(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        x, weight, bias, _, _, _, transposed, _, groups = args
-        d_in, d_out = (0, 1) if transposed else (1, 0)
+        x, weight, bias, _, _, _, is_transposed, _, groups = args
+        d_in, d_out = (0, 1) if is_transposed else (1, 0)
         inner = [one.reshape(-1) for one in self.labels(weight) if d_in in vary(one)]
         outer = [one.reshape(-1) for one in self.labels(weight) if d_out in vary(one)]
-        for one in self.labels(weight):
+        for one in self.labels(weight):  # places of the kernel
             if not vary(one) & {0, 1}:
                 self.fix(one)
         channels = [self._flatten(one, 1) for one in self.labels(x) if 1 in vary(one)]
         if groups == 1:
-            for c in channels:
-                for w in inner:
-                    self.unite(c, w)
-            for one in channels if not inner else ():
-                self.fix(one)
-            if not channels:
-                self._fix_summed([one.reshape(1, -1) for one in inner], 1, x, self._explain(x))
-        elif transposed:
+            self._connect(x, channels, inner)
+        elif is_transposed:
             for one in (*channels, *inner, *outer):
                 self.fix(one)
-        else:  # whole groups come and go
-            for w in inner:
-                self.fix(w)
-            for one in (*channels, *outer):
-                self.tie(one.reshape(groups, -1), 1)
-            for c in channels:
-                for w in outer:
-                    self.unite(c.reshape(groups, -1)[:, 0], w.reshape(groups, -1)[:, 0])
-            for w in outer if not channels else ():
-                self.fix(w)
+        else:
+            self._connect_groups(channels, inner, outer, groups)
         for one in self.labels(bias):
             for w in outer:
                 self.unite(one.reshape(-1), w)
@@ -491,6 +477,30 @@ class LabelledPass(Operations):
                 else:
                     self.fix(one)
         self._set(out, results)
+
+    def _connect(self, x: Tensor, channels: Sequence[Labels], inner: Sequence[Labels]) -> None:
+        """Unite the channels of a convolution's input with its weight's."""
+        for one in channels:
+            for w in inner:
+                self.unite(one, w)
+            if not inner:
+                self.fix(one)
+        if not channels:
+            self._fix_summed([w.reshape(1, -1) for w in inner], 1, x, self._explain(x))
+
+    def _connect_groups(
+        self, channels: Sequence[Labels], inner: Sequence[Labels], outer: Sequence[Labels], groups: int
+    ) -> None:
+        """Let whole groups come and go, with input and output channels."""
+        for w in inner:
+            self.fix(w)
+        for one in (*channels, *outer):
+            self.tie(one.reshape(groups, -1), 1)
+        for w in outer:
+            for one in channels:
+                self.unite(one.reshape(groups, -1)[:, 0], w.reshape(groups, -1)[:, 0])
+            if not channels:
+                self.fix(w)
 
     def _reduce(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         x, results = args[0], list(_list_tensors([out]))
@@ -556,10 +566,12 @@ class LabelledPass(Operations):
             for one in self.labels(x):
                 dims = vary(one)
                 fits = result.dim() == x.dim() and all(x.shape[d] == result.shape[d] for d in dims)
-                if fits and self._operation not in _SOFTMAX:
-                    if not self._commutes(func, args, kwargs, result, dims, _take_every_second):
-                        fits = self._commutes(func, args, kwargs, result, dims, _take_half)
-                        self.ordered.append(np.unique(one.numpy()))
+                is_free = self._operation in _SOFTMAX or (
+                    fits and self._commutes(func, args, kwargs, result, dims, _take_every_second)
+                )
+                if fits and not is_free:
+                    fits = self._commutes(func, args, kwargs, result, dims, _take_half)
+                    self.ordered.append(np.unique(one.numpy()))
                 if not fits:
                     self.fix(one)
                     continue

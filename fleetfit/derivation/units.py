@@ -134,7 +134,7 @@ class Units:
             is_loose = len(key) == 1 and key[0][1] == 1  # nothing else depends on these places
             if len(units) > 1 and not is_loose and any(name in self.trained for name, _ in homes):
                 lead = _choose_lead(homes)
-                groups.append((homes, sorted(units, key=lambda unit: first[unit, lead])))  # noqa: B023 called at once
+                groups.append((homes, sorted(units, key=lambda unit: first[unit, lead])))
         return groups
 
     def _name(self, lead: Dimension) -> str:
