@@ -67,7 +67,7 @@ class DerivedArchitecture(Architecture):
             roles.setdefault((_generalise(axis), tuple((_generalise(n), d, per) for n, d, per in places)), []).append(
                 axis
             )
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for (pattern, places), axes in roles.items():
             sizes = sorted({self.axes[axis].size for axis in axes})
             units = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
@@ -148,9 +148,9 @@ class DerivedArchitecture(Architecture):
             )
             full_name = f"{INSIDE}{name}"
             is_sent = full_name not in base and self.trains(full_name)
-            block = self.plan.blocks.get(name) or None
-            place = (None, self.blocks) if owner in self._classifier else (block, None)
-            parts[is_sent][full_name] = TensorLayout(dims, *place, is_parameter)
+            is_classifier = owner in self._classifier
+            block, e = (None, self.blocks) if is_classifier else (self.plan.blocks.get(name) or None, None)
+            parts[is_sent][full_name] = TensorLayout(dims, block, e, is_parameter)
         for e in self._list_added(exits):
             for name, dims in self._list_head_dims(e).items():
                 parts[name not in base][name] = TensorLayout(dims, None, e, True)

@@ -10,14 +10,12 @@ in which it does not vary.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -174,6 +172,9 @@ class LabelledPass(Operations):
 
     def find_units(self) -> tuple[np.ndarray, dict[int, Reason]]:
         """Return the unit of each label, and why units are fixed, by unit."""
+        from scipy.sparse import coo_matrix  # runs of other models start without it
+        from scipy.sparse.csgraph import connected_components
+
         pairs = np.concatenate(self._pairs) if self._pairs else np.zeros((0, 2), np.int64)
         graph = coo_matrix((np.ones(len(pairs), np.int8), (pairs[:, 0], pairs[:, 1])), shape=(self._next, self._next))
         units = connected_components(graph, directed=False)[1]
@@ -698,7 +699,7 @@ def _is_uniform(x: Tensor, d: int) -> bool:
     return bool((x == x.narrow(d, 0, 1)).all())
 
 
-def _list_tensors(values: Iterable[Any]) -> Iterable[Tensor]:
+def _list_tensors(values: Iterable[Any]) -> Iterator[Tensor]:
     for value in values:
         if isinstance(value, Tensor):
             yield value

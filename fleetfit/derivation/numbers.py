@@ -368,9 +368,11 @@ def _list_torch_numbers(observation: Observation) -> Iterator[Number]:
 def _get_input_segments(observation: Observation, module: str, d: int) -> Segments | None:
     """Return the segments along a dimension of a module's input."""
     x = observation.inputs.get(module)
-    for labels in x.labels if x is not None else ():
-        if d % len(x.shape) in vary(labels):
-            return observation.units.parse(_take(labels, d % len(x.shape)))
+    if x is not None:
+        d %= len(x.shape)
+        for labels in x.labels:
+            if d in vary(labels):
+                return observation.units.parse(_take(labels, d))
     return None
 
 

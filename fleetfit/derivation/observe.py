@@ -108,7 +108,7 @@ def get_logits(out: Any) -> Tensor:
 def plain_kernels() -> Iterator[None]:
     """Compute by operations that a mode sees: attention and recurrent layers step by step."""
     before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = False
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
     try:
         with use_plain_attention(), torch.no_grad():
             yield

@@ -67,7 +67,8 @@ class Units:
             if odd is None:
                 return
             if len(odd) == 2 and len({len(self.axes[axis]) for axis in odd}) == 1:  # they alternate, as in a shuffle
-                self.merge(*sorted(odd), settle=False)
+                one, other = sorted(odd)
+                self.merge(one, other, settle=False)
             else:
                 for axis in odd:
                     self.fix(axis, _FIXED_UNIT, settle=False)
@@ -104,7 +105,8 @@ class Units:
     def _find_axes(self) -> None:
         logits = set() if self.logits is None else set(self._unit_of[self.logits.numpy()].tolist())
         ordered = {unit for labels in self.labelled.ordered for unit in self._unit_of[labels].tolist()}
-        self.axes, self.homes, self.whole, self._tags = {}, {}, {}, {}
+        self.axes, self.homes, self.whole = {}, {}, {}
+        self._tags: dict[int, tuple[str, int]] = {}
         for homes, units in self._group_alike():
             lead = _choose_lead(homes)
             is_classes = set(units) <= logits

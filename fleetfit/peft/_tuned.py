@@ -120,8 +120,8 @@ class Tuned(ArchitectureWrapper):
     def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
         """Return the inner family's module with all modules added, and all else frozen but the classifiers."""
         module = self.inner.build(axes, exits)
-        present = {name for name, _ in module.named_modules()}
-        names = [name for name in self.places if name in present]
+        present = dict(module.named_modules())
+        names = [name for name in self.places if name in present and self.accepts(present[name])]
         if names:
             self.add_modules(module, names)
         for name, parameter in module.named_parameters():

@@ -173,7 +173,9 @@ def test_next_tokens(tmp_path: Path) -> None:
     splits = {"train": torch.arange(100), "test": torch.arange(100, 120)}
     data = Data("tokens", x, x.roll(-1, 1), splits, 12, task="next_token", vocabulary=12)
     table = describe(Sequence(), method="heterofl", rounds=1)
-    finished = ff.run({**table, "data": {"name": data, "partition": {"clients": CLIENTS}}}, out=tmp_path / "run")
+    finished = ff.run(
+        {**table, "data": {"name": data, "partition": {"kind": "iid", "clients": CLIENTS}}}, out=tmp_path / "run"
+    )
     assert finished.accuracy("global") >= 0
 
 
@@ -225,8 +227,14 @@ def test_another_class_under_the_name_is_refused(tmp_path: Path) -> None:
 # ---- the command line ------------------------------------------------------------------------------------------------
 
 
+def call(*arguments: str) -> Any:
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    return end.value.code or 0
+
+
 def test_check_model_shows_the_axes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check-model", "plain_models:Residual", "--input-shape", "1,4,4", "--classes", "4"]) == 0
+    assert call("check-model", "plain_models:Residual", "--input-shape", "1,4,4", "--classes", "4") == 0
     text = capsys.readouterr().out
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
     assert ["stem", "1", "16", "1", "any"] in [row[:5] for row in rows]
@@ -237,11 +245,11 @@ def test_check_model_shows_the_axes(capsys: pytest.CaptureFixture[str]) -> None:
     "arguments", [["--input-shape", "1,4,4"], ["--input-shape", "1,4,4", "--set", "model.width=32"]]
 )
 def test_plan_takes_a_class(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--model", "plain_models:Residual", "--classes", "4", *arguments]) == 0
+    assert call("plan", "--model", "plain_models:Residual", "--classes", "4", *arguments) == 0
 
 
 def test_a_wrong_shape_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     with raises(ModelError, key="model.name"):
         ff.derive(Residual(8), (torch.randn(40, 5), torch.randint(4, (40,))))
-    assert main(["check-model", "plain_models:Residual", "--input-shape", "5"]) == 2
+    assert call("check-model", "plain_models:Residual", "--input-shape", "5") == 2
     assert "Traceback" not in capsys.readouterr().err
