@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Literal
 
 from fleetfit.errors import PlanError
+from fleetfit.layout import unwrap
 from fleetfit.planner import Mode, Targets, make_grids, search
 from fleetfit.values import Level, Problem
 
@@ -30,7 +31,7 @@ def split_levels(
     try:
         splits = search(grid, targets, mode, further=further)
     except PlanError:
-        if not getattr(problem.architecture, "falls_back_to_width", False):
+        if not getattr(unwrap(problem.architecture), "falls_back_to_width", False):
             raise
         under = replace(targets, tolerances=(_ANY,) * len(targets.ratios), strict=True)
         splits = search(grid, under, "width", further=further)

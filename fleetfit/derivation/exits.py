@@ -1,5 +1,6 @@
 """Early exits of an instance: where they may sit, their classifiers, and the module that has them."""
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,8 +26,8 @@ def find_exits(observation: Observation, exits: str | Sequence[str]) -> tuple[Ex
 
     Args:
         observation: What was seen of it.
-        exits: "auto" for its own exits if it returns a list of logits, else the longest chain of blocks; "none"; or names
-            of modules.
+        exits: "auto" for its own exits if it returns a list of logits, else the longest chain of blocks; "none"; or
+            names of modules.
 
     Raises:
         ModelError: A named module cannot have an exit after it.
@@ -111,8 +112,10 @@ def _list_chains(observation: Observation) -> Iterator[tuple[int, list[str]]]:
             if len(ran) < 2:
                 continue
         blocks = [block for n in ran for block in _open_stage(observation, n, children[n])]
-        follows = zip(blocks, blocks[1:], strict=False)
-        if any(outputs[after].made_of and not outputs[after].made_of & outputs[before].mark for before, after in follows):
+        follows = itertools.pairwise(blocks)
+        if any(
+            outputs[after].made_of and not outputs[after].made_of & outputs[before].mark for before, after in follows
+        ):
             continue  # modules beside each other, such as experts
         heavy = [n for n in blocks if _has_parameters(m := net.get_submodule(n)) and not isinstance(m, _NORMS)]
         if len(heavy) >= 2:

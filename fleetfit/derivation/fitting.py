@@ -40,6 +40,30 @@ class SampleFacts:
         return torch.randn(shape, generator=rng)
 
 
+def find_facts(net: nn.Module, shape: Sequence[int], classes: int | None = None) -> SampleFacts:
+    """Return what a module computes for samples of a shape: tokens where it looks them up first.
+
+    Args:
+        net: The module.
+        shape: The shape of one sample.
+        classes: The number of classes; its own by default.
+
+    Raises:
+        ModelError: It does not accept samples of this shape.
+    """
+    tables = [part.num_embeddings for part in net.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
+    for vocabulary in (*tables[:1], 0):
+        facts = SampleFacts(shape, vocabulary, 0)
+        try:
+            logits = _run(net, facts.make_example())
+        except ModelError:
+            if not vocabulary:
+                raise
+        else:
+            break
+    return SampleFacts(shape, vocabulary, classes or logits.shape[-1], next_tokens=logits.dim() == 3)
+
+
 def fit_instance(net: nn.Module, facts: SampleFacts, head: str, weights: str, seed: int) -> nn.Module:
     """Return a copy of an instance that fits the data.
 
@@ -67,7 +91,7 @@ def fit_instance(net: nn.Module, facts: SampleFacts, head: str, weights: str, se
         if logits.dim() == len(expected) and tuple(logits.shape[:-1]) == expected[:-1]:
             raise ModelError(
                 f"{type(net).__name__} has {classes} logits, and the data have {facts.classes} classes. Make a module "
-                f"with {facts.classes}, or set head = \"new\" in [model] derive for a new classifier.",
+                f'with {facts.classes}, or set head = "new" in [model] derive for a new classifier.',
                 key="model.derive.head",
             )
         raise ModelError(

@@ -27,6 +27,7 @@ from fleetfit.layout.axes import (
     product,
     require_segments,
     segments,
+    unwrap,
     validate_architecture,
     visit_exits,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "product",
     "require_segments",
     "segments",
+    "unwrap",
     "validate_architecture",
     "visit_exits",
 ]

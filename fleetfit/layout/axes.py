@@ -654,3 +654,10 @@ class ArchitectureWrapper(Architecture):
             ModelError: It cannot.
         """
         raise ModelError(f"{self.more} cannot be merged into the tensors of a plain {type(self.inner).__name__}.")
+
+
+def unwrap(architecture: Architecture) -> Architecture:
+    """Return the family inside all wrappers."""
+    while isinstance(architecture, ArchitectureWrapper):
+        architecture = architecture.inner
+    return architecture

@@ -11,17 +11,19 @@ from torch import nn
 
 from fleetfit import names
 from fleetfit.config.components import build_component, is_factory
+from fleetfit.config.parse import parse_section
 from fleetfit.config.schema import DeriveSection, Experiment
 from fleetfit.data import Data
 from fleetfit.derivation import (
     DerivedArchitecture,
     SampleFacts,
     derive_architecture,
+    find_facts,
     fit_instance,
     restore_architecture,
 )
 from fleetfit.errors import ConfigError, ModelError, format_cause
-from fleetfit.layout import Architecture, ArchitectureWrapper, validate_architecture
+from fleetfit.layout import Architecture, unwrap, validate_architecture
 from fleetfit.method import is_portable
 from fleetfit.seeds import isolate_rng
 from fleetfit.tasks import get_task
@@ -47,11 +49,11 @@ def build_problem(experiment: Experiment, data: Data | DataDescription) -> Probl
     if isinstance(architecture, nn.Module):
         facts = SampleFacts(shape, data.vocabulary, data.classes, data.task == "next_token")
         architecture = derive_model(architecture, facts, section.derive or DeriveSection(), experiment.seed)
-        spec = None if spec is None else {**spec, "derived": architecture.plan.to_payload()}
+        spec = None if spec is None else {**spec, "derived": {**architecture.plan.to_payload(), "whole": []}}
     elif section.derive is not None:
         raise ConfigError(
-            f"[model] derive is for PyTorch modules; {label} is an Architecture, which has axes and exits already. Leave "
-            "it out.",
+            f"[model] derive is for PyTorch modules; {label} is an Architecture, which has axes and exits already. "
+            "Leave it out.",
             key="model.derive",
         )
     check_architecture(architecture, label)
@@ -97,9 +99,8 @@ def derive_model(net: nn.Module, facts: SampleFacts, section: DeriveSection, see
 
 def find_derived(architecture: Architecture) -> DerivedArchitecture | None:
     """Return the derived architecture that an architecture is, or has inside; None for others."""
-    while isinstance(architecture, ArchitectureWrapper):
-        architecture = architecture.inner
-    return architecture if isinstance(architecture, DerivedArchitecture) else None
+    inner = unwrap(architecture)
+    return inner if isinstance(inner, DerivedArchitecture) else None
 
 
 def describe_derived(problem: Problem, levels: Sequence[Level], split: Any) -> list[str]:
@@ -114,10 +115,10 @@ def describe_derived(problem: Problem, levels: Sequence[Level], split: Any) -> l
     if derived is None:
         return []
     sentences = derived.describe()
-    if split in ("both", "depth") and len(levels) > 1 and all(l.submodel.depth == derived.blocks for l in levels):
+    if split in ("both", "depth") and len(levels) > 1 and all(x.submodel.depth == derived.blocks for x in levels):
         sentences.append(
-            f"The levels differ in width alone: no exits of this model fit the budgets, as method.split = \"{split}\" "
-            "wants. Name other exits in [model] derive, or set method.split = \"width\"."
+            f'The levels differ in width alone: no exits of this model fit the budgets, as method.split = "{split}" '
+            'wants. Name other exits in [model] derive, or set method.split = "width".'
         )
     return sentences
 
@@ -137,10 +138,24 @@ def _check_sample_shape(name: Any, data: Data | DataDescription) -> None:
 
 
 def build_architecture(name: Any, settings: Mapping[str, Any], **context: Any) -> Architecture:
-    """Return the architecture of a name, for `plan` and `check-model`."""
-    architecture: Architecture = build_component("models", name, "[model]", settings, **context)
+    """Return the architecture of a name, for `plan` and `check-model`.
+
+    Args:
+        name: The model's.
+        settings: Keys of `[model]`.
+        **context: What a factory may take: classes, channels, input_shape and others. A module's own number of classes
+            wins, where its constructor does not take `classes`.
+    """
+    settings = dict(settings)
+    derive = settings.pop("derive", None)
+    architecture: Any = build_component("models", name, "[model]", settings, **context)
+    if isinstance(architecture, nn.Module):
+        section = parse_section(DeriveSection, derive or {})
+        facts = find_facts(architecture, context["input_shape"], context["classes"] if section.head == "new" else None)
+        return derive_model(architecture, facts, section, seed=0)
     check_architecture(architecture, name)
-    return architecture
+    derived: Architecture = architecture
+    return derived
 
 
 def check_architecture(architecture: Any, label: Any) -> None:
