@@ -74,7 +74,11 @@ def check_model_report(
         yield _format_section("Declared", describe_declarations(architecture, problem.layout))
     with torch.device("meta"):
         module = build_module(architecture, problem.layout.full_sizes, problem.exits)
-    exits = architecture.describe_exits() if isinstance(architecture, DerivedArchitecture) else describe_exits(architecture, module)
+    exits = (
+        architecture.describe_exits()
+        if isinstance(architecture, DerivedArchitecture)
+        else describe_exits(architecture, module)
+    )
     yield _format_section("Exits", iter(exits))
     proof = check_layout(architecture, problem.layout, [level.submodel for level in levels], input_shape=shape)
     yield _format_section("Proof", describe_proof(proof))

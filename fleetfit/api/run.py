@@ -25,7 +25,7 @@ from fleetfit.api.callbacks import CallbackRunner, make_callbacks, split_callbac
 from fleetfit.api.metadata import COLUMNS, DATA, DERIVED, find_data_changes, make_fingerprint, short_name
 from fleetfit.api.progress import Display, ProgressOption, make_display
 from fleetfit.api.results import Run, load, load_usable_checkpoint
-from fleetfit.check import check_layout
+from fleetfit.check import check_layout, check_levels
 from fleetfit.config import Assembly, Experiment, assemble, load_experiment, to_toml
 from fleetfit.config.assembly import UnusedKey
 from fleetfit.config.build.data import build_data
@@ -302,14 +302,13 @@ def verify_layout(assembly: Assembly, say: Callable[[str], None] | None = None) 
     """
     if assembly in _verified:
         return assembly
-    problem, levels = assembly.federation.problem, assembly.federation.levels
-    report = check_layout(
-        problem.architecture,
-        problem.layout,
-        [level.submodel for level in levels],
-        input_shape=problem.input_shape,
-        say=say,
-    )
+    problem, levels = assembly.federation.problem, [level.submodel for level in assembly.federation.levels]
+    architecture = problem.architecture
+    if isinstance(architecture, DerivedArchitecture) and architecture.report is not None:  # the rest is proved
+        check_levels(architecture, problem.layout, levels, problem.input_shape)
+        report = architecture.report
+    else:
+        report = check_layout(architecture, problem.layout, levels, input_shape=problem.input_shape, say=say)
     if report.warning:
         assembly = replace(assembly, notes=(*assembly.notes, report.warning))
     _verified.add(assembly)

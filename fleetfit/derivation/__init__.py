@@ -59,8 +59,8 @@ def derive_architecture(
         net: The instance; its weights, modes and hooks stay as they are.
         example: At least two samples [batch, ...].
         exits: See `find_exits`.
-        axes: By pattern of axis names another name, or "whole" for axes that are not cut. Axes that get the same name are
-            cut as one.
+        axes: By pattern of axis names another name, or "whole" for axes that are not cut. Axes that get the same name
+            are cut as one.
         say: Called with each step of a long proof.
 
     Raises:
@@ -78,8 +78,17 @@ def derive_architecture(
                 return _prove(net, _rename(plan, names), example, say)
             except ModelError as error:
                 errors.append(error)
-        failing = [role for role in trials.group_roles() if _fails_alone(net, plans[0], role, example)]
-        if not failing or len(failing) == len(trials.group_roles()) == 1:
+        roles = trials.group_roles()
+        failing = [role for role in roles if _fails_alone(net, plans[0], role, example)]
+        if not failing and len(roles) > 1:
+            raise ModelError(
+                f"a narrower {type(net).__name__} computes something else where {', '.join(role[0] for role in roles)} "
+                "are cut together, though not where one of them is. Does forward compare sizes, as in x.shape == "
+                "y.shape? Sizes that differ here may be equal at another width. Decide by what does not depend on the "
+                "width, such as the number of the block.",
+                key="model",
+            ) from errors[0]
+        if not failing or len(failing) == len(roles) == 1:
             raise errors[0]
         for axis in [axis for role in failing for axis in role]:
             observation.units.fix(axis, _COMPUTES_ELSE, settle=False)
@@ -116,7 +125,7 @@ def _prove(
     """
     architecture = DerivedArchitecture(net, plan)
     check_same_as_instance(architecture, example)
-    check_layout(architecture, input_shape=tuple(example.shape[1:]), say=say)
+    architecture.report = check_layout(architecture, input_shape=tuple(example.shape[1:]), say=say)
     return architecture
 
 
@@ -147,35 +156,41 @@ def _find_depth(observation: Observation, exits: str | Sequence[str]) -> dict[st
 
 
 def _apply_axes(units: Units, axes: Mapping[str, str]) -> dict[str, str]:
-    """Fix excluded axes, and merge those of one new name; return the new names by pattern.
+    """Fix excluded axes, and merge those of one new name; return the new names by axis.
 
     Raises:
         ModelError: A pattern matches no axis, or axes of different sizes get one name.
     """
+    groups: dict[str, list[str]] = {}
+    left = units.scaled
     for pattern, name in axes.items():
-        matching = fnmatch.filter(units.scaled, pattern)
+        matching = [axis for axis in units.scaled if fnmatch.fnmatchcase(axis, pattern)]
         if not matching:
             raise ModelError(
                 f'axes: no axis matches "{pattern}".{did_you_mean(pattern, units.scaled)} The axes are '
                 f"{', '.join(units.scaled)}.",
                 key="derive.axes",
             )
-        if name != WHOLE and len({len(units.axes[axis]) for axis in matching}) > 1:
-            sizes = ", ".join(f"{axis} {len(units.axes[axis])}" for axis in matching)
+        groups.setdefault(name, []).extend(axis for axis in left if axis in matching)
+        left = [axis for axis in left if axis not in matching]
+    for name, members in groups.items():
+        members += [name] if name in left else []
+        sizes = ", ".join(f"{axis} {len(units.axes[axis])}" for axis in members)
+        if name == CLASSES or (name != WHOLE and len({len(units.axes[axis]) for axis in members}) > 1):
             raise ModelError(
-                f'axes: "{pattern}" = "{name}" makes one axis of different sizes: {sizes}. Give them different names.',
+                f'axes: "{name}" would be one axis of different sizes or uses: {sizes}. Give them different names.',
                 key="derive.axes",
             )
-        for axis in matching:
+        for axis in members:
             if name == WHOLE:
                 units.fix(axis, _EXCLUDED, settle=False)
-            elif axis != matching[0]:
-                units.merge(matching[0], axis, settle=False)
-        units.settle()
-    return {pattern: name for pattern, name in axes.items() if name != WHOLE}
+            elif axis != members[0]:
+                units.merge(members[0], axis, settle=False)
+    units.settle()
+    return {axis: name for name, members in groups.items() for axis in members if name != WHOLE}
 
 
 def _rename(plan: DerivedPlan, names: Mapping[str, str]) -> DerivedPlan:
     """Return the plan with new names of axes."""
-    new = {axis: next((n for pattern, n in names.items() if fnmatch.fnmatchcase(axis, pattern)), axis) for axis in plan.axes}
+    new = {axis: names.get(axis, axis) for axis in plan.axes}
     return plan.rename_axes(new) if any(axis != name for axis, name in new.items()) else plan

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from fleetfit.check import LayoutReport
 from fleetfit.derivation.copies import copy_instance, copy_level
 from fleetfit.derivation.exits import ExitHead, ModuleWithExits
 from fleetfit.derivation.labels import list_tensors
 from fleetfit.derivation.observe import get_logits, list_aliases
 from fleetfit.derivation.plan import DerivedPlan, ExitPoint, Segments
 from fleetfit.derivation.units import CLASSES, get_length
-from fleetfit.errors import ModelError
+from fleetfit.errors import ModelError, truncate
 from fleetfit.layout import Architecture, Axis, Layout, Segment, State, TensorLayout, batch_norms, named_tensors
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -31,13 +32,14 @@ class DerivedArchitecture(Architecture):
     Args:
         net: The instance; it is never changed.
         plan: What was derived from it.
+        report: Its proof, where it was made in this process.
     """
 
     falls_back_to_width = True
     """Levels differ in width alone where no depths fit: its exits were found, not made for a method."""
 
-    def __init__(self, net: nn.Module, plan: DerivedPlan) -> None:
-        self.net, self.plan = net, plan
+    def __init__(self, net: nn.Module, plan: DerivedPlan, report: LayoutReport | None = None) -> None:
+        self.net, self.plan, self.report = net, plan, report
         self.axes: Mapping[str, Axis] = {
             axis: Axis(n, scaled=axis != CLASSES, ordered=axis in plan.ordered) for axis, n in plan.axes.items()
         }
@@ -62,7 +64,9 @@ class DerivedArchitecture(Architecture):
                 homes[axis].append((name, d, sum(s.per for s in segments if s.axis == axis)))
         roles: dict[tuple[Any, ...], list[str]] = {}
         for axis, places in homes.items():
-            roles.setdefault((_generalise(axis), tuple((_generalise(n), d, per) for n, d, per in places)), []).append(axis)
+            roles.setdefault((_generalise(axis), tuple((_generalise(n), d, per) for n, d, per in places)), []).append(
+                axis
+            )
         rows = []
         for (pattern, places), axes in roles.items():
             sizes = sorted({self.axes[axis].size for axis in axes})
@@ -102,7 +106,9 @@ class DerivedArchitecture(Architecture):
         """
         for axis, size in axes.items():
             if size > self.plan.axes[axis]:
-                raise ModelError(f'axis "{axis}" has {self.plan.axes[axis]} units in the instance, not {size}.', key=axis)
+                raise ModelError(
+                    f'axis "{axis}" has {self.plan.axes[axis]} units in the instance, not {size}.', key=axis
+                )
         net = copy_level(self.net, self.plan, axes, self._list_absent(exits[-1]))
         points = self.plan.exits
         heads = {e: self._make_head(points[e - 1], axes) for e in self._list_added(exits)}
@@ -218,15 +224,19 @@ def check_same_as_instance(architecture: DerivedArchitecture, example: torch.Ten
         )
 
 
-def list_shapes(net: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each parameter and buffer."""
-    return {name: tuple(tensor.shape) for name, tensor in list_tensors(net)}
-
-
 def find_mismatch(net: nn.Module, plan: DerivedPlan) -> str:
     """Return how an instance differs from the one of a plan; "" where it does not."""
-    shapes: Mapping[str, Any] = list_shapes(net)
+    shapes = {name: tuple(tensor.shape) for name, tensor in list_tensors(net)}
     for name in {**plan.tensors, **shapes}:
         if shapes.get(name) != plan.tensors.get(name):
             return f'"{name}" has shape {shapes.get(name)} here, and {plan.tensors.get(name)} in the plan'
-    return ""
+    modules = dict(net.named_modules())
+    for number in plan.numbers:
+        value = vars(modules[number.module]).get(number.attribute) if number.module in modules else None
+        if number.index is not None:
+            value = value[number.index] if isinstance(value, tuple | list) and number.index < len(value) else None
+        if type(value) is not int or value != number.value:
+            where = f"{number.module}.{number.attribute}".lstrip(".")
+            return f'"{where}" is {truncate(repr(value))} here, and {number.value} in the plan'
+    absent = next((point.module for point in plan.exits if point.module not in modules), None)
+    return "" if absent is None else f'there is no module "{truncate(absent)}" here'

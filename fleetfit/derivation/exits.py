@@ -1,5 +1,6 @@
 """Early exits of an instance: where they may sit, their classifiers, and the module that has them."""
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,8 +26,8 @@ def find_exits(observation: Observation, exits: str | Sequence[str]) -> tuple[Ex
 
     Args:
         observation: What was seen of it.
-        exits: "auto" for its own exits if it returns a list of logits, else the longest chain of blocks; "none"; or names
-            of modules.
+        exits: "auto" for its own exits if it returns a list of logits, else the longest chain of blocks; "none"; or
+            names of modules.
 
     Raises:
         ModelError: A named module cannot have an exit after it.
@@ -111,8 +112,10 @@ def _list_chains(observation: Observation) -> Iterator[tuple[int, list[str]]]:
             if len(ran) < 2:
                 continue
         blocks = [block for n in ran for block in _open_stage(observation, n, children[n])]
-        follows = zip(blocks, blocks[1:], strict=False)
-        if any(outputs[after].made_of and not outputs[after].made_of & outputs[before].mark for before, after in follows):
+        follows = itertools.pairwise(blocks)
+        if any(
+            outputs[after].made_of and not outputs[after].made_of & outputs[before].mark for before, after in follows
+        ):
             continue  # modules beside each other, such as experts
         heavy = [n for n in blocks if _has_parameters(m := net.get_submodule(n)) and not isinstance(m, _NORMS)]
         if len(heavy) >= 2:
@@ -181,35 +184,52 @@ class ModuleWithExits(nn.Module):
         self.net, self.exits = net, exits
         self.ends = tuple(points[e - 1].module for e in exits if e <= len(points))
         self.heads = nn.ModuleDict({str(e): head for e, head in heads.items()})
+        self._visit: Callable[[int, Tensor], bool] | None = None
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """Return the logits of each exit, shallow to deep."""
         logits: list[Tensor] = []
-        if not self.ends:
-            return [get_logits(self.net(x))]
-        last = self.exits[-1] if len(self.ends) == len(self.exits) else 0
+        last = len(self.exits) - 1
+        visit = self._visit
 
-        def make_hook(e: int) -> Callable[..., None]:
+        def add(i: int, z: Tensor) -> None:
+            logits.append(z)
+            if (visit is not None and visit(i, z)) or (i == last and i < len(self.ends)):
+                raise _LastExit
+
+        def make_hook(i: int) -> Callable[..., None]:
+            key = str(self.exits[i])
+
             def read(module: nn.Module, args: Any, out: Any) -> None:
                 hidden = _get_hidden(out)
-                logits.append(self.heads[str(e)](hidden) if str(e) in self.heads else hidden)
-                if e == last:
-                    raise _LastExit
+                add(i, self.heads[key](hidden) if key in self.heads else hidden)
 
             return read
 
-        handles = [
-            self.net.get_submodule(name).register_forward_hook(make_hook(e))
-            for e, name in zip(self.exits, self.ends, strict=False)
-        ]
+        handles = [self.net.get_submodule(name).register_forward_hook(make_hook(i)) for i, name in enumerate(self.ends)]
         try:
-            logits.append(get_logits(self.net(x)))
+            out = self.net(x)
+            add(last, get_logits(out))
         except _LastExit:
             pass
         finally:
             for handle in handles:
                 handle.remove()
         return logits
+
+    def visit_exits(self, x: Tensor, visit: Callable[[int, Tensor], bool]) -> None:
+        """Call `visit(i, logits)` at each exit, shallow to deep, until it returns True; nothing behind is computed.
+
+        Args:
+            x: Samples [B, ...].
+            visit: Takes the exit, from 0, and its logits of the whole batch.
+        """
+        # in half precision, forward's results are converted behind the exits
+        self._visit = lambda i, z: visit(i, z.float() if z.dtype == torch.bfloat16 else z)
+        try:
+            self.forward(x)  # with what wraps it: precision, device
+        finally:
+            self._visit = None
 
 
 def _get_hidden(out: Any) -> Tensor:

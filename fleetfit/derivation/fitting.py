@@ -91,7 +91,7 @@ def fit_instance(net: nn.Module, facts: SampleFacts, head: str, weights: str, se
         if logits.dim() == len(expected) and tuple(logits.shape[:-1]) == expected[:-1]:
             raise ModelError(
                 f"{type(net).__name__} has {classes} logits, and the data have {facts.classes} classes. Make a module "
-                f"with {facts.classes}, or set head = \"new\" in [model] derive for a new classifier.",
+                f'with {facts.classes}, or set head = "new" in [model] derive for a new classifier.',
                 key="model.derive.head",
             )
         raise ModelError(

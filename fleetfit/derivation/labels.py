@@ -66,7 +66,7 @@ class LabelledPass(Operations):
         ranges: The labels of each dimension that can be cut.
         first_use: By parameter or buffer, the number of the first operation that used it.
         step: The number of operations so far.
-        module: The module whose forward runs; whoever runs the pass keeps it.
+        module: The module whose forward runs, if any; who runs the pass keeps it.
         reasons: Labels that were fixed, with the reason.
         flattened: Labels that came to lie along one dimension, by the order in which that happened.
         ordered: Labels of places whose order matters, as in a cumulative sum: only the first ones can be kept.
@@ -81,7 +81,8 @@ class LabelledPass(Operations):
         self._views: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.ranges: dict[Dimension, range] = {}
         self.first_use: dict[str, int] = {}
-        self.step, self.module, self.vocabulary = 0, "", 0
+        self.step, self.vocabulary = 0, 0
+        self.module: str | None = None
         self.ordered: list[np.ndarray] = []
         self.reasons: list[tuple[np.ndarray, Reason]] = []
         self.branches: list[Reason] = []
@@ -95,7 +96,9 @@ class LabelledPass(Operations):
         self._x = x
         self.x_mark = self.mark(x)
         self._next = 1
-        kernels = {id(p) for part in module.modules() if isinstance(part, nn.modules.conv._ConvNd) for p in part.parameters()}
+        kernels = {
+            id(p) for part in module.modules() if isinstance(part, nn.modules.conv._ConvNd) for p in part.parameters()
+        }
         for name, tensor in list_tensors(module):
             if tensor in self._names:
                 continue
@@ -165,8 +168,9 @@ class LabelledPass(Operations):
         frame = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.startswith(HIDDEN):
             frame = frame.f_back  # type: ignore[assignment]
-        line = "" if frame is None or not self.module else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-        return Reason(cause, self.module, line)
+        if frame is None or self.module is None:
+            return Reason(cause)
+        return Reason(cause, self.module, f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
 
     def find_units(self) -> tuple[np.ndarray, dict[int, Reason]]:
         """Return the unit of each label, and why units are fixed, by unit."""
@@ -447,35 +451,21 @@ class LabelledPass(Operations):
         return left
 
     def _convolve(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        x, weight, bias, _, _, _, transposed, _, groups = args
-        d_in, d_out = (0, 1) if transposed else (1, 0)
+        x, weight, bias, _, _, _, is_transposed, _, groups = args
+        d_in, d_out = (0, 1) if is_transposed else (1, 0)
         inner = [one.reshape(-1) for one in self.labels(weight) if d_in in vary(one)]
         outer = [one.reshape(-1) for one in self.labels(weight) if d_out in vary(one)]
-        for one in self.labels(weight):
+        for one in self.labels(weight):  # places of the kernel
             if not vary(one) & {0, 1}:
                 self.fix(one)
         channels = [self._flatten(one, 1) for one in self.labels(x) if 1 in vary(one)]
         if groups == 1:
-            for c in channels:
-                for w in inner:
-                    self.unite(c, w)
-            for one in channels if not inner else ():
-                self.fix(one)
-            if not channels:
-                self._fix_summed([one.reshape(1, -1) for one in inner], 1, x, self._explain(x))
-        elif transposed:
+            self._connect(x, channels, inner)
+        elif is_transposed:
             for one in (*channels, *inner, *outer):
                 self.fix(one)
-        else:  # whole groups come and go
-            for w in inner:
-                self.fix(w)
-            for one in (*channels, *outer):
-                self.tie(one.reshape(groups, -1), 1)
-            for c in channels:
-                for w in outer:
-                    self.unite(c.reshape(groups, -1)[:, 0], w.reshape(groups, -1)[:, 0])
-            for w in outer if not channels else ():
-                self.fix(w)
+        else:
+            self._connect_groups(channels, inner, outer, groups)
         for one in self.labels(bias):
             for w in outer:
                 self.unite(one.reshape(-1), w)
@@ -487,6 +477,30 @@ class LabelledPass(Operations):
                 else:
                     self.fix(one)
         self._set(out, results)
+
+    def _connect(self, x: Tensor, channels: Sequence[Labels], inner: Sequence[Labels]) -> None:
+        """Unite the channels of a convolution's input with its weight's."""
+        for one in channels:
+            for w in inner:
+                self.unite(one, w)
+            if not inner:
+                self.fix(one)
+        if not channels:
+            self._fix_summed([w.reshape(1, -1) for w in inner], 1, x, self._explain(x))
+
+    def _connect_groups(
+        self, channels: Sequence[Labels], inner: Sequence[Labels], outer: Sequence[Labels], groups: int
+    ) -> None:
+        """Let whole groups come and go, with input and output channels."""
+        for w in inner:
+            self.fix(w)
+        for one in (*channels, *outer):
+            self.tie(one.reshape(groups, -1), 1)
+        for w in outer:
+            for one in channels:
+                self.unite(one.reshape(groups, -1)[:, 0], w.reshape(groups, -1)[:, 0])
+            if not channels:
+                self.fix(w)
 
     def _reduce(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         x, results = args[0], list(_list_tensors([out]))
@@ -542,16 +556,22 @@ class LabelledPass(Operations):
 
     def _keep_places(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Keep labels where an operation of some places is these places of its result; else fix them."""
-        results = [result for result in _list_tensors([out]) if result.dim() and (result.is_floating_point() or result.is_complex())]
+        results = [
+            result
+            for result in _list_tensors([out])
+            if result.dim() and (result.is_floating_point() or result.is_complex())
+        ]
         operands = [x for x in _list_tensors(args) if self.labels(x)]
         for x, result in ((x, result) for x in operands for result in results):
             for one in self.labels(x):
                 dims = vary(one)
                 fits = result.dim() == x.dim() and all(x.shape[d] == result.shape[d] for d in dims)
-                if fits and self._operation not in _SOFTMAX:
-                    if not self._commutes(func, args, kwargs, result, dims, _take_every_second):
-                        fits = self._commutes(func, args, kwargs, result, dims, _take_half)
-                        self.ordered.append(np.unique(one.numpy()))
+                is_free = self._operation in _SOFTMAX or (
+                    fits and self._commutes(func, args, kwargs, result, dims, _take_every_second)
+                )
+                if fits and not is_free:
+                    fits = self._commutes(func, args, kwargs, result, dims, _take_half)
+                    self.ordered.append(np.unique(one.numpy()))
                 if not fits:
                     self.fix(one)
                     continue
@@ -560,7 +580,6 @@ class LabelledPass(Operations):
                         self.unite(other, one)
                 if not any(vary(other) & dims for other in self.labels(result)):
                     self._set(result, [*self.labels(result), one])
-
 
     def _commutes(
         self, func: Any, args: Any, kwargs: Any, result: Tensor, dims: frozenset[int], take: Callable[..., Tensor]

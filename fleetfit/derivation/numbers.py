@@ -83,9 +83,7 @@ class Trials:
     @property
     def numbers(self) -> tuple[Number, ...]:
         """The numbers that depend on sizes, by the chosen meanings."""
-        chosen = [
-            Number(c.module, c.attribute, c.index, c.value, c.meaning) for c in self.candidates if c.meaning
-        ]
+        chosen = [Number(c.module, c.attribute, c.index, c.value, c.meaning) for c in self.candidates if c.meaning]
         return (*chosen, *_list_torch_numbers(self.observation))
 
     def make_plan(self) -> DerivedPlan:
@@ -108,7 +106,11 @@ class Trials:
             self.observation.vocabulary,
             self.observation.logits.dim() == 3,
             units.ordered,
-            {name: (size, str(reason)) for name, (size, reason) in units.whole.items() if reason not in (OF_SAMPLES, FLATTENED)},
+            {
+                name: (size, str(reason))
+                for name, (size, reason) in units.whole.items()
+                if reason not in (OF_SAMPLES, FLATTENED)
+            },
         )
 
     def list_plans(self, most: int) -> Iterator[DerivedPlan]:
@@ -169,7 +171,9 @@ class Trials:
             others = [
                 axis
                 for axis in failed
-                if axis != stream and tensors & {name for name, _ in units.homes[axis]} and size % len(units.axes[axis]) == 0
+                if axis != stream
+                and tensors & {name for name, _ in units.homes[axis]}
+                and size % len(units.axes[axis]) == 0
             ]
             fewest = min((len(units.axes[axis]) for axis in others), default=0)
             together = [*others, stream]

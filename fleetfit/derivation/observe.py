@@ -146,12 +146,19 @@ def observe(net: nn.Module, example: Tensor) -> Observation:
     every = out if isinstance(out, list) else [logits]
     along_logits = _find_classes(labelled, every)
     _tie_attention(net, labelled)
-    early = [
-        next((name for name, output in first.outputs.items() if output.tensor is one), "") for one in every[:-1]
-    ]
+    early = [next((name for name, output in first.outputs.items() if output.tensor is one), "") for one in every[:-1]]
     parameters = frozenset(name for name, _ in net.named_parameters(remove_duplicate=False))
     units = Units(labelled, parameters, along_logits)
-    return Observation(net, example, logits, tuple(early) if all(early) else (), units, first.outputs, first.inputs, labelled.vocabulary)
+    return Observation(
+        net,
+        example,
+        logits,
+        tuple(early) if all(early) else (),
+        units,
+        first.outputs,
+        first.inputs,
+        labelled.vocabulary,
+    )
 
 
 def _find_classes(labelled: LabelledPass, logits: list[Tensor]) -> Labels | None:
@@ -177,7 +184,7 @@ class _Run:
         self.outputs: dict[str, Output] = {}
         self.inputs: dict[str, Input] = {}
         self._made_of: dict[str, int] = {}
-        self._stack = [""]
+        self._stack: list[str | None] = [None]
         for name, part in copied.named_modules():
             part.register_forward_pre_hook(functools.partial(self._enter, name))
             part.register_forward_hook(functools.partial(self._leave, name), always_call=True)
@@ -233,10 +240,14 @@ def _check_instance(net: nn.Module) -> None:
                 key="model",
             )
         if hasattr(part, "_orig_mod"):
-            raise ModelError(f"{label} is compiled. Pass the module itself; FleetFit compiles levels where it pays.", key="model")
+            raise ModelError(
+                f"{label} is compiled. Pass the module itself; FleetFit compiles levels where it pays.", key="model"
+            )
     lazy = [name for name, tensor in net.state_dict(keep_vars=True).items() if nn.parameter.is_lazy(tensor)]
     if lazy:
-        raise ModelError(f'"{lazy[0]}" has no size yet. Run the module once on a batch before you pass it.', key="model")
+        raise ModelError(
+            f'"{lazy[0]}" has no size yet. Run the module once on a batch before you pass it.', key="model"
+        )
     if not any(p.requires_grad for p in net.parameters()):
         raise ModelError(f"{type(net).__name__} has no parameter that is trained.", key="model")
 

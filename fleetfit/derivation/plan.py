@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from fleetfit.derivation.labels import Dimension
 from fleetfit.errors import ModelError, truncate
 from fleetfit.layout import Segment
 
+T = TypeVar("T")
+_MOST_DIMS = 5  # of the output after which an exit sits
 FORMAT = 1
 """The version of the payload."""
 Segments = tuple[Segment, ...]
@@ -120,9 +122,7 @@ class DerivedPlan:
             "tensors": {name: list(shape) for name, shape in self.tensors.items()},
             "axes": dict(self.axes),
             "segments": [[name, d, _to_lists(segments)] for (name, d), segments in self.segments.items()],
-            "numbers": [
-                [n.module, n.attribute, n.index, n.value, _to_lists(n.meaning)] for n in self.numbers
-            ],
+            "numbers": [[n.module, n.attribute, n.index, n.value, _to_lists(n.meaning)] for n in self.numbers],
             "exits": [[e.module, e.dims, e.channels, _to_lists(e.segments), e.is_own] for e in self.exits],
             "blocks": dict(self.blocks),
             "classes": self.classes,
@@ -148,39 +148,51 @@ class DerivedPlan:
             )
         try:
             plan = DerivedPlan(
-                {str(name): tuple(map(_read_size, shape)) for name, shape in payload["tensors"].items()},
-                {str(axis): _read_size(size) for axis, size in payload["axes"].items()},
-                {(str(name), _read_size(d)): _from_lists(rows) for name, d, rows in payload["segments"]},
+                {_read(str, name): tuple(map(_read_size, shape)) for name, shape in payload["tensors"].items()},
+                {_read(str, axis): _read_size(size) for axis, size in payload["axes"].items()},
+                {(_read(str, name), _read_size(d)): _from_lists(rows) for name, d, rows in payload["segments"]},
                 tuple(
-                    Number(str(m), str(a), None if i is None else _read_size(i), _read_size(v), _from_lists(rows))
+                    Number(
+                        _read(str, m),
+                        _read(str, a),
+                        None if i is None else _read_size(i),
+                        _read_size(v),
+                        _from_lists(rows),
+                    )
                     for m, a, i, v, rows in payload["numbers"]
                 ),
                 tuple(
-                    ExitPoint(str(m), _read_size(dims), _read_size(d), _from_lists(rows), bool(is_own))
+                    ExitPoint(_read(str, m), _read_size(dims), _read_size(d), _from_lists(rows), _read(bool, is_own))
                     for m, dims, d, rows, is_own in payload["exits"]
                 ),
-                {str(name): _read_size(block) for name, block in payload["blocks"].items()},
+                {_read(str, name): _read_size(block) for name, block in payload["blocks"].items()},
                 _read_size(payload["classes"]),
                 _read_size(payload["vocabulary"]),
-                bool(payload["next_tokens"]),
-                frozenset(map(str, payload["ordered"])),
-                {str(name): (_read_size(size), str(reason)) for name, size, reason in payload["whole"]},
+                _read(bool, payload["next_tokens"]),
+                frozenset(_read(str, axis) for axis in payload["ordered"]),
+                {_read(str, name): (_read_size(size), _read(str, reason)) for name, size, reason in payload["whole"]},
             )
             plan._check()
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ModelError(f"the plan of a derived model is damaged: {error!r}.", key="derive") from None
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            problem = truncate(f"{type(error).__name__}: {error}")
+            raise ModelError(f"the plan of a derived model is damaged: {problem}.", key="derive") from None
         return plan
 
     def _check(self) -> None:
-        """Refuse axes, tensors and lengths that do not fit one another."""
-        for (name, d), segments in self.segments.items():
-            if sum(s.per if s.axis is None else self.axes[s.axis] * s.per for s in segments) != self.tensors[name][d]:
-                raise ValueError(f"segments of {truncate(name)}, dimension {d}")
-        for number in self.numbers:
-            if sum(s.per if s.axis is None else self.axes[s.axis] * s.per for s in number.meaning) != number.value:
-                raise ValueError(f"number {truncate(number.attribute)}")
-        if self.blocks.keys() - self.tensors.keys():
-            raise ValueError("blocks")
+        """Refuse axes, tensors, exits and lengths that do not fit one another."""
+        lengths = [(segments, self.tensors[name][d]) for (name, d), segments in self.segments.items()]
+        lengths += [(number.meaning, number.value) for number in self.numbers]
+        if any(self._get_length(segments) != length for segments, length in lengths):
+            raise ValueError("segments of another length")
+        if any(not 1 <= e.channels < e.dims <= _MOST_DIMS or not self._get_length(e.segments) for e in self.exits):
+            raise ValueError("an exit without channels")
+        if self.blocks.keys() - self.tensors.keys() or max(self.blocks.values(), default=0) > len(self.exits):
+            raise ValueError("blocks of other tensors or exits")
+        if self.ordered - self.axes.keys() or min(self.axes.values(), default=1) < 1 or self.classes < 1:
+            raise ValueError("axes that have no unit, or none at all")
+
+    def _get_length(self, segments: Segments) -> int:
+        return sum(s.per if s.axis is None else self.axes[s.axis] * s.per for s in segments)
 
 
 def _to_lists(segments: Segments) -> list[list[Any]]:
@@ -188,7 +200,13 @@ def _to_lists(segments: Segments) -> list[list[Any]]:
 
 
 def _from_lists(rows: Any) -> Segments:
-    return tuple(Segment(None if axis is None else str(axis), _read_size(per)) for axis, per in rows)
+    return tuple(Segment(None if axis is None else _read(str, axis), _read_size(per)) for axis, per in rows)
+
+
+def _read(kind: type[T], value: Any) -> T:
+    if not isinstance(value, kind):
+        raise TypeError(f"{kind.__name__} expected, got {truncate(repr(value))}")
+    return value
 
 
 def _read_size(value: Any) -> int:

@@ -78,7 +78,8 @@ class Units:
         ratio = len(fine) // len(coarse)
         label = self._labels_of_units()
         self.labelled.unite(
-            torch.tensor([label[unit] for unit in fine]), torch.tensor([label[coarse[i // ratio]] for i in range(len(fine))])
+            torch.tensor([label[unit] for unit in fine]),
+            torch.tensor([label[coarse[i // ratio]] for i in range(len(fine))]),
         )
         if settle:
             self.settle()
@@ -133,7 +134,7 @@ class Units:
             is_loose = len(key) == 1 and key[0][1] == 1  # nothing else depends on these places
             if len(units) > 1 and not is_loose and any(name in self.trained for name, _ in homes):
                 lead = _choose_lead(homes)
-                groups.append((homes, sorted(units, key=lambda unit: first[unit, lead])))  # noqa: B023 called at once
+                groups.append((homes, sorted(units, key=lambda unit: first[unit, lead])))
         return groups
 
     def _name(self, lead: Dimension) -> str:

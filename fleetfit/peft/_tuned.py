@@ -178,7 +178,8 @@ class Tuned(ArchitectureWrapper):
                 if growth and (n, *growth.items()) not in by_growth:
                     raise ModelError(f'"{name}", dimension {d} of size {n}: no tensor of the model shrinks like it.')
                 dims.append(by_growth[n, *growth.items()] if growth else (Segment(None, n),))
-            near = next((one for other, one in layouts.items() if other.startswith(f"{name.rpartition(f'.{ADDED}.')[0]}.")), None)
+            layer = next(place for place in self.places if name.startswith(f"{place}."))
+            near = next((one for other, one in layouts.items() if other.startswith(f"{layer}.")), None)
             layouts[name] = TensorLayout(tuple(dims), near.block if near else None, None, True)
         ordered = {name: layouts[name] for name in shapes if name in layouts}
         sent = {n: one for n, one in ordered.items() if n not in base and self.trains(n)}

@@ -49,11 +49,11 @@ def build_problem(experiment: Experiment, data: Data | DataDescription) -> Probl
     if isinstance(architecture, nn.Module):
         facts = SampleFacts(shape, data.vocabulary, data.classes, data.task == "next_token")
         architecture = derive_model(architecture, facts, section.derive or DeriveSection(), experiment.seed)
-        spec = None if spec is None else {**spec, "derived": architecture.plan.to_payload()}
+        spec = None if spec is None else {**spec, "derived": {**architecture.plan.to_payload(), "whole": []}}
     elif section.derive is not None:
         raise ConfigError(
-            f"[model] derive is for PyTorch modules; {label} is an Architecture, which has axes and exits already. Leave "
-            "it out.",
+            f"[model] derive is for PyTorch modules; {label} is an Architecture, which has axes and exits already. "
+            "Leave it out.",
             key="model.derive",
         )
     check_architecture(architecture, label)
@@ -115,10 +115,10 @@ def describe_derived(problem: Problem, levels: Sequence[Level], split: Any) -> l
     if derived is None:
         return []
     sentences = derived.describe()
-    if split in ("both", "depth") and len(levels) > 1 and all(l.submodel.depth == derived.blocks for l in levels):
+    if split in ("both", "depth") and len(levels) > 1 and all(x.submodel.depth == derived.blocks for x in levels):
         sentences.append(
-            f"The levels differ in width alone: no exits of this model fit the budgets, as method.split = \"{split}\" "
-            "wants. Name other exits in [model] derive, or set method.split = \"width\"."
+            f'The levels differ in width alone: no exits of this model fit the budgets, as method.split = "{split}" '
+            'wants. Name other exits in [model] derive, or set method.split = "width".'
         )
     return sentences
 
