@@ -1,4 +1,4 @@
-"""The recipes of docs/own-model.md for handing out a level, with a model whose weights are tied."""
+"""The recipes of docs/own-architecture.md for handing out a level, with a model whose weights are tied."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from safetensors import safe_open
 import fleetfit as ff
 from fleetfit.cli import main
 
-PAGE = (Path(__file__).parents[1] / "docs" / "own-model.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs" / "own-architecture.md").read_text()
 TIED = """
 from torch import nn
 from fleetfit import Architecture, Axis, ExitModel, alias

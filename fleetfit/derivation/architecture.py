@@ -19,7 +19,7 @@ from fleetfit.errors import ModelError, truncate
 from fleetfit.layout import Architecture, Axis, Layout, Segment, State, TensorLayout, batch_norms, named_tensors
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-_NUMBER = re.compile(r"(?<![\w])\d+(?![\w])")
+_NUMBER = re.compile(r"(?<![\w:])\d+(?![\w])")  # but lines of code, as in net.py:12
 _MOST_LISTED = 3
 AXIS_COLUMNS = ("axis", "axes", "units", "elements", "cut", "lives in")
 INSIDE = "net."

@@ -123,7 +123,8 @@ def _run(net: nn.Module, example: Tensor) -> Tensor:
             hint = " It takes tokens; these data are real numbers."
         raise ModelError(
             f"{type(net).__name__} does not accept samples of shape {tuple(example.shape[1:])} ({example.dtype}): "
-            f"{format_cause(error)}.{hint} Give it data of its own shape, or change the module.",
+            f"{format_cause(error)}.{hint} Give it samples of its own shape (`--input-shape` of plan and "
+            "check-model), or change the module.",
             key="model.name",
         ) from error
 
