@@ -23,7 +23,6 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, ModelError, format_cause
-from fleetfit.inference.export.exit_graphs import split_at_exits, trace_exits
 from fleetfit.inference.stopping import Policy
 from fleetfit.layout import (
     Architecture,
@@ -275,6 +274,8 @@ def make_whole_graph(model: LevelModel, x: Tensor, free_tokens: bool = True) -> 
     if not isinstance(model.module, VisitsExits):
         return Graph("model", module, (x,), (dims,), names)
     with quiet_exporters(), explain_failure("model", "make_fx"):
+        from fleetfit.inference.export.exit_graphs import trace_exits  # sympy takes half a second
+
         return Graph("model", trace_exits(module, AllExits.visit, x, tuple(dims)), (x,), (dims,), names)
 
 
@@ -317,6 +318,8 @@ def _split_whole_graph(model: LevelModel, x: Tensor, free_tokens: bool) -> list[
     Raises:
         ModelError: It cannot be traced, or what crosses an exit has no row for each sample.
     """
+    from fleetfit.inference.export.exit_graphs import split_at_exits
+
     parts = split_at_exits(trace_program(make_whole_graph(model, x, free_tokens)))
     carry, rows = [_copy_row_major(x)], [_copy_row_major(x[1:])]
     graphs = []
