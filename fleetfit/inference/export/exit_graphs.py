@@ -49,7 +49,7 @@ def trace_exits(
     memo: dict[int, Any] = {}
     for tensor in tensors.values():
         if id(tensor) not in memo:
-            memo[id(tensor)] = mode.from_tensor(tensor, static_shapes=True)
+            memo[id(tensor)] = mode.from_tensor(tensor if tensor.is_leaf else tensor.detach(), static_shapes=True)
     fake_module = copy.deepcopy(module, memo)
     names = {id(memo[id(tensor)]): name for name, tensor in reversed(tensors.items())}
     sizes = [DimDynamic.DYNAMIC if d in free else DimDynamic.STATIC for d in range(x.dim())]
@@ -75,7 +75,7 @@ def _list_tensors(module: nn.Module) -> dict[str, Tensor]:
     tensors = dict(module.named_parameters(remove_duplicate=False))
     tensors |= dict(module.named_buffers(remove_duplicate=False))
     for prefix, part in module.named_modules():
-        own = {name: value.detach() for name, value in vars(part).items() if isinstance(value, Tensor)}
+        own = {name: value for name, value in vars(part).items() if isinstance(value, Tensor)}
         tensors |= {f"{prefix}.{name}" if prefix else name: value for name, value in own.items()}
     return tensors
 
