@@ -57,7 +57,8 @@ README, START, PLUG_INS, WHICH = (
 )
 GUIDE = "\n".join((ROOT / "docs" / f"{name}.md").read_text() for name in [*GUIDE_PAGES, "plug-ins"])
 METHODS, ERRORS, OWN_MODEL, OWN_ARCHITECTURE, ADD_A_METHOD, SHIP = (
-    (ROOT / "docs" / f"{name}.md").read_text() for name in ("methods", "errors", "own-model", "own-architecture", "add-a-method", "ship")
+    (ROOT / "docs" / f"{name}.md").read_text()
+    for name in ("methods", "errors", "own-model", "own-architecture", "add-a-method", "ship")
 )
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHORT = ["--set", "rounds=1", "--set", "local.epochs=1", "--quiet"]
@@ -253,7 +254,8 @@ def follow(markdown: str, folder: Path, read: typing.Callable[[], typing.Any]) -
             read()
             exec(compile(body, "page", "exec"), found)
         elif language == "text":
-            check_printed(spoken(read().out), [spoken(part) for part in re.split(r"^\.\.\.$", body, flags=re.MULTILINE)])
+            parts = re.split(r"^\.\.\.$", body, flags=re.MULTILINE)
+            check_printed(spoken(read().out), [spoken(part) for part in parts])
         elif language == "console":
             for arguments, stretches in said(body):
                 assert exit_code(arguments) == (2 if fails(stretches) else 0), arguments

@@ -124,7 +124,7 @@ def _list_chains(observation: Observation) -> Iterator[tuple[int, list[str]]]:
 
 
 def _open_stage(observation: Observation, name: str, part: nn.Module) -> list[str]:
-    """Return the blocks of a stage: a Sequential of somebody's own modules; else the module itself."""
+    """Return the blocks of a stage: a Sequential of modules that are not PyTorch's; else the module itself."""
     inner = [f"{name}.{child}" for child, _ in part.named_children()]
     own = [not type(module).__module__.startswith("torch.") for module in part.children()]
     if isinstance(part, nn.Sequential) and inner and all(own) and all(_can_end(observation, n) for n in inner):

@@ -141,7 +141,7 @@ def _replace_classifier(net: nn.Module, example: Tensor, classes: int) -> None:
     part = net.get_submodule(owner) if owner else None
     if not isinstance(part, nn.Linear):
         raise ModelError(
-            f"the logits of {type(net).__name__} do not come from one nn.Linear of its own, so that there is no "
+            f"the logits of {type(net).__name__} do not come from a single nn.Linear, so there is no "
             "classifier to replace. Replace it before you pass the module, and leave head out.",
             key="model.derive.head",
         )

@@ -1,6 +1,6 @@
 """Numbers in modules that depend on sizes: found by their values, and settled by trials.
 
-A number in somebody's module may be a size, a number of units, or neither. Each role of axes is cut to half alone. If
+A number in a module may be a size, a number of units, or neither. Each role of axes is cut to half alone. If
 the module does not run, numbers get another meaning, alike in all modules of a class; else axes are made one with axes
 that share a parameter; else the role stays whole, and the reason is the error with its line.
 """

@@ -217,7 +217,7 @@ def test_an_error_of_the_forward_pass_reaches_the_caller(architecture: DerivedAr
     level.net.blocks[1] = nn.Linear(99, 1)
     steps = predictions(level, torch.randn(3, *SHAPE))
     next(steps)
-    with pytest.raises(RuntimeError, match="99"):
+    with raises(RuntimeError, 99):
         next(steps)
 
 

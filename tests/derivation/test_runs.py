@@ -242,7 +242,8 @@ def test_check_model_shows_the_axes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--input-shape", "1,4,4", "--tolerance", "0.2"], ["--input-shape", "1,4,4", "--set", "model.width=32"]]
+    "arguments",
+    [["--input-shape", "1,4,4", "--tolerance", "0.2"], ["--input-shape", "1,4,4", "--set", "model.width=32"]],
 )
 def test_plan_takes_a_class(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert call("plan", "--model", "plain_models:Residual", "--classes", "4", *arguments) == 0

@@ -103,7 +103,7 @@ def find_derived(architecture: Architecture) -> DerivedArchitecture | None:
     return inner if isinstance(inner, DerivedArchitecture) else None
 
 
-def describe_derived(problem: Problem, levels: Sequence[Level], split: Any) -> list[str]:
+def describe_derivation(problem: Problem, levels: Sequence[Level], split: Any) -> list[str]:
     """Return what was derived from a module, for the first lines of a run.
 
     Args:
