@@ -156,9 +156,12 @@ def test_the_readme_is_short_and_its_python_works(tmp_path, monkeypatch, capsys)
     assert [line.partition("#")[0].strip() for line in shell.splitlines()] == ["make demo", "make test"]
     [block] = fenced(README, "python")
     assert len([line for line in block.splitlines() if line and not line.startswith("#")]) <= 5
+    write_files(OWN_MODEL, tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "net", raising=False)
     found: dict = {}
     exec(compile(block, "README.md", "exec"), found)
-    assert found["again"].summary == found["run"].summary and isinstance(found["small"], torch.nn.Module)
+    assert found["run"].finished and isinstance(found["small"], torch.nn.Module)
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
@@ -522,7 +525,7 @@ def test_the_guide_names_every_file_of_a_run_folder(shown, tmp_path):
     found = [*(shown / "runs" / "first").iterdir(), *tuned.iterdir()]
     there = {path.name + ("/" if path.is_dir() else "") for path in found}
     listed = {name for row in tables_of_markdown(GUIDE, "file") for name in code(row[0])}
-    assert {name for name in there if not name.startswith(".")} | {"plots/", "secure.json", "callbacks.json"} == listed
+    assert {name for name in there if not name.startswith(".")} | {"plots/", "secure.json", "callbacks.json", "derived.json"} == listed
 
 
 def test_the_pages_name_every_error_and_its_exit_code(capsys):
