@@ -114,7 +114,7 @@ class Block(nn.Module):
 class Skipping(nn.Module):
     """Its end needs what its stem gave, and the mean of each sample."""
 
-    def __init__(self, last: int = 2000) -> None:
+    def __init__(self, last: int = 20000) -> None:
         super().__init__()
         self.stem, self.blocks = nn.Conv2d(1, 8, 3), nn.Sequential(*[Block(8) for _ in range(3)])
         self.mix, self.fc = nn.Linear(16, last), nn.Linear(last, CLASSES)
@@ -209,7 +209,7 @@ class Tokens(nn.Module):
         places = torch.arange(self.length or x.shape[1])
         mask = (x != 0).unsqueeze(-1).float()
         h = self.words(x) + self.places(places)
-        moved = h.transpose(0, 1).sin()
+        moved = h.transpose(0, 1)
         for layer in self.layers:
             h = layer(h.tanh())
         h = (h + (moved.transpose(0, 1) if self.is_moved else self.places(places))) * mask
@@ -248,7 +248,8 @@ def test_a_fixed_length_is_found(words: Tensor, tmp_path: Path) -> None:
 
 def test_what_has_no_row_for_each_sample_makes_no_segments(words: Tensor) -> None:
     torch.manual_seed(0)
-    level = make_level(derive_architecture(Tokens(is_moved=True), words[:2]), (1, 2), words, vocabulary=20, padding=0)
+    architecture = derive_architecture(Tokens(is_moved=True), words[:2])
+    level = make_level(architecture, architecture.positions, words, vocabulary=20, padding=0)
     with raises(ModelError):
         make_segment_graphs(level, words[:2], free_tokens=False)
 
