@@ -160,7 +160,8 @@ class DerivedArchitecture(Architecture):
     def describe(self) -> list[str]:
         """Return sentences for the first lines of a run."""
         scaled, whole = len(self.axes) - (CLASSES in self.axes), self.describe_whole()
-        sentences = [f"The levels of {type(self.net).__name__} are derived: {scaled} axes of width."]
+        axes = "one axis" if scaled == 1 else f"{scaled or 'no'} axes"
+        sentences = [f"The levels of {type(self.net).__name__} are derived: {axes} of width."]
         sentences += self.describe_exits()
         if whole:
             more = f" {len(whole) - 1} more: `fleetfit check-model` lists them." if len(whole) > 1 else ""

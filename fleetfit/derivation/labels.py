@@ -234,7 +234,7 @@ class LabelledPass(Operations):
             self._sources[result] = self.sources(result) | bits
             self._alive.append(result)
         if self._operation in _SCALARS and bits & self.x_mark:
-            self.branches.append(self.make_reason(self._operation))
+            self.branches.append(self.make_reason("forward"))
         if self._operation in _TABLES and not self._x.is_floating_point() and self.sources(args[1]) & self.x_mark:
             self.vocabulary = self.vocabulary or args[0].shape[0]
         name = self._operation.rstrip("_")

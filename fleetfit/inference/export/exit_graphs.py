@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
@@ -21,7 +21,7 @@ from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
 from fleetfit.errors import ModelError
 
-_CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+_CLOSE = 1e-4
 
 # ---- tracing ---------------------------------------------------------------------------------------------------------
 
@@ -72,7 +72,7 @@ def trace_exits(
 
 def _list_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return parameters, buffers and further tensors in the attributes of modules, by name."""
-    tensors = dict(module.named_parameters(remove_duplicate=False))
+    tensors: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
     tensors |= dict(module.named_buffers(remove_duplicate=False))
     for prefix, part in module.named_modules():
         own = {name: value for name, value in vars(part).items() if isinstance(value, Tensor)}
@@ -96,7 +96,7 @@ def _check_sizes(
     for d in free:
         other = other.narrow(d, 0, max(1, x.shape[d] // 2)) if d else other
     for logits, expected in zip(graph(other), run(other), strict=True):
-        if logits.shape != expected.shape or not torch.allclose(logits, expected, **_CLOSE):
+        if logits.shape != expected.shape or not torch.allclose(logits, expected, _CLOSE, _CLOSE):
             raise ModelError("the forward pass depends on the number of samples or on their length.")
 
 
@@ -198,7 +198,7 @@ class _Exported:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
         logits, *carry = (copies[node] for node in results)
         # a lowered program reads its inputs with the strides of tracing
-        kwargs = {"memory_format": torch.contiguous_format}
+        kwargs: dict[str, Any] = {"memory_format": torch.contiguous_format}
         carry = [graph.call_function(torch.ops.aten.clone.default, (node,), kwargs) for node in carry]
         graph.output((logits, *carry))
         free = tuple(
