@@ -19,7 +19,7 @@ from torch import nn
 from fleetfit.derivation.copies import copy_level
 from fleetfit.derivation.labels import FLATTENED, HIDDEN, OF_SAMPLES, Labels, Reason, list_tensors, vary
 from fleetfit.derivation.observe import Observation, get_logits, plain_kernels
-from fleetfit.derivation.plan import DerivedPlan, Number, Segments
+from fleetfit.derivation.plan import DerivedPlan, Segments, SizeNumber
 from fleetfit.derivation.units import CLASSES, get_length
 from fleetfit.layout import Segment
 from fleetfit.seeds import isolate_rng
@@ -81,9 +81,9 @@ class Trials:
                 self.units.settle()
 
     @property
-    def numbers(self) -> tuple[Number, ...]:
+    def numbers(self) -> tuple[SizeNumber, ...]:
         """The numbers that depend on sizes, by the chosen meanings."""
-        chosen = [Number(c.module, c.attribute, c.index, c.value, c.meaning) for c in self.candidates if c.meaning]
+        chosen = [SizeNumber(c.module, c.attribute, c.index, c.value, c.meaning) for c in self.candidates if c.meaning]
         return (*chosen, *_list_torch_numbers(self.observation))
 
     def make_plan(self) -> DerivedPlan:
@@ -343,26 +343,26 @@ def _order(attribute: str, meanings: list[Segments]) -> list[Segments]:
     return [*sorted(meanings, key=lambda segments: is_count(segments) != counts), ()]
 
 
-def _list_torch_numbers(observation: Observation) -> Iterator[Number]:
+def _list_torch_numbers(observation: Observation) -> Iterator[SizeNumber]:
     """Yield the sizes in PyTorch's own modules that have no parameter to tell them."""
     for name, part in observation.net.named_modules():
         if isinstance(part, nn.LayerNorm | nn.RMSNorm) and part.weight is None:
             for i, value in enumerate(part.normalized_shape):
                 if segments := _get_input_segments(observation, name, i - len(part.normalized_shape)):
-                    yield Number(name, "normalized_shape", i, value, segments)
+                    yield SizeNumber(name, "normalized_shape", i, value, segments)
         elif isinstance(part, nn.GroupNorm) and part.weight is None:
             if segments := _get_input_segments(observation, name, 1):
                 each = part.num_channels // part.num_groups
-                yield Number(name, "num_channels", None, part.num_channels, segments)
+                yield SizeNumber(name, "num_channels", None, part.num_channels, segments)
                 if part.num_groups > 1 and all(s.per % each == 0 for s in segments):
                     groups = tuple(Segment(s.axis, per=s.per // each) for s in segments)
-                    yield Number(name, "num_groups", None, part.num_groups, groups)
+                    yield SizeNumber(name, "num_groups", None, part.num_groups, groups)
         elif isinstance(part, nn.Unflatten) and isinstance(part.unflattened_size, tuple):
             output = observation.outputs.get(name)
             segments = output and output.labels is not None and observation.units.parse(output.labels)
             index = output.channels - part.dim if output else -1
             if segments and 0 <= index < len(part.unflattened_size):
-                yield Number(name, "unflattened_size", index, part.unflattened_size[index], segments)
+                yield SizeNumber(name, "unflattened_size", index, part.unflattened_size[index], segments)
 
 
 def _get_input_segments(observation: Observation, module: str, d: int) -> Segments | None:

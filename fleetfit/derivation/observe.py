@@ -127,11 +127,11 @@ def observe(net: nn.Module, example: Tensor) -> Observation:
         ModelError: It cannot be run, a branch depends on the samples, or parameters are not used.
     """
     _check_instance(net)
-    first = _Run(net, example, None)
+    first = _ObservedPass(net, example, None)
     labelled, out = first.labelled, first.out
     if labelled.flattened:  # of places that were flattened together, those can be cut that have more parameters
         choices = _choose_by_parameters(net, labelled)
-        first = _Run(net, example, choices)
+        first = _ObservedPass(net, example, choices)
         labelled, out = first.labelled, first.out
     logits = get_logits(out)
     _check_branches(labelled.branches)
@@ -175,7 +175,7 @@ def _find_classes(labelled: LabelledPass, logits: list[Tensor]) -> Labels | None
     return classes
 
 
-class _Run:
+class _ObservedPass:
     """A labelled pass of a copy: what a forward keeps, such as a table, must not stay in the instance."""
 
     def __init__(self, net: nn.Module, example: Tensor, choices: list[int] | None) -> None:

@@ -16,7 +16,7 @@ Segments = tuple[Segment, ...]
 
 
 @dataclass(frozen=True)
-class Number:
+class SizeNumber:
     """A number in a module that depends on the sizes of axes.
 
     Attributes:
@@ -74,7 +74,7 @@ class DerivedPlan:
     tensors: Mapping[str, tuple[int, ...]]
     axes: Mapping[str, int]
     segments: Mapping[Dimension, Segments]
-    numbers: tuple[Number, ...]
+    numbers: tuple[SizeNumber, ...]
     exits: tuple[ExitPoint, ...]
     blocks: Mapping[str, int]
     classes: int
@@ -152,7 +152,7 @@ class DerivedPlan:
                 {_read(str, axis): _read_size(size) for axis, size in payload["axes"].items()},
                 {(_read(str, name), _read_size(d)): _from_lists(rows) for name, d, rows in payload["segments"]},
                 tuple(
-                    Number(
+                    SizeNumber(
                         _read(str, m),
                         _read(str, a),
                         None if i is None else _read_size(i),
