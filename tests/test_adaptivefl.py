@@ -573,9 +573,12 @@ def test_the_server_never_sees_a_budget() -> None:
     [
         ({"fleet": {"reports_budget": True}}, Expected("[fleet] reports_budget")),
         ({"method": {"name": "adaptivefl", "choose": "best"}}, Expected("choose", "best")),
-        ({"method": {"name": "adaptivefl", "tau": 2, "starts": [0, 3]}}, Expected("tau = 2", "[0, 3]")),
-        ({"method": {"name": "adaptivefl", "starts": []}}, Expected("starts", "[]")),
-        ({"method": {"name": "adaptivefl", "tau": 2}}, Expected(0, "tau = 2")),
+        (
+            {"method": {"name": "adaptivefl", "tau": 2, "starts": [0, 3]}},
+            Expected("tau = 2", "[0, 3]", key="method.starts"),
+        ),
+        ({"method": {"name": "adaptivefl", "starts": []}}, Expected("starts", "[]", key="method.starts")),
+        ({"method": {"name": "adaptivefl", "tau": 2}}, Expected(0, "tau = 2", key="starts")),
         ({"method": {"name": "adaptivefl", "hooks": {"choose": "uniform"}}, "cohort": {"choose": "uniform"}}, None),
     ],
 )

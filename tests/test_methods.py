@@ -586,6 +586,8 @@ def test_all_large_gives_everybody_the_full_model() -> None:
 def test_exclusivefl_selects_clients_that_afford_the_full_model() -> None:
     """Budgets 0.2, 0.5, 1.0 in turn: of nine clients, 2, 5 and 8."""
     federation, _ = planned("exclusivefl", clients=9, cohort=4)
+    (level,) = federation.levels
+    assert (level.submodel, level.needs) == (federation.problem.submodel(1.0, (3,)), 1.0)
     assert federation.able.tolist() == [2, 5, 8]
     assert all(chosen == [2, 5, 8] for chosen in chosen_over(federation, 5))
 

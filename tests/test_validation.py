@@ -304,7 +304,7 @@ def test_statistics_of_an_evaluation_are_right() -> None:
         ({"kind": "scan"}, "asks for"), ({"kind": ["train"]}, "malformed"), ({"seed": "1"}, "its seed"),
         ({"client": None}, "its client"), ({"level": -1}, "its level"), ({"memory_version": 0.5}, "memory_version"),
         ({"method": "fedavg"}, "names no method"), ({"state": {"x": 1}}, "expected a tensor"),
-        ({"state": {}}, "missing"), ({"statistics": [1]}, "not a table"),
+        ({"state": {}}, "missing"), ({"statistics": [1]}, "not a table"), ({"statistics": {"x": 1}}, "its statistics"),
         ({"kind": "evaluate", "statistics": {n: t - 1 if n == "blocks.1.1.var" else t for n, t in STATISTICS.items()}},
          "a variance below 0"),
         ({"statistics": {"a\x07": torch.tensor([math.nan])}}, '"a" has numbers'),
@@ -322,7 +322,7 @@ def test_statistics_of_an_evaluation_are_right() -> None:
         ({"local": Local(optimiser="adamw", betas=("0", 0.9))}, "its betas"),  # type: ignore[arg-type]
         ({"local": Local(optimiser="adam", eps=-1)}, "its eps"), ({"local": plain(check_every=0)}, "its check_every"),
         ({"evaluation": Evaluation(samples=1.5)}, "its samples"),
-        ({"evaluation": Evaluation(split="all")}, "expected one of"),
+        ({"evaluation": Evaluation(split="all")}, "'all'"),
         ({"evaluation": Evaluation(batch_size=0)}, "batch_size"),
     ],
 )  # fmt: skip
