@@ -294,9 +294,11 @@ def declining_the_whole(job: Job, device: Device) -> Job | None:
 def test_columns_without_a_score_are_empty() -> None:
     federation, simulation = tiny_federation({"name": "scalefl", "hooks": {"adapt": declining_the_whole}})
     federation = replace(federation, device=simulation.device(None))
-    columns = columns_of(federation, simulation)["batch"]
-    assert columns["full"] is None and columns["test_exits"] == []
-    assert list(columns["test_levels"]) == ["1", "2"]
+    wanted = replace(WANTED, evaluation=Evaluation(batch_size=128, metrics=("own_metric:share",)))
+    columns = columns_of(federation, simulation, wanted)["batch"]
+    assert columns["full"] is None
+    for own in (columns, columns["metrics"]["share"]):
+        assert own["test_exits"] == [] and list(own["test_levels"]) == ["1", "2"]
 
 
 def declining_statistics(job: Job, device: Device) -> Job | None:

@@ -452,7 +452,7 @@ def test_fixed_groups_are_explained_where_building_fails() -> None:
 def test_fixed_groups_are_explained_at_a_grouped_convolution() -> None:
     """16 channels in granules of 4: four to a group looks like one input channel per granule."""
     made = Made({"wide": Axis(16, 4)}, lambda s: Mixed(s["wide"], 4, 1), {"*in_proj*": blocked(3)})
-    with raises(ModelError, '"conv.weight"', 1, "4 groups", "4 channels", FIXED):
+    with raises(ModelError, '"conv.weight"', 1, "4 groups", "4 channels", "Axis(4)", FIXED):
         infer_layout(made)
 
 

@@ -397,6 +397,13 @@ def test_statistics_end_with_the_last_norm_layer(monkeypatch: pytest.MonkeyPatch
     assert len(ran) == 6
 
 
+def test_statistics_leave_the_compiler_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its import takes longer than a small job, which has no compiled kernels to switch off."""
+    federation, simulation = tiny_fleet()
+    monkeypatch.setattr(torch.compiler, "set_stance", None)
+    assert isinstance(run_job(make_job(federation, 4, 2, kind="statistics"), simulation.device(4))[0], Update)
+
+
 def test_rarely_reached_norm_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """The third block is left out of the first batch: whoever takes the second one for the last misses it."""
     federation, simulation = tiny_fleet()

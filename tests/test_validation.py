@@ -14,7 +14,7 @@ from same_bits import SETTINGS, fleets
 from sampling import some_quick
 from support import raises
 from support.nests import nests
-from tiny import plain, tiny_federation
+from tiny import TinyNet, plain, tiny_federation
 from torch import Tensor
 
 from fleetfit.data import Data
@@ -71,7 +71,8 @@ NAME = "blocks.0.4.bias"
 @pytest.mark.parametrize("kind", ANSWERED)
 def test_a_right_reply_comes_through_as_it_is(kind: str) -> None:
     job, update = ANSWERED[kind]
-    assert validate_reply(update, job, FEDERATION) is update
+    for reply in (update, replace(update, simulated_s=0.0), replace(update, simulated_s=0.25)):
+        assert validate_reply(reply, job, FEDERATION) is reply
 
 
 def with_state(change: Callable[[Tensor], Any]) -> dict[str, Any]:
@@ -247,6 +248,17 @@ def test_unknown_inputs_are_counted_as_whole_numbers(counted: float, right: bool
     """A layer whose shapes do not tell has at least one input of each sample."""
     moments = {"norm.sum": torch.zeros(3), "norm.squares": torch.ones(3), "norm.count": torch.tensor([counted])}
     assert (_find_implausible_sum(moments, "norm", 20, None) is None) == right
+
+
+def test_inputs_that_shapes_do_not_tell_are_counted_as_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that looks at a number does not run without numbers, which is how inputs are counted otherwise."""
+    first = TinyNet.start
+    monkeypatch.setattr(TinyNet, "start", lambda net, x: first(net, x + 0 * float(x.sum())))
+    job, update = ANSWERED["statistics"]
+    assert find_update_error(update, job, FEDERATION) is None
+    for name in (name for name in update.state if name.endswith(".count")):
+        half = replace(update, state={**update.state, name: update.state[name] + 0.5})
+        assert name.removesuffix(".count") in str(find_update_error(half, job, FEDERATION))
 
 
 def test_no_more_samples_are_measured_than_asked_for() -> None:

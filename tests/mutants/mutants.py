@@ -60,7 +60,8 @@ TESTS: Mapping[str, Sequence[str]] = {
     "submodel.py": ("test_submodel", "properties/test_submodel_properties", "test_validation", "test_rounds", "golden"),
     "training": ("test_train", "test_limits", "test_clock", "test_deadlines", "test_start",
                  "test_evaluate", "golden"),
-    "validation.py": ("test_validation", "test_rounds", "test_evaluate", "test_receive", "test_compression"),
+    "validation.py": ("test_validation", "test_rounds", "test_evaluate", "test_receive", "test_compression",
+                      "test_secure_runs"),
 }  # fmt: skip
 """The tests of each part of `fleetfit/`; a test file that has the name of the mutated module goes first."""
 
@@ -88,8 +89,16 @@ MORE: Mapping[str, Sequence[str]] = {
     "training/local_model.py": ("test_peft", "test_train"),
     "training/start.py": ("test_start", "test_peft"),
     "layout/axes.py": ("test_layout", "test_reefl", "test_peft"),
+    "layout/placement.py": ("test_own_tensors",),
     "method/building.py": ("test_method_spec", "test_used_keys"),
-    "training/job.py": ("test_compression", "test_train", "test_limits", "test_deadlines", "test_first_step"),
+    "training/job.py": (
+        "test_compression",
+        "test_train",
+        "test_limits",
+        "test_deadlines",
+        "test_first_step",
+        "test_one_pass",
+    ),
 }
 
 LEAST = 0.95  # of the mutants are to be killed; what is accepted counts as survived
