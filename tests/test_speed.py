@@ -269,6 +269,14 @@ def test_flat_buffer_has_the_memory_format(memory_format: Any) -> None:
         assert view[o, c, h, w] == (first if memory_format == "contiguous" else last)
 
 
+def test_forward_is_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that doubles."""
+    monkeypatch.setattr(runtime, "_compile", lambda forward: lambda x: 2 * forward(x))
+    layer, x = nn.Linear(2, 1), torch.ones(3, 2)
+    expected = 2 * layer(x)
+    assert torch.equal(prepare_model(layer, Arithmetic(compile=True), HOST)(x), expected)
+
+
 class Twice(nn.Module):
     """One layer, first without a gradient and then with one."""
 
