@@ -422,9 +422,9 @@ def explain_empty_rounds(reports: Sequence[Mapping[str, Any]], in_a_row: bool) -
         rounds = f"{count} rounds{' in a row' if in_a_row else ''}"
         rounds = rounds if len(records) == count else f"{len(records)} of {count} rounds"
         return (
-            f"{rounds} were rolled back, the last one because {records[-1]['reason'].rstrip('.')}. Largest updates in "
-            f"them: {format_largest_updates(records)}. The state is that of before. Leave these clients out, or check "
-            "what they send."
+            f"{rounds} were rolled back, the last one because {records[-1]['reason'].removesuffix('.')}. Largest "
+            f"updates in them: {format_largest_updates(records)}. The state is that of before. Leave these clients "
+            "out, or check what they send."
         )
     reasons = Counter(failure["reason"] for report in reports for failure in report["failures"])
     listed = "; ".join(
@@ -432,7 +432,7 @@ def explain_empty_rounds(reports: Sequence[Mapping[str, Any]], in_a_row: bool) -
         for reason, number in reasons.most_common(_MOST_NAMED)
     )
     others = f"; and {len(reasons) - _MOST_NAMED} other reasons" if len(reasons) > _MOST_NAMED else ""
-    last = f". The last round was rolled back: {records[-1]['reason'].rstrip('.')}" if records else ""
+    last = f". The last round was rolled back: {records[-1]['reason'].removesuffix('.')}" if records else ""
     if in_a_row:
         return (
             f"for {count} rounds in a row no client returned a usable update. Reasons: {listed or 'none given'}"

@@ -179,8 +179,8 @@ def find_mismatch(layout: Layout, piece: Submodel) -> str | None:
     """Return why a sub-model does not fit a model, or None, without allocating memory by its size."""
     for axis, kept in piece.channels.items():
         size = layout.axes[axis].size if axis in layout.axes else 0
-        ends = (kept.start, kept.stop - 1) if isinstance(kept, range) else kept[: size + 1]
-        if not len(ends) or min(ends) < 0 or max(ends) >= size or not len(kept) or len(kept) > size:
+        first = kept[: size + 1]
+        if not first or min(first) < 0 or max(first) >= size or len(first) > size:
             return "its sub-model keeps channels that the model does not have."
         if not _rises(kept):
             return "its sub-model keeps channels twice, or not in rising order."

@@ -109,6 +109,7 @@ def test_the_authors_credit_l1_only_when_it_was_sent(p: int) -> None:
         assert credit_update(scores, sent, back, "authors").tolist() == by_the_authors(scores.tolist(), sent, back, p)
     assert credit_update(np.ones(7), M2, M2, "authors").tolist() == [1, 1, 1, 1, 2, 2, 2]
     assert credit_update(np.ones(7), L1, L1, "authors").tolist() == [1, 1, 1, 1, 1, 1, 5]
+    assert build({"name": "adaptivefl", "credit": "authors"}) != build({"name": "adaptivefl", "credit": "printed"})
 
 
 def test_a_refusal_lowers_without_credit() -> None:
@@ -573,9 +574,12 @@ def test_the_server_never_sees_a_budget() -> None:
     [
         ({"fleet": {"reports_budget": True}}, Expected("[fleet] reports_budget")),
         ({"method": {"name": "adaptivefl", "choose": "best"}}, Expected("choose", "best")),
-        ({"method": {"name": "adaptivefl", "tau": 2, "starts": [0, 3]}}, Expected("tau = 2", "[0, 3]")),
-        ({"method": {"name": "adaptivefl", "starts": []}}, Expected("starts", "[]")),
-        ({"method": {"name": "adaptivefl", "tau": 2}}, Expected(0, "tau = 2")),
+        (
+            {"method": {"name": "adaptivefl", "tau": 2, "starts": [0, 3]}},
+            Expected("tau = 2", "[0, 3]", key="method.starts"),
+        ),
+        ({"method": {"name": "adaptivefl", "starts": []}}, Expected("starts", "[]", key="method.starts")),
+        ({"method": {"name": "adaptivefl", "tau": 2}}, Expected(0, "tau = 2", key="starts")),
         ({"method": {"name": "adaptivefl", "hooks": {"choose": "uniform"}}, "cohort": {"choose": "uniform"}}, None),
     ],
 )

@@ -87,6 +87,11 @@ def test_the_methods_here_remember(finished: Callable[[str], Path]) -> None:
     assert (finished("lora") / "base.safetensors").is_file()
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_an_undamaged_checkpoint_is_used(name: str, finished: Callable[[str], Path]) -> None:
+    assert ff.load(finished(name)).server.round == 3
+
+
 # ---- no checkpoint -------------------------------------------------------------------------------------------------
 
 

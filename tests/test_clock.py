@@ -155,6 +155,16 @@ def test_planned_passes_cover_all_steps(samples: int, looked: int) -> None:
     assert STEP == 3
 
 
+@pytest.mark.parametrize(("most", "steps", "checks"), [(None, 10, 4), (7, 7, 4), (6, 6, 3), (2, 2, 2)])
+def test_planned_checks_are_those_of_the_steps(most: int | None, steps: int, checks: int) -> None:
+    """Two epochs of five steps of four samples. Checks: before the first, after each third and after the last allowed.
+
+    After step 10 nothing is checked: it ends the epochs, and is neither a third one nor a limit.
+    """
+    local = plain(epochs=2, batch_size=4, max_steps=most, check_every=3)
+    assert count_planned_passes(local, 20, 5) == 3 * 4 * steps + 5 * checks
+
+
 def test_a_round_lasts_as_long_as_its_slowest_client() -> None:
     piece = Submodel({}, (1,))
 

@@ -294,9 +294,11 @@ def declining_the_whole(job: Job, device: Device) -> Job | None:
 def test_columns_without_a_score_are_empty() -> None:
     federation, simulation = tiny_federation({"name": "scalefl", "hooks": {"adapt": declining_the_whole}})
     federation = replace(federation, device=simulation.device(None))
-    columns = columns_of(federation, simulation)["batch"]
-    assert columns["full"] is None and columns["test_exits"] == []
-    assert list(columns["test_levels"]) == ["1", "2"]
+    wanted = replace(WANTED, evaluation=Evaluation(batch_size=128, metrics=("own_metric:share",)))
+    columns = columns_of(federation, simulation, wanted)["batch"]
+    assert columns["full"] is None
+    for own in (columns, columns["metrics"]["share"]):
+        assert own["test_exits"] == [] and list(own["test_levels"]) == ["1", "2"]
 
 
 def declining_statistics(job: Job, device: Device) -> Job | None:
@@ -438,9 +440,14 @@ def test_columns_on_a_device_equal_a_plain_evaluation(fleet: Trained, norm: str)
     """Every level on the same data, the last one evaluated as the full model."""
     found = evaluate(fleet.federation, local_engine(fleet.simulation), fleet.server, replace(WANTED, norms=("static",)))
     wanted = replace(WANTED, norms=(norm,), evaluation=replace(WANTED.evaluation, batch_size=10**6))
-    columns = evaluate_on_device(fleet.federation, fleet.server, wanted, fleet.simulation.device(None), found[1])[norm]
+    evaluated = evaluate_on_device(fleet.federation, fleet.server, wanted, fleet.simulation.device(None), found[1])
+    columns = evaluated[norm]
+    assert (evaluated["split"], evaluated["data"]) == ("test", "tiny")
     test = fleet.simulation.data.batch(fleet.simulation.data.split("test"))
-    scores = [Plain(fleet, level, norm).hits(*test) for level in range(3)]
+    models = [Plain(fleet, level, norm) for level in range(3)]
+    scores = [model.hits(*test) for model in models]
+    assert columns["ensemble"] == pytest.approx(models[2].ensemble(*test))
+    assert columns["mean_over_exits"] == mean(scores[2])
     assert columns["full"] == pytest.approx(scores[2][-1]) and columns["exits"] == pytest.approx(scores[2])
     assert columns["avg"] == mean([s[-1] for s in scores]) and columns["samples"] == len(test[1])
     assert columns["levels"] == {

@@ -4,6 +4,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,18 @@ import pytest
 import torch
 from support.bits import assert_same_bits
 from tiny import tiny_federation
-from torch import Tensor
+from torch import Tensor, nn
 
 import fleetfit as ff
+from fleetfit.data import Data
+from fleetfit.layout import Architecture, Axis, ExitModel
 from fleetfit.models.vit import PatchEmbeddings, VitModule
 from fleetfit.records import RunFolder
-from fleetfit.training.features import make_lazy_samples
+from fleetfit.tasks import classification
+from fleetfit.training import initial_base
+from fleetfit.training.features import _find_prefix, make_lazy_samples
+from fleetfit.training.local_model import LocalModel
+from fleetfit.values import Device, Problem
 
 RUN: dict[str, Any] = {
     "rounds": 3,
@@ -243,3 +250,36 @@ def test_lazy_samples_load_on_use() -> None:
     assert torch.equal(torch.sum(x, dim=0, keepdim=True), made.sum(0, keepdim=True))
     assert torch.equal(torch.add(input=torch.ones(()), other=x), made + 1)
     assert torch.equal(x.flatten(1) * 2, made.flatten(1) * 2)
+
+
+class WordNet(ExitModel):
+    """The mean of a text's words, two frozen layers, and a classifier after each."""
+
+    def __init__(self, wide: int, exits: tuple[int, ...]) -> None:
+        super().__init__()
+        self.exits, self.stem = exits, nn.Embedding(7, wide)
+        self.blocks = nn.ModuleList(nn.Linear(wide, wide) for _ in range(exits[-1]))
+        self.heads = nn.ModuleDict({str(e): nn.Linear(wide, 2) for e in exits})
+
+    def start(self, x: Tensor) -> Tensor:
+        return self.stem(x).mean(1)
+
+
+class Words(Architecture):
+    axes: Mapping[str, Axis] = {"wide": Axis(4)}
+    blocks, tokens = 2, 7
+
+    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
+        return WordNet(axes["wide"], exits)
+
+    def trains(self, name: str) -> bool:
+        return name.startswith("heads")
+
+
+def test_features_of_tokens_are_cached() -> None:
+    problem = Problem(Words(), (5,), classification, (1, 2))
+    problem = replace(problem, base=initial_base(problem, 0))
+    data = Data("words", torch.arange(160).view(32, 5) % 7, torch.arange(32) % 2, {"train": torch.arange(32)}, 2)
+    device, full = Device(problem, data), problem.submodel(1.0, (1, 2))
+    prefix = _find_prefix(device, LocalModel(problem, full, torch.device("cpu")))
+    assert prefix is not None and len(prefix.exits) == 2 and prefix.carry is None  # nothing is left to compute

@@ -9,17 +9,19 @@ from typing import Any
 
 import pytest
 import torch
+from support.bits import assert_same_bits
+from support.engines import MeddlingEngine, Reply
 from support.training import assert_close, last_exit_loss, plain_sgd
 from tiny import tiny_federation
 from torch import Tensor
 
 from fleetfit.engines.local import local as local_engine
 from fleetfit.evaluate import build_level_module, get_level_state
-from fleetfit.layout import infer_layout
+from fleetfit.layout import Axis, Layout, Segment, TensorLayout, infer_layout
 from fleetfit.methods.inclusivefl import find_own_blocks
 from fleetfit.models.resnet import resnet
 from fleetfit.rounds import Settings, run_round, start
-from fleetfit.values import Federation, Level, Local, Server, Simulation
+from fleetfit.values import Failure, Federation, Level, Local, Server, Simulation
 
 LOCAL = Local(lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=2, batch_size=None)
 # clients 0 and 3 are of level 1, 1 and 4 of level 2, 2 and 5 of level 3 (of the last level where there are two)
@@ -195,6 +197,32 @@ def test_untrained_levels_use_the_full_model() -> None:
     kept = [name for name in second.state if name.startswith("exit1/")]
     assert len(kept) == 4 and all(torch.equal(third.state[n], second.state[n]) for n in kept)
     assert not torch.equal(third.state["blocks.0.4.weight"], second.state["blocks.0.4.weight"])
+
+
+def test_a_round_that_everybody_fails_moves_nothing() -> None:
+    """Neither blocks nor moments: no update, so nothing to hand down and nothing for FedAdam."""
+    federation, simulation = by_depth((1, 2, 3), plus={"fedadam": {}})
+    before = after(federation, simulation, 1)[-1]
+
+    def fail(index: int, reply: Reply) -> Reply:
+        return Failure(reply.round, reply.index, reply.client, reply.level, reply.dispatched, "lost")
+
+    server, report = run_round(federation, MeddlingEngine(simulation, fail), Settings(9, LOCAL), before)
+    assert "undone" not in report and [failure["client"] for failure in report["failures"]] == [5, 1, 0]
+    assert_same_bits(server.state, before.state)
+    assert_same_bits(server.memory["second"], before.memory["second"])
+
+
+def test_blocks_of_other_names_hand_their_movement_down() -> None:
+    """Two blocks whose tensors' names begin with `body.0` and `body.1.inner`, and a head."""
+    dims = ((Segment("a"),),)
+    tensors = {f"body.0.{key}": TensorLayout(dims, 0, None, True) for key in ("conv.weight", "norm.bias")}
+    tensors |= {f"body.1.inner.{key}": TensorLayout(dims, 1, None, True) for key in ("conv.weight", "norm.bias")}
+    layout = Layout({"a": Axis(4)}, (1, 2), {**tensors, "head": TensorLayout(dims, None, 2, True)})
+    assert find_own_blocks(layout, (1, 2)).top == {
+        1: {"conv.weight": "exit1/body.0.conv.weight", "norm.bias": "exit1/body.0.norm.bias"},
+        2: {"conv.weight": "body.1.inner.conv.weight", "norm.bias": "body.1.inner.norm.bias"},
+    }
 
 
 def test_only_blocks_of_the_same_shapes_hand_their_movement_down() -> None:

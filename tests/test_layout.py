@@ -164,6 +164,12 @@ LINE = re.compile(r"self\.declared = \{\"rows\": (.*?)\} if ")
             'segments(5, "heads", "heads")',
             ['segments(5, product("heads", 2))'],
         ),
+        (
+            lambda s: s["heads"] + s["dim"] // 2 * 4,
+            ("heads", "dim"),
+            'segments("heads", "dim", "dim")',
+            ['segments("heads", product("dim", 2))'],
+        ),
     ],
 )
 def test_questions_list_every_declaration(
@@ -243,8 +249,8 @@ def test_a_sum_with_a_products_growth_is_refused() -> None:
         (lambda: product(0, "h"), Expected(1, 0, key="product")),
         (lambda: product(1.5, "h"), Expected(1, 1.5, key="product")),  # type: ignore[arg-type]
         (lambda: blocked("3"), Expected(1, "'3'", key="blocked")),  # type: ignore[arg-type]
-        (lambda: block(-1), Expected(0, -1)),
-        (lambda: exit_after(0), Expected("exit_after", 1, 0)),
+        (lambda: block(-1), Expected(0, -1, key="block")),
+        (lambda: exit_after(0), Expected("exit_after", 1, 0, key="exit_after")),
         (lambda: segments(), Expected("segments()", 'segments("stem", "grow*")')),
         (lambda: segments(blocked(3)), Expected("blocked(3)")),
         (lambda: interleaved(3, dim=True), Expected("interleaved(...)", 0)),
@@ -258,8 +264,8 @@ def test_invalid_declarations_are_refused(declare: Callable[[], object], expecte
 @pytest.mark.parametrize(
     ("declared", "expected"),
     [
-        ({"rows": product("haeds", 3)}, Expected('"haeds"', 3)),
-        ({"rows": segments("haeds", 2)}, Expected('"haeds"')),
+        ({"rows": product("haeds", 3)}, Expected('"haeds"', 3, key="declared")),
+        ({"rows": segments("haeds", 2)}, Expected('"haeds"', key="declared")),
         ({"rows": 3}, Expected("'rows'", 3, key="declared")),
         ([blocked(3)], Expected(key="declared")),
     ],
@@ -435,8 +441,8 @@ def test_fixed_groups_are_explained_where_building_fails() -> None:
     made = Made({"wide": Axis(16)}, lambda s: Mixed(s["wide"], 4, 1))
     with raises(ModelError, "GroupNorm", "Mixed", "test_layout.py", FIXED):
         infer_layout(made)
-    made = Made({"wide": Axis(16)}, lambda s: Mixed(s["wide"], 1, 4))
-    with raises(ModelError, "MultiheadAttention", "Mixed", "test_layout.py", FIXED):
+    made = Made({"wide": Axis(16)}, lambda s: Mixed(s["wide"], 1, 8))
+    with raises(ModelError, "MultiheadAttention", "Mixed", "test_layout.py", '8 * axes["wide"]', "blocked(8)"):
         infer_layout(made)
     made = Made({"wide": Axis(16)}, lambda s: nn.Conv2d(s["wide"], s["wide"], 3, groups=4))
     with raises(ModelError, "Conv2d", "test_layout.py", FIXED):
@@ -446,7 +452,7 @@ def test_fixed_groups_are_explained_where_building_fails() -> None:
 def test_fixed_groups_are_explained_at_a_grouped_convolution() -> None:
     """16 channels in granules of 4: four to a group looks like one input channel per granule."""
     made = Made({"wide": Axis(16, 4)}, lambda s: Mixed(s["wide"], 4, 1), {"*in_proj*": blocked(3)})
-    with raises(ModelError, '"conv.weight"', 1, "4 groups", "4 channels", FIXED):
+    with raises(ModelError, '"conv.weight"', 1, "4 groups", "4 channels", "Axis(4)", FIXED):
         infer_layout(made)
 
 
@@ -478,7 +484,7 @@ def test_exits_must_be_positions_in_order(exits: tuple[int, ...]) -> None:
 
 def test_axes_must_be_whole_granules() -> None:
     for size, granule in ((0, 1), (4, 0), (6, 4)):
-        with raises(ModelError, size, granule):
+        with raises(ModelError, size, granule, key="granule"):
             Axis(size, granule)
 
 

@@ -106,7 +106,8 @@ def declining() -> Method:
 
 def costing(value: float) -> Method:
     def penalty(job: Job, device: Device) -> Callable[[nn.Module], Tensor]:
-        return lambda module: torch.tensor(value)
+        classes = device.data.classes
+        return lambda module: torch.tensor(value if (job.client, classes) == (5, 4) else 0.0)
 
     return Method(penalty=penalty)
 

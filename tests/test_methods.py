@@ -586,6 +586,8 @@ def test_all_large_gives_everybody_the_full_model() -> None:
 def test_exclusivefl_selects_clients_that_afford_the_full_model() -> None:
     """Budgets 0.2, 0.5, 1.0 in turn: of nine clients, 2, 5 and 8."""
     federation, _ = planned("exclusivefl", clients=9, cohort=4)
+    (level,) = federation.levels
+    assert (level.submodel, level.needs) == (federation.problem.submodel(1.0, (3,)), 1.0)
     assert federation.able.tolist() == [2, 5, 8]
     assert all(chosen == [2, 5, 8] for chosen in chosen_over(federation, 5))
 
@@ -640,3 +642,26 @@ def test_a_client_without_data_is_never_chosen_and_fails_its_job() -> None:
     parts[1]["train"] = parts[1]["train"][:0]
     assert "no training data" in fail_job(make_job(federation, 1, 1), replace(simulation, parts=parts).device(1))
     assert math.isfinite(train_job(make_job(federation, 0, 0), simulation.device(0)).metrics["loss"])
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "allowed", "refused"),
+    [
+        ("feddropout", "drop", [0.0, 0.99], [-0.1, 1.0]),
+        ("feddf", "steps", [0, 9], [-1]),
+        ("feddf", "lr", [1e-6, 3.0], [0.0, -1.0]),
+        *(("feddf", key, [1, 9], [0]) for key in ("batch_size", "check_every", "patience")),
+        ("reefl", "zeta", [0.01, 0.99], [0.0, 1.0]),
+        *((method, "ramp", [0, 9], [-1]) for method in ("depthfl", "reefl")),
+        *((method, "share", [0.0, 3.0], [-0.1]) for method in ("depthfl", "reefl")),
+        *((method, "temperature", [0.1, 9.0], [0.0, -1.0]) for method in ("depthfl", "feddf", "reefl", "scalefl")),
+        ("scalefl", "beta", [0.0, 0.99], [-0.1, 1.0]),
+        ("inclusivefl", "beta", [0.0, 1.0], [-0.1, 1.1]),
+    ],
+)
+def test_settings_of_methods_have_ranges(method: str, key: str, allowed: list[float], refused: list[float]) -> None:
+    for value in allowed:
+        build({"name": method, key: value})
+    for value in refused:
+        with raises(ConfigError, value, key=f"method.{key}"):
+            build({"name": method, key: value})

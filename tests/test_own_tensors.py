@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from fleetfit.cli import main
 from fleetfit.cost import Conditions, get_latency, submodel_cost, training_memory
 from fleetfit.cost.latency import measure_latency
 from fleetfit.errors import ModelError
-from fleetfit.layout import Axis, Declaration, blocked, build_module, infer_layout, place_module
+from fleetfit.layout import Axis, Declaration, ExitModel, blocked, build_module, infer_layout, place_module
 from fleetfit.submodel import full_submodel
 from fleetfit.tasks import get_task
 from fleetfit.tensor_defaults import tensor_defaults
@@ -309,6 +310,54 @@ def test_default_device_is_set_when_needed() -> None:
         module = place_module(build_module(made, sizes, (1,)), torch.device("meta"), made, sizes, (1,), (4, 5))
         assert ("forward" in vars(module)) is wrapped
         assert "forward" not in vars(place_module(build_module(made, sizes, (1,)), HOST, made, sizes, (1,), (4, 5)))
+
+
+class Placed(nn.Module):
+    """Words of 7 with a bias at each place."""
+
+    def __init__(self, wide: int, classes: int) -> None:
+        super().__init__()
+        self.words, self.places, self.fc = nn.Embedding(7, wide), nn.Embedding(9, wide), nn.Linear(wide, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc((self.words(x) + self.places(torch.arange(x.shape[1]))).mean(1))
+
+
+class Words(Made):
+    tokens = 7
+
+
+def test_tokens_find_what_is_made_beside_them() -> None:
+    sizes = {"wide": WIDE, "classes": 3}
+    made = Words({name: Axis(size) for name, size in sizes.items()}, lambda s: Placed(s["wide"], s["classes"]))
+    module = place_module(build_module(made, sizes, (1,)), torch.device("meta"), made, sizes, (1,), (9,))
+    assert "forward" in vars(module)
+
+
+class Additions(ExitModel):
+    """Each step makes a tensor of its own."""
+
+    def __init__(self, wide: int, classes: int) -> None:
+        super().__init__()
+        self.exits, self.wide = (1,), wide
+        self.blocks, self.heads = nn.ModuleList([nn.Linear(wide, wide)]), nn.ModuleDict({"1": nn.Linear(wide, classes)})
+
+    def start(self, x: Tensor) -> Tensor:
+        return x[:, 0, :1] + torch.ones(1, self.wide)
+
+    def segment(self, i: int, carry: Any) -> Any:
+        return super().segment(i, carry + torch.ones(1, self.wide))
+
+    def head(self, i: int, carry: Any) -> Tensor:
+        return super().head(i, carry + torch.ones(1, self.wide))
+
+
+def test_each_step_makes_tensors_on_its_accelerator() -> None:
+    sizes = {"wide": WIDE, "classes": 3}
+    made = Made({name: Axis(size) for name, size in sizes.items()}, lambda s: Additions(s["wide"], s["classes"]))
+    module: Any = place_module(build_module(made, sizes, (1,)), torch.device("meta"), made, sizes, (1,), (4, 5))
+    carry = module.start(torch.zeros(2, 4, 5, device="meta"))
+    assert module.head(0, module.segment(0, carry)).shape == (2, 3)
 
 
 def test_latency_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:

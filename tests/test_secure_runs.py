@@ -111,6 +111,18 @@ def test_too_few_survivors_leave_the_state_unchanged(phase: str, sentence: str) 
     }  # fmt: skip
 
 
+def test_a_step_that_fails_leaves_the_state_unchanged() -> None:
+    def fail(*arguments: Any) -> Any:
+        raise KeyError("teachers")
+
+    assembly = assemble(load_experiment(merge_tables(TINY, {"secure": SECURE})))
+    federation = replace(assembly.federation, method=replace(assembly.federation.method, step=fail))
+    server = start(federation)
+    after, report = run_round(federation, assembly.engine(), assembly.settings, server)
+    assert after.state is server.state and after.round == 1
+    assert "KeyError" in report["undone"]["reason"] and "teachers" in report["undone"]["reason"]
+
+
 def test_elements_that_too_few_cover_keep_their_bits() -> None:
     """Four clients of each level, two of level 3 gone: what level 3 has alone is over two clients, below three."""
     experiment = merge_tables(TINY, {"secure": SECURE})

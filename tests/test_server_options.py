@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from support import raises
 from support.training import assert_close, last_exit_loss, plain_sgd
 from tiny import plain, tiny_federation
 from torch import Tensor
 
 from fleetfit.aggregate import Aggregate
 from fleetfit.engines.local import local as local_engine
+from fleetfit.errors import ConfigError
 from fleetfit.layout import State
 from fleetfit.method import build, weigh_equally
 from fleetfit.rounds import Settings, run_round, start
@@ -200,3 +202,27 @@ def test_each_level_of_decoupled_has_its_own_moments(option: str) -> None:
     # a job's seed has its place in the round, so the samples of a batch are added up in another order
     assert mine and all(torch.allclose(t, alone.state[n], atol=1e-4) for n, t in mine.items())
     assert any(n.startswith("level2/") for n in next(iter(both.memory.values())))
+
+
+@pytest.mark.parametrize(
+    ("option", "key", "allowed", "refused"),
+    [
+        ("fedavgm", "momentum", [0.0, 0.99], [-0.1, 1.0]),
+        ("fedavgm", "lr", [1e-6, 3.0], [0.0, -1.0]),
+        *((option, key, [0.0, 0.99], [-0.1, 1.0]) for option in ("fedadam", "fedyogi") for key in ("beta1", "beta2")),
+        *((option, key, [1e-6, 3.0], [0.0, -1.0]) for option in ("fedadam", "fedyogi") for key in ("lr", "tau")),
+        *((option, "begins", [0.0, 3.0], [-1e-6]) for option in ("fedadam", "fedyogi")),
+        ("feddyn", "alpha", [1e-6, 3.0], [0.0, -1.0]),
+        ("fedprox", "mu", [0.0, 3.0], [-1e-6]),
+        ("krum", "share", [1e-6, 0.49], [0.0, 0.5]),
+        ("outliers", "threshold", [1.01, 9.0], [1.0, -1.0]),
+        ("outliers", "least", [3, 9], [2]),
+        ("trimmed_mean", "share", [1e-6, 0.5], [0.0, 0.51]),
+    ],
+)
+def test_settings_of_options_have_ranges(option: str, key: str, allowed: list[float], refused: list[float]) -> None:
+    for value in allowed:
+        build({"name": "fedavg", "plus": {option: {key: value}}})
+    for value in refused:
+        with raises(ConfigError, value, key=f"method.plus.{option}.{key}"):
+            build({"name": "fedavg", "plus": {option: {key: value}}})

@@ -1,6 +1,7 @@
 """Exact and fast: the same bits wherever a fast run computes, what it says and writes down, and what it refuses."""
 
 import contextlib
+import itertools
 import json
 import tomllib
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from fleetfit.errors import ConfigError
 from fleetfit.submodel import full_submodel
 from fleetfit.training import runtime
 from fleetfit.training.local_model import LocalModel
-from fleetfit.training.runtime import choose_arithmetic, has_bf16, prepare_model
+from fleetfit.training.runtime import choose_arithmetic, has_bf16, prepare_model, view_in_format
 from fleetfit.values import Problem
 from fleetfit.values.arithmetic import PLAIN, Arithmetic, ShapeArithmetic, find_arithmetic
 
@@ -255,6 +256,25 @@ def test_memory_format_keeps_state(model: str) -> None:
     plain.load(state)
     x = torch.randn(4, 3, 16, 16, generator=rng)
     torch.testing.assert_close(piece.module.eval()(x), plain.module.eval()(x), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
+def test_flat_buffer_has_the_memory_format(memory_format: Any) -> None:
+    """[o, c, h, w] is element ((o C + c) H + h) W + w, or ((o H + h) W + w) C + c with the channels last."""
+    flat, (out, channels, height, width) = torch.arange(2 * 3 * 4 * 5), (2, 3, 4, 5)
+    view = view_in_format(flat, (out, channels, height, width), Arithmetic("fp32", memory_format), convolution=True)
+    for o, c, h, w in itertools.product(*map(range, view.shape)):
+        first = ((o * channels + c) * height + h) * width + w
+        last = ((o * height + h) * width + w) * channels + c
+        assert view[o, c, h, w] == (first if memory_format == "contiguous" else last)
+
+
+def test_forward_is_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that doubles."""
+    monkeypatch.setattr(runtime, "_compile", lambda forward: lambda x: 2 * forward(x))
+    layer, x = nn.Linear(2, 1), torch.ones(3, 2)
+    expected = 2 * layer(x)
+    assert torch.equal(prepare_model(layer, Arithmetic(compile=True), HOST)(x), expected)
 
 
 def test_linear_on_vectors_stays_fp32() -> None:

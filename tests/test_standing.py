@@ -20,6 +20,7 @@ from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError, NoUsableUpdates
 from fleetfit.evaluate import compute_moments
 from fleetfit.method import take_mean
+from fleetfit.round_report import make_rollback_report
 from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.submodel import FlatState, concat_state
 from fleetfit.values import Failure, Federation, Server, Update
@@ -134,6 +135,15 @@ def test_what_a_hook_raises_undoes_its_round(hook: str) -> None:
     assert len(first.report["undone"]["reported"]) == 6 and second.report["train"]["clients"] == 6
     assert_same_bits(first.server.state, start(federation).state)
     assert {k["version"] for k in engine.save().values()} == {1}
+
+
+def test_a_rollback_reports_costs_and_no_training() -> None:
+    federation, _ = make_fleet("fedavg")
+    report = {"round": 1, "bytes_up": 7, "counts": {"teachers": {}}, "train": {"clients": 3, "loss": 0.5}}
+    record = {"reason": "odd", "reported": []}
+    found = make_rollback_report(federation, report, start(federation), LOCAL, record)
+    nothing = {"loss": None, "clients": 0, "samples": 0, "by_level": {}}
+    assert found == {"round": 1, "bytes_up": 7, "train": nothing, "undone": record}
 
 
 def test_rollbacks_in_a_row_stop_the_run() -> None:

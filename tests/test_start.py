@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,15 +10,19 @@ import pytest
 import torch
 from support import raises
 from support.bits import assert_same_bits, has_same_bits
+from tiny import Tiny
 from torch import nn
 
 import fleetfit as ff
 from fleetfit import rounds
 from fleetfit.config import load_experiment
 from fleetfit.errors import ModelError, RunError
-from fleetfit.layout import Axis, State, default_sizes
+from fleetfit.layout import Axis, State, default_sizes, infer_layout
 from fleetfit.records import RunFolder
+from fleetfit.tasks import classification
 from fleetfit.training import initial_state
+from fleetfit.training.start import Start, load_start
+from fleetfit.values import Problem
 
 HERE = Path(__file__).parent
 TINY: dict[str, Any] = {
@@ -131,6 +136,36 @@ def test_refused_starts(backbone: ff.Run, tmp_path: Path) -> None:
     with raises(ModelError, "embeddings.class_token", "(1, 1, 12)", "(1, 1, 24)"):
         ff.run(TINY, out=out, start=small.folder, model=vit | {"hidden": 24}, method="fedavg")
     assert not out.exists()
+
+
+@dataclass(frozen=True)
+class Pretrained(Tiny):
+    """The tiny model with a checkpoint of one value, which may lack some tensors."""
+
+    value: float = 0.5
+    lacking: str = "nothing"
+    checkpoint = "mine"
+
+    def pretrained(self, exits: tuple[int, ...]) -> dict[str, torch.Tensor]:
+        shapes = infer_layout(Tiny(), exits).shapes({}, exits)
+        return {n: torch.full(shape, self.value) for n, shape in shapes.items() if not n.startswith(self.lacking)}
+
+
+def test_checkpoint_of_a_model_is_validated() -> None:
+    """The last words of the note: the checkpoint, or what is drawn anew in its place."""
+
+    def begin(**model: Any) -> Start:
+        return load_start(Problem(Pretrained(**model), (1, 4, 4), classification, (1, 2, 3)))
+
+    assert len(begin().state) == len(infer_layout(Tiny(), (1, 2, 3)).tensors)
+    assert begin().notes[0].endswith("mine.") and begin(lacking="heads.2").notes[0].endswith(" heads.2.")
+    for model, names in (
+        ({"value": torch.nan}, []),
+        ({"value": torch.inf}, []),
+        ({"lacking": "stem"}, ["stem.weight"]),
+    ):
+        with raises(ModelError, "mine", *names, key="start"):
+            begin(**model)
 
 
 def test_custom_model_starts_from_run(tmp_path: Path) -> None:

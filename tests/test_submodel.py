@@ -307,3 +307,5 @@ def test_shapes_are_compared_by_equality() -> None:
         check_shapes({**state, "more": torch.zeros(1)}, get_slice_plan(LAYOUT, piece).shapes)
     with raises(ModelError, key="state"):
         extract(LAYOUT, state, piece)
+    with raises(ModelError, "'more'", key="state"):
+        extract(LAYOUT, {**numbered(LAYOUT), "more": torch.zeros(1)}, piece)

@@ -34,6 +34,7 @@ from fleetfit.method import Method
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.submodel import extract
 from fleetfit.training import iter_batches, run_job
+from fleetfit.training.batch_norm import BatchNormSums
 from fleetfit.training.runtime import resolve_device
 from fleetfit.values import Device, Evaluation, Failure, Job, Local, Simulation, Update
 
@@ -295,6 +296,19 @@ def test_failures_have_reasons() -> None:
     assert "fedavgg" in fail_job(make_job(federation, 5, 2, method={"name": "fedavgg"}), simulation.device(5))
 
 
+def infinite_loss(job: Job, device: Device) -> Any:
+    return lambda module, x, y: F.cross_entropy(outputs(module, x)[-1], y) + torch.inf
+
+
+@pytest.mark.parametrize(
+    "fields", [{"local": plain(lr=1e38, batch_size=None)}, {"method": {"hooks": {"loss": infinite_loss}}}]
+)
+def test_state_and_loss_must_be_finite(fields: dict[str, Any]) -> None:
+    """One step from a finite loss to a state that is not, and an infinite constant, which has no gradient."""
+    federation, simulation = tiny_fleet()
+    assert "diverged" in fail_job(make_job(federation, 5, 2, **fields), simulation.device(5))
+
+
 def test_jobs_run_after_a_failure() -> None:
     federation, simulation = tiny_fleet()
     local = plain(lr=0.1, batch_size=8)
@@ -383,6 +397,13 @@ def test_statistics_end_with_the_last_norm_layer(monkeypatch: pytest.MonkeyPatch
     assert len(ran) == 6
 
 
+def test_statistics_leave_the_compiler_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its import takes longer than a small job, which has no compiled kernels to switch off."""
+    federation, simulation = tiny_fleet()
+    monkeypatch.setattr(torch.compiler, "set_stance", None)
+    assert isinstance(run_job(make_job(federation, 4, 2, kind="statistics"), simulation.device(4))[0], Update)
+
+
 def test_rarely_reached_norm_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """The third block is left out of the first batch: whoever takes the second one for the last misses it."""
     federation, simulation = tiny_fleet()
@@ -399,6 +420,34 @@ def test_rarely_reached_norm_is_measured(monkeypatch: pytest.MonkeyPatch) -> Non
     n = update.num_examples
     assert float(update.state["blocks.0.1.count"]) == n
     assert float(update.state["blocks.2.1.count"]) == n - 4
+
+
+class Steps(nn.Module):
+    """Two norms and two exits in one forward, without segments."""
+
+    exits = (1, 2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.BatchNorm1d(2), nn.BatchNorm1d(2), nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        x = self.first(x)
+        return [self.head(x), self.head(self.second(2 * x))]
+
+
+def test_norms_outside_of_segments_are_measured() -> None:
+    """x = 1, 3 and 0, 4 in the first channel: mean 2, and standard deviations 1 and 2, so the second norm gets +-2."""
+    module = Steps()
+    sums = BatchNormSums(module)
+    with sums.watch():
+        for batch in ([[1.0, 5.0], [3.0, 5.0]], [[0.0, 5.0], [4.0, 5.0]]):
+            sums.run(torch.tensor(batch))
+        found = sums.take()
+    assert found["first.sum"].tolist() == [8, 20] and found["first.squares"].tolist() == [26, 100]
+    assert found["second.sum"].tolist() == pytest.approx([0, 0], abs=1e-3)
+    assert found["second.squares"].tolist() == pytest.approx([16, 0], abs=1e-3)
+    assert found["first.count"].tolist() == found["second.count"].tolist() == [4]
 
 
 def test_single_image_equals_batch() -> None:

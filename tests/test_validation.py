@@ -14,7 +14,7 @@ from same_bits import SETTINGS, fleets
 from sampling import some_quick
 from support import raises
 from support.nests import nests
-from tiny import plain, tiny_federation
+from tiny import TinyNet, plain, tiny_federation
 from torch import Tensor
 
 from fleetfit.data import Data
@@ -71,7 +71,8 @@ NAME = "blocks.0.4.bias"
 @pytest.mark.parametrize("kind", ANSWERED)
 def test_a_right_reply_comes_through_as_it_is(kind: str) -> None:
     job, update = ANSWERED[kind]
-    assert validate_reply(update, job, FEDERATION) is update
+    for reply in (update, replace(update, simulated_s=0.0), replace(update, simulated_s=0.25)):
+        assert validate_reply(reply, job, FEDERATION) is reply
 
 
 def with_state(change: Callable[[Tensor], Any]) -> dict[str, Any]:
@@ -249,6 +250,18 @@ def test_unknown_inputs_are_counted_as_whole_numbers(counted: float, right: bool
     assert (_find_implausible_sum(moments, "norm", 20, None) is None) == right
 
 
+def test_inputs_that_shapes_do_not_tell_are_counted_as_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that looks at a number does not run without numbers, which is how inputs are counted otherwise."""
+    first = TinyNet.start
+    monkeypatch.setattr(TinyNet, "start", lambda net, x: first(net, x + 0 * float(x.sum())))
+    federation, _ = tiny_federation({"name": "fedavg"}, dropout=0.1)  # whose inputs nobody has counted yet
+    job, update = ANSWERED["statistics"]
+    assert find_update_error(update, job, federation) is None
+    for name in (name for name in update.state if name.endswith(".count")):
+        half = replace(update, state={**update.state, name: update.state[name] + 0.5})
+        assert name.removesuffix(".count") in str(find_update_error(half, job, federation))
+
+
 def test_no_more_samples_are_measured_than_asked_for() -> None:
     job, update = ANSWERED["statistics"]
     more = {name: tensor * 2 for name, tensor in update.state.items()}
@@ -304,7 +317,7 @@ def test_statistics_of_an_evaluation_are_right() -> None:
         ({"kind": "scan"}, "asks for"), ({"kind": ["train"]}, "malformed"), ({"seed": "1"}, "its seed"),
         ({"client": None}, "its client"), ({"level": -1}, "its level"), ({"memory_version": 0.5}, "memory_version"),
         ({"method": "fedavg"}, "names no method"), ({"state": {"x": 1}}, "expected a tensor"),
-        ({"state": {}}, "missing"), ({"statistics": [1]}, "not a table"),
+        ({"state": {}}, "missing"), ({"statistics": [1]}, "not a table"), ({"statistics": {"x": 1}}, "its statistics"),
         ({"kind": "evaluate", "statistics": {n: t - 1 if n == "blocks.1.1.var" else t for n, t in STATISTICS.items()}},
          "a variance below 0"),
         ({"statistics": {"a\x07": torch.tensor([math.nan])}}, '"a" has numbers'),
@@ -322,7 +335,7 @@ def test_statistics_of_an_evaluation_are_right() -> None:
         ({"local": Local(optimiser="adamw", betas=("0", 0.9))}, "its betas"),  # type: ignore[arg-type]
         ({"local": Local(optimiser="adam", eps=-1)}, "its eps"), ({"local": plain(check_every=0)}, "its check_every"),
         ({"evaluation": Evaluation(samples=1.5)}, "its samples"),
-        ({"evaluation": Evaluation(split="all")}, "expected one of"),
+        ({"evaluation": Evaluation(split="all")}, "'all'"),
         ({"evaluation": Evaluation(batch_size=0)}, "batch_size"),
     ],
 )  # fmt: skip

@@ -4,6 +4,7 @@ import math
 import re
 import traceback
 from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -218,15 +219,13 @@ def explain_division_error(error: BaseException, axis: str | None) -> str:
     """Return what to do where building failed because a size cannot be divided; "" for another error."""
     if not _DIVISION.search(str(error)):
         return ""
-    caller: tuple[FrameType, int] | None = None
-    for frame, line in traceback.walk_tb(error.__traceback__):
+    for caller, (frame, _) in pairwise(traceback.walk_tb(error.__traceback__)):
         module = frame.f_locals.get("self")
         if isinstance(module, nn.Module) and type(module).__module__.startswith("torch."):
             counts = ((kind, frame.f_locals.get(key)) for key, kind in _COUNTS.items())
             kind, n = next(((kind, n) for kind, n in counts if type(n) is int), ("groups", None))
-            place = "" if caller is None else f" made{_describe_line(*caller)}"
-            return f" It is the {type(module).__name__}{place}. {explain_fixed_groups(n, axis, kind)}"
-        caller = frame, line
+            place = _describe_line(*caller)
+            return f" It is the {type(module).__name__} made{place}. {explain_fixed_groups(n, axis, kind)}"
     return f" {explain_fixed_groups(None, axis)}"
 
 

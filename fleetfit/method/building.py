@@ -134,23 +134,26 @@ def _build_cached(text: str) -> Method:
 def build_anew(spec: Mapping[str, Any]) -> Method:
     """Build the method that a spec describes, past the cache of `build`."""
     values = {key: v for key, v in spec.items() if key not in ("name", "cohort", "plus", "hooks")}
-    method = _make_method("methods", spec.get("name", "fedavg"), "[method]", values)
+    method = _make_method("methods", spec.get("name", "fedavg"), values)
     own_hooks, selection = spec.get("hooks", {}), dict(spec.get("cohort", {}))
     if selection:
         name = selection.pop("name")
-        option = _make_method("selection", name, "[cohort] choose", selection)
+        option = _make_method("selection", name, selection)
         method = _add_option(method, option, str(name), set(own_hooks))
     for name, settings in spec.get("plus", {}).items():
-        option = _make_method("options", name, f"[method.plus.{name}]", settings)
-        method = _add_option(method, option, name, set(own_hooks))
+        method = _add_option(method, _make_method("options", name, settings), name, set(own_hooks))
     functions = {hook: _resolve_hook(hook, value) for hook, value in own_hooks.items()}
     replaces = tuple(hook for hook in method.replaces if CALLED_BY[hook] not in functions)
     return replace(method, replaces=replaces, **functions)  # type: ignore[arg-type]  # hooks only, all of them functions
 
 
-def _make_method(kind: str, name: Any, where: str, values: Mapping[str, Any]) -> Method:
+_SECTIONS = {"methods": "[method]", "selection": "[cohort] choose", "options": "[method.plus.{}]"}
+
+
+def _make_method(kind: str, name: Any, values: Mapping[str, Any]) -> Method:
     if isinstance(name, Method):
         return name
+    where = _SECTIONS[kind].format(name)
     factory: Callable[..., Any] = name if callable(name) else names.resolve(kind, name)
     label = getattr(name, "__name__", name)
     method = call_factory(factory, str(label), where, values)
@@ -309,11 +312,10 @@ def _find_changed_hooks(spec: Mapping[str, Any]) -> Iterator[tuple[str, set[str]
             continue
         rest = {other: v for other, v in values.items() if other != key}
         with contextlib.suppress(FleetFitError):  # raised where the method needs the key
-            without = _make_method("methods", name, "[method]", rest)
-            yield f"method.{key}", _find_differences(_make_method("methods", name, "[method]", values), without)
+            without = _make_method("methods", name, rest)
+            yield f"method.{key}", _find_differences(_make_method("methods", name, values), without)
     for option, settings in spec.get("plus", {}).items():
-        added = _make_method("options", option, f"[method.plus.{option}]", settings)
-        yield f"method.plus.{option}", _find_differences(added, FEDAVG)
+        yield f"method.plus.{option}", _find_differences(_make_method("options", option, settings), FEDAVG)
 
 
 def _find_differences(one: Method, other: Method) -> set[str]:

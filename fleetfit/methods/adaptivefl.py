@@ -192,12 +192,12 @@ class Tables:
     @property
     def p(self) -> int:
         """Models of each of the types S and M."""
-        return (len(self.resources) - 1) // 2
+        return len(self.resources) // 2
 
 
 def load_tables(federation: Federation, server: Server) -> Tables:
     """Return the tables after the last round."""
-    return Tables.load(server.memory, (len(federation.levels) - 1) // 2, len(federation.clients))
+    return Tables.load(server.memory, len(federation.levels) // 2, len(federation.clients))
 
 
 def get_type(model: int, p: int) -> int:
@@ -247,7 +247,7 @@ def count_model(curiosity: Floats, model: int, p: int) -> Floats:
 
 def credit_update(scores: Floats, model: int, back: int, credit: Credit = "printed") -> Floats:
     """Return a client's column of T_r [2p + 1] after model `back` came back for `model` (lines 14 to 26)."""
-    p = (len(scores) - 1) // 2
+    p = len(scores) // 2
     column = scores.copy()
     if model == back:
         column[model:] += 1
