@@ -27,6 +27,12 @@ def find_function(kind: str, name: Any, where: str = "") -> tuple[Callable[..., 
     else:
         key = "data.server.name" if where == "[data] server" else None
         function, label = names.resolve(kind, name, key), str(name)
+        if isinstance(function, nn.Module):
+            raise ConfigError(
+                f"[model] {label} is a module that is made already, with weights that differ from process to process. "
+                "Name a class, or a function that returns the module.",
+                key="model.name",
+            )
     return function, label
 
 
