@@ -48,13 +48,13 @@ class Attention(nn.Module):
 
 
 class Patches(nn.Module):
-    """A vision transformer on images 1x4x4."""
+    """A vision transformer on images of one channel."""
 
-    def __init__(self, width: int = 32, heads: int = 8, depth: int = 2, classes: int = 4) -> None:
+    def __init__(self, width: int = 32, heads: int = 8, depth: int = 2, classes: int = 4, side: int = 4) -> None:
         super().__init__()
         self.patch = nn.Conv2d(1, width, 2, 2)
         self.cls = nn.Parameter(torch.zeros(1, 1, width))
-        self.pos = nn.Parameter(torch.randn(1, 5, width) * 0.02)
+        self.pos = nn.Parameter(torch.randn(1, side * side // 4 + 1, width) * 0.02)
         self.blocks = nn.ModuleList([Attention(width, heads) for _ in range(depth)])
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
