@@ -8,7 +8,6 @@ from support import raises
 from support.bits import have_same_state
 
 import fleetfit as ff
-from fleetfit.errors import FleetFitError
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
@@ -40,10 +39,11 @@ def test_a_fleet_has_the_bits_of_local(model: dict[str, Any], tmp_path: Path) ->
 
 
 def test_a_node_builds_only_what_it_allows(tmp_path: Path) -> None:
-    lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, model=MODELS[0]), allow=["tiny:tiny"])
-    with pytest.raises(FleetFitError):
-        lab.serve()
-    assert MODELS[0]["name"] in lab.heard
+    table = described({"name": "scalefl"}, rounds=1, model=MODELS[0], cohort={"fraction": 1.0})
+    lab, _ = lab_of(tmp_path, table, allow=ALLOW)
+    lab.config(3, allow=["tiny:tiny"])
+    run = lab.serve(nodes=4)
+    assert MODELS[0]["name"] in lab.heard and run.metrics[0]["online"] == 4
 
 
 def test_a_node_of_another_version_names_both(tmp_path: Path) -> None:
