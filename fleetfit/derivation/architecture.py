@@ -148,7 +148,7 @@ class DerivedArchitecture(Architecture):
             )
             full_name = f"{INSIDE}{name}"
             is_sent = full_name not in base and self.trains(full_name)
-            is_classifier = owner in self._classifier
+            is_classifier = name in self._classifier
             block, e = (None, self.blocks) if is_classifier else (self.plan.blocks.get(name) or None, None)
             parts[is_sent][full_name] = TensorLayout(dims, block, e, is_parameter)
         for e in self._list_added(exits):
@@ -190,9 +190,9 @@ class DerivedArchitecture(Architecture):
 
     @cached_property
     def _classifier(self) -> frozenset[str]:
-        """The modules of the instance's own last classifier."""
+        """The tensors of the instance's own last classifier."""
         return frozenset(
-            name.rpartition(".")[0]
+            name
             for (name, _), segments in self.plan.segments.items()
             if any(s.axis == CLASSES for s in segments) and self.plan.blocks.get(name) == len(self.plan.exits)
         )
