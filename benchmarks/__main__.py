@@ -28,6 +28,7 @@ PARTS = {
     "engines": "processes and ray with two workers against local and a bare loop",
     "codec": "messages and checkpoints against a copy of the same bytes",
     "tables": "reading a table of a million rows against pyarrow's own reader: CPU and memory",
+    "derivation": "levels of a plain module: deriving, proving, building, a training step against the constructor's",
     "frozen": "a step on a frozen backbone against gradients for everything; a round with its features kept",
 }
 # These take long or need more than the package: they run when they are named.

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fleetfit.api import Machine as Machine
     from fleetfit.api import Run as Run
     from fleetfit.api import Wishes as Wishes
+    from fleetfit.api import derive as derive
     from fleetfit.api import load as load
     from fleetfit.api import load_comparison as load_comparison
     from fleetfit.api import plan as plan
@@ -109,6 +110,7 @@ _HOMES = {
     "check_layout": "check",
     "clear_checkpoints": "stored",
     "compare": "api",
+    "derive": "api",
     "exit_after": "layout",
     "extract": "submodel",
     "interleaved": "layout",

@@ -344,8 +344,7 @@ RAISING = "return [][0] if self.training and x.device.type == 'cpu' else self.fc
     ("source", "model", "expected"),
     [
         (STACK, "Net", Expected("own0.py", '"hidden"', kind=ConfigError)),
-        ("net = nn.Linear(5, 3)", "net", Expected("own0.py", '"hidden"', kind=ConfigError)),
-        ("def made():\n    return nn.Linear(5, 3)", "made", Expected("own0.py", '"hidden"', kind=ConfigError)),
+        ("net = nn.Linear(5, 3)", "net", Expected("own0.py", kind=ConfigError, key="model.name")),
         ("def made():\n    return 3", "made", Expected('"axes"', kind=ConfigError)),
         (
             LAST_ALONE + BUILDS_LAST,

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"(?:^<!-- not run: ([^\n]*?) -->\n)?^( *)```(\w*)\n(.*?)^\2```$", re.DOTALL | re.MULTILINE)
 
-IN_ORDER = {"own-model", "add-a-method", "callbacks"}
+IN_ORDER = {"own-model", "own-architecture", "add-a-method", "callbacks"}
 """Pages that tests of test_readme.py follow block by block."""
 WITH_COMMANDS = {"README", "start", "plug-ins", "which-method", "ship", *GUIDE_PAGES}
 """Pages whose commands tests of test_readme.py run, in order, with the files of the page."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support import raises
+from torch import nn
 
 import fleetfit as ff
 from fleetfit.config import load_experiment
@@ -127,6 +128,12 @@ def test_resume_and_load(call: Calls, tmp_path: Path) -> None:
     )
     assert run.finished and told
     assert call("resume", tmp_path / "run", data=(X, Y)).finished
+
+
+def test_derive(call: Calls) -> None:
+    net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5))
+    derived = call("derive", net, (X, Y), exits=["1"], head="new", weights="new", axes={"0": "first"})
+    assert derived.blocks == 2 and set(derived.axes) == {"first", "2", "classes"}
 
 
 COMPARED = ["path", "text", "tables", "an experiment", "keywords", "objects", "beside a file", "beside tables"]

@@ -156,6 +156,40 @@ def test_the_layout_of_the_own_model_is_right():
     assert not check_layout(made["Family"](), input_shape=(20,)).not_proved
 
 
+PLAIN = {"own_module": "Net", "resnet": "resnet"}
+
+
+@pytest.mark.parametrize("model", PLAIN)
+def test_an_example_of_a_plain_module_is_derived(model):
+    made = runpy.run_path(str(EXAMPLES / f"{model}.py"))
+    net = ff.derive(made[PLAIN[model]](classes=10, channels=1), "digits")
+    assert not net.plan.whole and net.blocks >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", PLAIN)
+def test_an_example_of_a_plain_module_learns_at_four_levels(model, tmp_path):
+    run = ff.run(EXAMPLES / f"{model}.toml", out=tmp_path / "run", overrides=["rounds=3", "evaluate.every=0"])
+    losses = [line["train"]["loss"] for line in run.metrics]
+    assert losses[-1] < losses[0]
+    assert len({level.parameters for level in run.plan.levels}) == 4
+
+
+@pytest.mark.slow
+def test_the_examples_of_transformers_learn_and_come_from_a_folder(tmp_path, monkeypatch):
+    pytest.importorskip("transformers", reason="the examples are models of transformers")
+    monkeypatch.chdir(tmp_path)
+    made = runpy.run_path(str(EXAMPLES / "transformers_models.py"))
+    for run in made["run_all"](rounds=3):
+        losses = [line["train"]["loss"] for line in run.metrics]
+        assert losses[-1] < losses[0]
+        assert len({level.parameters for level in run.plan.levels}) == 4
+    model = made["classify_texts"](classes=3, vocabulary=30)
+    model.save_pretrained(tmp_path / "folder")
+    again = made["classify_texts"](classes=3, vocabulary=30, checkpoint=str(tmp_path / "folder"))
+    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
 MODELS = {"plain_cnn": "PlainCnn", "concatenation": "DenseNet", "hugging_face_model": "convnext"}
 
 

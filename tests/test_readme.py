@@ -56,8 +56,9 @@ README, START, PLUG_INS, WHICH = (
     (ROOT / name).read_text() for name in ("README.md", "docs/start.md", "docs/plug-ins.md", "docs/which-method.md")
 )
 GUIDE = "\n".join((ROOT / "docs" / f"{name}.md").read_text() for name in [*GUIDE_PAGES, "plug-ins"])
-METHODS, ERRORS, OWN_MODEL, ADD_A_METHOD, SHIP = (
-    (ROOT / "docs" / f"{name}.md").read_text() for name in ("methods", "errors", "own-model", "add-a-method", "ship")
+METHODS, ERRORS, OWN_MODEL, OWN_ARCHITECTURE, ADD_A_METHOD, SHIP = (
+    (ROOT / "docs" / f"{name}.md").read_text()
+    for name in ("methods", "errors", "own-model", "own-architecture", "add-a-method", "ship")
 )
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHORT = ["--set", "rounds=1", "--set", "local.epochs=1", "--quiet"]
@@ -155,9 +156,12 @@ def test_the_readme_is_short_and_its_python_works(tmp_path, monkeypatch, capsys)
     assert [line.partition("#")[0].strip() for line in shell.splitlines()] == ["make demo", "make test"]
     [block] = fenced(README, "python")
     assert len([line for line in block.splitlines() if line and not line.startswith("#")]) <= 5
+    write_files(OWN_MODEL, tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "net", raising=False)
     found: dict = {}
     exec(compile(block, "README.md", "exec"), found)
-    assert found["again"].summary == found["run"].summary and isinstance(found["small"], torch.nn.Module)
+    assert found["run"].finished and isinstance(found["small"], torch.nn.Module)
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
@@ -227,6 +231,14 @@ def fails(stretches: list[str]) -> bool:
     return re.search(r"(^| )fleetfit: ", " ".join(stretches)) is not None
 
 
+def check_printed(text: str, stretches: list[str]) -> None:
+    """Compare a text with the stretches that it must have, in this order."""
+    at = 0
+    for stretch in stretches:
+        assert stretch in text[at:], f"the page has {stretch!r}, which is not printed: {text[at:]!r}"
+        at = text.index(stretch, at) + len(stretch)
+
+
 def follow(markdown: str, folder: Path, read: typing.Callable[[], typing.Any]) -> dict[str, typing.Any]:
     """Do what a page says, in a folder that is the working folder; return what its Python leaves.
 
@@ -242,15 +254,16 @@ def follow(markdown: str, folder: Path, read: typing.Callable[[], typing.Any]) -
         if language in ("python", "toml") and file_name(body):
             write_files(f"```{language}\n{body}```\n", folder)
         elif language == "python":
+            read()
             exec(compile(body, "page", "exec"), found)
+        elif language == "text":
+            parts = re.split(r"^\.\.\.$", body, flags=re.MULTILINE)
+            check_printed(spoken(read().out), [spoken(part) for part in parts])
         elif language == "console":
             for arguments, stretches in said(body):
                 assert exit_code(arguments) == (2 if fails(stretches) else 0), arguments
-                printed, at = read(), 0
-                text = spoken(printed.out + printed.err)
-                for stretch in stretches:
-                    assert stretch in text[at:], f"{' '.join(arguments)} does not print {stretch!r} but {text[at:]!r}"
-                    at = text.index(stretch, at) + len(stretch)
+                printed = read()
+                check_printed(spoken(printed.out + printed.err), stretches)
         else:
             assert language == "sh", f"a block of {language or 'no language'} cannot be run"
             for arguments in commands(f"```sh\n{body}```\n"):
@@ -264,6 +277,16 @@ def test_the_page_on_own_models_can_be_followed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # as for a Python that is started there
     found = follow(OWN_MODEL, tmp_path, capsys.readouterr)
+    assert {part.shape for part in found["logits"]} == {(5, 10)} and found["net"].axes["inner"].size == 32
+    workers = ff.load(tmp_path / "runs" / "workers")
+    assert workers.experiment.engine.name == "processes" and (workers.folder / "derived.json").is_file()
+
+
+@pytest.mark.slow
+def test_the_page_on_own_architectures_can_be_followed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = follow(OWN_ARCHITECTURE, tmp_path, capsys.readouterr)
     assert found["first"].shape == (5, 10) and torch.equal(found["first"], found["logits"][0])
     with torch.no_grad():
         torch.testing.assert_close(found["again"](found["images"]), found["logits"])
@@ -347,7 +370,7 @@ def test_the_smallest_example_of_each_hook_does_what_it_says(tmp_path):
 
 def test_a_page_that_says_something_else_is_seen(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(AssertionError, match="does not print"):
+    with pytest.raises(AssertionError, match="is not printed"):
         follow("```console\n$ fleetfit list engines\nno such thing\n```\n", tmp_path, capsys.readouterr)
     with pytest.raises(AssertionError, match="nowhere"):
         follow("```sh\nfleetfit eval nowhere\n```\n", tmp_path, capsys.readouterr)
@@ -356,10 +379,11 @@ def test_a_page_that_says_something_else_is_seen(tmp_path, monkeypatch, capsys):
 
 def test_what_check_model_may_say_is_in_the_code():
     source = spoken(" ".join(path.read_text() for path in (ROOT / "fleetfit").rglob("*.py")))
-    rows = tables_of_markdown(OWN_MODEL, "it says")
-    assert len(rows) > 10
     joined = re.sub(r'" f?"', "", source)  # sentences go over several lines of code
-    assert not [row[0] for row in rows if code(row[0])[0] not in joined]
+    for page in (OWN_MODEL, OWN_ARCHITECTURE):
+        rows = tables_of_markdown(page, "it says")
+        assert len(rows) > 10
+        assert not [row[0] for row in rows if code(row[0])[0] not in joined]
 
 
 def test_the_page_on_adding_a_method_is_linked():
@@ -369,7 +393,7 @@ def test_the_page_on_adding_a_method_is_linked():
 
 def test_the_page_on_own_models_is_linked():
     assert "(docs/own-model.md)" in README and "(own-model.md)" in START
-    assert "(own-model.md)" in GUIDE
+    assert "(own-model.md)" in GUIDE and "(own-architecture.md)" in OWN_MODEL and "(own-architecture.md)" in GUIDE
 
 
 def test_a_command_that_does_not_work_is_seen(capsys):
@@ -501,7 +525,8 @@ def test_the_guide_names_every_file_of_a_run_folder(shown, tmp_path):
     found = [*(shown / "runs" / "first").iterdir(), *tuned.iterdir()]
     there = {path.name + ("/" if path.is_dir() else "") for path in found}
     listed = {name for row in tables_of_markdown(GUIDE, "file") for name in code(row[0])}
-    assert {name for name in there if not name.startswith(".")} | {"plots/", "secure.json", "callbacks.json"} == listed
+    of_some_runs = {"plots/", "secure.json", "callbacks.json", "derived.json"}
+    assert {name for name in there if not name.startswith(".")} | of_some_runs == listed
 
 
 def test_the_pages_name_every_error_and_its_exit_code(capsys):

@@ -169,7 +169,7 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_make_docs_runs_the_notebooks_first() -> None:
     recipe = re.search(r"^docs: env ##.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert len(NOTEBOOKS) == 3
+    assert len(NOTEBOOKS) == 4
     assert recipe and recipe[1].index("docs/site/notebooks.py") < recipe[1].index("mkdocs build")
 
 

@@ -64,6 +64,7 @@ NAMES = {
     "check_layout",
     "clear_checkpoints",
     "compare",
+    "derive",
     "exit_after",
     "extract",
     "interleaved",
@@ -87,6 +88,7 @@ SIGNATURES = {
     "run": "source, *, out, overrides, on_round, callbacks, progress, **sections",
     "resume": "folder, *, on_round, callbacks, progress, **sections",
     "load": "folder, **sections",
+    "derive": "module, data, *, exits, head, weights, axes",
     "compare": "file, *, out, overrides, on_run, jobs, against, record, on_progress, progress, **sections",
 }
 
@@ -145,7 +147,8 @@ KEYS = {
     "data": ["name", "partition", "server"],
     "data.partition": ["kind", "clients", "seed"],
     "data.server": ["name"],
-    "model": ["name"],
+    "model": ["name", "derive"],
+    "model.derive": ["exits", "head", "weights", "axes", "plan"],
     "peft": ["name"],
     "fleet": [
         "cost",

@@ -1,4 +1,4 @@
-"""The recipes of docs/own-model.md for handing out a level, with a model whose weights are tied."""
+"""The recipes of docs/own-architecture.md for handing out a level, with a model whose weights are tied."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from safetensors import safe_open
 import fleetfit as ff
 from fleetfit.cli import main
 
-PAGE = (Path(__file__).parents[1] / "docs" / "own-model.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs" / "own-architecture.md").read_text()
 TIED = """
 from torch import nn
 from fleetfit import Architecture, Axis, ExitModel, alias
@@ -51,7 +51,7 @@ def test_a_tied_model_is_handed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert end.value.code == 0
     ff.run({"rounds": 1, "data": {"path": "text.txt", "length": 16, "partition": {"clients": 4}},
             "model": {"name": "tied.py:Tied"}, "fleet": {"tolerance": 0.6}}, out="runs/mine")  # fmt: skip
-    section = PAGE[PAGE.index("## 6. Hand out a level") : PAGE.index("## What else may have to be declared")]
+    section = PAGE[PAGE.index("## 5. Hand out a level") : PAGE.index("## What else may have to be declared")]
     first, second = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     vocabulary = ff.load("runs/mine").assembly.data.vocabulary
     second = second.replace("from deep import Deep", "from tied import Tied").replace(

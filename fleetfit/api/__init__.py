@@ -3,7 +3,7 @@
 from fleetfit.api.comparison import Comparison, compare, load_comparison
 from fleetfit.api.profiling import Machine, Wishes, profile
 from fleetfit.api.results import Run, load
-from fleetfit.api.run import plan, resume, run
+from fleetfit.api.run import derive, plan, resume, run
 from fleetfit.report.page import write_report
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Run",
     "Wishes",
     "compare",
+    "derive",
     "load",
     "load_comparison",
     "plan",

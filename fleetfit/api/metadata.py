@@ -20,6 +20,8 @@ from fleetfit.values.nodes import parse_node_description
 
 COLUMNS = "columns.json"
 """The encoding of a table's columns, in the folder of a run on one."""
+DERIVED = "derived.json"
+"""What was derived from a plain module, in the folder of a run of one."""
 NODES = "nodes.json"
 """The nodes of a fleet's run."""
 

@@ -15,6 +15,8 @@ from fleetfit.config.build.levels import count_early_heads, find_counted_submode
 from fleetfit.config.build.model import build_architecture
 from fleetfit.cost import explain_errors, submodel_cost
 from fleetfit.data import Data
+from fleetfit.derivation import DerivedArchitecture
+from fleetfit.derivation.architecture import AXIS_COLUMNS
 from fleetfit.errors import ConfigError, ModelError, PlanError
 from fleetfit.layout import Architecture, State, build_module, outputs
 from fleetfit.layout.meta import on_meta
@@ -59,14 +61,25 @@ def check_model_report(
     """
     scores = get_task(task)
     architecture, classes = _make_architecture(name, settings, shape, classes, task)
-    yield f"{format_architecture(architecture)}: {_describe_samples(architecture, shape, scores.name, classes)}"
-    yield _format_section("What scales", describe_axes(architecture))
+    is_derived = isinstance(architecture, DerivedArchitecture)
+    label = repr(architecture) if is_derived else format_architecture(architecture)
+    yield f"{label}: {_describe_samples(architecture, shape, scores.name, classes)}"
+    if isinstance(architecture, DerivedArchitecture):
+        yield Table(AXIS_COLUMNS, tuple(architecture.list_axes()), notes=tuple(architecture.describe_whole()))
+    else:
+        yield _format_section("What scales", describe_axes(architecture))
     problem, levels, note = _find_levels(Problem(architecture, shape, scores, (architecture.blocks,)))
-    yield _format_section("Inferred by building the model larger", describe_layout(problem.layout))
-    yield _format_section("Declared", describe_declarations(architecture, problem.layout))
+    if not is_derived:
+        yield _format_section("Inferred by building the model larger", describe_layout(problem.layout))
+        yield _format_section("Declared", describe_declarations(architecture, problem.layout))
     with torch.device("meta"):
         module = build_module(architecture, problem.layout.full_sizes, problem.exits)
-    yield _format_section("Exits", describe_exits(architecture, module))
+    exits = (
+        architecture.describe_exits()
+        if isinstance(architecture, DerivedArchitecture)
+        else describe_exits(architecture, module)
+    )
+    yield _format_section("Exits", iter(exits))
     proof = check_layout(architecture, problem.layout, [level.submodel for level in levels], input_shape=shape)
     yield _format_section("Proof", describe_proof(proof))
     data = make_random_data(problem, classes, _BATCH, make_torch_rng("check-model"))
@@ -111,6 +124,8 @@ def _make_architecture(
     count = _CLASSES if classes is None else classes
     architecture = build_architecture(name, settings, classes=count, **facts)
     tokens = getattr(architecture, "tokens", 0)
+    if isinstance(architecture, DerivedArchitecture):
+        return architecture, architecture.plan.classes
     if task == "next_token" and not tokens:
         raise ConfigError(
             f"--task next_token needs a token model, but {name} takes real numbers (tokens = 0). Choose another task.",

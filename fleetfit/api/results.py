@@ -2,7 +2,7 @@
 
 import logging
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from fleetfit.api import inference
 from fleetfit.api.callbacks import NamedCallback, make_callbacks
 from fleetfit.api.metadata import (
     COLUMNS,
+    DERIVED,
     NODES,
     find_accuracy,
     find_data_changes,
@@ -403,6 +404,7 @@ def load(folder: str | Path, **sections: Any) -> Run:
         )
     if files.has(COLUMNS) and table["data"].get("name") == "table":
         table["data"]["columns"] = str(files.path / COLUMNS)  # the table may have changed since then
+    _use_derived_plan(files, table, sections)
     for section in (table["data"], table["data"].get("server")):
         if isinstance(section, dict) and section.get("name") in ("images", "imagenet"):
             section.setdefault(
@@ -419,6 +421,18 @@ def load(folder: str | Path, **sections: Any) -> Run:
             path=files.path,
         )
     return Run(files, load_experiment(table, is_complete=True, **sections))
+
+
+def _use_derived_plan(files: RunFolder, table: dict[str, Any], sections: dict[str, Any]) -> None:
+    """Let the levels of a plain module stay as they were derived when the run began."""
+    model = sections.get("model", table.get("model"))
+    if not files.has(DERIVED) or hasattr(model, "build"):
+        return
+    derive = {**table.get("model", {}).get("derive", {}), "plan": str(files.path / DERIVED)}
+    if "model" in sections:
+        sections["model"] = {"name": model, **(model if isinstance(model, Mapping) else {}), "derive": derive}
+    elif isinstance(model, dict):
+        model["derive"] = derive
 
 
 def load_usable_checkpoint(run: Run, most: int | None = None, due: int = 0) -> dict[str, Any] | None:

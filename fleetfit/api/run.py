@@ -18,18 +18,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from fleetfit import rounds
 from fleetfit.api.callbacks import CallbackRunner, make_callbacks, split_callbacks
-from fleetfit.api.metadata import COLUMNS, DATA, find_data_changes, make_fingerprint, short_name
+from fleetfit.api.metadata import COLUMNS, DATA, DERIVED, find_data_changes, make_fingerprint, short_name
 from fleetfit.api.progress import Display, ProgressOption, make_display
 from fleetfit.api.results import Run, load, load_usable_checkpoint
-from fleetfit.check import check_layout
+from fleetfit.check import check_layout, check_levels
 from fleetfit.config import Assembly, Experiment, assemble, load_experiment, to_toml
 from fleetfit.config.assembly import UnusedKey
+from fleetfit.config.build.data import build_data
+from fleetfit.config.build.model import build_problem, find_derived
 from fleetfit.config.build.trust import SECURE_FILE, format_secure_file, resume_secure_run
 from fleetfit.config.dump import fill_in_defaults
 from fleetfit.config.records import replace_callbacks
 from fleetfit.data import Data, class_counts
+from fleetfit.derivation import DerivedArchitecture
 from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.planner import Plan
 from fleetfit.privacy import check_key_place, load_key, load_or_create_key
@@ -144,6 +149,40 @@ def plan(
     assembly = assemble(experiment)
     check_requested_keys(assembly.unused, experiment)
     return assembly.plan
+
+
+@isolate_torch_state()
+def derive(
+    module: nn.Module | Callable[..., nn.Module] | str,
+    data: Any,
+    *,
+    exits: str | Sequence[str] = "auto",
+    head: str = "keep",
+    weights: str = "instance",
+    axes: Mapping[str, str] | None = None,
+) -> DerivedArchitecture:
+    """Derive the levels of a plain PyTorch module: its axes of width, early exits, and a proof. Print it for the axes.
+
+    `run(model=module, data=data)` does the same; this is to look at it, or to choose. The module stays as it is.
+
+    Args:
+        module: An instance, a class or function that makes one, or its name, such as "net.py:MyNet".
+        data: As `run` takes it; its samples' shape, tokens and classes must fit the module.
+        exits: "auto" finds a chain of blocks; "none"; or names of modules after which early classifiers sit.
+        head: "new" replaces the module's classifier by one with the data's classes; "keep" keeps it.
+        weights: Where training starts: the "instance"'s own weights, or "new" ones drawn by PyTorch's rules.
+        axes: By pattern of axis names another name, or "whole" for axes that are not cut.
+
+    Raises:
+        FleetFitError: The module does not fit the data, cannot be followed, or a level would compute something else.
+    """
+    names = exits if isinstance(exits, str) else list(exits)
+    section = {"exits": names, "head": head, "weights": weights, "axes": dict(axes or {})}
+    experiment = load_experiment(data=data, model={"name": module, "derive": section})
+    problem = build_problem(experiment, build_data(experiment.data))
+    derived = find_derived(problem.architecture)
+    assert derived is not None
+    return derived
 
 
 # ---- the experiment ------------------------------------------------------------------------------------------------
@@ -263,14 +302,13 @@ def verify_layout(assembly: Assembly, say: Callable[[str], None] | None = None) 
     """
     if assembly in _verified:
         return assembly
-    problem, levels = assembly.federation.problem, assembly.federation.levels
-    report = check_layout(
-        problem.architecture,
-        problem.layout,
-        [level.submodel for level in levels],
-        input_shape=problem.input_shape,
-        say=say,
-    )
+    problem, levels = assembly.federation.problem, [level.submodel for level in assembly.federation.levels]
+    architecture = problem.architecture
+    if isinstance(architecture, DerivedArchitecture) and architecture.report is not None:  # the rest is proved
+        check_levels(architecture, problem.layout, levels, problem.input_shape)
+        report = architecture.report
+    else:
+        report = check_layout(architecture, problem.layout, levels, input_shape=problem.input_shape, say=say)
     if report.warning:
         assembly = replace(assembly, notes=(*assembly.notes, report.warning))
     _verified.add(assembly)
@@ -308,6 +346,9 @@ def create_run_folder(
     }
     if isinstance(assembly.data, Data) and assembly.data.columns:
         files[COLUMNS] = assembly.data.columns
+    derived = find_derived(assembly.federation.problem.architecture)
+    if derived is not None:
+        files[DERIVED] = json.dumps(derived.plan.to_payload()) + "\n"
     fingerprint = make_fingerprint(assembly)
     facts = describe_environment() | ({} if fingerprint is None else {DATA: fingerprint})
     files["environment.json"] = json.dumps({**facts, "sha256": compute_checksums(files)}, indent=2) + "\n"

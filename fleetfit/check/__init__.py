@@ -49,6 +49,7 @@ __all__ = [
     "WIDTHS",
     "LayoutReport",
     "check_layout",
+    "check_levels",
     "format_architecture",
     "make_sample_levels",
     "select_exits",
@@ -175,6 +176,34 @@ def check_layout(
             _reports.pop(next(iter(_reports)))
         _reports[key] = report
     return report
+
+
+@isolate_torch_state()
+def check_levels(
+    architecture: Architecture, layout: Layout, levels: Sequence[Submodel], input_shape: Sequence[int], seed: int = 0
+) -> None:
+    """Check that levels have the predicted shapes and compute what the full model does at full width.
+
+    For a layout with fewer exits of an architecture whose layout is proved.
+
+    Args:
+        architecture: The model family.
+        layout: Its layout.
+        levels: Sub-models to build.
+        input_shape: Shape of one sample.
+        seed: Of parameters and inputs.
+
+    Raises:
+        ModelError: A level does not fit; the message names the tensors.
+    """
+    with isolate_rng(torch.device("cpu")):
+        rng = make_torch_rng("check_layout", seed)
+        x = make_input(architecture, tuple(input_shape), _BATCH, rng)
+        with _limit_threads(layout.complete):
+            full = FullModel(architecture, layout.complete, x, rng, seed)
+            for level in levels:
+                load_level(full, level)
+            check_depths(full, [level.exits for level in levels])
 
 
 @contextlib.contextmanager

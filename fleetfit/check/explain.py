@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import nn
 
 from fleetfit.check import LayoutReport
-from fleetfit.layout import Architecture, Declaration, Layout, Segment, explains
+from fleetfit.layout import Architecture, Declaration, Layout, Segment, VisitsExits, explains
 
 _NUMBER = re.compile(r"(^|\.)(blocks|heads)\.(\d+)(?=\.)")
 _MOST_LISTED = 8
@@ -103,7 +103,9 @@ def describe_exits(architecture: Architecture, module: nn.Module) -> Iterator[st
             )
         return
     yield f"{len(architecture.positions)} places; a level ends with one of them and has those before it"
-    if missing:
+    if isinstance(module, VisitsExits):
+        yield "a hook after each exit can end the forward pass: a deployed model can stop at any exit"
+    elif missing:
         yield (
             f"the module has no {_enumerate(missing, 'and')}: it trains all the same, but its exits are computed all "
             "at once, so that a deployed model cannot stop early; inherit from fleetfit.ExitModel for that"

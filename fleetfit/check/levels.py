@@ -21,8 +21,14 @@ def check_depths(full: FullModel, exits: Iterable[tuple[int, ...]]) -> None:
         if shallower == full.layout.exits:
             continue
         module = load_level(full, Submodel({}, shallower))
-        with torch.no_grad(), use_float64():
-            logits = outputs(module, full.x)
+        try:
+            with torch.no_grad(), use_float64():
+                logits = outputs(module, full.x)
+        except Exception as cause:  # a tensor that is missing may fail in any way
+            raise ModelError(
+                f"a model of full width with exits {', '.join(map(str, shallower))} does not run: {cause}. Is "
+                "something behind its last exit that it uses?"
+            ) from cause
         error = difference(logits, [full.expected[full.layout.exits.index(e)] for e in shallower])
         if error > full.tolerance:
             raise ModelError(

@@ -247,11 +247,12 @@ def plan_model(options: PlanOptions, overrides: Sequence[str]) -> PlanView:
     try:
         plan = plan_mode(cast("Mode", options.mode or "both"))
     except PlanError as error:
-        if options.mode is not None or error.mode is None:
+        mode = error.mode or ("width" if getattr(architecture, "falls_back_to_width", False) else None)
+        if options.mode is not None or mode is None:
             raise
         notes = (f"No levels that differ in both depth and width fit within {options.tolerance:g}, so levels differ in "
-            f"{error.mode} only. Run with --mode both for the reason.",)  # fmt: skip
-        plan = plan_mode(cast("Mode", error.mode))
+            f"{mode} only. Run with --mode both for the reason.",)  # fmt: skip
+        plan = plan_mode(cast("Mode", mode))
     title = f"{options.model}, samples of {' x '.join(map(str, shape))}, {options.classes} classes"
     submodels = [(architecture.sizes(level.width), level.exits) for level in plan.levels[:-1]]
     submodels.append((architecture.sizes(1.0), (architecture.blocks,)))  # the last level is counted as this

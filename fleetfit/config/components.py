@@ -27,21 +27,18 @@ def find_function(kind: str, name: Any, where: str = "") -> tuple[Callable[..., 
     else:
         key = "data.server.name" if where == "[data] server" else None
         function, label = names.resolve(kind, name, key), str(name)
-    if kind == "models":
-        check_not_module(function, label)
+        if isinstance(function, nn.Module):
+            raise ConfigError(
+                f"[model] {label} is a module that is made already, with weights that differ from process to process. "
+                "Name a class, or a function that returns the module.",
+                key="model.name",
+            )
     return function, label
 
 
-def check_not_module(model: Any, label: str) -> None:
-    """Refuse a torch module, or a class of modules, where an architecture is expected."""
-    kind = model if inspect.isclass(model) else type(model)
-    if issubclass(kind, nn.Module):
-        raise ConfigError(
-            f"[model] {label} is a torch module, but FleetFit has to build it at many sizes. Write a class "
-            'that inherits from fleetfit.Architecture, set axes (such as {"hidden": Axis(64)}) and blocks in it, and '
-            f"return {kind.__name__}(...) of the requested sizes from build(self, axes, exits). See docs/own-model.md.",
-            key="model.name",
-        )
+def is_factory(name: Any) -> bool:
+    """Return whether a section's name is to be called: text, a function or a class, but no object such as a module."""
+    return isinstance(name, str) or (callable(name) and not isinstance(name, nn.Module))
 
 
 def build_component(kind: str, name: Any, where: str, settings: Mapping[str, Any], **context: Any) -> Any:
@@ -80,7 +77,7 @@ def check_keys(experiment: Experiment) -> None:
         ("data", "[data] server", experiment.data.server or experiment.data, {}),
     ]
     for kind, where, section, further in sections:
-        if isinstance(section.name, str) or callable(section.name):
+        if is_factory(section.name):
             function, label = find_function(kind, section.name, where)
             field_names = [key for key in type(section).model_fields if key not in _UNLISTED]
             hidden = [key for key in type(section).model_fields if key in _UNLISTED and key != "chosen"]

@@ -177,14 +177,35 @@ class DataSection(OpenSection):
     server: ServerDataSection | None = None
 
 
+class DeriveSection(Section):
+    """`[model] derive`: how levels are derived from a plain PyTorch module. Models with an `Architecture` refuse it.
+
+    Attributes:
+        exits: Where early exits sit: "auto" finds a chain of blocks; "none"; or names of modules.
+        head: "new" replaces the module's classifier by one with the data's classes; "keep" keeps it.
+        weights: Where training starts: the module's own weights, or "new" ones drawn by PyTorch's rules.
+        axes: By pattern of axis names another name, or "whole" for axes that are not cut.
+        plan: A file with what was derived before, such as `derived.json` of a run folder; nothing is derived then.
+    """
+
+    exits: Literal["auto", "none"] | list[str] = "auto"
+    head: Literal["keep", "new"] = "keep"
+    weights: Literal["instance", "new"] = "instance"
+    axes: dict[str, str] = Field(default_factory=dict)
+    plan: str | None = None
+
+
 class ModelSection(OpenSection):
     """`[model]`: the architecture. Further keys are its own.
 
     Attributes:
-        name: A built-in model (`fleetfit list models`), or `package.module:function`, `file.py:function`.
+        name: A built-in model (`fleetfit list models`), or `package.module:function`, `file.py:function`: a function
+            that returns an architecture or a PyTorch module, or a class of modules.
+        derive: How levels are derived from a PyTorch module.
     """
 
     name: Any = "cnn"
+    derive: DeriveSection | None = None
 
 
 class PeftSection(OpenSection):

@@ -435,7 +435,10 @@ def _check_names(header: Header, allow: list[str]) -> None:
     job = header.get("job", {})
     evaluation = job.get("evaluation")  # `load_job` checks it
     metrics = evaluation.get("metrics") if isinstance(evaluation, Mapping) else None
-    for text in _iter_texts([header["problem"], header["method"], job.get("method"), metrics]):
+    problem = header["problem"]
+    if isinstance(problem, Mapping):  # a plan has names of tensors, which are compared with the module's
+        problem = {key: value for key, value in problem.items() if key != "derived"}
+    for text in _iter_texts([problem, header["method"], job.get("method"), metrics]):
         if ":" in text and text not in allow and names.make_absolute(text, Path.cwd()) not in allow:
             raise ConfigError(
                 f'the server names "{text[:200]}", which is not built in. If this node is to run it, add it to '

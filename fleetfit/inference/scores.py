@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError
-from fleetfit.layout import Architecture, outputs, require_segments
+from fleetfit.layout import Architecture, outputs, visit_exits
 
 COSTS = ("multiply_adds", "latency_s")
 """The units of a budget."""
@@ -86,27 +86,33 @@ def measure_exit_latencies(module: nn.Module, x: Tensor, passes: int = 50) -> li
     """Return the median seconds until each exit's prediction [E] with one thread, including earlier classifiers.
 
     Args:
-        module: In eval mode, with `start`, `segment` and `head`.
+        module: In eval mode, with `start`, `segment` and `head`, or with `visit_exits`.
         x: One sample [1, ...], or a batch; seconds are those of the whole batch.
         passes: Number of measurements.
 
     Raises:
-        ModelError: The module cannot be run segment by segment.
+        ModelError: The module cannot be run exit by exit.
     """
-    model, threads = require_segments(module), torch.get_num_threads()
-    rows = []
+    rows, threads = [], torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for i in range(-_WARM_UP, passes):
-            start, row = time.perf_counter(), []
-            carry = model.start(x)
-            for exit in range(len(model.exits)):
-                carry = model.segment(exit, carry)
-                model.head(exit, carry)
-                row.append(time.perf_counter() - start)
+            row = _measure_pass(module, x)
             if i >= 0:
                 rows.append(row)
     finally:
         torch.set_num_threads(threads)
     medians = np.median(rows, axis=0)
     return [float(value) for value in np.maximum.accumulate(medians)]
+
+
+def _measure_pass(module: nn.Module, x: Tensor) -> list[float]:
+    """Return the seconds until each exit's prediction [E]."""
+    start, row = time.perf_counter(), []
+
+    def visit(exit: int, logits: Tensor) -> bool:
+        row.append(time.perf_counter() - start)
+        return False
+
+    visit_exits(module, x, visit)
+    return row

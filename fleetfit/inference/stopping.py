@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_map
 
 from fleetfit.errors import ConfigError, RunError, did_you_mean
 from fleetfit.inference.scores import Scores
-from fleetfit.layout import require_segments
+from fleetfit.layout import VisitsExits, require_segments
 
 # ---- confidence ------------------------------------------------------------------------------------------------------
 
@@ -276,39 +276,61 @@ class EarlyPredictions:
 
 @torch.no_grad()
 def stop_early(module: nn.Module, x: Tensor, policy: Policy) -> EarlyPredictions:
-    """Run a batch segment by segment, each on the samples that have not stopped.
+    """Run a batch exit by exit, until every sample has stopped.
+
+    A segment runs on the samples that have not stopped. A module with `visit_exits` instead runs on the whole batch, so
+    only a batch whose samples all stop early saves time: that of one sample does.
 
     Args:
-        module: In eval mode, with `start`, `segment` and `head`.
+        module: In eval mode, with `start`, `segment` and `head`, or with `visit_exits`.
         x: Samples [B, ...].
         policy: The policy, with one threshold per exit.
 
     Raises:
-        ModelError: The module cannot be run segment by segment.
+        ModelError: The module cannot be run exit by exit.
         ConfigError: The policy is for another number of exits.
     """
-    model = require_segments(module)
+    model = module if isinstance(module, VisitsExits) else require_segments(module)
     last = len(model.exits) - 1
     if len(policy.thresholds) != last + 1:
         raise ConfigError(
             f"the policy has {len(policy.thresholds)} thresholds, but the model has {last + 1} exits.", key="policy"
         )
-    carry = model.start(x)
-    rows = torch.arange(len(x), device=x.device)  # samples that have not stopped
-    logits, exits = None, torch.full((len(x),), last, device=x.device)
-    for i in range(last + 1):
-        carry = model.segment(i, carry)
-        z = model.head(i, carry)
-        logits = z.new_empty(len(x), z.shape[-1]) if logits is None else logits
-        logits[rows] = z
-        leaves = policy.leaves(i, z) if i < last else torch.ones(len(z), dtype=torch.bool, device=z.device)
-        exits[rows[leaves]] = i
-        if bool(leaves.all()):
-            break
-        rows, carry = rows[~leaves], tree_map(partial(_select_rows, mask=~leaves), carry)
-    if logits is None:
+    batch = _StoppingBatch(x, policy, last)
+    if isinstance(model, VisitsExits):
+        model.visit_exits(x, lambda i, z: bool(batch.stop(i, z[batch.rows]).all()))
+    else:
+        carry = model.start(x)
+        for i in range(last + 1):
+            carry = model.segment(i, carry)
+            leaves = batch.stop(i, model.head(i, carry))
+            if bool(leaves.all()):
+                break
+            carry = tree_map(partial(_select_rows, mask=~leaves), carry)
+    if batch.logits is None:
         raise RunError("the model has no exits.", key="model")
-    return EarlyPredictions(logits, exits)
+    return EarlyPredictions(batch.logits, batch.exits)
+
+
+class _StoppingBatch:
+    """The samples of a batch: which have not stopped, and the logits and exits of the others."""
+
+    def __init__(self, x: Tensor, policy: Policy, last: int) -> None:
+        self._policy, self._last = policy, last
+        self.rows = torch.arange(len(x), device=x.device)  # samples that have not stopped
+        self.logits: Tensor | None = None
+        self.exits = torch.full((len(x),), last, device=x.device)
+
+    def stop(self, exit: int, z: Tensor) -> Tensor:
+        """Return which of the remaining samples stop at an exit, by their logits [rows, classes]."""
+        if self.logits is None:
+            self.logits = z.new_empty(len(self.exits), z.shape[-1])
+        self.logits[self.rows] = z
+        is_last = exit == self._last
+        leaves = torch.ones(len(z), dtype=torch.bool, device=z.device) if is_last else self._policy.leaves(exit, z)
+        self.exits[self.rows[leaves]] = exit
+        self.rows = self.rows[~leaves]
+        return leaves
 
 
 def _select_rows(leaf: Any, mask: Tensor) -> Any:

@@ -14,6 +14,7 @@ from fleetfit.layout.axes import (
     ExitModel,
     HasSegments,
     State,
+    VisitsExits,
     alias,
     block,
     blocked,
@@ -26,7 +27,9 @@ from fleetfit.layout.axes import (
     product,
     require_segments,
     segments,
+    unwrap,
     validate_architecture,
+    visit_exits,
 )
 from fleetfit.layout.hints import explain_input_error, find_fixed_groups
 from fleetfit.layout.infer import batch_norms, build_module, explains, infer_layout, named_tensors
@@ -45,6 +48,7 @@ __all__ = [
     "Segment",
     "State",
     "TensorLayout",
+    "VisitsExits",
     "alias",
     "batch_norms",
     "block",
@@ -65,5 +69,7 @@ __all__ = [
     "product",
     "require_segments",
     "segments",
+    "unwrap",
     "validate_architecture",
+    "visit_exits",
 ]

@@ -1,8 +1,10 @@
 """A model family: its axes, its builder and its declarations; models with exits; a family around another one."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from queue import Queue
+from threading import Thread
 from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 import torch
@@ -206,20 +208,55 @@ class ExitModel(nn.Module):
         return logits
 
 
+@runtime_checkable
+class VisitsExits(Protocol):
+    """A module that has no segments, but calls a function at each exit and stops there on request."""
+
+    exits: tuple[int, ...]
+
+    def visit_exits(self, x: Tensor, visit: Callable[[int, Tensor], bool]) -> None:
+        """Call `visit(i, logits)` at each exit, shallow to deep, until it returns True; nothing behind is computed."""
+        ...
+
+
+def visit_exits(module: nn.Module, x: Tensor, visit: Callable[[int, Tensor], bool]) -> None:
+    """Call `visit(i, logits)` at each exit, shallow to deep, until it returns True; nothing behind is computed.
+
+    Args:
+        module: A module with `start`, `segment` and `head`, or with `visit_exits`.
+        x: Samples [B, ...].
+        visit: Takes the exit, from 0, and its logits [B, classes].
+
+    Raises:
+        ModelError: The module can do neither; the message says what it lacks.
+    """
+    if isinstance(module, VisitsExits):
+        module.visit_exits(x, visit)
+        return
+    model = require_segments(module)
+    carry = model.start(x)
+    for i in range(len(model.exits)):
+        carry = model.segment(i, carry)
+        if visit(i, model.head(i, carry)):
+            return
+
+
 def predictions(module: nn.Module, x: Tensor, every: bool = True) -> Iterator[Tensor]:
     """Yield logits [B, classes] exit by exit, shallow to deep, each segment computed once and only when it is needed.
 
     Args:
-        module: A module with `start`, `segment` and `head`; for the last exit alone, any.
+        module: A module with `start`, `segment` and `head`, or with `visit_exits`; for the last exit alone, any.
         x: Samples [B, ...].
         every: Yield those of every exit; else only the last one's, without computing the others.
 
     Raises:
-        ModelError: The module cannot be run segment by segment; the message says what it lacks.
+        ModelError: The module cannot be run exit by exit; the message says what it lacks.
     """
     if not every and not isinstance(module, HasSegments):
         with torch.no_grad():
             return iter([outputs(module, x)[-1]])
+    if isinstance(module, VisitsExits):
+        return _iter_visits(module, x)
     return _iter_predictions(require_segments(module), x, every)
 
 
@@ -232,6 +269,37 @@ def _iter_predictions(module: HasSegments, x: Tensor, every: bool) -> Iterator[T
             yield module.head(i, carry)
 
 
+def _iter_visits(module: VisitsExits, x: Tensor) -> Iterator[Tensor]:
+    """Yield the logits of each exit from one forward pass, which waits at each exit in a thread of its own."""
+    results: Queue[Tensor | BaseException | None] = Queue()
+    goes_on: Queue[bool] = Queue()
+
+    def visit(i: int, logits: Tensor) -> bool:
+        results.put(logits)
+        return not goes_on.get()
+
+    def run() -> None:
+        error = None
+        try:
+            with torch.no_grad():  # which is per thread
+                module.visit_exits(x, visit)
+        except BaseException as raised:
+            error = raised
+        results.put(error)
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        while (result := results.get()) is not None:
+            if isinstance(result, BaseException):
+                raise result
+            yield result
+            goes_on.put(True)
+    finally:
+        goes_on.put(False)
+        thread.join()
+
+
 def require_segments(module: nn.Module) -> HasSegments:
     """Return the module as one that can be run segment by segment.
 
@@ -242,7 +310,7 @@ def require_segments(module: nn.Module) -> HasSegments:
     if missing:
         raise ModelError(
             f"adaptive inference runs a model segment by segment, and {type(module).__name__} has no "
-            f"{', no '.join(missing)}. Inherit from fleetfit.ExitModel, or write them (see docs/own-model.md)."
+            f"{', no '.join(missing)}. Inherit from fleetfit.ExitModel, or write them (see docs/own-architecture.md)."
         )
     return cast(HasSegments, module)
 
@@ -586,3 +654,10 @@ class ArchitectureWrapper(Architecture):
             ModelError: It cannot.
         """
         raise ModelError(f"{self.more} cannot be merged into the tensors of a plain {type(self.inner).__name__}.")
+
+
+def unwrap(architecture: Architecture) -> Architecture:
+    """Return the family inside all wrappers."""
+    while isinstance(architecture, ArchitectureWrapper):
+        architecture = architecture.inner
+    return architecture

@@ -223,6 +223,10 @@ def infer_layout(architecture: Architecture, exits: Sequence[int] | None = None,
     chosen = tuple(exits) if exits is not None else tuple(architecture.positions)
     _check_exits(architecture, chosen)
     frozen = frozenset(base)
+    own = getattr(architecture, "find_layout", None)
+    if own is not None:
+        layout: Layout = own(chosen, frozen)
+        return layout
     if not _is_value(architecture):
         return _infer(architecture, chosen, frozen)
     # axes and declarations may be attributes of an object that its class does not compare

@@ -10,7 +10,17 @@ from typing import Any
 from torch import nn
 
 from fleetfit.errors import ModelError
-from fleetfit.layout import ArchitectureWrapper, Declaration, State, build_module, infer_layout
+from fleetfit.layout import (
+    ArchitectureWrapper,
+    Declaration,
+    Layout,
+    Segment,
+    State,
+    TensorLayout,
+    build_module,
+    infer_layout,
+    named_tensors,
+)
 from fleetfit.layout.meta import on_meta
 
 _HEAD = re.compile(r"(?:.*\.)?heads\.\d+\.")
@@ -71,6 +81,14 @@ class Tuned(ArchitectureWrapper):
             name for name, _ in self._plain.named_modules() if self._is_candidate(name) and self._is_target(name)
         )
 
+    @property
+    def _is_derived(self) -> bool:
+        """Whether the inner family gives its own layout; then names say nothing of classifiers."""
+        return hasattr(self.inner, "find_layout")
+
+    def _is_in_head(self, name: str) -> bool:
+        return not self._is_derived and bool(_HEAD.match(name))
+
     @cached_property
     def _classifiers(self) -> frozenset[str]:
         """The tensors of classifiers with other names than heads.{n}, as in users' own models.
@@ -78,7 +96,7 @@ class Tuned(ArchitectureWrapper):
         Raises:
             ModelError: No classifier is found, so that it would not be trained.
         """
-        if any(_HEAD.match(name) for name, _ in self._plain.named_parameters()):
+        if not self._is_derived and any(_HEAD.match(name) for name, _ in self._plain.named_parameters()):
             return frozenset()
         tensors = infer_layout(self.inner, tuple(self.positions)).complete.tensors
         classifiers = frozenset(name for name, tensor in tensors.items() if tensor.exit is not None)
@@ -92,7 +110,7 @@ class Tuned(ArchitectureWrapper):
         return classifiers
 
     def _is_candidate(self, name: str) -> bool:
-        if not name or _HEAD.match(f"{name}.") or any(t.rpartition(".")[0] == name for t in self._classifiers):
+        if not name or self._is_in_head(f"{name}.") or any(t.rpartition(".")[0] == name for t in self._classifiers):
             return False
         return self.accepts(self._plain.get_submodule(name))
 
@@ -102,8 +120,8 @@ class Tuned(ArchitectureWrapper):
     def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
         """Return the inner family's module with all modules added, and all else frozen but the classifiers."""
         module = self.inner.build(axes, exits)
-        present = {name for name, _ in module.named_modules()}
-        names = [name for name in self.places if name in present]
+        present = dict(module.named_modules())
+        names = [name for name in self.places if name in present and self.accepts(present[name])]
         if names:
             self.add_modules(module, names)
         for name, parameter in module.named_parameters():
@@ -112,7 +130,7 @@ class Tuned(ArchitectureWrapper):
 
     def trains(self, name: str) -> bool:
         """Return whether a tensor is trained: of a classifier, or added."""
-        return bool(_HEAD.match(name)) or name in self._classifiers or self.is_new(name)
+        return self._is_in_head(name) or name in self._classifiers or self.is_new(name)
 
     def is_new(self, name: str) -> bool:
         """Return whether a tensor is of an added module."""
@@ -121,6 +139,57 @@ class Tuned(ArchitectureWrapper):
     def merge(self, state: State) -> State:
         """Return the tensors of the model without added modules."""
         return super().merge(state) if self.places else state
+
+    def __getattr__(self, name: str) -> Any:
+        """Give an own layout where the inner family does."""
+        if name == "find_layout" and "inner" in self.__dict__ and self._is_derived:
+            return self._extend_layout
+        raise AttributeError(f"{type(self).__name__} has no {name!r}")
+
+    def _extend_layout(self, exits: tuple[int, ...], base: frozenset[str]) -> Layout:
+        """Return the inner family's layout with the added tensors: their dimensions follow those that shrink alike.
+
+        Args:
+            exits: Block counts.
+            base: Names of tensors that are never trained and are not sent.
+
+        Raises:
+            ModelError: A dimension of an added tensor shrinks like none of the inner family's.
+        """
+        inner = self.inner.find_layout(exits, frozenset()).complete  # type: ignore[attr-defined]
+        layouts: dict[str, TensorLayout] = dict(self.rename_tensors(inner.tensors))  # type: ignore[arg-type]
+        full = inner.full_sizes
+        shapes = self._list_shapes(full, exits)
+        shrinking: dict[tuple[str, int], dict[str, int]] = {}
+        for axis, size in full.items():
+            smaller = self._list_shapes({**full, axis: size - 1}, exits) if size > 1 else shapes
+            for name, shape in shapes.items():
+                for d, n in enumerate(shape):
+                    if n != smaller[name][d]:
+                        shrinking.setdefault((name, d), {})[axis] = n - smaller[name][d]
+        by_growth: dict[tuple[Any, ...], tuple[Segment, ...]] = {}
+        for name, one in layouts.items():
+            for d, segments in enumerate(one.dims):
+                by_growth.setdefault((shapes[name][d], *shrinking.get((name, d), {}).items()), segments)
+        for name in shapes.keys() - layouts.keys() - inner.aliases.keys():
+            dims = []
+            for d, n in enumerate(shapes[name]):
+                growth = shrinking.get((name, d), {})
+                if growth and (n, *growth.items()) not in by_growth:
+                    raise ModelError(f'"{name}", dimension {d} of size {n}: no tensor of the model shrinks like it.')
+                dims.append(by_growth[n, *growth.items()] if growth else (Segment(None, n),))
+            layer = next(place for place in self.places if name.startswith(f"{place}."))
+            near = next((one for other, one in layouts.items() if other.startswith(f"{layer}.")), None)
+            layouts[name] = TensorLayout(tuple(dims), near.block if near else None, None, True)
+        ordered = {name: layouts[name] for name in shapes if name in layouts}
+        sent = {n: one for n, one in ordered.items() if n not in base and self.trains(n)}
+        rest = {n: one for n, one in ordered.items() if n not in sent}
+        return Layout(inner.axes, exits, sent, inner.aliases, rest)
+
+    def _list_shapes(self, sizes: Mapping[str, int], exits: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        with on_meta():
+            module = build_module(self, sizes, exits)
+        return {name: tuple(tensor.shape) for name, tensor, _ in named_tensors(module)}
 
     @cached_property
     def declared(self) -> Mapping[str, Any]:

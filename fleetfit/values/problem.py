@@ -5,7 +5,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from torch import nn
+
 from fleetfit import names
+from fleetfit.derivation import restore_architecture
 from fleetfit.errors import RunError
 from fleetfit.factories import call_factory
 from fleetfit.layout import Architecture, Layout, State, infer_layout
@@ -54,12 +57,15 @@ class Problem:
         """Build the problem that a spec describes, but for what its method makes of the model.
 
         Args:
-            spec: `model`, `given`, `task`, `exits`, and perhaps `peft`, `method`, `features_bytes` and `computed`.
+            spec: `model`, `given`, `task`, `exits`, and perhaps `derived`, `peft`, `method`, `features_bytes` and
+                `computed`.
         """
         model = dict(spec["model"])
         name = model.pop("name")
         arguments = {key: tuple(v) if isinstance(v, list) else v for key, v in spec["given"].items()}
         architecture = call_factory(names.resolve("models", name), name, "[model]", model, **arguments)
+        if isinstance(architecture, nn.Module):
+            architecture = restore_architecture(architecture, spec.get("derived"))
         architecture = apply_peft(architecture, spec.get("peft", {}))
         exits = tuple(spec["exits"]) or (architecture.blocks,)
         shape, task = tuple(arguments["input_shape"]), get_task(spec["task"])

@@ -22,6 +22,8 @@ pytestmark = pytest.mark.fleet
 BUDGETS = {"node-a": 0.125, "node-b": 0.25, "node-c": 0.5, "node-d": 1.0}
 DIVISION = {"kind": "dirichlet", "alpha": 1.0, "clients": 4}
 SMALLEST_MB = 150  # what node-a lets a job take
+PLAIN = str(Path(__file__).parents[1] / "plain_models.py")
+PLAIN_MODULES = [{"name": f"{PLAIN}:Residual", "width": 8}, {"name": f"{PLAIN}:Patches", "side": 8}]
 
 
 def node_settings(**changes: Any) -> dict[str, dict[str, Any]]:
@@ -49,7 +51,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """Clients of the simulation get their budgets in an order of its own; the nodes get the same ones."""
     folder = tmp_path_factory.mktemp("fleet")
     base = ff.run({**run_file("scalefl"), "rounds": 1, "fleet": fleet()}, out=folder / "order")
-    settings = node_settings()
+    settings = node_settings(allow=[model["name"] for model in PLAIN_MODULES])
     for client, (name, budget) in enumerate(zip(BUDGETS, base.assembly.fleet.budgets, strict=True)):
         settings[name]["budget"] = float(budget)
         settings[name]["data"]["client"] = client
@@ -77,6 +79,17 @@ def test_a_fleet_has_the_state_and_accuracy_of_the_simulation(method: str, lab: 
     if method == "scalefl":  # their own levels, statistics apart: those the smallest cannot measure elsewhere
         assert run.accuracy("local") == pytest.approx(base.accuracy("local"), abs=0.02)
         assert secrets_in(lab, tmp_path) == []
+
+
+@pytest.mark.parametrize("model", PLAIN_MODULES, ids=["residual", "patches"])
+def test_plain_modules_have_the_state_of_the_simulation(model: dict[str, Any], lab: Deployment, tmp_path: Path) -> None:
+    """Nodes build them from their own file, and compare them with the plan of the server."""
+    table = run_file("scalefl", model=model)
+    base = ff.run({**table, "fleet": fleet()}, out=tmp_path / "local")
+    kind = model["name"].rpartition(":")[2]
+    run = finished(lab, kind, {**table, "engine": {"name": "flower", "nodes": 4}}, tmp_path / "run")
+    ours, theirs = run.server.state, base.server.state
+    assert ours.keys() == theirs.keys() and all((ours[name] == theirs[name]).all() for name in ours)
 
 
 @pytest.mark.slow

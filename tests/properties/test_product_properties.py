@@ -7,7 +7,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from zoo import Made
@@ -26,6 +26,7 @@ from fleetfit.submodel import (
     window,
 )  # fmt: skip
 
+MOST = 1_000_000  # elements of a matrix
 patient = settings(deadline=None, max_examples=50)
 CUT = import_module("fleetfit.submodel")  # by name: the package has a function of that name
 CHOICES = {"prefix": keep_prefix, "window": window, "rolling": rolling, "random": random}
@@ -65,6 +66,8 @@ def length(some: Factors, sizes: Mapping[str, int]) -> int:
 
 
 def made(axes: Mapping[str, Axis], rows: Factors, columns: Factors) -> Layout:
+    sizes = {name: axis.size for name, axis in axes.items()}
+    assume(length(rows, sizes) * length(columns, sizes) <= MOST)
     declared = {
         "matrix": (product(*rows, dim=0), product(*columns, dim=1)),
         "both": segments(product(*rows), 2, product(*columns)),

@@ -1,18 +1,33 @@
 """Build the problem from `[model]` and `[peft]`: the architecture that the method and the data need."""
 
 import inspect
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from fleetfit import names
-from fleetfit.config.components import build_component, check_not_module
-from fleetfit.config.schema import Experiment
+from fleetfit.config.components import build_component, is_factory
+from fleetfit.config.parse import parse_section
+from fleetfit.config.schema import DeriveSection, Experiment
 from fleetfit.data import Data
-from fleetfit.errors import ConfigError, ModelError
-from fleetfit.layout import Architecture, validate_architecture
+from fleetfit.derivation import (
+    DerivedArchitecture,
+    SampleFacts,
+    derive_architecture,
+    find_facts,
+    fit_instance,
+    restore_architecture,
+)
+from fleetfit.errors import ConfigError, ModelError, format_cause
+from fleetfit.layout import Architecture, unwrap, validate_architecture
 from fleetfit.method import is_portable
+from fleetfit.seeds import isolate_rng
 from fleetfit.tasks import get_task
-from fleetfit.values import DataDescription, Problem, apply_peft
+from fleetfit.values import DataDescription, Level, Problem, apply_peft
 
 
 def build_problem(experiment: Experiment, data: Data | DataDescription) -> Problem:
@@ -21,15 +36,27 @@ def build_problem(experiment: Experiment, data: Data | DataDescription) -> Probl
     shape = data.sample_shape
     context = {"classes": data.classes, "channels": shape[0] if shape else 1, "input_shape": shape,
                "vocabulary": data.vocabulary, "padding": data.padding}  # fmt: skip
-    spec = None
-    if isinstance(section.name, str) or (callable(section.name) and not hasattr(section.name, "build")):
+    spec: dict[str, Any] | None = None
+    if is_factory(section.name) and not hasattr(section.name, "build"):
         _check_sample_shape(section.name, data)
-        architecture = build_component("models", section.name, "[model]", section.settings, **context)
+        with isolate_rng(torch.device("cpu"), experiment.seed):  # what the constructor of a module draws
+            architecture = build_component("models", section.name, "[model]", section.settings, **context)
         model = {"name": section.name, **section.settings}
         spec = {"model": model, "given": {**context, "input_shape": list(shape)}, "task": data.task, "exits": []}
     else:
         architecture = section.name
-    check_architecture(architecture, section.name if spec else type(architecture).__name__)
+    label = str(section.name) if spec else type(architecture).__name__
+    if isinstance(architecture, nn.Module):
+        facts = SampleFacts(shape, data.vocabulary, data.classes, data.task == "next_token")
+        architecture = derive_model(architecture, facts, section.derive or DeriveSection(), experiment.seed)
+        spec = None if spec is None else {**spec, "derived": {**architecture.plan.to_payload(), "whole": []}}
+    elif section.derive is not None:
+        raise ConfigError(
+            f"[model] derive is for PyTorch modules; {label} is an Architecture, which has axes and exits already. "
+            "Leave it out.",
+            key="model.derive",
+        )
+    check_architecture(architecture, label)
     peft = {"name": experiment.peft.name, **experiment.peft.settings}
     architecture = apply_peft(architecture, peft)
     spec = None if spec is None else {**spec, "peft": peft}
@@ -41,6 +68,59 @@ def build_problem(experiment: Experiment, data: Data | DataDescription) -> Probl
         start=experiment.start,
         spec=spec if is_portable(spec) else None,
     )
+
+
+def derive_model(net: nn.Module, facts: SampleFacts, section: DeriveSection, seed: int) -> DerivedArchitecture:
+    """Derive the levels of a module for some data, or take them from a plan.
+
+    Args:
+        net: The module; it is left as it is.
+        facts: The data's shape, vocabulary and classes.
+        section: `[model] derive`.
+        seed: Of what is drawn.
+
+    Raises:
+        ModelError: It does not fit the data, or cannot be derived.
+        ConfigError: The plan cannot be read.
+    """
+    net = fit_instance(net, facts, section.head, section.weights, seed)
+    if section.plan is None:
+        return derive_architecture(net, facts.make_example(), section.exits, section.axes)
+    try:
+        payload = json.loads(Path(section.plan).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"[model] derive: plan {section.plan} cannot be read: {format_cause(error)}.",
+            key="model.derive.plan",
+            path=section.plan,
+        ) from None
+    return restore_architecture(net, payload)
+
+
+def find_derived(architecture: Architecture) -> DerivedArchitecture | None:
+    """Return the derived architecture that an architecture is, or has inside; None for others."""
+    inner = unwrap(architecture)
+    return inner if isinstance(inner, DerivedArchitecture) else None
+
+
+def describe_derivation(problem: Problem, levels: Sequence[Level], split: Any) -> list[str]:
+    """Return what was derived from a module, for the first lines of a run.
+
+    Args:
+        problem: The problem.
+        levels: Its levels.
+        split: How the method cuts, if it can choose.
+    """
+    derived = find_derived(problem.architecture)
+    if derived is None:
+        return []
+    sentences = derived.describe()
+    if split in ("both", "depth") and len(levels) > 1 and all(x.submodel.depth == derived.blocks for x in levels):
+        sentences.append(
+            f'The levels differ in width alone: no exits of this model fit the budgets, as method.split = "{split}" '
+            'wants. Name other exits in [model] derive, or set method.split = "width".'
+        )
+    return sentences
 
 
 def _check_sample_shape(name: Any, data: Data | DataDescription) -> None:
@@ -58,15 +138,28 @@ def _check_sample_shape(name: Any, data: Data | DataDescription) -> None:
 
 
 def build_architecture(name: Any, settings: Mapping[str, Any], **context: Any) -> Architecture:
-    """Return the architecture of a name, for `plan` and `check-model`."""
-    architecture: Architecture = build_component("models", name, "[model]", settings, **context)
+    """Return the architecture of a name, for `plan` and `check-model`.
+
+    Args:
+        name: The model's.
+        settings: Keys of `[model]`.
+        **context: What a factory may take: classes, channels, input_shape and others. A module's own number of classes
+            wins, where its constructor does not take `classes`.
+    """
+    settings = dict(settings)
+    derive = settings.pop("derive", None)
+    architecture: Any = build_component("models", name, "[model]", settings, **context)
+    if isinstance(architecture, nn.Module):
+        section = parse_section(DeriveSection, derive or {})
+        facts = find_facts(architecture, context["input_shape"], context["classes"] if section.head == "new" else None)
+        return derive_model(architecture, facts, section, seed=0)
     check_architecture(architecture, name)
-    return architecture
+    derived: Architecture = architecture
+    return derived
 
 
 def check_architecture(architecture: Any, label: Any) -> None:
     """Refuse an object that lacks a part of the protocol `Architecture`."""
-    check_not_module(architecture, f"the result of {label}")
     members = ("axes", "blocks", "build", "sizes", "positions")
     for name in members:
         if inspect.getattr_static(architecture, name, None) is None and not hasattr(architecture, name):

@@ -8,7 +8,7 @@ from fleetfit.config.build.clients import FleetMembers, NodeClients, SimulatedCl
 from fleetfit.config.build.data import describe_data_files
 from fleetfit.config.build.levels import PlannedProblem, build_plan, describe_single_level, plan_problem
 from fleetfit.config.build.method import build_method_spec, check_comparable, check_needs
-from fleetfit.config.build.model import describe_task
+from fleetfit.config.build.model import describe_derivation, describe_task
 from fleetfit.config.build.rounds import build_settings, compute_cohort_size, configure_links
 from fleetfit.config.build.trust import (
     apply_attack,
@@ -86,6 +86,7 @@ def _assemble(
     notes = [
         *describe_data_files(experiment, population.data, population.count),
         *absent,
+        *describe_derivation(planned.problem, planned.levels, experiment.method.settings.get("split")),
         *describe_task(planned.problem),
         *further,
         *describe_start(planned.problem),

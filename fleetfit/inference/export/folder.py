@@ -28,6 +28,7 @@ from fleetfit.inference.export.level import (
     Graph,
     LevelModel,
     Preprocessing,
+    has_free_tokens,
     make_segment_graphs,
     make_whole_graph,
     write_program,
@@ -255,11 +256,11 @@ class _FolderWriter:
 
     def _write_program(self, examples: Tensor) -> Graph:
         """Write the program and return its graph. If samples of any length cannot be traced, the length is fixed."""
-        whole = make_whole_graph(self.model, examples)
         try:
+            whole = make_whole_graph(self.model, examples)
             write_program(whole, self.folder / PROGRAM)
         except ModelError:
-            if not whole.has_free_tokens:
+            if not has_free_tokens(self.model):
                 raise
             self.free_tokens = False
             self.notes.append(f"The graphs take samples of exactly {examples.shape[1]} tokens. Pad shorter samples.")

@@ -24,7 +24,15 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, ModelError, format_cause
 from fleetfit.inference.stopping import Policy
-from fleetfit.layout import Architecture, HasSegments, make_input, outputs, require_segments
+from fleetfit.layout import (
+    Architecture,
+    HasSegments,
+    VisitsExits,
+    make_input,
+    outputs,
+    require_segments,
+    visit_exits,
+)
 from fleetfit.values import DataDescription
 
 _SAMPLES, _LOGITS = 1000, 20_000_000
@@ -164,6 +172,17 @@ class AllExits(nn.Module):
         """Return one tensor for each exit."""
         return tuple(self.rescale(logits) for logits in outputs(self.model, self.preprocess(x)))
 
+    def visit(self, x: Tensor) -> list[Tensor]:
+        """Return the same from a model that visits its exits, each before what is behind it."""
+        logits: list[Tensor] = []
+
+        def add(i: int, z: Tensor) -> bool:
+            logits.append(self.rescale(z))
+            return False
+
+        visit_exits(self.model, self.preprocess(x), add)
+        return logits
+
 
 class FirstSegment(nn.Module):
     """From stored samples to the first exit: its logits, then the carry as a list."""
@@ -246,9 +265,18 @@ def make_whole_graph(model: LevelModel, x: Tensor, free_tokens: bool = True) -> 
         model: The model.
         x: Stored examples [2, ...].
         free_tokens: Whether samples of tokens may have any length; otherwise they have that of the examples.
+
+    Raises:
+        ModelError: A model that visits its exits cannot be traced.
     """
     names = tuple(f"exit{i + 1}" for i in range(len(model.exits)))
-    return Graph("model", AllExits(model).eval(), (_copy_row_major(x),), (_list_dims(model, free_tokens),), names)
+    module, x, dims = AllExits(model).eval(), _copy_row_major(x), _list_dims(model, free_tokens)
+    if not isinstance(model.module, VisitsExits):
+        return Graph("model", module, (x,), (dims,), names)
+    with quiet_exporters(), explain_failure("model", "make_fx"):
+        from fleetfit.inference.export.exit_graphs import trace_exits  # sympy takes half a second
+
+        return Graph("model", trace_exits(module, AllExits.visit, x, tuple(dims)), (x,), (dims,), names)
 
 
 @torch.no_grad()
@@ -263,6 +291,8 @@ def make_segment_graphs(model: LevelModel, x: Tensor, free_tokens: bool = True) 
     Raises:
         ModelError: The model cannot be run segment by segment.
     """
+    if isinstance(model.module, VisitsExits):
+        return _split_whole_graph(model, x, free_tokens)
     module, preprocess = require_segments(model.module), Preprocessing(model.data)
     carries = shorter = _compute_carries(module, preprocess(x))
     if model.takes_tokens and free_tokens:  # a second length shows which dimensions of a carry depend on it
@@ -282,6 +312,29 @@ def make_segment_graphs(model: LevelModel, x: Tensor, free_tokens: bool = True) 
     return graphs
 
 
+def _split_whole_graph(model: LevelModel, x: Tensor, free_tokens: bool) -> list[Graph]:
+    """Return the graphs between the exits of a model without segments.
+
+    Raises:
+        ModelError: It cannot be traced, or what crosses an exit has no row for each sample.
+    """
+    from fleetfit.inference.export.exit_graphs import split_at_exits
+
+    parts = split_at_exits(trace_program(make_whole_graph(model, x, free_tokens)))
+    carry, rows = [_copy_row_major(x)], [_copy_row_major(x[1:])]
+    graphs = []
+    for i, part in enumerate(parts):
+        dims = tuple({d: TOKENS if d else BATCH for d in free} for free in part.free)
+        logits, *following = part.module(*carry)
+        row_logits, *rows = part.module(*rows)
+        if not torch.allclose(logits[1:], row_logits, rtol=1e-4, atol=1e-4):
+            raise ModelError(f"behind exit {i} rows of its tensors are not those of single samples.")
+        results = ("logits", *(f"next{j}" for j in range(len(following))))
+        graphs.append(Graph(f"segment{i + 1}", part.module, tuple(carry), dims, results))
+        carry, rows = following, [tensor[1:] for tensor in following]
+    return graphs
+
+
 def _compute_carries(module: HasSegments, x: Tensor) -> list[Any]:
     carry, carries = module.start(x), []
     for i in range(len(module.exits)):
@@ -296,10 +349,14 @@ def _compute_carries(module: HasSegments, x: Tensor) -> list[Any]:
     return carries
 
 
+def has_free_tokens(model: LevelModel) -> bool:
+    """Return whether its samples may have any number of tokens."""
+    return model.takes_tokens and model.data.padding >= 0
+
+
 def _list_dims(model: LevelModel, free_tokens: bool) -> Dims:
     """Return the variable dimensions of samples."""
-    is_free = free_tokens and model.takes_tokens and model.data.padding >= 0
-    return {0: BATCH, 1: TOKENS} if is_free else {0: BATCH}
+    return {0: BATCH, 1: TOKENS} if free_tokens and has_free_tokens(model) else {0: BATCH}
 
 
 # ---- tracing ---------------------------------------------------------------------------------------------------------
@@ -329,7 +386,7 @@ def trace_program(graph: Graph, most: int | None = None) -> torch.export.Exporte
             else {d: free(min=1, max=bound) for d, bound in bounds.items() if bound is not None and bound > 1}
         )
     shapes = (tuple(dims),) if graph.is_variadic else tuple(dims)
-    with quiet_exporters(), explain_failure(graph, "torch.export"), torch.no_grad():
+    with quiet_exporters(), explain_failure(graph.name, "torch.export"), torch.no_grad():
         try:
             program = torch.export.export(graph.module, inputs, dynamic_shapes=shapes, strict=False)
         except Exception:  # strict tracing supports more than non-strict, such as len(x)
@@ -369,11 +426,11 @@ def quiet_exporters() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def explain_failure(graph: Graph, exporter: str) -> Iterator[None]:
+def explain_failure(name: str, exporter: str) -> Iterator[None]:
     """Raise an exporter's failure as a `ModelError` with its root cause."""
     try:
         yield
-    except OSError:  # a full disk
+    except (OSError, ModelError):  # a full disk; already explained
         raise
     except Exception as error:
         cause: BaseException = error
@@ -381,6 +438,6 @@ def explain_failure(graph: Graph, exporter: str) -> Iterator[None]:
             cause = cause.__cause__
         message = _COLOUR.sub("", format_cause(cause))
         raise ModelError(
-            f"{exporter} cannot trace {graph.name} of this model: {message}. Remove steps of the forward pass that "
+            f"{exporter} cannot trace {name} of this model: {message}. Remove steps of the forward pass that "
             "depend on values of tensors."
         ) from error

@@ -32,7 +32,7 @@ def write_onnx(graph: Graph, path: Path) -> None:
         ModelError: The graph cannot be traced.
     """
     dims = tuple(dict(names) for names in graph.dims)
-    with quiet_exporters(), explain_failure(graph, "torch.onnx"), torch.no_grad():
+    with quiet_exporters(), explain_failure(graph.name, "torch.onnx"), torch.no_grad():
         torch.onnx.export(
             graph.module, graph.inputs, path, dynamo=True, opset_version=OPSET, verbose=False, external_data=False,
             dynamic_shapes=(dims,) if graph.is_variadic else dims, output_names=list(graph.results),

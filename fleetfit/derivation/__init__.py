@@ -1,0 +1,196 @@
+"""Derive levels, exits and their proof from a plain module: an instance is enough.
+
+1. `observe` runs the instance once, with labels on all parameters (`labels`), and finds units and axes (`units`).
+2. `numbers` finds which numbers in its modules depend on sizes, by trials; what does not run stays whole.
+3. `exits` finds a chain of blocks, and puts classifiers after them.
+4. `plan` is what came out, as plain values; `copies` builds a level from it, `architecture` makes it an `Architecture`.
+5. The full model must equal the instance bit for bit, and the layout is proved as any other (`fleetfit.check`).
+"""
+
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from fleetfit.check import check_layout
+from fleetfit.derivation.architecture import DerivedArchitecture, check_same_as_instance, find_mismatch
+from fleetfit.derivation.copies import copy_instance
+from fleetfit.derivation.exits import find_exits
+from fleetfit.derivation.fitting import SampleFacts, find_facts, fit_instance
+from fleetfit.derivation.labels import Reason, list_tensors
+from fleetfit.derivation.numbers import Trials
+from fleetfit.derivation.observe import Observation, list_aliases, observe
+from fleetfit.derivation.plan import DerivedPlan
+from fleetfit.derivation.units import CLASSES, Units
+from fleetfit.errors import ModelError, did_you_mean
+from fleetfit.tensor_defaults import isolate_torch_state
+
+__all__ = [
+    "WHOLE",
+    "DerivedArchitecture",
+    "DerivedPlan",
+    "SampleFacts",
+    "derive_architecture",
+    "find_facts",
+    "fit_instance",
+    "restore_architecture",
+]
+
+WHOLE = "whole"
+"""In the place of an axis's name: it is not cut."""
+_MOST_CHOICES = 24  # of what numbers mean, that are proved
+_EXCLUDED = Reason("it is excluded by axes")
+_COMPUTES_ELSE = Reason("a narrower model computes something else")
+
+
+@isolate_torch_state()
+def derive_architecture(
+    net: nn.Module,
+    example: Tensor,
+    exits: str | Sequence[str] = "auto",
+    axes: Mapping[str, str] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> DerivedArchitecture:
+    """Derive the levels of an instance, and prove them.
+
+    Args:
+        net: The instance; its weights, modes and hooks stay as they are.
+        example: At least two samples [batch, ...].
+        exits: See `find_exits`.
+        axes: By pattern of axis names another name, or "whole" for axes that are not cut. Axes that get the same name
+            are cut as one.
+        say: Called with each step of a long proof.
+
+    Raises:
+        ModelError: It cannot be run or followed, or a level would compute something else.
+    """
+    net, example = copy_instance(net), example[:2].clone()
+    observation = observe(net, example)
+    names = _apply_axes(observation.units, axes or {})
+    while True:
+        trials = Trials(observation)
+        plans = [replace(plan, **_find_depth(observation, exits)) for plan in trials.list_plans(_MOST_CHOICES)]
+        errors = []
+        for plan in plans:
+            try:
+                return _prove(net, _rename(plan, names), example, say)
+            except ModelError as error:
+                errors.append(error)
+        roles = trials.group_roles()
+        failing = [role for role in roles if _fails_alone(net, plans[0], role, example)]
+        if not failing and len(roles) > 1:
+            raise ModelError(
+                f"a narrower {type(net).__name__} computes something else where {', '.join(role[0] for role in roles)} "
+                "are cut together, though not where one of them is. Does forward compare sizes, as in x.shape == "
+                "y.shape? Sizes that differ here may be equal at another width. Decide by what does not depend on the "
+                "width, such as the number of the block.",
+                key="model",
+            ) from errors[0]
+        if not failing or len(failing) == len(roles) == 1:
+            raise errors[0]
+        for axis in [axis for role in failing for axis in role]:
+            observation.units.fix(axis, _COMPUTES_ELSE, settle=False)
+        observation.units.settle()
+
+
+def restore_architecture(net: nn.Module, payload: Any) -> DerivedArchitecture:
+    """Return the architecture of another instance like the one from which a plan was derived.
+
+    Args:
+        net: The instance.
+        payload: The plan, as `DerivedPlan.to_payload` returns it.
+
+    Raises:
+        ModelError: The plan is damaged or of another version, or the instance has other tensors.
+    """
+    plan = DerivedPlan.from_payload(payload)
+    if mismatch := find_mismatch(net, plan):
+        raise ModelError(
+            f"this {type(net).__name__} is not the module from which the levels were derived: {mismatch}. Use the same "
+            "code and arguments on all machines.",
+            key="model.name",
+        )
+    return DerivedArchitecture(copy_instance(net), plan)
+
+
+def _prove(
+    net: nn.Module, plan: DerivedPlan, example: Tensor, say: Callable[[str], None] | None
+) -> DerivedArchitecture:
+    """Return the architecture of a plan.
+
+    Raises:
+        ModelError: Its full model is not the instance, or a level would compute something else.
+    """
+    architecture = DerivedArchitecture(net, plan)
+    check_same_as_instance(architecture, example)
+    architecture.report = check_layout(architecture, input_shape=tuple(example.shape[1:]), say=say)
+    return architecture
+
+
+def _fails_alone(net: nn.Module, plan: DerivedPlan, axes: Sequence[str], example: Tensor) -> bool:
+    try:
+        _prove(net, plan.keep_axes({*axes, CLASSES}), example, None)
+    except ModelError:
+        return True
+    return False
+
+
+def _find_depth(observation: Observation, exits: str | Sequence[str]) -> dict[str, Any]:
+    """Return the exits, and the number of exits before the first use of each tensor."""
+    points = find_exits(observation, exits)
+    steps = [observation.outputs[point.module].step for point in points]
+    blocks = {name: sum(step > end for end in steps) for name, step in observation.first_use.items()}
+    aliases = list_aliases(observation.net)
+    blocks |= {name: blocks[first] for name, first in aliases.items() if first in blocks}
+    first_of_module: dict[str, int] = {}
+    for name, block in blocks.items():
+        module = name.rpartition(".")[0]
+        first_of_module[module] = min(block, first_of_module.get(module, block))
+    for name, _ in list_tensors(observation.net):  # what the pass did not use, such as a batch norm's counter
+        module = name.rpartition(".")[0]
+        if name not in blocks and module in first_of_module:
+            blocks[name] = first_of_module[module]
+    return {"exits": points, "blocks": blocks}
+
+
+def _apply_axes(units: Units, axes: Mapping[str, str]) -> dict[str, str]:
+    """Fix excluded axes, and merge those of one new name; return the new names by axis.
+
+    Raises:
+        ModelError: A pattern matches no axis, or axes of different sizes get one name.
+    """
+    groups: dict[str, list[str]] = {}
+    left = units.scaled
+    for pattern, name in axes.items():
+        matching = [axis for axis in units.scaled if fnmatch.fnmatchcase(axis, pattern)]
+        if not matching:
+            raise ModelError(
+                f'axes: no axis matches "{pattern}".{did_you_mean(pattern, units.scaled)} The axes are '
+                f"{', '.join(units.scaled)}.",
+                key="derive.axes",
+            )
+        groups.setdefault(name, []).extend(axis for axis in left if axis in matching)
+        left = [axis for axis in left if axis not in matching]
+    for name, members in groups.items():
+        members += [name] if name in left else []
+        sizes = ", ".join(f"{axis} {len(units.axes[axis])}" for axis in members)
+        if name == CLASSES or (name != WHOLE and len({len(units.axes[axis]) for axis in members}) > 1):
+            raise ModelError(
+                f'axes: "{name}" would be one axis of different sizes or uses: {sizes}. Give them different names.',
+                key="derive.axes",
+            )
+        for axis in members:
+            if name == WHOLE:
+                units.fix(axis, _EXCLUDED, settle=False)
+            elif axis != members[0]:
+                units.merge(members[0], axis, settle=False)
+    units.settle()
+    return {axis: name for name, members in groups.items() for axis in members if name != WHOLE}
+
+
+def _rename(plan: DerivedPlan, names: Mapping[str, str]) -> DerivedPlan:
+    """Return the plan with new names of axes."""
+    new = {axis: names.get(axis, axis) for axis in plan.axes}
+    return plan.rename_axes(new) if any(axis != name for axis, name in new.items()) else plan

@@ -1,0 +1,241 @@
+"""Early exits of an instance: where they may sit, their classifiers, and the module that has them."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fleetfit.derivation.observe import Observation, get_logits
+from fleetfit.derivation.plan import ExitPoint
+from fleetfit.errors import ModelError, did_you_mean
+from fleetfit.layout import Segment
+
+_MOST_EXITS = 12
+_LEAST_SHARE = 1 / 3  # of the parameters, in a chain of blocks
+_FEW_MODULES = 2  # behind the last block of a chain: the instance's own classifier
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.PReLU)
+
+# ---- where they sit ------------------------------------------------------------------------------------------------
+
+
+def find_exits(observation: Observation, exits: str | Sequence[str]) -> tuple[ExitPoint, ...]:
+    """Return the early exits of an instance, shallow to deep.
+
+    Args:
+        observation: What was seen of it.
+        exits: "auto" for its own exits if it returns a list of logits, else the longest chain of blocks; "none"; or
+            names of modules.
+
+    Raises:
+        ModelError: A named module cannot have an exit after it.
+    """
+    if exits == "none":
+        return ()
+    if exits == "auto" and observation.early:
+        return tuple(replace(_make_point(observation, name), is_own=True) for name in observation.early)
+    names = _find_chain(observation) if exits == "auto" else _check_names(observation, exits)
+    return tuple(_make_point(observation, name) for name in names)
+
+
+def _make_point(observation: Observation, name: str) -> ExitPoint:
+    output = observation.outputs[name]
+    segments = None if output.labels is None else observation.units.parse(output.labels)
+    whole = (Segment(None, output.shape[output.channels]),)
+    return ExitPoint(name, len(output.shape), output.channels, segments or whole)
+
+
+def _can_end(observation: Observation, name: str) -> bool:
+    output = observation.outputs.get(name)
+    return (
+        output is not None
+        and output.calls == 1
+        and 2 <= len(output.shape) <= 5
+        and output.shape[0] == observation.example.shape[0]
+    )
+
+
+def _check_names(observation: Observation, names: str | Sequence[str]) -> list[str]:
+    """Return named modules in the order in which they end.
+
+    Raises:
+        ModelError: A name is unknown, or its module gives no tensor of samples, runs more than once, or ends the model.
+    """
+    if isinstance(names, str):
+        raise ModelError(f'exits must be "auto", "none" or a list of module names, got "{names}".', key="derive.exits")
+    known = [name for name, _ in observation.net.named_modules() if name]
+    last = max(observation.first_use.values(), default=0)
+    for name in names:
+        if name not in known:
+            raise ModelError(
+                f'exits: the module has no "{name}".{did_you_mean(str(name), known)} Modules after which an exit may '
+                f"sit: {', '.join(_find_chain(observation)) or 'none was found'}.",
+                key="derive.exits",
+            )
+        if not _can_end(observation, name) or observation.outputs[name].step >= last:
+            raise ModelError(
+                f'exits: "{name}" cannot have a classifier after it: it must run once, give a tensor [batch, ...], and '
+                "more of the model must follow. Name another module.",
+                key="derive.exits",
+            )
+    return sorted(dict.fromkeys(names), key=lambda name: observation.outputs[name].step)
+
+
+def _find_chain(observation: Observation) -> list[str]:
+    """Return the modules after which classifiers may sit: the longest chain with a third of the parameters."""
+    net, outputs = observation.net, observation.outputs
+    total = sum(p.numel() for p in net.parameters())
+    chains = [(weight, names) for weight, names in _list_chains(observation) if weight >= _LEAST_SHARE * total]
+    if not chains:
+        return []
+    names = max(chains, key=lambda chain: (len(chain[1]), chain[0]))[1]
+    behind = {name.rpartition(".")[0] for name, step in observation.first_use.items() if step > outputs[names[-1]].step}
+    if len(behind) <= _FEW_MODULES:
+        names = names[:-1]
+    last = max(observation.first_use.values())
+    names = [name for name in names if outputs[name].step < last]
+    step = -(-len(names) // _MOST_EXITS) or 1
+    return names[::-1][::step][::-1]
+
+
+def _list_chains(observation: Observation) -> Iterator[tuple[int, list[str]]]:
+    """Yield chains of blocks: the number of their parameters, and the last module of each block."""
+    net, outputs = observation.net, observation.outputs
+    for name, part in net.named_modules():
+        prefix = f"{name}." if name else ""
+        children = {f"{prefix}{child}": module for child, module in part.named_children()}
+        ran = sorted((n for n in children if _can_end(observation, n)), key=lambda n: outputs[n].step)
+        if not isinstance(part, nn.Sequential | nn.ModuleList):  # stages beside each other, such as layer1 ... layer4
+            ran = [n for n in ran if isinstance(children[n], nn.Sequential) and _has_parameters(children[n])]
+            if len(ran) < 2:
+                continue
+        blocks = [block for n in ran for block in _open_stage(observation, n, children[n])]
+        follows = itertools.pairwise(blocks)
+        if any(
+            outputs[after].made_of and not outputs[after].made_of & outputs[before].mark for before, after in follows
+        ):
+            continue  # modules beside each other, such as experts
+        heavy = [n for n in blocks if _has_parameters(m := net.get_submodule(n)) and not isinstance(m, _NORMS)]
+        if len(heavy) >= 2:
+            ends = [blocks[blocks.index(n) - 1] for n in heavy[1:]] + [blocks[-1]]
+            yield sum(p.numel() for n in blocks for p in net.get_submodule(n).parameters()), ends
+
+
+def _open_stage(observation: Observation, name: str, part: nn.Module) -> list[str]:
+    """Return the blocks of a stage: a Sequential of modules that are not PyTorch's; else the module itself."""
+    inner = [f"{name}.{child}" for child, _ in part.named_children()]
+    own = [not type(module).__module__.startswith("torch.") for module in part.children()]
+    if isinstance(part, nn.Sequential) and inner and all(own) and all(_can_end(observation, n) for n in inner):
+        return inner
+    return [name]
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+# ---- their classifiers, and the module ----------------------------------------------------------------------------
+
+
+class ExitHead(nn.Module):
+    """An early classifier: mean over places, layer norm, linear.
+
+    Args:
+        channels: Channels of the output that it reads.
+        classes: Its logits.
+        d: The dimension of channels.
+        each_place: Whether it gives logits at each place, as for next tokens.
+    """
+
+    def __init__(self, channels: int, classes: int, d: int, each_place: bool) -> None:
+        super().__init__()
+        self.d, self.each_place = d, each_place
+        self.norm, self.fc = nn.LayerNorm(channels), nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits [batch, classes], or [batch, places, classes]."""
+        places = [d for d in range(1, x.dim()) if d != self.d]
+        # the copy, since an in-place operation may follow on what was read
+        pooled = x.clone() if self.each_place or not places else x.mean(places)
+        logits: Tensor = self.fc(self.norm(pooled))
+        return logits
+
+
+class _LastExit(BaseException):
+    """Ends a forward pass after the last exit; no `except Exception` of the instance's code catches it."""
+
+
+class ModuleWithExits(nn.Module):
+    """An instance, or a level of it, with classifiers after some of its modules. It ends after the last one.
+
+    Args:
+        net: The module.
+        exits: Block counts of its exits.
+        points: The early exits of the full model; exit e is after `points[e - 1]`, the last is the module's own.
+        heads: The early classifiers that the module has not itself, by block count.
+    """
+
+    def __init__(
+        self, net: nn.Module, exits: tuple[int, ...], points: Sequence[ExitPoint], heads: Mapping[int, nn.Module]
+    ) -> None:
+        super().__init__()
+        self.net, self.exits = net, exits
+        self.ends = tuple(points[e - 1].module for e in exits if e <= len(points))
+        self.heads = nn.ModuleDict({str(e): head for e, head in heads.items()})
+        self._visit: Callable[[int, Tensor], bool] | None = None
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Return the logits of each exit, shallow to deep."""
+        logits: list[Tensor] = []
+        last = len(self.exits) - 1
+        visit = self._visit
+
+        def add(i: int, z: Tensor) -> None:
+            logits.append(z)
+            if (visit is not None and visit(i, z)) or (i == last and i < len(self.ends)):
+                raise _LastExit
+
+        def make_hook(i: int) -> Callable[..., None]:
+            key = str(self.exits[i])
+
+            def read(module: nn.Module, args: Any, out: Any) -> None:
+                hidden = _get_hidden(out)
+                add(i, self.heads[key](hidden) if key in self.heads else hidden)
+
+            return read
+
+        handles = [self.net.get_submodule(name).register_forward_hook(make_hook(i)) for i, name in enumerate(self.ends)]
+        try:
+            out = self.net(x)
+            add(last, get_logits(out))
+        except _LastExit:
+            pass
+        finally:
+            for handle in handles:
+                handle.remove()
+        return logits
+
+    def visit_exits(self, x: Tensor, visit: Callable[[int, Tensor], bool]) -> None:
+        """Call `visit(i, logits)` at each exit, shallow to deep, until it returns True; nothing behind is computed.
+
+        Args:
+            x: Samples [B, ...].
+            visit: Takes the exit, from 0, and its logits of the whole batch.
+        """
+        # in half precision, forward's results are converted behind the exits
+        self._visit = lambda i, z: visit(i, z.float() if z.dtype == torch.bfloat16 else z)
+        try:
+            self.forward(x)  # with what wraps it: precision, device
+        finally:
+            self._visit = None
+
+
+def _get_hidden(out: Any) -> Tensor:
+    if isinstance(out, Mapping):
+        out = tuple(out.values())
+    while isinstance(out, tuple | list):
+        out = out[0]
+    hidden: Tensor = out
+    return hidden

@@ -1,0 +1,174 @@
+"""An instance for some data: a new classifier, new weights, and numbers that must agree."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fleetfit.derivation.copies import copy_instance
+from fleetfit.derivation.observe import get_logits, observe
+from fleetfit.derivation.units import CLASSES
+from fleetfit.errors import ModelError, format_cause
+from fleetfit.seeds import isolate_rng, make_torch_rng
+
+_SAMPLES = 2
+
+
+@dataclass(frozen=True)
+class SampleFacts:
+    """What a module must fit.
+
+    Attributes:
+        shape: The shape of one sample.
+        vocabulary: Tokens; 0 for real numbers.
+        classes: Logits per sample, or per place.
+        next_tokens: Whether there are logits at each place.
+    """
+
+    shape: Sequence[int]
+    vocabulary: int
+    classes: int
+    next_tokens: bool = False
+
+    def make_example(self) -> Tensor:
+        """Return two samples, the same in every process."""
+        rng = make_torch_rng("derive")
+        shape = (_SAMPLES, *self.shape)
+        if self.vocabulary:
+            return torch.randint(self.vocabulary, shape, generator=rng)
+        return torch.randn(shape, generator=rng)
+
+
+def find_facts(net: nn.Module, shape: Sequence[int], classes: int | None = None) -> SampleFacts:
+    """Return what a module computes for samples of a shape: tokens where it looks them up first.
+
+    Args:
+        net: The module.
+        shape: The shape of one sample.
+        classes: The number of classes; its own by default.
+
+    Raises:
+        ModelError: It does not accept samples of this shape.
+    """
+    tables = [part.num_embeddings for part in net.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
+    for vocabulary in (*tables[:1], 0):
+        facts = SampleFacts(shape, vocabulary, 0)
+        try:
+            logits = _run(net, facts.make_example())
+        except ModelError:
+            if not vocabulary:
+                raise
+        else:
+            break
+    return SampleFacts(shape, vocabulary, classes or logits.shape[-1], next_tokens=logits.dim() == 3)
+
+
+def fit_instance(net: nn.Module, facts: SampleFacts, head: str, weights: str, seed: int) -> nn.Module:
+    """Return a copy of an instance that fits the data.
+
+    Args:
+        net: The instance.
+        facts: The data's shape, vocabulary and classes.
+        head: "new" for a new classifier, "keep" for its own.
+        weights: "new" for weights drawn anew, "instance" for its own.
+        seed: Of what is drawn.
+
+    Raises:
+        ModelError: It does not accept the samples, or has other logits than the data have classes.
+    """
+    net, example = copy_instance(net), facts.make_example()
+    with isolate_rng(torch.device("cpu"), seed):
+        if weights == "new":
+            _redraw(net)
+        logits = _run(net, example)
+        if head == "new":
+            _replace_classifier(net, example, facts.classes)
+            logits = _run(net, example)
+    expected = (_SAMPLES, *([facts.shape[0]] if facts.next_tokens else []), facts.classes)
+    if tuple(logits.shape) != expected:
+        classes = logits.shape[-1]
+        if logits.dim() == len(expected) and tuple(logits.shape[:-1]) == expected[:-1]:
+            raise ModelError(
+                f"{type(net).__name__} has {classes} logits, and the data have {facts.classes} classes. Make a module "
+                f'with {facts.classes}, or set head = "new" in [model] derive for a new classifier.',
+                key="model.derive.head",
+            )
+        raise ModelError(
+            f"{type(net).__name__} gives outputs of shape {tuple(logits.shape)} for {_SAMPLES} samples of shape "
+            f"{tuple(facts.shape)}; the task needs {expected}. Let forward return such logits.",
+            key="model.name",
+        )
+    return net
+
+
+def _run(net: nn.Module, example: Tensor) -> Tensor:
+    """Return the logits of a copy, so that the module stays as it is.
+
+    Raises:
+        ModelError: It does not accept the samples.
+    """
+    copied = copy_instance(net).eval()
+    try:
+        with torch.no_grad():
+            return get_logits(copied(example))
+    except ModelError:
+        raise
+    except Exception as error:
+        known = next((part for part in net.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)), None)
+        hint = ""
+        if known is not None and not example.is_floating_point() and int(example.max()) >= known.num_embeddings:
+            hint = f" Its table has {known.num_embeddings} rows, and the data have tokens up to {int(example.max())}."
+        elif known is not None and example.is_floating_point():
+            hint = " It takes tokens; these data are real numbers."
+        raise ModelError(
+            f"{type(net).__name__} does not accept samples of shape {tuple(example.shape[1:])} ({example.dtype}): "
+            f"{format_cause(error)}.{hint} Give it samples of its own shape (`--input-shape` of plan and "
+            "check-model), or change the module.",
+            key="model.name",
+        ) from error
+
+
+def _replace_classifier(net: nn.Module, example: Tensor, classes: int) -> None:
+    """Replace the linear layer that gives the logits.
+
+    Raises:
+        ModelError: The logits do not come from one linear layer.
+    """
+    units = observe(net, example).units
+    owners = {name.rpartition(".")[0] for name, _ in units.homes.get(CLASSES, ())}
+    owner = owners.pop() if len(owners) == 1 else ""
+    part = net.get_submodule(owner) if owner else None
+    if not isinstance(part, nn.Linear):
+        raise ModelError(
+            f"the logits of {type(net).__name__} do not come from a single nn.Linear, so there is no "
+            "classifier to replace. Replace it before you pass the module, and leave head out.",
+            key="model.derive.head",
+        )
+    parent, _, leaf = owner.rpartition(".")
+    new = nn.Linear(part.in_features, classes, part.bias is not None)
+    setattr(net.get_submodule(parent), leaf, new.to(part.weight.dtype))
+
+
+def _redraw(net: nn.Module) -> None:
+    """Draw all weights anew, by each module's own rule.
+
+    Raises:
+        ModelError: Parameters belong to a module that has no rule.
+    """
+    rule = getattr(net, "_init_weights", None)  # of transformers' models
+    without = []
+    for name, part in net.named_modules():
+        reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
+        if callable(rule):
+            rule(part)
+        elif callable(reset):
+            reset()
+        elif any(True for _ in part.parameters(recurse=False)):
+            without.append(name or type(net).__name__)
+    if without:
+        raise ModelError(
+            f'weights = "new": {", ".join(without[:3])} has parameters and no reset_parameters(). Write one, or name a '
+            "class or function in [model] name, which draws them for each run.",
+            key="model.derive.weights",
+        )

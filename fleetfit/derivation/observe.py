@@ -1,0 +1,303 @@
+"""One forward pass of an instance, observed: its units, its modules' outputs and what they were made of."""
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fleetfit.check.replay import use_plain_attention
+from fleetfit.derivation.copies import copy_instance
+from fleetfit.derivation.labels import LabelledPass, Labels, Reason, list_tensors, vary
+from fleetfit.derivation.units import Units
+from fleetfit.errors import ModelError
+from fleetfit.seeds import isolate_rng
+
+_CHANNELS = {2: 1, 3: 2, 4: 1, 5: 1}
+"""The usual dimension of channels, by the number of dimensions."""
+_MOST_LISTED = 4
+
+
+@dataclass
+class Output:
+    """What a module gave at its first call.
+
+    Attributes:
+        step: The number of operations until then.
+        shape: The shape of its output.
+        channels: The dimension of channels.
+        labels: The labels along it, if there are any.
+        made_of: The marks of what its input was made of.
+        mark: The mark of its output.
+        tensor: The output.
+        calls: How often it ran.
+    """
+
+    step: int
+    shape: tuple[int, ...]
+    channels: int
+    labels: Labels | None
+    made_of: int
+    mark: int
+    tensor: Tensor
+    calls: int = 1
+
+
+@dataclass
+class Input:
+    """The shape of a module's input at its first call, and the labels along each dimension."""
+
+    shape: tuple[int, ...]
+    labels: list[Labels]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one forward pass says of an instance.
+
+    Attributes:
+        net: The instance.
+        example: The samples.
+        logits: What it computed, [batch, classes] or [batch, places, classes].
+        early: The modules whose outputs are the logits of its own early exits, if it returns a list of logits.
+        units: Units, axes and segments.
+        outputs: The outputs of its modules, in the order in which they ended.
+        inputs: The inputs of its modules.
+        vocabulary: Tokens that it knows; 0 for real numbers.
+    """
+
+    net: nn.Module
+    example: Tensor
+    logits: Tensor
+    early: tuple[str, ...]
+    units: Units
+    outputs: Mapping[str, Output]
+    inputs: Mapping[str, Input]
+    vocabulary: int
+
+    @property
+    def first_use(self) -> Mapping[str, int]:
+        """By tensor the number of the first operation that used it."""
+        return self.units.labelled.first_use
+
+
+def get_logits(out: Any) -> Tensor:
+    """Return the last logits among what a module returns: a tensor, a list of them, or a record with `logits`."""
+    if isinstance(out, Tensor):
+        return out
+    if hasattr(out, "logits"):
+        return get_logits(out.logits)
+    if isinstance(out, Mapping) and out:
+        return get_logits(out["logits"] if "logits" in out else next(iter(out.values())))
+    if isinstance(out, list) and out:
+        return get_logits(out[-1])
+    if isinstance(out, tuple) and out:
+        return get_logits(out[0])
+    raise ModelError(
+        f"forward must return logits: a tensor, a list with those of each exit, or a record with `logits`; got "
+        f"{type(out).__name__}. Return the logits from forward.",
+        key="model",
+    )
+
+
+@contextlib.contextmanager
+def plain_kernels() -> Iterator[None]:
+    """Compute by operations that a mode sees: attention and recurrent layers step by step."""
+    before = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+    try:
+        with use_plain_attention(), torch.no_grad():
+            yield
+    finally:
+        torch.backends.mkldnn.enabled = before
+
+
+def observe(net: nn.Module, example: Tensor) -> Observation:
+    """Run an instance once in evaluation mode, and find its units.
+
+    Args:
+        net: The instance; it is left as it is.
+        example: Samples [batch, ...], as its forward takes them.
+
+    Raises:
+        ModelError: It cannot be run, a branch depends on the samples, or parameters are not used.
+    """
+    _check_instance(net)
+    first = _ObservedPass(net, example, None)
+    labelled, out = first.labelled, first.out
+    if labelled.flattened:  # of places that were flattened together, those can be cut that have more parameters
+        choices = _choose_by_parameters(net, labelled)
+        first = _ObservedPass(net, example, choices)
+        labelled, out = first.labelled, first.out
+    logits = get_logits(out)
+    _check_branches(labelled.branches)
+    unused = [name for name, p in net.named_parameters() if p.requires_grad and name not in labelled.first_use]
+    if unused:
+        more = f" and {len(unused) - _MOST_LISTED} more" if len(unused) > _MOST_LISTED else ""
+        raise ModelError(
+            f"the samples did not use {', '.join(unused[:_MOST_LISTED])}{more}: nothing is known of these parameters. "
+            "Remove them from the module, use them in forward, or set requires_grad = False for them.",
+            key="model",
+        )
+    every = out if isinstance(out, list) else [logits]
+    along_logits = _find_classes(labelled, every)
+    _tie_attention(net, labelled)
+    early = [next((name for name, output in first.outputs.items() if output.tensor is one), "") for one in every[:-1]]
+    parameters = frozenset(name for name, _ in net.named_parameters(remove_duplicate=False))
+    units = Units(labelled, parameters, along_logits)
+    return Observation(
+        net,
+        example,
+        logits,
+        tuple(early) if all(early) else (),
+        units,
+        first.outputs,
+        first.inputs,
+        labelled.vocabulary,
+    )
+
+
+def _find_classes(labelled: LabelledPass, logits: list[Tensor]) -> Labels | None:
+    """Return the labels along the last dimension of logits, which are the same at all exits; fix all others."""
+    classes: Labels | None = None
+    for exit_logits in logits:
+        for labels in labelled.labels(exit_logits):
+            if vary(labels) != {exit_logits.dim() - 1}:
+                labelled.fix(labels, Reason("it is a dimension of the logits"))
+            elif classes is None:
+                classes = labels.reshape(-1)
+            else:
+                labelled.unite(classes, labels.reshape(-1))
+    return classes
+
+
+class _ObservedPass:
+    """A labelled pass of a copy: what a forward keeps, such as a table, must not stay in the instance."""
+
+    def __init__(self, net: nn.Module, example: Tensor, choices: list[int] | None) -> None:
+        copied = copy_instance(net).eval()
+        self.labelled = LabelledPass(copied, example, choices)
+        self.outputs: dict[str, Output] = {}
+        self.inputs: dict[str, Input] = {}
+        self._made_of: dict[str, int] = {}
+        self._stack: list[str | None] = [None]
+        for name, part in copied.named_modules():
+            part.register_forward_pre_hook(functools.partial(self._enter, name))
+            part.register_forward_hook(functools.partial(self._leave, name), always_call=True)
+        with isolate_rng(torch.device("cpu")), plain_kernels(), self.labelled:
+            self.out = copied(example)
+
+    def _enter(self, name: str, part: nn.Module, args: Any) -> None:
+        self._stack.append(name)
+        self.labelled.module = name
+        x = next((a for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
+        if x is not None and name not in self.inputs:
+            self.inputs[name] = Input(tuple(x.shape), list(self.labelled.labels(x)))
+            self._made_of[name] = self.labelled.sources(x)
+
+    def _leave(self, name: str, part: nn.Module, args: Any, out: Any) -> None:
+        self._stack.pop()
+        self.labelled.module = self._stack[-1]
+        x = _get_first(out)
+        if name in self.outputs:
+            self.outputs[name].calls += 1
+        elif x is not None and x.is_floating_point():
+            d, labels = _find_channels(self.labelled, x)
+            made_of, mark = self._made_of.get(name, 0), self.labelled.mark(x)
+            self.outputs[name] = Output(self.labelled.step, tuple(x.shape), d, labels, made_of, mark, x)
+
+
+def _choose_by_parameters(net: nn.Module, labelled: LabelledPass) -> list[int]:
+    """Return which of the labels that were flattened together have more parameters, each time."""
+    units, fixed = labelled.find_units()
+    weights = np.zeros(int(units.max()) + 1)
+    tensors = dict(list_tensors(net))
+    for (name, d), labels in labelled.ranges.items():
+        np.add.at(weights, units[labels.start : labels.stop], tensors[name].numel() / tensors[name].shape[d])
+    for unit in fixed:
+        weights[unit] = 0
+    return [
+        int(np.argmax([weights[np.unique(units[labels])].sum() for labels in along])) for along in labelled.flattened
+    ]
+
+
+def _check_instance(net: nn.Module) -> None:
+    """Refuse modules in which no operation is seen, or without sizes.
+
+    Raises:
+        ModelError: There is such a module.
+    """
+    for name, part in net.named_modules():
+        label = f'"{name}"' if name else f"the {type(net).__name__}"
+        if isinstance(part, torch.jit.ScriptModule):
+            raise ModelError(
+                f"{label} is a scripted module (torch.jit), whose operations cannot be followed. Use the module that "
+                "was scripted instead, and script the exported level.",
+                key="model",
+            )
+        if hasattr(part, "_orig_mod"):
+            raise ModelError(
+                f"{label} is compiled. Pass the module itself; FleetFit compiles levels where it pays.", key="model"
+            )
+    lazy = [name for name, tensor in net.state_dict(keep_vars=True).items() if nn.parameter.is_lazy(tensor)]
+    if lazy:
+        raise ModelError(
+            f'"{lazy[0]}" has no size yet. Run the module once on a batch before you pass it.', key="model"
+        )
+    if not any(p.requires_grad for p in net.parameters()):
+        raise ModelError(f"{type(net).__name__} has no parameter that is trained.", key="model")
+
+
+def _check_branches(branches: list[Reason]) -> None:
+    if branches:
+        raise ModelError(
+            f"{branches[0]} reads a number that depends on the samples, so other samples may take a path that this "
+            "pass did not see. Compute both paths and choose with torch.where, or take the choice out of forward.",
+            key="model",
+        )
+
+
+def _get_first(out: Any) -> Tensor | None:
+    """Return the first tensor of what a module gave: hidden states come first in records and tuples."""
+    if isinstance(out, Mapping):
+        out = tuple(out.values())
+    while isinstance(out, tuple | list) and out:
+        out = out[0]
+    return out if isinstance(out, Tensor) else None
+
+
+def _find_channels(labelled: LabelledPass, x: Tensor) -> tuple[int, Labels | None]:
+    """Return the dimension of a tensor's channels, and the labels along it."""
+    labels = [one for one in labelled.labels(x) if vary(one) and 0 not in vary(one)]
+    for one in labels:
+        if len(vary(one)) == 1:
+            return next(iter(vary(one))), one.reshape(-1)
+    if not labels:
+        return _CHANNELS.get(x.dim(), 1), None
+    d, first = min(vary(labels[0])), labels[0]  # rows that became channels and places
+    for other in vary(first) - {d}:
+        first = first.narrow(other, 0, 1)
+    return d, first.reshape(-1)
+
+
+def _tie_attention(net: nn.Module, labelled: LabelledPass) -> None:
+    """PyTorch's attention has as many channels inside as outside."""
+    for name, part in net.named_modules():
+        if isinstance(part, nn.MultiheadAttention):
+            rows, columns = (labelled.ranges.get((f"{name}.out_proj.weight", d)) for d in (0, 1))
+            if rows is not None and columns is not None:
+                labelled.unite(torch.tensor(rows), torch.tensor(columns))
+
+
+def list_aliases(net: nn.Module) -> dict[str, str]:
+    """Return the second names of tensors, with the first."""
+    first: dict[int, str] = {}
+    aliases = {}
+    for name, tensor in list_tensors(net):
+        if first.setdefault(id(tensor), name) != name:
+            aliases[name] = first[id(tensor)]
+    return aliases

@@ -1,0 +1,256 @@
+"""Runs of plain modules: same bits on every engine, resumed or not, with every method; and what does not fit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plain_models import Flat, Patches, Residual, Sequence
+from sampling import some_quick
+from support import Expected, raises
+from support.bits import have_same_state
+from tiny import spec_of, tiny_data
+from torch import nn
+
+import fleetfit as ff
+from fleetfit.cli import main
+from fleetfit.data import Data
+from fleetfit.errors import ConfigError, FleetFitError, ModelError
+from fleetfit.names import list_names
+from fleetfit.training import initial_state
+
+CLIENTS = 4
+NAMED = {"name": "plain_models:Residual", "width": 8}
+
+
+def describe(model: Any, **changes: Any) -> dict[str, Any]:
+    return {
+        "seed": 1,
+        "rounds": 2,
+        "data": {"name": "tiny:tiny_data", "partition": {"kind": "dirichlet", "alpha": 1.0, "clients": CLIENTS}},
+        "model": model,
+        "local": {"lr": 0.05},
+        "fleet": {"tolerance": 0.3, "groups": [{"budget": 0.5}, {"budget": 1.0}]},
+        **changes,
+    }
+
+
+def make_data() -> Data:
+    return tiny_data()
+
+
+def run(table: dict[str, Any], out: Path, **more: Any) -> ff.Run:
+    return ff.run(table, out=out, **more)
+
+
+# ---- the same bits ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model", [NAMED, {"name": "plain_models:Patches"}], ids=["residual", "patches"])
+def test_workers_have_the_bits_of_local(model: dict[str, Any], engine: str, tmp_path: Path) -> None:
+    if engine == "ray":
+        pytest.importorskip("ray", reason="the extra ray is not installed")
+    ours = run(describe(model), tmp_path / "local")
+    theirs = run(describe(model, engine={"name": engine, "workers": 2}), tmp_path / engine)
+    assert have_same_state(ours, theirs) and ours.accuracy("local") == theirs.accuracy("local")
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("model", [NAMED, Residual(8)], ids=["class", "instance"])
+def test_a_resumed_run_equals_an_unbroken_one(model: Any, tmp_path: Path) -> None:
+    def stop(report: Any) -> None:
+        if report["round"] == 1:
+            raise Stop
+
+    whole = run(describe(model, rounds=3), tmp_path / "whole")
+    with pytest.raises(Stop):
+        run(describe(model, rounds=3), tmp_path / "broken", on_round=stop)
+    again = {} if isinstance(model, dict) else {"model": model}
+    resumed = ff.resume(tmp_path / "broken", **again)
+    assert resumed.finished and have_same_state(whole, resumed)
+
+
+def test_levels_stay_as_they_were_derived(tmp_path: Path) -> None:
+    """A later version may derive other axes; a run that has begun keeps its own."""
+    first = run(describe({**NAMED, "derive": {"axes": {"layers.*.conv1": "inner"}}}), tmp_path / "run")
+    payload = json.loads((tmp_path / "run" / "derived.json").read_text())
+    assert set(payload["axes"]) == {"stem", "inner", "classes"}
+    loaded = ff.load(tmp_path / "run")
+    assert loaded.assembly.federation.problem.architecture.axes == first.assembly.federation.problem.architecture.axes
+    payload["format"] += 1
+    (tmp_path / "run" / "derived.json").write_text(json.dumps(payload))
+    with raises(ModelError, str(payload["format"]), str(payload["format"] - 1), key="derive.format"):
+        _ = ff.load(tmp_path / "run").assembly
+
+
+# ---- what is trained -------------------------------------------------------------------------------------------------
+
+NO_TOKENS = "reefl"  # needs a backbone of tokens that runs block by block
+
+
+@pytest.mark.parametrize(
+    "method", some_quick([m for m in list_names("methods") if m != NO_TOKENS], ["fedavg", "scalefl", "adaptivefl"])
+)
+@pytest.mark.parametrize("model", [Residual(8), Flat()], ids=["exits", "one exit"])
+def test_every_method_trains_a_plain_module(model: nn.Module, method: str, tmp_path: Path) -> None:
+    table = describe(model, method=spec_of(method), rounds=1)
+    if method == "feddf":
+        table["data"]["server"] = {"name": "tiny:tiny_server_data"}
+    finished = run(table, tmp_path / "run")
+    assert not finished.metrics[0]["failures"] and 0 <= finished.accuracy("global") <= 1
+
+
+@pytest.mark.parametrize(
+    "peft",
+    [
+        {"name": "frozen"},
+        {"name": "lora", "targets": ["*.qkv"], "rank": 2},
+        {"name": "serial_adapter", "targets": ["*.mlp"], "rank": 2},
+        {"name": "parallel_adapter", "targets": ["*.mlp"], "rank": 2},
+        {"name": "ssf"},
+    ],
+    ids=lambda peft: str(peft["name"]),
+)
+def test_fine_tuning_leaves_the_instance_s_weights(peft: dict[str, Any], tmp_path: Path) -> None:
+    """The backbone's tensors do not travel and stay as they were; classifiers and added ones are trained."""
+    pytest.importorskip("peft" if peft["name"] == "lora" else "torch")
+    net = Patches()
+    finished = run(describe(net, peft=peft, rounds=1), tmp_path / "run")
+    problem = finished.assembly.federation.problem
+    own = {f"net.{name}": tensor for name, tensor in net.state_dict().items()}
+    base = {name.replace(".base_layer", ""): tensor for name, tensor in problem.base.items()}
+    assert base.keys() == own.keys() - {"net.head.weight", "net.head.bias"}
+    assert all(torch.equal(base[name], own[name]) for name in base)
+    assert {"net.head.weight", "heads.1.fc.weight"} <= finished.server.state.keys()
+
+
+def test_training_starts_from_the_instance(tmp_path: Path) -> None:
+    net = Residual(8)
+    problem = ff.run(describe(net, rounds=1), out=tmp_path / "run").assembly.federation.problem
+    state = initial_state(problem, seed=5)
+    own = dict(net.named_parameters())
+    assert all(torch.equal(state[f"net.{name}"], tensor) for name, tensor in own.items())
+    assert {name for name in state if not name.startswith("net.")} == {
+        f"heads.{e}.{name}" for e in problem.exits[:-1] for name in ("norm.weight", "norm.bias", "fc.weight", "fc.bias")
+    }
+
+
+def test_new_weights_are_drawn_from_the_seed(tmp_path: Path) -> None:
+    net = Residual(8)
+    states = [
+        ff.derive(net, make_data(), weights=weights).net.state_dict()["stem.weight"]
+        for weights in ("instance", "new", "new")
+    ]
+    assert torch.equal(states[0], net.stem.weight) and torch.equal(states[1], states[2])
+    assert not torch.equal(states[0], states[1])
+
+
+def test_a_class_is_drawn_from_the_seed_of_the_run(tmp_path: Path) -> None:
+    stems = []
+    for seed in (1, 1, 2):
+        problem = ff.plan(describe(NAMED, seed=seed)) and ff.load(run(describe(NAMED, seed=seed, rounds=1),
+                          tmp_path / f"{len(stems)}").folder).assembly.federation.problem  # fmt: skip
+        stems.append(problem.architecture.net.stem.weight)
+    assert torch.equal(stems[0], stems[1]) and not torch.equal(stems[0], stems[2])
+
+
+def test_levels_differ_in_width_where_there_are_too_few_exits(tmp_path: Path) -> None:
+    finished = run(describe(Flat(), rounds=1, method="scalefl"), tmp_path / "run")
+    levels = finished.assembly.federation.levels
+    assert [level.submodel.exits for level in levels] == [(1,)] * len(levels)
+    assert levels[0].width < levels[-1].width == 1
+    assert any("width" in note and "split" in note for note in finished.notes)
+    assert not any("split" in note for note in run(describe(NAMED, rounds=1), tmp_path / "deep").notes)
+
+
+def test_next_tokens(tmp_path: Path) -> None:
+    x = torch.randint(12, (120, 6), generator=torch.Generator().manual_seed(0))
+    splits = {"train": torch.arange(100), "test": torch.arange(100, 120)}
+    data = Data("tokens", x, x.roll(-1, 1), splits, 12, task="next_token", vocabulary=12)
+    table = describe(Sequence(), method="heterofl", rounds=1)
+    finished = ff.run(
+        {**table, "data": {"name": data, "partition": {"kind": "iid", "clients": CLIENTS}}}, out=tmp_path / "run"
+    )
+    assert finished.accuracy("global") >= 0
+
+
+# ---- what does not fit -----------------------------------------------------------------------------------------------
+
+MISFITS: list[tuple[Any, Expected]] = [
+    (Residual(8, classes=7), Expected("7", "4", kind=ModelError, key="model.derive.head")),
+    (Sequence(), Expected(kind=ModelError, key="model.name")),
+    (nn.Linear(3, 4), Expected(kind=ModelError, key="model.name")),
+    ({"name": Residual(8), "width": 8}, Expected(kind=ConfigError, key="model.width")),
+    ({"name": "plain_models:Residual", "widht": 8}, Expected(kind=ConfigError, key="model.widht")),
+    ({"name": "cnn", "derive": {}}, Expected(kind=ConfigError, key="model.derive")),
+    ({"name": Residual(8), "derive": {"exits": ["layer.0"]}}, Expected(kind=ModelError, key="derive.exits")),
+    ({"name": Residual(8), "derive": {"head": "old"}}, Expected(kind=ConfigError, key="model.derive.head")),
+    ({"name": Residual(8), "derive": {"plan": "absent.json"}}, Expected(kind=ConfigError, key="model.derive.plan")),
+]
+
+
+@pytest.mark.parametrize(("model", "expected"), MISFITS)
+def test_what_does_not_fit(model: Any, expected: Expected, tmp_path: Path) -> None:
+    with raises(FleetFitError, expected):
+        run(describe(model), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_new_classifier_on_request(tmp_path: Path) -> None:
+    net = Residual(8, classes=7)
+    derived = ff.derive(net, make_data(), head="new")
+    assert derived.net.fc.out_features == 4 and net.fc.out_features == 7
+    assert torch.equal(derived.net.stem.weight, net.stem.weight)
+
+
+def test_an_instance_runs_on_the_local_engine_only(tmp_path: Path) -> None:
+    with raises(ConfigError, "package.module:function", key="model"):
+        run(describe(Residual(8), engine={"name": "processes", "workers": 1}), tmp_path / "run")
+
+
+def test_another_class_under_the_name_is_refused(tmp_path: Path) -> None:
+    """Such as on a node whose file has changed: keys and shapes are compared with the plan first."""
+    from fleetfit.values import Problem
+
+    spec = run(describe(NAMED, rounds=1), tmp_path / "run").assembly.federation.problem.spec
+    assert spec is not None
+    Problem.from_spec(spec)
+    with raises(ModelError, "stem.weight", key="model.name"):
+        Problem.from_spec({**spec, "model": {**spec["model"], "width": 16}})
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+def call(*arguments: str) -> Any:
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    return end.value.code or 0
+
+
+def test_check_model_shows_the_axes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("check-model", "plain_models:Residual", "--input-shape", "1,4,4", "--classes", "4") == 0
+    text = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+    assert ["stem", "1", "16", "1", "any"] in [row[:5] for row in rows]
+    assert ["layers.*.conv1", "3", "16", "1", "any"] in [row[:5] for row in rows]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--input-shape", "1,4,4", "--tolerance", "0.2"], ["--input-shape", "1,4,4", "--set", "model.width=32"]],
+)
+def test_plan_takes_a_class(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("plan", "--model", "plain_models:Residual", "--classes", "4", *arguments) == 0
+
+
+def test_a_wrong_shape_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with raises(ModelError, key="model.name"):
+        ff.derive(Residual(8), (torch.randn(40, 5), torch.randint(4, (40,))))
+    assert call("check-model", "plain_models:Residual", "--input-shape", "5") == 2
+    assert "Traceback" not in capsys.readouterr().err

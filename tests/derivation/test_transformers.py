@@ -1,0 +1,93 @@
+"""Six classes of transformers, from a configuration: four levels, worker processes, resumed runs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sampling import some_quick
+from support.bits import have_same_state
+
+import fleetfit as ff
+from fleetfit.data import Data
+
+pytest.importorskip("transformers", reason="the extra transformers is not installed")
+
+IMAGES, TEXTS, NEXT = "images", "texts", "next"
+CLASSES = {"bert": TEXTS, "distilbert": TEXTS, "vit": IMAGES, "resnet": IMAGES, "llama": NEXT, "gpt2": NEXT}
+VOCABULARY, LENGTH, CLIENTS = 30, 8, 4
+
+
+def make_data(kind: str) -> Data:
+    rng = torch.Generator().manual_seed(0)
+    splits = {"train": torch.arange(80), "test": torch.arange(80, 100)}
+    if kind == IMAGES:
+        x, y = torch.randn(100, 1, 8, 8, generator=rng), torch.randint(3, (100,), generator=rng)
+        return Data(kind, x, y, splits, 3)
+    x = torch.randint(1, VOCABULARY, (100, LENGTH), generator=rng)
+    if kind == TEXTS:
+        return Data(kind, x, x[:, 0] % 3, splits, 3, vocabulary=VOCABULARY)
+    return Data(kind, x, x.roll(-1, 1), splits, VOCABULARY, task="next_token", vocabulary=VOCABULARY)
+
+
+def make_texts() -> Data:
+    return make_data(TEXTS)
+
+
+def make_images() -> Data:
+    return make_data(IMAGES)
+
+
+def make_next() -> Data:
+    return make_data(NEXT)
+
+
+def describe(name: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "seed": 0,
+        "rounds": 2,
+        "data": {
+            "name": f"{Path(__file__)}:make_{CLASSES[name]}",
+            "partition": {"kind": "iid", "clients": CLIENTS},
+        },
+        "model": {"name": f"plain_transformers:{name}"},
+        "method": {"name": "heterofl"},
+        "fleet": {"tolerance": 0.6, "groups": [{"budget": b} for b in (0.25, 0.4, 0.6, 1.0)]},
+        "evaluate": {"every": 2},
+        **changes,
+    }
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("name", some_quick(list(CLASSES), ["bert"]))
+def test_four_levels_train_in_processes_and_resume(name: str, tmp_path: Path) -> None:
+    def stop(report: Any) -> None:
+        raise Stop
+
+    whole = ff.run(describe(name), out=tmp_path / "local")
+    levels = whole.assembly.federation.levels
+    assert len(levels) == 4 and all(r["failures"] == [] for r in whole.metrics)
+    counts = [sum(t.numel() for t in whole.model(i + 1).parameters()) for i in range(4)]
+    assert counts == sorted(counts) and counts[0] < 0.6 * counts[-1]
+    workers = ff.run(describe(name, engine={"name": "processes", "workers": 2}), out=tmp_path / "processes")
+    assert have_same_state(whole, workers)
+    with pytest.raises(Stop):
+        ff.run(describe(name), out=tmp_path / "broken", on_round=stop)
+    assert have_same_state(whole, ff.resume(tmp_path / "broken"))
+
+
+def test_a_local_folder_is_enough(tmp_path: Path) -> None:
+    """Training starts from the weights of the folder."""
+    import transformers
+    from plain_transformers import bert
+
+    saved = bert(3)
+    saved.save_pretrained(tmp_path / "folder")
+    net = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "folder")
+    finished = ff.run({**describe("bert", rounds=1), "model": {"name": net}}, out=tmp_path / "run")
+    assert any("weights of this BertForSequenceClassification" in note for note in finished.notes)
+    derived = finished.assembly.federation.problem.architecture
+    assert torch.equal(derived.net.classifier.weight, saved.classifier.weight)

@@ -1,0 +1,105 @@
+"""No wrong plan of a derived model that computes something else passes the proof."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from bed import Entry
+from support.derivation import derive
+from torch import Tensor
+from wrong_plans import draw_wrong_plans, list_wrong_plans, measure_harm
+
+from fleetfit.check import check_layout
+from fleetfit.derivation import DerivedArchitecture
+from fleetfit.derivation.architecture import check_same_as_instance
+from fleetfit.errors import ModelError
+from fleetfit.layout import Segment
+
+MODULES = (
+    "mlp_batch_norm", "vit_fused_qkv", "list_of_logits", "gpt_tied", "lstm", "pixel_shuffle", "multi_query",
+    "grouped_heads_tied", "maxout", "weight_norm", "densenet", "resnext", "resnet_basic", "unet", "inception",
+    "einsum_attention", "cross_covariance_attention", "gru_cells", "gated_residual", "capsules", "convnext",
+    "deep_sets", "conv_lstm", "lora", "factorisation_machine", "cosine_head", "space_to_depth", "llama",
+    "selective_scan", "slice_writes", "lstm_with_attention", "resnet_group_norm", "relative_positions", "mlp_mixer",
+)  # fmt: skip
+QUICK = MODULES[:10]
+COUNT, QUICK_COUNT, LEAST = 30, 8, 900
+NEGLIGIBLE = 1e-8
+
+
+def make_samples(entry: Entry, seed: int) -> Tensor:
+    shape, rng = (4, *entry.example().shape[1:]), torch.Generator().manual_seed(seed)
+    return torch.randint(1, entry.tokens, shape, generator=rng) if entry.tokens else torch.randn(shape, generator=rng)
+
+
+def try_wrong_plans(name: str, count: int, seed: int) -> Counter[str]:
+    """Try wrong plans of a module; count what became of them, and list those which do harm."""
+    entry, right = derive(name)
+    outcomes: Counter[str] = Counter()
+    for i, wrong in enumerate(draw_wrong_plans(right.plan, count, seed)):
+        outcomes["tried"] += 1
+        architecture = DerivedArchitecture(right.net, wrong.plan)
+        try:
+            check_same_as_instance(architecture, entry.example())
+            check_layout(architecture, input_shape=tuple(entry.example().shape[1:]))
+        except ModelError:
+            outcomes["refused"] += 1
+            continue
+        harm = measure_harm(wrong.plan, right.plan, right.net, make_samples(entry, i), i)
+        outcomes["accepted, and right" if harm < NEGLIGIBLE else f"HARM {wrong.kind}: {wrong.what}"] += 1
+    return outcomes
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_no_harmful_plan_passes(name: str, record_property: Callable[[str, object], None]) -> None:
+    outcomes = try_wrong_plans(name, QUICK_COUNT, 1)
+    record_property("wrong plans", dict(outcomes))
+    assert outcomes["tried"] == QUICK_COUNT
+    assert outcomes["refused"] >= 1
+    assert not [outcome for outcome in outcomes if outcome.startswith("HARM")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODULES)
+def test_no_harmful_plan_of_many_passes(name: str, record_property: Callable[[str, object], None]) -> None:
+    outcomes = try_wrong_plans(name, COUNT, 0)
+    record_property("wrong plans", dict(outcomes))
+    print(dict(outcomes))
+    assert outcomes["tried"] == COUNT
+    assert outcomes["refused"] >= COUNT // 4
+    assert not [outcome for outcome in outcomes if outcome.startswith("HARM")]
+
+
+def test_many_plans_are_tried() -> None:
+    assert len(MODULES) * COUNT >= LEAST
+
+
+# ---- the loop that decides on harm ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_right_plan_does_no_harm(name: str) -> None:
+    entry, right = derive(name)
+    assert measure_harm(right.plan, right.plan, right.net, make_samples(entry, 0), 0) == 0
+
+
+def test_heads_read_in_the_wrong_order_do_harm_and_are_refused() -> None:
+    """Rows (3, heads, 8) taken for (heads, 3, 8): shapes fit at every size."""
+    entry, right = derive("vit_fused_qkv")
+    dims = {
+        d: (Segment(segments[0].axis, per=3 * segments[0].per),)
+        for d, segments in right.plan.segments.items()
+        if len(segments) == 3
+    }
+    assert dims
+    wrong = replace(right.plan, segments={**right.plan.segments, **dims})
+    assert measure_harm(wrong, right.plan, right.net, make_samples(entry, 0), 0) > 1e-3
+    with pytest.raises(ModelError):
+        check_layout(DerivedArchitecture(right.net, wrong), input_shape=tuple(entry.example().shape[1:]))
+
+
+def test_plans_are_wrong_in_many_ways() -> None:
+    kinds = {wrong.kind for name in QUICK for wrong in list_wrong_plans(derive(name)[1].plan)}
+    assert len(kinds) >= 10, kinds
