@@ -350,6 +350,9 @@ def _list_torch_numbers(observation: Observation) -> Iterator[SizeNumber]:
             for i, value in enumerate(part.normalized_shape):
                 if segments := _get_input_segments(observation, name, i - len(part.normalized_shape)):
                     yield SizeNumber(name, "normalized_shape", i, value, segments)
+        elif isinstance(part, nn.modules.batchnorm._NormBase) and part.weight is None:
+            if segments := _get_input_segments(observation, name, 1):
+                yield SizeNumber(name, "num_features", None, part.num_features, segments)
         elif isinstance(part, nn.GroupNorm) and part.weight is None:
             if segments := _get_input_segments(observation, name, 1):
                 each = part.num_channels // part.num_groups
