@@ -62,7 +62,16 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("name", some_quick(list(CLASSES), ["bert"]))
+COUNTED = "its mask asks for numbers on the meta device, where costs are counted"
+CASES = some_quick([name for name in CLASSES if CLASSES[name] != NEXT], ["bert"])
+CASES += [
+    pytest.param(name, marks=[pytest.mark.slow, pytest.mark.xfail(reason=COUNTED)])
+    for name in CLASSES
+    if CLASSES[name] == NEXT
+]
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_four_levels_train_in_processes_and_resume(name: str, tmp_path: Path) -> None:
     def stop(report: Any) -> None:
         raise Stop
