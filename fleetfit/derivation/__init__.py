@@ -71,15 +71,15 @@ def derive_architecture(
     names = _apply_axes(observation.units, axes or {})
     while True:
         trials = Trials(observation)
-        plans = [replace(plan, **_find_depth(observation, exits)) for plan in trials.list_plans(_MOST_CHOICES)]
+        depth = _find_depth(observation, exits)
         errors = []
-        for plan in plans:
+        for plan in trials.list_plans(_MOST_CHOICES):  # each is found when the one before it fails
             try:
-                return _prove(net, _rename(plan, names), example, say)
+                return _prove(net, _rename(replace(plan, **depth), names), example, say)
             except ModelError as error:
                 errors.append(error)
-        roles = trials.group_roles()
-        failing = [role for role in roles if _fails_alone(net, plans[0], role, example)]
+        roles, likeliest = trials.group_roles(), replace(trials.make_plan(), **depth)
+        failing = [role for role in roles if _fails_alone(net, likeliest, role, example)]
         if not failing and len(roles) > 1:
             raise ModelError(
                 f"a narrower {type(net).__name__} computes something else where {', '.join(role[0] for role in roles)} "
@@ -99,7 +99,7 @@ def restore_architecture(net: nn.Module, payload: Any) -> DerivedArchitecture:
     """Return the architecture of another instance like the one from which a plan was derived.
 
     Args:
-        net: The instance.
+        net: The instance, which nothing else may change.
         payload: The plan, as `DerivedPlan.to_payload` returns it.
 
     Raises:
@@ -112,7 +112,7 @@ def restore_architecture(net: nn.Module, payload: Any) -> DerivedArchitecture:
             "code and arguments on all machines.",
             key="model.name",
         )
-    return DerivedArchitecture(copy_instance(net), plan)
+    return DerivedArchitecture(net, plan)
 
 
 def _prove(

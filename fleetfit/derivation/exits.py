@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleetfit.derivation.observe import Observation, get_logits
+from fleetfit.derivation.observe import Observation, get_first, get_logits
 from fleetfit.derivation.plan import ExitPoint
 from fleetfit.errors import ModelError, did_you_mean
 from fleetfit.layout import Segment
@@ -201,7 +201,8 @@ class ModuleWithExits(nn.Module):
             key = str(self.exits[i])
 
             def read(module: nn.Module, args: Any, out: Any) -> None:
-                hidden = _get_hidden(out)
+                hidden = get_first(out)
+                assert hidden is not None  # the exit was found behind a tensor
                 add(i, self.heads[key](hidden) if key in self.heads else hidden)
 
             return read
@@ -230,12 +231,3 @@ class ModuleWithExits(nn.Module):
             self.forward(x)  # with what wraps it: precision, device
         finally:
             self._visit = None
-
-
-def _get_hidden(out: Any) -> Tensor:
-    if isinstance(out, Mapping):
-        out = tuple(out.values())
-    while isinstance(out, tuple | list):
-        out = out[0]
-    hidden: Tensor = out
-    return hidden

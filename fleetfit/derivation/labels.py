@@ -10,7 +10,7 @@ in which it does not vary.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fleetfit.layout.meta import Operations
+from fleetfit.layout.meta import Operations, iter_tensors
 
 Labels = Tensor
 """Integers of size 1 along dimensions in which they do not vary."""
@@ -224,7 +224,7 @@ class LabelledPass(Operations):
         out = func(*args, **kwargs)
         self._operation = func.overloadpacket.__name__
         self.step += 1
-        operands, results = list(_list_tensors(args)), list(_list_tensors([out]))
+        operands, results = list(iter_tensors(args)), list(iter_tensors([out]))
         bits = 0
         for x in operands:
             bits |= self.sources(x)
@@ -248,8 +248,8 @@ class LabelledPass(Operations):
         return out
 
     def _pointwise(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        result = next(_list_tensors([out]))
-        self._combine([x for x in _list_tensors(args) if x.dim() <= result.dim()], result)
+        result = next(iter_tensors([out]))
+        self._combine([x for x in iter_tensors(args) if x.dim() <= result.dim()], result)
 
     def _combine(self, operands: Sequence[Tensor], result: Tensor) -> None:
         """Unite operands place by place, with an operand's values where it has places and no labels."""
@@ -267,13 +267,13 @@ class LabelledPass(Operations):
         self._set(result, merged)
 
     def _layer_norm(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        self._combine([args[0], *_list_tensors(args[2:4])], next(_list_tensors([out])))
+        self._combine([args[0], *iter_tensors(args[2:4])], next(iter_tensors([out])))
 
     def _batch_norm(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         x = args[0]
         merged = self._merge([self.labels(x), *self._on_channels(x, args[1:5])])
         self._fix_samples(x, merged)
-        self._set(next(_list_tensors([out])), merged)
+        self._set(next(iter_tensors([out])), merged)
 
     def _fix_samples(self, x: Tensor, merged: Sequence[Labels]) -> None:
         """Fix channels of a norm that are the samples' own."""
@@ -296,7 +296,7 @@ class LabelledPass(Operations):
         return [[one.reshape(shape) for one in self.labels(vector)] for vector in vectors]
 
     def _move(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        x, results = args[0], list(_list_tensors([out]))
+        x, results = args[0], list(iter_tensors([out]))
         if out is x:  # in place: the shape of before is in the labels alone
             if self._operation != "as_strided_":  # which changes strides alone where PyTorch calls it
                 self._set(x, [getattr(torch, self._operation.rstrip("_"))(one, *args[1:]) for one in self.labels(x)])
@@ -312,7 +312,7 @@ class LabelledPass(Operations):
                 moved = whole
             else:
                 moved = func(whole, *args[1:], **kwargs)
-            for own, labels in zip(labels_of, _list_tensors([moved]), strict=True):
+            for own, labels in zip(labels_of, iter_tensors([moved]), strict=True):
                 own.append(_shrink(labels))
         for result, own in zip(results, labels_of, strict=True):
             self._set(result, self._choose_flattened(own) if self._operation in _RESHAPES else own)
@@ -369,7 +369,7 @@ class LabelledPass(Operations):
 
     def _look_up(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """A table's rows are samples' tokens; each is a row of channels."""
-        result = next(_list_tensors([out]))
+        result = next(iter_tensors([out]))
         for one in self.labels(args[0]):
             if 0 in vary(one):
                 self.fix(one, OF_SAMPLES)
@@ -504,7 +504,7 @@ class LabelledPass(Operations):
                 self.fix(w)
 
     def _reduce(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        x, results = args[0], list(_list_tensors([out]))
+        x, results = args[0], list(iter_tensors([out]))
         dims = _read_dims(self._operation, args, kwargs, x.dim())
         keeps = results[0].dim() == x.dim()
         reduced = []
@@ -559,10 +559,10 @@ class LabelledPass(Operations):
         """Keep labels where an operation of some places is these places of its result; else fix them."""
         results = [
             result
-            for result in _list_tensors([out])
+            for result in iter_tensors([out])
             if result.dim() and (result.is_floating_point() or result.is_complex())
         ]
-        operands = [x for x in _list_tensors(args) if self.labels(x)]
+        operands = [x for x in iter_tensors(args) if self.labels(x)]
         for x, result in ((x, result) for x in operands for result in results):
             for one in self.labels(x):
                 dims = vary(one)
@@ -597,8 +597,8 @@ class LabelledPass(Operations):
         try:
             if self._operation.endswith("_"):  # in place: its argument has changed, so both are computed anew
                 func = getattr(torch.ops.aten, self._operation.rstrip("_"))
-                result = next(_list_tensors([func(*args, **kwargs)]))
-            thinned = next(t for t in _list_tensors([func(*thin(args), **kwargs)]) if t.dtype == result.dtype)
+                result = next(iter_tensors([func(*args, **kwargs)]))
+            thinned = next(t for t in iter_tensors([func(*thin(args), **kwargs)]) if t.dtype == result.dtype)
         except Exception:  # an operation may refuse other sizes in any way
             return False
         expected = take(result, dims)
@@ -697,14 +697,6 @@ def _align(labels: Labels, dims: int) -> Labels:
 def _is_uniform(x: Tensor, d: int) -> bool:
     """Return whether a tensor has the same values at each place of a dimension."""
     return bool((x == x.narrow(d, 0, 1)).all())
-
-
-def _list_tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _list_tensors(value)
 
 
 def _group_overlapping(patterns: Iterable[frozenset[int]]) -> list[frozenset[int]]:

@@ -202,7 +202,7 @@ class _ObservedPass:
     def _leave(self, name: str, part: nn.Module, args: Any, out: Any) -> None:
         self._stack.pop()
         self.labelled.module = self._stack[-1]
-        x = _get_first(out)
+        x = get_first(out)
         if name in self.outputs:
             self.outputs[name].calls += 1
         elif x is not None and x.is_floating_point():
@@ -261,7 +261,7 @@ def _check_branches(branches: list[Reason]) -> None:
         )
 
 
-def _get_first(out: Any) -> Tensor | None:
+def get_first(out: Any) -> Tensor | None:
     """Return the first tensor of what a module gave: hidden states come first in records and tuples."""
     if isinstance(out, Mapping):
         out = tuple(out.values())

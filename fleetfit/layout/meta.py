@@ -72,7 +72,7 @@ def apply_rule(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
     rule = _find_rule(func)
     if rule is None or not kwargs.keys().isdisjoint(_PLACEMENT):
         return NotImplemented
-    tensors = list(_list_tensors(args)) + list(_list_tensors(kwargs.values()))
+    tensors = list(iter_tensors(args)) + list(iter_tensors(kwargs.values()))
     if not tensors or not all(t.is_meta for t in tensors):
         return NotImplemented
     return _pointwise(func, args, kwargs, tensors) if rule is _pointwise else rule(*args, **kwargs)
@@ -88,12 +88,13 @@ def _find_rule(func: Any) -> Callable[..., Any] | None:
     return _pointwise if torch.Tag.pointwise in func.tags and len(func._schema.returns) == 1 else None
 
 
-def _list_tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+def iter_tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors in nested lists and tuples."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, list | tuple):
-            yield from _list_tensors(value)
+            yield from iter_tensors(value)
 
 
 # ---- the rules -----------------------------------------------------------------------------------------------------
