@@ -61,25 +61,21 @@ def check_model_report(
     """
     scores = get_task(task)
     architecture, classes = _make_architecture(name, settings, shape, classes, task)
-    is_derived = isinstance(architecture, DerivedArchitecture)
-    label = repr(architecture) if is_derived else format_architecture(architecture)
+    derived = architecture if isinstance(architecture, DerivedArchitecture) else None
+    label = repr(derived) if derived else format_architecture(architecture)
     yield f"{label}: {_describe_samples(architecture, shape, scores.name, classes)}"
-    if isinstance(architecture, DerivedArchitecture):
-        yield Table(AXIS_COLUMNS, tuple(architecture.list_axes()), notes=tuple(architecture.describe_whole()))
+    if derived:
+        yield Table(AXIS_COLUMNS, tuple(derived.list_axes()), notes=tuple(derived.describe_whole()))
     else:
         yield _format_section("What scales", describe_axes(architecture))
     problem, levels, note = _find_levels(Problem(architecture, shape, scores, (architecture.blocks,)))
-    if not is_derived:
+    if not derived:
         yield _format_section("Inferred by building the model larger", describe_layout(problem.layout))
         yield _format_section("Declared", describe_declarations(architecture, problem.layout))
     with torch.device("meta"):
         module = build_module(architecture, problem.layout.full_sizes, problem.exits)
-    exits = (
-        architecture.describe_exits()
-        if isinstance(architecture, DerivedArchitecture)
-        else describe_exits(architecture, module)
-    )
-    yield _format_section("Exits", iter(exits))
+    exits = iter(derived.describe_exits()) if derived else describe_exits(architecture, module)
+    yield _format_section("Exits", exits)
     proof = check_layout(architecture, problem.layout, [level.submodel for level in levels], input_shape=shape)
     yield _format_section("Proof", describe_proof(proof))
     data = make_random_data(problem, classes, _BATCH, make_torch_rng("check-model"))

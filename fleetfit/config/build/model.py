@@ -154,8 +154,8 @@ def build_architecture(name: Any, settings: Mapping[str, Any], **context: Any) -
         facts = find_facts(architecture, context["input_shape"], context["classes"] if section.head == "new" else None)
         return derive_model(architecture, facts, section, seed=0)
     check_architecture(architecture, name)
-    derived: Architecture = architecture
-    return derived
+    family: Architecture = architecture
+    return family
 
 
 def check_architecture(architecture: Any, label: Any) -> None:
