@@ -19,6 +19,8 @@ from fleetfit.layout import Segment
 from fleetfit.tensor_defaults import tensor_defaults
 
 CLASSES = "classes"
+TWIN = "_too"
+"""The end of the name of an axis that is taken for two."""
 Dimension = tuple[str, int]
 Segments = tuple[Segment, ...]
 Kept = Mapping[str, list[int]]
@@ -204,7 +206,7 @@ def _untie(right: DerivedPlan) -> Iterator[WrongPlan]:
         users = [d for d, segments in right.segments.items() if any(s.axis == axis for s in segments)]
         if axis == CLASSES or n < 2:
             continue
-        twin = f"{axis}_too"
+        twin = f"{axis}{TWIN}"
         for members in ([users[0]], users[::2], *([user] for user in users[1:4])):
             if len(members) < len(users):
                 changes = {
@@ -240,32 +242,52 @@ def _forget_order(right: DerivedPlan) -> Iterator[WrongPlan]:
 def measure_harm(wrong: DerivedPlan, right: DerivedPlan, instance: nn.Module, x: Tensor, seed: int) -> float:
     """Return how far levels of a wrong plan are from what they must be: relative to the largest logit, at most.
 
-    Where the two have the same axes, that is the right plan's level of the same channels; else the full model whose
-    other places are zero. Levels that cannot be built or run do no harm. Batch norms take the batch's own statistics,
-    as calibration makes them anew for each level.
+    That is the right plan's level of the same channels. Where an axis has a twin, the level may take the channels of
+    either: those of the other do not matter if it lives in tensors without effect alone, such as the bias before a
+    batch norm. Where units are too fine, or counts differ, it is the full model whose other places are zero. Levels
+    that cannot be built or run do no harm; every second one has one width for all axes, as levels have in a run. Batch
+    norms have the running statistics of the samples, as calibration makes them anew for each level.
     """
     rng = random.Random(seed)
     with tensor_defaults("cpu", torch.float64), torch.no_grad():
         net = _redraw(instance, seed)
         x = x.double() if x.is_floating_point() else x
         most, compared = 0.0, 0
-        for i in range(8):
-            kept = {axis: _draw_kept(n, axis, wrong, rng, is_prefix=i % 2 == 0) for axis, n in wrong.axes.items()}
+        for i in range(12):
+            width = rng.random() if i % 2 else None
+            kept = {axis: _draw_kept(n, axis, wrong, rng, width, is_prefix=i % 4 < 2) for axis, n in wrong.axes.items()}
             last = rng.randint(1, len(right.exits) + 1)
-            exits = tuple(range(1, len(right.exits) + 2))[: last if i else None]
+            # early classifiers norm over channels: only the right plan's level has the same
+            exits = tuple(range(1, len(right.exits) + 2))[: last if i and wrong.axes == right.axes else None]
             try:
                 logits = _compute_level(net, wrong, kept, exits, x)
             except Exception:  # noqa: S112 a wrong level may fail in any way
                 continue
-            if wrong.axes == right.axes:
-                expected = _compute_level(net, right, kept, exits, x)
-            else:
-                logits, expected = logits[-1:], _compute_masked(net, right, wrong, kept, exits, x)
-            for ours, theirs in zip(logits, expected, strict=True):
-                most = max(most, float((ours - theirs).abs().max() / theirs.abs().max()))
+            choices = list(_list_same_channels(right, wrong, kept))
+            every = [_compute_level(net, right, same, exits, x) for same in choices]
+            if not every:
+                logits, every = logits[-1:], [_compute_masked(net, right, wrong, kept, exits, x)]
+            most = max(most, min(_measure_difference(logits, expected) for expected in every))
             compared += 1
     assert compared, "none of its levels runs"
     return most
+
+
+def _list_same_channels(right: DerivedPlan, wrong: DerivedPlan, kept: Kept) -> Iterator[Kept]:
+    """Yield the channels of the right plan's levels that a level may be; none where none has its sizes."""
+    own = {axis: units for axis, units in kept.items() if axis in right.axes}
+    twins = wrong.axes.keys() - right.axes.keys()
+    if all(wrong.axes.get(axis) == n for axis, n in right.axes.items()) and all(
+        len(kept[twin]) == len(kept[twin.removesuffix(TWIN)]) for twin in twins
+    ):
+        yield own
+        for twin in twins:
+            yield {**own, twin.removesuffix(TWIN): kept[twin]}
+
+
+def _measure_difference(logits: list[Tensor], expected: list[Tensor]) -> float:
+    pairs = zip(logits, expected, strict=True)
+    return max(float((ours - theirs).abs().max() / theirs.abs().max()) for ours, theirs in pairs)
 
 
 def _redraw(instance: nn.Module, seed: int) -> nn.Module:
@@ -278,8 +300,10 @@ def _redraw(instance: nn.Module, seed: int) -> nn.Module:
     return net
 
 
-def _draw_kept(n: int, axis: str, plan: DerivedPlan, rng: random.Random, is_prefix: bool) -> list[int]:
-    count = n if axis == CLASSES else rng.randint(1, n)
+def _draw_kept(
+    n: int, axis: str, plan: DerivedPlan, rng: random.Random, width: float | None, is_prefix: bool
+) -> list[int]:
+    count = n if axis == CLASSES else rng.randint(1, n) if width is None else max(1, int(n * width))
     return list(range(count)) if is_prefix or axis in plan.ordered else sorted(rng.sample(range(n), count))
 
 
@@ -297,23 +321,28 @@ def _compute_level(net: nn.Module, plan: DerivedPlan, kept: Kept, exits: tuple[i
     architecture = DerivedArchitecture(net, plan)
     torch.manual_seed(0)
     full = architecture.build(plan.axes, architecture.positions).double().state_dict()
-    level = _forget_statistics(architecture.build({axis: len(units) for axis, units in kept.items()}, exits))
+    level = architecture.build({axis: len(units) for axis, units in kept.items()}, exits).double()
     for name, tensor in level.state_dict().items():
         cut = full[name]
         for d in range(cut.dim()):
             if segments := _find_segments(plan, name, d):
                 cut = cut.index_select(d, torch.tensor(_list_kept_places(segments, plan.axes, kept)))
         tensor.copy_(cut)
-    logits: list[Tensor] = level(x)
+    logits: list[Tensor] = _estimate_statistics(level, x)(x)
     return logits
 
 
-def _forget_statistics(level: nn.Module) -> nn.Module:
+def _estimate_statistics(level: nn.Module, x: Tensor) -> nn.Module:
+    """Return a module whose batch norms have the statistics of samples, and use them."""
+    level.double().eval()
     for part in level.modules():
         if isinstance(part, nn.modules.batchnorm._NormBase):
-            part.running_mean = part.running_var = part.num_batches_tracked = None
-            part.track_running_stats = False
-    return level.double().eval()
+            size = part.num_features if part.weight is None else len(part.weight)
+            part.running_mean, part.running_var = torch.zeros(size), torch.ones(size)
+            part.momentum, part.num_batches_tracked = 1.0, None
+            part.train()
+    level(x)
+    return level.eval()
 
 
 def _find_segments(plan: DerivedPlan, name: str, d: int) -> Segments | None:
@@ -330,12 +359,12 @@ def _compute_masked(
 ) -> list[Tensor]:
     architecture = DerivedArchitecture(net, right)
     torch.manual_seed(0)
-    full = _forget_statistics(architecture.build(right.axes, exits))
+    full = architecture.build(right.axes, exits).double()
     for name, tensor in full.state_dict().items():
         for d in range(tensor.dim()):
             if name.startswith("net.") and (segments := _find_segments(wrong, name, d)):
                 places = _list_kept_places(segments, wrong.axes, kept)
                 others = [i for i in range(tensor.shape[d]) if i not in places]
                 tensor.index_fill_(d, torch.tensor(others, dtype=torch.int64), 0)
-    logits: list[Tensor] = full(x)
+    logits: list[Tensor] = _estimate_statistics(full, x)(x)
     return logits[-1:]

@@ -9,7 +9,7 @@ import torch
 from bed import Entry
 from support.derivation import derive
 from torch import Tensor
-from wrong_plans import draw_wrong_plans, list_wrong_plans, measure_harm
+from wrong_plans import TWIN, draw_wrong_plans, list_wrong_plans, measure_harm
 
 from fleetfit.check import check_layout
 from fleetfit.derivation import DerivedArchitecture
@@ -83,6 +83,23 @@ def test_many_plans_are_tried() -> None:
 def test_a_right_plan_does_no_harm(name: str) -> None:
     entry, right = derive(name)
     assert measure_harm(right.plan, right.plan, right.net, make_samples(entry, 0), 0) == 0
+
+
+@pytest.mark.parametrize(("name", "is_inert"), [("encoder.0.bias", True), ("encoder.3.bias", False)])
+def test_a_bias_of_other_channels_does_no_harm_before_a_batch_norm(name: str, is_inert: bool) -> None:
+    """Running statistics are the level's own: its mean has the bias that the next batch subtracts."""
+    entry, right = derive("cosine_head")
+    (axis,) = (str(s.axis) for s in right.plan.segments[name, 0])
+    twin = (Segment(f"{axis}{TWIN}"),)
+    wrong = replace(
+        right.plan,
+        segments={**right.plan.segments, (name, 0): twin},
+        axes={**right.plan.axes, f"{axis}{TWIN}": right.plan.axes[axis]},
+    )
+    harm = measure_harm(wrong, right.plan, right.net, make_samples(entry, 0), 0)
+    assert harm < NEGLIGIBLE if is_inert else harm > 1e-3
+    assert right.report is not None
+    assert (f"net.{name}" in right.report.inert) == is_inert
 
 
 def test_heads_read_in_the_wrong_order_do_harm_and_are_refused() -> None:
