@@ -507,7 +507,8 @@ class EngineSection(OpenSection):
         speed: "exact" computes in fp32, with the same bits on every machine of one kind; "fast" chooses for each
             level's shape the precision and memory format that pay on this machine (`fleetfit.training.runtime`).
         precision: For all levels, with any speed: "fp32", or "bf16" for products of matrices; weights stay fp32.
-        memory_format: For all levels, of images: "contiguous" or "channels_last".
+        memory_format: For all levels, of images: "contiguous" or "channels_last"; by default each level's shape
+            chooses, by the rule that a run records, "rule-1". A run that recorded none computes in "contiguous".
         compile: For all levels: whether `torch.compile` compiles them.
         features_bytes: Memory of each process for cached features of a frozen backbone; features that exceed it go into
             a file. 0: they are computed each time, the default if the speed is exact.

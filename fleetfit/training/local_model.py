@@ -11,7 +11,8 @@ from fleetfit.errors import RunError
 from fleetfit.layout import State, build_module, named_tensors, place_module
 from fleetfit.seeds import derive_seed, isolate_rng
 from fleetfit.submodel import FlatState, Submodel, concat_state, extract, full_submodel
-from fleetfit.training.runtime import convolution_weights, prepare_model, view_in_format
+from fleetfit.training.memory_format import choose_format
+from fleetfit.training.runtime import convolution_weights, orders_weights, prepare_model, view_in_format
 from fleetfit.training.start import load_start
 from fleetfit.values import Problem
 
@@ -26,9 +27,11 @@ class LocalModel:
         grad: Gradients of `trained`.
         parameters: The trained parameters by name, views of `trained`.
         arithmetic: How the module computes; the weights of its convolutions may have another order than in a state.
+        is_for_both: Whether training and evaluation compute alike, so that one module serves both.
     """
 
-    def __init__(self, problem: Problem, submodel: Submodel, accelerator: torch.device) -> None:
+    def __init__(self, problem: Problem, submodel: Submodel, accelerator: torch.device, training: bool = True) -> None:
+        """Build the module, in the memory format of training or of evaluation."""
         layout = problem.layout
         self.shapes = layout.shapes(submodel.sizes, submodel.exits)
         sizes = {**layout.full_sizes, **submodel.sizes}
@@ -50,8 +53,10 @@ class LocalModel:
                 f'the builder and the layout disagree on "{first}": built {built.get(first)}, expected '
                 f"{self.shapes.get(first)}. Run `fleetfit check-model` on this model."
             )
-        self.arithmetic = problem.get_arithmetic(submodel)
-        convolutions = convolution_weights(self.module)
+        arithmetic = problem.get_arithmetic(submodel)
+        by_use = {use: choose_format(arithmetic, self.module, accelerator, use) for use in (True, False)}
+        self.arithmetic, self.is_for_both = by_use[training], by_use[True] == by_use[False]
+        ordered = convolution_weights(self.module) if orders_weights(self.arithmetic, accelerator) else set()
         self._reordered: list[str] = []  # parameters in another order than in a state
         counts = {name: math.prod(shape) for name, shape in self.shapes.items()}
         self.flat = torch.empty(sum(counts.values()), device=accelerator)
@@ -62,12 +67,12 @@ class LocalModel:
         for name, shape in self.shapes.items():
             part = slice(start, start := start + counts[name])
             tensor, is_parameter = tensors[name]
-            is_convolution = id(tensor) in convolutions
-            tensor.data = view_in_format(self.flat[part], shape, self.arithmetic, is_convolution)
+            is_ordered = id(tensor) in ordered
+            tensor.data = view_in_format(self.flat[part], shape, is_ordered)
             if not tensor.is_contiguous():
                 self._reordered.append(name)
             if is_parameter:
-                tensor.grad = view_in_format(self.grad[part], shape, self.arithmetic, is_convolution)
+                tensor.grad = view_in_format(self.grad[part], shape, is_ordered)
                 self.parameters[name] = tensor
         for name, value in problem.get_base(submodel).items():
             tensors[name][0].requires_grad_(False).data.copy_(value)
@@ -96,12 +101,26 @@ class LocalModel:
 _local_models: WeakKeyDictionary[Problem, dict[Any, LocalModel]] = WeakKeyDictionary()
 
 
-def get_local_model(problem: Problem, submodel: Submodel, accelerator: torch.device, use: str = "job") -> LocalModel:
-    """Return the module of a sub-model's shape, built once per process and use."""
+def get_local_model(
+    problem: Problem, submodel: Submodel, accelerator: torch.device, use: str = "job", training: bool = True
+) -> LocalModel:
+    """Return the module of a sub-model's shape, built once per process and use; another if evaluation needs one.
+
+    Args:
+        problem: The problem.
+        submodel: The sub-model.
+        accelerator: Where it is computed.
+        use: Modules of different uses are loaded at the same time.
+        training: Whether it is trained or evaluated.
+    """
     models = _local_models.setdefault(problem, {})
-    key = (tuple(sorted(submodel.sizes.items())), submodel.exits, accelerator, use)
-    if key not in models:
-        models[key] = LocalModel(problem, submodel, accelerator)
+    shape = (tuple(sorted(submodel.sizes.items())), submodel.exits, accelerator, use)
+    for trains in (True, training):
+        key = (*shape, trains)
+        if key not in models:
+            models[key] = LocalModel(problem, submodel, accelerator, trains)
+        if models[key].is_for_both:
+            break
     return models[key]
 
 
