@@ -25,6 +25,11 @@ def record_computing(experiment: Experiment, computing: Computing) -> Experiment
     return experiment.model_copy(update={"engine": engine.model_copy(update=update)})
 
 
+def record_evaluation_interval(experiment: Experiment, every: int) -> Experiment:
+    """Return the experiment with its rounds between evaluations."""
+    return experiment.model_copy(update={"evaluate": experiment.evaluate.model_copy(update={"every": every})})
+
+
 def record_client_count(experiment: Experiment, count: int) -> Experiment:
     """Return the experiment with its number of clients, if the size of the data determined it."""
     data, cohort = experiment.data, experiment.cohort
@@ -67,4 +72,6 @@ def restore_records(experiment: Experiment, recorded: Experiment) -> Experiment:
         changes["engine"] = engine.model_copy(update={"chosen": recorded.engine.chosen})
     elif engine.speed == "exact" and engine.memory_format is None:
         changes["engine"] = engine.model_copy(update={"memory_format": recorded.engine.memory_format})
+    if experiment.evaluate.every == "auto" and recorded.evaluate.every != "auto":
+        changes["evaluate"] = experiment.evaluate.model_copy(update={"every": recorded.evaluate.every})
     return record_latencies(experiment, recorded.fleet.measured).model_copy(update=changes)

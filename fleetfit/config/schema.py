@@ -528,7 +528,8 @@ class EvaluateSection(Section):
     """`[evaluate]`: when and how accuracy is measured.
 
     Attributes:
-        every: Rounds between evaluations; 0 for none before the last round, which is always evaluated.
+        every: Rounds between evaluations; 0 for none before the last round, which is always evaluated. "auto" chooses
+            them such that evaluations are about a tenth of the run's multiply-adds; the run records its choice.
         batch_size: Samples per forward pass, which batch statistics depend on.
         split: The split of each client that is evaluated.
         norms: Batch-norm policies, "static" and "batch"; the first is the headline.
@@ -538,7 +539,7 @@ class EvaluateSection(Section):
         metrics: Further metrics, by "file.py:function" or "package.module:function": functions of outputs and labels.
     """
 
-    every: Annotated[int, Field(ge=0)] = 10
+    every: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     batch_size: Count = 128
     split: Literal["test", "validation", "train"] = "test"
     norms: Annotated[list[Norm], Field(min_length=1)] = Field(default_factory=lambda: list[Norm](("static", "batch")))
