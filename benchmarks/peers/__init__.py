@@ -66,8 +66,10 @@ def sides() -> dict[str, list[str]]:
         PARALLEL: [sys.executable, "with_fleetfit.py", "processes"],
         EVALUATED: [sys.executable, "with_fleetfit.py", "local", "auto"],
         LOOP: [sys.executable, "with_loop.py"],
-        "Flower": [sys.executable, "with_flower.py"],
+        **({"Flower": [sys.executable, "with_flower.py"]} if importlib.util.find_spec("flwr") else {}),
     }
+    if importlib.util.find_spec("blazefl"):  # it needs Python 3.12 or newer
+        found["BlazeFL"] = [sys.executable, "with_blazefl.py"]
     python = sys.executable if importlib.util.find_spec("pfl") else str(APART) if APART.exists() else None
     if python is None:
         print("peers: pfl is not installed, so it is left out; see `make peers-env`", file=sys.stderr)
@@ -94,7 +96,7 @@ def table(found: list[Figure]) -> str:
     rows = ["| task | side | a round, CPU s | on the clock, s; accuracy | start, CPU s | on the clock | peak memory |",
             "|" + " --- |" * 7]  # fmt: skip
     for name in TASKS:
-        for side in (OURS, PARALLEL, EVALUATED, LOOP, "Flower", "pfl"):
+        for side in (OURS, PARALLEL, EVALUATED, LOOP, "Flower", "pfl", "BlazeFL"):
             three = [by_name.get(f"{name}, {side}: {what}") for what in (ROUND, START, MEMORY)]
             if all(three):
                 a, b, c = (figure for figure in three if figure)
