@@ -1,12 +1,12 @@
 """The memory format of a sub-model's images, by its shape: plain or channels-last, apart for training and evaluation.
 
-`engine.speed = "exact"` computes in fp32 in the format that a rule chooses. The rule is a fixed function of the
-module's layers, without a measurement, so it is the same on every machine, on every engine and after a resume. A run
-records the rule's name. Another rule gets another name: runs that began with this one go on with it.
+`engine.speed = "exact"` computes in fp32 in the format that a rule chooses. The rule is a function of the module's
+layers, without a measurement: each machine and engine chooses alike, also after a resume. A run records the rule's
+name. A later rule gets another name, and older runs keep theirs.
 
-Rule 1 was fitted to 183 sub-models of 20 families at up to six widths (`benchmarks/formats.py`; the table is in
+Rule 1 was fitted to some hundred sub-models of 21 families (`benchmarks/formats.py`; the table is in
 `benchmarks/README.md`), measured on an AVX-512 processor, on the same one limited to AVX2, and on another machine with
-PyTorch 2.11. It loses at most 5% of a training step or an evaluation pass in any of them:
+PyTorch 2.11. In none of them it loses more than 5% of a training step or an evaluation pass:
 
 - Convolutions gain where their channels fill vector registers: 16 or more in and out, multiples of 8, or depthwise.
   Seven in ten must be such. The first one is left out, since images have few channels, and those with a bias beside
