@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from fleetfit import names
-from fleetfit.check import WIDTHS, check_layout, format_architecture, make_sample_levels, select_exits
+from fleetfit.check import WIDTHS, format_architecture, make_sample_levels, select_exits
 from fleetfit.check.explain import describe_axes, describe_declarations, describe_exits, describe_layout, describe_proof
 from fleetfit.config.build.levels import count_early_heads, find_counted_submodel
 from fleetfit.config.build.model import build_architecture
 from fleetfit.cost import explain_errors, submodel_cost
 from fleetfit.data import Data
-from fleetfit.derivation import DerivedArchitecture
+from fleetfit.derivation import DerivedArchitecture, prove_layout
 from fleetfit.derivation.architecture import AXIS_COLUMNS
 from fleetfit.errors import ConfigError, ModelError, PlanError
 from fleetfit.layout import Architecture, State, build_module, outputs
@@ -62,8 +62,7 @@ def check_model_report(
     scores = get_task(task)
     architecture, classes = _make_architecture(name, settings, shape, classes, task)
     derived = architecture if isinstance(architecture, DerivedArchitecture) else None
-    label = repr(derived) if derived else format_architecture(architecture)
-    yield f"{label}: {_describe_samples(architecture, shape, scores.name, classes)}"
+    yield f"{format_architecture(architecture)}: {_describe_samples(architecture, shape, scores.name, classes)}"
     if derived:
         yield Table(AXIS_COLUMNS, tuple(derived.list_axes()), notes=tuple(derived.describe_whole()))
     else:
@@ -76,7 +75,7 @@ def check_model_report(
         module = build_module(architecture, problem.layout.full_sizes, problem.exits)
     exits = iter(derived.describe_exits()) if derived else describe_exits(architecture, module)
     yield _format_section("Exits", exits)
-    proof = check_layout(architecture, problem.layout, [level.submodel for level in levels], input_shape=shape)
+    proof = prove_layout(architecture, problem.layout, [level.submodel for level in levels], shape)
     yield _format_section("Proof", describe_proof(proof))
     data = make_random_data(problem, classes, _BATCH, make_torch_rng("check-model"))
     _check_outputs(problem, data)

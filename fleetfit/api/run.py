@@ -25,7 +25,6 @@ from fleetfit.api.callbacks import CallbackRunner, make_callbacks, split_callbac
 from fleetfit.api.metadata import COLUMNS, DATA, DERIVED, find_data_changes, make_fingerprint, short_name
 from fleetfit.api.progress import Display, ProgressOption, make_display
 from fleetfit.api.results import Run, load, load_usable_checkpoint
-from fleetfit.check import check_layout, check_levels
 from fleetfit.config import Assembly, Experiment, assemble, load_experiment, to_toml
 from fleetfit.config.assembly import UnusedKey
 from fleetfit.config.build.data import build_data
@@ -34,7 +33,7 @@ from fleetfit.config.build.trust import SECURE_FILE, format_secure_file, resume_
 from fleetfit.config.dump import fill_in_defaults
 from fleetfit.config.records import replace_callbacks
 from fleetfit.data import Data, class_counts
-from fleetfit.derivation import DerivedArchitecture
+from fleetfit.derivation import DerivedArchitecture, prove_layout
 from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.planner import Plan
 from fleetfit.privacy import check_key_place, load_key, load_or_create_key
@@ -303,12 +302,7 @@ def verify_layout(assembly: Assembly, say: Callable[[str], None] | None = None) 
     if assembly in _verified:
         return assembly
     problem, levels = assembly.federation.problem, [level.submodel for level in assembly.federation.levels]
-    architecture = problem.architecture
-    if isinstance(architecture, DerivedArchitecture) and architecture.report is not None:  # the rest is proved
-        check_levels(architecture, problem.layout, levels, problem.input_shape)
-        report = architecture.report
-    else:
-        report = check_layout(architecture, problem.layout, levels, input_shape=problem.input_shape, say=say)
+    report = prove_layout(problem.architecture, problem.layout, levels, problem.input_shape, say)
     if report.warning:
         assembly = replace(assembly, notes=(*assembly.notes, report.warning))
     _verified.add(assembly)

@@ -243,7 +243,8 @@ def _prove(full: FullModel, levels: Sequence[Submodel], say: Say | None) -> Layo
     permutation = check_permutations(full, now)
     now("a model of each level")
     for level in levels:
-        load_level(full, level)
+        if level.exits != layout.exits or {**layout.full_sizes, **level.sizes} != layout.full_sizes:
+            load_level(full, level)  # the full model is one
     check_depths(full, [level.exits for level in levels])
     cuts = compare_cuts(full, levels, now)
     if derived:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fleetfit.check import check_layout
+from fleetfit.check import LayoutReport, check_layout, check_levels
 from fleetfit.derivation.architecture import DerivedArchitecture, check_same_as_instance, find_mismatch
 from fleetfit.derivation.copies import copy_instance
 from fleetfit.derivation.exits import find_exits
@@ -25,6 +25,8 @@ from fleetfit.derivation.observe import Observation, list_aliases, observe
 from fleetfit.derivation.plan import DerivedPlan
 from fleetfit.derivation.units import CLASSES, Units
 from fleetfit.errors import ModelError, did_you_mean
+from fleetfit.layout import Architecture, Layout
+from fleetfit.submodel import Submodel
 from fleetfit.tensor_defaults import isolate_torch_state
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "derive_architecture",
     "find_facts",
     "fit_instance",
+    "prove_layout",
     "restore_architecture",
 ]
 
@@ -113,6 +116,31 @@ def restore_architecture(net: nn.Module, payload: Any) -> DerivedArchitecture:
             key="model.name",
         )
     return DerivedArchitecture(net, plan)
+
+
+def prove_layout(
+    architecture: Architecture,
+    layout: Layout,
+    levels: Sequence[Submodel],
+    input_shape: Sequence[int],
+    say: Callable[[str], None] | None = None,
+) -> LayoutReport:
+    """Prove the layout of an architecture, or check the levels of a derived one, whose layout is proved already.
+
+    Args:
+        architecture: The model family.
+        layout: Its layout.
+        levels: The levels of a run.
+        input_shape: Shape of one sample.
+        say: Called with each step of a long proof.
+
+    Raises:
+        ModelError: The layout is wrong, a level does not fit, or it could not be proved.
+    """
+    if isinstance(architecture, DerivedArchitecture) and architecture.report is not None:
+        check_levels(architecture, layout, levels, input_shape)
+        return architecture.report
+    return check_layout(architecture, layout, levels, input_shape=input_shape, say=say)
 
 
 def _prove(
