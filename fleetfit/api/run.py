@@ -159,6 +159,7 @@ def derive(
     head: str = "keep",
     weights: str = "instance",
     axes: Mapping[str, str] | None = None,
+    progress: ProgressOption = "auto",
 ) -> DerivedArchitecture:
     """Derive the levels of a plain PyTorch module: its axes of width, early exits, and a proof. Print it for the axes.
 
@@ -171,6 +172,7 @@ def derive(
         head: "new" replaces the module's classifier by one with the data's classes; "keep" keeps it.
         weights: Where training starts: the "instance"'s own weights, or "new" ones drawn by PyTorch's rules.
         axes: By pattern of axis names another name, or "whole" for axes that are not cut.
+        progress: Whether to name the steps where they take long (see `run`).
 
     Raises:
         FleetFitError: The module does not fit the data, cannot be followed, or a level would compute something else.
@@ -178,7 +180,7 @@ def derive(
     names = exits if isinstance(exits, str) else list(exits)
     section = {"exits": names, "head": head, "weights": weights, "axes": dict(axes or {})}
     experiment = load_experiment(data=data, model={"name": module, "derive": section})
-    problem = build_problem(experiment, build_data(experiment.data))
+    problem = build_problem(experiment, build_data(experiment.data), make_display(progress).say)
     derived = find_derived(problem.architecture)
     assert derived is not None
     return derived
@@ -255,7 +257,7 @@ def prepare(
     Args:
         experiment: The experiment.
         out: The run folder; in `runs` by default.
-        say: Called with a sentence before a slow check.
+        say: Called with a sentence before a slow step.
         callbacks: See `run`.
     """
     check_single_run(experiment, "run")
@@ -264,7 +266,7 @@ def prepare(
     experiment = fill_in_defaults(requested)
     if experiment.start:
         RunFolder.open(experiment.start)
-    assembly = assemble(experiment)
+    assembly = assemble(experiment, say=say)
     check_requested_keys(assembly.unused, requested)
     named_callbacks = make_callbacks(experiment.callbacks, objects)
     engine = assembly.engine()  # before the folder, so that a missing device leaves no files
