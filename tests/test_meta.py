@@ -9,7 +9,8 @@ import pytest
 import torch
 import zoo
 from small_models import SMALL, architecture_of
-from torch import Tensor
+from support import raises
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -138,6 +139,59 @@ def test_mismatches_are_refused_as_by_pytorch(case: str) -> None:
     with meta.on_meta(), pytest.raises(type(plain.value)) as ours:
         WRONG[case]()
     assert str(ours.value) == str(plain.value)
+
+
+# ---- values that depend on sizes alone -------------------------------------------------------------------------------
+
+
+def overwrite(write: Callable[[Tensor], Any]) -> Any:
+    """Write into a view of a mask, and read the mask."""
+    mask = torch.ones(2, 3)
+    write(mask[:, 1])
+    return mask.sum().item()
+
+
+READ: dict[str, Callable[[Tensor], Any]] = {
+    "positions": lambda x: (torch.arange(x.shape[1], device=x.device).diff() != 1).cumsum(-1).any().item(),
+    "truth": lambda x: bool((torch.arange(3) > 5).any()),
+    "steps": lambda x: [step.item() for step in torch.linspace(0, 1, x.shape[1])],
+    "mask": lambda x: torch.full((3, 3), True).tril().sum().item(),
+    "like the samples": lambda x: torch.ones_like(x).sum().item() + x.new_zeros(2).sum().item(),
+    "compared": lambda x: torch.equal(torch.arange(2), torch.arange(2) + 0),
+    "places": lambda x: tuple(torch.arange(5).nonzero().shape),
+    "repeated": lambda x: torch.arange(3).repeat_interleave(torch.arange(3))[2].item(),
+    "moved": lambda x: torch.arange(6, device="cpu").to(x.device).reshape(2, 3).T.reshape(-1)[1].item(),
+    "a view is written": lambda x: overwrite(lambda column: column.zero_()),
+    "a view is assigned": lambda x: overwrite(lambda column: column.copy_(torch.arange(2.0) + 4)),
+}
+
+
+@pytest.mark.parametrize("case", READ)
+def test_values_of_sizes_can_be_read(case: str) -> None:
+    expected = READ[case](torch.zeros(2, 3))
+    with meta.on_meta():
+        assert READ[case](torch.empty(2, 3)) == expected
+
+
+UNKNOWN: dict[str, Callable[[Tensor], Any]] = {
+    "samples": lambda x: x.sum().item(),
+    "samples and a mask": lambda x: (x * torch.ones(3)).sum().item(),
+    "parameters": lambda x: nn.Parameter(torch.ones(3)).sum().item(),
+    "random": lambda x: torch.rand(3).sum().item(),
+    "redrawn": lambda x: torch.zeros(3).normal_().sum().item(),
+    "nothing": lambda x: torch.empty_like(torch.ones(3)).sum().item(),
+    "large": lambda x: torch.zeros(2**20 + 1).sum().item(),
+    "a view is redrawn": lambda x: overwrite(lambda column: column.normal_()),
+    "a view has samples": lambda x: overwrite(lambda column: column.copy_(x[:, 0])),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_values_of_samples_and_parameters_cannot_be_read(case: str) -> None:
+    with meta.on_meta():
+        x = make_input(architecture_of("cnn"), (3,), 2)
+        with raises(RuntimeError):
+            UNKNOWN[case](x)
 
 
 def test_counting_does_not_import_pytorchs_compiler() -> None:

@@ -246,10 +246,11 @@ def _check_outputs(problem: Problem, data: Data) -> None:
     """
     shape = (_BATCH, *problem.input_shape) if problem.task.name == "next_token" else (_BATCH,)
     expected = (*shape, data.classes)
-    with torch.device("meta"):
+    x = data.x.to("meta")
+    with on_meta():
         module = build_module(problem.architecture, problem.layout.full_sizes, problem.exits)
     with explain_errors(problem.architecture, problem.input_shape), on_meta():
-        logits_of_exits = outputs(module, data.x.to("meta"))
+        logits_of_exits = outputs(module, x)
     for block, logits in zip(problem.exits, logits_of_exits, strict=True):
         if tuple(logits.shape) != expected:
             raise ModelError(

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from fleetfit.cost.count import Conditions, call_once, explain_errors, get_layout, on_meta
 from fleetfit.cost.parts import PART, Measure, Place, Profile, get_place, numel, sum_by_place
 from fleetfit.layout import Architecture, outputs
-from fleetfit.layout.meta import Operations, keep_on_meta
+from fleetfit.layout.meta import Operations, run
 
 _NUMBER = 4  # bytes
 
@@ -54,7 +54,7 @@ class LiveBytes(Operations):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and count what it returns."""
-        result = func(*args, **keep_on_meta(func, args, kwargs or {}))
+        result = run(func, args, kwargs or {}, by_rules=False)
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self.add(leaf)

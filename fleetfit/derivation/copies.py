@@ -17,6 +17,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from fleetfit.derivation.labels import list_tensors
 from fleetfit.derivation.plan import DerivedPlan
 from fleetfit.derivation.units import get_length, list_places
+from fleetfit.layout.known_values import set_values
 
 _TABLES = (dict, OrderedDict, set)
 
@@ -118,7 +119,10 @@ def _cut(name: str, tensor: Tensor, plan: DerivedPlan, sizes: Mapping[str, int],
             else:
                 cut = cut.index_select(d, torch.tensor(list_places(segments, plan.axes, sizes), device=cut.device))
     if is_meta:
-        return torch.empty(shape, dtype=tensor.dtype)
+        empty = torch.empty(shape, dtype=tensor.dtype)
+        if not tensor.is_floating_point():
+            set_values(empty, cut.to("cpu", copy=True))
+        return empty
     return cut.clone(memory_format=torch.contiguous_format).to(device)
 
 

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fleetfit.layout.meta import Operations, iter_tensors
+from fleetfit.layout.known_values import iter_tensors
+from fleetfit.layout.meta import Operations
 
 Labels = Tensor
 """Integers of size 1 along dimensions in which they do not vary."""

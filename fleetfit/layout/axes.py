@@ -335,7 +335,9 @@ def make_input(
     """Return inputs of an architecture [batch, ...]: normal numbers or tokens; zeros without a generator."""
     tokens, shape = getattr(architecture, "tokens", 0), (batch, *input_shape)
     if rng is None:
-        return torch.zeros(shape, dtype=torch.int64 if tokens else torch.float32)
+        zeros = torch.zeros(shape, dtype=torch.int64 if tokens else torch.float32)
+        # on the meta device, a forward pass must not learn that they are zeros
+        return torch.empty_like(zeros) if zeros.is_meta else zeros
     return torch.randint(tokens, shape, generator=rng) if tokens else torch.randn(shape, generator=rng)
 
 

@@ -255,8 +255,8 @@ def explain_input_error(architecture: Any, error: BaseException) -> str:
         return f" It was given tokens below {tokens}, by the architecture's tokens; set it to 0 for real numbers."
     if _NO_NUMBERS.search(text):
         return (
-            f"{_find_own_line(error)} FleetFit counts on the meta device, where tensors have shapes and no numbers: "
-            "forward must not depend on numbers, as with .item(), float(x) or if x.sum() > 0."
+            f"{_find_own_line(error)} FleetFit counts on the meta device, where samples and parameters have shapes and "
+            "no numbers: forward must not depend on their numbers, as with .item(), float(x) or if x.sum() > 0."
         )
     if _OTHER_DEVICE.search(text) and not has_integers:
         return (

@@ -10,13 +10,14 @@ with them.
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fleetfit.layout.known_values import apply_to_values, iter_tensors, reads_values, record_values
 from fleetfit.tensor_defaults import tensor_defaults
 
 
@@ -46,14 +47,26 @@ def on_meta() -> Iterator[None]:
         yield
 
 
-def run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run an operation that a mode sees, by its rule where it has one."""
-    kwargs = keep_on_meta(func, args, kwargs)
-    out = apply_rule(func, args, kwargs)
-    return func(*args, **kwargs) if out is NotImplemented else out
+def run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], by_rules: bool = True) -> Any:
+    """Run an operation that a mode sees.
+
+    Args:
+        func: The operation.
+        args: Its arguments.
+        kwargs: Its arguments by name.
+        by_rules: Whether by its rule, where it has one.
+    """
+    kwargs = _keep_on_meta(func, args, kwargs)
+    out = apply_to_values(func, args, kwargs) if reads_values(func) else NotImplemented
+    if out is not NotImplemented:
+        return out
+    out = apply_rule(func, args, kwargs) if by_rules else NotImplemented
+    out = func(*args, **kwargs) if out is NotImplemented else out
+    record_values(func, args, kwargs, out)
+    return out
 
 
-def keep_on_meta(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+def _keep_on_meta(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the arguments of an operation; `.to(device)` leaves tensors without numbers on the meta device."""
     moved = func is _ATEN._to_copy.default and args[0].is_meta and kwargs.get("device") is not None
     return {**kwargs, "device": torch.device("meta")} if moved else kwargs
@@ -86,15 +99,6 @@ def _find_rule(func: Any) -> Callable[..., Any] | None:
     if torch.Tag.nondeterministic_seeded in func.tags:  # the probe for a type must not draw from a generator
         return None
     return _pointwise if torch.Tag.pointwise in func.tags and len(func._schema.returns) == 1 else None
-
-
-def iter_tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors in nested lists and tuples."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from iter_tensors(value)
 
 
 # ---- the rules -----------------------------------------------------------------------------------------------------

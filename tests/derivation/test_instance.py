@@ -15,6 +15,7 @@ from support.bits import has_same_bits
 from support.derivation import derive, make_instance
 from torch import Tensor, nn
 
+from fleetfit.cost import full_cost
 from fleetfit.derivation import derive_architecture
 
 SAMPLE = (
@@ -112,6 +113,27 @@ def test_a_level_shares_no_tensor_with_the_instance() -> None:
         for tensor in level.state_dict().values():
             tensor.zero_()
     assert all(bool(p.any()) for p in (net.fc.weight, net.out.weight, net.frozen))
+
+
+class Switched(nn.Module):
+    """A module whose forward pass reads a buffer, and counts in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.out = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.register_buffer("calls", torch.tensor(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return self.out(self.up(x) @ self.up.weight @ self.up.weight.T if self.calls > 2 else self.up(x))
+
+
+def test_a_buffer_that_forward_reads_is_counted_and_stays() -> None:
+    """Two products for the logits, and with the switch two more."""
+    net = Switched()
+    derived = derive_architecture(net, torch.randn(2, 5), exits="none")
+    assert full_cost(derived, (5,)).multiply_adds == 5 * 8 + 8 * 3 + 2 * 5 * 8
+    assert net.calls == 2 and derived.net.calls == 2
 
 
 @pytest.mark.parametrize("name", SAMPLE[:-1])

@@ -3,13 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+import plain_transformers
 import pytest
 import torch
 from sampling import some_quick
 from support.bits import have_same_state
 
 import fleetfit as ff
+from fleetfit.cost import submodel_cost, training_memory
 from fleetfit.data import Data
+from fleetfit.derivation import derive_architecture
 
 pytest.importorskip("transformers", reason="the extra transformers is not installed")
 
@@ -62,13 +65,7 @@ class Stop(Exception):
     pass
 
 
-COUNTED = "its mask asks for numbers on the meta device, where costs are counted"
-CASES = some_quick([name for name in CLASSES if CLASSES[name] != NEXT], ["bert"])
-CASES += [
-    pytest.param(name, marks=[pytest.mark.slow, pytest.mark.xfail(reason=COUNTED)])
-    for name in CLASSES
-    if CLASSES[name] == NEXT
-]
+CASES = some_quick(list(CLASSES), ["bert", "llama"])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -86,6 +83,36 @@ def test_four_levels_train_in_processes_and_resume(name: str, tmp_path: Path) ->
     with pytest.raises(Stop):
         ff.run(describe(name), out=tmp_path / "broken", on_round=stop)
     assert have_same_state(whole, ff.resume(tmp_path / "broken"))
+
+
+def count_by_hand(width: int, keys: int, inner: int, matrices: int, exits: int) -> int:
+    """Return the multiply-adds of two blocks and their classifiers on `LENGTH` tokens.
+
+    Args:
+        width: Of the stream, the queries and the values after attention.
+        keys: Rows of the keys, and as many of the values.
+        inner: Of the layers between attentions.
+        matrices: Of such a layer.
+        exits: Classifiers at each token.
+    """
+    block = LENGTH * width * (2 * width + 2 * keys + matrices * inner) + 2 * LENGTH * LENGTH * width
+    return 2 * block + exits * LENGTH * width * VOCABULARY
+
+
+@pytest.mark.parametrize(("name", "keys", "inner", "matrices"), [("gpt2", 32, 128, 2), ("llama", 16, 48, 3)])
+def test_masks_of_sizes_are_counted(name: str, keys: int, inner: int, matrices: int) -> None:
+    """A causal mask looks at its positions; the level of half the width has half of everything."""
+    torch.manual_seed(0)
+    net = getattr(plain_transformers, name)(VOCABULARY)
+    architecture = derive_architecture(net, torch.randint(VOCABULARY, (2, LENGTH)))
+    full, half = architecture.sizes(1.0), architecture.sizes(0.5)
+    for sizes, exits, n in ((full, (2,), 32), (full, (1, 2), 32), (half, (1, 2), 16)):
+        cost = submodel_cost(architecture, (sizes, exits), (LENGTH,))
+        assert cost.multiply_adds == count_by_hand(n, keys * n // 32, inner * n // 32, matrices, len(exits))
+        level = architecture.build(sizes, exits)
+        assert cost.parameters == sum(p.numel() for p in level.parameters())
+        weights = 4 * sum(p.numel() for p in level.parameters())
+        assert training_memory(architecture, sizes, exits, (LENGTH,), 4) > 3 * weights
 
 
 def test_a_local_folder_is_enough(tmp_path: Path) -> None:

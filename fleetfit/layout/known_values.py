@@ -1,0 +1,130 @@
+"""Values of tensors on the meta device that depend on neither samples nor parameters.
+
+Masks and positions are made of sizes alone, and a forward pass may look at them, as in `if (steps == 0).all()`. What is
+made of sizes is computed on the CPU, too, and so is what is made of it; its values are kept beside the meta tensor.
+"""
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_MOST = 2**20
+"""Elements of a tensor whose values are kept."""
+_ATTRIBUTE = "_fleetfit_values"
+_FACTORIES = {
+    "arange", "ones", "zeros", "full", "linspace", "logspace", "eye", "scalar_tensor", "tril_indices", "triu_indices",
+}  # fmt: skip
+_ALIKE = {"ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"}
+"""Operations that read the shape of their first tensor alone."""
+
+
+@functools.cache
+def reads_values(func: Any) -> bool:
+    """Return whether an operation's result, or its shape, depends on values."""
+    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+
+
+def apply_to_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the result of an operation that reads values: numbers, or tensors on the meta device.
+
+    NotImplemented where a tensor has unknown values.
+    """
+    out = _compute(func, args, kwargs)
+    if not isinstance(out, Tensor):
+        return out
+    result = torch.empty(out.shape, dtype=out.dtype, device="meta")
+    set_values(result, out)
+    return result
+
+
+def record_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+    """Keep the values of an operation's results on the meta device, or forget those of what it has written into."""
+    kind, first = _find_kind(func), args[0] if args else None
+    if kind == "empty" or (kind != "constant" and isinstance(first, Tensor) and _is_unknown(first)):
+        return  # nearly every call
+    results = list(iter_tensors([out]))
+    if not results or not results[0].is_meta:
+        return
+    values = _compute(func, args, kwargs) if results[0].numel() <= _MOST else NotImplemented
+    if values is not NotImplemented:
+        for x, own in zip(results, iter_tensors([values]), strict=True):
+            set_values(x, own)
+    elif func._schema.is_mutable:
+        for argument, x in zip(func._schema.arguments, args, strict=False):
+            if argument.is_write and isinstance(x, Tensor):
+                _forget(x)
+
+
+def set_values(x: Tensor, values: Tensor) -> None:
+    """Keep the values of a tensor on the meta device, unless it is large."""
+    if values.numel() <= _MOST:
+        setattr(x, _ATTRIBUTE, values)
+
+
+def get_values(x: Tensor) -> Tensor | None:
+    """Return the values of a tensor; None where they are unknown, as those of every parameter are."""
+    values: Tensor | None = getattr(x, _ATTRIBUTE, None)
+    if values is None:
+        return None if x.is_meta else x
+    is_empty = values.numel() > 0 and values.untyped_storage().nbytes() == 0
+    return None if is_empty or isinstance(x, nn.Parameter) or values.shape != x.shape else values
+
+
+def iter_tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors in nested lists and tuples."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from iter_tensors(value)
+
+
+def _is_unknown(x: Tensor) -> bool:
+    return x.is_meta and not hasattr(x, _ATTRIBUTE)
+
+
+@functools.cache
+def _find_kind(func: Any) -> str:
+    """Return whether a result is "empty" or "random", is "constant" or made of "sizes" alone; "" for others."""
+    name = func.overloadpacket.__name__
+    if "empty" in name:
+        return "empty"
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        return "random"
+    return "sizes" if name in _FACTORIES else "constant" if name in _ALIKE else ""
+
+
+def _compute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return what an operation gives for the values of its tensors; NotImplemented where one has unknown values.
+
+    One that writes into a tensor writes into its values, which those of its views share.
+    """
+    kind = _find_kind(func)
+    if kind == "constant":
+        args = [torch.empty(args[0].shape, dtype=args[0].dtype, device="cpu"), *args[1:]]
+    tensors = [*iter_tensors(args), *iter_tensors(kwargs.values())]
+    is_made = bool(tensors) or kind == "sizes"
+    if not is_made or kind in ("empty", "random") or any(get_values(x) is None for x in tensors):
+        return NotImplemented
+    on_cpu = {key: torch.device("cpu") if key == "device" else _replace(value) for key, value in kwargs.items()}
+    try:
+        return func(*map(_replace, args), **on_cpu)
+    except RuntimeError:  # there is no such operation on the CPU
+        return NotImplemented
+
+
+def _replace(value: Any) -> Any:
+    """Return values in the place of the tensors in nested lists and tuples."""
+    if isinstance(value, Tensor):
+        return get_values(value)
+    return type(value)(map(_replace, value)) if isinstance(value, list | tuple) else value
+
+
+def _forget(x: Tensor) -> None:
+    """Forget the values of a tensor and of all its views: their storage is emptied."""
+    values = getattr(x, _ATTRIBUTE, None)
+    if values is not None:
+        values.untyped_storage().resize_(0)
