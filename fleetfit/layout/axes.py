@@ -277,9 +277,14 @@ def _iter_predictions(module: HasSegments, x: Tensor, every: bool) -> Iterator[T
 
 @torch.no_grad()
 def _compute_last(module: VisitsExits, x: Tensor) -> Tensor:
-    results: list[Tensor] = []
-    module.visit_exits(x, lambda i, logits: bool(results.append(logits)), every=False)
-    return results[0]
+    results: dict[int, Tensor] = {}
+
+    def visit(i: int, logits: Tensor) -> bool:
+        results[i] = logits
+        return True
+
+    module.visit_exits(x, visit, every=False)
+    return results[len(module.exits) - 1]
 
 
 def _iter_visits(module: VisitsExits, x: Tensor) -> Iterator[Tensor]:
