@@ -204,6 +204,12 @@ def test_what_does_not_fit(model: Any, expected: Expected, tmp_path: Path) -> No
     assert not (tmp_path / "run").exists()
 
 
+def test_reefl_leads_to_a_method_that_trains(tmp_path: Path) -> None:
+    """`test_every_method_trains_a_plain_module` follows it."""
+    with raises(ModelError, "scalefl", key="method.name"):
+        run(describe(Patches(), method="reefl"), tmp_path / "run")
+
+
 def test_a_new_classifier_on_request(tmp_path: Path) -> None:
     net = Residual(8, classes=7)
     derived = ff.derive(net, make_data(), head="new")
