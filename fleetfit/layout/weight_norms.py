@@ -18,7 +18,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 
-class _Norm(NamedTuple):
+class _SpectralVectors(NamedTuple):
     """One spectral norm: the module that has its vectors, that module's name, their names in it, and W."""
 
     module: nn.Module
@@ -66,7 +66,7 @@ def has_norms(module: nn.Module) -> bool:
     return any(True for _ in _list_norms(module)) or any(True for _ in _list_signs(module))
 
 
-def _list_norms(module: nn.Module) -> Iterator[_Norm]:
+def _list_norms(module: nn.Module) -> Iterator[_SpectralVectors]:
     for name, part in module.named_modules():
         if isinstance(part, ParametrizationList) and any(isinstance(one, _SpectralNorm) for one in part):
             weight = part.original if part.is_tensor else None
@@ -74,12 +74,12 @@ def _list_norms(module: nn.Module) -> Iterator[_Norm]:
                 if weight is None:
                     break
                 if isinstance(one, _SpectralNorm) and hasattr(one, "_u"):
-                    yield _Norm(one, f"{name}.{i}.", "_u", "_v", one._reshape_weight_to_matrix(weight))
+                    yield _SpectralVectors(one, f"{name}.{i}.", "_u", "_v", one._reshape_weight_to_matrix(weight))
                 weight = one(weight) if i + 1 < len(part) else weight
         for hook in part._forward_pre_hooks.values():
             if isinstance(hook, SpectralNorm) and (weight := getattr(part, f"{hook.name}_orig")) is not None:
                 matrix = hook.reshape_weight_to_matrix(weight)
-                yield _Norm(part, f"{name}." if name else "", f"{hook.name}_u", f"{hook.name}_v", matrix)
+                yield _SpectralVectors(part, f"{name}." if name else "", f"{hook.name}_u", f"{hook.name}_v", matrix)
 
 
 def _list_signs(module: nn.Module) -> Iterator[Tensor]:
