@@ -235,6 +235,18 @@ _CACHED_PLANS = 64
 _Slices = tuple[slice, list[list[Span]], slice, tuple[int, ...]]  # here, stretches, there, full shape
 
 
+def find_spans(
+    layout: Layout, dims: Iterable[tuple[Segment, ...]], submodel: Submodel
+) -> dict[tuple[Segment, ...], list[Span]]:
+    """Return the kept stretches of dimensions, in the order of the kept channels.
+
+    Raises:
+        ModelError: The sub-model does not fit the layout.
+    """
+    _check_fits(layout, submodel)
+    return {dim: _spans(dim, layout.axes, layout.full_sizes, submodel.channels) for dim in dims}
+
+
 def _spans(
     dim: Sequence[Segment], axes: Mapping[str, Axis], full_sizes: Mapping[str, int], channels: Mapping[str, Channels]
 ) -> list[Span]:

@@ -17,6 +17,7 @@ from zoo import CLASSES, Made, normed
 import fleetfit as ff
 from fleetfit.check import check_layout
 from fleetfit.cli import main
+from fleetfit.derivation import prove_layout
 from fleetfit.errors import ModelError
 from fleetfit.layout import Axis, blocked, infer_layout
 from fleetfit.models.cnn import cnn
@@ -131,9 +132,9 @@ def test_workers_start_while_the_layout_is_proved_and_end_where_it_is_wrong(
 
     def proving(*values: Any, **more: Any) -> Any:
         there.append(set(psutil.Process().children()) - before)
-        return check_layout(*values, **more)
+        return prove_layout(*values, **more)
 
-    monkeypatch.setattr(importlib.import_module("fleetfit.api.run"), "check_layout", proving)
+    monkeypatch.setattr(importlib.import_module("fleetfit.api.run"), "prove_layout", proving)
     workers = ["engine.name=processes", "engine.workers=2"]
     with raises(ModelError, 0.13, '"wide"'):
         ff.run(out=tmp_path / "out", overrides=[f"model.name={file}:Family", *RUN, *workers])

@@ -88,7 +88,7 @@ SIGNATURES = {
     "run": "source, *, out, overrides, on_round, callbacks, progress, **sections",
     "resume": "folder, *, on_round, callbacks, progress, **sections",
     "load": "folder, **sections",
-    "derive": "module, data, *, exits, head, weights, axes",
+    "derive": "module, data, *, exits, head, weights, axes, progress",
     "compare": "file, *, out, overrides, on_run, jobs, against, record, on_progress, progress, **sections",
 }
 

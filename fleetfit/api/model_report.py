@@ -3,19 +3,19 @@
 import inspect
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from fleetfit import names
-from fleetfit.check import WIDTHS, check_layout, format_architecture, make_sample_levels, select_exits
+from fleetfit.check import WIDTHS, format_architecture, make_sample_levels, select_exits
 from fleetfit.check.explain import describe_axes, describe_declarations, describe_exits, describe_layout, describe_proof
 from fleetfit.config.build.levels import count_early_heads, find_counted_submodel
 from fleetfit.config.build.model import build_architecture
 from fleetfit.cost import explain_errors, submodel_cost
 from fleetfit.data import Data
-from fleetfit.derivation import DerivedArchitecture
+from fleetfit.derivation import DerivedArchitecture, prove_layout
 from fleetfit.derivation.architecture import AXIS_COLUMNS
 from fleetfit.errors import ConfigError, ModelError, PlanError
 from fleetfit.layout import Architecture, State, build_module, outputs
@@ -46,6 +46,7 @@ def check_model_report(
     shape: tuple[int, ...],
     classes: int | None = None,
     task: str = "classification",
+    say: Callable[[str], None] | None = None,
 ) -> Iterator[str | Table]:
     """Yield the parts of the report in order, so that an error follows the parts that led to it.
 
@@ -55,15 +56,15 @@ def check_model_report(
         shape: Shape of a sample.
         classes: Number of classes; 10 by default, the vocabulary for next_token.
         task: "classification", "next_token", "regression" or "multi_label".
+        say: Called with a sentence from time to time, where a step takes long.
 
     Raises:
         FleetFitError: The model cannot be built, scaled or trained.
     """
     scores = get_task(task)
-    architecture, classes = _make_architecture(name, settings, shape, classes, task)
+    architecture, classes = _make_architecture(name, settings, shape, classes, task, say)
     derived = architecture if isinstance(architecture, DerivedArchitecture) else None
-    label = repr(derived) if derived else format_architecture(architecture)
-    yield f"{label}: {_describe_samples(architecture, shape, scores.name, classes)}"
+    yield f"{format_architecture(architecture)}: {_describe_samples(architecture, shape, scores.name, classes)}"
     if derived:
         yield Table(AXIS_COLUMNS, tuple(derived.list_axes()), notes=tuple(derived.describe_whole()))
     else:
@@ -76,7 +77,7 @@ def check_model_report(
         module = build_module(architecture, problem.layout.full_sizes, problem.exits)
     exits = iter(derived.describe_exits()) if derived else describe_exits(architecture, module)
     yield _format_section("Exits", exits)
-    proof = check_layout(architecture, problem.layout, [level.submodel for level in levels], input_shape=shape)
+    proof = prove_layout(architecture, problem.layout, [level.submodel for level in levels], shape, say)
     yield _format_section("Proof", describe_proof(proof))
     data = make_random_data(problem, classes, _BATCH, make_torch_rng("check-model"))
     _check_outputs(problem, data)
@@ -100,7 +101,12 @@ def _format_section(title: str, lines: Iterator[str]) -> str:
 
 
 def _make_architecture(
-    name: str, settings: Mapping[str, Any], shape: tuple[int, ...], classes: int | None, task: str
+    name: str,
+    settings: Mapping[str, Any],
+    shape: tuple[int, ...],
+    classes: int | None,
+    task: str,
+    say: Callable[[str], None] | None,
 ) -> tuple[Architecture, int]:
     """Return the architecture and the number of classes."""
     required = {
@@ -118,7 +124,7 @@ def _make_architecture(
     if "padding" in required and "padding" not in settings:
         facts["padding"] = -1
     count = _CLASSES if classes is None else classes
-    architecture = build_architecture(name, settings, classes=count, **facts)
+    architecture = build_architecture(name, settings, say, classes=count, **facts)
     tokens = getattr(architecture, "tokens", 0)
     if isinstance(architecture, DerivedArchitecture):
         return architecture, architecture.plan.classes
@@ -128,7 +134,7 @@ def _make_architecture(
             key="task",
         )
     if task == "next_token" and classes is None:
-        return build_architecture(name, settings, classes=tokens, **facts), tokens
+        return build_architecture(name, settings, say, classes=tokens, **facts), tokens
     return architecture, count
 
 

@@ -396,14 +396,15 @@ class Display(Protocol):
 
 
 class _RoundDisplay:
-    """Shows only the rounds of a run that was started from Python."""
+    """Shows the slow steps and the rounds of a run that was started from Python."""
 
     def __init__(self, progress: ProgressOption) -> None:
         self._progress = progress
         self._show: OnReport | None = None
 
     def say(self, sentence: str) -> None:
-        pass
+        if _choose_progress(self._progress) is not None:
+            print_above(None, sentence)
 
     def start(self, run: RunLike, notes: Sequence[str]) -> None:
         if (make := _choose_progress(self._progress)) is not None:

@@ -25,7 +25,6 @@ from fleetfit.api.callbacks import CallbackRunner, make_callbacks, split_callbac
 from fleetfit.api.metadata import COLUMNS, DATA, DERIVED, find_data_changes, make_fingerprint, short_name
 from fleetfit.api.progress import Display, ProgressOption, make_display
 from fleetfit.api.results import Run, load, load_usable_checkpoint
-from fleetfit.check import check_layout, check_levels
 from fleetfit.config import Assembly, Experiment, assemble, load_experiment, to_toml
 from fleetfit.config.assembly import UnusedKey
 from fleetfit.config.build.data import build_data
@@ -34,7 +33,7 @@ from fleetfit.config.build.trust import SECURE_FILE, format_secure_file, resume_
 from fleetfit.config.dump import fill_in_defaults
 from fleetfit.config.records import replace_callbacks
 from fleetfit.data import Data, class_counts
-from fleetfit.derivation import DerivedArchitecture
+from fleetfit.derivation import DerivedArchitecture, prove_layout
 from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.planner import Plan
 from fleetfit.privacy import check_key_place, load_key, load_or_create_key
@@ -160,6 +159,7 @@ def derive(
     head: str = "keep",
     weights: str = "instance",
     axes: Mapping[str, str] | None = None,
+    progress: ProgressOption = "auto",
 ) -> DerivedArchitecture:
     """Derive the levels of a plain PyTorch module: its axes of width, early exits, and a proof. Print it for the axes.
 
@@ -172,6 +172,7 @@ def derive(
         head: "new" replaces the module's classifier by one with the data's classes; "keep" keeps it.
         weights: Where training starts: the "instance"'s own weights, or "new" ones drawn by PyTorch's rules.
         axes: By pattern of axis names another name, or "whole" for axes that are not cut.
+        progress: Whether to name the steps where they take long (see `run`).
 
     Raises:
         FleetFitError: The module does not fit the data, cannot be followed, or a level would compute something else.
@@ -179,7 +180,7 @@ def derive(
     names = exits if isinstance(exits, str) else list(exits)
     section = {"exits": names, "head": head, "weights": weights, "axes": dict(axes or {})}
     experiment = load_experiment(data=data, model={"name": module, "derive": section})
-    problem = build_problem(experiment, build_data(experiment.data))
+    problem = build_problem(experiment, build_data(experiment.data), make_display(progress).say)
     derived = find_derived(problem.architecture)
     assert derived is not None
     return derived
@@ -256,7 +257,7 @@ def prepare(
     Args:
         experiment: The experiment.
         out: The run folder; in `runs` by default.
-        say: Called with a sentence before a slow check.
+        say: Called with a sentence before a slow step.
         callbacks: See `run`.
     """
     check_single_run(experiment, "run")
@@ -265,7 +266,7 @@ def prepare(
     experiment = fill_in_defaults(requested)
     if experiment.start:
         RunFolder.open(experiment.start)
-    assembly = assemble(experiment)
+    assembly = assemble(experiment, say=say)
     check_requested_keys(assembly.unused, requested)
     named_callbacks = make_callbacks(experiment.callbacks, objects)
     engine = assembly.engine()  # before the folder, so that a missing device leaves no files
@@ -303,12 +304,7 @@ def verify_layout(assembly: Assembly, say: Callable[[str], None] | None = None) 
     if assembly in _verified:
         return assembly
     problem, levels = assembly.federation.problem, [level.submodel for level in assembly.federation.levels]
-    architecture = problem.architecture
-    if isinstance(architecture, DerivedArchitecture) and architecture.report is not None:  # the rest is proved
-        check_levels(architecture, problem.layout, levels, problem.input_shape)
-        report = architecture.report
-    else:
-        report = check_layout(architecture, problem.layout, levels, input_shape=problem.input_shape, say=say)
+    report = prove_layout(problem.architecture, problem.layout, levels, problem.input_shape, say)
     if report.warning:
         assembly = replace(assembly, notes=(*assembly.notes, report.warning))
     _verified.add(assembly)

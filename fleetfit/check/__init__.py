@@ -60,7 +60,7 @@ WIDTHS = (0.3, 0.5, 0.8, 1.0)
 """The widths of `make_sample_levels`."""
 _MOST_EXITS = 6  # exits that are checked where the caller names no layout
 _MOST_LISTED = 6
-_PATIENCE_S = 3.0  # a proof that takes longer names its steps
+_PATIENCE_S = 1.5  # a proof that takes longer names its steps
 _MOST_REMEMBERED = 64
 _SMALL = 100_000  # elements of a state that is computed on one thread
 _reports: dict[Hashable, "LayoutReport"] = {}
@@ -145,7 +145,7 @@ def check_layout(
         levels: Sub-models to build; by default four of different width and depth.
         input_shape: Shape of one sample, of which random ones are drawn.
         example: A batch to use instead.
-        say: Called with each step of a proof that takes more than three seconds.
+        say: Called with each step of a proof that takes more than a second or two.
         seed: Of parameters, inputs and channels.
 
     Returns:
@@ -234,16 +234,18 @@ def _make_key(architecture: Any, layout: Layout | None, levels: Sequence[Submode
 
 def _prove(full: FullModel, levels: Sequence[Submodel], say: Say | None) -> LayoutReport:
     layout, patience_ends = full.layout, time.monotonic() + _PATIENCE_S
+    name = type(getattr(full.architecture, "net", full.architecture)).__name__  # the instance's, where it is derived
 
     def now(step: str) -> None:
         if say is not None and time.monotonic() > patience_ends:
-            say(f"Proving the layout of {type(full.architecture).__name__}: {step}")
+            say(f"Proving the layout of {name}: {step}")
 
     derived = settle_derived_state(full)
     permutation = check_permutations(full, now)
     now("a model of each level")
     for level in levels:
-        load_level(full, level)
+        if level.exits != layout.exits or {**layout.full_sizes, **level.sizes} != layout.full_sizes:
+            load_level(full, level)  # the full model is one
     check_depths(full, [level.exits for level in levels])
     cuts = compare_cuts(full, levels, now)
     if derived:

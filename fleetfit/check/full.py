@@ -18,14 +18,14 @@ from fleetfit.layout import (
     Layout,
     Segment,
     State,
-    TensorLayout,
     build_module,
     explain_input_error,
     named_tensors,
     outputs,
+    settle_norms,
 )
 from fleetfit.layout.meta import Operations
-from fleetfit.submodel import Channels, Submodel, extract
+from fleetfit.submodel import Channels, Submodel, find_spans
 from fleetfit.tensor_defaults import tensor_defaults
 
 # ---- the full model ------------------------------------------------------------------------------------------------
@@ -175,6 +175,7 @@ def load(module: nn.Module, state: State) -> None:
                 shapes = f"{tuple(tensor.shape)}, not {tuple(tensors[name].shape)}"
                 raise ModelError(f'a state does not load: "{name}" is {shapes}.')
             tensors[name].copy_(tensor)
+    settle_norms(module)
 
 
 def difference(logits: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
@@ -187,8 +188,8 @@ def difference(logits: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 
 
 def format_architecture(architecture: Architecture) -> str:
-    """Return an architecture as text: its own, or the name of its class where it has none."""
-    return type(architecture).__name__ if type(architecture).__repr__ is object.__repr__ else str(architecture)
+    """Return an architecture as one line: its own, or the name of its class where it has none."""
+    return type(architecture).__name__ if type(architecture).__repr__ is object.__repr__ else repr(architecture)
 
 
 def describe_level(level: Submodel) -> str:
@@ -227,17 +228,17 @@ class KeptPlaces:
         self.channels = dict(channels)
         self.sizes = {axis: len(kept) for axis, kept in channels.items()}
         self._tensors = layout.tensors
-        kinds: dict[Dimension, str] = {}
-        for tensor in layout.tensors.values():
-            for dim in tensor.dims:
-                kinds.setdefault(dim, str(len(kinds)))
-        vectors = Layout(
-            layout.axes, layout.exits, {key: TensorLayout((dim,), None, None, True) for dim, key in kinds.items()}
-        )
-        self.full = {dim: vectors.shapes({}, layout.exits)[key][0] for dim, key in kinds.items()}
-        places = {key: torch.arange(float(self.full[dim])) for dim, key in kinds.items()}
-        kept = extract(vectors, places, Submodel(self.channels, layout.exits))
-        self.kept = {dim: kept[key].long() for dim, key in kinds.items()}
+        kinds = dict.fromkeys(dim for tensor in layout.tensors.values() for dim in tensor.dims)
+        self.full = {dim: sum(s.length(layout.axes, layout.full_sizes) for s in dim) for dim in kinds}
+        self.kept = {
+            dim: torch.tensor([start + i for start, n in spans for i in range(n)], dtype=torch.int64)
+            for dim, spans in find_spans(layout, kinds, Submodel(self.channels, layout.exits)).items()
+        }
+        self._cut_dims = {
+            dim: kept
+            for dim, kept in self.kept.items()
+            if len(kept) != self.full[dim] or bool((kept != torch.arange(len(kept))).any())
+        }
 
     def cut(self, state: State) -> State:
         """Return the kept elements of a full state."""
@@ -245,21 +246,24 @@ class KeptPlaces:
 
     def _cut(self, tensor: Tensor, dims: Sequence[Dimension]) -> Tensor:
         for d, dim in enumerate(dims):
-            kept = self.kept[dim]
-            if len(kept) != self.full[dim] or bool((kept != torch.arange(len(kept))).any()):
-                tensor = tensor.index_select(d, kept)
+            if dim in self._cut_dims:
+                tensor = tensor.index_select(d, self._cut_dims[dim])
         return tensor
 
     def mask(self, state: State, faint: float = 0.0) -> State:
         """Return a full state whose other elements are zero, or a faint share of what they are."""
-        masks = {dim: torch.full((self.full[dim],), faint).index_fill(0, kept, 1.0) for dim, kept in self.kept.items()}
-        return {name: _mask(tensor, [masks[dim] for dim in self._tensors[name].dims]) for name, tensor in state.items()}
+        masks = {
+            dim: torch.full((self.full[dim],), faint).index_fill(0, kept, 1.0)
+            for dim, kept in self._cut_dims.items()
+            if len(kept) != self.full[dim]
+        }
+        return {name: _mask(tensor, self._tensors[name].dims, masks) for name, tensor in state.items()}
 
 
-def _mask(tensor: Tensor, masks: Sequence[Tensor]) -> Tensor:
+def _mask(tensor: Tensor, dims: Sequence[Dimension], masks: Mapping[Dimension, Tensor]) -> Tensor:
     factor: Tensor | None = None
-    for d, mask in enumerate(masks):
-        if bool((mask != 1).any()):
-            shaped = mask.reshape([-1 if i == d else 1 for i in range(len(masks))])
+    for d, dim in enumerate(dims):
+        if dim in masks:
+            shaped = masks[dim].reshape([-1 if i == d else 1 for i in range(len(dims))])
             factor = shaped if factor is None else torch.minimum(factor, shaped)
     return tensor if factor is None else tensor * factor

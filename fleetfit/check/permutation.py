@@ -1,18 +1,20 @@
 """Part 1 of the proof: permuting an axis everywhere does not change what the full model computes.
 
-Many axes are permuted in groups, each axis by its own permutation. Of any two axes, some group has one without the
-other, so that two axes which only move together (a residual stream under two names) are found.
+Axes are permuted in groups, each axis in an order of its own, so that two axes which only move together (a residual
+stream under two names) are found. Axes of many granules are one group. Few granules have few orders, and two axes may
+have the same one: of any two such axes, some group has one without the other.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 
 from fleetfit.check.full import FullModel, KeptPlaces, difference, list_names
 from fleetfit.errors import ModelError
-from fleetfit.layout import Layout
+from fleetfit.layout import Axis, Layout
 from fleetfit.seeds import make_torch_rng
 
+_MANY = 16  # granules: two axes have the same order by chance once in 16!
 _MOST_TRIED = 200  # tensors that are tried one by one when something is wrong
 
 
@@ -24,7 +26,7 @@ def check_permutations(full: FullModel, now: Callable[[str], None]) -> dict[str,
     """
     axes = full.layout.axes
     orders = {axis: order for axis in axes if (order := _draw_order(full.layout, axis, full.seed)) is not None}
-    scaled = [axis for axis in orders if axes[axis].scaled]
+    scaled = {axis: axes[axis] for axis in orders if axes[axis].scaled}
     errors = {axis: _permute(full, axis, orders[axis]) for axis in orders if axis not in scaled}
     groups = _group_axes(scaled)
     for i, group in enumerate(groups, 1):
@@ -53,12 +55,12 @@ def _draw_order(layout: Layout, axis: str, seed: int) -> tuple[int, ...] | None:
     return tuple(g * granule + i for g in order for i in range(granule))
 
 
-def _group_axes(axes: Sequence[str]) -> list[list[str]]:
-    """Return each axis alone, or, where that is fewer, groups by the bits of the axes' numbers."""
-    bits = max(1, (len(axes) - 1).bit_length())
-    if len(axes) <= 2 * bits:
-        return [[axis] for axis in axes]
-    return [[axis for i, axis in enumerate(axes) if (i >> bit) % 2 == one] for bit in range(bits) for one in (0, 1)]
+def _group_axes(axes: Mapping[str, Axis]) -> list[list[str]]:
+    """Return axes of many granules, then the others by the bits of their numbers from 1."""
+    wide = [name for name, axis in axes.items() if axis.size // axis.granule >= _MANY]
+    narrow = [name for name in axes if name not in wide]
+    bits = range(len(narrow).bit_length())
+    return [wide] * bool(wide) + [[name for i, name in enumerate(narrow, 1) if (i >> bit) % 2] for bit in bits]
 
 
 def _permute(full: FullModel, axis: str, order: tuple[int, ...]) -> float:
@@ -67,10 +69,10 @@ def _permute(full: FullModel, axis: str, order: tuple[int, ...]) -> float:
     Raises:
         ModelError: They moved too far.
     """
-    error = _measure_change(full, {axis: order})
+    logits = full.outputs(KeptPlaces(full.layout, {axis: order}).cut(full.state))
+    error = difference(logits, full.expected)
     if not full.layout.axes[axis].scaled and error > full.tolerance:  # classes: the logits may be permuted with them
         index = torch.tensor(order)
-        logits = full.outputs(KeptPlaces(full.layout, {axis: order}).cut(full.state))
         expected = [t.index_select(-1, index) if t.shape[-1] == len(order) else t for t in full.expected]
         error = difference(logits, expected)
     if error > full.tolerance:

@@ -31,5 +31,5 @@ def check_model(
 
     settings = parse_model_settings(overrides or ())
     shape = get_default_shape(name) if input_shape is None else parse_shape(input_shape)
-    for block in check_model_report(name, settings, shape, classes, task):
+    for block in check_model_report(name, settings, shape, classes, task, output.print_sentence):
         output.print_block(block)

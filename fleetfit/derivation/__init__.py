@@ -8,13 +8,14 @@
 """
 
 import fnmatch
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from fleetfit.check import check_layout
+from fleetfit.check import LayoutReport, check_layout, check_levels
 from fleetfit.derivation.architecture import DerivedArchitecture, check_same_as_instance, find_mismatch
 from fleetfit.derivation.copies import copy_instance
 from fleetfit.derivation.exits import find_exits
@@ -25,6 +26,8 @@ from fleetfit.derivation.observe import Observation, list_aliases, observe
 from fleetfit.derivation.plan import DerivedPlan
 from fleetfit.derivation.units import CLASSES, Units
 from fleetfit.errors import ModelError, did_you_mean
+from fleetfit.layout import Architecture, Layout
+from fleetfit.submodel import Submodel
 from fleetfit.tensor_defaults import isolate_torch_state
 
 __all__ = [
@@ -35,11 +38,13 @@ __all__ = [
     "derive_architecture",
     "find_facts",
     "fit_instance",
+    "prove_layout",
     "restore_architecture",
 ]
 
 WHOLE = "whole"
 """In the place of an axis's name: it is not cut."""
+_PATIENCE_S = 1.5  # of silence, before a step is named
 _MOST_CHOICES = 24  # of what numbers mean, that are proved
 _EXCLUDED = Reason("it is excluded by axes")
 _COMPUTES_ELSE = Reason("a narrower model computes something else")
@@ -61,25 +66,30 @@ def derive_architecture(
         exits: See `find_exits`.
         axes: By pattern of axis names another name, or "whole" for axes that are not cut. Axes that get the same name
             are cut as one.
-        say: Called with each step of a long proof.
+        say: Called with a sentence from time to time, where it takes long.
 
     Raises:
         ModelError: It cannot be run or followed, or a level would compute something else.
     """
+    now = _make_reporter(f"Deriving the levels of {type(net).__name__}", say)
     net, example = copy_instance(net), example[:2].clone()
     observation = observe(net, example)
     names = _apply_axes(observation.units, axes or {})
     while True:
-        trials = Trials(observation)
+        trials = Trials(observation, now)
         depth = _find_depth(observation, exits)
-        errors = []
+        errors: list[ModelError] = []
         for plan in trials.list_plans(_MOST_CHOICES):  # each is found when the one before it fails
+            now(f"the proof of plan {len(errors) + 1}")
             try:
                 return _prove(net, _rename(replace(plan, **depth), names), example, say)
             except ModelError as error:
                 errors.append(error)
         roles, likeliest = trials.group_roles(), replace(trials.make_plan(), **depth)
-        failing = [role for role in roles if _fails_alone(net, likeliest, role, example)]
+        failing = []
+        for role in roles:
+            now(f"the proof with {role[0]} alone")
+            failing += [role] if _fails_alone(net, likeliest, role, example) else []
         if not failing and len(roles) > 1:
             raise ModelError(
                 f"a narrower {type(net).__name__} computes something else where {', '.join(role[0] for role in roles)} "
@@ -93,6 +103,19 @@ def derive_architecture(
         for axis in [axis for role in failing for axis in role]:
             observation.units.fix(axis, _COMPUTES_ELSE, settle=False)
         observation.units.settle()
+
+
+def _make_reporter(work: str, say: Callable[[str], None] | None) -> Callable[[str], None]:
+    """Return a function that says which step of some work comes next, after a time without a sentence."""
+    last = time.monotonic()
+
+    def now(step: str) -> None:
+        nonlocal last
+        if say is not None and time.monotonic() - last > _PATIENCE_S:
+            last = time.monotonic()
+            say(f"{work}: {step}")
+
+    return now
 
 
 def restore_architecture(net: nn.Module, payload: Any) -> DerivedArchitecture:
@@ -113,6 +136,31 @@ def restore_architecture(net: nn.Module, payload: Any) -> DerivedArchitecture:
             key="model.name",
         )
     return DerivedArchitecture(net, plan)
+
+
+def prove_layout(
+    architecture: Architecture,
+    layout: Layout,
+    levels: Sequence[Submodel],
+    input_shape: Sequence[int],
+    say: Callable[[str], None] | None = None,
+) -> LayoutReport:
+    """Prove the layout of an architecture, or check the levels of a derived one, whose layout is proved already.
+
+    Args:
+        architecture: The model family.
+        layout: Its layout.
+        levels: The levels of a run.
+        input_shape: Shape of one sample.
+        say: Called with each step of a long proof.
+
+    Raises:
+        ModelError: The layout is wrong, a level does not fit, or it could not be proved.
+    """
+    if isinstance(architecture, DerivedArchitecture) and architecture.report is not None:
+        check_levels(architecture, layout, levels, input_shape)
+        return architecture.report
+    return check_layout(architecture, layout, levels, input_shape=input_shape, say=say)
 
 
 def _prove(

@@ -4,17 +4,22 @@ The copy's `memo` maps each parameter and buffer to its cut one before anything 
 parametrisations survive and nothing is copied whole. The instance is left as it is.
 """
 
+import contextlib
 import copy
-from collections.abc import Collection, Mapping
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from fleetfit.derivation.labels import list_tensors
 from fleetfit.derivation.plan import DerivedPlan
 from fleetfit.derivation.units import get_length, list_places
 from fleetfit.layout.known_values import set_values
+
+_TABLES = (dict, OrderedDict, set)
 
 
 class Absent(nn.Module):
@@ -23,7 +28,7 @@ class Absent(nn.Module):
 
 def copy_instance(net: nn.Module) -> nn.Module:
     """Return a copy of an instance, with all tensors that its modules have."""
-    return copy.deepcopy(net, _copy_plain_tensors(net, {}))
+    return copy.deepcopy(net, _copy_plain_values(net, {}))
 
 
 def copy_level(
@@ -38,40 +43,70 @@ def copy_level(
         absent: Tensors behind the last exit.
     """
     sizes = {**plan.axes, **sizes}
-    memo: dict[int, Any] = {}
-    for name, tensor in list_tensors(net):
-        if id(tensor) not in memo:
-            cut = torch.empty(0, dtype=tensor.dtype) if name in absent else _cut(name, tensor, plan, sizes)
-            memo[id(tensor)] = nn.Parameter(cut, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else cut
-    level = copy.deepcopy(net, _copy_plain_tensors(net, memo))
-    modes = [(part, part.training) for part in level.modules()]
-    level.eval()  # spectral norm moves its vectors when its weight is read in training mode
-    incomplete = {parent for name in absent for parent in _list_parents(name)}
-    for (name, whole), part in zip(net.named_modules(), level.modules(), strict=True):
-        if name not in incomplete:
-            _resize(whole, part)
-    for part, mode in modes:
-        part.training = mode
+    memo = _cut_tensors(net, plan, sizes, absent)
+    modules = dict(net.named_modules(remove_duplicate=False))
+    incomplete = _list_modules(absent)
+    for name in incomplete - _list_modules(name for name, _ in list_tensors(net) if name not in absent):
+        if not isinstance(modules[name], nn.ModuleList | nn.ModuleDict | nn.Sequential):
+            memo[id(modules[name])] = Absent()
+    level = copy.deepcopy(net, _copy_plain_values(net, memo))
+    copies = {name: memo[id(whole)] for name, whole in modules.items() if id(whole) in memo}  # none inside absent ones
+    with _evaluate_parametrizations(level):
+        for name, part in copies.items():
+            if name not in incomplete:
+                _resize(modules[name], part)
+            for table in (part._parameters, part._buffers):
+                table |= dict.fromkeys(leaf for leaf in table if f"{name}.{leaf}".lstrip(".") in absent)
     for number in plan.numbers:
-        _set_number(level.get_submodule(number.module), number.attribute, number.index,
-                    get_length(number.meaning, sizes))  # fmt: skip
-    if absent:
-        _remove(net, level, absent, "")
+        if not isinstance(part := copies.get(number.module, Absent()), Absent):
+            _set_number(part, number.attribute, number.index, get_length(number.meaning, sizes))
     return level
 
 
-def _copy_plain_tensors(net: nn.Module, memo: dict[int, Any]) -> dict[int, Any]:
-    """Add the tensors that are no parameters or buffers (old weight norm, caches): deepcopy refuses some of them."""
+def _cut_tensors(
+    net: nn.Module, plan: DerivedPlan, sizes: Mapping[str, int], absent: Collection[str]
+) -> dict[int, Any]:
+    """Return the cut parameters and buffers of a level, by the identity of the instance's; absent ones are empty."""
+    memo: dict[int, Any] = {}
+    device = torch.get_default_device()
+    for name, tensor in list_tensors(net):
+        if id(tensor) not in memo:
+            is_absent = name in absent
+            cut = torch.empty(0, dtype=tensor.dtype) if is_absent else _cut(name, tensor, plan, sizes, device)
+            memo[id(tensor)] = nn.Parameter(cut, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else cut
+    return memo
+
+
+@contextlib.contextmanager
+def _evaluate_parametrizations(level: nn.Module) -> Iterator[None]:
+    """Read parametrized weights in evaluation mode: spectral norm moves its vectors in training mode."""
+    lists = [part for part in level.modules() if isinstance(part, ParametrizationList)]
+    modes = [(part, part.training) for one in lists for part in one.modules()]
+    for part, _ in modes:
+        part.training = False
+    yield
+    for part, mode in modes:
+        part.training = mode
+
+
+def _copy_plain_values(net: nn.Module, memo: dict[int, Any]) -> dict[int, Any]:
+    """Add the tensors that are no parameters or buffers, and what is empty.
+
+    Tensors such as those of old weight norm, or of caches, may be refused by deepcopy. Each module has ten empty
+    tables, of hooks for the most part, which take deepcopy as long as all the rest.
+    """
     for part in net.modules():
         for value in vars(part).values():
-            if isinstance(value, Tensor) and id(value) not in memo:
+            if type(value) in _TABLES and not value:
+                memo.setdefault(id(value), type(value)())
+            elif isinstance(value, Tensor) and id(value) not in memo:
                 memo[id(value)] = value.detach().clone().to(torch.get_default_device())
     return memo
 
 
-def _cut(name: str, tensor: Tensor, plan: DerivedPlan, sizes: Mapping[str, int]) -> Tensor:
-    """Return a tensor's prefix at some sizes, on the default device; on the meta device its shape."""
-    is_meta = torch.get_default_device().type == "meta"
+def _cut(name: str, tensor: Tensor, plan: DerivedPlan, sizes: Mapping[str, int], device: torch.device) -> Tensor:
+    """Return a tensor's prefix at some sizes, on a device; on the meta device its shape."""
+    is_meta = device.type == "meta"
     shape, cut = list(tensor.shape), tensor.detach()
     for d, whole in enumerate(tensor.shape):
         segments = plan.segments.get((name, d))
@@ -88,13 +123,13 @@ def _cut(name: str, tensor: Tensor, plan: DerivedPlan, sizes: Mapping[str, int])
         if not tensor.is_floating_point():
             set_values(empty, cut.to("cpu", copy=True))
         return empty
-    return cut.clone(memory_format=torch.contiguous_format).to(torch.get_default_device())
+    return cut.clone(memory_format=torch.contiguous_format).to(device)
 
 
-def _list_parents(name: str) -> list[str]:
-    """Return the names of the modules that a tensor is in."""
-    parts = name.split(".")[:-1]
-    return [".".join(parts[: i + 1]) for i in range(len(parts))]
+def _list_modules(names: Iterable[str]) -> set[str]:
+    """Return the names of the modules that tensors are in, those around them too."""
+    parts = [name.split(".")[:-1] for name in names]
+    return {".".join(some[: i + 1]) for some in parts for i in range(len(some))}
 
 
 def _set_number(part: nn.Module, attribute: str, index: int | None, value: int) -> None:
@@ -104,21 +139,6 @@ def _set_number(part: nn.Module, attribute: str, index: int | None, value: int) 
     values = list(getattr(part, attribute))
     values[index] = value
     setattr(part, attribute, type(getattr(part, attribute))(values))
-
-
-def _remove(net: nn.Module, level: nn.Module, absent: Collection[str], prefix: str) -> None:
-    """Put shells in the place of modules behind the last exit, and None in that of single tensors."""
-    for name, child in list(net.named_children()):
-        inner = [f"{prefix}{name}.{tensor}" for tensor, _ in list_tensors(child)]
-        is_list = isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential)
-        if inner and not is_list and all(tensor in absent for tensor in inner):
-            level._modules[name] = Absent()
-        else:
-            _remove(child, level.get_submodule(name), absent, f"{prefix}{name}.")
-    for table in (level._parameters, level._buffers):
-        for leaf in table:
-            if f"{prefix}{leaf}" in absent:
-                table[leaf] = None
 
 
 def _resize(whole: nn.Module, part: nn.Module) -> None:

@@ -185,6 +185,7 @@ class ModuleWithExits(nn.Module):
         self.ends = tuple(points[e - 1].module for e in exits if e <= len(points))
         self.heads = nn.ModuleDict({str(e): head for e, head in heads.items()})
         self._visit: Callable[[int, Tensor], bool] | None = None
+        self._first = 0  # of the exits that are read
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """Return the logits of each exit, shallow to deep."""
@@ -207,7 +208,11 @@ class ModuleWithExits(nn.Module):
 
             return read
 
-        handles = [self.net.get_submodule(name).register_forward_hook(make_hook(i)) for i, name in enumerate(self.ends)]
+        handles = [
+            self.net.get_submodule(name).register_forward_hook(make_hook(i))
+            for i, name in enumerate(self.ends)
+            if i >= self._first
+        ]
         try:
             out = self.net(x)
             add(last, get_logits(out))
@@ -218,16 +223,18 @@ class ModuleWithExits(nn.Module):
                 handle.remove()
         return logits
 
-    def visit_exits(self, x: Tensor, visit: Callable[[int, Tensor], bool]) -> None:
+    def visit_exits(self, x: Tensor, visit: Callable[[int, Tensor], bool], every: bool = True) -> None:
         """Call `visit(i, logits)` at each exit, shallow to deep, until it returns True; nothing behind is computed.
 
         Args:
             x: Samples [B, ...].
             visit: Takes the exit, from 0, and its logits of the whole batch.
+            every: False: at the last exit alone, without the added classifiers of the others.
         """
+        self._first = 0 if every else len(self.exits) - 1
         # in half precision, forward's results are converted behind the exits
         self._visit = lambda i, z: visit(i, z.float() if z.dtype == torch.bfloat16 else z)
         try:
             self.forward(x)  # with what wraps it: precision, device
         finally:
-            self._visit = None
+            self._visit, self._first = None, 0

@@ -9,7 +9,7 @@ import itertools
 import re
 import traceback
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,10 +66,15 @@ class Candidate:
 
 
 class Trials:
-    """Finds the meaning of each number, and the axes that run when they are cut."""
+    """Finds the meaning of each number, and the axes that run when they are cut.
 
-    def __init__(self, observation: Observation) -> None:
-        self.observation, self.units = observation, observation.units
+    Args:
+        observation: What was seen of the instance.
+        now: Called with each step.
+    """
+
+    def __init__(self, observation: Observation, now: Callable[[str], None] = lambda step: None) -> None:
+        self.observation, self.units, self._now = observation, observation.units, now
         self._settled: dict[tuple[str, str, int | None], Segments] = {}
         self.candidates: list[Candidate] = []
         while (failure := self._find_failure()) is not None:
@@ -135,6 +140,7 @@ class Trials:
         """Return the axes of a role that do not run when they are cut, and the error; None where all run."""
         self._collect()
         for axes in [*self.group_roles(), self.units.scaled]:
+            self._now(f"a trial with {'all axes' if axes == self.units.scaled else axes[0]}")
             error = self._run(self._halve(axes))
             if error is not None and not self._reinterpret(axes, self._halve(axes)):
                 return axes, error

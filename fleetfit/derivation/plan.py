@@ -10,6 +10,7 @@ from fleetfit.layout import Segment
 
 T = TypeVar("T")
 _MOST_DIMS = 5  # of the output after which an exit sits
+_MOST_CHANNELS = 1 << 20  # that a classifier reads
 FORMAT = 1
 """The version of the payload."""
 Segments = tuple[Segment, ...]
@@ -140,7 +141,7 @@ class DerivedPlan:
             ModelError: The payload is of another format version, or damaged.
         """
         version = payload.get("format") if isinstance(payload, Mapping) else None
-        if version != FORMAT:
+        if type(version) is not int or version != FORMAT:
             raise ModelError(
                 f"the plan of a derived model has format {truncate(repr(version))}, and this FleetFit reads {FORMAT}. "
                 "Install the same version of FleetFit on server and nodes.",
@@ -184,7 +185,10 @@ class DerivedPlan:
         lengths += [(number.meaning, number.value) for number in self.numbers]
         if any(self._get_length(segments) != length for segments, length in lengths):
             raise ValueError("segments of another length")
-        if any(not 1 <= e.channels < e.dims <= _MOST_DIMS or not self._get_length(e.segments) for e in self.exits):
+        widths = [self._get_length(e.segments) for e in self.exits]
+        if any(not 1 <= e.channels < e.dims <= _MOST_DIMS for e in self.exits) or not all(
+            0 < width <= _MOST_CHANNELS for width in widths
+        ):
             raise ValueError("an exit without channels")
         if self.blocks.keys() - self.tensors.keys() or max(self.blocks.values(), default=0) > len(self.exits):
             raise ValueError("blocks of other tensors or exits")

@@ -214,8 +214,14 @@ class VisitsExits(Protocol):
 
     exits: tuple[int, ...]
 
-    def visit_exits(self, x: Tensor, visit: Callable[[int, Tensor], bool]) -> None:
-        """Call `visit(i, logits)` at each exit, shallow to deep, until it returns True; nothing behind is computed."""
+    def visit_exits(self, x: Tensor, visit: Callable[[int, Tensor], bool], every: bool = True) -> None:
+        """Call `visit(i, logits)` at each exit, shallow to deep, until it returns True; nothing behind is computed.
+
+        Args:
+            x: Samples [B, ...].
+            visit: Takes the exit, from 0, and its logits [B, classes].
+            every: False: at the last exit alone, without the classifiers of the others.
+        """
         ...
 
 
@@ -252,11 +258,11 @@ def predictions(module: nn.Module, x: Tensor, every: bool = True) -> Iterator[Te
     Raises:
         ModelError: The module cannot be run exit by exit; the message says what it lacks.
     """
+    if isinstance(module, VisitsExits):
+        return _iter_visits(module, x) if every else iter([_compute_last(module, x)])
     if not every and not isinstance(module, HasSegments):
         with torch.no_grad():
             return iter([outputs(module, x)[-1]])
-    if isinstance(module, VisitsExits):
-        return _iter_visits(module, x)
     return _iter_predictions(require_segments(module), x, every)
 
 
@@ -267,6 +273,18 @@ def _iter_predictions(module: HasSegments, x: Tensor, every: bool) -> Iterator[T
         carry = module.segment(i, carry)
         if every or i == last:
             yield module.head(i, carry)
+
+
+@torch.no_grad()
+def _compute_last(module: VisitsExits, x: Tensor) -> Tensor:
+    results: dict[int, Tensor] = {}
+
+    def visit(i: int, logits: Tensor) -> bool:
+        results[i] = logits
+        return True
+
+    module.visit_exits(x, visit, every=False)
+    return results[len(module.exits) - 1]
 
 
 def _iter_visits(module: VisitsExits, x: Tensor) -> Iterator[Tensor]:

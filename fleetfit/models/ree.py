@@ -222,7 +222,9 @@ class Recurrent(ArchitectureWrapper):
             if not isinstance(module, HasSegments) or not hasattr(module, "token"):
                 raise ModelError(
                     "ReeFL needs a backbone that runs block by block, with start, segment, head, token and "
-                    "with_token. Inherit from fleetfit.ExitModel, which has the last two."
+                    "with_token. Inherit from fleetfit.ExitModel, which has the last two, returned by build() of "
+                    "an architecture. For the levels of a plain module use another method, such as scalefl.",
+                    key="method.name",
                 )
             backbone: Any = module
             carry = backbone.start(make_input(self.inner, self.input_shape, 2))

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from fleetfit.errors import RunError
-from fleetfit.layout import State, build_module, named_tensors, place_module
+from fleetfit.layout import State, build_module, has_norms, named_tensors, place_module, settle_norms
 from fleetfit.seeds import derive_seed, isolate_rng
 from fleetfit.submodel import FlatState, Submodel, concat_state, extract, full_submodel
 from fleetfit.training.memory_format import choose_format
@@ -57,6 +57,7 @@ class LocalModel:
         by_use = {use: choose_format(arithmetic, self.module, accelerator, use) for use in (True, False)}
         self.arithmetic, self.is_for_both = by_use[training], by_use[True] == by_use[False]
         ordered = convolution_weights(self.module) if orders_weights(self.arithmetic, accelerator) else set()
+        self._has_norms = has_norms(self.module)
         self._reordered: list[str] = []  # parameters in another order than in a state
         counts = {name: math.prod(shape) for name, shape in self.shapes.items()}
         self.flat = torch.empty(sum(counts.values()), device=accelerator)
@@ -83,6 +84,8 @@ class LocalModel:
         ordered = state if list(state) == list(self.shapes) else {name: state[name] for name in self.shapes}
         self.flat.copy_(concat_state(ordered))
         self.restore(ordered, self._reordered)
+        if self._has_norms:
+            settle_norms(self.module)
 
     def restore(self, state: State, names: Iterable[str]) -> None:
         """Copy some tensors of a state in."""

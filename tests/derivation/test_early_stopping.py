@@ -1,7 +1,9 @@
 """Levels of a plain module stop early by a hook: the numbers are those of the same net with segments."""
 
+import copy
 import threading
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from fleetfit.inference import (
     stop_early,
 )
 from fleetfit.layout import Architecture, Axis, ExitModel, predictions
+from fleetfit.training.runtime import prepare_model
+from fleetfit.values.arithmetic import Arithmetic
 
 CLASSES, SHAPE, STEM, HIDDEN, EXITS = 4, (1, 6, 6), 8, 12, (1, 2, 3, 4)
 POLICIES = [(0.3, 0.28, 0.3, 0.0), (0.0, 0.0, 0.0, 0.0), (2.0, 2.0, 2.0, 0.0), (2.0, 0.0, 2.0, 0.0)]
@@ -183,6 +187,43 @@ def test_a_policy_for_another_number_of_exits_is_refused(architecture: DerivedAr
     level, _ = build_pair(architecture, 0.5, (1, 2, 4))
     with raises(ConfigError, 2, 3, key="policy"):
         stop_early(level, torch.zeros(1, *SHAPE), Policy((0.5, 0.0)))
+
+
+@pytest.mark.parametrize(("exits", "ran"), [(EXITS, [*PATH[::2], "fc"]), ((1, 3), [*PATH[0:6:2], "heads.3"])])
+def test_the_last_exit_alone_costs_no_other_classifier(
+    architecture: DerivedArchitecture, exits: tuple[int, ...], ran: list[str]
+) -> None:
+    level, _ = build_pair(architecture, 0.5, exits)
+    x = torch.randn(3, *SHAPE)
+    counter = Counter(level)
+    [last] = predictions(level, x, every=False)
+    assert counter.ran == ran and not last.requires_grad
+    with torch.no_grad():
+        expected = level(x)
+    assert len(expected) == len(exits) and torch.equal(last, expected[-1])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # which torch.compile hides
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_levels_stop_where_others_do(
+    architecture: DerivedArchitecture, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    level, _ = build_pair(architecture, 0.5, EXITS)
+    compiled = prepare_model(copy.deepcopy(level), Arithmetic(compile=True), torch.device("cpu"))
+    x, policy = torch.randn(5, *SHAPE), Policy((2.0, 0.0, 0.0, 0.0))
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), level(x))
+        torch.testing.assert_close([*predictions(compiled, x)], [*predictions(level, x)])
+        torch.testing.assert_close([*predictions(compiled, x, every=False)], [level(x)[-1].detach()])
+        stopped, expected = stop_early(compiled, x, policy), stop_early(level, x, policy)
+        assert torch.equal(stopped.exits, expected.exits)
+        torch.testing.assert_close(stopped.logits, expected.logits)
+    for module in (level, compiled):
+        torch.stack([logits.square().mean() for logits in module.train()(x)]).sum().backward()
+    for ours, theirs in zip(compiled.parameters(), level.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
 
 
 # ---- exit by exit --------------------------------------------------------------------------------------------------

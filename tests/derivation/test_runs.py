@@ -10,11 +10,14 @@ from plain_models import Flat, Patches, Residual, Sequence
 from sampling import some_quick
 from support import Expected, raises
 from support.bits import have_same_state
+from support.verbs import run_verb
 from tiny import spec_of, tiny_data
 from torch import nn
 
 import fleetfit as ff
 from fleetfit.cli import main
+from fleetfit.config import load_experiment
+from fleetfit.config.dump import to_toml
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, FleetFitError, ModelError
 from fleetfit.names import list_names
@@ -201,6 +204,12 @@ def test_what_does_not_fit(model: Any, expected: Expected, tmp_path: Path) -> No
     assert not (tmp_path / "run").exists()
 
 
+def test_reefl_leads_to_a_method_that_trains(tmp_path: Path) -> None:
+    """`test_every_method_trains_a_plain_module` follows it."""
+    with raises(ModelError, "scalefl", key="method.name"):
+        run(describe(Patches(), method="reefl"), tmp_path / "run")
+
+
 def test_a_new_classifier_on_request(tmp_path: Path) -> None:
     net = Residual(8, classes=7)
     derived = ff.derive(net, make_data(), head="new")
@@ -254,3 +263,44 @@ def test_a_wrong_shape_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None
         ff.derive(Residual(8), (torch.randn(40, 5), torch.randint(4, (40,))))
     assert call("check-model", "plain_models:Residual", "--input-shape", "5") == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+# ---- what takes long names its steps -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleetfit.derivation._PATIENCE_S", -1.0)
+    monkeypatch.setattr("fleetfit.check._PATIENCE_S", -1.0)
+
+
+def list_steps(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith(("Deriving", "Proving", "fleetfit: Deriving"))]
+
+
+def test_deriving_names_its_steps_where_progress_is_shown(
+    impatient: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ff.derive(Residual(8), make_data(), progress=True)
+    steps = list_steps(capsys.readouterr().out)
+    assert all("Residual" in step for step in steps)
+    assert any("stem" in step for step in steps) and any(step.startswith("Proving") for step in steps)
+    ff.derive(Residual(8), make_data(), progress=False)
+    assert not list_steps(capsys.readouterr().out)
+    run(describe(NAMED, rounds=1), tmp_path / "run", progress=True)
+    assert len(list_steps(capsys.readouterr().out)) >= len(steps)
+
+
+def test_the_verbs_name_the_steps(impatient: None, tmp_path: Path) -> None:
+    toml = to_toml(load_experiment(describe(NAMED, rounds=1)))
+    (tmp_path / "run.toml").write_text(toml)
+    assert list_steps(run_verb("run", tmp_path / "run.toml", "--out", tmp_path / "run", code=0).out)
+    printed = run_verb("check-model", "plain_models:Residual", "--input-shape", "1,8,8", code=0)
+    assert list_steps(printed.err) and not list_steps(printed.out)
+
+
+def test_what_is_quick_names_no_step(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("fleetfit.derivation._PATIENCE_S", 600.0)
+    monkeypatch.setattr("fleetfit.check._PATIENCE_S", 600.0)
+    ff.derive(Residual(8), make_data(), progress=True)
+    assert not list_steps(capsys.readouterr().out)

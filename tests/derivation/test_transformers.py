@@ -1,5 +1,6 @@
-"""Six classes of transformers, from a configuration: four levels, worker processes, resumed runs."""
+"""Six classes of transformers, from a configuration: four levels, worker processes, resumed runs, exported levels."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +66,25 @@ class Stop(Exception):
     pass
 
 
-CASES = some_quick(list(CLASSES), ["bert", "llama"])
+QUICK = ["llama"]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_four_levels_train_in_processes_and_resume(name: str, tmp_path: Path) -> None:
+@functools.cache
+def train(name: str, folder: Path) -> ff.Run:
+    return ff.run(describe(name), out=folder / name)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("transformers")
+
+
+@pytest.mark.parametrize("name", some_quick(list(CLASSES), QUICK))
+def test_four_levels_train_in_processes_and_resume(name: str, folder: Path, tmp_path: Path) -> None:
     def stop(report: Any) -> None:
         raise Stop
 
-    whole = ff.run(describe(name), out=tmp_path / "local")
+    whole = train(name, folder)
     levels = whole.assembly.federation.levels
     assert len(levels) == 4 and all(r["failures"] == [] for r in whole.metrics)
     counts = [sum(t.numel() for t in whole.model(i + 1).parameters()) for i in range(4)]
@@ -83,6 +94,22 @@ def test_four_levels_train_in_processes_and_resume(name: str, tmp_path: Path) ->
     with pytest.raises(Stop):
         ff.run(describe(name), out=tmp_path / "broken", on_round=stop)
     assert have_same_state(whole, ff.resume(tmp_path / "broken"))
+
+
+@pytest.mark.parametrize("name", some_quick(list(CLASSES), QUICK))
+def test_every_level_is_exported(name: str, folder: Path, tmp_path: Path) -> None:
+    """A program holds the level's own parameters, and gives its logits at other batch sizes than that of tracing."""
+    run = train(name, folder)
+    x = make_data(CLASSES[name]).x[:7]
+    for level in (1, 2, 3, 4):
+        out = tmp_path / str(level)
+        run.export(level, out, forms=())
+        program, module = torch.export.load(out / "model.pt2"), run.model(level)
+        assert sum(p.numel() for p in program.parameters()) <= sum(p.numel() for p in module.parameters())
+        for samples in (x, x[:1]):
+            with torch.no_grad():
+                expected = module(samples)
+            torch.testing.assert_close([*program.module()(samples)], expected, rtol=1e-4, atol=1e-5)
 
 
 def count_by_hand(width: int, keys: int, inner: int, matrices: int, exits: int) -> int:

@@ -70,7 +70,7 @@ class PlannedProblem:
 
 def plan_problem(
     experiment: Experiment, method_spec: Mapping[str, Any], population: Population, base: State | None,
-    accelerator: torch.device | None = None,
+    accelerator: torch.device | None = None, say: Callable[[str], None] | None = None,
 ) -> PlannedProblem:  # fmt: skip
     """Build the problem and plan its levels.
 
@@ -80,9 +80,10 @@ def plan_problem(
         population: The clients.
         base: The part of the model that is never trained, or None to make it.
         accelerator: Device that computes the levels; the engine's by default.
+        say: Called with a sentence before a slow step.
     """
     method = build(method_spec)
-    problem = apply_model_hook(build_problem(experiment, population.data), method_spec)
+    problem = apply_model_hook(build_problem(experiment, population.data, say), method_spec)
     budgets = population.find_budgets(problem, make_conditions(experiment, population.largest))
     targets = (
         build_targets(experiment.fleet, budgets, problem.architecture.blocks)

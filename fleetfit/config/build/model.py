@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,16 @@ from fleetfit.tasks import get_task
 from fleetfit.values import DataDescription, Level, Problem, apply_peft
 
 
-def build_problem(experiment: Experiment, data: Data | DataDescription) -> Problem:
-    """Return the problem with the full model's last exit only; the method's levels determine the exits."""
+def build_problem(
+    experiment: Experiment, data: Data | DataDescription, say: Callable[[str], None] | None = None
+) -> Problem:
+    """Return the problem with the full model's last exit only; the method's levels determine the exits.
+
+    Args:
+        experiment: The run.
+        data: Its data.
+        say: Called with a sentence from time to time, where levels are derived for long.
+    """
     section = experiment.model
     shape = data.sample_shape
     context = {"classes": data.classes, "channels": shape[0] if shape else 1, "input_shape": shape,
@@ -48,7 +56,7 @@ def build_problem(experiment: Experiment, data: Data | DataDescription) -> Probl
     label = str(section.name) if spec else type(architecture).__name__
     if isinstance(architecture, nn.Module):
         facts = SampleFacts(shape, data.vocabulary, data.classes, data.task == "next_token")
-        architecture = derive_model(architecture, facts, section.derive or DeriveSection(), experiment.seed)
+        architecture = derive_model(architecture, facts, section.derive or DeriveSection(), experiment.seed, say)
         spec = None if spec is None else {**spec, "derived": {**architecture.plan.to_payload(), "whole": []}}
     elif section.derive is not None:
         raise ConfigError(
@@ -70,7 +78,13 @@ def build_problem(experiment: Experiment, data: Data | DataDescription) -> Probl
     )
 
 
-def derive_model(net: nn.Module, facts: SampleFacts, section: DeriveSection, seed: int) -> DerivedArchitecture:
+def derive_model(
+    net: nn.Module,
+    facts: SampleFacts,
+    section: DeriveSection,
+    seed: int,
+    say: Callable[[str], None] | None = None,
+) -> DerivedArchitecture:
     """Derive the levels of a module for some data, or take them from a plan.
 
     Args:
@@ -78,6 +92,7 @@ def derive_model(net: nn.Module, facts: SampleFacts, section: DeriveSection, see
         facts: The data's shape, vocabulary and classes.
         section: `[model] derive`.
         seed: Of what is drawn.
+        say: Called with a sentence from time to time, where it takes long.
 
     Raises:
         ModelError: It does not fit the data, or cannot be derived.
@@ -85,7 +100,7 @@ def derive_model(net: nn.Module, facts: SampleFacts, section: DeriveSection, see
     """
     net = fit_instance(net, facts, section.head, section.weights, seed)
     if section.plan is None:
-        return derive_architecture(net, facts.make_example(), section.exits, section.axes)
+        return derive_architecture(net, facts.make_example(), section.exits, section.axes, say)
     try:
         payload = json.loads(Path(section.plan).read_text())
     except (OSError, ValueError) as error:
@@ -137,12 +152,15 @@ def _check_sample_shape(name: Any, data: Data | DataDescription) -> None:
         )
 
 
-def build_architecture(name: Any, settings: Mapping[str, Any], **context: Any) -> Architecture:
+def build_architecture(
+    name: Any, settings: Mapping[str, Any], say: Callable[[str], None] | None = None, **context: Any
+) -> Architecture:
     """Return the architecture of a name, for `plan` and `check-model`.
 
     Args:
         name: The model's.
         settings: Keys of `[model]`.
+        say: Called with a sentence from time to time, where levels are derived for long.
         **context: What a factory may take: classes, channels, input_shape and others. A module's own number of classes
             wins, where its constructor does not take `classes`.
     """
@@ -152,7 +170,7 @@ def build_architecture(name: Any, settings: Mapping[str, Any], **context: Any) -
     if isinstance(architecture, nn.Module):
         section = parse_section(DeriveSection, derive or {})
         facts = find_facts(architecture, context["input_shape"], context["classes"] if section.head == "new" else None)
-        return derive_model(architecture, facts, section, seed=0)
+        return derive_model(architecture, facts, section, 0, say)
     check_architecture(architecture, name)
     family: Architecture = architecture
     return family

@@ -42,17 +42,18 @@ from fleetfit.training import describe_start
 from fleetfit.values import Clients, Federation, NodeDescription
 
 
-def assemble(experiment: Experiment, base: State | None = None) -> Assembly:
+def assemble(experiment: Experiment, base: State | None = None, say: Callable[[str], None] | None = None) -> Assembly:
     """Build a run of simulated clients. Checks that need no data come first.
 
     Args:
         experiment: The run.
         base: The frozen part of the model, if it is already loaded.
+        say: Called with a sentence before a slow step.
 
     Raises:
         FleetFitError: Keys contradict each other, or data, model or method cannot be built.
     """
-    return _assemble(experiment, SimulatedClients, base, on_a_fleet=False)
+    return _assemble(experiment, SimulatedClients, base, on_a_fleet=False, say=say)
 
 
 def assemble_fleet(experiment: Experiment, nodes: Sequence[NodeDescription], base: State | None = None) -> Assembly:
@@ -76,6 +77,7 @@ def _assemble(
     build_clients: Callable[[Experiment, Method], SimulatedClients | NodeClients],
     base: State | None,
     on_a_fleet: bool,
+    say: Callable[[str], None] | None = None,
 ) -> Assembly:
     attack = build_attack(experiment, on_a_fleet)
     method_spec = build_method_spec(experiment)
@@ -83,7 +85,7 @@ def _assemble(
     check_needs(experiment, method)
     clients = build_clients(experiment, method)
     population = clients.population
-    planned = plan_problem(experiment, method_spec, population, base)
+    planned = plan_problem(experiment, method_spec, population, base, say=say)
     members = clients.join(planned)
     federation = build_federation(experiment, population.count, planned, members)
     truth = replace(federation, clients=members.clients)  # for descriptions of the fleet; hidden from the server

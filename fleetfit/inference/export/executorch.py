@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from fleetfit.errors import ModelError
 from fleetfit.inference.export.level import Graph, quiet_exporters, trace_program
 
 FILE = "model.pte"
+_PASSES_THROUGH = "is already in the inputs"
 MOST = 8
 """Maximal batch size: memory is planned in advance. Above 15, lowering a convolution silently reduces the bound."""
 
@@ -29,21 +30,38 @@ def write_executorch(graphs: Sequence[Graph], folder: Path, most: int = MOST) ->
         ModelError: A graph cannot be lowered.
     """
     with quiet_exporters():
-        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-        from executorch.exir import to_edge_transform_and_lower
-
         programs = {graph.name: trace_program(graph, most=most) for graph in graphs}
         try:
-            lowered = to_edge_transform_and_lower(
-                programs, partitioner={name: [XnnpackPartitioner()] for name in programs}
-            )
-            buffer = lowered.to_executorch().buffer
+            try:
+                buffer = _lower(programs)
+            except RuntimeError as error:
+                if _PASSES_THROUGH not in str(error):
+                    raise
+                buffer = _lower(programs, with_copies=False)
         except Exception as error:
             first_line = (str(error).splitlines() or [type(error).__name__])[0]
             raise ModelError(f"ExecuTorch cannot lower this model: {first_line}") from error
     path = folder / FILE
     path.write_bytes(buffer)
     return path
+
+
+def _lower(programs: Mapping[str, torch.export.ExportedProgram], with_copies: bool = True) -> bytes:
+    """Return programs lowered to XNNPACK.
+
+    Args:
+        programs: By the name of the method.
+        with_copies: Whether XNNPACK gets copies of tensors, too. It drops them, and refuses a part where a result is
+            a copy of what another part reads: the tensor for the next segment, which the exit's layer norm reads.
+    """
+    from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+
+    configs = [one for one in ALL_PARTITIONER_CONFIGS if with_copies or "clone" not in one.target_name]
+    partitioners = {name: [XnnpackPartitioner(configs)] for name in programs}
+    buffer: bytes = to_edge_transform_and_lower(programs, partitioner=partitioners).to_executorch().buffer
+    return buffer
 
 
 def run_executorch(path: Path, graphs: Sequence[Graph], x: Tensor, most: int = MOST) -> Tensor:
