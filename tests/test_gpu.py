@@ -130,7 +130,7 @@ def test_fast_on_cuda_gives_the_same_bits_on_workers_and_is_near_exact(tmp_path:
 
 
 @pytest.mark.parametrize("width", [0.7, 1.0])
-def test_channels_last_in_fp32_needs_no_aligned_weights(width: float) -> None:
+def test_weights_are_aligned_for_channels_last(width: float) -> None:
     """cuDNN's kernels for channels-last do: "misaligned address" where weights are views at any place of a buffer."""
     given = {"classes": 10, "channels": 3, "input_shape": [3, 32, 32], "vocabulary": 0, "padding": -1}
     problem = Problem.from_spec({"model": {"name": "resnet20"}, "given": given, "task": "classification", "exits": []})

@@ -14,7 +14,8 @@ from torch import nn
 
 import fleetfit as ff
 from fleetfit.errors import ConfigError
-from fleetfit.training.local_model import get_local_model
+from fleetfit.training import local_model
+from fleetfit.training.local_model import LocalModel, get_local_model, lay_out
 from fleetfit.training.memory_format import choose_format, is_unsafe_in_channels_last
 from fleetfit.values import Problem
 from fleetfit.values.arithmetic import Arithmetic, ShapeArithmetic
@@ -184,3 +185,39 @@ def test_a_rule_of_a_newer_version_is_refused() -> None:
     spec["computed"][0]["how"] = "fp32 rule-2"
     with raises(ConfigError, Expected("rule-2", "rule-1")):
         Problem.from_spec(spec)
+
+
+# ---- aligned parts, as on CUDA -------------------------------------------------------------------------------------
+
+
+def test_parts_start_at_multiples() -> None:
+    parts, size = lay_out({"a": (3,), "b": (2, 2), "c": (), "d": (5,)}, 4)
+    assert [(part.start, part.stop) for part in parts.values()] == [(0, 3), (4, 8), (8, 9), (12, 17)] and size == 17
+    parts, size = lay_out({"a": (3,), "b": (2, 2), "c": ()}, 1)
+    assert [(part.start, part.stop) for part in parts.values()] == [(0, 3), (3, 7), (7, 8)] and size == 8
+
+
+@pytest.mark.parametrize("memory_format", [PLAIN, LAST])
+def test_aligned_weights_train_to_the_same_bits(memory_format: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problem_of("resnet20", (3, 8, 8))
+    how = ShapeArithmetic(problem.layout.full_sizes, problem.exits, Arithmetic(memory_format=memory_format))
+    problem = problem.replace_arithmetic((how,))
+    submodel = problem.submodel(0.7, problem.exits)
+    dense = LocalModel(problem, submodel, HOST)
+    monkeypatch.setattr(local_model, "lay_out", lambda shapes, _: lay_out(shapes, 4))
+    aligned = LocalModel(problem, submodel, HOST)
+    assert len(aligned.flat) > len(dense.flat)
+    assert all(p.storage_offset() % 4 == 0 for p in aligned.parameters.values())
+    rng = torch.Generator().manual_seed(0)
+    state = {name: 0.1 * torch.randn(shape, generator=rng) for name, shape in dense.shapes.items()}
+    x, y = torch.randn(4, 3, 8, 8, generator=rng), torch.arange(4)
+    for model in (dense, aligned):
+        model.load(state)
+        assert_same_bits(dict(model.read()), state)
+        model.module.train()
+        nn.functional.cross_entropy(model.module(x)[-1], y).backward()
+        parameter = nn.Parameter(model.trained)
+        parameter.grad = model.grad
+        torch.optim.SGD([parameter], lr=0.1, momentum=0.9, weight_decay=1e-3).step()
+    assert_same_bits(dict(aligned.read()), dict(dense.read()))
+    assert not has_same_bits(dict(aligned.read()), state)

@@ -184,15 +184,6 @@ _ENTRY_POINTS = ("start", "segment", "head", "forward")  # they run a model as a
 _RECOMPILE_LIMIT = 64  # kernels of one function: several shapes, training and evaluation, batches of several sizes
 
 
-def orders_weights(arithmetic: Arithmetic, accelerator: torch.device) -> bool:
-    """Tell whether the weights of convolutions are in channels-last order, beside the images.
-
-    cuDNN's fp32 kernels of that order need aligned weights, and those of a flat buffer are not; it makes its own copy.
-    """
-    is_aligned = accelerator.type != "cuda" or arithmetic.precision == "bf16"
-    return arithmetic.memory_format == "channels_last" and is_aligned
-
-
 def view_in_format(flat: Tensor, shape: tuple[int, ...], is_ordered: bool) -> Tensor:
     """Return a view of a flat buffer as a tensor of a shape, or as a convolution's weight in channels-last order."""
     if not is_ordered or len(shape) != 4:
@@ -219,7 +210,7 @@ def prepare_model(module: nn.Module, arithmetic: Arithmetic, accelerator: torch.
     """
     if arithmetic == PLAIN:
         return module
-    if orders_weights(arithmetic, accelerator):
+    if arithmetic.memory_format == "channels_last":
         for part in module.modules():
             if isinstance(part, nn.Conv2d):
                 part.weight.data = part.weight.data.contiguous(memory_format=torch.channels_last)
