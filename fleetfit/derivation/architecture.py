@@ -230,7 +230,8 @@ def find_mismatch(net: nn.Module, plan: DerivedPlan) -> str:
     shapes = {name: tuple(tensor.shape) for name, tensor in list_tensors(net)}
     for name in {**plan.tensors, **shapes}:
         if shapes.get(name) != plan.tensors.get(name):
-            return f'"{name}" has shape {shapes.get(name)} here, and {plan.tensors.get(name)} in the plan'
+            here, there = (truncate(tensors.get(name)) for tensors in (shapes, plan.tensors))
+            return f'"{truncate(name)}" has shape {here} here, and {there} in the plan'
     modules = dict(net.named_modules())
     for number in plan.numbers:
         value = vars(modules[number.module]).get(number.attribute) if number.module in modules else None
@@ -238,6 +239,6 @@ def find_mismatch(net: nn.Module, plan: DerivedPlan) -> str:
             value = value[number.index] if isinstance(value, tuple | list) and number.index < len(value) else None
         if type(value) is not int or value != number.value:
             where = f"{number.module}.{number.attribute}".lstrip(".")
-            return f'"{where}" is {truncate(repr(value))} here, and {number.value} in the plan'
+            return f'"{truncate(where)}" is {truncate(repr(value))} here, and {number.value} in the plan'
     absent = next((point.module for point in plan.exits if point.module not in modules), None)
     return "" if absent is None else f'there is no module "{truncate(absent)}" here'
