@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from fleetfit.data import Data
 from fleetfit.errors import DataError, ModelError
-from fleetfit.layout import State, batch_norms, build_module, named_tensors
+from fleetfit.layout import State, batch_norms, build_module, named_tensors, settle_norms
 from fleetfit.layout.meta import on_meta
 from fleetfit.seeds import derive_seed, make_numpy_rng
 from fleetfit.training import one_thread, run_job, set_statistics
@@ -198,6 +198,7 @@ def build_level_module(federation: Federation, server: Server, level: int, stati
         for name, tensor, _ in named_tensors(module):
             if name in state:
                 tensor.copy_(state[name])
+    settle_norms(module, is_saved=True)
     if statistics and level in statistics:
         set_statistics(module, statistics[level])
     return module.eval()

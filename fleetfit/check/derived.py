@@ -5,9 +5,10 @@ Such state is derived: a training forward computes it, and no optimiser steps it
 - From the data, such as an average per channel, a batch norm written by hand, or a codebook of moving averages. A small
   model sees other activations than the full one, so that nothing but the full model with its other channels at zero can
   be compared with it. Training forwards on the full model fill this state before the other parts compare.
-- From the parameters alone, such as the vectors of a spectral norm. The parameters of a small model are a part of the
-  full one's, so that cutting and updating must give the same in either order. The vectors of the full matrix are not
-  those of a part of it, and the level would compute with a wrong norm.
+- From the parameters alone, such as the vectors of a spectral norm written by hand (PyTorch's are computed from each
+  weight that is loaded). The parameters of a small model are a part of the full one's, so that cutting and updating
+  must give the same in either order. The vectors of the full matrix are not those of a part of it, and the level would
+  compute with a wrong norm.
 
 State that is computed from the data and mixes channels (a whitening matrix) is taken for the first kind.
 """
@@ -97,8 +98,8 @@ def _compare(full: FullModel, cut: MaskedCut, after: State) -> None:
             f"{list_names(stale)}: derived state, which training forwards compute from the parameters. A smaller model "
             f"computes another state than its part of the full model's: with {cut.how} kept, {_STEPS} training "
             f"forwards in which no parameter moves change its outputs by {error:.2g} of the outputs' size; expected no "
-            "change. The vectors of a spectral norm are such state: they belong to the full matrix. "
-            "Compute it from the parameters in every forward and keep no buffer (instead of spectral_norm, a "
+            "change. The vectors of a spectral norm written by hand are such state: they belong to the full matrix. "
+            "Compute it from the parameters in every forward and keep no buffer (PyTorch's spectral_norm, or a "
             "parametrization that returns w / torch.linalg.matrix_norm(w.flatten(1), 2)), or do not cut these layers: "
             "Axis(..., scaled=False)."
         )

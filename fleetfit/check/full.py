@@ -22,6 +22,7 @@ from fleetfit.layout import (
     explain_input_error,
     named_tensors,
     outputs,
+    settle_norms,
 )
 from fleetfit.layout.meta import Operations
 from fleetfit.submodel import Channels, Submodel, find_spans
@@ -174,6 +175,7 @@ def load(module: nn.Module, state: State) -> None:
                 shapes = f"{tuple(tensor.shape)}, not {tuple(tensors[name].shape)}"
                 raise ModelError(f'a state does not load: "{name}" is {shapes}.')
             tensors[name].copy_(tensor)
+    settle_norms(module)
 
 
 def difference(logits: Sequence[Tensor], expected: Sequence[Tensor]) -> float:

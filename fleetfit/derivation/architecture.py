@@ -16,7 +16,17 @@ from fleetfit.derivation.observe import get_logits, list_aliases
 from fleetfit.derivation.plan import DerivedPlan, ExitPoint, Segments
 from fleetfit.derivation.units import CLASSES, get_length
 from fleetfit.errors import ModelError, truncate
-from fleetfit.layout import Architecture, Axis, Layout, Segment, State, TensorLayout, batch_norms, named_tensors
+from fleetfit.layout import (
+    Architecture,
+    Axis,
+    Layout,
+    Segment,
+    State,
+    TensorLayout,
+    batch_norms,
+    list_vectors,
+    named_tensors,
+)
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _NUMBER = re.compile(r"(?<![\w:])\d+(?![\w])")  # but lines of code, as in net.py:12
@@ -136,12 +146,12 @@ class DerivedArchitecture(Architecture):
             exits: Block counts.
             base: Names of tensors that are never trained and are not sent.
         """
-        norms = batch_norms(self.net)
+        norms, vectors = batch_norms(self.net), list_vectors(self.net)
         absent, aliases = self._list_absent(exits[-1]), list_aliases(self.net)
         parts: dict[bool, dict[str, TensorLayout]] = {True: {}, False: {}}
         for name, tensor, is_parameter in named_tensors(self.net):
             owner, _, leaf = name.rpartition(".")
-            if name in absent or name in aliases or (owner in norms and leaf in _STATISTICS):
+            if name in absent or name in aliases or name in vectors or (owner in norms and leaf in _STATISTICS):
                 continue
             dims = tuple(
                 self.plan.segments.get((name, d), (Segment(None, size),)) for d, size in enumerate(tensor.shape)
@@ -230,15 +240,14 @@ def find_mismatch(net: nn.Module, plan: DerivedPlan) -> str:
     shapes = {name: tuple(tensor.shape) for name, tensor in list_tensors(net)}
     for name in {**plan.tensors, **shapes}:
         if shapes.get(name) != plan.tensors.get(name):
-            here, there = (truncate(tensors.get(name)) for tensors in (shapes, plan.tensors))
-            return f'"{truncate(name)}" has shape {here} here, and {there} in the plan'
+            return f'"{truncate(name)}" has shape {shapes.get(name)} here, and {plan.tensors.get(name)} in the plan'
     modules = dict(net.named_modules())
     for number in plan.numbers:
         value = vars(modules[number.module]).get(number.attribute) if number.module in modules else None
         if number.index is not None:
             value = value[number.index] if isinstance(value, tuple | list) and number.index < len(value) else None
         if type(value) is not int or value != number.value:
-            where = f"{number.module}.{number.attribute}".lstrip(".")
-            return f'"{truncate(where)}" is {truncate(repr(value))} here, and {number.value} in the plan'
+            where = truncate(f"{number.module}.{number.attribute}".lstrip("."))
+            return f'"{where}" is {truncate(repr(value))} here, and {number.value} in the plan'
     absent = next((point.module for point in plan.exits if point.module not in modules), None)
     return "" if absent is None else f'there is no module "{truncate(absent)}" here'

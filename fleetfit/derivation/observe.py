@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _Orthogonal
+from torch.nn.utils.parametrize import ParametrizationList
 
 from fleetfit.check.replay import use_plain_attention
 from fleetfit.derivation.copies import copy_instance
@@ -146,6 +148,7 @@ def observe(net: nn.Module, example: Tensor) -> Observation:
     every = out if isinstance(out, list) else [logits]
     along_logits = _find_classes(labelled, every)
     _tie_attention(net, labelled)
+    _fix_orthogonal(net, labelled)
     early = [next((name for name, output in first.outputs.items() if output.tensor is one), "") for one in every[:-1]]
     parameters = frozenset(name for name, _ in net.named_parameters(remove_duplicate=False))
     units = Units(labelled, parameters, along_logits)
@@ -291,6 +294,16 @@ def _tie_attention(net: nn.Module, labelled: LabelledPass) -> None:
             rows, columns = (labelled.ranges.get((f"{name}.out_proj.weight", d)) for d in (0, 1))
             if rows is not None and columns is not None:
                 labelled.unite(torch.tensor(rows), torch.tensor(columns))
+
+
+def _fix_orthogonal(net: nn.Module, labelled: LabelledPass) -> None:
+    """Keep orthogonal weights whole: a part of one is not orthogonal."""
+    for name, part in net.named_modules():
+        if isinstance(part, ParametrizationList) and any(isinstance(one, _Orthogonal) for one in part):
+            reason = Reason("a part of an orthogonal weight is not orthogonal", name.partition(".parametrizations")[0])
+            for (tensor, _), labels in labelled.ranges.items():
+                if tensor.startswith(f"{name}."):
+                    labelled.reasons.insert(0, (np.array(labels), reason))  # before those of its operations
 
 
 def list_aliases(net: nn.Module) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """What was derived from an instance, as plain values: enough to build every level of another instance like it."""
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -11,7 +10,7 @@ from fleetfit.layout import Segment
 
 T = TypeVar("T")
 _MOST_DIMS = 5  # of the output after which an exit sits
-_LARGE, _MOST_TIMES = 2**24, 16  # numbers of an early classifier; how often those of the module, if it is large
+_MOST_CHANNELS = 1 << 20  # that a classifier reads
 FORMAT = 1
 """The version of the payload."""
 Segments = tuple[Segment, ...]
@@ -186,11 +185,11 @@ class DerivedPlan:
         lengths += [(number.meaning, number.value) for number in self.numbers]
         if any(self._get_length(segments) != length for segments, length in lengths):
             raise ValueError("segments of another length")
-        if any(not 1 <= e.channels < e.dims <= _MOST_DIMS or not self._get_length(e.segments) for e in self.exits):
+        widths = [self._get_length(e.segments) for e in self.exits]
+        if any(not 1 <= e.channels < e.dims <= _MOST_DIMS for e in self.exits) or not all(
+            0 < width <= _MOST_CHANNELS for width in widths
+        ):
             raise ValueError("an exit without channels")
-        most = max(_LARGE, _MOST_TIMES * sum(math.prod(shape) for shape in self.tensors.values()))
-        if any(self._get_length(e.segments) * self.classes > most for e in self.exits):
-            raise ValueError("a classifier that is larger than the module")
         if self.blocks.keys() - self.tensors.keys() or max(self.blocks.values(), default=0) > len(self.exits):
             raise ValueError("blocks of other tensors or exits")
         if self.ordered - self.axes.keys() or min(self.axes.values(), default=1) < 1 or self.classes < 1:

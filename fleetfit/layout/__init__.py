@@ -35,6 +35,7 @@ from fleetfit.layout.hints import explain_input_error, find_fixed_groups
 from fleetfit.layout.infer import batch_norms, build_module, explains, infer_layout, named_tensors
 from fleetfit.layout.layout import Layout, Segment, TensorLayout
 from fleetfit.layout.placement import place_module
+from fleetfit.layout.weight_norms import has_norms, list_vectors, settle_norms
 
 __all__ = [
     "Architecture",
@@ -59,8 +60,10 @@ __all__ = [
     "explain_input_error",
     "explains",
     "find_fixed_groups",
+    "has_norms",
     "infer_layout",
     "interleaved",
+    "list_vectors",
     "make_input",
     "named_tensors",
     "outputs",
@@ -69,6 +72,7 @@ __all__ = [
     "product",
     "require_segments",
     "segments",
+    "settle_norms",
     "unwrap",
     "validate_architecture",
     "visit_exits",

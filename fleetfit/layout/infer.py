@@ -26,6 +26,7 @@ from fleetfit.layout.hints import (
 )
 from fleetfit.layout.layout import Layout, Segment, TensorLayout
 from fleetfit.layout.meta import on_meta
+from fleetfit.layout.weight_norms import forget_vectors
 
 # ---- one dimension of a tensor: explained by its growth, or by a declaration where growth has several explanations -
 
@@ -158,7 +159,7 @@ def _make_error(
 def build_module(
     architecture: Architecture, sizes: Mapping[str, int], exits: tuple[int, ...], larger: str | None = None
 ) -> nn.Module:
-    """Build a module and switch off running statistics: federated training has none (see `fleetfit.evaluate`).
+    """Build a module without running statistics (see `fleetfit.evaluate`), and without the vectors of spectral norms.
 
     Args:
         architecture: The model family.
@@ -189,6 +190,7 @@ def build_module(
     for norm in batch_norms(module).values():
         norm.track_running_stats = False
         norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+    forget_vectors(module)
     return module
 
 

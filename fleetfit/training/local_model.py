@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from fleetfit.errors import RunError
-from fleetfit.layout import State, build_module, named_tensors, place_module
+from fleetfit.layout import State, build_module, has_norms, named_tensors, place_module, settle_norms
 from fleetfit.seeds import derive_seed, isolate_rng
 from fleetfit.submodel import FlatState, Submodel, concat_state, extract, full_submodel
 from fleetfit.training.runtime import convolution_weights, prepare_model, view_in_format
@@ -50,6 +50,7 @@ class LocalModel:
                 f'the builder and the layout disagree on "{first}": built {built.get(first)}, expected '
                 f"{self.shapes.get(first)}. Run `fleetfit check-model` on this model."
             )
+        self._has_norms = has_norms(self.module)
         self.arithmetic = problem.get_arithmetic(submodel)
         convolutions = convolution_weights(self.module)
         self._reordered: list[str] = []  # parameters in another order than in a state
@@ -78,6 +79,8 @@ class LocalModel:
         ordered = state if list(state) == list(self.shapes) else {name: state[name] for name in self.shapes}
         self.flat.copy_(concat_state(ordered))
         self.restore(ordered, self._reordered)
+        if self._has_norms:
+            settle_norms(self.module)
 
     def restore(self, state: State, names: Iterable[str]) -> None:
         """Copy some tensors of a state in."""

@@ -31,8 +31,6 @@ FAILURES = {
     "fourier_over_channels": (WHOLE, "a Fourier transform mixes channels"),
     "gated_experts": (WHOLE, "nn.Bilinear is an operation without a rule"),
     "pointnet": (WHOLE, "an identity matrix is added"),
-    "spectral_norm": (UNCUT, "the largest singular value of a part is another one"),
-    "spectral_norm_by_hooks": (UNCUT, "the largest singular value of a part is another one"),
     "parametrised_positive": (WHOLE, "softplus of a weight that is cut is not 0"),
     "config_object": (WHOLE, "a size is in an object beside the modules"),
 }
