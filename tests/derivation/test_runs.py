@@ -250,6 +250,13 @@ def test_check_model_shows_the_axes(capsys: pytest.CaptureFixture[str]) -> None:
     assert ["layers.*.conv1", "3", "16", "1", "any"] in [row[:5] for row in rows]
 
 
+def test_the_task_of_a_language_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["check-model", "plain_models:Sequence", "--input-shape", "6"]
+    assert call(*command, "--set", "model.vocabulary=12") == 2
+    assert "--task next_token" in capsys.readouterr().err
+    assert call(*command, "--set", "model.vocabulary=12", "--task", "next_token") == 0
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["--input-shape", "1,4,4", "--tolerance", "0.2"], ["--input-shape", "1,4,4", "--set", "model.width=32"]],
