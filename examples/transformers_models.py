@@ -32,7 +32,7 @@ def classify_texts(classes: int, vocabulary: int, checkpoint: str = "") -> nn.Mo
         return AutoModelForSequenceClassification.from_pretrained(checkpoint, config=config, local_files_only=True)
     config = BertConfig(
         vocab_size=vocabulary, hidden_size=32, num_hidden_layers=4, num_attention_heads=8, intermediate_size=64,
-        max_position_embeddings=32, num_labels=classes,
+        max_position_embeddings=128, num_labels=classes,
     )  # fmt: skip
     return AutoModelForSequenceClassification.from_config(config)
 

@@ -253,7 +253,9 @@ def _check_outputs(problem: Problem, data: Data) -> None:
         logits_of_exits = outputs(module, x)
     for block, logits in zip(problem.exits, logits_of_exits, strict=True):
         if tuple(logits.shape) != expected:
+            at_each_place = tuple(logits.shape) == (_BATCH, *problem.input_shape, data.classes)
+            hint = " It predicts at each token: set --task next_token." if at_each_place else ""
             raise ModelError(
                 f"the exit after block {block} gives outputs of shape {tuple(logits.shape)} for {_BATCH} samples; task "
-                f"{problem.task.name} with {data.classes} classes needs {expected}."
+                f"{problem.task.name} with {data.classes} classes needs {expected}.{hint}"
             )

@@ -30,7 +30,9 @@ from fleetfit.check.full import TOLERANCE, FullModel, describe_level, format_arc
 from fleetfit.check.levels import check_depths, load_level
 from fleetfit.check.masked import (
     WAYS,
+    CannotRun,
     MaskedCut,
+    compare,
     compare_cuts,
     describe_failure,
     find_failing_axes,
@@ -180,30 +182,69 @@ def check_layout(
 
 @isolate_torch_state()
 def check_levels(
-    architecture: Architecture, layout: Layout, levels: Sequence[Submodel], input_shape: Sequence[int], seed: int = 0
+    architecture: Architecture,
+    layout: Layout,
+    levels: Sequence[Submodel],
+    input_shape: Sequence[int],
+    say: Say | None = None,
+    seed: int = 0,
 ) -> None:
-    """Check that levels have the predicted shapes and compute what the full model does at full width.
+    """Check that levels have the predicted shapes and compute what the full model with its other channels at zero does.
 
-    For a layout with fewer exits of an architecture whose layout is proved.
+    For a layout with fewer exits of an architecture whose layout is proved. A forward that compares sizes may take
+    another path at those of a level than at those of the proof.
 
     Args:
         architecture: The model family.
         layout: Its layout.
         levels: Sub-models to build.
         input_shape: Shape of one sample.
+        say: Called with each step of a check that takes more than a second or two.
         seed: Of parameters and inputs.
 
     Raises:
-        ModelError: A level does not fit; the message names the tensors.
+        ModelError: A level does not fit, or computes something else; the message names the tensors.
     """
     with isolate_rng(torch.device("cpu")):
         rng = make_torch_rng("check_layout", seed)
         x = make_input(architecture, tuple(input_shape), _BATCH, rng)
         with _limit_threads(layout.complete):
             full = FullModel(architecture, layout.complete, x, rng, seed)
+            now = _make_reporter(full, say)
             for level in levels:
                 load_level(full, level)
             check_depths(full, [level.exits for level in levels])
+            _compare_levels(full, levels, now)
+
+
+def _compare_levels(full: FullModel, levels: Sequence[Submodel], now: Callable[[str], None]) -> None:
+    """Compare the narrow models of levels with the full one.
+
+    Raises:
+        ModelError: One does not run, or differs.
+    """
+    axes, way = full.layout.axes, WAYS[0]
+    cuts: dict[tuple[tuple[str, int], ...], MaskedCut] = {}
+    for level in levels:
+        sizes = {axis: n for axis, n in level.sizes.items() if axes[axis].scaled and n < axes[axis].size}
+        if sizes:
+            channels = {axis: range(n) for axis, n in sizes.items()}
+            cuts[tuple(sizes.items())] = MaskedCut(describe_level(level), channels)
+    for cut in cuts.values():
+        now(f"a small model beside the full one, with {cut.how}")
+        try:
+            compare(full, cut, way)
+        except CannotRun as error:
+            raise ModelError(f"a level with {cut.how} does not run: {error}", key="model") from error
+        if not cut.error <= full.tolerance:
+            raise ModelError(
+                f"a level with {cut.how} computes something else than the full model with its other channels at zero: "
+                f"they differ by {cut.error:.2g} of the outputs' size. Does forward compare sizes, as in x.shape == "
+                "y.shape? Sizes that differ in the full model may be equal in a level. Decide by what does not depend "
+                "on the width, such as the number of the block.",
+                key="model",
+            )
+        way = cut.way
 
 
 @contextlib.contextmanager
@@ -232,14 +273,20 @@ def _make_key(architecture: Any, layout: Layout | None, levels: Sequence[Submode
     return key
 
 
-def _prove(full: FullModel, levels: Sequence[Submodel], say: Say | None) -> LayoutReport:
-    layout, patience_ends = full.layout, time.monotonic() + _PATIENCE_S
+def _make_reporter(full: FullModel, say: Say | None) -> Callable[[str], None]:
+    """Return a function that says each step, once the first seconds are over."""
+    patience_ends = time.monotonic() + _PATIENCE_S
     name = type(getattr(full.architecture, "net", full.architecture)).__name__  # the instance's, where it is derived
 
     def now(step: str) -> None:
         if say is not None and time.monotonic() > patience_ends:
             say(f"Proving the layout of {name}: {step}")
 
+    return now
+
+
+def _prove(full: FullModel, levels: Sequence[Submodel], say: Say | None) -> LayoutReport:
+    layout, now = full.layout, _make_reporter(full, say)
     derived = settle_derived_state(full)
     permutation = check_permutations(full, now)
     now("a model of each level")

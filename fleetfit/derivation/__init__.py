@@ -158,7 +158,7 @@ def prove_layout(
         ModelError: The layout is wrong, a level does not fit, or it could not be proved.
     """
     if isinstance(architecture, DerivedArchitecture) and architecture.report is not None:
-        check_levels(architecture, layout, levels, input_shape)
+        check_levels(architecture, layout, levels, input_shape, say)
         return architecture.report
     return check_layout(architecture, layout, levels, input_shape=input_shape, say=say)
 

@@ -1,6 +1,7 @@
 """Early exits of an instance: where they may sit, their classifiers, and the module that has them."""
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from fleetfit.layout import Segment
 
 _MOST_EXITS = 12
 _LEAST_SHARE = 1 / 3  # of the parameters, in a chain of blocks
+_LEAST_BLOCK = 1 / 50  # of the parameters of the block before
 _FEW_MODULES = 2  # behind the last block of a chain: the instance's own classifier
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.PReLU)
 
@@ -107,8 +109,14 @@ def _list_chains(observation: Observation) -> Iterator[tuple[int, list[str]]]:
         prefix = f"{name}." if name else ""
         children = {f"{prefix}{child}": module for child, module in part.named_children()}
         ran = sorted((n for n in children if _can_end(observation, n)), key=lambda n: outputs[n].step)
-        if not isinstance(part, nn.Sequential | nn.ModuleList):  # stages beside each other, such as layer1 ... layer4
-            ran = [n for n in ran if isinstance(children[n], nn.Sequential) and _has_parameters(children[n])]
+        if not isinstance(part, nn.Sequential | nn.ModuleList):  # stages or blocks beside each other: layer1 ... layer4
+            kinds = Counter(type(children[n]) for n in ran if not type(children[n]).__module__.startswith("torch."))
+            ran = [
+                n
+                for n in ran
+                if _has_parameters(children[n])
+                and (isinstance(children[n], nn.Sequential) or kinds[type(children[n])] > 1)
+            ]
             if len(ran) < 2:
                 continue
         blocks = [block for n in ran for block in _open_stage(observation, n, children[n])]
@@ -117,10 +125,15 @@ def _list_chains(observation: Observation) -> Iterator[tuple[int, list[str]]]:
             outputs[after].made_of and not outputs[after].made_of & outputs[before].mark for before, after in follows
         ):
             continue  # modules beside each other, such as experts
-        heavy = [n for n in blocks if _has_parameters(m := net.get_submodule(n)) and not isinstance(m, _NORMS)]
+        weights = {n: sum(p.numel() for p in net.get_submodule(n).parameters()) for n in blocks}
+        heavy: list[str] = []
+        for n in blocks:
+            least = _LEAST_BLOCK * weights[heavy[-1]] if heavy else 0  # a gate of a few channels belongs to its block
+            if weights[n] > least and not isinstance(net.get_submodule(n), _NORMS):
+                heavy.append(n)
         if len(heavy) >= 2:
             ends = [blocks[blocks.index(n) - 1] for n in heavy[1:]] + [blocks[-1]]
-            yield sum(p.numel() for n in blocks for p in net.get_submodule(n).parameters()), ends
+            yield sum(weights.values()), ends
 
 
 def _open_stage(observation: Observation, name: str, part: nn.Module) -> list[str]:

@@ -10,13 +10,15 @@ in which it does not vary.
 """
 
 import sys
+import sysconfig
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fleetfit.layout.known_values import iter_tensors
@@ -26,8 +28,9 @@ Labels = Tensor
 """Integers of size 1 along dimensions in which they do not vary."""
 Dimension = tuple[str, int]
 """A tensor's name, and one of its dimensions."""
-HIDDEN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
-"""Files whose lines say nothing to a person: PyTorch's and FleetFit's own."""
+_HIDDEN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
+_STANDARD, _PACKAGES = sysconfig.get_paths()["stdlib"], ("site-packages", "dist-packages")
+_OBSERVER = str(Path(__file__).with_name("observe.py"))  # calls the module
 _MANY_PAIRS = 2_000_000  # pairs that are not worth sorting
 
 
@@ -51,6 +54,26 @@ class Reason(NamedTuple):
 
 OF_SAMPLES = Reason("a size of the samples")
 FLATTENED = Reason("it is flattened together with an axis that is cut")
+
+
+class _CalledFunction(TorchFunctionMode):
+    """Knows the function of PyTorch that runs, as it is called in code: its operations have names of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._function: Any = None
+
+    @property
+    def name(self) -> str:
+        """Its name, such as "torch.fft.rfft"; "" if it has none."""
+        return "" if self._function is None else torch.overrides.resolve_name(self._function) or ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before, self._function = self._function, func
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self._function = before
 
 
 class LabelledPass(Operations):
@@ -91,7 +114,7 @@ class LabelledPass(Operations):
         self._sources: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._marks = 0
         self._names: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._operation = ""
+        self._operation, self._called = "", _CalledFunction()
         self._x = x
         self.x_mark = self.mark(x)
         self._next = 1
@@ -149,7 +172,7 @@ class LabelledPass(Operations):
 
     def fix(self, labels: Labels, reason: Reason | None = None) -> None:
         """Note that places can never be cut."""
-        self.reasons.append((np.unique(labels.numpy()), reason or self.make_reason(self._operation)))
+        self.reasons.append((np.unique(labels.numpy()), reason or self.make_reason()))
 
     def fix_along(self, labels: Labels, d: int, reason: Reason | None = None) -> None:
         """Note that a dimension can never be cut: places that vary along others too can only go together along it."""
@@ -162,10 +185,13 @@ class LabelledPass(Operations):
         """Return why places of a tensor have no labels, if they are the samples' own."""
         return OF_SAMPLES if self.sources(x) & self.x_mark else None
 
-    def make_reason(self, cause: str) -> Reason:
-        """Return a reason with the module and the line of code that runs."""
+    def make_reason(self, cause: str = "") -> Reason:
+        """Return a reason, the function that runs by default, with the module and the line of code."""
+        cause = cause or self._called.name or self._operation
         frame = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(HIDDEN):
+        while frame is not None and is_hidden(frame.f_code.co_filename):
+            if frame.f_code.co_filename == _OBSERVER:  # no code but PyTorch's called it, as in an nn.Sequential
+                return Reason(cause, self.module or "")
             frame = frame.f_back  # type: ignore[assignment]
         if frame is None or self.module is None:
             return Reason(cause)
@@ -219,6 +245,15 @@ class LabelledPass(Operations):
         return labels.reshape(-1)
 
     # ---- the rules of operations ----------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self._called.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._called.__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -660,6 +695,11 @@ def _find_rule(func: Any, name: str, args: Sequence[Any]) -> _Rule:
     if torch.Tag.pointwise in func.tags or name in _POINTWISE:
         return LabelledPass._pointwise
     return LabelledPass._keep_places
+
+
+def is_hidden(file: str) -> bool:
+    """Return whether a file's lines say nothing to a person: PyTorch's, FleetFit's and Python's own."""
+    return file.startswith(_HIDDEN) or (file.startswith(_STANDARD) and not any(part in file for part in _PACKAGES))
 
 
 def vary(labels: Labels) -> frozenset[int]:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from fleetfit.derivation.copies import copy_level
-from fleetfit.derivation.labels import FLATTENED, HIDDEN, OF_SAMPLES, Labels, Reason, list_tensors, vary
+from fleetfit.derivation.labels import FLATTENED, OF_SAMPLES, Labels, Reason, is_hidden, list_tensors, vary
 from fleetfit.derivation.observe import Observation, get_logits, plain_kernels
 from fleetfit.derivation.plan import DerivedPlan, Segments, SizeNumber
 from fleetfit.derivation.units import CLASSES, get_length
@@ -273,7 +273,7 @@ class Trials:
 
 def explain_error(error: Exception) -> Reason:
     """Return an error as a reason, with the line of the person's code."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(HIDDEN)]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not is_hidden(f.filename)]
     line = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     message = str(error).strip().partition("\n")[0]
     return Reason(f"a cut fails with {type(error).__name__}: {message}", "", line)

@@ -222,8 +222,8 @@ class Recurrent(ArchitectureWrapper):
             if not isinstance(module, HasSegments) or not hasattr(module, "token"):
                 raise ModelError(
                     "ReeFL needs a backbone that runs block by block, with start, segment, head, token and "
-                    "with_token. Inherit from fleetfit.ExitModel, which has the last two, returned by build() of "
-                    "an architecture. For the levels of a plain module use another method, such as scalefl.",
+                    "with_token. Have build() return a fleetfit.ExitModel, which has the last two. The levels of a "
+                    "plain module have none of them: use another method, such as scalefl.",
                     key="method.name",
                 )
             backbone: Any = module

@@ -7,6 +7,9 @@ with other trained values and another seed; then in evaluation mode. A segment i
 bits each time. No segment is if a buffer changes, or if the logits from these values differ from those of the whole
 model.
 
+A module that visits its exits, as the levels of a plain one do, cannot go on behind a segment. It has a frozen prefix
+only where all of it is frozen but a module at the end of each exit.
+
 All batches have one fixed shape, `BATCH` samples. In it each sample has the same bits beside any others, so cached
 values are the same in every process.
 """
@@ -20,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
-from fleetfit.layout import HasSegments, outputs
+from fleetfit.layout import HasSegments, VisitsExits, outputs
 from fleetfit.seeds import isolate_rng
 
 BATCH = 32
@@ -81,6 +84,9 @@ class FrozenPrefix:
 
     def run(self, module: Any, x: Tensor) -> Iterator[tuple[Any, Any]]:
         """Yield what each exit reads, and the state after its segment."""
+        if isinstance(module, VisitsExits):
+            yield from ((value, value) for value in _read_head_inputs(module, [c.head for c in self.exits], x))
+            return
         carry = module.start(x)
         for i, cached in enumerate(self.exits):
             carry = module.segment(i, carry)
@@ -105,13 +111,14 @@ def find_frozen_prefix(module: nn.Module, trained: Sequence[Tensor], x: Tensor, 
         x: Samples [BATCH, ...].
         other: Other samples [BATCH, ...].
     """
-    if not isinstance(module, HasSegments) or not isinstance(module, nn.Module) or not trained:
+    if not isinstance(module, HasSegments | VisitsExits) or not isinstance(module, nn.Module) or not trained:
         return None
+    find = _find_heads if isinstance(module, VisitsExits) else _find_candidate
     before, training = [p.detach().clone() for p in trained], module.training
     try:
         with isolate_rng(x.device), torch.no_grad():
-            candidate = _find_candidate(module, {id(p) for p in trained}, x)
-            return _prove(module, candidate, trained, x, other)
+            candidate = find(module, {id(p) for p in trained}, x)
+            return _prove(module, candidate, trained, x, other) if candidate.exits else None
     finally:
         module.train(training)
         with torch.no_grad():
@@ -136,6 +143,27 @@ def _find_candidate(module: Any, trained: set[int], x: Tensor) -> FrozenPrefix:
             exits.append(_describe_exit(module, i, carry, heads))
             parts.clear()  # those of the exit
     return FrozenPrefix(tuple(exits), None)
+
+
+def _find_heads(module: Any, trained: set[int], x: Tensor) -> FrozenPrefix:
+    """Return the heads of a module that visits its exits, if nothing else of it is trained."""
+    heads = list(_find_trained_parts(module, trained))
+    own = {id(part) for head in heads for part in head.modules()}
+    exits: list[CachedValue] = []
+
+    def visit(_: int, logits: Tensor) -> bool:
+        is_frozen = not any(id(part) not in own and _is_changing(part, trained) for part in parts)
+        cached = _describe_head(calls, logits)
+        if is_frozen and cached is not None:
+            exits.append(cached)
+        parts.clear()
+        calls.clear()
+        return not is_frozen or cached is None
+
+    module.train()
+    with _record_parts(module) as parts, _record_calls(heads) as calls:
+        module.visit_exits(x, visit)
+    return FrozenPrefix(tuple(exits) if len(exits) == len(module.exits) else (), None)
 
 
 @contextmanager
@@ -169,9 +197,14 @@ def _find_trained_parts(module: nn.Module, trained: set[int]) -> Iterator[nn.Mod
             yield from _find_trained_parts(part, trained)
 
 
-def _describe_exit(module: Any, index: int, carry: Any, heads: list[nn.Module]) -> CachedValue:
-    """Return what is cached for an exit: the input of the one trained module that makes its logits, else the state."""
-    calls: list[tuple[nn.Module, Any, Any, torch.dtype | None]] = []
+Call = tuple[nn.Module, Any, Any, torch.dtype | None]
+"""A head that ran, its inputs, its output, and the type in which it ran under autocast."""
+
+
+@contextmanager
+def _record_calls(heads: Sequence[nn.Module]) -> Iterator[list[Call]]:
+    """Record which heads run."""
+    calls: list[Call] = []
 
     def record(head: nn.Module, inputs: Any, output: Any) -> None:
         kind = output.device.type if isinstance(output, Tensor) else "cpu"
@@ -180,18 +213,29 @@ def _describe_exit(module: Any, index: int, carry: Any, heads: list[nn.Module]) 
 
     hooks = [head.register_forward_hook(record) for head in heads]
     try:
-        logits = module.head(index, carry)
+        yield calls
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _describe_head(calls: Sequence[Call], logits: Tensor) -> CachedValue | None:
+    """Return what is cached for logits: the input of the one head that made them; None where others did."""
     if len(calls) != 1 or calls[0][2] is not logits or len(calls[0][1]) != 1:
-        return CachedValue(tree_flatten(carry)[1])
+        return None
     head, inputs, _, autocast = calls[0]
     return CachedValue(tree_flatten(inputs[0])[1], head, autocast)
 
 
-class _HeadReached(Exception):
-    """Ends an exit before its head runs."""
+def _describe_exit(module: Any, index: int, carry: Any, heads: list[nn.Module]) -> CachedValue:
+    """Return what is cached for an exit: the input of the one trained module that makes its logits, else the state."""
+    with _record_calls(heads) as calls:
+        logits = module.head(index, carry)
+    return _describe_head(calls, logits) or CachedValue(tree_flatten(carry)[1])
+
+
+class _HeadReached(BaseException):
+    """Ends an exit before its head runs; no `except Exception` of the model's code catches it."""
 
 
 def _read_head_input(module: Any, head: nn.Module, index: int, carry: Any) -> Any:
@@ -209,6 +253,25 @@ def _read_head_input(module: Any, head: nn.Module, index: int, carry: Any) -> An
     finally:
         hook.remove()
     return values[0]
+
+
+def _read_head_inputs(module: VisitsExits, heads: Sequence[Any], x: Tensor) -> list[Any]:
+    """Return the inputs of the exits' heads from one forward pass, which ends before the last one."""
+    values: list[Any] = []
+
+    def record(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+        values.append(tree_map(torch.clone, inputs[0]))  # an in-place operation may follow
+        if len(values) == len(heads):
+            raise _HeadReached
+
+    hooks = [head.register_forward_pre_hook(record) for head in heads]
+    try:
+        with suppress(_HeadReached):
+            module.visit_exits(x, lambda i, logits: False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return values
 
 
 # ---- by trying -------------------------------------------------------------------------------------------------------

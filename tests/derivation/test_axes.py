@@ -1,15 +1,17 @@
 """Axes get names, are cut together, or are not cut, as the user says."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import pytest
 import torch
 from support import raises
 from torch import Tensor, nn
 
-from fleetfit.derivation import derive_architecture
+from fleetfit.derivation import derive_architecture, prove_layout
 from fleetfit.errors import ModelError
-from fleetfit.layout import Segment
+from fleetfit.layout import Segment, infer_layout
+from fleetfit.submodel import Submodel
 
 EXAMPLE = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
 
@@ -85,3 +87,26 @@ def test_axes_of_one_name_are_cut_as_one() -> None:
 def test_axes_that_cannot_be_are_refused(axes: Mapping[str, str], mentions: tuple[str, ...]) -> None:
     with raises(ModelError, *mentions, key="derive.axes"):
         derive_architecture(Net(), EXAMPLE, axes=axes)
+
+
+class Compared(nn.Module):
+    """Adds what came before where it has the same shape: a residual at one width of b alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(5, 4), nn.Linear(4, 12), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = torch.relu(self.a(x))
+        after = torch.relu(self.b(before))
+        return self.c(after + before if after.shape == before.shape else after)
+
+
+@pytest.mark.parametrize(("b", "is_right"), [(3, True), (4, False), (5, True), (12, True)])
+def test_a_level_in_which_sizes_are_equal_by_chance_is_refused(b: int, is_right: bool) -> None:
+    """The proof's narrow models have other widths of b; those of a run are compared, too."""
+    torch.manual_seed(0)
+    derived = derive_architecture(Compared(), EXAMPLE, axes={"a": "whole"})
+    level = Submodel({"b": range(b), "classes": range(3)}, derived.positions)
+    with nullcontext() if is_right else raises(ModelError, "b 4", key="model"):
+        assert prove_layout(derived, infer_layout(derived), [level], (5,)) == derived.report

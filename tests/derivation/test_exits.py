@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 import torch
 from support import raises
+from support.derivation import derive as derive_bed
 from torch import Tensor, nn
 
 from fleetfit.derivation import DerivedArchitecture, derive_architecture
@@ -59,6 +60,19 @@ class Stages(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
+class Attributes(nn.Module):
+    """Blocks of one class that are plain attributes, between modules of other classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.neck = nn.Linear(5, 8), nn.Sequential(nn.Linear(8, 6), nn.ReLU())
+        self.block1, self.block2, self.last = Block(8), Block(8), Block(6)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.last(self.neck(self.block2(self.block1(self.stem(x))))))
+
+
 class OwnExits(nn.Module):
     """A classifier after each of its three layers; it returns a list of logits."""
 
@@ -96,7 +110,8 @@ def make_sequential() -> nn.Module:
     )
 
 
-MAKE = {"sequential": make_sequential, "blocks": Blocks, "stages": Stages, "own": OwnExits, "experts": Experts}
+MAKE = {"sequential": make_sequential, "blocks": Blocks, "stages": Stages, "own": OwnExits, "experts": Experts,
+        "attributes": Attributes}  # fmt: skip
 EXAMPLES = {"stages": IMAGES}
 AUTO = {
     "sequential": ("1", "3", "5"),
@@ -104,6 +119,7 @@ AUTO = {
     "stages": ("layer1", "layer2", "layer3"),
     "own": ("classifiers.0", "classifiers.1"),
     "experts": (),
+    "attributes": ("block1", "block2", "neck"),
 }
 """The modules after which exits are found."""
 
@@ -113,6 +129,7 @@ USED: dict[str, Sequence[set[str]]] = {
     "stages": ({"conv1", "layer1"}, {"layer2"}, {"layer3"}, {"layer4", "fc"}),
     "own": ({"layers.0", "classifiers.0"}, {"layers.1", "classifiers.1"}, {"layers.2", "classifiers.2"}),
     "experts": ({"stem", "experts", "again", "count", "head"},),
+    "attributes": ({"stem", "block1"}, {"block2"}, {"neck"}, {"last", "head"}),
 }
 """The tensors that the pass until each exit uses, beside those of the exit before: names, or modules they are in."""
 
@@ -203,6 +220,10 @@ def test_gradients_of_all_exits_reach_what_they_use(kind: str) -> None:
         level = architecture.build(architecture.plan.axes, architecture.positions[:e]).train()
         torch.stack([logits.logsumexp(1).sum() for logits in level(x)]).sum().backward()
         assert [name for name, p in level.named_parameters() if p.grad is None] == []
+
+
+def test_a_gate_of_a_few_channels_belongs_to_its_block() -> None:
+    assert [point.module for point in derive_bed("eca")[1].plan.exits] == ["attention0"]
 
 
 def test_none_has_the_classifier_alone() -> None:

@@ -489,3 +489,10 @@ def test_a_reason_names_the_line_of_the_code_that_called_the_operation() -> None
     for module, prefix in ((net, ""), (nn.Sequential(net), "0.")):
         reason = observe(module.eval(), torch.randn(VECTORS)).units.whole[f"{prefix}fc"][1]
         assert (reason.module, reason.line) == (prefix.rstrip("."), f"test_labels.py:{line}")
+        assert reason.cause == "torch.fft.fft"
+
+
+def test_a_reason_has_no_line_where_only_pytorch_calls() -> None:
+    net = nn.Sequential(nn.Conv1d(1, 6, 5), nn.LocalResponseNorm(2), nn.Flatten(), nn.Linear(6, 3))
+    reason = observe(net.eval(), torch.randn(4, 1, 5)).units.whole["0"][1]
+    assert reason[:2] == ("torch.nn.functional.local_response_norm", "1") and not reason.line

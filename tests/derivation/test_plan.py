@@ -48,7 +48,7 @@ def test_another_instance_has_the_same_levels_by_the_plan(name: str) -> None:
     assert_same_bits(*states)
 
 
-@pytest.mark.parametrize("version", [FORMAT + 1, FORMAT - 1, None, "1", [FORMAT], -1])
+@pytest.mark.parametrize("version", [FORMAT + 1, FORMAT - 1, None, "1", [FORMAT], -1, True, torch.ones(2)])
 def test_another_version_is_refused_with_both_versions(version: Any) -> None:
     with raises(ModelError, repr(version), FORMAT, key="derive.format"):
         DerivedPlan.from_payload({**make_payload("vit_fused_qkv"), "format": version})
@@ -72,6 +72,7 @@ DAMAGE: dict[str, Callable[[Any], Any]] = {
     "a block behind the last exit": lambda p: p["blocks"].update({next(iter(p["blocks"])): 99}),
     "a block of a tensor that is not there": lambda p: p["blocks"].update({"nothing": 0}),
     "an order of an axis that is not there": lambda p: p["ordered"].append("nothing"),
+    "a huge exit": lambda p: p["exits"][0].__setitem__(3, [[None, 2**34]]),
     "no classes": lambda p: p.update(classes=0),
     "a negative size": lambda p: p["tensors"].update(more=[-1]),
     "a truth as a size": lambda p: p["tensors"].update(more=[True]),

@@ -1,6 +1,7 @@
 """Runs of plain modules: same bits on every engine, resumed or not, with every method; and what does not fit."""
 
 import json
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from support import Expected, raises
 from support.bits import have_same_state
 from support.verbs import run_verb
 from tiny import spec_of, tiny_data
-from torch import nn
+from torch import Tensor, nn
 
 import fleetfit as ff
 from fleetfit.cli import main
@@ -22,6 +23,7 @@ from fleetfit.data import Data
 from fleetfit.errors import ConfigError, FleetFitError, ModelError
 from fleetfit.names import list_names
 from fleetfit.training import initial_state
+from fleetfit.training.frozen import BATCH, find_frozen_prefix
 
 CLIENTS = 4
 NAMED = {"name": "plain_models:Residual", "width": 8}
@@ -130,6 +132,51 @@ def test_fine_tuning_leaves_the_instance_s_weights(peft: dict[str, Any], tmp_pat
     assert base.keys() == own.keys() - {"net.head.weight", "net.head.bias"}
     assert all(torch.equal(base[name], own[name]) for name in base)
     assert {"net.head.weight", "heads.1.fc.weight"} <= finished.server.state.keys()
+
+
+class Counted(Patches):
+    """A module that counts the images on which it has begun."""
+
+    count = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        Counted.count += 0 if x.is_meta else len(x)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("method", ["heterofl", "depthfl"])
+def test_further_epochs_do_not_run_a_frozen_module(method: str, tmp_path: Path) -> None:
+    """Its classifiers are trained on what they read; the values differ by the rounding of another batch shape."""
+    torch.manual_seed(0)
+    net, counts, states = Counted(), [], []
+    for epochs, features_bytes in ((2, 1e8), (9, 1e8), (9, 0)):
+        begun = Counted.count
+        table = describe(net, peft={"name": "frozen"}, method=method, local={"epochs": epochs, "lr": 0.05})
+        table |= {"engine": {"features_bytes": features_bytes}, "evaluate": {"every": 0, "whole": False}}
+        states.append(run(table, tmp_path / f"{epochs} {features_bytes}").server.state)
+        counts.append(Counted.count - begun)
+    assert counts[0] == counts[1] < counts[2]
+    for name, tensor in states[1].items():
+        torch.testing.assert_close(tensor, states[2][name], rtol=1e-3, atol=1e-4)
+        assert not torch.equal(tensor, states[0][name])
+
+
+@pytest.mark.parametrize(
+    ("net", "trained", "is_frozen"),
+    [
+        (Patches(), ("heads.*", "net.head.*"), True),
+        (Patches(), ("heads.*", "net.head.*", "net.norm.weight"), False),
+        (Patches(), ("heads.*", "net.head.*", "net.blocks.0.*"), False),
+        (Patches(), ("net.head.*",), False),
+        (Residual(8), ("heads.*", "net.fc.*"), False),  # batch norms
+    ],
+)
+def test_values_are_frozen_below_classifiers_alone(net: nn.Module, trained: tuple[str, ...], is_frozen: bool) -> None:
+    derived = ff.derive(net, make_data())
+    level = derived.build(derived.plan.axes, derived.positions)
+    parameters = [p for name, p in level.named_parameters() if any(fnmatch(name, pattern) for pattern in trained)]
+    x, other = torch.randn(2, BATCH, 1, 4, 4)
+    assert (find_frozen_prefix(level, parameters, x, other) is not None) == is_frozen
 
 
 def test_training_starts_from_the_instance(tmp_path: Path) -> None:
@@ -248,6 +295,13 @@ def test_check_model_shows_the_axes(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
     assert ["stem", "1", "16", "1", "any"] in [row[:5] for row in rows]
     assert ["layers.*.conv1", "3", "16", "1", "any"] in [row[:5] for row in rows]
+
+
+def test_the_task_of_a_language_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["check-model", "plain_models:Sequence", "--input-shape", "6"]
+    assert call(*command, "--set", "model.vocabulary=12") == 2
+    assert "--task next_token" in capsys.readouterr().err
+    assert call(*command, "--set", "model.vocabulary=12", "--task", "next_token") == 0
 
 
 @pytest.mark.parametrize(
