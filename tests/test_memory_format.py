@@ -50,8 +50,8 @@ def convolutions(*channels: int, first: int = 3, **settings: Any) -> nn.Module:
         (nn.Sequential(convolutions(6), nn.Conv2d(6, 6, 3, groups=6)), LAST, LAST),
         (nn.Sequential(convolutions(6), nn.Conv2d(6, 6, 3, groups=2)), PLAIN, PLAIN),
         (nn.Sequential(convolutions(16, 16, bias=False), convolutions(4, 4, first=16)), LAST, LAST),  # squeeze, excite
-        (convolutions(16, 512, 512), PLAIN, PLAIN),
-        (convolutions(16, 16, 16, 512), LAST, LAST),
+        (convolutions(16, 320, 320), PLAIN, PLAIN),
+        (convolutions(16, 16, 16, 320), LAST, LAST),
         (nn.Sequential(convolutions(16, 16), nn.Conv2d(4, 16, 1, stride=2)), PLAIN, PLAIN),
         (nn.Sequential(convolutions(16, *[16] * 3), nn.Conv2d(4, 16, 1, stride=2)), PLAIN, LAST),
         (nn.Sequential(convolutions(16, *[16] * 3), nn.Conv2d(8, 16, 1, stride=2)), LAST, LAST),

@@ -4,19 +4,20 @@
 layers, without a measurement: each machine and engine chooses alike, also after a resume. A run records the rule's
 name. A later rule gets another name, and older runs keep theirs.
 
-Rule 1 was fitted to some hundred sub-models of 21 families (`benchmarks/formats.py`; the table is in
-`benchmarks/README.md`), measured on an AVX-512 processor, on the same one limited to AVX2, and on another machine with
-PyTorch 2.11. In none of them it loses more than 5% of a training step or an evaluation pass:
+Rule 1 was fitted to the sub-models of 19 models at up to five widths (`benchmarks/formats.py`; ADR 0024 has the
+table), on an AVX-512 processor, on the same one limited to AVX2, and on another with PyTorch 2.11. Where it chooses
+channels-last, none loses more than 5% of a training step or an evaluation pass:
 
 - Convolutions gain where their channels fill vector registers: 16 or more in and out, multiples of 8, or depthwise.
   Seven in ten must be such. The first one is left out, since images have few channels, and those with a bias beside
   others without one: squeeze-and-excite layers, which see one vector per sample.
 - Evaluation of one-channel images loses: the first convolution then takes a large part.
-- Group norm has no good kernel for channels-last. Convolutions with 512 or more outputs on small maps lose, too.
+- Group norm has no good kernel for channels-last. VGG's convolutions with 320 or more outputs on small
+  maps lose, too.
 - Weight gradients of a strided 1x1 convolution with fewer than 8 input channels write past their workspace in
   channels-last on AVX2 (oneDNN issue 6035, PyTorch 2.13): such a sub-model trains in the plain format.
-- On CUDA the plain format stays. On an H200 channels-last took 0.97 to 1.18 of a training step in fp32 for models up to
-  ResNet-20 of half width, at batch sizes 16 and 128.
+- On CUDA the plain format stays. On an H200 channels-last took 0.98 to 1.32 of a training step in fp32 for models up to
+  ResNet-20 of half width, at batch sizes from 16 to 128.
 """
 
 from dataclasses import replace
@@ -27,7 +28,7 @@ from torch import nn
 from fleetfit.values.arithmetic import Arithmetic, MemoryFormat
 
 _SHARE = 0.7
-_VERY_WIDE = 512
+_VERY_WIDE = 320
 _SHARE_OF_VERY_WIDE = 0.4
 _BLOCK = 8  # channels that AVX2 computes together
 
