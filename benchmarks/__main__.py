@@ -33,6 +33,7 @@ PARTS = {
 }
 # These take long or need more than the package: they run when they are named.
 WHEN_NAMED = {
+    "formats": "channels-last against the plain memory format: a training step and an evaluation pass, by shape",
     "compare": "two runs of a comparison side by side against one after the other",
     "peers": "the same task on Flower's simulation and on pfl-research: CPU, start, memory (`make peers-env` first)",
     "fleet": "a message to a node of a real fleet, in three ways of running its work",

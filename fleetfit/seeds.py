@@ -28,6 +28,6 @@ def make_torch_rng(*key: int | str) -> torch.Generator:
 def isolate_rng(accelerator: torch.device, seed: int | None = None) -> Iterator[None]:
     """Leave torch's global generators as they were; inside they begin with a seed, if there is one."""
     with torch.random.fork_rng(devices=[accelerator] if accelerator.type == "cuda" else []):
-        if seed is not None:
-            torch.manual_seed(seed)
+        if seed is not None:  # `torch.manual_seed` would seed every CUDA device, too
+            (torch if accelerator.type == "cuda" else torch.default_generator).manual_seed(seed)
         yield

@@ -27,12 +27,12 @@ def counting(pull: float = 0.01) -> Method:
     """Pull towards the mean logit remembered from the client's last accepted round; count updates on the server."""
 
     def loss(job: Job, device: Device) -> Loss:
-        target = device.memory["mean"] if device.memory else torch.zeros(4)
+        target = (device.memory["mean"] if device.memory else torch.zeros(4)).to(device.accelerator)
         assert (device.memory["rounds"] if device.memory else 0) <= job.round
         assert (job.memory_version == -1) == (device.memory is None)
 
         class Remembering:
-            seen = torch.zeros(4)
+            seen = torch.zeros(4, device=device.accelerator)
 
             def __call__(self, module: nn.Module, x: Any, y: Tensor) -> Tensor:
                 logits = outputs(module, x)[-1]
@@ -46,7 +46,7 @@ def counting(pull: float = 0.01) -> Method:
 
     def remember(job: Job, device: Device, state: State, loss: Any) -> Any:
         rounds = device.memory["rounds"] + 1 if device.memory else 1
-        return {"rounds": rounds, "mean": loss.seen, "last": (job.round, None)}
+        return {"rounds": rounds, "mean": loss.seen.cpu(), "last": (job.round, None)}
 
     def step(
         federation: Federation, server: Server, aggregate: Aggregate, reports: Sequence[Update | Failure]

@@ -1,7 +1,7 @@
 """Runs that earlier versions began go on with the pixels with which they began.
 
 `data/begun_before` holds runs of two rounds that were stopped after the first, by the version before images were turned
-by their EXIF orientation and arrays with channels last were recognised.
+by their EXIF orientation and arrays with channels last were recognised, and before a rule chose the memory format.
 """
 
 import shutil
@@ -81,3 +81,23 @@ def test_a_comparison_on_arrays_goes_on(recorded: bool) -> None:
     assert to_table(restore_records(load_experiment(given), there)) == to_table(there)
     other = load_experiment({"data": {**given["data"], "channels_last": not recorded}})
     assert to_table(restore_records(other, there)) == to_table(other)
+
+
+def test_convolutions_keep_the_plain_memory_format(place: Path) -> None:
+    """A new run of the same file computes in the format that its levels' shapes choose."""
+    for run in (ff.load(place / "runs" / "digits"), ff.resume(place / "runs" / "digits")):
+        assert run.experiment.engine.memory_format == "contiguous"
+        assert run.assembly.federation.problem.computed == ()
+    assert run.finished
+    table = to_table(run.experiment)
+    del table["engine"]["memory_format"]
+    new = ff.run(table, out=place / "new")
+    assert new.experiment.engine.memory_format == "rule-1"
+    assert new.assembly.federation.problem.computed
+
+
+def test_a_comparison_keeps_the_memory_format_of_its_rows(place: Path) -> None:
+    begun = ff.load(place / "runs" / "digits").experiment
+    table = to_table(begun)
+    del table["engine"]["memory_format"]
+    assert restore_records(load_experiment(table), begun).engine.memory_format == "contiguous"

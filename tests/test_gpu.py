@@ -16,7 +16,9 @@ from fleetfit.engines.processes import processes
 from fleetfit.evaluate import EvaluationScope
 from fleetfit.rounds import Engine, Round, Settings, run, start
 from fleetfit.training import run_job
-from fleetfit.values import Evaluation, Federation, Job, Local
+from fleetfit.training.local_model import LocalModel
+from fleetfit.values import Evaluation, Federation, Job, Local, Problem
+from fleetfit.values.arithmetic import Arithmetic, ShapeArithmetic
 
 pytestmark = [
     pytest.mark.gpu,
@@ -125,6 +127,28 @@ def test_fast_on_cuda_gives_the_same_bits_on_workers_and_is_near_exact(tmp_path:
         assert tensor.dtype == torch.float32 and tensor.device.type == "cpu"
     gap = torch.cat([(found.server.state[n] - exact.server.state[n]).flatten() for n in found.server.state]).norm()
     assert gap < 0.2 * torch.cat([tensor.flatten() for tensor in exact.server.state.values()]).norm()
+
+
+@pytest.mark.parametrize("width", [0.7, 1.0])
+def test_weights_are_aligned_for_channels_last(width: float) -> None:
+    """cuDNN's kernels for channels-last do: "misaligned address" where weights are views at any place of a buffer."""
+    given = {"classes": 10, "channels": 3, "input_shape": [3, 32, 32], "vocabulary": 0, "padding": -1}
+    problem = Problem.from_spec({"model": {"name": "resnet20"}, "given": given, "task": "classification", "exits": []})
+    submodel, gradients = problem.submodel(width, problem.exits), {}
+    sizes = {**problem.layout.full_sizes, **submodel.sizes}
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randn(16, 3, 32, 32, generator=rng), torch.arange(16) % 10
+    state: dict[str, torch.Tensor] = {}
+    for memory_format in ("contiguous", "channels_last"):
+        how = ShapeArithmetic(sizes, problem.exits, Arithmetic("fp32", memory_format))  # type: ignore[arg-type]
+        model = LocalModel(problem.replace_arithmetic((how,)), submodel, torch.device("cuda", 0))
+        state = state or {name: 0.1 * torch.randn(shape, generator=rng) for name, shape in model.shapes.items()}
+        model.load(state)
+        model.module.train()
+        torch.nn.functional.cross_entropy(model.module(x.cuda())[-1], y.cuda()).backward()
+        gradients[memory_format] = model.grad.cpu()
+    gap = (gradients["contiguous"] - gradients["channels_last"]).norm()
+    assert 0 < gap < 0.05 * gradients["contiguous"].norm()  # TF32 rounds convolutions
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -133,7 +133,9 @@ def test_stored_choice_is_used(exact: ff.Run, tmp_path: Path) -> None:
     """As on another machine, where the rule might choose otherwise: what stands there counts."""
     chosen = dict.fromkeys("12", "fp32 contiguous")
     found = ff.run(laid(TABLE, engine={"speed": "fast", "chosen": chosen}), out=tmp_path / "run")
-    assert_same_bits(trained(found), trained(exact))
+    plain = ff.run(laid(TABLE, engine={"memory_format": "contiguous"}), out=tmp_path / "plain")
+    assert_same_bits(trained(found), trained(plain))
+    assert not has_same_bits(trained(exact)["blocks.0.conv.weight"], trained(plain)["blocks.0.conv.weight"])
 
 
 # ---- bf16 that is emulated -----------------------------------------------------------------------------------------
@@ -262,7 +264,7 @@ def test_memory_format_keeps_state(model: str) -> None:
 def test_flat_buffer_has_the_memory_format(memory_format: Any) -> None:
     """[o, c, h, w] is element ((o C + c) H + h) W + w, or ((o H + h) W + w) C + c with the channels last."""
     flat, (out, channels, height, width) = torch.arange(2 * 3 * 4 * 5), (2, 3, 4, 5)
-    view = view_in_format(flat, (out, channels, height, width), Arithmetic("fp32", memory_format), convolution=True)
+    view = view_in_format(flat, (out, channels, height, width), memory_format == "channels_last")
     for o, c, h, w in itertools.product(*map(range, view.shape)):
         first = ((o * channels + c) * height + h) * width + w
         last = ((o * height + h) * width + w) * channels + c
@@ -340,7 +342,9 @@ def test_gpu_uses_bf16(able: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: able)
     precision, device = "bf16" if able else "fp32", torch.device("cuda", 1)
     assert str(choose_arithmetic(nn.Linear(3, 2), (3,), device)) == f"{precision} contiguous"
-    assert str(choose_arithmetic(nn.Conv2d(1, 2, 3), (1, 8, 8), device)) == f"{precision} channels_last"
+    assert str(choose_arithmetic(nn.Conv2d(1, 2, 3), (1, 8, 8), device)) == (
+        "bf16 channels_last" if able else "fp32 contiguous"
+    )
     assert set(asked) == {device}
 
 

@@ -1,4 +1,4 @@
-"""The task on FleetFit: every client affords the whole model, FedAvg. `with_fleetfit.py FOLDER ENGINE`."""
+"""The task on FleetFit: every client affords the whole model, FedAvg. `with_fleetfit.py FOLDER ENGINE [EVERY]`."""
 
 import sys
 from pathlib import Path
@@ -19,8 +19,8 @@ def data(folder: str) -> ff.Data:
     return ff.Data("peers", found.x, found.y, splits, CLASSES, groups=groups, mean=grey, std=tuple(v / 2 for v in grey))
 
 
-def main(folder: str, engine: str) -> None:
-    """Run the task and save the model."""
+def main(folder: str, engine: str, every: str = "0") -> None:
+    """Run the task and save the model; `every`: rounds between evaluations, or "auto"."""
     found = loaded(folder)
     task = found.task
     run = ff.run(
@@ -34,7 +34,7 @@ def main(folder: str, engine: str) -> None:
             "local": {"epochs": task.epochs, "batch_size": task.batch_size, "lr": task.lr, "momentum": task.momentum,
                       "weight_decay": 0.0},
             "cohort": {"count": task.cohort},
-            "evaluate": {"every": 0},
+            "evaluate": {"every": every if every == "auto" else int(every)},
             "engine": {"name": engine, **({"workers": 2} if engine == "processes" else {})},
         },
         out=Path(folder) / "run",

@@ -410,6 +410,9 @@ def load(folder: str | Path, **sections: Any) -> Run:
             section.setdefault(
                 "exif_orientation", False
             )  # the run started before FleetFit applied the EXIF orientation
+    engine = table.setdefault("engine", {})
+    if isinstance(engine, dict) and engine.get("speed", "exact") == "exact":
+        engine.setdefault("memory_format", "contiguous")  # the run started before rules chose it
     if "data" in sections:
         sections["data"] = wrap_in_memory_data(sections["data"], read_sample_shape(files))
     missing = [section for section in find_object_sections(table) if section not in sections]

@@ -18,10 +18,16 @@ def record_latencies(experiment: Experiment, measured: Mapping[str, list[float]]
 
 def record_computing(experiment: Experiment, computing: Computing) -> Experiment:
     """Return the experiment with the chosen computation of its levels."""
-    if computing.chosen == experiment.engine.chosen:
+    engine = experiment.engine
+    if computing.chosen == engine.chosen and computing.memory_format == engine.memory_format:
         return experiment
-    engine = experiment.engine.model_copy(update={"chosen": dict(computing.chosen)})
-    return experiment.model_copy(update={"engine": engine})
+    update = {"chosen": dict(computing.chosen), "memory_format": computing.memory_format}
+    return experiment.model_copy(update={"engine": engine.model_copy(update=update)})
+
+
+def record_evaluation_interval(experiment: Experiment, every: int) -> Experiment:
+    """Return the experiment with its rounds between evaluations."""
+    return experiment.model_copy(update={"evaluate": experiment.evaluate.model_copy(update={"every": every})})
 
 
 def record_client_count(experiment: Experiment, count: int) -> Experiment:
@@ -61,6 +67,11 @@ def restore_records(experiment: Experiment, recorded: Experiment) -> Experiment:
             if (value := theirs.settings.get(key)) is not None and key not in data.settings:
                 data = data.model_copy(update={key: value})
         changes["data"] = data
-    if experiment.engine.speed == "fast" and not experiment.engine.chosen:
-        changes["engine"] = experiment.engine.model_copy(update={"chosen": recorded.engine.chosen})
+    engine = experiment.engine
+    if engine.speed == "fast" and not engine.chosen:
+        changes["engine"] = engine.model_copy(update={"chosen": recorded.engine.chosen})
+    elif engine.speed == "exact" and engine.memory_format is None:
+        changes["engine"] = engine.model_copy(update={"memory_format": recorded.engine.memory_format})
+    if experiment.evaluate.every == "auto" and recorded.evaluate.every != "auto":
+        changes["evaluate"] = experiment.evaluate.model_copy(update={"every": recorded.evaluate.every})
     return record_latencies(experiment, recorded.fleet.measured).model_copy(update=changes)

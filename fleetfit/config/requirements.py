@@ -66,8 +66,10 @@ def has_jumps(run: Assembly) -> bool:
     return drift is not None and drift.jump > 0
 
 
-def has_image_layers(run: Assembly) -> bool:
-    """Return whether a level has convolutions: only images have a memory format."""
+def has_memory_format(run: Assembly) -> bool:
+    """Return whether the format of images changes something: a level has convolutions, or PyTorch's own is set."""
+    if run.experiment.engine.memory_format != "channels_last":
+        return True
     problem = run.federation.problem
     return any(has_convolutions(build_level(problem, level)) for level in run.federation.levels)
 
@@ -101,7 +103,7 @@ REQUIREMENTS = (
     Requirement("cohort.over_selection", has_profiles, _EQUALLY_FAST),
     Requirement("attack.share", lambda run: run.experiment.attack.kind, "no attack is set"),
     Requirement("attack.among", lambda run: run.experiment.attack.kind, "no attack is set"),
-    Requirement("engine.memory_format", has_image_layers, "the model has no convolutions"),
+    Requirement("engine.memory_format", has_memory_format, "the model has no convolutions"),
     Requirement("engine.features_bytes", lambda run: run.federation.problem.base, "no part of the model is frozen"),
     Requirement(
         "engine.chosen", lambda run: run.experiment.engine.speed == "fast", 'with speed = "exact" nothing is chosen'

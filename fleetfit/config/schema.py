@@ -507,7 +507,8 @@ class EngineSection(OpenSection):
         speed: "exact" computes in fp32, with the same bits on every machine of one kind; "fast" chooses for each
             level's shape the precision and memory format that pay on this machine (`fleetfit.training.runtime`).
         precision: For all levels, with any speed: "fp32", or "bf16" for products of matrices; weights stay fp32.
-        memory_format: For all levels, of images: "contiguous" or "channels_last".
+        memory_format: For all levels, of images: "contiguous" or "channels_last"; by default each level's shape
+            chooses, by the rule that a run records, "rule-1". A run that recorded none computes in "contiguous".
         compile: For all levels: whether `torch.compile` compiles them.
         features_bytes: Memory of each process for cached features of a frozen backbone; features that exceed it go into
             a file. 0: they are computed each time, the default if the speed is exact.
@@ -527,7 +528,8 @@ class EvaluateSection(Section):
     """`[evaluate]`: when and how accuracy is measured.
 
     Attributes:
-        every: Rounds between evaluations; 0 for none before the last round, which is always evaluated.
+        every: Rounds between evaluations; 0 for none before the last round, which is always evaluated. "auto" chooses
+            them such that evaluations are about a tenth of the run's multiply-adds; the run records its choice.
         batch_size: Samples per forward pass, which batch statistics depend on.
         split: The split of each client that is evaluated.
         norms: Batch-norm policies, "static" and "batch"; the first is the headline.
@@ -537,7 +539,7 @@ class EvaluateSection(Section):
         metrics: Further metrics, by "file.py:function" or "package.module:function": functions of outputs and labels.
     """
 
-    every: Annotated[int, Field(ge=0)] = 10
+    every: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     batch_size: Count = 128
     split: Literal["test", "validation", "train"] = "test"
     norms: Annotated[list[Norm], Field(min_length=1)] = Field(default_factory=lambda: list[Norm](("static", "batch")))

@@ -68,7 +68,7 @@ def sum_batch_norm_inputs(job: Job, device: Device) -> Update:
 
 def _load_model(job: Job, device: Device) -> LocalModel:
     """Return the job's model without dropout. Batch norm uses the batch's own statistics unless static ones are set."""
-    model = get_local_model(device.problem, job.submodel, device.accelerator)
+    model = get_local_model(device.problem, job.submodel, device.accelerator, training=False)
     model.load(job.state)
     if model.module.training:  # a walk through a model's parts takes as long as some batches
         model.module.eval()

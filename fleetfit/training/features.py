@@ -117,7 +117,7 @@ class FeatureCache:
                 self._stores, self._prefixes, self._data = {}, {}, []
             self._data.append(data.x)
         channels = tuple(sorted(submodel.channels.items(), key=lambda item: item[0]))
-        key = (id(data.x), data.mean, data.std, data.resize, channels)
+        key = (id(data.x), data.mean, data.std, data.resize, channels, model.arithmetic)
         shape = (*key, submodel.exits, device.accelerator)
         if shape not in self._prefixes:
             if sum(len(indices) for indices in data.splits.values()) < 2:  # too few samples to try

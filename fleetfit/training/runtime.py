@@ -1,13 +1,13 @@
 """The runtime of a sub-model: device, precision, memory format, compiled kernels, and freed memory.
 
-`engine.speed = "exact"` computes in fp32 with the default memory format. "fast" chooses for each level's shape by the
-rule of `choose_arithmetic`. It is a rule and not a measurement, so two runs on one machine have the same bits. The
-choice is stored in the run's configuration and in the problem's spec, and every job, evaluation and resumed run uses
-it. Weights, optimiser, statistics, losses and stored or sent tensors are fp32 in both; `torch.autocast` decides what is
-computed in bf16.
+`engine.speed = "exact"` computes in fp32, in the memory format of a rule (`fleetfit.training.memory_format`). "fast"
+chooses for each level's shape by the rule of `choose_arithmetic`. Both are rules and not measurements, so two runs on
+one machine have the same bits. The choice is stored in the run's configuration and in the problem's spec, and every
+job, evaluation and resumed run uses it. Weights, optimiser, statistics, losses and stored or sent tensors are fp32 in
+both; `torch.autocast` decides what is computed in bf16.
 
-The rule follows measurements with one thread on a CPU with avx512_bf16 and amx_bf16 (`benchmarks/fast.py` repeats
-them), relative to the default:
+The rule of "fast" follows measurements with one thread on a CPU with avx512_bf16 and amx_bf16 (`benchmarks/fast.py`
+repeats them), relative to fp32 in the plain memory format:
 
 - Channels last for images: a training step takes 0.6 to 0.9 of the time, if the weights of convolutions have that
   format too. Group norm has no good kernel for it, and patches that do not overlap gain nothing.
@@ -44,6 +44,7 @@ from torch.utils._pytree import tree_map
 from fleetfit import buffers
 from fleetfit.errors import ConfigError
 from fleetfit.models.transformer import dropout
+from fleetfit.training.memory_format import is_unsafe_in_channels_last
 from fleetfit.values import Problem
 from fleetfit.values.arithmetic import PLAIN, Arithmetic, MemoryFormat
 
@@ -141,10 +142,11 @@ def choose_arithmetic(module: nn.Module, input_shape: Sequence[int], accelerator
     parts = list(module.modules())
     memory_format: MemoryFormat = "contiguous"
     if accelerator.type == "cuda":
-        memory_format = "channels_last" if has_convolutions(module) else memory_format
-        return Arithmetic("bf16" if has_bf16(accelerator) else "fp32", memory_format)
+        if not has_bf16(accelerator):
+            return PLAIN
+        return Arithmetic("bf16", "channels_last" if has_convolutions(module) else memory_format)
     dense = [p for p in parts if isinstance(p, nn.Conv2d) and p.kernel_size > p.stride and p.groups == 1]
-    if dense and not any(isinstance(p, nn.GroupNorm) for p in parts):
+    if dense and not any(isinstance(p, nn.GroupNorm) for p in parts) and not is_unsafe_in_channels_last(module):
         memory_format = "channels_last"
     gains = has_bf16(accelerator) and (_images_gain(parts, dense, input_shape) if dense else _tokens_gain(parts))
     return Arithmetic("bf16" if gains else "fp32", memory_format)
@@ -182,9 +184,9 @@ _ENTRY_POINTS = ("start", "segment", "head", "forward")  # they run a model as a
 _RECOMPILE_LIMIT = 64  # kernels of one function: several shapes, training and evaluation, batches of several sizes
 
 
-def view_in_format(flat: Tensor, shape: tuple[int, ...], arithmetic: Arithmetic, convolution: bool) -> Tensor:
-    """Return a view of a flat buffer as a tensor of a shape, in the memory format of the arithmetic."""
-    if not convolution or len(shape) != 4 or arithmetic.memory_format == "contiguous":
+def view_in_format(flat: Tensor, shape: tuple[int, ...], is_ordered: bool) -> Tensor:
+    """Return a view of a flat buffer as a tensor of a shape, or as a convolution's weight in channels-last order."""
+    if not is_ordered or len(shape) != 4:
         return flat.view(shape)
     out, channels, height, width = shape
     return flat.view(out, height, width, channels).permute(0, 3, 1, 2)

@@ -331,8 +331,8 @@ def _list_notes(plan: ComparisonPlan, tuned: Mapping[RowSetting, str], score: st
     several = "s, mean ± standard deviation" if seeds > 1 else ""
     notes = [f"{score[:1].upper()}{score[1:]}; {seeds} seed{several}."]
     if any(map(is_rounds, plan.columns)):
-        words = {0: "only after the last round", 1: "every round"}
-        every = sorted({run.experiment.evaluate.every for run in plan.runs})
+        words = {0: "only after the last round", 1: "every round", "auto": "as a tenth of the work allows"}
+        every = sorted({run.experiment.evaluate.every for run in plan.runs}, key=str)
         often = ", ".join(words.get(rounds, f"every {rounds} rounds") for rounds in every)
         notes.append(
             f'Rounds until the "{section.target_on}" accuracy reaches the target, by the best one so far and a '

@@ -10,9 +10,9 @@ from fleetfit.config.schema import EngineSection
 from fleetfit.errors import ConfigError, truncate
 from fleetfit.layout import build_module
 from fleetfit.training import resolve_device
-from fleetfit.training.runtime import check_compiler, choose_arithmetic, has_bf16, has_convolutions
+from fleetfit.training.runtime import check_compiler, choose_arithmetic, has_bf16
 from fleetfit.values import Level, Problem
-from fleetfit.values.arithmetic import PLAIN, Arithmetic, ShapeArithmetic
+from fleetfit.values.arithmetic import NEWEST_RULE, PLAIN, Arithmetic, MemoryFormat, ShapeArithmetic
 from fleetfit.values.problem import AS_MUCH
 
 
@@ -23,11 +23,13 @@ class Computing:
     Attributes:
         computed: By shape; empty if all levels are computed in fp32, contiguous and not compiled.
         chosen: The same as text by the level's name, for the run's configuration; empty if nothing was chosen.
+        memory_format: `engine.memory_format` for the run's configuration.
         notes: Notes for the user.
     """
 
     computed: tuple[ShapeArithmetic, ...] = ()
     chosen: Mapping[str, str] = field(default_factory=dict)
+    memory_format: MemoryFormat | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -47,11 +49,9 @@ def choose_computing(
     """
     fast = section.speed == "fast"
     fixed: dict[str, Any] = {"precision": section.precision, "compile": section.compile}
-    if not fast and section.model_fields_set.isdisjoint((*fixed, "memory_format")):
-        return Computing()
-    modules = [build_level(problem, level) for level in levels]
-    if any(map(has_convolutions, modules)):
-        fixed["memory_format"] = section.memory_format
+    takes_images = len(problem.input_shape) == 3
+    if takes_images:
+        fixed["memory_format"] = section.memory_format or (None if fast else NEWEST_RULE)
     fixed = {key: value for key, value in fixed.items() if value is not None}
     recorded: dict[str, Arithmetic] = {}
     if fast and section.chosen:
@@ -64,10 +64,10 @@ def choose_computing(
             )
         recorded = {name: Arithmetic.read(text) for name, text in section.chosen.items()}
     arithmetic = {}
-    for level, module in zip(levels, modules, strict=True):
-        choice = recorded.get(level.name) or (
-            choose_arithmetic(module, problem.input_shape, accelerator) if fast else PLAIN
-        )
+    for level in levels:
+        choice = recorded.get(level.name, PLAIN)
+        if fast and not recorded:
+            choice = choose_arithmetic(build_level(problem, level), problem.input_shape, accelerator)
         arithmetic[level.name] = replace(choice, **fixed)
     if any(one.compile for one in arithmetic.values()):
         check_compiler(accelerator)
@@ -90,7 +90,8 @@ def choose_computing(
             'engine.speed = "fast" changes nothing: no faster computation is known for this model on this machine.',
         )
     chosen = {name: str(one) for name, one in arithmetic.items()} if fast else {}
-    return Computing(() if is_plain else computed, chosen, notes)
+    recorded_format = section.memory_format if fast or not takes_images else fixed["memory_format"]
+    return Computing(() if is_plain else computed, chosen, recorded_format, notes)
 
 
 _NO_BF16 = "this machine has no bf16 instructions"

@@ -4,14 +4,20 @@ import functools
 import math
 from dataclasses import replace
 
+import numpy as np
+
 from fleetfit.config.build.data import has_data_sized_clients
 from fleetfit.config.build.local import build_local_training
 from fleetfit.config.schema import FRACTION, MIN_COHORT, CohortSection, Experiment
 from fleetfit.errors import ConfigError
-from fleetfit.evaluate import EvaluationScope
+from fleetfit.evaluate import EvaluationScope, has_batch_norm
 from fleetfit.network import LinkFaults
 from fleetfit.rounds import Settings
+from fleetfit.training.clock import count_planned_passes, forward_work
 from fleetfit.values import Evaluation, Federation, Simulation
+
+_EVALUATION_SHARE = 0.1
+"""Work of evaluations, relative to that of training, with `evaluate.every = "auto"`."""
 
 
 def build_settings(experiment: Experiment) -> Settings:
@@ -26,7 +32,43 @@ def build_settings(experiment: Experiment) -> Settings:
     )
     training = build_local_training(local, experiment.cohort)
     schedule = functools.partial(local.schedule.factor_at, experiment.rounds)
-    return Settings(experiment.rounds, training, schedule, evaluate.every, scope)
+    every = 0 if evaluate.every == "auto" else evaluate.every
+    return Settings(experiment.rounds, training, schedule, every, scope)
+
+
+def choose_evaluation_interval(
+    experiment: Experiment, settings: Settings, federation: Federation, evaluated: int | None
+) -> int:
+    """Return `evaluate.every`: as set, or for "auto" such that evaluations are about a tenth of the run's work.
+
+    Work is multiply-adds: three forward passes for each sample that is trained, one for each that is evaluated or
+    measured for batch-norm statistics, by the levels of the clients. The last round is always evaluated.
+
+    Args:
+        experiment: The run.
+        settings: Of its rounds.
+        federation: With the clients' levels, also where the server does not know them.
+        evaluated: Samples of all clients in the split that is evaluated; None if unknown: a fourth of the others.
+    """
+    if experiment.evaluate.every != "auto":
+        return experiment.evaluate.every
+    problem, scope, samples = federation.problem, settings.scope, federation.clients.num_examples
+    work = [forward_work(problem, level.submodel) for level in federation.levels]
+    able = federation.able
+    each = round(float(samples[able].mean()))
+    level_of = federation.level_of[able]
+    mean_work, top = float(np.mean([work[level] for level in level_of])), int(level_of.max())
+    training = federation.cohort * count_planned_passes(settings.local, each, 0) * mean_work
+
+    if evaluated is None:
+        evaluated = int(samples.sum()) // 4
+    share = 1.0 if scope.clients is None else min(1.0, scope.clients / len(samples))
+    norms = scope.norms if has_batch_norm(federation) else scope.norms[:1]
+    evaluation = len(norms) * share * evaluated * (mean_work + work[top])
+    if has_batch_norm(federation) and "static" in norms:
+        evaluation += min(scope.statistics_samples, int(samples.sum())) * sum(work[: top + 1])
+    times = int(_EVALUATION_SHARE * settings.rounds * training / max(evaluation, 1.0))
+    return math.ceil(settings.rounds / min(max(times, 1), settings.rounds))
 
 
 def compute_cohort_size(experiment: Experiment, clients: int) -> int:

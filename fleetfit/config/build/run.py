@@ -9,7 +9,12 @@ from fleetfit.config.build.data import describe_data_files
 from fleetfit.config.build.levels import PlannedProblem, build_plan, describe_single_level, plan_problem
 from fleetfit.config.build.method import build_method_spec, check_comparable, check_needs
 from fleetfit.config.build.model import describe_derivation, describe_task
-from fleetfit.config.build.rounds import build_settings, compute_cohort_size, configure_links
+from fleetfit.config.build.rounds import (
+    build_settings,
+    choose_evaluation_interval,
+    compute_cohort_size,
+    configure_links,
+)
 from fleetfit.config.build.trust import (
     apply_attack,
     apply_privacy,
@@ -21,9 +26,15 @@ from fleetfit.config.build.trust import (
     describe_secure_run,
     draw_attackers,
 )
-from fleetfit.config.records import record_client_count, record_computing, record_latencies
+from fleetfit.config.records import (
+    record_client_count,
+    record_computing,
+    record_evaluation_interval,
+    record_latencies,
+)
 from fleetfit.config.requirements import find_unused_keys
 from fleetfit.config.schema import Experiment
+from fleetfit.data import Data
 from fleetfit.errors import PlanError
 from fleetfit.layout import State
 from fleetfit.method import Method, build
@@ -94,7 +105,10 @@ def _assemble(
         *describe_start(planned.problem),
         *planned.computing.notes,
     ]
-    federation, settings = configure_links(experiment, federation, members.simulation, build_settings(experiment))
+    settings, split = build_settings(experiment), experiment.evaluate.split
+    evaluated = len(population.data.split(split)) if isinstance(population.data, Data) else None
+    settings = replace(settings, evaluate_every=choose_evaluation_interval(experiment, settings, truth, evaluated))
+    federation, settings = configure_links(experiment, federation, members.simulation, settings)
     privacy, secure = build_privacy(experiment, federation), build_secure_run(experiment, federation)
     if privacy is not None:
         federation, settings = apply_privacy(federation, settings, privacy)
@@ -111,6 +125,7 @@ def _assemble(
     notes += describe_single_level(experiment, federation, plan)
     recorded = record_latencies(experiment, planned.budgets.conditions.measured)
     recorded = record_computing(recorded, planned.computing)
+    recorded = record_evaluation_interval(recorded, settings.evaluate_every)
     recorded = recorded if simulation is None else record_client_count(recorded, population.count)
     assembly = Assembly(
         recorded, population.data, planned.budgets, federation, simulation, settings, plan, attackers, tuple(notes)
