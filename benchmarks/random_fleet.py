@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fleetfit.config.build.engine import choose_computing
+from fleetfit.config.schema import EngineSection
 from fleetfit.data import Data
 from fleetfit.levels import split_levels
 from fleetfit.method import build
@@ -45,7 +47,16 @@ BERT = Kind(
     {"name": "bert", "hidden": 128, "layers": 4, "attention_heads": 4, "max_positions": 64, "dropout": 0.1},
     (64,), 64, vocabulary=2000,
 )  # fmt: skip
-KINDS = {"cnn": CNN, "resnet20": RESNET20, "small ViT": VIT, "small BERT": BERT}
+MOBILENETV2 = Kind({"name": "mobilenetv2"}, (3, 32, 32), 32)
+EFFICIENTNET = Kind({"name": "efficientnet_b0"}, (3, 32, 32), 32)
+KINDS = {
+    "cnn": CNN,
+    "resnet20": RESNET20,
+    "mobilenetv2": MOBILENETV2,
+    "efficientnet_b0": EFFICIENTNET,
+    "small ViT": VIT,
+    "small BERT": BERT,
+}
 
 
 class Parts(Sequence[dict[str, Tensor]]):
@@ -95,6 +106,8 @@ def fleet(
     problem = Problem.from_spec({"model": dict(kind.model), "given": given, "task": "classification", "exits": []})
     levels = split_levels(problem, Targets(tuple(budgets), (0.1,) * len(budgets)))
     problem = problem.replace_exits({e for level in levels for e in level.submodel.exits})
+    computing = choose_computing(EngineSection(), problem, levels, torch.device("cpu"))  # as a run does by default
+    problem = problem.replace_arithmetic(computing.computed)
     each = np.tile(budgets, clients // len(budgets) + 1)[:clients]
     registered = Clients(np.full(clients, samples), each, np.full(clients, 0.15))
     federation = Federation(problem, registered, tuple(levels), cohort, build(spec), spec, 0)

@@ -362,6 +362,7 @@ def test_an_experiment_resolves(path, monkeypatch):
         expected = (
             "Accuracy here is",
             "validation held out.",
+            "local and global are measured on",
             own.get(table.get("method", {}).get("name", ""), "Accuracy here is"),
             *private,
         )
