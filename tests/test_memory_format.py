@@ -44,7 +44,9 @@ def convolutions(*channels: int, first: int = 3, **settings: Any) -> nn.Module:
         (convolutions(9, 9, 9), PLAIN, PLAIN),
         (convolutions(4, 4, 4), PLAIN, PLAIN),
         (convolutions(16, 16, 16, first=1), LAST, PLAIN),
-        (convolutions(16, 16, *[16] * 5, 9, 9, 9), PLAIN, PLAIN),  # six of nine fill registers
+        (convolutions(16, 16, 9, 9, 9), PLAIN, PLAIN),  # one of four fills registers
+        (convolutions(16, 16, 16, 9, 9), LAST, PLAIN),  # two of four
+        (convolutions(16, 16, *[16] * 5, 9, 9, 9), LAST, PLAIN),  # six of nine
         (convolutions(16, 16, *[16] * 6, 9, 9, 9), LAST, LAST),  # seven of ten
         (nn.Sequential(convolutions(16, 16), nn.GroupNorm(2, 16)), PLAIN, PLAIN),
         (nn.Sequential(convolutions(6), nn.Conv2d(6, 6, 3, groups=6)), LAST, LAST),
@@ -52,7 +54,6 @@ def convolutions(*channels: int, first: int = 3, **settings: Any) -> nn.Module:
         (nn.Sequential(convolutions(16, 16, bias=False), convolutions(4, 4, first=16)), LAST, LAST),  # squeeze, excite
         (convolutions(16, 320, 320), PLAIN, PLAIN),
         (convolutions(16, 16, 16, 320), LAST, LAST),
-        (nn.Sequential(convolutions(16, 16), nn.Conv2d(4, 16, 1, stride=2)), PLAIN, PLAIN),
         (nn.Sequential(convolutions(16, *[16] * 3), nn.Conv2d(4, 16, 1, stride=2)), PLAIN, LAST),
         (nn.Sequential(convolutions(16, *[16] * 3), nn.Conv2d(8, 16, 1, stride=2)), LAST, LAST),
         (nn.Sequential(nn.Conv2d(3, 128, 4, stride=4), nn.Linear(8, 8)), PLAIN, PLAIN),
@@ -62,6 +63,12 @@ def convolutions(*channels: int, first: int = 3, **settings: Any) -> nn.Module:
 def test_rule_1(module: nn.Module, training: str, evaluation: str) -> None:
     assert (choose(module, True), choose(module, False)) == (training, evaluation)
     assert choose(module, True, "cuda") == choose(module, False, "cuda") == PLAIN
+
+
+@pytest.mark.parametrize(("version", "expected"), [("2.12.1+cpu", PLAIN), ("2.13.0", LAST), ("3.0.0a0", LAST)])
+def test_older_versions_of_pytorch_stay_plain(version: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    assert choose(convolutions(16, 16, 16), True) == expected
 
 
 def test_a_set_format_is_kept() -> None:

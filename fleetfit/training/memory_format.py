@@ -4,13 +4,14 @@
 layers, without a measurement: each machine and engine chooses alike, also after a resume. A run records the rule's
 name. A later rule gets another name, and older runs keep theirs.
 
-Rule 1 was fitted to the sub-models of 19 models at up to five widths (`benchmarks/formats.py`; ADR 0024 has the
-table), on an AVX-512 processor, on the same one limited to AVX2, and on another with PyTorch 2.11. Where it chooses
-channels-last, none loses more than 5% of a training step or an evaluation pass:
+Rule 1 was fitted to the sub-models of 12 models at up to five widths (`benchmarks/formats.py`; ADR 0024 has the
+table), with PyTorch 2.13 on an AVX-512 processor and on the same one limited to AVX2. Where it chooses channels-last,
+none loses more than 5% of a training step or an evaluation pass. With PyTorch 2.11 some do: before 2.13 all is
+plain.
 
 - Convolutions gain where their channels fill vector registers: 16 or more in and out, multiples of 8, or depthwise.
-  Seven in ten must be such. The first one is left out, since images have few channels, and those with a bias beside
-  others without one: squeeze-and-excite layers, which see one vector per sample.
+  In training half of them must be such, in evaluation seven in ten. The first one is left out, since images have few
+  channels, and those with a bias beside others without one: squeeze-and-excite layers, which see one vector a sample.
 - Evaluation of one-channel images loses: the first convolution then takes a large part.
 - Group norm has no good kernel for channels-last. VGG's convolutions with 320 or more outputs on small
   maps lose, too.
@@ -27,7 +28,8 @@ from torch import nn
 
 from fleetfit.values.arithmetic import Arithmetic, MemoryFormat
 
-_SHARE = 0.7
+_SINCE = (2, 13)  # versions of PyTorch
+_SHARES = {True: 0.5, False: 0.7}  # in training, in evaluation
 _VERY_WIDE = 320
 _SHARE_OF_VERY_WIDE = 0.4
 _BLOCK = 8  # channels that AVX2 computes together
@@ -44,7 +46,7 @@ def choose_format(arithmetic: Arithmetic, module: nn.Module, accelerator: torch.
     """
     if arithmetic.memory_format != "rule-1":
         return arithmetic
-    gains = accelerator.type == "cpu" and _gains_by_rule_1(module, training)
+    gains = accelerator.type == "cpu" and _get_torch_version() >= _SINCE and _gains_by_rule_1(module, training)
     chosen: MemoryFormat = "channels_last" if gains else "contiguous"
     return replace(arithmetic, memory_format=chosen)
 
@@ -73,7 +75,11 @@ def _gains_by_rule_1(module: nn.Module, training: bool) -> bool:
     judged = without_bias or convolutions[1:] or convolutions
     very_wide = sum(part.out_channels >= _VERY_WIDE and part.groups == 1 for part in judged)
     filling = sum(map(_fills_registers, judged))
-    return very_wide < _SHARE_OF_VERY_WIDE * len(judged) and filling >= _SHARE * len(judged)
+    return very_wide < _SHARE_OF_VERY_WIDE * len(judged) and filling >= _SHARES[training] * len(judged)
+
+
+def _get_torch_version() -> tuple[int, ...]:
+    return tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def _fills_registers(convolution: nn.Conv2d) -> bool:
