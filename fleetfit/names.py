@@ -15,6 +15,7 @@ import sysconfig
 import traceback
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -176,17 +177,39 @@ _OWN_CODE = f"{PACKAGE_FOLDER}{os.sep}"
 _INSTALLED = tuple(sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
+_imported: ContextVar[str] = ContextVar("_imported", default="")
+"""The name of the plug-in that is being imported."""
+
+
+def check_not_importing() -> None:
+    """Check that no plug-in is being imported. A file that starts a run would start one in each worker that imports it.
+
+    Raises:
+        ConfigError: One is.
+    """
+    if name := _imported.get():
+        source = name.rpartition(":")[0]
+        raise ConfigError(
+            f'{source} starts a run while it is imported for "{name}", and workers import it, too: move the lines that '
+            'start runs below `if __name__ == "__main__":`, or into another file.',
+            path=source,
+        )
+
+
 def _import_plug_in(kind: str, name: str) -> Callable[..., Any]:
     source, _, attribute = name.rpartition(":")
     from fleetfit.tensor_defaults import tensor_defaults  # PyTorch, which other names do not need
 
     with tensor_defaults():  # a plug-in that sets PyTorch's default type does so for itself
+        outer = _imported.set(name)
         try:
             module = _import_file(source, name) if source.endswith(".py") else _import_module(source, name)
         except (FleetFitError, KeyboardInterrupt):
             raise
         except BaseException as error:  # also sys.exit, which would end this process without a word
             raise ConfigError(f'"{name}": importing {source} failed: {format_cause(error, typed=True)}') from error
+        finally:
+            _imported.reset(outer)
     if isinstance(getattr(module, "__file__", None), str):
         _plug_ins.setdefault(str(module.__file__), name)
     function = getattr(module, attribute, None)

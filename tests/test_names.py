@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import raises
+from support import Expected, raises
 
+import fleetfit as ff
 from fleetfit import names
 from fleetfit.errors import ConfigError, RunError
 from fleetfit.method import Method, build
@@ -315,3 +316,47 @@ def test_a_file_may_import_its_neighbours_which_shadow_nothing(tmp_path: Path, m
     (tmp_path / "own.py").write_text(source)
     assert names.resolve("methods", f"{tmp_path / 'own.py'}:number")() == 3
     del sys.modules["neighbour_of_own"]
+
+
+# ---- files that start runs -----------------------------------------------------------------------------------------
+
+STARTS_A_RUN = """
+import sys
+from torch import nn
+import fleetfit as ff
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+
+    def forward(self, x):
+        return self.body(x)
+
+def start():
+    return {start}
+
+{guard}
+"""
+RUN = {"rounds": 1, "data": {"name": "digits"}, "local": {"epochs": 1, "max_steps": 1}, "evaluate": {"clients": 1}}
+
+
+@pytest.mark.parametrize("start", ["ff.run({table})", "ff.compare({table})", "ff.resume('nowhere')"])
+def test_a_plug_in_that_starts_a_run_while_it_is_imported_is_refused(start: str, tmp_path: Path) -> None:
+    """Its workers import it, too, and each would start a run with workers."""
+    file = tmp_path / "net.py"
+    file.write_text(STARTS_A_RUN.format(start=start.format(table=RUN), guard="start()"))
+    with raises(ConfigError, Expected("net.py", "__main__"), path=str(file)):
+        ff.run(RUN, model={"name": f"{file}:Net"}, out=tmp_path / "run", engine={"name": "processes", "workers": 2})
+    assert not (tmp_path / "run").exists() and not Path("runs").exists()
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_script_runs_its_own_class_on_workers_if_it_is_guarded(guarded: bool, tmp_path: Path) -> None:
+    engine = {"name": "processes", "workers": 2}
+    start = f"ff.run({RUN}, model={{'name': __file__ + ':Net'}}, engine={engine}, out='run')"
+    guard = 'if __name__ == "__main__":\n    start()' if guarded else "start()"
+    (tmp_path / "script.py").write_text(STARTS_A_RUN.format(start=start, guard=guard))
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert (done.returncode == 0) == guarded == (tmp_path / "run").exists(), done.stderr
+    assert guarded or '__name__ == "__main__"' in done.stderr

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import nn
 
-from fleetfit import rounds
+from fleetfit import names, rounds
 from fleetfit.api.callbacks import CallbackRunner, make_callbacks, split_callbacks
 from fleetfit.api.metadata import COLUMNS, DATA, DERIVED, find_data_changes, make_fingerprint, short_name
 from fleetfit.api.progress import Display, ProgressOption, make_display
@@ -81,6 +81,7 @@ def run(
     Raises:
         FleetFitError: The experiment is wrong or the run fails. No files are written before the first round.
     """
+    names.check_not_importing()
     display = make_display(progress)
     experiment = load_experiment(source, overrides, **sections)
     new_run = prepare(experiment, out, display.say, callbacks)
@@ -111,6 +112,7 @@ def resume(
         RunError: The folder is not a run folder, another process is writing to it, or its format is unknown.
         ConfigError: A callback or the key file of `[privacy]` is wrong.
     """
+    names.check_not_importing()
     old_run = load(folder, **sections)
     entries, objects = split_callbacks(callbacks)
     if old_run.finished:
@@ -177,8 +179,8 @@ def derive(
     Raises:
         FleetFitError: The module does not fit the data, cannot be followed, or a level would compute something else.
     """
-    names = exits if isinstance(exits, str) else list(exits)
-    section = {"exits": names, "head": head, "weights": weights, "axes": dict(axes or {})}
+    positions = exits if isinstance(exits, str) else list(exits)
+    section = {"exits": positions, "head": head, "weights": weights, "axes": dict(axes or {})}
     experiment = load_experiment(data=data, model={"name": module, "derive": section})
     problem = build_problem(experiment, build_data(experiment.data), make_display(progress).say)
     derived = find_derived(problem.architecture)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleetfit import files
+from fleetfit import files, names
 from fleetfit.api.comparison.execute import ComparisonProgress, OnProgress, OnRun, check_jobs, run_comparison
 from fleetfit.api.comparison.plan import (
     ComparisonPlan,
@@ -97,6 +97,7 @@ def compare(
         FleetFitError: The file is wrong, a folder has another run, or the process of a run died (raised after the other
             runs have finished).
     """
+    names.check_not_importing()
     plan = plan_comparison(file, overrides, **sections)
     path = Path(file) if isinstance(file, str | Path) else Path(f"{plan.name}.toml")
     reference = plan.find_reference(against)
