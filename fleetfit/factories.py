@@ -77,10 +77,19 @@ def call_factory(
         in_signature = key in parameters
         arguments[key] = _convert(value, factory, key, f"{section} {name}: {key}", section) if in_signature else value
     arguments |= {key: value for key, value in context.items() if key in parameters or is_open}
-    for key in keys:
-        is_required = parameters[key].default is inspect.Parameter.empty
-        if is_required and parameters[key].kind is not inspect.Parameter.VAR_POSITIONAL and key not in arguments:
-            raise ConfigError(f'{section} {name} needs "{key}".', key=_join_key(section, key))
+    missing = [
+        key
+        for key in keys
+        if key not in arguments
+        and parameters[key].default is inspect.Parameter.empty
+        and parameters[key].kind is not inspect.Parameter.VAR_POSITIONAL
+    ]
+    if missing:
+        quoted = ", ".join(f'"{key}"' for key in missing)
+        lines = " and ".join(f"{key} = ..." for key in missing)
+        raise ConfigError(
+            f"{section} {name} needs {quoted}: write {lines} under {section}.", key=_join_key(section, missing[0])
+        )
     try:
         return factory(**arguments)
     except ConfigError as error:

@@ -105,8 +105,13 @@ def test_unknown_and_missing_keys() -> None:
     def needy(must: int) -> int:
         return must
 
+    def needier(must: int, also: int, can: int = 1) -> int:
+        return must + also + can
+
     with raises(ConfigError, "needy", key="section.must"):
         call_factory(needy, "needy", "[section]", {})
+    with raises(ConfigError, "must", "also", key="section.must"):
+        call_factory(needier, "needier", "[section]", {})
     with raises(ConfigError, "it", key="section.given"):  # what FleetFit gives is not the user's to set
         call_factory(lambda given: given, "it", "[section]", {"given": 2}, given=1)
 

@@ -121,6 +121,8 @@ def _run(net: nn.Module, example: Tensor) -> Tensor:
             hint = f" Its table has {known.num_embeddings} rows, and the data have tokens up to {int(example.max())}."
         elif known is not None and example.is_floating_point():
             hint = " It takes tokens; these data are real numbers."
+        elif example.dim() == 3 and any(isinstance(part, nn.Conv2d) for part in net.modules()):
+            hint = " Its images have channels: add their axis to the data, such as x[:, None]."
         raise ModelError(
             f"{type(net).__name__} does not accept samples of shape {tuple(example.shape[1:])} ({example.dtype}): "
             f"{format_cause(error)}.{hint} Give it samples of its own shape (`--input-shape` of plan and "

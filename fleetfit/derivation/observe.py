@@ -259,7 +259,8 @@ def _check_branches(branches: list[Reason]) -> None:
     if branches:
         raise ModelError(
             f"{branches[0]} reads a number that depends on the samples, so other samples may take a path that this "
-            "pass did not see. Compute both paths and choose with torch.where, or take the choice out of forward.",
+            "pass did not see. Keep it a tensor, without .item(); compute both paths and choose with torch.where; or "
+            "take the choice out of forward.",
             key="model",
         )
 

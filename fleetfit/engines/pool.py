@@ -279,7 +279,8 @@ def check_rebuildable(simulation: Simulation, engine: str) -> None:
     if simulation.problem.spec is None:
         raise ConfigError(
             f"engine {engine} rebuilds the model in each worker, so it needs a model with an import path "
-            '("package.module:function" or "file.py:function"); objects made in Python run with engine.name = "local".',
+            '("package.module:function" or "file.py:function"). Write it into a file beside this script, or start runs '
+            'below `if __name__ == "__main__":`; objects made in Python run with engine.name = "local".',
             key="model",
         )
 

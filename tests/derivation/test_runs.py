@@ -5,6 +5,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from plain_models import Flat, Patches, Residual, Sequence
@@ -358,3 +359,27 @@ def test_what_is_quick_names_no_step(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr("fleetfit.check._PATIENCE_S", 600.0)
     ff.derive(Residual(8), make_data(), progress=True)
     assert not list_steps(capsys.readouterr().out)
+
+
+def test_images_without_an_axis_of_channels_are_refused_with_the_way_to_add_it(tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution, self.head = nn.Conv2d(1, 8, 3), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.convolution(x).relu().mean((2, 3)))
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 8, 8)).astype(np.float32), np.arange(60) % 2
+    table: dict[str, Any] = {
+        "rounds": 1,
+        "data": {"name": (x, y), "partition": {"kind": "iid", "clients": 2}},
+        "method": {"name": "fedavg"},
+        "fleet": {"groups": [{"budget": 1.0}]},
+        "local": {"epochs": 1, "max_steps": 1},
+    }
+    with raises(ModelError, Expected("(8, 8)", "x[:, None]"), key="model.name"):
+        ff.run(table, model=Net(), out=tmp_path / "run")
+    table["data"] |= {"name": (x[:, None], y)}
+    assert ff.run(table, model=Net(), out=tmp_path / "run").finished
