@@ -174,7 +174,7 @@ def plan_run_file(file: Path | None, overrides: Sequence[str]) -> list[PlanView]
             PlanView(assembly.plan, _make_title(assembly, rows), _list_models(assembly))
             for rows, assembly in list_plans(file, overrides)
         ]
-    assembly = assemble(experiment)
+    assembly = assemble(experiment, say=output.print_sentence)
     check_requested_keys(assembly.unused, experiment)
     notes = (*dropped_key_notes(experiment), *map(str, assembly.unused))
     return [PlanView(assembly.plan, _make_title(assembly), _list_models(assembly), notes)]
