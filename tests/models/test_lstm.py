@@ -147,14 +147,10 @@ def test_the_layout_passes_all_parts(architecture: LanguageModel) -> None:
 @pytest.mark.parametrize("cell", CELLS)
 def test_gates_taken_as_neighbours_are_refused(cell: str) -> None:
     architecture = char_lstm(7, 9, 3, 5, 2, cell)
-    wrong = {"blocks.*.weight_*": interleaved(4, dim=0), "blocks.*.bias*": interleaved(4)}
-    object.__setattr__(
-        architecture,
-        "declared",
-        wrong
-        if cell == "peephole"
-        else {"blocks.*.lstm.weight_*": interleaved(4, dim=0), "blocks.*.lstm.bias*": interleaved(4)},
-    )
+    part = "" if cell == "peephole" else "lstm."
+    right = {name.replace("*.", f"1.{part}", 1): value for name, value in architecture.declared.items()}
+    wrong = {f"blocks.0.{part}weight_*": interleaved(4, dim=0), f"blocks.0.{part}bias*": interleaved(4)}
+    object.__setattr__(architecture, "declared", right | wrong)
     with raises(ModelError, '"layer1"', "blocks.0"):
         check_layout(architecture, example=torch.zeros(2, 6, dtype=torch.int64))
 
