@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
+from run_folders import stopped_run
 from support import raises
 
 import fleetfit as ff
@@ -63,16 +63,8 @@ def test_a_set_interval_stays() -> None:
 
 
 def test_a_run_records_its_interval_and_is_evaluated_by_it(tmp_path: Path) -> None:
-    class Stopped(Exception):
-        pass
-
-    def stop(report: Mapping[str, Any]) -> None:
-        if report["round"] == 3:
-            raise Stopped
-
     table = {**TABLE, "rounds": 6, "local": {"epochs": 1, "batch_size": 16}}
-    with pytest.raises(Stopped):
-        ff.run(table, out=tmp_path / "run", on_round=stop)
+    stopped_run(table, tmp_path / "run", after=3)
     assert "every = 6" in (tmp_path / "run" / "config.toml").read_text()
     run = ff.resume(tmp_path / "run")
     assert [report["round"] for report in run.metrics if "evaluate" in report] == [6]

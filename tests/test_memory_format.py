@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,16 +136,12 @@ TABLE: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> ff.Run:
-    return ff.run(TABLE, out=tmp_path_factory.mktemp("by_rule") / "run")
-
-
 def state_of(run: ff.Run) -> dict[str, torch.Tensor]:
     return dict(run.server.state)
 
 
-def test_a_run_records_its_rule(run: ff.Run, tmp_path: Path) -> None:
+def test_a_run_records_its_rule(tmp_path: Path) -> None:
+    run = ff.run(TABLE, out=tmp_path / "run")
     assert run.experiment.engine.memory_format == "rule-1"
     assert 'memory_format = "rule-1"' in (run.folder / "config.toml").read_text()
     problem = run.assembly.federation.problem
@@ -161,29 +157,6 @@ def test_tables_have_no_memory_format(tmp_path: Path) -> None:
     new = ff.run(TABLE, out=tmp_path / "run", model={"name": "mlp"}, data=table, rounds=1)
     assert new.experiment.engine.memory_format is None
     assert ff.load(new.folder, data=table["name"]).assembly.unused == ()
-
-
-@pytest.mark.parametrize("engine", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
-def test_engines_have_equal_bits(engine: str, run: ff.Run, tmp_path: Path) -> None:
-    if engine == "ray":
-        pytest.importorskip("ray")
-    found = ff.run(TABLE, out=tmp_path / "run", engine={"name": engine, "workers": 2})
-    assert_same_bits(state_of(found), state_of(run))
-    assert found.columns == run.columns
-
-
-def test_a_resumed_run_has_equal_bits(run: ff.Run, tmp_path: Path) -> None:
-    class Stopped(Exception):
-        pass
-
-    def stop(report: Mapping[str, Any]) -> None:
-        raise Stopped
-
-    with pytest.raises(Stopped):
-        ff.run(TABLE, out=tmp_path / "run", on_round=stop)
-    again = ff.resume(tmp_path / "run")
-    assert_same_bits(state_of(again), state_of(run))
-    assert again.columns == run.columns
 
 
 def test_a_rule_of_a_newer_version_is_refused() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_folders import stopped_run
 from support import Expected, raises
 from support.bits import assert_same_bits, has_same_bits
 from torch import Tensor, nn
@@ -60,25 +61,32 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> ff.Run:
 # ---- the same bits -------------------------------------------------------------------------------------------------
 
 
+SPEEDS: dict[str, Mapping[str, Any]] = {"fast": BOTH, "exact": {}}
+"""`[engine]` of each; in "exact" this model is trained in one memory format and evaluated in another."""
+
+
+@pytest.fixture(params=SPEEDS)
+def speed(request: pytest.FixtureRequest) -> tuple[Mapping[str, Any], ff.Run]:
+    """The engine section of a speed, and its run."""
+    return SPEEDS[request.param], request.getfixturevalue(request.param)
+
+
 @pytest.mark.parametrize("engine", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
-def test_engines_have_equal_bits(engine: str, fast: ff.Run, tmp_path: Path) -> None:
+def test_engines_have_equal_bits(engine: str, speed: tuple[Mapping[str, Any], ff.Run], tmp_path: Path) -> None:
     if engine == "ray":
         pytest.importorskip("ray")
-    found = ff.run(laid(TABLE, engine={**BOTH, "name": engine, "workers": 2}), out=tmp_path / "run")
-    assert_same_bits(trained(found), trained(fast))
-    assert found.columns == fast.columns
+    section, expected = speed
+    found = ff.run(laid(TABLE, engine={**section, "name": engine, "workers": 2}), out=tmp_path / "run")
+    assert_same_bits(trained(found), trained(expected))
+    assert found.columns == expected.columns
 
 
-def test_resumed_run_has_equal_bits(fast: ff.Run, tmp_path: Path) -> None:
-    class Stopped(Exception):
-        pass
-
-    def stop(report: Mapping[str, Any]) -> None:
-        raise Stopped
-
-    with pytest.raises(Stopped):
-        ff.run(TABLE, out=tmp_path / "run", on_round=stop)
-    assert_same_bits(trained(ff.resume(tmp_path / "run")), trained(fast))
+def test_resumed_run_has_equal_bits(speed: tuple[Mapping[str, Any], ff.Run], tmp_path: Path) -> None:
+    section, expected = speed
+    stopped_run(laid(TABLE, engine=section), tmp_path / "run", after=1)
+    again = ff.resume(tmp_path / "run")
+    assert_same_bits(trained(again), trained(expected))
+    assert again.columns == expected.columns
 
 
 def test_workers_have_equal_bits_with_other_shapes(tmp_path: Path) -> None:

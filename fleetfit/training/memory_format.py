@@ -4,17 +4,16 @@
 layers, without a measurement: each machine and engine chooses alike, also after a resume. A run records the rule's
 name. A later rule gets another name, and older runs keep theirs.
 
-Rule 1 was fitted to the sub-models of 12 models at up to five widths (`benchmarks/formats.py`; ADR 0024 has the
-table), with PyTorch 2.13 on an AVX-512 processor and on the same one limited to AVX2. Where it chooses channels-last,
-none loses more than 5% of a training step or an evaluation pass. With PyTorch 2.11 some do: before 2.13 all is
-plain.
+Rule 1 was fitted to sub-models of 11 models at up to five widths (`benchmarks/formats.py`; ADR 0024 has the table),
+with PyTorch 2.13 on an AVX-512 processor and, of ten of them, on the same one limited to AVX2. Where it chooses
+channels-last, none loses more than 5% of a training step or an evaluation pass. With PyTorch 2.11 some do: before 2.13
+all is plain.
 
 - Convolutions gain where their channels fill vector registers: 16 or more in and out, multiples of 8, or depthwise.
   In training half of them must be such, in evaluation seven in ten. The first one is left out, since images have few
   channels, and those with a bias beside others without one: squeeze-and-excite layers, which see one vector a sample.
 - Evaluation of one-channel images loses: the first convolution then takes a large part.
-- Group norm has no good kernel for channels-last. VGG's convolutions with 320 or more outputs on small
-  maps lose, too.
+- Group norm has no good kernel for channels-last. VGG's convolutions with 320 or more outputs on small maps lose, too.
 - Weight gradients of a strided 1x1 convolution with fewer than 8 input channels write past their workspace in
   channels-last on AVX2 (oneDNN issue 6035, PyTorch 2.13): such a sub-model trains in the plain format.
 - On CUDA the plain format stays. On an H200 channels-last took 0.98 to 1.32 of a training step in fp32 for models up to

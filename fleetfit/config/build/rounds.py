@@ -63,9 +63,10 @@ def choose_evaluation_interval(
     if evaluated is None:
         evaluated = int(samples.sum()) // 4
     share = 1.0 if scope.clients is None else min(1.0, scope.clients / len(samples))
-    norms = scope.norms if has_batch_norm(federation) else scope.norms[:1]
+    has_norms = has_batch_norm(federation)
+    norms = scope.norms if has_norms else scope.norms[:1]
     evaluation = len(norms) * share * evaluated * (mean_work + work[top])
-    if has_batch_norm(federation) and "static" in norms:
+    if has_norms and "static" in norms:
         evaluation += min(scope.statistics_samples, int(samples.sum())) * sum(work[: top + 1])
     times = int(_EVALUATION_SHARE * settings.rounds * training / max(evaluation, 1.0))
     return math.ceil(settings.rounds / min(max(times, 1), settings.rounds))
