@@ -58,8 +58,9 @@ def test_statistics_of_batch_norm_count() -> None:
 
 def test_a_set_interval_stays() -> None:
     assert [choose(evaluate={"every": every}) for every in (0, 1, 7)] == [0, 1, 7]
-    with raises(ConfigError, key="evaluate.every"):
-        choose(evaluate={"every": "often"})
+    for wrong in ("often", -3):
+        with raises(ConfigError, '"auto"', repr(wrong), key="evaluate.every"):
+            choose(evaluate={"every": wrong})
 
 
 def test_a_run_records_its_interval_and_is_evaluated_by_it(tmp_path: Path) -> None:

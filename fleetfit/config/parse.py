@@ -186,11 +186,16 @@ def parse_section(schema: type[S], table: Mapping[str, Any]) -> S:
         first = [e for e in errors if e["loc"][:2] == errors[0]["loc"][:2]]
         deepest = max(first, key=lambda e: len(e["loc"]))  # for a table that may also be a number, report its wrong key
         key = ".".join(_drop_union_members([str(part) for part in deepest["loc"]]))
-        raise ConfigError(_describe_error(deepest, schema), key=key) from None
+        words = [
+            e["ctx"]["expected"].replace("'", '"')  # of a number that may also be a word
+            for e in errors
+            if e is not deepest and e["type"] == "literal_error" and e["loc"][:-1] == deepest["loc"][:-1]
+        ]
+        raise ConfigError(_describe_error(deepest, schema, words), key=key) from None
 
 
-def _describe_error(error: Any, schema: type[Section]) -> str:
-    """Return `[local] batch_sise: unknown key. Did you mean "batch_size"?`."""
+def _describe_error(error: Any, schema: type[Section], words: Sequence[str] = ()) -> str:
+    """Return `[local] batch_sise: unknown key. Did you mean "batch_size"?`; `words` are values allowed, too."""
     path = [str(part) for part in error["loc"]]
     label, value = _format_key(path), truncate(repr(error["input"]))
     match error["type"]:
@@ -213,7 +218,7 @@ def _describe_error(error: Any, schema: type[Section]) -> str:
             message = error["msg"].removeprefix("Input ").replace("dictionary or instance", "table or instance")
     if path == ["fleet", "levels", "str"]:
         message = 'should be "cluster", "halving", a list of at least one ratio or level, or a saved plan'
-    return f"{label}: {message}, got {value}."
+    return f"{label}: {' or '.join((message, *words))}, got {value}."
 
 
 _TABLES: dict[str, type[Section]] = {
