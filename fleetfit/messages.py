@@ -262,6 +262,8 @@ def dump_job(job: Job, layout: Layout) -> dict[str, Any]:
     )  # fmt: skip
     if not job.evaluation.metrics:  # which earlier versions do not know
         del fields["evaluation"]["metrics"]
+    if not job.prior:
+        del fields["prior"]
     if not is_portable(job.method):
         fields["method"] = repr(job.method)
     return fields

@@ -141,4 +141,7 @@ def tiny_federation(
     if not built.needs_budgets:
         registered = Clients(counts)
         levels = tuple(built.levels(problem, Targets((1.0,), (0.1,))))
-    return Federation(problem, registered, levels, cohort, built, method, seed, simulation.device(None)), simulation
+    device = simulation.device(None)
+    return Federation(
+        problem, registered, levels, cohort, built, method, seed, device, classes=data.classes
+    ), simulation
