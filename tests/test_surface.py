@@ -154,6 +154,7 @@ KEYS = {
         "cost",
         "tolerance",
         "levels",
+        "split",
         "reports_budget",
         "drift",
         "slow",
