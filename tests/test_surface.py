@@ -195,7 +195,17 @@ KEYS = {
     "secure": ["minimum", "threshold", "range", "bits"],
     "privacy": ["clip", "noise", "epsilon", "delta", "key_file"],
     "engine": ["name", "speed", "precision", "memory_format", "compile", "features_bytes", "chosen"],
-    "evaluate": ["every", "batch_size", "split", "norms", "statistics_samples", "clients", "whole", "metrics"],
+    "evaluate": [
+        "every",
+        "batch_size",
+        "split",
+        "norms",
+        "statistics_samples",
+        "clients",
+        "samples",
+        "whole",
+        "metrics",
+    ],
     "checkpoint": ["every", "keep"],
     "compare": [
         "row",

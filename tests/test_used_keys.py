@@ -298,6 +298,7 @@ VALUES: dict[str, Any] = {
     "evaluate.norms": ["batch"],
     "evaluate.statistics_samples": 33,
     "evaluate.clients": 2,
+    "evaluate.samples": 9,
     "evaluate.whole": True,
     "evaluate.metrics": ["own_metric:share"],
     "checkpoint.every": 2,

@@ -109,6 +109,7 @@ REQUIREMENTS = (
     Requirement(
         "engine.chosen", lambda run: run.experiment.engine.speed == "fast", 'with speed = "exact" nothing is chosen'
     ),
+    Requirement("evaluate.samples", is_simulated, "on a fleet the server has no test set"),
     Requirement(
         "evaluate.statistics_samples", lambda run: "static" in run.experiment.evaluate.norms, 'norms has no "static"'
     ),

@@ -538,6 +538,7 @@ class EvaluateSection(Section):
         norms: Batch-norm policies, "static" and "batch"; the first is the headline.
         statistics_samples: Training samples, over all clients, from which static statistics are re-estimated.
         clients: Largest number of clients, drawn once; all by default.
+        samples: Largest number of samples of the whole test set, drawn once; all by default.
         whole: Whether each evaluation also covers the whole test set, not only the last one.
         metrics: Further metrics, by "file.py:function" or "package.module:function": functions of outputs and labels.
     """
@@ -548,6 +549,7 @@ class EvaluateSection(Section):
     norms: Annotated[list[Norm], Field(min_length=1)] = Field(default_factory=lambda: list[Norm](("static", "batch")))
     statistics_samples: Count = 5000
     clients: Count | None = None
+    samples: Count | None = None
     whole: bool = False
     metrics: list[str] = Field(default_factory=list)
 

@@ -92,6 +92,7 @@ def plan_problem(
     )
     levels = _add_further_costs(method.levels(problem, targets), problem, budgets)
     problem = problem.replace_exits({e for level in levels for e in level.submodel.exits})
+    problem = problem.replace_levels(level.submodel for level in levels)
     check_model(experiment, problem)
     problem = replace(problem, base=initial_base(problem, experiment.seed) if base is None else base)
     problem = set_feature_cache(problem, experiment.engine)
