@@ -507,6 +507,7 @@ def _find_settings_error(local: Local, evaluation: Evaluation) -> str | None:
         (local.compress, (None, *LIGHTER)),
         (evaluation.norm, ("static", "batch")),
         (evaluation.split, ("test", "validation", "train")),
+        (evaluation.scope, ("local", "global")),
     )
     for value, choices in words:
         if not isinstance(value, str | None) or value not in choices:

@@ -441,8 +441,8 @@ def _check_names(header: Header, allow: list[str]) -> None:
     evaluation = job.get("evaluation")  # `load_job` checks it
     metrics = evaluation.get("metrics") if isinstance(evaluation, Mapping) else None
     problem = header["problem"]
-    if isinstance(problem, Mapping):  # a plan has names of tensors, which are compared with the module's
-        problem = {key: value for key, value in problem.items() if key != "derived"}
+    if isinstance(problem, Mapping):  # names of tensors and axes are compared with the model's
+        problem = {key: value for key, value in problem.items() if key not in ("derived", "levels")}
     for text in _iter_texts([problem, header["method"], job.get("method"), metrics]):
         if ":" in text and text not in allow and names.make_absolute(text, Path.cwd()) not in allow:
             raise ConfigError(

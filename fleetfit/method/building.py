@@ -101,7 +101,9 @@ def build(spec: Mapping[str, Any]) -> Method:
 
 def rebuild_problem(spec: Mapping[str, Any]) -> Problem:
     """Build the problem that a spec describes, its model changed by the method's hook `model`."""
-    return apply_model_hook(Problem.from_spec(spec), spec.get("method", {}))
+    problem = apply_model_hook(Problem.from_spec(spec), spec.get("method", {}))
+    problem.check_levels()
+    return problem
 
 
 def apply_model_hook(problem: Problem, spec: Mapping[str, Any]) -> Problem:

@@ -38,7 +38,12 @@ class Slot(NamedTuple):
 
 
 class Loss(Protocol):
-    """What local training minimises, for one batch; its `metrics()`, if it has them, join the update's."""
+    """What local training minimises, for one batch.
+
+    Its `metrics()`, if it has them, join the update's. Its `extra_multiply_adds`, if it has them, are the multiply-adds
+    per training sample, forward and backward, beyond those of the sub-model; they count in the update's, in simulated
+    time and in deadlines.
+    """
 
     def __call__(self, module: nn.Module, x: Any, y: Tensor, /) -> Tensor:
         """Return the mean loss of the batch's samples, a scalar."""
@@ -216,7 +221,9 @@ def keep_job(job: Job, device: Device) -> Job | None:
     """Let the device change its job, or decline it.
 
     Where: the device, first for every job: training, evaluation and statistics.
-    Before: the job is as the server sent it; the device knows what it affords now.
+    Before: the job is as the server sent it, with `job.level` and the sub-models of all levels in `job.levels`; the
+        device knows what it affords now. `job.evaluation.scope` is "local" where the client's own level is evaluated on
+        its data, and "global" where the largest level is.
     After: the changed job is run. The update names the sub-model that was sent and the one that was trained.
     FedAvg: keeps the job.
 
@@ -253,15 +260,18 @@ def keep_task(job: Job, device: Device) -> Task:
 def last_exit_loss(job: Job, device: Device) -> Loss:
     """Make the loss of local training.
 
-    Where: the device, once for each training job.
+    Where: the device, once for each training job, and once for each smaller job that a device considers with
+        `cohort.late = "shallower"`.
     Before: the hook `task` has chosen the task. torch's global generator is seeded afterwards.
     After: the loss is called for each batch. At the end its `metrics()`, if it has them, join the update's as plain
-        values; the server does not expect them. The object itself goes to `remember`.
+        values; the server does not expect them. The object itself goes to `remember`. If it computes much beside the
+        sub-model, it has an attribute `extra_multiply_adds`: how many for each training sample, forward and backward
+        together. They join the update's multiply-adds, simulated time and deadlines.
     Keeps: nothing here; `remember` may store what the loss gathers.
     FedAvg: trains the deepest exit with the task's loss.
 
     Args:
-        job: As it was adapted: round, sub-model, settings.
+        job: As it was adapted: round, sub-model, settings, its level and the sub-models of all levels, `job.levels`.
         device: Its task, its data, and the client's memory.
 
     Returns:

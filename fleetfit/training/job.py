@@ -24,8 +24,8 @@ from fleetfit.submodel import Submodel, is_finite
 from fleetfit.tasks import Task
 from fleetfit.training.batches import count_steps, iter_batches, iter_epochs
 from fleetfit.training.clock import (
-    STEP,
     Deadline,
+    count_step_work,
     count_validation_samples,
     forward_work,
     is_check_step,
@@ -51,7 +51,7 @@ def run_job(job: Job, device: Device) -> tuple[Update | Failure, Any]:
     Returns:
         The update, or a failure with its reason; and the client's memory if the update is accepted.
     """
-    memory = ClientMemory.from_payload(device.memory)
+    job, memory = replace(job, levels=device.problem.levels), ClientMemory.from_payload(device.memory)
     own = start_clock(job, replace(device, memory=memory.method))
     reply, method_memory = _execute(job, own)
     residual = None  # what compression leaves out, for the client's next update
@@ -118,7 +118,7 @@ def _train(job: Job, device: Device, method: Method, dispatched: Submodel) -> tu
         untrained = gradients.close()
     model.restore(job.state, untrained)  # weight decay changed them, too
 
-    work = result.passes * forward_work(device.problem, job.submodel)
+    work = result.work
     if job.local.deadline_s is not None and device.clock.speed is None:
         record_speed(device, work)
     if result.late and (not result.steps or job.local.late == "drop"):
@@ -148,13 +148,13 @@ class TrainingResult:
     Attributes:
         loss: Mean loss per sample.
         steps: Optimiser steps.
-        passes: The work, see `fleetfit.training.clock`.
+        work: Multiply-adds, see `fleetfit.training.clock`.
         late: Whether the deadline stopped it.
     """
 
     loss: float
     steps: int
-    passes: int
+    work: int
     late: bool
 
 
@@ -169,11 +169,15 @@ def train_locally(
         loader.prepare(device.data.split("validation"))
     optimiser, planned_steps = make_optimiser(model, local), count_steps(local, len(indices))
     stopping, deadline = EarlyStopping(device, task, model, local, loss, loader), Deadline(job, device)
+    check_work, step_work = forward_work(device.problem, job.submodel), count_step_work(job, device, loss)
     total_loss, samples, steps, late = torch.zeros((), device=device.accelerator), 0, 0, False
 
+    def count_work() -> int:
+        return step_work * samples + check_work * stopping.samples
+
     for batch, ends_epoch in iter_epochs(indices, local, rng):
-        passes = STEP * samples + stopping.samples
-        late = not deadline.admits(passes, STEP * len(batch) + stopping.cost_after_step(steps + 1))
+        more = step_work * len(batch) + check_work * stopping.cost_after_step(steps + 1)
+        late = not deadline.admits(count_work(), more)
         if late:
             break
         x, y = loader.load(batch, rng)
@@ -188,13 +192,13 @@ def train_locally(
         samples, steps = samples + len(batch), steps + 1
         ends = stopping.check_after_step(steps) or steps == local.max_steps
         if ends_epoch or ends:
-            late = not deadline.admits(STEP * samples + stopping.samples, stopping.cost_after_epoch)
+            late = not deadline.admits(count_work(), check_work * stopping.cost_after_epoch)
             ends = late or stopping.check_after_epoch() or ends
         if ends:
             break
 
     stopping.restore_best()
-    return TrainingResult(total_loss.item() / max(samples, 1), steps, STEP * samples + stopping.samples, late)
+    return TrainingResult(total_loss.item() / max(samples, 1), steps, count_work(), late)
 
 
 def clip(grad: Tensor, local: Local) -> None:
@@ -381,6 +385,7 @@ def run_group(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update | F
     if len(jobs) > 1:
         with contextlib.suppress(FleetFitError, ValueError, RuntimeError, SystemExit):  # each job reports its own
             method = build(jobs[0].method)
+            jobs = [replace(job, levels=d.problem.levels) for job, d in zip(jobs, devices, strict=True)]
             own = [replace(d, memory=ClientMemory.from_payload(d.memory).method) for d in devices]
             adapted = [method.adapt(job, device) for job, device in zip(jobs, own, strict=True)]
             if all(

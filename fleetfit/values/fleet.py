@@ -18,7 +18,7 @@ from fleetfit.planner import Budget, affords, assign
 from fleetfit.submodel import Channels, Submodel
 from fleetfit.values.problem import Level, Problem
 from fleetfit.values.resources import Clock, DeviceResources
-from fleetfit.values.work import Failure, Server, Update
+from fleetfit.values.work import Failure, Job, Server, Update
 
 # ---- reports of nodes -----------------------------------------------------------------------------------------------
 
@@ -246,7 +246,7 @@ class Aggregator(Protocol):
 
 
 class ServerHooks(Protocol):
-    """The server's half of a method: what may be asked of `Federation.method`. `fleetfit.method.Method` has it.
+    """The server's half of a method, and whether devices adapt jobs. `fleetfit.method.Method` has it.
 
     A hook gets the federation, and the federation has the hooks, so that their types are declared here;
     `fleetfit.method.hooks` describes each.
@@ -277,6 +277,10 @@ class ServerHooks(Protocol):
     @property
     def dispatch(self) -> Callable[["Federation", Server, int | None, Submodel], State]:
         """The tensors of a job."""
+
+    @property
+    def adapt(self) -> Callable[[Job, Device], Job | None]:
+        """The job that a device does; the server compares it with FedAvg's, and never calls it."""
 
     @property
     def receive(self) -> Callable[["Federation", Server, Sequence[Update]], Iterable[Update]]:

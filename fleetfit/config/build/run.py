@@ -15,6 +15,7 @@ from fleetfit.config.build.rounds import (
     compute_cohort_size,
     configure_links,
 )
+from fleetfit.config.build.splits import describe_split
 from fleetfit.config.build.trust import (
     apply_attack,
     apply_privacy,
@@ -101,6 +102,7 @@ def _assemble(
         *absent,
         *describe_derivation(planned.problem, planned.levels, experiment.method.settings.get("split")),
         *describe_task(planned.problem),
+        *describe_split(experiment, truth, planned),
         *further,
         *describe_start(planned.problem),
         *planned.computing.notes,
