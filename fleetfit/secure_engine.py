@@ -192,7 +192,7 @@ def digest_state(block: int, sent: Tensor) -> bytes:
 
 def _digest_terms(job: Job, grid: Quantiser, setting: str) -> bytes:
     """Return the digest of all settings of a job that are the same for its cohort."""
-    terms = (job.kind, job.round, job.rounds, job.method, asdict(job.local), *astuple(grid), setting)
+    terms = (job.kind, job.round, job.rounds, job.method, asdict(job.local), *astuple(grid), setting, *job.prior)
     return digest("fleetfit secure terms", json.dumps(terms, sort_keys=True, default=repr))
 
 

@@ -475,7 +475,5 @@ def load_usable_checkpoint(run: Run, most: int | None = None, due: int = 0) -> d
     if checkpoint is None:
         return None
     server = checkpoint["server"]
-    return {
-        **checkpoint,
-        "server": Server(server["state"], server["round"], server["memory"], server.get("trained", {})),
-    }
+    trained, prior = server.get("trained", {}), tuple(server.get("prior", ()))
+    return {**checkpoint, "server": Server(server["state"], server["round"], server["memory"], trained, prior)}

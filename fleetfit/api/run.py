@@ -489,7 +489,8 @@ def _write_rounds(
         if after.round % often.every == 0 or after.round == settings.rounds:
             checkpoint = {
                 "server": {"state": after.state, "round": after.round, "memory": after.memory}
-                | ({"trained": after.trained} if after.trained else {}),
+                | ({"trained": after.trained} if after.trained else {})
+                | ({"prior": list(after.prior)} if after.prior else {}),
                 "clients": engine.save(),
                 "statistics": outcome.statistics,
             }

@@ -245,6 +245,11 @@ class Node:
             return self._run_phase(header, parts)
         if self._member is not None and header["job"].get("kind") != "evaluate":
             raise RunError("this node has a key of a member, and trains in secure rounds only.", key="secure.member")
+        if header["job"].get("kind") == "labels" and not self.settings.reports_labels:
+            raise RunError(
+                "this node does not report how frequent its classes are. Set reports_labels in its configuration.",
+                key="reports_labels",
+            )
         return self._run_job(header, parts)
 
     def format_description(self) -> str:
@@ -436,8 +441,8 @@ def _check_names(header: Header, allow: list[str]) -> None:
     evaluation = job.get("evaluation")  # `load_job` checks it
     metrics = evaluation.get("metrics") if isinstance(evaluation, Mapping) else None
     problem = header["problem"]
-    if isinstance(problem, Mapping):  # a plan has names of tensors, which are compared with the module's
-        problem = {key: value for key, value in problem.items() if key != "derived"}
+    if isinstance(problem, Mapping):  # names of tensors and axes are compared with the model's
+        problem = {key: value for key, value in problem.items() if key not in ("derived", "levels")}
     for text in _iter_texts([problem, header["method"], job.get("method"), metrics]):
         if ":" in text and text not in allow and names.make_absolute(text, Path.cwd()) not in allow:
             raise ConfigError(
