@@ -17,7 +17,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from fleetfit.data import Data
 from fleetfit.errors import DataError, ModelError
 from fleetfit.layout import State, batch_norms, build_module, named_tensors, settle_norms
 from fleetfit.layout.meta import on_meta
+from fleetfit.method import FEDAVG
 from fleetfit.seeds import derive_seed, make_numpy_rng
 from fleetfit.training import one_thread, run_job, set_statistics
 from fleetfit.validation import pair_jobs_with_replies, validate_reply
@@ -59,6 +60,7 @@ class EvaluationScope:
         statistics_samples: Training samples, over all clients, from which static statistics are re-estimated.
         whole: Also each level on the server's own test set, and each client at its best exit.
         clients: The largest number of clients; None for all.
+        samples: The largest number of samples of the server's own test set, the same in all rounds; None for all.
         always: Whether evaluations before the last one are `whole` too.
         beyond: Whether clients run models that they do not afford, which only simulated devices can.
         triggered: A device of the server's with the test set on which a backdoor attack's success is measured; part of
@@ -70,6 +72,7 @@ class EvaluationScope:
     statistics_samples: int = 5000
     whole: bool = True
     clients: int | None = None
+    samples: int | None = None
     always: bool = False
     beyond: bool = True
     triggered: Device | None = None
@@ -216,8 +219,17 @@ def make_job(
 
 # ---- columns ---------------------------------------------------------------------------------------------------------
 
-Tag = tuple[str, str, int, int | None]
-"""An evaluation job: norm, split, level (or `OWN`), client (or None for the server's own test set)."""
+
+class Tag(NamedTuple):
+    """An evaluation job: norm, split, level (or `OWN`), client (or None for the server's own test set), and scope."""
+
+    norm: str
+    split: str
+    level: int
+    client: int | None
+    scope: Literal["local", "global"]
+
+
 Replies = Mapping[Tag, tuple[int, Mapping[str, Any]]]
 """The level that a device took, and its metrics, by tag."""
 OWN = -1
@@ -237,12 +249,15 @@ def make_columns(
         known: Each client's own level as far as the server knows it, int [K].
     """
     top, split = find_top_level(federation), scope.evaluation.split
-    metrics = {(level, c): m for (n, s, level, c), (_, m) in replies.items() if n == norm and s == split}
+    scored = {tag: reply for tag, reply in replies.items() if (tag.norm, tag.split) == (norm, split)}
+    metrics = {(tag.level, tag.client): m for tag, (_, m) in scored.items() if tag.scope == "global"}
     full = {c: m for (level, c), m in metrics.items() if level == top and c is not None}
     own = {
-        c: reply
-        for (n, s, level, c), reply in sorted(replies.items(), key=lambda item: item[0][3] or 0)
-        if c is not None and (n, s) == (norm, split) and (level == OWN or level == known[c] >= 0)
+        tag.client: reply
+        for tag, reply in sorted(scored.items(), key=lambda item: item[0].client or 0)
+        if tag.client is not None
+        and (tag.level == OWN or tag.level == known[tag.client] >= 0)
+        and (tag.scope == "local" or not _adapts_jobs(federation))
     }
     by_level = {i: [m for level, m in own.values() if level == i] for i in range(top + 1)}
     glob = {c: _get_accuracy(m) for c, m in full.items()}
@@ -266,7 +281,8 @@ def make_columns(
     columns |= _make_own_metrics(federation, scope, top, metrics, own)
     if scope.whole:
         columns |= _make_test_columns(federation, top, metrics)
-        validated = {c: m for (n, s, _, c), (_, m) in replies.items() if n == norm and s == "validation" and c in full}
+        validated = {tag.client: m for tag, (_, m) in replies.items()
+                     if (tag.norm, tag.split) == (norm, "validation") and tag.client in full}  # fmt: skip
         if split == "test" and validated:
             best = {c: int(np.argmax(m["correct"])) for c, m in validated.items() if c is not None}
             columns["best_exit"] = _mean(full[c]["correct"][e] / full[c]["n"] for c, e in best.items())
@@ -398,7 +414,7 @@ def evaluate(
         if isinstance(reply, Failure):
             failures.append(make_failure_record("evaluation", reply))
         elif reply.metrics["n"]:
-            level = federation.level_index(reply.submodel) if tag[2] == OWN else tag[2]
+            level = federation.level_index(reply.submodel) if tag.level == OWN else tag.level
             replies[tag] = level, reply.metrics
     columns: dict[str, Any] = {"split": scope.evaluation.split}
     for norm in norms:
@@ -424,7 +440,7 @@ def measure_backdoor(
     """
     assert scope.triggered is not None
     top, split = find_top_level(federation), "test"
-    tags: list[Tag] = [(norm, split, level, None) for level in range(top + 1)]
+    tags = [Tag(norm, split, level, None, "global") for level in range(top + 1)]
     scores: dict[str, float] = {}
     device, scope = scope.triggered, replace(scope, evaluation=replace(scope.evaluation, split=split))
     for tag, job in zip(tags, _iter_jobs(federation, server, scope, tags, statistics), strict=True):
@@ -433,7 +449,7 @@ def measure_backdoor(
         if isinstance(reply, Failure):
             failures.append(make_failure_record("evaluation of the backdoor", reply))
         elif reply.metrics["n"]:
-            scores[str(tag[2] + 1)] = _get_accuracy(reply.metrics)
+            scores[str(tag.level + 1)] = _get_accuracy(reply.metrics)
     return {"backdoor": scores.get(str(top + 1)), "backdoor_levels": scores}
 
 
@@ -454,19 +470,19 @@ def evaluate_on_device(
         DataError: The data have no samples in the split.
         ModelError: A level cannot be evaluated on these data.
     """
-    has_norms, split = has_batch_norm(federation), scope.evaluation.split
+    has_norms, split, scope = has_batch_norm(federation), scope.evaluation.split, replace(scope, samples=None)
     check_samples(device.data, split)
     columns: dict[str, Any] = {"split": split, "data": device.data.name}
     for norm in scope.norms if has_norms else scope.norms[:1]:
         levels = statistics if has_norms and norm == "static" else range(len(federation.levels))
-        tags: list[Tag] = [(norm, split, level, None) for level in range(len(federation.levels)) if level in levels]
+        tags = [Tag(norm, split, i, None, "global") for i in range(len(federation.levels)) if i in levels]
         replies = {}
         for tag, job in zip(tags, _iter_jobs(federation, server, scope, tags, statistics), strict=True):
             with one_thread():
                 reply, _ = run_job(job, device)
             if isinstance(reply, Failure):
-                raise ModelError(f"level {federation.levels[tag[2]].name} cannot be evaluated: {reply.reason}")
-            replies[tag[2]] = reply.metrics
+                raise ModelError(f"level {federation.levels[tag.level].name} cannot be evaluated: {reply.reason}")
+            replies[tag.level] = reply.metrics
         columns[norm] = make_device_columns(federation, replies)
     return columns
 
@@ -481,10 +497,17 @@ def check_samples(data: Data, split: str) -> None:
         raise DataError(f"{data.name} has no {split} samples.", key="split")
 
 
+def _adapts_jobs(federation: Federation) -> bool:
+    return federation.method.adapt is not FEDAVG.adapt
+
+
 def _iter_tags(
     federation: Federation, scope: EvaluationScope, norms: Sequence[str], known: np.ndarray
 ) -> Iterator[Tag]:
-    """Yield the jobs level by level, so that neighbours share a state."""
+    """Yield the jobs level by level and scope by scope, so that neighbours share a state and are run together.
+
+    A client at the largest level has one "global" job for both columns, unless devices adapt jobs, perhaps by scope.
+    """
     top, split = find_top_level(federation), scope.evaluation.split
     ids: Sequence[int] = range(len(federation.clients))
     if scope.clients is not None and scope.clients < len(ids):
@@ -493,15 +516,17 @@ def _iter_tags(
         )
     for norm in norms:
         for level in range(top, -1, -1):
-            for client in ids:
-                if known[client] == level or (level == top and scope.beyond):
-                    yield norm, split, level, client
+            own = [client for client in ids if known[client] == level]
+            if level == top:
+                yield from (Tag(norm, split, level, client, "global") for client in (ids if scope.beyond else own))
+            if level != top or _adapts_jobs(federation):
+                yield from (Tag(norm, split, level, client, "local") for client in own)
             if scope.whole and federation.device is not None and (federation.levels[level].averaged or level == top):
-                yield norm, split, level, None
+                yield Tag(norm, split, level, None, "global")
         if scope.beyond and not federation.method.needs_budgets:
-            yield from ((norm, split, OWN, client) for client in ids)
+            yield from (Tag(norm, split, OWN, client, "local") for client in ids)
         if scope.whole and split == "test" and norm == norms[0]:
-            yield from ((norm, "validation", top, client) for client in ids)
+            yield from (Tag(norm, "validation", top, client, "global") for client in ids)
 
 
 def _iter_jobs(
@@ -510,11 +535,16 @@ def _iter_jobs(
     last, top = -1, find_top_level(federation)
     state: State = {}
     all_moments = {f"level{i + 1}/{name}": t for i, moments in statistics.items() for name, t in moments.items()}
-    for index, (norm, split, tag_level, client) in enumerate(tags):
+    for index, (norm, split, tag_level, client, tag_scope) in enumerate(tags):
         is_own = tag_level == OWN
         level = top if is_own else tag_level
         if level != last:
             last, state = level, get_level_state(federation, server, level)
-        settings = replace(scope.evaluation, norm=norm, split=split, own=is_own)
+        settings = replace(scope.evaluation, norm=norm, split=split, own=is_own, scope=tag_scope)
         moments = {} if norm != "static" else all_moments if is_own else statistics.get(level)
-        yield make_job("evaluate", federation, server, index, client, level, state, settings, moments)
+        if client is not None or scope.samples is None:
+            yield make_job("evaluate", federation, server, index, client, level, state, settings, moments)
+        else:  # the same samples in all rounds
+            settings = replace(settings, samples=scope.samples)
+            job = make_job("evaluate", federation, server, index, client, level, state, settings, moments)
+            yield replace(job, seed=derive_seed(federation.seed, "evaluate.samples", split))

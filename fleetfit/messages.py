@@ -260,8 +260,13 @@ def dump_job(job: Job, layout: Layout) -> dict[str, Any]:
         vars(job), submodel=dump_submodel(job.submodel), state=dump_state(job.state, layout, job.submodel),
         local=dict(vars(job.local)), evaluation=dict(vars(job.evaluation), metrics=list(job.evaluation.metrics)),
     )  # fmt: skip
+    del fields["levels"]  # a device has them from its problem
     if not job.evaluation.metrics:  # which earlier versions do not know
         del fields["evaluation"]["metrics"]
+    if job.evaluation.scope == Evaluation.scope:
+        del fields["evaluation"]["scope"]
+    if not job.prior:
+        del fields["prior"]
     if not is_portable(job.method):
         fields["method"] = repr(job.method)
     return fields

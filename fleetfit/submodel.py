@@ -38,6 +38,7 @@ __all__ = [
     "check_shapes",
     "compute_norm",
     "concat_state",
+    "dump_prefixes",
     "dump_submodel",
     "extract",
     "find_mismatch",
@@ -49,6 +50,7 @@ __all__ = [
     "narrow_state",
     "normalise_channels",
     "pack_state",
+    "parse_prefixes",
     "parse_submodel",
     "put_back",
     "random",
@@ -161,6 +163,28 @@ def parse_submodel(payload: Any) -> Submodel:
     if not _are_counts(exits) or not all(isinstance(axis, str) for axis in channels):
         raise ModelError("a sub-model's exits must be a list of whole numbers, and its axes names.", key="exits")
     return Submodel({axis: _parse_channels(kept) for axis, kept in channels.items()}, tuple(exits))
+
+
+def dump_prefixes(pieces: Sequence[Submodel]) -> dict[str, Any]:
+    """Return sub-models with the first channels of the same axes as one table of sizes and exits."""
+    axes = list(pieces[0].channels)
+    sizes = [[len(piece.channels[axis]) for axis in axes] for piece in pieces]
+    return {"axes": axes, "sizes": sizes, "exits": [list(piece.exits) for piece in pieces]}
+
+
+def parse_prefixes(payload: Any) -> tuple[Submodel, ...]:
+    """Return the sub-models that `dump_prefixes` wrote, without allocating memory by their sizes.
+
+    Raises:
+        ModelError: They are malformed.
+    """
+    try:
+        axes, rows = payload["axes"], list(zip(payload["sizes"], payload["exits"], strict=True))
+        if all(isinstance(axis, str) for axis in axes) and all(_are_counts(counts) for row in rows for counts in row):
+            return tuple(Submodel(dict(zip(axes, map(range, sizes), strict=True)), exits) for sizes, exits in rows)
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise ModelError("levels must be a table of axes, sizes and exits, of whole numbers.", key="levels")
 
 
 def _parse_channels(payload: Any) -> Channels:

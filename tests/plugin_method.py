@@ -58,6 +58,22 @@ def counting(pull: float = 0.01) -> Method:
     return Method(loss=loss, remember=remember, step=step)
 
 
+def reporting_levels() -> Method:
+    """FedAvg whose updates have, as the metric "levels", their level and the sub-models of all levels."""
+
+    def loss(job: Job, device: Device) -> Loss:
+        class Reporting:
+            def __call__(self, module: nn.Module, x: Any, y: Tensor) -> Tensor:
+                return device.problem.task.loss(outputs(module, x)[-1], y)
+
+            def metrics(self) -> dict[str, Any]:
+                return {"levels": [job.level, [[piece.sizes, list(piece.exits)] for piece in job.levels]]}
+
+        return Reporting()
+
+    return Method(loss=loss)
+
+
 def killing(folder: str = "") -> Method:
     """FedAvg whose worker ends itself once, the first time that client 5 trains."""
     import os

@@ -23,7 +23,7 @@ from fleetfit.seeds import make_numpy_rng
 from fleetfit.submodel import Submodel
 from fleetfit.training import run_job
 from fleetfit.training.clock import STEP, count_planned_passes, forward_work
-from fleetfit.values import DeviceResources, Failure, Federation, Job, Local, Simulation, Speed, Update
+from fleetfit.values import Device, DeviceResources, Failure, Federation, Job, Local, Simulation, Speed, Update
 
 
 def clocked(spec: dict[str, Any] | None = None, **more: Any) -> tuple[Federation, Simulation]:
@@ -98,6 +98,40 @@ def test_validation_counts_as_forward_passes() -> None:
     assert looked > 0
     forward = submodel_cost(federation.problem.architecture, found.submodel, (1, 4, 4)).multiply_adds
     assert found.multiply_adds == forward * (3 * found.num_examples + looked)
+
+
+def declare_extra(extra: Any) -> Any:
+    """Return FedAvg's loss, as a hook, with `extra_multiply_adds`."""
+
+    def hook(job: Job, device: Device) -> Any:
+        class Declaring:
+            extra_multiply_adds = extra
+
+            def __call__(self, module: Any, x: Any, y: Any) -> Any:
+                return device.problem.task.loss(module(x)[-1], y)
+
+        return Declaring()
+
+    return hook
+
+
+def test_extra_work_of_a_loss_counts() -> None:
+    """(3 x forward + 1000) x samples x epochs, in multiply-adds and seconds; looks of early stopping are without."""
+    training = plain(epochs=2, batch_size=8, patience=9)
+    federation, simulation = clocked({"name": "fedavg", "hooks": {"loss": declare_extra(1000)}})
+    for update in replies(federation, simulation, training):
+        assert isinstance(update, Update) and update.client is not None
+        forward = submodel_cost(federation.problem.architecture, update.submodel, (1, 4, 4)).multiply_adds
+        looked = len(simulation.parts[update.client]["validation"])
+        work = (3 * forward + 1000) * 2 * update.num_examples + 2 * forward * looked
+        assert update.multiply_adds == work
+        assert update.simulated_s == pytest.approx(0.25 + update.bytes_down / 2e4 + work / 1e6 + update.bytes_up / 1e4)
+
+
+@pytest.mark.parametrize("extra", [-1, math.nan, math.inf, "many"])
+def test_extra_work_is_a_number_from_zero_on(extra: Any) -> None:
+    federation, simulation = clocked({"name": "fedavg", "hooks": {"loss": declare_extra(extra)}})
+    assert all(isinstance(reply, Failure) for reply in replies(federation, simulation, plain()))
 
 
 def test_no_profiles_no_time() -> None:

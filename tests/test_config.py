@@ -19,7 +19,7 @@ from fleetfit.config.merge import merge_tables
 from fleetfit.config.schema import Schedule
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, PlanError
-from fleetfit.method import Method
+from fleetfit.method import Method, rebuild_problem
 from fleetfit.models.cnn import cnn
 
 SMALL = ("data.partition.clients=8", "rounds=1")
@@ -507,3 +507,14 @@ def test_empty_keys() -> None:
         load_experiment({"": {"lr": 1}}, [])
     with raises(ConfigError, '".lr=1"'):
         load_experiment({"rounds": 1}, [".lr=1"])
+
+
+def test_the_problem_of_a_run_has_its_levels_here_and_rebuilt() -> None:
+    federation = assemble(load_experiment()).federation
+    assert len(federation.levels) > 1
+    problem = federation.problem
+    assert problem.spec is not None
+    for levels in (problem.levels, rebuild_problem(problem.spec).levels):
+        assert [(piece.sizes, piece.exits) for piece in levels] == [
+            (level.submodel.sizes, level.submodel.exits) for level in federation.levels
+        ]

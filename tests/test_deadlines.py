@@ -122,6 +122,43 @@ def test_training_stops_at_the_last_step_that_ends_in_time(late: Any) -> None:
         assert all(torch.equal(found.state[name], tensor) for name, tensor in expected.state.items())
 
 
+EXTRA = 5000
+
+
+def costly_loss(job: Job, device: Device) -> Any:
+    """FedAvg's loss, which declares extra work where the job has all three exits."""
+
+    def loss(module: Any, x: Any, y: Any) -> Any:
+        return device.problem.task.loss(module(x)[-1], y)
+
+    if job.submodel.depth == 3:
+        loss.extra_multiply_adds = EXTRA  # type: ignore[attr-defined]
+    return loss
+
+
+def test_deadlines_foresee_extra_work_of_a_loss() -> None:
+    """Three exits fit by their forward passes alone, and do not with what the loss adds; two exits do.
+
+    Told to stop, the client takes the steps of eight samples that end in time, by hand.
+    """
+    federation, simulation = tiny_federation({**SHALLOWER, "hooks": {"loss": costly_loss}})
+    samples, speed = len(simulation.parts[2]["train"]), 1e6
+    whole = one_job(federation, plain(epochs=2, batch_size=8))
+    limit = seconds_of(federation, whole, 3, samples, speed) + 0.01
+    assert limit < seconds_of(federation, whole, 3, samples, speed) + EXTRA * samples * 2 / speed
+    job = one_job(federation, replace(whole.local, deadline_s=limit))
+    update, _ = run_job(job, device_of(simulation, 2, speed))
+    assert isinstance(update, Update) and update.submodel.exits == (1, 2)
+
+    job = replace(job, local=replace(job.local, late="stop"))
+    update, _ = run_job(job, device_of(simulation, 2, speed))
+    forward = submodel_cost(federation.problem.architecture, job.submodel, (1, 4, 4)).multiply_adds
+    work = (limit - seconds_of(federation, job, 3, 0, speed)) * speed
+    assert isinstance(update, Update) and update.metrics["stopped"] is True
+    assert update.metrics["steps"] == work // ((3 * forward + EXTRA) * 8)
+    assert update.multiply_adds == (3 * forward + EXTRA) * 8 * update.metrics["steps"]
+
+
 def test_no_finished_step_is_late_failure() -> None:
     federation, simulation = tiny_federation(SHALLOWER)
     for limit in (0.05, 0.5):  # before anything arrived; before the first step of the shallowest exit

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.engines import RecordingEngine
 from support.training import InlineEngine, Moments, batch_moments, plain_outputs, pooled_moments
 from tiny import plain, tiny_data, tiny_federation, tiny_parts
 from torch import Tensor
@@ -282,7 +283,7 @@ def test_constant_channels_have_no_negative_variance() -> None:
 def test_a_client_that_cannot_evaluate_is_reported() -> None:
     federation, simulation = tiny_federation({"name": "scalefl", "hooks": {"adapt": declining_two}})
     columns = columns_of(federation, simulation, replace(WANTED, norms=("static",), whole=False))
-    assert [(f["client"], f["level"]) for f in columns["failures"]] == [(2, 3)]
+    assert [(f["client"], f["level"]) for f in columns["failures"]] == [(2, 3)] * 2  # globally, and locally
     assert "declined" in columns["failures"][0]["reason"]
     assert columns["static"]["global_clients"] == 5
 
@@ -409,6 +410,45 @@ def test_at_most_so_many_clients_the_same_ones_each_time() -> None:
     wanted = replace(WANTED, clients=5)
     first, again = (columns_of(federation, simulation, wanted)["static"]["per_client"] for _ in range(2))
     assert first == again and len(first["global"]) == 5
+
+
+def decline_locally(job: Job, device: Device) -> Job | None:
+    """Decline evaluations of a client's own level, for clients 2 and 3: of the largest level and the smallest."""
+    return None if job.evaluation.scope == "local" and job.client in (2, 3) else job
+
+
+def test_devices_tell_local_from_global_evaluations() -> None:
+    """A client at the largest level is evaluated twice then, so that each column has its own."""
+    federation, simulation = tiny_federation({"name": "scalefl", "hooks": {"adapt": decline_locally}})
+    columns, _ = evaluate(federation, local_engine(simulation), start(federation), WANTED)
+    for norm in ("static", "batch"):
+        assert set(columns[norm]["per_client"]["local"]) == {"0", "1", "4", "5"}
+        assert columns[norm]["global_clients"] == 6
+    assert sorted((f["client"], f["level"]) for f in columns["failures"]) == [(2, 3), (2, 3), (3, 1), (3, 1)]
+
+
+def test_a_client_at_the_largest_level_is_evaluated_once() -> None:
+    federation, simulation = tiny_federation({"name": "scalefl"})
+    engine = RecordingEngine(simulation)
+    evaluate(federation, engine, start(federation), replace(WANTED, norms=("batch",), whole=False))
+    scopes = [(job.level, job.client, job.evaluation.scope) for job in engine.jobs]
+    assert scopes == [*((2, c, "global") for c in range(6)), *((i, c, "local") for i in (1, 0) for c in (i, i + 3))]
+
+
+def test_a_sample_of_the_whole_test_set_is_the_same_in_all_rounds(fleet: Trained) -> None:
+    """Of 96 test samples 20 count, the same ones; the clients' columns are as without it."""
+    engine, server, wanted = local_engine(fleet.simulation), fleet.server, replace(WANTED, samples=20)
+    full = evaluate(fleet.federation, engine, server, WANTED)[0]["static"]
+    some, later = (
+        evaluate(fleet.federation, engine, replace(server, round=server.round + more), wanted)[0]["static"]
+        for more in (0, 3)
+    )
+    assert (some["test_samples"], later["test_samples"], full["test_samples"]) == (20, 20, 96)
+    whole = {"avg", "full", "test_levels", "test_exits", "test_samples"}
+    assert {key for key in full if some[key] != full[key]} == whole
+    assert some == later
+    on_device = evaluate_on_device(fleet.federation, server, wanted, fleet.simulation.device(None), {})
+    assert on_device["batch"]["samples"] == 96
 
 
 def test_evaluation_changes_no_server_and_no_memory() -> None:

@@ -24,6 +24,7 @@ from fleetfit.messages import (
     compress,
     dump_job,
     dump_reply,
+    job_size,
     load_job,
     load_reply,
     pack,
@@ -32,7 +33,7 @@ from fleetfit.messages import (
 )
 from fleetfit.rounds import start
 from fleetfit.submodel import Submodel, concat_state, extract, get_slice_plan
-from fleetfit.values import Failure, Job, Update
+from fleetfit.values import Evaluation, Failure, Job, Update
 
 
 @given(nests)
@@ -83,6 +84,20 @@ def test_jobs_and_replies_round_trip() -> None:
     assert load_reply(unpack(pack(dump_reply(some, LAYOUT))), LAYOUT).untrained == some.untrained  # type: ignore[union-attr]
     failure = Failure(3, 2, None, 1, job.submodel, "no data")
     assert vars(load_reply(unpack(pack(dump_reply(failure, LAYOUT))), LAYOUT)) == vars(failure)
+
+
+def test_a_job_s_bytes_do_not_grow_with_its_levels() -> None:
+    job, _ = job_and_update()
+    many = Submodel({f"axis{i}": range(64) for i in range(100)}, (1, 2, 3))
+    assert pack(dump_job(replace(job, levels=(many,) * 5), LAYOUT)) == pack(dump_job(job, LAYOUT))
+    assert job_size(replace(job, levels=(many,) * 5), LAYOUT) == job_size(job, LAYOUT)
+
+
+def test_an_evaluation_keeps_its_scope() -> None:
+    job, _ = job_and_update()
+    for scope in ("local", "global"):
+        asked = replace(job, kind="evaluate", evaluation=Evaluation(scope=scope))  # type: ignore[arg-type]
+        assert load_job(unpack(pack(dump_job(asked, LAYOUT))), LAYOUT).evaluation == asked.evaluation
 
 
 @given(st.dictionaries(st.text(max_size=9), nests, max_size=4), st.sets(st.integers(0, 20), max_size=3))

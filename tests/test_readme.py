@@ -368,6 +368,15 @@ def test_the_smallest_example_of_each_hook_does_what_it_says(tmp_path):
         assert memory == {"rounds": taken_part}
 
 
+def test_the_second_pass_of_a_loss_is_counted(tmp_path):
+    write_files(ADD_A_METHOD, tmp_path)
+    works = []
+    for loss in ({}, {"loss": f"{tmp_path / 'consistent.py'}:consistent"}):
+        federation, simulation = tiny_federation({"name": "fedavg", "hooks": loss})
+        works.append([reply.multiply_adds for reply in recorded(federation, simulation)])
+    assert works[1] == [2 * work for work in works[0]]
+
+
 def test_a_page_that_says_something_else_is_seen(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AssertionError, match="is not printed"):

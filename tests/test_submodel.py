@@ -19,11 +19,13 @@ from fleetfit.submodel import (
     Submodel,
     check_shapes,
     concat_state,
+    dump_prefixes,
     dump_submodel,
     extract,
     full_submodel,
     get_slice_plan,
     move_state,
+    parse_prefixes,
     parse_submodel,
     put_back,
     random,
@@ -237,6 +239,23 @@ def test_inside() -> None:
 @pytest.mark.parametrize("piece", [Submodel({"a": range(1, 3), "b": (0, 2)}, (1, 4)), Submodel({}, (2,))])
 def test_a_sub_model_survives_plain_values(piece: Submodel) -> None:
     assert parse_submodel(dump_submodel(piece)) == piece
+
+
+def test_levels_survive_plain_values() -> None:
+    pieces = tuple(Submodel({"a": range(n), "b": range(2 * n)}, exits) for n, exits in ((1, (1,)), (3, (1, 4))))
+    assert parse_prefixes(dump_prefixes(pieces)) == pieces
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"sizes": [[1]]}, {"sizes": [[1, 1.5]]}, {"sizes": [[1, -1]]}, {"sizes": [[1, 1]] * 2}, {"sizes": [[1, 1 << 40]]},
+     {"exits": None}, {"exits": [["1"]]}, {"axes": [1, 2]}, {"axes": None}],
+)  # fmt: skip
+def test_levels_that_are_none_are_refused(change: dict[str, Any]) -> None:
+    good = {"axes": ["a", "b"], "sizes": [[1, 2]], "exits": [[1]]}
+    assert parse_prefixes(good) == (Submodel({"a": range(1), "b": range(2)}, (1,)),)
+    with raises(ModelError, key="levels"):
+        parse_prefixes({**good, **change})
 
 
 def test_index_work_is_done_once() -> None:

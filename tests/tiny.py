@@ -134,11 +134,15 @@ def tiny_federation(
     )
     counts = np.array([len(part["train"]) for part in parts])
     reported = np.array([(0.2, 0.5, 1.0)[i % 3] for i in range(clients)])
-    simulation = Simulation(
-        problem, data, parts, DeviceResources({"parameters": reported}), unlabelled=tiny_server_data()
-    )
     built, registered = build(method), Clients(counts, reported)
     if not built.needs_budgets:
         registered = Clients(counts)
         levels = tuple(built.levels(problem, Targets((1.0,), (0.1,))))
-    return Federation(problem, registered, levels, cohort, built, method, seed, simulation.device(None)), simulation
+    problem = problem.replace_levels(level.submodel for level in levels)
+    simulation = Simulation(
+        problem, data, parts, DeviceResources({"parameters": reported}), unlabelled=tiny_server_data()
+    )
+    device = simulation.device(None)
+    return Federation(
+        problem, registered, levels, cohort, built, method, seed, device, classes=data.classes
+    ), simulation

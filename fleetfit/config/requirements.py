@@ -84,6 +84,7 @@ REQUIREMENTS = (
     Requirement("data.partition.clients", has_open_cohort, _NODES),
     Requirement("data", is_simulated, _NODES),
     Requirement("fleet.levels", takes_levels, "the method has levels of its own"),
+    Requirement("fleet.split", takes_levels, "the method has levels of its own"),
     Requirement("fleet.tolerance", is_simulated, _NODES),
     Requirement(
         "fleet.tolerance",
@@ -108,6 +109,7 @@ REQUIREMENTS = (
     Requirement(
         "engine.chosen", lambda run: run.experiment.engine.speed == "fast", 'with speed = "exact" nothing is chosen'
     ),
+    Requirement("evaluate.samples", is_simulated, "on a fleet the server has no test set"),
     Requirement(
         "evaluate.statistics_samples", lambda run: "static" in run.experiment.evaluate.norms, 'norms has no "static"'
     ),

@@ -265,12 +265,12 @@ class LevelSection(Section):
     Attributes:
         budget: Budget that a client needs for it, as a fraction of the full model's cost; 1 for the last one.
         depth: Blocks kept; all by default.
-        width: Fraction of the channels kept.
+        width: Fraction of the channels kept; a table of fractions by axis where they differ.
     """
 
     budget: Fraction
     depth: Count | None = None
-    width: Fraction = 1.0
+    width: Fraction | dict[str, Fraction] = 1.0
 
 
 class DriftSection(Section):
@@ -339,11 +339,13 @@ class FleetSection(Section):
     """`[fleet]`: the budgets of the devices, and the levels.
 
     Attributes:
-        cost: Cost in which levels are planned and which budgets limit: "parameters", "multiply_adds", "size_bytes",
-            "memory_bytes" (of a training step) or "latency_s" (measured on this machine).
+        cost: Cost in which levels are planned and which budgets limit: "parameters", "non_embedding_parameters",
+            "multiply_adds", "size_bytes", "memory_bytes" (of a training step) or "latency_s" (measured here).
         tolerance: How far a level may exceed a budget, as a fraction of it.
         levels: "cluster", "halving", target cost ratios, a list of levels, or a saved plan (its path, or the plan
             itself). Levels or a plan that cut depth only, or width only, are for methods that do so; others search.
+        split: How levels differ: "both" (ScaleFL Eq. 1), "width", "depth", "depth_first" (whole early blocks, and only
+            then width), or "auto" (a rule by cost and model). By default as the method says.
         reports_budget: Whether clients report their budgets to the server; by default, whether the method needs it.
         drift: How budgets move during the run; they stay by default.
         slow: Clients that are slower than their profile; none by default.
@@ -363,6 +365,7 @@ class FleetSection(Section):
         | Annotated[list[LevelSection], Field(min_length=1)]
         | dict[str, Any]
     ) = "cluster"
+    split: Literal["auto", "both", "width", "depth", "depth_first"] | None = None
     reports_budget: bool | None = None
     drift: DriftSection | None = None
     slow: SlowSection | None = None
@@ -538,6 +541,7 @@ class EvaluateSection(Section):
         norms: Batch-norm policies, "static" and "batch"; the first is the headline.
         statistics_samples: Training samples, over all clients, from which static statistics are re-estimated.
         clients: Largest number of clients, drawn once; all by default.
+        samples: Largest number of samples of the whole test set, drawn once; all by default.
         whole: Whether each evaluation also covers the whole test set, not only the last one.
         metrics: Further metrics, by "file.py:function" or "package.module:function": functions of outputs and labels.
     """
@@ -548,6 +552,7 @@ class EvaluateSection(Section):
     norms: Annotated[list[Norm], Field(min_length=1)] = Field(default_factory=lambda: list[Norm](("static", "batch")))
     statistics_samples: Count = 5000
     clients: Count | None = None
+    samples: Count | None = None
     whole: bool = False
     metrics: list[str] = Field(default_factory=list)
 

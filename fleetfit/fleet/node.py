@@ -42,6 +42,7 @@ from fleetfit.machine import is_out_of_memory
 from fleetfit.messages import dump_failure, dump_reply, load_job, pack, unpack
 from fleetfit.method import build, rebuild_problem
 from fleetfit.planner import convert_budgets
+from fleetfit.secure_engine import make_label_layout
 from fleetfit.training import resolve_device, run_job
 from fleetfit.training.runtime import (
     configure_allocator_to_return,
@@ -245,6 +246,11 @@ class Node:
             return self._run_phase(header, parts)
         if self._member is not None and header["job"].get("kind") != "evaluate":
             raise RunError("this node has a key of a member, and trains in secure rounds only.", key="secure.member")
+        if header["job"].get("kind") == "labels" and not self.settings.reports_labels:
+            raise RunError(
+                "this node does not report how frequent its classes are. Set reports_labels in its configuration.",
+                key="reports_labels",
+            )
         return self._run_job(header, parts)
 
     def format_description(self) -> str:
@@ -339,6 +345,8 @@ class Node:
             raise RunError("the server asks for a phase that secure rounds do not have.", key="phase")
         with self._limit_ram(), _blame_server("model that can be built"):
             layout = self._build_problem(header).layout
+            if header["job"].get("kind") == "labels":
+                layout = make_label_layout(layout, self.data.classes)
             return pack_message(self._member.answer(header, message, layout, make_model_key(header)))
 
     # -- jobs
@@ -436,8 +444,8 @@ def _check_names(header: Header, allow: list[str]) -> None:
     evaluation = job.get("evaluation")  # `load_job` checks it
     metrics = evaluation.get("metrics") if isinstance(evaluation, Mapping) else None
     problem = header["problem"]
-    if isinstance(problem, Mapping):  # a plan has names of tensors, which are compared with the module's
-        problem = {key: value for key, value in problem.items() if key != "derived"}
+    if isinstance(problem, Mapping):  # names of tensors and axes are compared with the model's
+        problem = {key: value for key, value in problem.items() if key not in ("derived", "levels")}
     for text in _iter_texts([problem, header["method"], job.get("method"), metrics]):
         if ":" in text and text not in allow and names.make_absolute(text, Path.cwd()) not in allow:
             raise ConfigError(

@@ -321,6 +321,18 @@ class SecureRecord(Record):
     clipped: Count | None = None
 
 
+class PriorRecord(Record):
+    """The clients that the server asked for their class frequencies, before the first round.
+
+    Attributes:
+        clients: Those whose frequencies are in the mean; without any it is uniform.
+        failures: The jobs that failed.
+    """
+
+    clients: Count
+    failures: List[FailureRecord] = []
+
+
 class UndoneRecord(Record):
     """Why a round was rolled back."""
 
@@ -346,6 +358,7 @@ class RoundRecord(Record):
         deadline: Clients under a deadline.
         links: Lost messages.
         secure: Secure sums.
+        prior: The clients whose class frequencies the first round's prior has.
         undone: Why the round was rolled back.
     """
 
@@ -366,6 +379,7 @@ class RoundRecord(Record):
     deadline: IfPresent[DeadlineRecord] = None
     links: IfPresent[LinksRecord] = None
     secure: IfPresent[SecureRecord] = None
+    prior: IfPresent[PriorRecord] = None
     undone: IfPresent[UndoneRecord] = None
 
     def count_failures(self) -> int:

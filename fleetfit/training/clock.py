@@ -2,9 +2,9 @@
 
 A training step costs three times the multiply-adds of its forward pass: the backward pass computes gradients for the
 inputs of every layer and for its weights, each at about the cost of the forward pass (Kaplan et al. 2020, 2.1, count
-the same way). What a method adds, such as distillation between exits or a penalty, is not counted; early stopping's
-evaluation of the client's validation data is, as a forward pass. So the work of a job is counted in passes: one sample
-through the sub-model's forward pass.
+the same way). Early stopping's evaluation of the client's validation data counts as a forward pass. What a method adds
+counts where its loss declares it, as `extra_multiply_adds`; small work, such as distillation between exits or a
+penalty, does not.
 
 If the device has figures, seconds = latency + bytes down / down + multiply-adds / speed + bytes up / up, and the same
 job gives the same bits on every machine. Without figures the real time counts, and the speed of this machine is
@@ -13,12 +13,16 @@ estimated from its last job. Two such runs may differ.
 
 import math
 from dataclasses import replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
 from fleetfit import messages
 from fleetfit.cost import submodel_cost
+from fleetfit.errors import ConfigError, truncate
+from fleetfit.method import build
+from fleetfit.seeds import isolate_rng
 from fleetfit.submodel import Submodel
 from fleetfit.training.batches import compute_batch_sizes, count_steps
 from fleetfit.values import Device, Failure, Job, Local, Problem, Update
@@ -79,8 +83,28 @@ def forward_work(problem: Problem, submodel: Submodel) -> int:
     return cache[key]
 
 
-def count_planned_passes(local: Local, samples: int, validation_samples: int) -> int:
-    """Return the passes of a whole training that does not stop early.
+def count_step_work(job: Job, device: Device, loss: Any) -> int:
+    """Return the multiply-adds of a training step, per sample.
+
+    Args:
+        job: The job, with its sub-model.
+        device: Has the problem.
+        loss: Its `extra_multiply_adds`, if it has them, are per sample, forward and backward, beyond the sub-model's.
+
+    Raises:
+        ConfigError: They are not a number from 0 on.
+    """
+    extra = getattr(loss, "extra_multiply_adds", 0)
+    if not isinstance(extra, int | float) or not 0 <= extra < math.inf:
+        raise ConfigError(
+            f"a loss's extra_multiply_adds must be a number from 0 on, got {truncate(repr(extra))}.",
+            key="extra_multiply_adds",
+        )
+    return STEP * forward_work(device.problem, job.submodel) + round(extra)
+
+
+def count_planned_samples(local: Local, samples: int, validation_samples: int) -> tuple[int, int]:
+    """Return the samples of a whole training that does not stop early: of its steps, and of early stopping's checks.
 
     Args:
         local: Settings of the training.
@@ -92,7 +116,13 @@ def count_planned_passes(local: Local, samples: int, validation_samples: int) ->
     checks = epochs + (rest > 0)
     if local.check_every is not None:
         checks = 1 + steps // local.check_every + (steps % local.check_every > 0 and is_check_step(steps, local))
-    return STEP * (epochs * samples + sum(sizes[:rest])) + validation_samples * checks
+    return epochs * samples + sum(sizes[:rest]), validation_samples * checks
+
+
+def count_planned_passes(local: Local, samples: int, validation_samples: int) -> int:
+    """Return the forward passes, of one sample each, of a whole training that does not stop early, see above."""
+    trained, checked = count_planned_samples(local, samples, validation_samples)
+    return STEP * trained + checked
 
 
 def is_check_step(steps: int, local: Local) -> bool:
@@ -112,57 +142,63 @@ def count_validation_samples(device: Device, local: Local) -> int:
 class Deadline:
     """The deadline of a training job. Without `local.deadline_s` it admits every step.
 
-    A device with figures has a number of passes. One without has real time, and its next step is assumed to take as
-    long as its steps so far.
+    A device with figures has a number of multiply-adds. One without has real time, and its next step is assumed to take
+    as long as its steps so far.
     """
 
     def __init__(self, job: Job, device: Device) -> None:
         self._clock, self._accelerator = device.clock, device.accelerator
-        self._max_passes: float = math.inf
+        self._max_work: float = math.inf
         self._end: float | None = None
         if job.local.deadline_s is None:
             return
         if device.clock.speed is not None:
-            self._max_passes = _compute_max_passes(job, device)
+            self._max_work = _compute_max_work(job, device)
         else:
             self._end = device.clock.began + job.local.deadline_s
             self._start = device.clock.now()
 
-    def admits(self, passes: int, more: int) -> bool:
-        """Tell whether more passes, after the passes so far, end in time."""
+    def admits(self, work: int, more: int) -> bool:
+        """Tell whether more multiply-adds, after those so far, end in time."""
         if self._end is None:
-            return passes + more <= self._max_passes
+            return work + more <= self._max_work
         if self._accelerator.type == "cuda":  # steps run asynchronously
             torch.cuda.synchronize(self._accelerator)
         now = self._clock.now()
-        if not passes:
+        if not work:
             return now < self._end
-        return now + (now - self._start) * more / passes <= self._end
+        return now + (now - self._start) * more / work <= self._end
 
 
-def _compute_max_passes(job: Job, device: Device) -> int:
-    """Return the passes of a training that ends in time. The reply is assumed to hold the whole sub-model."""
+def _compute_max_work(job: Job, device: Device) -> float:
+    """Return the multiply-adds of a training that ends in time. The reply is assumed to hold the whole sub-model."""
     clock, speed, deadline_s = device.clock, device.clock.speed, job.local.deadline_s
     assert speed is not None
     assert deadline_s is not None
     sent = messages.update_size(job, device.problem.layout) + _METRICS
     left_s = deadline_s - speed.seconds(clock.received, 0, sent)
-    return math.floor(left_s * speed.multiply_adds_per_s / max(1, forward_work(device.problem, job.submodel)))
+    return left_s * speed.multiply_adds_per_s
 
 
 def fits_deadline(job: Job, device: Device) -> bool:
-    """Tell whether a job's whole training should end in time; true if the speed of this machine is not known yet."""
+    """Tell whether a job's whole training should end in time; true if the speed of this machine is not known yet.
+
+    The method's loss is made once for it, since the loss may declare work of its own.
+    """
     samples, local = len(device.data.split("train")), job.local
     if local.deadline_s is None or not samples:
         return True
-    passes = count_planned_passes(local, samples, count_validation_samples(device, local))
+    with isolate_rng(device.accelerator):
+        step_work = count_step_work(job, device, build(job.method).loss(job, device))
+    trained, checked = count_planned_samples(local, samples, count_validation_samples(device, local))
+    work = step_work * trained + forward_work(device.problem, job.submodel) * checked
     if device.clock.speed is not None:
-        return passes <= _compute_max_passes(job, device)
+        return work <= _compute_max_work(job, device)
     speed = _speeds.get(device.problem)
     if speed is None:
         return True
     left_s = device.clock.began + local.deadline_s - device.clock.now()
-    return passes * forward_work(device.problem, job.submodel) <= left_s * speed
+    return work <= left_s * speed
 
 
 def record_speed(device: Device, multiply_adds: int) -> None:

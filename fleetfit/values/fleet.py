@@ -18,7 +18,7 @@ from fleetfit.planner import Budget, affords, assign
 from fleetfit.submodel import Channels, Submodel
 from fleetfit.values.problem import Level, Problem
 from fleetfit.values.resources import Clock, DeviceResources
-from fleetfit.values.work import Failure, Server, Update
+from fleetfit.values.work import Failure, Job, Server, Update
 
 # ---- reports of nodes -----------------------------------------------------------------------------------------------
 
@@ -246,7 +246,7 @@ class Aggregator(Protocol):
 
 
 class ServerHooks(Protocol):
-    """The server's half of a method: what may be asked of `Federation.method`. `fleetfit.method.Method` has it.
+    """The server's half of a method, and whether devices adapt jobs. `fleetfit.method.Method` has it.
 
     A hook gets the federation, and the federation has the hooks, so that their types are declared here;
     `fleetfit.method.hooks` describes each.
@@ -255,6 +255,10 @@ class ServerHooks(Protocol):
     @property
     def needs_budgets(self) -> bool:
         """Whether the levels need the budgets that clients report."""
+
+    @property
+    def needs_prior(self) -> bool:
+        """Whether training jobs carry the fleet's class frequencies."""
 
     @property
     def assign(
@@ -273,6 +277,10 @@ class ServerHooks(Protocol):
     @property
     def dispatch(self) -> Callable[["Federation", Server, int | None, Submodel], State]:
         """The tensors of a job."""
+
+    @property
+    def adapt(self) -> Callable[[Job, Device], Job | None]:
+        """The job that a device does; the server compares it with FedAvg's, and never calls it."""
 
     @property
     def receive(self) -> Callable[["Federation", Server, Sequence[Update]], Iterable[Update]]:
@@ -313,6 +321,7 @@ class Federation:
         seed: The run's.
         device: The server's own: its test set, and its data without labels (FedDF); None where it has none.
         connected: Round -> which clients are connected, bool [K]; None: all of them, always.
+        classes: Classes, or tokens, that the task predicts; 0 for a task without them.
     """
 
     problem: Problem
@@ -324,6 +333,7 @@ class Federation:
     seed: int = 0
     device: Device | None = None
     connected: Callable[[int], np.ndarray] | None = None
+    classes: int = 0
 
     @cached_property
     def level_of(self) -> np.ndarray:

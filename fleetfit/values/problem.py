@@ -9,10 +9,10 @@ from torch import nn
 
 from fleetfit import names
 from fleetfit.derivation import restore_architecture
-from fleetfit.errors import RunError
+from fleetfit.errors import ModelError, RunError
 from fleetfit.factories import call_factory
 from fleetfit.layout import Architecture, Layout, State, infer_layout
-from fleetfit.submodel import Submodel, extract
+from fleetfit.submodel import Submodel, dump_prefixes, extract, parse_prefixes
 from fleetfit.tasks import Task, get_task
 from fleetfit.values.arithmetic import Arithmetic, ShapeArithmetic, find_arithmetic
 
@@ -35,6 +35,7 @@ class Problem:
         features_bytes: How much memory may keep what a frozen backbone makes of samples (`fleetfit.training.features`),
             `AS_MUCH` for what is sensible; 0: it is computed each time.
         computed: The arithmetic of the levels' shapes, and so of others; empty: fp32 in the plain memory format.
+        levels: The sub-models of the levels, smallest first, with prefix channels; empty before levels are planned.
     """
 
     architecture: Architecture
@@ -46,6 +47,7 @@ class Problem:
     spec: Mapping[str, Any] | None = None
     features_bytes: float = 0.0
     computed: tuple[ShapeArithmetic, ...] = ()
+    levels: tuple[Submodel, ...] = ()
 
     @cached_property
     def layout(self) -> Layout:
@@ -57,8 +59,8 @@ class Problem:
         """Build the problem that a spec describes, but for what its method makes of the model.
 
         Args:
-            spec: `model`, `given`, `task`, `exits`, and perhaps `derived`, `peft`, `method`, `features_bytes` and
-                `computed`.
+            spec: `model`, `given`, `task`, `exits`, and perhaps `derived`, `peft`, `method`, `features_bytes`,
+                `computed` and `levels`.
         """
         model = dict(spec["model"])
         name = model.pop("name")
@@ -70,7 +72,8 @@ class Problem:
         exits = tuple(spec["exits"]) or (architecture.blocks,)
         shape, task = tuple(arguments["input_shape"]), get_task(spec["task"])
         computed = tuple(map(ShapeArithmetic.from_payload, spec.get("computed", ())))
-        problem = Problem(architecture, shape, task, exits, spec=spec, computed=computed)
+        levels = parse_prefixes(spec["levels"]) if "levels" in spec else ()
+        problem = Problem(architecture, shape, task, exits, spec=spec, computed=computed, levels=levels)
         return problem.replace_features_bytes(float(spec.get("features_bytes", 0)))
 
     def replace_exits(self, exits: Iterable[int]) -> "Problem":
@@ -86,11 +89,39 @@ class Problem:
             spec["features_bytes"] = features_bytes
         return replace(self, features_bytes=features_bytes, spec=spec)
 
+    def replace_task(self, task: Task) -> "Problem":
+        """Return the same problem with another task, for one job: its spec is still that of the first."""
+        problem = replace(self, task=task)
+        vars(problem)["layout"] = self.layout  # which would take long to infer again
+        return problem
+
     def replace_arithmetic(self, computed: tuple[ShapeArithmetic, ...]) -> "Problem":
         """Return the same problem with another arithmetic of its shapes."""
         payloads = {"computed": [one.payload for one in computed]} if computed else {}
         spec = None if self.spec is None else {k: v for k, v in self.spec.items() if k != "computed"} | payloads
         return replace(self, computed=computed, spec=spec)
+
+    def replace_levels(self, pieces: Iterable[Submodel]) -> "Problem":
+        """Return the same problem with other levels, given by their sub-models."""
+        full = {name: axis.size for name, axis in self.architecture.axes.items()}
+        levels = tuple(
+            Submodel({name: range(size) for name, size in {**full, **piece.sizes}.items()}, piece.exits)
+            for piece in pieces
+        )
+        spec = None if self.spec is None else {**self.spec, "levels": dump_prefixes(levels)}
+        return replace(self, levels=levels, spec=spec)
+
+    def check_levels(self) -> None:
+        """Check that the levels are parts of the model: they may come from a stranger.
+
+        Raises:
+            ModelError: One has other axes, more channels or blocks, or none.
+        """
+        full = {name: axis.size for name, axis in self.architecture.axes.items()}
+        for piece in self.levels:
+            fits = piece.channels.keys() == full.keys() and all(0 < n <= full[a] for a, n in piece.sizes.items())
+            if not fits or not piece.exits or not 0 < min(piece.exits) <= max(piece.exits) <= self.architecture.blocks:
+                raise ModelError("the levels are not parts of the model.", key="levels")
 
     def get_arithmetic(self, piece: Submodel) -> Arithmetic:
         """Return the arithmetic of a sub-model, by its shape."""

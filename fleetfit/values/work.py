@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from fleetfit.aggregate import SummedBlock
 from fleetfit.layout import State
@@ -18,11 +18,14 @@ class Evaluation:
         split: "test", "validation" or "train".
         norm: "static" (re-estimated statistics) or "batch" (those of each batch), for batch norm.
         batch_size: Samples per forward pass.
-        samples: Largest number of samples (statistics jobs), or None for all.
+        samples: Largest number of samples (statistics jobs, and `evaluate.samples`), or None for all.
         shuffle: Seeded order instead of the stored one; matters for batch statistics only.
         own: The device takes the largest part of the sub-model that it affords, where the server does not know which;
             the job's statistics are then those of all levels, under `level{l}/`.
         metrics: Functions of outputs [N, ...] and labels [N, ...], by name, reported beside the accuracy.
+        scope: "local": a client's own level, on its own data; "global": the largest level on a client's data, or any
+            level on the server's test set. A client at the largest level gets one job for both, "global", unless the
+            method sets `adapt`.
     """
 
     split: str = "test"
@@ -32,6 +35,7 @@ class Evaluation:
     shuffle: bool = True
     own: bool = False
     metrics: tuple[str, ...] = ()
+    scope: Literal["local", "global"] = "global"
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +43,7 @@ class Job:
     """One piece of work for one client; a value that any engine can carry.
 
     Attributes:
-        kind: "train", "evaluate" or "statistics" (of batch norm).
+        kind: "train", "evaluate", "statistics" (of batch norm) or "labels" (frequencies of classes).
         round: 0-based.
         rounds: Of the run, in all.
         index: Its place in the round's order.
@@ -53,6 +57,9 @@ class Job:
         evaluation: Settings of the other kinds.
         statistics: Re-estimated batch-norm statistics, for an evaluation.
         memory_version: The round whose memory the client begins from; -1 for none.
+        prior: The fleet's class frequencies, for training with a class prior; empty where they are not known.
+        levels: The sub-models of all levels, smallest first, with prefix channels, where the job runs. They are not
+            sent: a device takes them from its problem. Hooks of the server have `federation.levels`.
     """
 
     kind: str
@@ -69,6 +76,12 @@ class Job:
     evaluation: Evaluation = field(default_factory=Evaluation)
     statistics: State = field(default_factory=dict)
     memory_version: int = -1
+    prior: tuple[float, ...] = ()
+    levels: tuple[Submodel, ...] = ()
+
+
+FREQUENCIES = "frequencies"
+"""The one tensor in the state of an update that answers a job "labels", float64 [classes]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,9 +224,11 @@ class Server:
         round: Rounds done.
         memory: The method's memory: a payload of plain values and tensors.
         trained: Where clients report no budget: by client the largest level that it has trained (0-based).
+        prior: The fleet's class frequencies, if the method needs them and the server has asked for them.
     """
 
     state: State
     round: int = 0
     memory: Any = None
     trained: Mapping[int, int] = field(default_factory=dict)
+    prior: tuple[float, ...] = ()

@@ -12,14 +12,15 @@ import torch
 from same_bits import SETTINGS, finished, fleets, same
 from sampling import some_quick
 from support import raises
-from tiny import spec_of
+from tiny import plain, spec_of
 
 from fleetfit import names
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
 from fleetfit.method import FEDAVG, build
-from fleetfit.rounds import Engine, Settings, run, start
+from fleetfit.rounds import Engine, Settings, iter_jobs, run, sort_by_cost, start
+from fleetfit.values import Update
 
 SPECS: list[Mapping[str, Any]] = [
     *(spec_of(name) for name in names.list_names("methods")),
@@ -28,6 +29,7 @@ SPECS: list[Mapping[str, Any]] = [
     {"name": "heterofl", "scaler": True, "masked": True},
     {"name": "fedavg", "plus": {"fedprox": {"mu": 0.1}}},
     {"name": "scalefl", "plus": {"feddyn": {}}},
+    {"name": "scalefl", "plus": {"class_prior": {}}},
     {"name": "decoupled", "plus": {"fedadam": {}}},
     {"name": "inclusivefl", "damped": True, "plus": {"fedadam": {}}},
     {"name": "heterofl", "plus": {"fedyogi": {}, "fedprox": {}}},
@@ -47,6 +49,7 @@ QUICK: list[Mapping[str, Any]] = [
     {"name": "scalefl", "hooks": {"channels": "random"}},
     {"name": "fedavg", "plus": {"fedprox": {"mu": 0.1}}},
     {"name": "scalefl", "plus": {"feddyn": {}}},
+    {"name": "scalefl", "plus": {"class_prior": {}}},
     {"name": "plugin_method:counting", "pull": 0.1},
     {"name": "fedrolex", "cohort": {"name": "diversity"}},
 ]
@@ -80,6 +83,17 @@ def test_local_and_processes_give_the_same_bits(spec: Mapping[str, Any], two_wor
         same(expected, finished(federation, engine))
     finally:
         engine.close()
+
+
+def test_a_loss_sees_the_same_levels_on_each_engine(two_workers: Engine) -> None:
+    federation, simulation = fleets({"name": "plugin_method:reporting_levels"})
+    slots = sort_by_cost(federation, ((c, c % 3, federation.levels[c % 3].submodel) for c in range(6)))
+    everything = [[level.submodel.sizes, list(level.submodel.exits)] for level in federation.levels]
+    assert len({str(one) for one in everything}) == 3
+    for engine in (local(simulation), two_workers):
+        replies = list(engine.run(iter_jobs(federation, start(federation), slots, plain(), 1)))
+        levels = [reply.metrics["levels"] for reply in replies if isinstance(reply, Update)]
+        assert levels == [[slot.level, everything] for slot in slots]
 
 
 @pytest.mark.slow

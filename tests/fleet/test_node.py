@@ -31,6 +31,7 @@ from fleetfit.fleet.protocol import check_header, compute_digest, pack_message, 
 from fleetfit.fleet.settings import read_settings
 from fleetfit.messages import dump_job, dump_state, pack, unpack
 from fleetfit.rounds import start
+from fleetfit.submodel import dump_prefixes
 from fleetfit.training import run_job
 from fleetfit.values import Device, Job
 from fleetfit.values.nodes import parse_node_description
@@ -198,7 +199,8 @@ def test_no_value_in_a_job_s_header_is_unexpected(part: str, tmp_path: Path, cap
     state = federation.method.dispatch(federation, start(federation), 0, sub)
     job = Job("train", 1, 1, 0, 0, sub, state, {"name": "fedavg"}, 1, 0, local=plain(0.1, 1, 8))
     path = str(config(tmp_path, allow=["tiny:tiny"]))
-    good: Any = {**SETUP, "what": "job", "problem": {**SETUP["problem"], "exits": list(problem.exits)},
+    levels = {"exits": list(problem.exits), "levels": dump_prefixes(problem.levels)}
+    good: Any = {**SETUP, "what": "job", "problem": {**SETUP["problem"], **levels},
                  "job": dump_job(dataclasses.replace(job, state={}), problem.layout)}  # fmt: skip
     sent = pack(dump_state(state, problem.layout, sub))
     assert "reply" in read_answer(answer(path, {"header": pack_message(good), "state": sent}))
@@ -209,6 +211,30 @@ def test_no_value_in_a_job_s_header_is_unexpected(part: str, tmp_path: Path, cap
             answered = read_answer(answer(path, {"header": pack_message(replaced(good, place, odd)), "state": sent}))
             assert "unexpectedly" not in answered.get("refused", ""), (place, odd, answered)
     assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_loss_on_a_node_sees_all_levels(tmp_path: Path) -> None:
+    federation, _ = tiny_federation({"name": "plugin_method:reporting_levels"})
+    problem, piece = federation.problem, federation.levels[1].submodel
+    state = federation.method.dispatch(federation, start(federation), 0, piece)
+    job = Job("train", 1, 1, 0, 0, piece, state, federation.method_spec, 1, 1, local=plain(0.1, 1, 8))
+    header = {**SETUP, "what": "job", "method": federation.method_spec, "problem": problem.spec,
+              "job": dump_job(dataclasses.replace(job, state={}), problem.layout)}  # fmt: skip
+    path = str(config(tmp_path, allow=["tiny:tiny", "plugin_method:reporting_levels"]))
+    parts = {"header": pack_message(header), "state": pack(dump_state(state, problem.layout, piece))}
+    everything = [[level.submodel.sizes, list(level.submodel.exits)] for level in federation.levels]
+    assert read_answer(answer(path, parts))["reply"]["metrics"]["levels"] == [1, everything]
+
+
+@pytest.mark.parametrize(
+    "change", [{"sizes": [[9, 12, 4]]}, {"sizes": [[0, 12, 4]]}, {"exits": [[4]]}, {"exits": [[]]}, {"axes": ["a"]}]
+)
+def test_a_node_refuses_levels_that_are_not_of_the_model(change: dict[str, Any], tmp_path: Path) -> None:
+    levels = {"axes": ["a", "b", "classes"], "sizes": [[8, 12, 4]], "exits": [[3]]}
+    path = str(config(tmp_path, allow=["tiny:tiny"]))
+    for table, key in ((levels, "ready"), ({**levels, **change}, "refused")):
+        header = {**SETUP, "problem": {**SETUP["problem"], "levels": table}}
+        assert read_answer(answer(path, {"header": pack_message(header)}))[key]
 
 
 NESTS = st.recursive(

@@ -28,6 +28,7 @@ def build_settings(experiment: Experiment) -> Settings:
         tuple(dict.fromkeys(evaluate.norms)),
         evaluate.statistics_samples,
         clients=evaluate.clients,
+        samples=evaluate.samples,
         always=evaluate.whole,
     )
     training = build_local_training(local, experiment.cohort)

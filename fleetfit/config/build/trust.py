@@ -95,7 +95,7 @@ def describe_attackers(attackers: Attackers | None) -> tuple[str, ...]:
 # ---- requirements that private and secure rounds share -------------------------------------------------------------
 
 OPTIMISERS = ("fedadam", "fedavgm", "fedyogi")
-POST_PROCESSING = (*OPTIMISERS, "fedprox")
+POST_PROCESSING = (*OPTIMISERS, "class_prior", "fedprox")
 """Options that only use the result of a round, or run on devices."""
 
 
