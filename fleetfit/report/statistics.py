@@ -89,7 +89,8 @@ def explain_smallest(results: ComparisonResults) -> list[str]:
     if not results.smallest:
         return []
     measured = {name for run in results.runs if run.row == results.smallest for name in run.final}
-    columns = [c for c in ("local", "global") if c in measured] or [c for c in ("avg", "full") if c in measured]
+    kinds = ("local", "global") if measured & {"local", "global"} else ("avg", "full")  # with `[privacy]`
+    columns = [kind for kind in kinds if kind in measured]
     differences = paired_differences(results, columns, results.smallest)
     sentences = []
     for setting in dict.fromkeys(one.setting for one in differences):
