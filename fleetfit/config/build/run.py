@@ -101,6 +101,7 @@ def _assemble(
         *absent,
         *describe_derivation(planned.problem, planned.levels, experiment.method.settings.get("split")),
         *describe_task(planned.problem),
+        *method.describe(planned.problem, planned.levels),
         *further,
         *describe_start(planned.problem),
         *planned.computing.notes,
