@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.measuring import Figure, Options, Seconds, alternate, of_many, quotients, shown
-from fleetfit.api import compare
+from fleetfit.api.comparison import compare
 
 FILE = """
 rounds = {rounds}

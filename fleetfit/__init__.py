@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fleetfit.aggregate import Aggregate as Aggregate
-    from fleetfit.api import Comparison as Comparison
-    from fleetfit.api import Machine as Machine
-    from fleetfit.api import Run as Run
-    from fleetfit.api import Wishes as Wishes
-    from fleetfit.api import derive as derive
-    from fleetfit.api import load as load
-    from fleetfit.api import load_comparison as load_comparison
-    from fleetfit.api import plan as plan
-    from fleetfit.api import profile as profile
-    from fleetfit.api import resume as resume
-    from fleetfit.api import write_report as write_report
+    from fleetfit.api.comparison import Comparison as Comparison
     from fleetfit.api.comparison import compare as compare
+    from fleetfit.api.comparison import load_comparison as load_comparison
+    from fleetfit.api.profiling import Machine as Machine
+    from fleetfit.api.profiling import Wishes as Wishes
+    from fleetfit.api.profiling import profile as profile
+    from fleetfit.api.results import Run as Run
+    from fleetfit.api.results import load as load
+    from fleetfit.api.run import derive as derive
+    from fleetfit.api.run import plan as plan
+    from fleetfit.api.run import resume as resume
     from fleetfit.api.run import run as run
     from fleetfit.callbacks import Callback as Callback
     from fleetfit.callbacks import RunStart as RunStart
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from fleetfit.method import take_mean as take_mean
     from fleetfit.planner import Plan as Plan
     from fleetfit.planner import Targets as Targets
+    from fleetfit.report.page import write_report as write_report
     from fleetfit.stored import ClearedRun as ClearedRun
     from fleetfit.stored import StoredRun as StoredRun
     from fleetfit.stored import clear_checkpoints as clear_checkpoints
@@ -74,7 +74,7 @@ _HOMES = {
     "Axis": "layout",
     "Callback": "callbacks",
     "ClearedRun": "stored",
-    "Comparison": "api",
+    "Comparison": "api.comparison",
     "ConfigError": "errors",
     "Data": "data",
     "DataError": "errors",
@@ -87,14 +87,14 @@ _HOMES = {
     "Job": "values",
     "Level": "values",
     "Loss": "method",
-    "Machine": "api",
+    "Machine": "api.profiling",
     "Method": "method",
     "MissingExtra": "errors",
     "ModelError": "errors",
     "Plan": "planner",
     "PlanError": "errors",
     "Problem": "values",
-    "Run": "api",
+    "Run": "api.results",
     "RunError": "errors",
     "RunStart": "callbacks",
     "Server": "values",
@@ -103,31 +103,31 @@ _HOMES = {
     "Submodel": "submodel",
     "Targets": "planner",
     "Update": "values",
-    "Wishes": "api",
+    "Wishes": "api.profiling",
     "alias": "layout",
     "block": "layout",
     "blocked": "layout",
     "check_layout": "check",
     "clear_checkpoints": "stored",
-    "compare": "api",
-    "derive": "api",
+    "compare": "api.comparison",
+    "derive": "api.run",
     "exit_after": "layout",
     "extract": "submodel",
     "interleaved": "layout",
-    "load": "api",
-    "load_comparison": "api",
+    "load": "api.results",
+    "load_comparison": "api.comparison",
     "outputs": "layout",
-    "plan": "api",
+    "plan": "api.run",
     "product": "layout",
-    "profile": "api",
-    "resume": "api",
-    "run": "api",
+    "profile": "api.profiling",
+    "resume": "api.run",
+    "run": "api.run",
     "runs": "stored",
     "scalars": "callbacks",
     "segments": "layout",
     "split_levels": "levels",
     "take_mean": "method",
-    "write_report": "api",
+    "write_report": "report.page",
 }
 __version__ = "0.1.0"
 """The version, also for the package's metadata."""

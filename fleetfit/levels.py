@@ -3,44 +3,57 @@
 from dataclasses import replace
 from typing import Literal
 
-from fleetfit.errors import PlanError
+from fleetfit.errors import ConfigError, PlanError
 from fleetfit.layout import unwrap
-from fleetfit.planner import Mode, Targets, make_grids, search
+from fleetfit.planner import Mode, Targets, find_shapes, get_sizes
+from fleetfit.submodel import Submodel
 from fleetfit.values import Level, Problem
 
 _ANY = 1.0  # tolerance under a budget
 
 
 def split_levels(
-    problem: Problem, targets: Targets, mode: Mode = "both", exits: Literal["all", "last"] = "all"
+    problem: Problem,
+    targets: Targets,
+    mode: Mode | None = None,
+    exits: Literal["all", "last"] = "all",
+    default: Mode = "both",
 ) -> list[Level]:
-    """Return the levels that the planner finds (ScaleFL Eq. 1), smallest first; the last is the full model.
+    """Return the levels that the planner finds, smallest first; the last is the full model.
 
     Where nothing fits, an architecture with `falls_back_to_width` gets the largest widths that the budgets allow.
 
     Args:
         problem: The problem.
-        targets: Target ratio, tolerance and ceilings of each level.
-        mode: Cut width and depth, width only (full depth, one exit), or depth only.
+        targets: Target ratio, tolerance and ceilings of each level, and perhaps the split that the run asks for.
+        mode: How the method splits levels; see `planner.find_shapes`. None: as the run asks for.
         exits: Whether a level's model has the shallower levels' exits too, or its last one only.
+        default: How levels are split where neither the method nor the run says so.
 
     Raises:
+        ConfigError: Both the method and the run say how levels are split.
         PlanError: Nothing fits.
     """
-    grid, further = make_grids(problem.architecture, problem.input_shape, targets)
+    if mode is not None and targets.split:
+        raise ConfigError(
+            f'fleet.split = "{targets.split}" has no effect: the method splits levels itself ("{mode}"). Leave '
+            "fleet.split out, or the method's own split.",
+            key="fleet.split",
+        )
+    architecture, chosen = problem.architecture, mode or targets.split or default
     try:
-        splits = search(grid, targets, mode, further=further)
+        shapes = find_shapes(architecture, problem.input_shape, targets, chosen)
     except PlanError:
-        if not getattr(unwrap(problem.architecture), "falls_back_to_width", False):
+        if not getattr(unwrap(architecture), "falls_back_to_width", False):
             raise
         under = replace(targets, tolerances=(_ANY,) * len(targets.ratios), strict=True)
-        splits = search(grid, under, "width", further=further)
+        shapes = find_shapes(architecture, problem.input_shape, under, "width")
     levels = []
-    for index, split in enumerate(splits):
-        kept = split.exits if exits == "all" else split.exits[-1:]
-        piece = problem.submodel(split.width, kept)
-        needs = split.share if split.needs is None else split.needs
-        levels.append(Level(str(index + 1), piece, split.width, needs, split.further))
+    for index, shape in enumerate(shapes):
+        sizes, kept = get_sizes(architecture, shape), shape.exits if exits == "all" else shape.exits[-1:]
+        piece = Submodel({axis: range(sizes[axis]) for axis in architecture.axes}, kept)
+        needs = shape.share if shape.needs is None else shape.needs
+        levels.append(Level(str(index + 1), piece, shape.width, needs, shape.further))
     return levels
 
 

@@ -8,7 +8,6 @@ train half a cross-entropy while its baselines train a whole one; the default is
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fleetfit.errors import ConfigError
@@ -51,15 +50,16 @@ def self_distillation(
     return total
 
 
-def masked_cross_entropy(present: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+def masked_cross_entropy(present: Tensor, task: Task) -> Callable[[Tensor, Tensor], Tensor]:
     """Return a cross-entropy in which the logits of absent classes are set to 0 (HeteroFL).
 
     Args:
         present: Bool [C], the classes that the client has.
+        task: Gives the cross-entropy.
     """
 
     def loss(logits: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(logits.masked_fill(~present.to(logits.device), 0.0), y)
+        return task.loss(logits.masked_fill(~present.to(logits.device), 0.0), y)
 
     return loss
 

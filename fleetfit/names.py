@@ -40,7 +40,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "inclusivefl reefl scalefl"
     )),
     "options": _list_modules("options", (
-        "fedadam fedavgm feddyn fedprox fedyogi in_time krum lora_product outliers trimmed_mean"
+        "class_prior fedadam fedavgm feddyn fedprox fedyogi in_time krum lora_product outliers trimmed_mean"
     )),
     "selection": _list_modules("selection", "availability diversity loss rl size uniform"),
     "attacks": _list_modules("attacks", (

@@ -18,6 +18,12 @@ from typing import Any, Protocol
 
 from fleetfit import messages
 from fleetfit.aggregate import Aggregate, average_sums
+from fleetfit.class_frequencies import (
+    ClassFrequencies,
+    ask_class_frequencies,
+    needs_class_frequencies,
+    sum_class_frequencies,
+)
 from fleetfit.errors import ConfigError, FleetFitError, ModelError, NoUsableUpdates, RunError, format_exception
 from fleetfit.evaluate import EvaluationScope, Statistics, evaluate, find_trained_levels
 from fleetfit.layout import State
@@ -198,8 +204,9 @@ def iter_jobs(federation: Federation, server: Server, slots: list[Slot], local: 
             last, state = submodel, method.dispatch(federation, server, client, submodel)
         seed = derive_seed(federation.seed, server.round, "train", index, client)
         yield Job(
-            "train", server.round, rounds, index, client, submodel, state, federation.method_spec, seed, level, local
-        )
+            "train", server.round, rounds, index, client, submodel, state, federation.method_spec, seed, level, local,
+            prior=server.prior,
+        )  # fmt: skip
 
 
 class RoundResults:
@@ -537,12 +544,14 @@ def run(
     while server.round < settings.rounds:
         federation = renew(federation)
         began = time.perf_counter()
+        server, frequencies = _ask_for_prior(federation, engine, settings, server, timer)
         if settings.secure is not None and settings.secure.has_begun(server.round):
             server, report = _skip_round(federation, settings, server)
         else:
             if settings.privacy is not None:
                 settings.privacy.begin_round(server.round)
             server, report = run_round(federation, engine, settings, server, timer)
+        report = report if frequencies is None else frequencies.add_to_report(report)
         public = report if settings.privacy is None else settings.privacy.redact_report(report)
         if report["train"]["clients"]:
             is_usable, empty_in_a_row = True, []
@@ -563,6 +572,18 @@ def run(
         yield Round(server, public, statistics)
     if empty and not is_usable and not keeps_going:
         raise NoUsableUpdates(explain_empty_rounds(empty, in_a_row=False))
+
+
+def _ask_for_prior(
+    federation: Federation, engine: Engine, settings: Settings, server: Server, timer: Timekeeper
+) -> tuple[Server, ClassFrequencies | None]:
+    """Return the server with the fleet's class frequencies, and these if they are new."""
+    if settings.privacy is not None or not needs_class_frequencies(federation, server):
+        return server, None
+    ask = ask_class_frequencies if settings.secure is None else sum_class_frequencies
+    with timer.on("training"):
+        frequencies = ask(federation, engine, server)
+    return replace(server, prior=frequencies.prior), frequencies
 
 
 def reduce_scope(scope: EvaluationScope) -> EvaluationScope:

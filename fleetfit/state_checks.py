@@ -25,6 +25,7 @@ from fleetfit.layout import Layout, State, batch_norms, build_module
 from fleetfit.layout.meta import on_meta
 from fleetfit.records.checkpoints import CheckpointError, validate_checkpoint
 from fleetfit.submodel import Submodel, find_mismatch, is_finite, parse_submodel
+from fleetfit.validation import find_prior_error
 from fleetfit.values import Failure, Federation, Level, Problem, Server, Update
 
 # ---- read from a checkpoint: names, shapes, dtypes, and that numbers are finite ------------------------------------
@@ -51,6 +52,9 @@ def check_checkpoint(federation: Federation, payload: Any, round: int) -> None:
     _check_statistics(checkpoint["statistics"] or {}, federation)
     if any(level >= len(federation.levels) for level in checkpoint["server"].get("trained", {}).values()):
         raise CheckpointError(f"server/trained has levels beyond the {len(federation.levels)}")
+    prior = torch.tensor(checkpoint["server"].get("prior", []), dtype=torch.float64)
+    if len(prior) and (reason := find_prior_error(prior, federation.classes)):
+        raise CheckpointError(f"server/prior: {reason.removesuffix('.')}")
     if own:
         _check_server_memory(checkpoint["server"], federation)
     is_simulated = "versions" not in checkpoint["clients"]

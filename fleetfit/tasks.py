@@ -29,6 +29,7 @@ class Task:
         hits: (outputs, y) -> one number per scored unit [units], 1 at best; their mean is the task's accuracy.
         scores: outputs -> the values that an ensemble of exits averages, of the same shape; for `hits`.
         score: The name of its accuracy in tables and on axes, before "%".
+        has_classes: Whether outputs [B, ..., C] are logits of classes, one of which is right.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Task:
     hits: Callable[[Tensor, Tensor], Tensor]
     scores: Callable[[Tensor], Tensor]
     score: str = "accuracy"
+    has_classes: bool = False
 
 
 def softened_kl(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
@@ -72,7 +74,7 @@ def _class_hits(logits: Tensor, y: Tensor) -> Tensor:
 
 
 classification = Task(
-    "classification", "accuracy", F.cross_entropy, _class_divergence, _class_hits, _probabilities
+    "classification", "accuracy", F.cross_entropy, _class_divergence, _class_hits, _probabilities, has_classes=True
 )  # fmt: skip
 
 
@@ -93,7 +95,9 @@ def _next_hits(logits: Tensor, y: Tensor) -> Tensor:
     return (logits.argmax(dim=-1) == y)[y != NOT_SCORED]
 
 
-next_token = Task("next_token", "accuracy per token", _next_loss, _next_divergence, _next_hits, _probabilities)
+next_token = Task(
+    "next_token", "accuracy per token", _next_loss, _next_divergence, _next_hits, _probabilities, has_classes=True
+)
 
 
 # ---- regression: outputs and y [B, C], y with mean 0 and variance 1 over the training data -----------------------

@@ -20,7 +20,7 @@ from fleetfit.layout import batch_norms, build_module, make_input, outputs
 from fleetfit.layout.meta import on_meta
 from fleetfit.messages import LIGHTER, decompress, scale_shapes
 from fleetfit.submodel import Submodel, check_shapes, compute_norm, find_mismatch, get_slice_plan
-from fleetfit.values import Evaluation, Failure, Federation, Job, Local, Problem, RoundSums, Update
+from fleetfit.values import FREQUENCIES, Evaluation, Failure, Federation, Job, Local, Problem, RoundSums, Update
 from fleetfit.values.local import OPTIMISERS
 
 _WORD = 200  # characters of a stranger's text that go into a sentence,
@@ -30,6 +30,7 @@ _METRICS = 10_000  # numbers and texts in an update's metrics,
 _DEEP = 8  # and how deep they nest
 _MOST_COUNTED = 1e15  # of a number in a table that is summed over clients
 _MOST_UNITS = 2**53  # above it, floats do not count
+_NEAR_ONE = 1e-6  # how far frequencies may be from it in sum
 _LARGEST = torch.finfo(torch.float32).max
 
 
@@ -407,7 +408,25 @@ def _find_implausible_sum(sums: Mapping[str, Tensor], name: str, n: int, positio
     return None
 
 
-_KINDS = {"train": _find_training_error, "evaluate": _find_evaluation_error, "statistics": _find_statistics_error}
+def _find_labels_error(update: Update, job: Job, federation: Federation) -> str | None:
+    if update.state.keys() != {FREQUENCIES}:
+        return "it has other tensors than the frequencies of its classes."
+    return find_prior_error(update.state[FREQUENCIES], federation.classes)
+
+
+def find_prior_error(prior: Tensor, classes: int) -> str | None:
+    """Return why a tensor does not have the frequency of each class, as a sentence, or None."""
+    if tuple(prior.shape) != (classes,) or prior.dtype != torch.float64:
+        return f"its frequencies are {prior.dtype} {list(prior.shape)}, expected torch.float64 [{classes}]."
+    if not bool((prior > 0).all()) or not abs(float(prior.sum()) - 1) <= _NEAR_ONE:
+        return "its frequencies are not numbers above 0 that sum to 1."
+    return None
+
+
+_KINDS = {
+    "train": _find_training_error, "evaluate": _find_evaluation_error, "statistics": _find_statistics_error,
+    "labels": _find_labels_error,
+}  # fmt: skip
 
 
 def _identity(x: Tensor) -> Tensor:
@@ -475,6 +494,8 @@ def _find_field_error(job: Job) -> str | None:
         return f"its memory_version is {_format_value(job.memory_version)}."
     if not isinstance(job.method, Mapping):
         return "it names no method."
+    if job.prior and (reason := find_prior_error(torch.tensor(job.prior, dtype=torch.float64), len(job.prior))):
+        return reason
     return _find_tensor_error("state", job.state) or _find_tensor_error("statistics", job.statistics)
 
 
@@ -521,6 +542,8 @@ def _find_content_error(job: Job, problem: Problem) -> str | None:
     reason = find_mismatch(problem.layout, job.submodel)
     if reason is not None:
         return reason
+    if job.kind == "labels":
+        return "it sends tensors, and asks for classes alone." if job.state or job.statistics else None
     check_shapes(job.state, get_slice_plan(problem.layout, job.submodel).shapes)
     for name, tensor in (*job.state.items(), *job.statistics.items()):
         if tensor.dtype != torch.float32 or not bool(torch.isfinite(tensor).all()):

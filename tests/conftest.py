@@ -25,7 +25,8 @@ os.fsync = lambda handle: None
 
 # ---- the plots of runs ---------------------------------------------------------------------------------------------
 
-_DRAWING = ("fleetfit.api.run", "fleetfit.api.comparison.results")
+# where a run finds the module that draws when it ends, and a comparison
+_DRAWING = ("fleetfit.report", "fleetfit.api.comparison.results")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,6 +37,7 @@ def _runs_draw_nothing() -> Iterator[None]:
     def draw(*_: Any) -> Any:
         raise MissingExtra("plots", "Drawing plots")
 
+    importlib.import_module("fleetfit.report.figures")
     with pytest.MonkeyPatch.context() as patch:
         for module in map(importlib.import_module, _DRAWING):
             patch.setattr(module, "figures", SimpleNamespace(draw_run=draw, draw_comparison=draw))
@@ -45,8 +47,7 @@ def _runs_draw_nothing() -> Iterator[None]:
 @pytest.fixture
 def runs_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let runs and comparisons draw their plots, for a test that looks at them."""
-    from fleetfit.report import figures
-
+    figures = importlib.import_module("fleetfit.report.figures")
     for module in map(importlib.import_module, _DRAWING):
         monkeypatch.setattr(module, "figures", figures)
 
@@ -73,6 +74,7 @@ def _workers_are_forks() -> Iterator[None]:
         return shared_zygote().start(command, **how)
 
     forks = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
+    importlib.import_module("fleetfit.report.figures")
     with pytest.MonkeyPatch.context() as patch:
         for module in map(importlib.import_module, _WITH_WORKERS):
             patch.setattr(module, "subprocess", forks)

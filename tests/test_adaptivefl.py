@@ -15,8 +15,8 @@ from support import Expected, raises
 from tiny import plain, tiny_data, tiny_federation, tiny_parts
 
 from fleetfit.aggregate import Aggregate
-from fleetfit.api import resume
-from fleetfit.api import run as run_file
+from fleetfit.api.run import resume
+from fleetfit.api.run import run as run_file
 from fleetfit.config import load_experiment
 from fleetfit.config.build.run import assemble
 from fleetfit.engines.local import local as local_engine

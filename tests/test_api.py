@@ -244,7 +244,7 @@ def test_kill_9_at_any_moment_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(
         "rounds = 12\n[data.partition]\nclients = 8\n[local]\nepochs = 1\n[cohort]\ncount = 4\n[evaluate]\nevery = 4\n"
     )
-    program = "import sys; from fleetfit.api import run; run(sys.argv[1], out=sys.argv[2])"
+    program = "import sys; from fleetfit import run; run(sys.argv[1], out=sys.argv[2])"
 
     def start(out: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", program, tmp_path / "run.toml", out])

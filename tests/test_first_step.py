@@ -1,4 +1,4 @@
-"""What a run has imported by its first training steps: PyTorch, and nothing that takes as long."""
+"""What a run has imported by its first training steps: PyTorch, and nothing that takes long and is needed later."""
 
 import subprocess
 import sys
@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("torch._dynamo", "torch._inductor", "sympy", "sklearn", "scipy", "pandas", "matplotlib")
+HEAVY = (
+    "torch._dynamo", "torch._inductor", "sympy", "sklearn", "scipy", "pandas", "matplotlib", "fleetfit.api.comparison",
+    "fleetfit.api.profiling", "fleetfit.data.files.table", "fleetfit.inference.export", "fleetfit.report.figures",
+    "fleetfit.report.page",
+)  # fmt: skip
 KEYS = ("rounds=1", "local.epochs=1", "evaluate.every=0", "data.partition.clients=4", "evaluate.norms=['static']")
 SMALL = [word for key in KEYS for word in ("--set", key)]
 HOOK = f"""
@@ -39,6 +43,19 @@ def test_a_run_has_only_what_it_needs_after_the_first_job(engine: str, tmp_path:
     fleetfit("run", "--quiet", "--out", str(tmp_path / "run"), *SMALL, *given)
     found = seen.read_text().splitlines()
     assert found and set(found) == {"[]"}
+
+
+@pytest.mark.parametrize("first", ["", "import torch; ", "import gc; gc.disable(); "])
+def test_pytorch_is_imported_without_full_collections(first: str) -> None:
+    """Its objects are frozen, unless the caller had imported it; the collector is on or off as before."""
+    code = "import gc, fleetfit.api; print(gc.get_stats()[2]['collections'], gc.get_freeze_count(), gc.isenabled())"
+    done = subprocess.run([sys.executable, "-c", first + code], capture_output=True, text=True, check=True)
+    collections, frozen, is_enabled = done.stdout.split()
+    if "torch" in first:
+        assert frozen == "0"
+    else:
+        assert collections == "0" and int(frozen) > 50_000
+    assert is_enabled == str("disable" not in first)
 
 
 def test_the_result_is_printed_before_anything_is_drawn(tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ def test_masked_cross_entropy_sets_absent_logits_to_zero() -> None:
     """HeteroFL: with class 1 absent, its logit counts as 0."""
     row = [0.2, -1.0, 0.5]
     expected = -math.log(softmax([0.2, 0.0, 0.5])[0])
-    found = masked_cross_entropy(torch.tensor([True, False, True]))(torch.tensor([row]), torch.tensor([0]))
+    loss = masked_cross_entropy(torch.tensor([True, False, True]), classification)
+    found = loss(torch.tensor([row]), torch.tensor([0]))
     assert found.item() == pytest.approx(expected, rel=1e-6)
 
 

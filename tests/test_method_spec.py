@@ -231,6 +231,7 @@ def test_the_list_of_hooks_is_the_design_s() -> None:
         "channels",
         "dispatch",
         "adapt",
+        "task",
         "loss",
         "penalty",
         "remember",

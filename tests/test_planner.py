@@ -24,6 +24,7 @@ from fleetfit.planner import (
     assign,
     convert_budgets,
     find_one_level,
+    find_shapes,
     make_plan,
     make_targets,
     search,
@@ -521,20 +522,18 @@ def test_a_plan_survives_toml_and_settles_a_run() -> None:
     plan = small_plan()
     again = Plan.from_toml(plan.to_toml())
     assert again == plan
-    grid = cost_grid(resnet(), CIFAR)
-    assert pairs(search(grid, again.targets)) == [(36, 0.7), (42, 0.7), (48, 0.75), (54, 1.0)]
-    assert pairs(search(grid, again.targets, "width")) != pairs(
-        search(grid, again.targets)
-    )  # settled for its mode only
+    assert pairs(find_shapes(resnet(), CIFAR, again.targets)) == [(36, 0.7), (42, 0.7), (48, 0.75), (54, 1.0)]
+    searched = find_shapes(resnet(), CIFAR, replace(again.targets, splits=()), "width")
+    assert find_shapes(resnet(), CIFAR, again.targets, "width") == searched  # settled for its mode only
     with raises(PlanError, key="levels"):
-        search(cost_grid(resnet(depth=20), CIFAR), again.targets)
+        find_shapes(resnet(depth=20), CIFAR, again.targets)
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("format = ", Expected(key="plan")),
-        ("format = 3", Expected(3, key="format")),
+        ("format = 4", Expected(4, key="format")),
         ("", Expected(key="format")),
         ("format = 1", Expected(key="plan")),
         ("format = 1\nlevel = [{ name = 1 }]", Expected(key="plan")),
@@ -602,8 +601,9 @@ def test_a_plan_with_further_costs_and_measurements_survives_toml() -> None:
 
 def test_plans_of_the_first_format_are_read() -> None:
     text = small_plan().to_toml()
-    assert "format = 2" in text and "batch_size = 16\n" in text
-    assert Plan.from_toml(text.replace("format = 2", "format = 1").replace("batch_size = 16\n", "")) == small_plan()
+    assert "format = 3" in text and "batch_size = 16\n" in text
+    assert Plan.from_toml(text.replace("format = 3", "format = 2")) == small_plan()
+    assert Plan.from_toml(text.replace("format = 3", "format = 1").replace("batch_size = 16\n", "")) == small_plan()
 
 
 def test_given_levels_must_grow_dearer() -> None:

@@ -60,6 +60,7 @@ REDUCES = [
     Case({"name": "fleetfit", "momentum": 0.0}),  # one exit: nothing to distil
     Case({"name": "fleetfit", "plus": {"fedavgm": {"momentum": 0.0}}}),
     Case({"name": "fedavg", "plus": {"fedprox": {"mu": 0.0}}}),
+    Case({"name": "fedavg", "plus": {"class_prior": {"tau": 0.0}}}),
     Case({"name": "fedavg", "plus": {"in_time": {}}}),  # no deadline
     Case({"name": "fedavg", "plus": {"lora_product": {}}}),  # no LoRA
     Case({"name": "depthfl", "alpha": 0.0}),  # one exit: nothing to distil; no FedDyn
@@ -79,6 +80,7 @@ CANNOT = {
     "feddropout, drop > 0": "the channels that are kept are checked one by one (test_feddropout)",
     "reefl": "its model is another one: equations, loss and estimate by hand (test_reefl)",
     "feddf, steps > 0": "the server trains too: formulas and a plain run (test_feddf)",
+    "class_prior, tau > 0": "the offset by hand, and training by a plain loop (test_class_prior)",
     "fedprox, mu > 0": "the penalty is checked against its formula and in a plain loop (test_methods)",
 }
 

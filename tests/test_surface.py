@@ -154,6 +154,7 @@ KEYS = {
         "cost",
         "tolerance",
         "levels",
+        "split",
         "reports_budget",
         "drift",
         "slow",
@@ -218,6 +219,7 @@ KEYS = {
         "target_on",
         "against",
         "differs",
+        "smallest",
     ],
 }
 

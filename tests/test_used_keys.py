@@ -222,6 +222,7 @@ VALUES: dict[str, Any] = {
     "fleet.cost": "multiply_adds",
     "fleet.tolerance": 0.8,
     "fleet.levels": [0.5, 1.0],
+    "fleet.split": "depth",
     "fleet.reports_budget": True,
     "fleet.drift.sd": 0.3,
     "fleet.drift.jump": 0.2,

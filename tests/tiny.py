@@ -142,4 +142,7 @@ def tiny_federation(
     simulation = Simulation(
         problem, data, parts, DeviceResources({"parameters": reported}), unlabelled=tiny_server_data()
     )
-    return Federation(problem, registered, levels, cohort, built, method, seed, simulation.device(None)), simulation
+    device = simulation.device(None)
+    return Federation(
+        problem, registered, levels, cohort, built, method, seed, device, classes=data.classes
+    ), simulation

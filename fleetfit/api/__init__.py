@@ -1,23 +1,8 @@
-"""The public functions (`run`, `resume`, `load`, `compare`, `plan`, ...) and `Run`, the result of a run."""
+"""The public functions: `run`, `resume`, `load`, `compare`, `plan` and others, each in the module of its subject.
 
-from fleetfit.api.comparison import Comparison, compare, load_comparison
-from fleetfit.api.profiling import Machine, Wishes, profile
-from fleetfit.api.results import Run, load
-from fleetfit.api.run import derive, plan, resume, run
-from fleetfit.report.page import write_report
+`fleetfit` has them all by name, and imports a module when one of its names is first used.
+"""
 
-__all__ = [
-    "Comparison",
-    "Machine",
-    "Run",
-    "Wishes",
-    "compare",
-    "derive",
-    "load",
-    "load_comparison",
-    "plan",
-    "profile",
-    "resume",
-    "run",
-    "write_report",
-]
+from fleetfit.machine import import_torch
+
+import_torch()

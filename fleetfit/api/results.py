@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 
 from fleetfit import rounds
-from fleetfit.api import inference
 from fleetfit.api.callbacks import NamedCallback, make_callbacks
 from fleetfit.api.metadata import (
     COLUMNS,
@@ -29,8 +28,6 @@ from fleetfit.config.detect import wrap_in_memory_data
 from fleetfit.config.dump import find_object_sections
 from fleetfit.data import Data
 from fleetfit.errors import RunError
-from fleetfit.inference import Calibration, Measure, Mode
-from fleetfit.inference.export import Export, export
 from fleetfit.layout import predictions
 from fleetfit.markup import escape_html
 from fleetfit.planner import Plan
@@ -41,6 +38,10 @@ from fleetfit.report.tables import make_level_table, make_total_table
 from fleetfit.state_checks import check_base, check_checkpoint
 from fleetfit.tensor_defaults import isolate_torch_state
 from fleetfit.values import Server
+
+if TYPE_CHECKING:
+    from fleetfit.inference import Calibration, Measure, Mode
+    from fleetfit.inference.export import Export
 
 
 class Run:
@@ -189,9 +190,11 @@ class Run:
         Raises:
             ConfigError: The level is unknown.
         """
+        from fleetfit.api import inference
+
         return inference.build_level_module(self, level)
 
-    # -- inference
+    # -- inference: its modules are imported when they are first used
 
     @isolate_torch_state()
     def predict(self, x: Tensor, level: int | str | None = None) -> Tensor:
@@ -204,6 +207,8 @@ class Run:
         Raises:
             ConfigError: The level is unknown, or x does not fit the run's samples.
         """
+        from fleetfit.api import inference
+
         return next(predictions(inference.load_model(self, level), inference.check_samples(self, x), every=False))
 
     def predict_exits(self, x: Tensor, level: int | str | None = None) -> Iterator[Tensor]:
@@ -219,6 +224,8 @@ class Run:
             ConfigError: The level is unknown, or x does not fit the run's samples.
             ModelError: The model cannot be run segment by segment.
         """
+        from fleetfit.api import inference
+
         with isolate_torch_state():
             parts = predictions(inference.load_model(self, level), inference.check_samples(self, x))
 
@@ -244,6 +251,8 @@ class Run:
             ConfigError: The level or client is unknown, or the task is not a classification.
             DataError: There are no validation samples.
         """
+        from fleetfit.api import inference
+
         return inference.best_exit(self, level, client)
 
     @isolate_torch_state()
@@ -252,12 +261,12 @@ class Run:
         level: int | str | None = None,
         budget: float | str = 0.75,
         cost: str = "multiply_adds",
-        mode: Mode = "budgeted",
-        measure: Measure = "max",
+        mode: "Mode" = "budgeted",
+        measure: "Measure" = "max",
         temperature: bool = False,
         client: int | None = None,
         data: Data | None = None,
-    ) -> Calibration:
+    ) -> "Calibration":
         """Choose early-stopping thresholds for an average budget on validation data, and evaluate them on test data.
 
         The calibration is also written to the run folder (`inference/level-N.json`), unless it is for one client.
@@ -277,6 +286,8 @@ class Run:
             ConfigError: The budget does not reach the first exit, or a level, client, cost or measure is unknown.
             DataError: There are no validation or test samples.
         """
+        from fleetfit.api import inference
+
         return inference.calibrate(self, level, budget, cost, mode, measure, temperature, client, data)
 
     @isolate_torch_state()
@@ -287,7 +298,7 @@ class Run:
         forms: Sequence[str] = ("onnx",),
         data: Data | None = None,
         say: Callable[[str], None] = lambda what: None,
-    ) -> Export:
+    ) -> "Export":
         """Export a level's model for devices: tensors, `torch.export` program, ONNX graphs, model card and more.
 
         Each form is checked against the model on test samples before the folder is written. If the level is calibrated,
@@ -307,6 +318,9 @@ class Run:
             ModelError: The model cannot be traced, or a form computes other results.
             MissingExtra: A form needs an optional dependency.
         """
+        from fleetfit.api import inference
+        from fleetfit.inference.export import export
+
         return export(inference.prepare_export(self, level, data), out, forms, say)
 
     @isolate_torch_state()
@@ -321,6 +335,8 @@ class Run:
             DataError: The split has no samples.
             ModelError: The state does not fit the model that the data need.
         """
+        from fleetfit.api import inference
+
         return inference.evaluate_run(self, sections)
 
     def _release_memory(self) -> None:
@@ -459,7 +475,5 @@ def load_usable_checkpoint(run: Run, most: int | None = None, due: int = 0) -> d
     if checkpoint is None:
         return None
     server = checkpoint["server"]
-    return {
-        **checkpoint,
-        "server": Server(server["state"], server["round"], server["memory"], server.get("trained", {})),
-    }
+    trained, prior = server.get("trained", {}), tuple(server.get("prior", ()))
+    return {**checkpoint, "server": Server(server["state"], server["round"], server["memory"], trained, prior)}

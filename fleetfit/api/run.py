@@ -39,8 +39,6 @@ from fleetfit.planner import Plan
 from fleetfit.privacy import check_key_place, load_key, load_or_create_key
 from fleetfit.privacy.ledger import FILE as LEDGER
 from fleetfit.records import RunFolder, choose_path, compute_checksums, describe_environment, to_json_value
-from fleetfit.report import figures, page
-from fleetfit.report.drawing import make_plots_folder, save_figures
 from fleetfit.report.record import add_seconds, make_summary, read_run
 from fleetfit.stored import RUNS
 from fleetfit.tensor_defaults import isolate_torch_state
@@ -491,7 +489,8 @@ def _write_rounds(
         if after.round % often.every == 0 or after.round == settings.rounds:
             checkpoint = {
                 "server": {"state": after.state, "round": after.round, "memory": after.memory}
-                | ({"trained": after.trained} if after.trained else {}),
+                | ({"trained": after.trained} if after.trained else {})
+                | ({"prior": list(after.prior)} if after.prior else {}),
                 "clients": engine.save(),
                 "statistics": outcome.statistics,
             }
@@ -507,6 +506,9 @@ def _write_results(
 
     The summary marks a run as finished, so it is written last: a run that is stopped while drawing draws again.
     """
+    from fleetfit.report import figures, page  # needed only here, after the last round
+    from fleetfit.report.drawing import make_plots_folder, save_figures
+
     experiment, assembly, metrics = target.experiment, target.assembly, target.metrics
     description = {
         "name": experiment.name,

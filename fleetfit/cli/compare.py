@@ -25,9 +25,9 @@ from fleetfit.errors import NoUsableUpdates
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from fleetfit.api import Run
     from fleetfit.api.comparison import ComparisonProgress
     from fleetfit.api.progress import RoundProgress
+    from fleetfit.api.results import Run
 
 
 def compare(
@@ -92,7 +92,7 @@ def run_comparison(
         against: Label of the baseline row.
         record: Folder where the results are also stored.
     """
-    from fleetfit import api
+    from fleetfit.api.comparison import compare
     from fleetfit.report.tables import make_row_level_table
 
     values = {"--out": out, "--jobs": jobs if jobs > 1 else None, "--against": against, "--record": record}
@@ -102,7 +102,7 @@ def run_comparison(
     with output.explain_interrupt(command), contextlib.closing(ComparisonDisplay(quiet, jobs)) as display:
         if not quiet:
             output.print_line("Checking every row and setting before the first run.")
-        comparison = api.compare(
+        comparison = compare(
             file, out=out, overrides=add_speed(overrides, fast), jobs=jobs, against=against, record=record,
             on_run=display.show_run, on_progress=display.show_progress,
         )  # fmt: skip

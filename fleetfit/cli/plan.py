@@ -4,9 +4,9 @@ import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fleetfit.config import Assembly
     from fleetfit.cost import Latency, TimedModel
     from fleetfit.layout import Architecture
-    from fleetfit.planner import Mode, Plan
+    from fleetfit.planner import Mode, Plan, SplitLevel
     from fleetfit.values import DataDescription
 
 IMAGE = (3, 32, 32)
@@ -62,6 +62,7 @@ class PlanView:
         notes: Sentences printed before the plan.
         latencies: Measured latencies of the models; may be empty.
         latency_notes: Sentences on the latencies.
+        splits: The same budgets, split in each way; empty if the method's levels follow no budgets.
     """
 
     plan: "Plan"
@@ -70,6 +71,7 @@ class PlanView:
     notes: tuple[str, ...] = ()
     latencies: tuple["Latency", ...] = ()
     latency_notes: tuple[str, ...] = ()
+    splits: "Mapping[Mode, Sequence[SplitLevel]]" = field(default_factory=dict)
 
 
 def plan(
@@ -81,13 +83,16 @@ def plan(
     cost: Annotated[
         str,
         typer.Option(
-            help="Cost that budgets limit: parameters, multiply_adds (MACs), size_bytes, memory_bytes or latency_s."
+            help="Cost that budgets limit: parameters, non_embedding_parameters, multiply_adds (MACs), size_bytes, "
+            "memory_bytes or latency_s."
         ),
     ] = "parameters",
     tolerance: Annotated[float, typer.Option(help="Fraction by which a level may exceed its budget.")] = 0.1,
     mode: Annotated[
         str | None,
-        typer.Option(help="Dimension to cut: both, width or depth. Default: both if levels fit, else width."),
+        typer.Option(
+            help="How levels differ: both, width, depth, depth_first or auto. Default: both if levels fit, else width."
+        ),
     ] = None,
     levels: Annotated[str, typer.Option(help='"cluster", "halving", or cost ratios such as 0.25,0.5,1.')] = "cluster",
     exits: Annotated[str | None, typer.Option(help="Exits of the smaller levels, such as 36,42,48.")] = None,
@@ -121,7 +126,7 @@ def plan(
     --batch-size apply only with --model. Set keys of the model with --set model.KEY=VALUE.
     """
     from fleetfit import files
-    from fleetfit.report.tables import make_plan_table
+    from fleetfit.report.tables import make_plan_table, make_split_table
 
     options = PlanOptions(
         model, budgets, cost, tolerance, mode, levels, exits, widths, classes, input_shape, strict, also, batch_size
@@ -148,6 +153,8 @@ def plan(
             result = view if meter is None else meter.measure_plan(view)
             output.print_notes(result.notes)
             output.print_table(make_plan_table(result.plan, result.title, result.latencies, result.latency_notes))
+            if result.splits:
+                output.print_table(make_split_table(result.splits, result.plan))
     if save is not None:
         if len(plans) > 1:
             raise ConfigError(
@@ -167,6 +174,8 @@ def plan_run_file(file: Path | None, overrides: Sequence[str]) -> list[PlanView]
     from fleetfit.api.comparison import list_plans
     from fleetfit.api.run import check_requested_keys, dropped_key_notes
     from fleetfit.config import assemble, load_experiment
+    from fleetfit.config.build.splits import compare_splits
+    from fleetfit.config.requirements import takes_levels
 
     experiment = load_experiment(file, overrides)
     if file is not None and experiment.compare.is_set:
@@ -177,7 +186,8 @@ def plan_run_file(file: Path | None, overrides: Sequence[str]) -> list[PlanView]
     assembly = assemble(experiment, say=output.print_sentence)
     check_requested_keys(assembly.unused, experiment)
     notes = (*dropped_key_notes(experiment), *map(str, assembly.unused))
-    return [PlanView(assembly.plan, _make_title(assembly), _list_models(assembly), notes)]
+    splits = compare_splits(assembly) if takes_levels(assembly) and len(assembly.plan.levels) > 1 else {}
+    return [PlanView(assembly.plan, _make_title(assembly), _list_models(assembly), notes, splits=splits)]
 
 
 def _make_title(assembly: "Assembly", rows: Sequence[str] = ()) -> str:
@@ -213,7 +223,7 @@ def plan_model(options: PlanOptions, overrides: Sequence[str]) -> PlanView:
     """Return the plan for a model and budgets."""
     from fleetfit.config.build.model import build_architecture
     from fleetfit.cost import Conditions, get_cost_kind
-    from fleetfit.planner import make_plan
+    from fleetfit.planner import Mode, get_sizes, make_plan
 
     assert options.model is not None
     shape = parse_shape(options.input_shape) if options.input_shape else get_default_shape(options.model)
@@ -221,8 +231,8 @@ def plan_model(options: PlanOptions, overrides: Sequence[str]) -> PlanView:
     architecture = build_architecture(
         options.model, settings, classes=options.classes, channels=shape[0], input_shape=shape
     )
-    if options.mode not in (None, "both", "width", "depth"):
-        raise ConfigError(f'--mode must be both, width or depth, got "{options.mode}".', key="mode")
+    if options.mode not in (None, *get_args(Mode)):
+        raise ConfigError(f'--mode must be one of {", ".join(get_args(Mode))}, got "{options.mode}".', key="mode")
     also = () if options.also is None else tuple(part.strip() for part in options.also.split(","))
     for cost in also:
         get_cost_kind(cost)
@@ -254,7 +264,7 @@ def plan_model(options: PlanOptions, overrides: Sequence[str]) -> PlanView:
             f"{mode} only. Run with --mode both for the reason.",)  # fmt: skip
         plan = plan_mode(cast("Mode", mode))
     title = f"{options.model}, samples of {' x '.join(map(str, shape))}, {options.classes} classes"
-    submodels = [(architecture.sizes(level.width), level.exits) for level in plan.levels[:-1]]
+    submodels = [(get_sizes(architecture, level.shape), level.exits) for level in plan.levels[:-1]]
     submodels.append((architecture.sizes(1.0), (architecture.blocks,)))  # the last level is counted as this
     return PlanView(plan, title, _make_timed(architecture, submodels, shape), notes)
 

@@ -93,7 +93,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print all columns as JSON.")] = False,
 ) -> None:
     """Evaluate the newest checkpoint of a run again. Writes no files."""
-    from fleetfit.api import load
+    from fleetfit.api.results import load
     from fleetfit.records import to_json_value
 
     section: dict[str, Any] = {"split": split} | ({} if batch_size is None else {"batch_size": batch_size})
@@ -169,8 +169,8 @@ def calibrate(
 
     The result is written to the run folder (inference/level-N.json). `predict --stop`, `export` and `pictures` read it.
     """
-    from fleetfit.api import load
     from fleetfit.api.inference import find_budget_cost, load_other_data
+    from fleetfit.api.results import load
 
     amount: float | str = budget
     with contextlib.suppress(ValueError):
@@ -272,8 +272,8 @@ def export(
 
     Each form is checked against the model on test samples before the folder is written.
     """
-    from fleetfit.api import load
     from fleetfit.api.inference import check_other_data, load_other_data
+    from fleetfit.api.results import load
 
     options = {"onnx": onnx, "int8": int8, "static-int8": static_int8, "transformers": transformers,
                "executorch": executorch}  # fmt: skip

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import fleetfit
 from fleetfit import files
 from fleetfit.cli import output
 from fleetfit.cli.arguments import (
@@ -30,8 +31,8 @@ from fleetfit.errors import ConfigError, RunError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from fleetfit.api import Run
     from fleetfit.api.progress import RoundProgress, RunLike
+    from fleetfit.api.results import Run
 
 
 def run(
@@ -42,21 +43,17 @@ def run(
     Writes a run folder (in `runs/`, or --out) with the complete configuration, metrics, checkpoints, plan, summary,
     plots and page. `fleetfit resume FOLDER` continues a stopped run.
     """
-    from fleetfit import api
-
     display = TrainingDisplay(quiet)
     with display.explain_interrupt():
-        finished = api.run(file, out=out, overrides=add_speed(overrides, fast), progress=display)
+        finished = fleetfit.run(file, out=out, overrides=add_speed(overrides, fast), progress=display)
     output.print_locations(finished.folder)
 
 
 def resume(folder: Folder, quiet: Quiet = False) -> None:
     """Continue a stopped run. The result equals that of an uninterrupted run, bit for bit."""
-    from fleetfit import api
-
     display = TrainingDisplay(quiet)
     with display.explain_interrupt():
-        finished = api.resume(folder, progress=display)
+        finished = fleetfit.resume(folder, progress=display)
     if display.folder is None:
         output.print_line(f"{folder} is already finished.")
         output.print_summary(finished.summary)
@@ -169,12 +166,10 @@ class _WatchedRun:
 
     def update(self) -> None:
         """Show new rounds."""
-        from fleetfit import api
-
         if self.finished or not files.is_file(self.folder / "config.toml"):
             return
         is_first = self.run is None
-        self.run = self.run or api.load(self.folder)
+        self.run = self.run or fleetfit.load(self.folder)
         is_finished = self.run.finished
         if not (is_first and is_finished):
             self._show_rounds(self.run)

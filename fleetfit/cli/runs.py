@@ -210,7 +210,7 @@ def report(
 
     The page is one HTML file that loads nothing else. It works for unfinished runs, too.
     """
-    from fleetfit.api import write_report
+    from fleetfit.report.page import write_report
 
     output.print_line(f"Page: {write_report(*folders, out=out)}")
 
@@ -234,8 +234,8 @@ def attention(
     classified token (ReeFL, appendix E).
     """
     from fleetfit import files
-    from fleetfit.api import load
     from fleetfit.api.inference import load_other_data, select_data
+    from fleetfit.api.results import load
     from fleetfit.report.attention import draw_sample_attention
     from fleetfit.report.drawing import make_plots_folder, save_figure, save_figures
 
@@ -303,9 +303,9 @@ def pictures(
     last exit is. It writes images only.
     """
     from fleetfit import files
-    from fleetfit.api import load
     from fleetfit.api.inference import load_other_data
     from fleetfit.api.pictures import PictureOptions, draw_pictures
+    from fleetfit.api.results import load
     from fleetfit.inference import Measure
     from fleetfit.report.drawing import make_plots_folder, save_figures
 

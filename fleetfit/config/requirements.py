@@ -84,6 +84,7 @@ REQUIREMENTS = (
     Requirement("data.partition.clients", has_open_cohort, _NODES),
     Requirement("data", is_simulated, _NODES),
     Requirement("fleet.levels", takes_levels, "the method has levels of its own"),
+    Requirement("fleet.split", takes_levels, "the method has levels of its own"),
     Requirement("fleet.tolerance", is_simulated, _NODES),
     Requirement(
         "fleet.tolerance",

@@ -95,6 +95,8 @@ class CompareSection(Section):
         target_on: Which accuracy that is.
         against: Label of the baseline row, compared seed by seed; the first row by default.
         differs: How the file's setting differs from the paper's; a line below the table.
+        smallest: Whether the table has the row "smallest model", FedAvg at the smallest budget. By default a new
+            comparison of rows with the same data and model has it, unless a row of the file trains the same.
     """
 
     row: list[dict[str, Any]] = Field(default_factory=list)
@@ -108,6 +110,7 @@ class CompareSection(Section):
     target_on: str = "global"
     against: str | None = None
     differs: str = ""
+    smallest: bool | None = None
 
     @property
     def set_keys(self) -> list[str]:
@@ -117,7 +120,7 @@ class CompareSection(Section):
     @property
     def is_set(self) -> bool:
         """Whether there is anything to compare."""
-        return bool(self.row or self.setting or self.grid or self.tune)
+        return bool(self.row or self.setting or self.grid or self.tune or self.smallest)
 
     @property
     def targets(self) -> tuple[float, ...]:
@@ -262,12 +265,12 @@ class LevelSection(Section):
     Attributes:
         budget: Budget that a client needs for it, as a fraction of the full model's cost; 1 for the last one.
         depth: Blocks kept; all by default.
-        width: Fraction of the channels kept.
+        width: Fraction of the channels kept; a table of fractions by axis where they differ.
     """
 
     budget: Fraction
     depth: Count | None = None
-    width: Fraction = 1.0
+    width: Fraction | dict[str, Fraction] = 1.0
 
 
 class DriftSection(Section):
@@ -336,11 +339,13 @@ class FleetSection(Section):
     """`[fleet]`: the budgets of the devices, and the levels.
 
     Attributes:
-        cost: Cost in which levels are planned and which budgets limit: "parameters", "multiply_adds", "size_bytes",
-            "memory_bytes" (of a training step) or "latency_s" (measured on this machine).
+        cost: Cost in which levels are planned and which budgets limit: "parameters", "non_embedding_parameters",
+            "multiply_adds", "size_bytes", "memory_bytes" (of a training step) or "latency_s" (measured here).
         tolerance: How far a level may exceed a budget, as a fraction of it.
         levels: "cluster", "halving", target cost ratios, a list of levels, or a saved plan (its path, or the plan
             itself). Levels or a plan that cut depth only, or width only, are for methods that do so; others search.
+        split: How levels differ: "both" (ScaleFL Eq. 1), "width", "depth", "depth_first" (whole early blocks, and only
+            then width), or "auto" (a rule by cost and model). By default as the method says.
         reports_budget: Whether clients report their budgets to the server; by default, whether the method needs it.
         drift: How budgets move during the run; they stay by default.
         slow: Clients that are slower than their profile; none by default.
@@ -360,6 +365,7 @@ class FleetSection(Section):
         | Annotated[list[LevelSection], Field(min_length=1)]
         | dict[str, Any]
     ) = "cluster"
+    split: Literal["auto", "both", "width", "depth", "depth_first"] | None = None
     reports_budget: bool | None = None
     drift: DriftSection | None = None
     slow: SlowSection | None = None

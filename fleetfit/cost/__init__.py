@@ -7,6 +7,7 @@ count; cost(M), and so level L, is the full model without early classifiers (Tab
 | cost | what it is |
 | --- | --- |
 | `parameters` | trained numbers |
+| `non_embedding_parameters` | the same outside of `nn.Embedding` modules |
 | `multiply_adds` | of one forward pass of one sample; half of what torch counts as FLOPs on the meta device |
 | `size_bytes` | a message of `fleetfit.messages` that holds the state: 4 bytes a number and a header |
 | `memory_bytes` | the peak of one training step, predicted on the meta device |
@@ -17,7 +18,17 @@ costs of all depths and widths, put together from a `Profile` (rest, blocks, hea
 first three add up exactly. Memory and latency do not: their grid is an estimate, and `Grid.compute` counts or measures.
 """
 
-from fleetfit.cost.count import BATCH_SIZE, Conditions, Cost, Piece, explain_errors, full_cost, submodel_cost
+from fleetfit.cost.count import (
+    BATCH_SIZE,
+    Conditions,
+    Cost,
+    Piece,
+    call_once,
+    explain_errors,
+    full_cost,
+    get_layout,
+    submodel_cost,
+)
 from fleetfit.cost.grid import WIDTHS, Grid, cost_grid
 from fleetfit.cost.kinds import COSTS, CostKind, compute_cost, get_cost_kind
 from fleetfit.cost.latency import Latency, TimedModel, get_latency, measure_latencies, measure_latency
@@ -37,12 +48,14 @@ __all__ = [
     "Piece",
     "Profile",
     "TimedModel",
+    "call_once",
     "compute_cost",
     "cost_grid",
     "explain_errors",
     "full_cost",
     "get_cost_kind",
     "get_latency",
+    "get_layout",
     "measure_latencies",
     "measure_latency",
     "message_size",

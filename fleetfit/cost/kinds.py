@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from fleetfit.cost.count import Conditions, Piece, get_layout, get_sizes_and_exits, submodel_cost
 from fleetfit.cost.latency import get_latency, latency_s
 from fleetfit.cost.memory import memory_bytes, training_memory
-from fleetfit.cost.parts import Measure, message_size, multiply_adds, parameters, size_bytes
+from fleetfit.cost.parts import (
+    Measure,
+    count_non_embedding,
+    message_size,
+    multiply_adds,
+    non_embedding_parameters,
+    parameters,
+    size_bytes,
+)
 from fleetfit.errors import ConfigError, did_you_mean
 from fleetfit.layout import Architecture
 
@@ -22,24 +30,34 @@ class CostKind:
         parts: Makes the measure of a set of sizes by parts.
         samples: None where the parts add up exactly; else at how many sets of sizes they are taken, the other sets are
             interpolated, and the sum is an estimate.
+        by_layout: Whether the parts come from the layout alone, so that they are fast and exact for any sizes.
     """
 
     compute: Callable[[Architecture, Sizes, tuple[int, ...], tuple[int, ...], Conditions], float]
     parts: Callable[[Architecture, tuple[int, ...], Conditions], Measure]
     samples: int | None = None
+    by_layout: bool = False
 
 
 COSTS: Mapping[str, CostKind] = {
     "parameters": CostKind(
         lambda architecture, sizes, exits, shape, _: submodel_cost(architecture, (sizes, exits), shape).parameters,
         parameters,
+        by_layout=True,
+    ),
+    "non_embedding_parameters": CostKind(
+        lambda architecture, sizes, exits, *_: count_non_embedding(architecture, sizes, exits),
+        non_embedding_parameters,
+        by_layout=True,
     ),
     "multiply_adds": CostKind(
         lambda architecture, sizes, exits, shape, _: submodel_cost(architecture, (sizes, exits), shape).multiply_adds,
         multiply_adds,
     ),
     "size_bytes": CostKind(
-        lambda architecture, sizes, exits, *_: message_size(get_layout(architecture).shapes(sizes, exits)), size_bytes
+        lambda architecture, sizes, exits, *_: message_size(get_layout(architecture).shapes(sizes, exits)),
+        size_bytes,
+        by_layout=True,
     ),
     "memory_bytes": CostKind(
         lambda architecture, sizes, exits, shape, conditions: training_memory(

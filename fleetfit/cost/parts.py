@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from torch import nn
 
-from fleetfit.cost.count import Conditions, count, get_layout
-from fleetfit.layout import Architecture, Layout
+from fleetfit.cost.count import Conditions, call_once, count, get_layout
+from fleetfit.layout import Architecture, Layout, build_module, meta
 
 PART = re.compile(r"(?:.*\.)?(?P<kind>blocks|heads)\.(?P<number>\d+)")
 """The name of a block or of a classifier."""
@@ -49,6 +50,39 @@ def parameters(architecture: Architecture, input_shape: tuple[int, ...], conditi
         )
 
     return measure
+
+
+def non_embedding_parameters(
+    architecture: Architecture, input_shape: tuple[int, ...], conditions: Conditions
+) -> Measure:
+    """Count parameters but those of embeddings, by layout arithmetic."""
+    layout = get_layout(architecture).complete
+    names = _find_non_embedding(architecture)
+
+    def measure(sizes: Mapping[str, int]) -> Profile:
+        shapes = layout.shapes(sizes, layout.exits)
+        return sum_by_place(architecture, [(get_place(layout, name), numel(shapes[name])) for name in names])
+
+    return measure
+
+
+def count_non_embedding(architecture: Architecture, sizes: Mapping[str, int], exits: tuple[int, ...]) -> int:
+    """Return the parameters of a sub-model but those of embeddings."""
+    shapes = get_layout(architecture).complete.shapes(sizes, exits)
+    return sum(numel(shapes[name]) for name in _find_non_embedding(architecture) if name in shapes)
+
+
+def _find_non_embedding(architecture: Architecture) -> tuple[str, ...]:
+    return call_once(_list_non_embedding, architecture)
+
+
+def _list_non_embedding(architecture: Architecture) -> tuple[str, ...]:
+    """Return the names of the parameters that are in no `nn.Embedding`."""
+    layout = get_layout(architecture).complete
+    with meta.on_meta():
+        module = build_module(architecture, layout.full_sizes, layout.exits)
+    tables = {f"{name}.weight" for name, part in module.named_modules() if isinstance(part, nn.Embedding)}
+    return tuple(name for name, tensor in layout.tensors.items() if tensor.trainable and name not in tables)
 
 
 def size_bytes(architecture: Architecture, input_shape: tuple[int, ...], conditions: Conditions) -> Measure:

@@ -42,6 +42,7 @@ from fleetfit.machine import is_out_of_memory
 from fleetfit.messages import dump_failure, dump_reply, load_job, pack, unpack
 from fleetfit.method import build, rebuild_problem
 from fleetfit.planner import convert_budgets
+from fleetfit.secure_engine import make_label_layout
 from fleetfit.training import resolve_device, run_job
 from fleetfit.training.runtime import (
     configure_allocator_to_return,
@@ -245,6 +246,11 @@ class Node:
             return self._run_phase(header, parts)
         if self._member is not None and header["job"].get("kind") != "evaluate":
             raise RunError("this node has a key of a member, and trains in secure rounds only.", key="secure.member")
+        if header["job"].get("kind") == "labels" and not self.settings.reports_labels:
+            raise RunError(
+                "this node does not report how frequent its classes are. Set reports_labels in its configuration.",
+                key="reports_labels",
+            )
         return self._run_job(header, parts)
 
     def format_description(self) -> str:
@@ -339,6 +345,8 @@ class Node:
             raise RunError("the server asks for a phase that secure rounds do not have.", key="phase")
         with self._limit_ram(), _blame_server("model that can be built"):
             layout = self._build_problem(header).layout
+            if header["job"].get("kind") == "labels":
+                layout = make_label_layout(layout, self.data.classes)
             return pack_message(self._member.answer(header, message, layout, make_model_key(header)))
 
     # -- jobs

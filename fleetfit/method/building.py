@@ -27,6 +27,8 @@ class Method:
     Attributes:
         needs_budgets: Whether its levels need the budgets that clients report; without, the server never gets them.
         own_data: Whether the server trains, and so needs data of its own, `[data] server`.
+        needs_prior: Whether training jobs carry the fleet's class frequencies, `job.prior`. The server asks up to 1,000
+            clients for them before the first round; with `[privacy]` it does not, and the prior is empty.
         settles: Keys of the run file that the method sets itself, whatever the file says: of `[local]`, such as
             "epochs", which its `adapt` sets, or dotted, such as "fleet.levels", which its `levels` does not look at.
         replaces: Hooks that the method never calls: "choose" and "channels" where its `assign` takes clients or
@@ -45,6 +47,7 @@ class Method:
     channels: hooks.ChannelsHook = hooks.keep_prefix
     dispatch: hooks.DispatchHook = hooks.dispatch_submodel
     adapt: hooks.AdaptHook = hooks.keep_job
+    task: hooks.TaskHook = hooks.keep_task
     loss: hooks.LossHook = hooks.last_exit_loss
     penalty: hooks.PenaltyHook = hooks.skip_penalty
     remember: hooks.RememberHook = hooks.keep_memory
@@ -57,6 +60,7 @@ class Method:
     observe: hooks.ObserveHook = hooks.observe_nothing
     needs_budgets: bool = True
     own_data: bool = False
+    needs_prior: bool = False
     settles: tuple[str, ...] = ()
     replaces: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
@@ -72,7 +76,7 @@ class Method:
             )
 
 
-DECLARED = ("needs_budgets", "own_data", "settles", "replaces", "defaults", "gives_way", "describe")
+DECLARED = ("needs_budgets", "own_data", "needs_prior", "settles", "replaces", "defaults", "gives_way", "describe")
 """Fields of a method that are not hooks."""
 HOOKS = tuple(f.name for f in dataclasses.fields(Method) if f.name not in DECLARED)
 FEDAVG = Method()
@@ -234,6 +238,7 @@ def _add_option(
         method,
         needs_budgets=method.needs_budgets and option.needs_budgets,
         own_data=method.own_data or option.own_data,
+        needs_prior=method.needs_prior or option.needs_prior,
         settles=(*method.settles, *option.settles),
         replaces=(*method.replaces, *option.replaces),
         defaults={**method.defaults, **option.defaults},

@@ -20,6 +20,7 @@ from fleetfit.layout import Architecture, Axis, State, outputs
 from fleetfit.planner import Targets
 from fleetfit.seeds import make_numpy_rng
 from fleetfit.submodel import Channels, Submodel, extract, normalise_channels
+from fleetfit.tasks import Task
 from fleetfit.values import Aggregator, Device, Failure, Federation, Job, Level, Problem, Server, Update
 
 Reports = Sequence[Update | Failure]
@@ -56,6 +57,7 @@ ChooseHook = Callable[[Federation, Server, np.random.Generator], list[int]]
 ChannelsHook = Callable[[Axis, int, int, int | None, np.random.Generator], Channels]
 DispatchHook = Callable[[Federation, Server, int | None, Submodel], State]
 AdaptHook = Callable[[Job, Device], Job | None]
+TaskHook = Callable[[Job, Device], Task]
 LossHook = Callable[[Job, Device], Loss]
 PenaltyHook = Callable[[Job, Device], Penalty | None]
 RememberHook = Callable[[Job, Device, State, Loss], Any]
@@ -237,12 +239,31 @@ def keep_job(job: Job, device: Device) -> Job | None:
     return job
 
 
+def keep_task(job: Job, device: Device) -> Task:
+    """Change the task that local training sees.
+
+    Where: the device, once for each training job.
+    Before: the sub-model's module has the job's state.
+    After: the hook `loss` finds it in `device.problem.task`, and early stopping uses its loss. All else, such as
+        evaluation, uses the task as it is.
+    FedAvg: keeps the task.
+
+    Args:
+        job: As it was adapted; its `prior` has the fleet's class frequencies, if the method declares `needs_prior`.
+        device: Its task, its data.
+
+    Returns:
+        A task, perhaps the same. Another loss or divergence by `dataclasses.replace(task, loss=...)`.
+    """
+    return device.problem.task
+
+
 def last_exit_loss(job: Job, device: Device) -> Loss:
     """Make the loss of local training.
 
     Where: the device, once for each training job, and once for each smaller job that a device considers with
         `cohort.late = "shallower"`.
-    Before: the sub-model's module has the job's state. torch's global generator is seeded afterwards.
+    Before: the hook `task` has chosen the task. torch's global generator is seeded afterwards.
     After: the loss is called for each batch. At the end its `metrics()`, if it has them, join the update's as plain
         values; the server does not expect them. The object itself goes to `remember`. If it computes much beside the
         sub-model, it has an attribute `extra_multiply_adds`: how many for each training sample, forward and backward

@@ -27,15 +27,16 @@ from fleetfit.values import Federation, Level, Problem, Server, Update
 
 
 def decoupled(
-    split: Literal["width", "both", "depth", "pool"] = "width", trained_by: Literal["own", "able"] = "own"
+    split: Literal["width", "both", "depth", "pool"] | None = None, trained_by: Literal["own", "able"] = "own"
 ) -> Method:
     """Make the method.
 
     Args:
-        split: How the levels' models are cut out of the full one; "pool": S_1, M_1 and L_1 of AdaptiveFL's pool.
+        split: How the levels' models are cut out of the full one; "pool": S_1, M_1 and L_1 of AdaptiveFL's pool. By
+            default as `fleet.split` says, else "width".
         trained_by: A level is trained by its "own" clients, or by a cohort of all those that are "able" to.
     """
-    levels = make_coarse_pool if split == "pool" else partial(split_levels, mode=split, exits="last")
+    levels = make_coarse_pool if split == "pool" else partial(split_levels, mode=split, exits="last", default="width")
     method = Method(levels=levels, dispatch=dispatch_own_model, aggregate=SeparateMeans)
     if trained_by == "own":
         return method

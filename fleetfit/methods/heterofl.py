@@ -73,7 +73,8 @@ def find_classes(device: Device) -> Tensor:
 
 def width_loss(job: Job, device: Device, scaler: bool, masked: bool) -> Loss:
     """Return the loss of the one exit, with the options switched on."""
-    criterion = masked_cross_entropy(find_classes(device)) if masked else device.problem.task.loss
+    task = device.problem.task
+    criterion = masked_cross_entropy(find_classes(device), task) if masked else task.loss
     fractions = compute_kept_fractions(job, device) if scaler else {}
 
     def loss(module: nn.Module, x: Any, y: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from fleetfit.values import Device, Job
 def scalefl(
     beta: float = 0.1,
     temperature: float = 3.0,
-    split: Literal["both", "width", "depth"] = "both",
+    split: Literal["both", "width", "depth"] | None = None,
     warmup: float = 0.0,
     printed: bool = False,
 ) -> Method:
@@ -36,7 +36,7 @@ def scalefl(
     Args:
         beta: Share of the self-distillation, in [0, 1); 0 switches it off.
         temperature: tau of the distillation.
-        split: Cut width and depth, width only, or depth only.
+        split: Cut width and depth, width only, or depth only. By default as `fleet.split` says, else both.
         warmup: Fraction of the rounds, from the first, without distillation.
         printed: Weigh the exits as Eq. 5 is printed: half of the default.
     """

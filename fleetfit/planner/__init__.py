@@ -1,7 +1,8 @@
 """From budgets of devices to levels, and from levels to sub-models (ScaleFL 3.1.1, CVPR 2023).
 
 Task 1: `make_targets` turns budgets into levels with a target cost and a tolerance. Task 2: `search` gives each level
-the depth and width whose cost is near its target and that are nearest to each other (Eq. 1). Then `assign` gives each
+the depth and width whose cost is near its target and that are nearest to each other (Eq. 1); `find_shapes` also knows
+other splits. Then `assign` gives each
 client the largest level that it affords, and `make_plan` returns all of it as a `Plan`.
 
 A budget may name several costs; all of them must fit. Levels and their targets come from the fleet's cost alone. Each
@@ -36,8 +37,9 @@ from fleetfit.planner.budgets import (
     make_targets,
     parse_amount,
 )
-from fleetfit.planner.plan import Plan, PlannedLevel, compute_further_costs, make_plan
+from fleetfit.planner.plan import Plan, PlannedLevel, SplitLevel, compute_further_costs, find_mode, make_plan
 from fleetfit.planner.search import find_one_level, make_grids, search
+from fleetfit.planner.split import choose_split, find_shapes, get_sizes
 
 __all__ = [
     "Amount",
@@ -46,14 +48,19 @@ __all__ = [
     "Mode",
     "Plan",
     "PlannedLevel",
+    "SplitLevel",
     "Targets",
     "affords",
     "as_fractions",
     "assign",
+    "choose_split",
     "compute_further_costs",
     "convert_budgets",
     "find_budget_error",
+    "find_mode",
     "find_one_level",
+    "find_shapes",
+    "get_sizes",
     "make_fixed_targets",
     "make_grids",
     "make_plan",

@@ -17,7 +17,7 @@ from fleetfit.errors import PlanError, did_you_mean
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-Mode = Literal["both", "width", "depth"]
+Mode = Literal["both", "width", "depth", "depth_first", "auto"]
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,12 @@ class LevelShape:
 
     Attributes:
         depth: Blocks kept; its own exit sits after them.
-        width: Fraction of the channels kept (s_w).
+        width: Fraction of the channels kept (s_w); with `widths`, the mean over the axes that the depth has.
         exits: Its exits, shallow to deep, the shallower levels' included.
         share: Its cost as a fraction of cost(M).
         further: The same of each further cost that budgets name.
         needs: What a client must afford for it, where that is not its cost.
+        widths: Fraction kept of each axis, where they differ; axes not named are whole. Empty: `width` cuts all axes.
     """
 
     depth: int
@@ -39,6 +40,7 @@ class LevelShape:
     share: float
     further: Mapping[str, float] = field(default_factory=dict, hash=False)
     needs: float | None = None
+    widths: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Targets:
         ceilings: Each further cost that budgets name: the most that each level may cost, as a fraction of cost(M); a
             level may exceed it by its tolerance. Infinite where no client of the level names the cost.
         conditions: Under which costs are counted.
+        split: The split of the levels that the run asks for (`fleet.split`); "": the method's.
     """
 
     ratios: tuple[float, ...]
@@ -65,6 +68,7 @@ class Targets:
     mode: str = "both"
     ceilings: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
     conditions: Conditions = field(default_factory=Conditions)
+    split: Mode | Literal[""] = ""
 
     def __post_init__(self) -> None:
         ratios = self.ratios
@@ -86,7 +90,7 @@ class Targets:
 
 def make_fixed_targets(
     depths: Sequence[int],
-    widths: Sequence[float],
+    widths: Sequence[float | Mapping[str, float]],
     budgets: Sequence[float],
     cost: str = "parameters",
     tolerance: float = 0.0,
@@ -97,7 +101,7 @@ def make_fixed_targets(
 
     Args:
         depths: Blocks of each level, smallest first; the last is the full depth.
-        widths: Fraction of the channels of each.
+        widths: Fraction of the channels of each; by axis where they differ, and axes not named are whole.
         budgets: The budget for each, as a fraction of the full model's cost; the last is 1.
         cost: Name of the budgets' cost.
         tolerance: epsilon of every level.
@@ -108,18 +112,26 @@ def make_fixed_targets(
         PlanError: They do not grow from level to level up to the full model.
     """
     blocks = depths[-1]
-    mode: Mode = "depth" if set(widths) == {1.0} else "width" if set(depths) == {blocks} else "both"
-    grows = mode == "width" or list(depths) == sorted(set(depths))
-    if not grows or list(widths) != sorted(widths) or (widths[-1], budgets[-1]) != (1.0, 1.0):
+    by_axis = [dict(width) if isinstance(width, Mapping) else {} for width in widths]
+    uniform = [1.0 if isinstance(width, Mapping) else width for width in widths]
+    mode: Mode = "width" if set(depths) == {blocks} else "depth_first" if any(by_axis) else "both"
+    mode = "depth" if set(uniform) == {1.0} and not any(by_axis) else mode
+    # levels with a width per axis may differ in width alone at some depths
+    grows = list(depths) == sorted(depths if mode in ("width", "depth_first") else set(depths))
+    is_full = (uniform[-1], budgets[-1]) == (1.0, 1.0) and all(width == 1 for width in by_axis[-1].values())
+    if not grows or list(uniform) != sorted(uniform) or not is_full:
         raise PlanError(
             "depth grows and width does not shrink from level to level, and the last one is the full model with a "
             f"budget of 1; got depths {list(depths)}, widths {list(widths)} and budgets {list(budgets)}.",
             key="levels",
         )
     splits = tuple(
-        LevelShape(depth, width, (blocks,) if mode == "width" else tuple(depths[: i + 1]), budget, needs=budget)
-        for i, (depth, width, budget) in enumerate(zip(depths, widths, budgets, strict=True))
-    )
+        LevelShape(
+            depth, width, (blocks,) if mode == "width" else tuple(sorted(set(depths[: i + 1]))), budget, needs=budget,
+            widths=axes,
+        )
+        for i, (depth, width, budget, axes) in enumerate(zip(depths, uniform, budgets, by_axis, strict=True))
+    )  # fmt: skip
     none = dict.fromkeys(further, (math.inf,) * len(splits))
     return Targets(tuple(budgets), (tolerance,) * len(splits), cost, splits=splits, mode=mode, ceilings=none,
                    conditions=conditions or Conditions())  # fmt: skip

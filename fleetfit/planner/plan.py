@@ -35,13 +35,13 @@ from fleetfit.planner.budgets import (
     convert_budgets,
     make_targets,
 )
-from fleetfit.planner.search import make_grids, search
+from fleetfit.planner.split import choose_split, find_shapes, get_sizes
 from fleetfit.submodel import Submodel
 
 # ---- the plan ------------------------------------------------------------------------------------------------------
 
-FORMAT = 2
-_READ = (1, 2)
+FORMAT = 3
+_READ = (1, 2, 3)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class PlannedLevel:
     Attributes:
         name: "1" for the smallest.
         depth: Blocks kept.
-        width: Fraction of the channels kept (s_w).
+        width: Fraction of the channels kept (s_w); with `widths`, the mean over the axes that the depth has.
         exits: Its exits, the shallower levels' included.
         parameters: Numbers, frozen ones too; its own and the shallower exits count, in the full model the last only.
         multiply_adds: Multiply-adds of one forward pass of one sample, counted likewise.
@@ -60,6 +60,7 @@ class PlannedLevel:
         share: The cost it has, as a fraction of cost(M).
         clients: How many clients get it.
         further: Its other costs by name, those that budgets name or that were asked for; of a latency its spread too.
+        widths: Fraction kept of each axis, where they differ; axes not named are whole.
     """
 
     name: str
@@ -73,6 +74,12 @@ class PlannedLevel:
     share: float
     clients: int
     further: Mapping[str, float] = field(default_factory=dict, hash=False)
+    widths: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    @property
+    def shape(self) -> LevelShape:
+        """The level without its counts."""
+        return LevelShape(self.depth, self.width, self.exits, self.share, widths=self.widths)
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,7 @@ class Plan:
 
     Attributes:
         cost: Name of the budgets' cost.
-        mode: "both", "width" or "depth".
+        mode: How the levels are split: "both", "width", "depth", or "depth_first" where widths differ by axis.
         blocks: Full depth of the model.
         levels: Smallest first; the last is the full model.
         early_heads: Cost of the full model's early classifiers, which level L leaves out.
@@ -106,7 +113,7 @@ class Plan:
             tuple(level.target for level in self.levels),
             tuple(level.tolerance for level in self.levels),
             self.cost,
-            splits=tuple(LevelShape(level.depth, level.width, level.exits, level.share) for level in self.levels),
+            splits=tuple(level.shape for level in self.levels),
             mode=self.mode,
             conditions=Conditions(self.batch_size, dict(self.measured)),
         )
@@ -205,6 +212,27 @@ def _check_fields(record: type[Any], values: Mapping[str, Any]) -> dict[str, Any
     return checked
 
 
+@dataclass(frozen=True)
+class SplitLevel:
+    """A level as one split plans it, with what it costs.
+
+    Attributes:
+        depth: Blocks kept.
+        width: Fraction of the channels kept, or their mean over the axes.
+        counts: Parameters and multiply-adds of one forward pass of one sample; training takes three passes.
+        memory_bytes: Of one training step.
+        message_bytes: Of its state.
+        step_s: Seconds of one training step, by name of a profile; empty without profiles.
+    """
+
+    depth: int
+    width: float
+    counts: Cost
+    memory_bytes: float
+    message_bytes: float
+    step_s: Mapping[str, float]
+
+
 # ---- planning a fleet: budgets to levels, levels to sub-models, clients to levels ----------------------------------
 
 _PRINTED = ("parameters", "multiply_adds")  # every plan has them
@@ -234,11 +262,11 @@ def make_plan(
         tolerances: epsilon_k of each client, or one for all.
         how: "cluster", "halving", or target ratios; see `make_targets`.
         cost: The budgets' cost, a name in `fleetfit.cost.COSTS`.
-        mode: What is cut; see `search`.
+        mode: How levels are split; see `find_shapes`.
         strict: Admit only levels at or under every budget of theirs.
-        depths: Exits of the smaller levels, where they are given.
-        widths: Widths of the smaller levels, where they are given. With both given, the levels cost what they cost,
-            unless `how` is a list of ratios.
+        depths: Exits of the smaller levels, where they are given; not with "depth_first".
+        widths: Widths of the smaller levels, where they are given; not with "depth_first". With both given, the levels
+            cost what they cost, unless `how` is a list of ratios.
         also: Costs that the plan shows although no budget names them.
         conditions: Under which costs are counted.
 
@@ -247,6 +275,7 @@ def make_plan(
     """
     conditions = conditions or Conditions()
     names = list(budgets) if isinstance(budgets, Mapping) else None
+    mode = choose_split(architecture, cost) if mode == "auto" else mode
     grid = cost_grid(architecture, input_shape, cost, conditions)
     by_cost = _convert_budgets(architecture, input_shape, budgets, cost, grid.full, conditions)
     further = {name: values for name, values in by_cost.items() if name != cost}
@@ -258,7 +287,7 @@ def make_plan(
                 key="depths",
             )
     targets = make_targets(by_cost[cost], how, tolerances, cost, strict, further, conditions)
-    splits = search(grid, targets, mode, depths, widths, make_grids(architecture, input_shape, targets)[1])
+    splits = find_shapes(architecture, input_shape, targets, mode, depths, widths)
     costs = [(further[name], [s.further[name] for s in splits]) for name in further]
     level_of = assign(by_cost[cost], tolerances, [s.share for s in splits], costs)
     counts = np.bincount(level_of[level_of >= 0], minlength=len(splits)).tolist()
@@ -269,6 +298,7 @@ def make_plan(
     )
     whole, bare = submodel_cost(architecture, ({}, splits[-1].exits), input_shape), full_cost(architecture, input_shape)
     heads = Cost(whole.parameters - bare.parameters, whole.multiply_adds - bare.multiply_adds)
+    mode = find_mode(levels, architecture.blocks) if mode == "depth_first" else mode
     smallest = {cost: splits[0].share, **splits[0].further}
     left_out = [
         f"{index if names is None else names[index]}{_name_failed_costs(by_cost, tolerances, smallest, index)}"
@@ -276,6 +306,15 @@ def make_plan(
     ]
     return Plan(cost, mode, architecture.blocks, levels, heads, tuple(left_out), conditions.batch_size,
                 conditions.measured)  # fmt: skip
+
+
+def find_mode(levels: Sequence[PlannedLevel], blocks: int) -> Mode:
+    """Return how levels are split, from their shapes."""
+    if all(level.depth == blocks for level in levels):
+        return "width"
+    if any(level.widths for level in levels):
+        return "depth_first"
+    return "depth" if all(level.width == 1 for level in levels) else "both"
 
 
 def _convert_budgets(
@@ -314,7 +353,7 @@ def _plan_level(
     shown: Sequence[str],
 ) -> PlannedLevel:
     """Count one level exactly, by building it."""
-    sizes, exits = architecture.sizes(split.width), split.exits
+    sizes, exits = get_sizes(architecture, split), split.exits
     if index == len(targets.ratios) - 1:
         sizes, exits = architecture.sizes(1.0), (architecture.blocks,)
     piece = Submodel({axis: range(n) for axis, n in sizes.items()}, exits)
@@ -322,7 +361,7 @@ def _plan_level(
     return PlannedLevel(
         str(index + 1), split.depth, split.width, split.exits, counted.parameters, counted.multiply_adds,
         targets.ratios[index], targets.tolerances[index], split.share, clients,
-        compute_further_costs(architecture, piece, input_shape, shown, targets.conditions),
+        compute_further_costs(architecture, piece, input_shape, shown, targets.conditions), split.widths,
     )  # fmt: skip
 
 

@@ -223,7 +223,7 @@ def search(
 
     Args:
         grid: Costs of all depths and widths.
-        targets: Target ratio, tolerance and ceilings of each level, or its splits where a saved plan settles them.
+        targets: Target ratio, tolerance and ceilings of each level.
         mode: "both": Eq. 1. "width": full depth, one exit, the width with the nearest cost. "depth": width 1, the
             depths with the nearest costs.
         depths: Exits of the smaller levels, where they are given.
@@ -234,8 +234,6 @@ def search(
         PlanError: Nothing fits; the message names the nearest pairs, and what would admit them.
     """
     others = dict(further or {})
-    if targets.splits and targets.mode == mode:
-        return _use_splits(grid, targets, others)
     if mode not in ("both", "width", "depth"):
         raise PlanError(f'a split must be "both", "width" or "depth", got {mode!r}.', key="split")
     if others.keys() != targets.ceilings.keys():
@@ -311,16 +309,6 @@ def find_one_level(grid: Grid, ratio: float, tolerance: float = 0.1) -> LevelSha
     row, column = int(rows[first]), int(columns[first])
     depth = grid.positions[row]
     return LevelShape(depth, grid.widths[column], (depth,), float(cost[row, column]))
-
-
-def _use_splits(grid: Grid, targets: Targets, further: Mapping[str, Grid]) -> tuple[LevelShape, ...]:
-    """Return the splits of a saved plan, with their cost in this model."""
-    unknown = {e for s in targets.splits for e in s.exits} - set(grid.positions)
-    if unknown or targets.splits[-1].depth != grid.blocks:
-        raise PlanError(f"the plan, or the given levels, were made for another model: it has exits "
-                        f"{list(targets.splits[-1].exits)}; this model has {grid.blocks} blocks and allows exits after "
-                        f"{list(grid.positions)}.", key="levels")  # fmt: skip
-    return tuple(_count_split(split, grid, further) for split in targets.splits)
 
 
 # ---- estimates -----------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Field, Tag
 from torch import Tensor
 
-from fleetfit.records.schema import Count, Digits, Record
+from fleetfit.records.schema import Count, Digits, List, Record, Share
 
 State = dict[str, Tensor]
 Version = Annotated[int, Field(ge=-1, lt=2**63 - 1)]
@@ -13,12 +13,13 @@ Index = Annotated[int, Field(ge=0)]
 
 
 class ServerRecord(Record):
-    """The server after a round, with the largest level that each client has trained."""
+    """The server after a round, with the largest level that each client has trained, and the class frequencies."""
 
     state: State
     round: Count
     memory: Any
     trained: dict[Index, Index] = Field({})
+    prior: List[Share] = Field([])
 
 
 class ClientRecord(Record):

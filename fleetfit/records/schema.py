@@ -321,6 +321,18 @@ class SecureRecord(Record):
     clipped: Count | None = None
 
 
+class PriorRecord(Record):
+    """The clients that the server asked for their class frequencies, before the first round.
+
+    Attributes:
+        clients: Those whose frequencies are in the mean; without any it is uniform.
+        failures: The jobs that failed.
+    """
+
+    clients: Count
+    failures: List[FailureRecord] = []
+
+
 class UndoneRecord(Record):
     """Why a round was rolled back."""
 
@@ -346,6 +358,7 @@ class RoundRecord(Record):
         deadline: Clients under a deadline.
         links: Lost messages.
         secure: Secure sums.
+        prior: The clients whose class frequencies the first round's prior has.
         undone: Why the round was rolled back.
     """
 
@@ -366,6 +379,7 @@ class RoundRecord(Record):
     deadline: IfPresent[DeadlineRecord] = None
     links: IfPresent[LinksRecord] = None
     secure: IfPresent[SecureRecord] = None
+    prior: IfPresent[PriorRecord] = None
     undone: IfPresent[UndoneRecord] = None
 
     def count_failures(self) -> int:
@@ -747,6 +761,7 @@ class ComparisonResults(Record):
         commit: Commit of the checkout of FleetFit, "-dirty" if its package was changed; None outside of one.
         machine: `processor` and `cores`.
         against: Label of the baseline row.
+        smallest: Label of the row that `compare.smallest` added, or "".
         settings: The file's tables with every default.
         runs: The finished runs, row by row.
         levels: The levels of each row and setting; empty in files of earlier versions.
@@ -760,6 +775,7 @@ class ComparisonResults(Record):
     commit: str | None = None
     machine: dict[str, Any]
     against: str
+    smallest: str = ""
     settings: dict[str, Any] = Field(alias="settings_of_file")
     runs: List[RunResult]
     levels: List[LevelResult] = []

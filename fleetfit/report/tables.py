@@ -23,7 +23,7 @@ from fleetfit.report.text import (
 if TYPE_CHECKING:  # `list` prints a table without them
     from fleetfit.cost import Cost, Latency
     from fleetfit.data import Facts
-    from fleetfit.planner import Plan
+    from fleetfit.planner import Mode, Plan, SplitLevel
     from fleetfit.records.schema import AccuracyRecord, LevelRecord, SummaryRecord, TuningCandidate, TuningResult
     from fleetfit.report.statistics import Difference
 
@@ -193,6 +193,36 @@ def make_plan_table(
     if plan.left_out:
         lines.append(f"{len(plan.left_out)} clients afford no level: {', '.join(plan.left_out)}.")
     return Table(columns, rows, title, tuple(lines))
+
+
+def make_split_table(splits: "Mapping[Mode, Sequence[SplitLevel]]", plan: "Plan") -> Table:
+    """Return what the levels of each split cost to train and to run.
+
+    Args:
+        splits: The levels of each split, smallest first.
+        plan: The run's.
+    """
+    profiles = sorted({name for levels in splits.values() for level in levels for name in level.step_s})
+    columns = ("split", "level", "width", "depth", "parameters", "multiply-adds", "to train a sample",
+               f"training memory, batch {plan.batch_size}", "bytes of a message",
+               *(f"step on {name}" for name in profiles))  # fmt: skip
+    rows = tuple(
+        (
+            split if index == 0 else "",
+            str(index + 1),
+            f"{level.width:.2f}",
+            f"{level.depth}/{plan.blocks}",
+            format_count(level.counts.parameters),
+            format_count(level.counts.multiply_adds),
+            format_count(3 * level.counts.multiply_adds),
+            format_bytes(level.memory_bytes),
+            format_bytes(level.message_bytes),
+            *(f"{level.step_s[name]:.3g} s" for name in profiles),
+        )
+        for split, levels in splits.items()
+        for index, level in enumerate(levels)
+    )
+    return Table(columns, rows, "The same budgets, split in other ways (fleet.split)")
 
 
 def describe_early_heads(level: str, heads: "Cost") -> str:

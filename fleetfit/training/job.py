@@ -21,6 +21,7 @@ from fleetfit.messages import compress
 from fleetfit.method import Method, build
 from fleetfit.seeds import derive_seed, isolate_rng, make_torch_rng
 from fleetfit.submodel import Submodel, is_finite
+from fleetfit.tasks import Task
 from fleetfit.training.batches import count_steps, iter_batches, iter_epochs
 from fleetfit.training.clock import (
     Deadline,
@@ -35,6 +36,7 @@ from fleetfit.training.clock import (
 )
 from fleetfit.training.evaluation import evaluate, sum_batch_norm_inputs
 from fleetfit.training.features import BatchLoader, make_batch_loader
+from fleetfit.training.labels import report_class_frequencies
 from fleetfit.training.local_model import LocalModel, get_local_model
 from fleetfit.values import ClientMemory, Device, Failure, Job, Local, Update
 
@@ -66,6 +68,8 @@ def _execute(job: Job, device: Device) -> tuple[Update | Failure, Any]:
     if job.kind == "train" and device.absent:
         return Failure.of(job, device.absent, absent=True), device.memory
     try:
+        if job.kind == "labels":  # nothing for a method to adapt
+            return report_class_frequencies(job, device), device.memory
         method = build(job.method)
         adapted = method.adapt(job, device)
         if adapted is None:
@@ -95,7 +99,11 @@ def _train(job: Job, device: Device, method: Method, dispatched: Submodel) -> tu
         return Failure.of(job, "the client has no training data"), device.memory
     model = get_local_model(device.problem, job.submodel, device.accelerator)
     model.load(job.state)
-    loss, penalty = method.loss(job, device), method.penalty(job, device)
+    task = method.task(job, device)
+    own = device
+    if task is not device.problem.task:
+        own = replace(device, problem=device.problem.replace_task(task))
+    loss, penalty = method.loss(job, own), method.penalty(job, device)
     # After module and loss are built, since building draws from it. Seed only this device's generator: the others would
     # keep a stack trace until used, which costs more than a small client's step.
     generator = torch if device.accelerator.type == "cuda" else torch.default_generator
@@ -105,7 +113,7 @@ def _train(job: Job, device: Device, method: Method, dispatched: Submodel) -> tu
     gradients = GradientTracker(model)
     try:
         with make_batch_loader(device, model, job.submodel, training=True).open() as loader:
-            result = train_locally(job, device, model, loss, penalty, loader)
+            result = train_locally(job, device, task, model, loss, penalty, loader)
     finally:
         untrained = gradients.close()
     model.restore(job.state, untrained)  # weight decay changed them, too
@@ -151,7 +159,7 @@ class TrainingResult:
 
 
 def train_locally(
-    job: Job, device: Device, model: LocalModel, loss: Any, penalty: Any, loader: BatchLoader
+    job: Job, device: Device, task: Task, model: LocalModel, loss: Any, penalty: Any, loader: BatchLoader
 ) -> TrainingResult:
     """Run local SGD: the epochs of a job, until its deadline, early stopping or the step limit ends them."""
     local, rng = job.local, make_torch_rng(job.seed, "batches")
@@ -160,7 +168,7 @@ def train_locally(
     if count_validation_samples(device, local):
         loader.prepare(device.data.split("validation"))
     optimiser, planned_steps = make_optimiser(model, local), count_steps(local, len(indices))
-    stopping, deadline = EarlyStopping(device, model, local, loss, loader), Deadline(job, device)
+    stopping, deadline = EarlyStopping(device, task, model, local, loss, loader), Deadline(job, device)
     check_work, step_work = forward_work(device.problem, job.submodel), count_step_work(job, device, loss)
     total_loss, samples, steps, late = torch.zeros((), device=device.accelerator), 0, 0, False
 
@@ -275,9 +283,11 @@ class EarlyStopping:
         samples: Samples of all checks so far.
     """
 
-    def __init__(self, device: Device, model: LocalModel, local: Local, loss: Any, loader: BatchLoader) -> None:
+    def __init__(
+        self, device: Device, task: Task, model: LocalModel, local: Local, loss: Any, loader: BatchLoader
+    ) -> None:
         """Check the initial weights if `check_every` is set."""
-        self._device, self._model, self._local, self._loader = device, model, local, loader
+        self._device, self._task, self._model, self._local, self._loader = device, task, model, local, loader
         self._held_out = getattr(loss, "held_out", None)
         self._cost = count_validation_samples(device, local)
         self.samples = 0
@@ -332,7 +342,7 @@ class EarlyStopping:
             total, indices = torch.zeros((), device=device.accelerator), device.data.split("validation")
             for batch in iter_batches(indices, _VALIDATION_BATCH):
                 x, y = self._loader.load(batch)
-                total += device.problem.task.loss(outputs(module, x)[-1], y) * len(batch)
+                total += self._task.loss(outputs(module, x)[-1], y) * len(batch)
             loss = total.item() / len(indices)
         module.train(training)
         return loss

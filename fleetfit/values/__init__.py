@@ -17,9 +17,10 @@ from fleetfit.values.fleet import (
 from fleetfit.values.local import Local
 from fleetfit.values.problem import Level, Problem, apply_peft
 from fleetfit.values.resources import Availability, Clock, DeviceResources, Drift, Speed
-from fleetfit.values.work import ClientMemory, Evaluation, Failure, Job, RoundSums, Server, Update
+from fleetfit.values.work import FREQUENCIES, ClientMemory, Evaluation, Failure, Job, RoundSums, Server, Update
 
 __all__ = [
+    "FREQUENCIES",
     "Aggregator",
     "Availability",
     "Client",

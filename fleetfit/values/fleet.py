@@ -257,6 +257,10 @@ class ServerHooks(Protocol):
         """Whether the levels need the budgets that clients report."""
 
     @property
+    def needs_prior(self) -> bool:
+        """Whether training jobs carry the fleet's class frequencies."""
+
+    @property
     def assign(
         self,
     ) -> Callable[["Federation", Server, np.random.Generator], Sequence[tuple[int, int, Submodel]]]:
@@ -317,6 +321,7 @@ class Federation:
         seed: The run's.
         device: The server's own: its test set, and its data without labels (FedDF); None where it has none.
         connected: Round -> which clients are connected, bool [K]; None: all of them, always.
+        classes: Classes, or tokens, that the task predicts; 0 for a task without them.
     """
 
     problem: Problem
@@ -328,6 +333,7 @@ class Federation:
     seed: int = 0
     device: Device | None = None
     connected: Callable[[int], np.ndarray] | None = None
+    classes: int = 0
 
     @cached_property
     def level_of(self) -> np.ndarray:

@@ -89,6 +89,12 @@ class Problem:
             spec["features_bytes"] = features_bytes
         return replace(self, features_bytes=features_bytes, spec=spec)
 
+    def replace_task(self, task: Task) -> "Problem":
+        """Return the same problem with another task, for one job: its spec is still that of the first."""
+        problem = replace(self, task=task)
+        vars(problem)["layout"] = self.layout  # which would take long to infer again
+        return problem
+
     def replace_arithmetic(self, computed: tuple[ShapeArithmetic, ...]) -> "Problem":
         """Return the same problem with another arithmetic of its shapes."""
         payloads = {"computed": [one.payload for one in computed]} if computed else {}

@@ -43,7 +43,7 @@ class Job:
     """One piece of work for one client; a value that any engine can carry.
 
     Attributes:
-        kind: "train", "evaluate" or "statistics" (of batch norm).
+        kind: "train", "evaluate", "statistics" (of batch norm) or "labels" (frequencies of classes).
         round: 0-based.
         rounds: Of the run, in all.
         index: Its place in the round's order.
@@ -57,6 +57,7 @@ class Job:
         evaluation: Settings of the other kinds.
         statistics: Re-estimated batch-norm statistics, for an evaluation.
         memory_version: The round whose memory the client begins from; -1 for none.
+        prior: The fleet's class frequencies, for training with a class prior; empty where they are not known.
         levels: The sub-models of all levels, smallest first, with prefix channels, where the job runs. They are not
             sent: a device takes them from its problem. Hooks of the server have `federation.levels`.
     """
@@ -75,7 +76,12 @@ class Job:
     evaluation: Evaluation = field(default_factory=Evaluation)
     statistics: State = field(default_factory=dict)
     memory_version: int = -1
+    prior: tuple[float, ...] = ()
     levels: tuple[Submodel, ...] = ()
+
+
+FREQUENCIES = "frequencies"
+"""The one tensor in the state of an update that answers a job "labels", float64 [classes]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,9 +224,11 @@ class Server:
         round: Rounds done.
         memory: The method's memory: a payload of plain values and tensors.
         trained: Where clients report no budget: by client the largest level that it has trained (0-based).
+        prior: The fleet's class frequencies, if the method needs them and the server has asked for them.
     """
 
     state: State
     round: int = 0
     memory: Any = None
     trained: Mapping[int, int] = field(default_factory=dict)
+    prior: tuple[float, ...] = ()

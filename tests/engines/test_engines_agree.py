@@ -29,6 +29,7 @@ SPECS: list[Mapping[str, Any]] = [
     {"name": "heterofl", "scaler": True, "masked": True},
     {"name": "fedavg", "plus": {"fedprox": {"mu": 0.1}}},
     {"name": "scalefl", "plus": {"feddyn": {}}},
+    {"name": "scalefl", "plus": {"class_prior": {}}},
     {"name": "decoupled", "plus": {"fedadam": {}}},
     {"name": "inclusivefl", "damped": True, "plus": {"fedadam": {}}},
     {"name": "heterofl", "plus": {"fedyogi": {}, "fedprox": {}}},
@@ -48,6 +49,7 @@ QUICK: list[Mapping[str, Any]] = [
     {"name": "scalefl", "hooks": {"channels": "random"}},
     {"name": "fedavg", "plus": {"fedprox": {"mu": 0.1}}},
     {"name": "scalefl", "plus": {"feddyn": {}}},
+    {"name": "scalefl", "plus": {"class_prior": {}}},
     {"name": "plugin_method:counting", "pull": 0.1},
     {"name": "fedrolex", "cohort": {"name": "diversity"}},
 ]

@@ -17,6 +17,7 @@ from tiny import spec_of, tiny_data
 import fleetfit as ff
 from fleetfit import names
 from fleetfit.cli import main
+from fleetfit.data.partition import partition
 from fleetfit.errors import ConfigError, FleetFitError, RunError
 from fleetfit.messages import LIGHTER
 
@@ -81,6 +82,27 @@ def test_lighter_updates_too(kind: str, tmp_path: Path) -> None:
     table["local"]["compress"] = kind
     lab, base = lab_of(tmp_path, table)
     assert have_same_state(base, lab.serve())
+
+
+def test_the_class_prior_of_nodes_that_report_labels_is_that_of_local(tmp_path: Path) -> None:
+    lab, base = lab_of(tmp_path, described({"name": "scalefl", "plus": {"class_prior": {}}}), reports_labels=True)
+    run = lab.serve()
+    assert have_same_state(base, run) and run.server.prior == base.server.prior != ()
+    assert run.metrics[0]["prior"] == base.metrics[0]["prior"] == {"clients": CLIENTS, "failures": []}
+    assert [report["bytes_up"] for report in run.metrics] == [report["bytes_up"] for report in base.metrics]
+
+
+def test_a_node_reports_its_class_frequencies_only_if_its_owner_says_so(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, described({"name": "fedavg", "plus": {"class_prior": {}}}, rounds=1), [1.0] * CLIENTS)
+    lab.config(3, reports_labels=True)
+    run = lab.serve()
+    data = tiny_data()
+    own = partition(data, "dirichlet", CLIENTS, 3, alpha=1.0)[3]["train"]
+    counts = [data.y[own].tolist().count(c) for c in range(4)]
+    assert run.server.prior == pytest.approx([(n + 1) / (len(own) + 4) for n in counts])
+    assert run.metrics[0]["prior"]["clients"] == 1
+    assert [failure["client"] for failure in run.metrics[0]["prior"]["failures"]] == [0, 1, 2, 4]
+    assert run.metrics[0]["failures"] == [], "they train all the same"
 
 
 @pytest.mark.parametrize("how", [{}, {"precision": "bf16"}], ids=["chosen", "bf16"])

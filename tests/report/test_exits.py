@@ -236,7 +236,7 @@ def test_levels_in_the_wrong_order_are_said_below_the_picture() -> None:
 
 def test_a_process_that_runs_and_reports_loads_no_figures_of_models() -> None:
     code = (
-        "import sys, fleetfit, fleetfit.api, fleetfit.cli.main\n"
+        "import sys, fleetfit.api.run, fleetfit.report.page, fleetfit.cli.main\n"
         "print([name for name in sys.modules if name in ('fleetfit.report.attention', 'fleetfit.report.exits')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

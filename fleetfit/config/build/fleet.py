@@ -269,13 +269,17 @@ def build_availability(section: AvailabilitySection | None, clients: int, seed: 
 
 
 def build_targets(section: FleetSection, budgets: DeviceBudgets, blocks: int) -> Targets:
-    """Return the target costs of the levels, or the levels of `[fleet] levels` or of a saved plan.
+    """Return the target costs of the levels, or the levels of `[fleet] levels` or of a saved plan, and their split.
 
     Args:
         section: `[fleet]`.
         budgets: Budgets of the clients.
         blocks: Full depth of the model.
     """
+    return replace(_build_targets(section, budgets, blocks), split=section.split or "")
+
+
+def _build_targets(section: FleetSection, budgets: DeviceBudgets, blocks: int) -> Targets:
     levels, plan = section.levels, load_saved_plan(section)
     if isinstance(levels, list):
         sections = [level for level in levels if isinstance(level, LevelSection)]

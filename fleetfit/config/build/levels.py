@@ -18,9 +18,9 @@ from fleetfit.config.schema import CLIENTS, Experiment
 from fleetfit.cost import Conditions, Cost, compute_cost, full_cost, submodel_cost, training_memory
 from fleetfit.data import Data, count_samples
 from fleetfit.errors import ConfigError, DataError, MissingExtra
-from fleetfit.layout import State
+from fleetfit.layout import Architecture, State
 from fleetfit.method import Method, apply_model_hook, build
-from fleetfit.planner import Plan, PlannedLevel, Targets, affords, compute_further_costs
+from fleetfit.planner import Plan, PlannedLevel, Targets, affords, compute_further_costs, find_mode
 from fleetfit.report.text import format_count
 from fleetfit.submodel import Submodel
 from fleetfit.training import initial_base
@@ -218,8 +218,6 @@ def build_plan(federation: Federation, budgets: DeviceBudgets, targets: Targets)
     """Return the method's levels with their counted costs, and the clients of each."""
     architecture = federation.problem.architecture
     levels = tuple(_build_planned_level(federation, budgets, targets, i) for i in range(len(federation.levels)))
-    mode = "width" if all(level.depth == architecture.blocks for level in levels) else "both"
-    mode = "depth" if mode == "both" and all(level.width == 1 for level in levels) else mode
     absent = []
     for client in map(int, np.flatnonzero(federation.level_of < 0)):
         failed = [cost for cost, _, _ in _find_failed_costs(federation, budgets, client)] if budgets.further else []
@@ -227,8 +225,8 @@ def build_plan(federation: Federation, budgets: DeviceBudgets, targets: Targets)
         absent.append(f"{client} ({', '.join([group, *failed])})")
     conditions = targets.conditions
     return Plan(
-        targets.cost, mode, architecture.blocks, levels, count_early_heads(federation.problem), tuple(absent),
-        conditions.batch_size, conditions.measured,
+        targets.cost, find_mode(levels, architecture.blocks), architecture.blocks, levels,
+        count_early_heads(federation.problem), tuple(absent), conditions.batch_size, conditions.measured,
     )  # fmt: skip
 
 
@@ -247,7 +245,17 @@ def _build_planned_level(federation: Federation, budgets: DeviceBudgets, targets
         targets.tolerances[index] if follows_targets else float(budgets.tolerances.min()),
         share, int((federation.level_of == index).sum()),
         compute_further_costs(architecture, piece, shape, further, conditions),
+        find_widths(architecture, level),
     )  # fmt: skip
+
+
+def find_widths(architecture: Architecture, level: Level) -> dict[str, float]:
+    """Return the kept fraction of each axis of a level that is cut; empty where its width alone says it."""
+    sizes = level.submodel.sizes
+    if sizes == {axis: architecture.sizes(level.width)[axis] for axis in sizes}:
+        return {}
+    axes = architecture.axes
+    return {axis: n / axes[axis].size for axis, n in sizes.items() if axes[axis].scaled and n < axes[axis].size}
 
 
 def count_early_heads(problem: Problem) -> Cost:

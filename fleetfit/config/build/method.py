@@ -81,6 +81,17 @@ def check_model(experiment: Experiment, problem: Problem) -> None:
         )
 
 
+def describe_class_prior(federation: Federation, experiment: Experiment) -> list[str]:
+    """Return a note where a class prior is off, or relative to a uniform one."""
+    if not federation.method.needs_prior:
+        return []
+    if not federation.classes:
+        return [f"The class prior is off: a task of the kind {federation.problem.task.name} has no classes."]
+    if experiment.is_private:
+        return ["The class prior is relative to a uniform one: with [privacy] no client reports its frequencies."]
+    return []
+
+
 COMPARING: dict[str, Callable[..., bool]] = {
     "outliers": outliers.is_large_enough,
     "krum": krum.is_large_enough,

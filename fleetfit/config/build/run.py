@@ -6,8 +6,8 @@ from dataclasses import replace
 from fleetfit.config.assembly import Assembly
 from fleetfit.config.build.clients import FleetMembers, NodeClients, SimulatedClients
 from fleetfit.config.build.data import describe_data_files
-from fleetfit.config.build.levels import PlannedProblem, build_plan, describe_single_level, plan_problem
-from fleetfit.config.build.method import build_method_spec, check_comparable, check_needs
+from fleetfit.config.build.levels import PlannedProblem, Population, build_plan, describe_single_level, plan_problem
+from fleetfit.config.build.method import build_method_spec, check_comparable, check_needs, describe_class_prior
 from fleetfit.config.build.model import describe_derivation, describe_task
 from fleetfit.config.build.rounds import (
     build_settings,
@@ -15,6 +15,7 @@ from fleetfit.config.build.rounds import (
     compute_cohort_size,
     configure_links,
 )
+from fleetfit.config.build.splits import describe_split
 from fleetfit.config.build.trust import (
     apply_attack,
     apply_privacy,
@@ -87,7 +88,7 @@ def _assemble(
     population = clients.population
     planned = plan_problem(experiment, method_spec, population, base, say=say)
     members = clients.join(planned)
-    federation = build_federation(experiment, population.count, planned, members)
+    federation = build_federation(experiment, population, planned, members)
     truth = replace(federation, clients=members.clients)  # for descriptions of the fleet; hidden from the server
     absent, further = clients.describe(truth, planned, members)
     if not len(federation.able) or not len(truth.able):
@@ -102,6 +103,7 @@ def _assemble(
         *describe_derivation(planned.problem, planned.levels, experiment.method.settings.get("split")),
         *describe_task(planned.problem),
         *method.describe(planned.problem, planned.levels),
+        *describe_split(experiment, truth, planned),
         *further,
         *describe_start(planned.problem),
         *planned.computing.notes,
@@ -114,6 +116,7 @@ def _assemble(
     if privacy is not None:
         federation, settings = apply_privacy(federation, settings, privacy)
         notes += describe_privacy(privacy, federation, experiment.rounds)
+    notes += describe_class_prior(federation, experiment)
     check_comparable(experiment, federation)
     settings = replace(settings, secure=secure)
     notes += describe_secure_run(secure, federation, None if privacy is None else privacy.rate)
@@ -136,19 +139,20 @@ def _assemble(
 
 
 def build_federation(
-    experiment: Experiment, clients: int, planned: PlannedProblem, members: FleetMembers
-) -> Federation:  # fmt: skip
-    """Return the server's view of a number of clients, without budgets if the method does not need them."""
+    experiment: Experiment, population: Population, planned: PlannedProblem, members: FleetMembers
+) -> Federation:
+    """Return the server's view of the clients, without budgets if the method does not need them."""
     truth, simulation = members.clients, members.simulation
     availability = None if simulation is None else simulation.resources.availability
     return Federation(
         problem=planned.problem,
         clients=truth if planned.method.needs_budgets else Clients(truth.num_examples, labels=truth.labels),
         levels=planned.levels,
-        cohort=compute_cohort_size(experiment, clients),
+        cohort=compute_cohort_size(experiment, population.count),
         method=planned.method,
         method_spec=planned.method_spec,
         seed=experiment.seed,
         device=members.device,
         connected=None if availability is None else availability.online,
+        classes=population.data.classes if planned.problem.task.has_classes else 0,
     )

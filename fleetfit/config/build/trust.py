@@ -95,7 +95,7 @@ def describe_attackers(attackers: Attackers | None) -> tuple[str, ...]:
 
 # ---- requirements that private and secure rounds share -------------------------------------------------------------
 
-POST_PROCESSING = ("fedadam", "fedavgm", "fedprox", "fedyogi")
+POST_PROCESSING = ("class_prior", "fedadam", "fedavgm", "fedprox", "fedyogi")
 """Options that only use the result of a round, or run on devices."""
 
 

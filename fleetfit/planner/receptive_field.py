@@ -1,0 +1,158 @@
+"""The receptive field of each exit: the part of an image on which the centre of its blocks' output depends.
+
+It is measured by one gradient, of that centre with respect to the image, in a narrow model (channels do not matter).
+Weights are positive and the same for all places, so that no two paths cancel out. Max pooling is replaced by its mean,
+since a gradient follows one place of a maximum only. Global operations inside a block, such as squeeze-and-excite and
+norms over places, see the image but do not tell where something is, so they are left out.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from fleetfit.cost import call_once
+from fleetfit.layout import Architecture, build_module
+from fleetfit.seeds import isolate_rng
+
+ENOUGH = 0.75
+"""The part of each side of the image that an exit must see."""
+_WIDTH = 0.25
+_NORMS = ("batch_norm", "group_norm", "layer_norm", "instance_norm", "rms_norm")  # batch norm has no running statistics
+_POOLS = ("mean", "adaptive_avg_pool2d", "adaptive_max_pool2d", "amax")
+
+
+def find_first_seeing_exit(architecture: Architecture, input_shape: Sequence[int]) -> int:
+    """Return the shallowest exit whose blocks see at least three quarters of both sides of an image.
+
+    Tokens, vectors and other samples that are not images need one block: the shallowest exit. Where no exit sees
+    enough, it is the full depth.
+
+    Args:
+        architecture: The model family.
+        input_shape: Shape of one sample; an image is (channels, height, width).
+    """
+    if getattr(architecture, "tokens", 0) or len(input_shape) != 3 or len(architecture.positions) == 1:
+        return architecture.positions[0]
+    return call_once(_find_first_seeing_exit, architecture, tuple(input_shape))
+
+
+def _find_first_seeing_exit(architecture: Architecture, input_shape: tuple[int, ...]) -> int:
+    sides = input_shape[1:]
+    for exit, seen in _iter_receptive_fields(architecture, input_shape):
+        if all(part >= ENOUGH * side for part, side in zip(seen, sides, strict=True)):
+            return exit
+    return architecture.blocks
+
+
+def compute_receptive_fields(architecture: Architecture, input_shape: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """Return the height and width in pixels that the centre of each exit's input sees, by block count.
+
+    Args:
+        architecture: The model family.
+        input_shape: Shape of one image (channels, height, width).
+    """
+    return dict(_iter_receptive_fields(architecture, tuple(input_shape)))
+
+
+def _iter_receptive_fields(
+    architecture: Architecture, input_shape: tuple[int, ...]
+) -> Iterator[tuple[int, tuple[int, int]]]:
+    positions = tuple(architecture.positions)
+    with isolate_rng(torch.device("cpu")):  # the weights are drawn and then replaced
+        module = build_module(architecture, architecture.sizes(_WIDTH), positions).eval()
+    _set_weights(module)
+    image = torch.full((1, *input_shape), 1e-3, requires_grad=True)
+    inputs: dict[int, Any] = {}
+    with _keep_head_inputs(module, positions, inputs), _LocalOperations():
+        module(image)
+    for exit in positions:
+        tensors = list(_iter_tensors(inputs.get(exit)))
+        centres = [_take_centre(tensor) for tensor in tensors if tensor.requires_grad]
+        if not centres:  # a classifier of the module's own, which reads something that was pooled
+            yield exit, (input_shape[1], input_shape[2])
+            continue
+        total = torch.stack(centres).sum()
+        (gradient,) = torch.autograd.grad(total, image, retain_graph=True)
+        touched = gradient[0].abs().sum(0) > 0
+        yield exit, (_measure_extent(touched.any(1)), _measure_extent(touched.any(0)))
+
+
+def _set_weights(module: nn.Module) -> None:
+    """Make every layer a mean over its inputs, so that activations keep their size."""
+    for name, parameter in module.named_parameters():
+        if parameter.dim() > 1:
+            value = parameter.shape[0] / parameter.numel()
+        else:
+            value = 1.0 if name.endswith("weight") else 0.0
+        parameter.detach().fill_(value)
+        parameter.requires_grad_(False)
+
+
+@contextmanager
+def _keep_head_inputs(module: nn.Module, positions: Sequence[int], inputs: dict[int, Any]) -> Iterator[None]:
+    """Store what each early classifier reads, by its block count."""
+    heads = getattr(module, "heads", None)
+    by_exit: Mapping[int, nn.Module] = {}
+    if isinstance(heads, nn.ModuleDict):
+        by_exit = {int(name): head for name, head in heads.items() if name.isdigit()}
+    elif isinstance(heads, nn.ModuleList):
+        by_exit = dict(zip(positions, heads, strict=False))
+
+    def make_hook(exit: int) -> Callable[..., None]:
+        return lambda _, args, kwargs: inputs.setdefault(exit, (args, kwargs))
+
+    handles = [head.register_forward_pre_hook(make_hook(e), with_kwargs=True) for e, head in by_exit.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _LocalOperations(TorchFunctionMode):
+    """Runs a model without its global operations, and with means in the place of maxima."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if name in _NORMS:
+            return args[0]
+        if name == "max_pool2d":
+            return _pool_by_mean(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if name in _POOLS and args and isinstance(args[0], Tensor) and args[0].dim() == 4:
+            is_global = isinstance(result, Tensor) and result.numel() * args[0][0, 0].numel() == args[0].numel()
+            return result.detach() if is_global else result
+        return result
+
+
+def _pool_by_mean(
+    x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
+    **_: Any,
+) -> Tensor:  # fmt: skip
+    return F.avg_pool2d(x, kernel_size, stride or None, padding, ceil_mode)
+
+
+def _iter_tensors(nest: Any) -> Iterator[Tensor]:
+    if isinstance(nest, Tensor):
+        yield nest
+    elif isinstance(nest, Mapping):
+        yield from itertools.chain.from_iterable(map(_iter_tensors, nest.values()))
+    elif isinstance(nest, list | tuple):
+        yield from itertools.chain.from_iterable(map(_iter_tensors, nest))
+
+
+def _take_centre(x: Tensor) -> Tensor:
+    """Return the sum over the channels at the centre of a map [1, C, H, W]; over everything of another tensor."""
+    return x[:, :, x.shape[2] // 2, x.shape[3] // 2].sum() if x.dim() == 4 else x.sum()
+
+
+def _measure_extent(touched: Tensor) -> int:
+    """Return the distance from the first to the last place, both included."""
+    places = torch.nonzero(touched)
+    return int(places[-1] - places[0] + 1) if len(places) else 0

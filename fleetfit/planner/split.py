@@ -1,0 +1,287 @@
+"""Levels that keep whole blocks before they keep width: the split "depth_first", and the choice of a split.
+
+Small CNNs at the same number of parameters learn more from a few wide early blocks than from many narrow ones: these
+run at a higher resolution, so they take more multiply-adds. For each level, smallest first:
+
+1. Depth: of the exits that see enough of the image (`fleetfit.planner.receptive_field`), the shallowest at which the
+   full width costs as much as the budget.
+2. Width: the last stage is cut down to three quarters of its width, until the cost is nearest to the budget within
+   the level's tolerance. Where that is not enough, all stages are cut and keep this ratio. The last stage has the axes
+   that begin no earlier than the one that the exit's classifier reads.
+
+An axis that runs through all blocks, such as a transformer's residual stream, is not cut: a level has as many whole
+blocks as its budget allows. Where that is less than one block, or no more than the level before has, the split is
+"both" (ScaleFL Eq. 1) for the whole fleet, or "width" where the model has fewer depths than the fleet has levels.
+
+Not from a paper. `docs/planning.md` has the trials, and the rule of "auto".
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fleetfit.cost import COSTS, compute_cost, get_layout
+from fleetfit.errors import PlanError, did_you_mean
+from fleetfit.layout import Architecture, default_sizes
+from fleetfit.planner.budgets import LevelShape, Mode, Targets
+from fleetfit.planner.receptive_field import find_first_seeing_exit
+from fleetfit.planner.search import TINY, make_grids, search
+
+_LAST_STAGE = 0.75  # how narrow the last stage gets, relative to the others
+_BY_PLACE = ("multiply_adds", "latency_s")  # costs that early blocks of an image model have most of
+
+Sizes = Mapping[str, int]
+
+
+def find_shapes(
+    architecture: Architecture,
+    input_shape: Sequence[int],
+    targets: Targets,
+    mode: Mode = "both",
+    depths: Sequence[int] | None = None,
+    widths: Sequence[float] | None = None,
+) -> tuple[LevelShape, ...]:
+    """Return the shape of each level, smallest first; the last is the full model with every level's exit.
+
+    Args:
+        architecture: The model family.
+        input_shape: Shape of one sample.
+        targets: Target ratio, tolerance and ceilings of each level, or its shapes where they are fixed.
+        mode: How levels are split: "both" (ScaleFL Eq. 1), "width", "depth", "depth_first", or "auto".
+        depths: Exits of the smaller levels, where they are given; not with "depth_first".
+        widths: Widths of the smaller levels, where they are given; not with "depth_first".
+
+    Raises:
+        PlanError: Nothing fits.
+    """
+    if targets.splits and _takes_fixed(mode, targets.mode):
+        return _count_fixed(architecture, input_shape, targets)
+    if mode == "auto":
+        mode = choose_split(architecture, targets.cost)
+    if mode == "depth_first":
+        if depths is not None or widths is not None:
+            raise PlanError(
+                'the split "depth_first" chooses depths and widths itself. Leave them out, or split "both".', key="mode"
+            )
+        shapes = _find_depth_first(architecture, input_shape, targets)
+        if shapes is not None:
+            return shapes
+    grid, further = make_grids(architecture, input_shape, targets)
+    if mode != "depth_first":
+        return search(grid, targets, mode, depths, widths, further)
+    try:
+        return search(grid, targets, "both", further=further)
+    except PlanError:  # more levels than depths
+        return search(grid, targets, "width", further=further)
+
+
+def choose_split(architecture: Architecture, cost: str) -> Mode:
+    """Return the split that "auto" stands for.
+
+    "depth_first", except in budgets of multiply-adds and latency where the model has stages: whole early blocks are
+    dear there, and in trials were no better than "both".
+    """
+    has_stages = find_stage_start(architecture, architecture.blocks) > 0
+    return "both" if cost in _BY_PLACE and has_stages else "depth_first"
+
+
+def find_stage_start(architecture: Architecture, depth: int) -> int:
+    """Return the first block of the last stage before an exit: where the axes begin that its classifier reads."""
+    axes = architecture.axes
+    read = {
+        axis
+        for tensor in get_layout(architecture).complete.tensors.values()
+        if tensor.exit == depth
+        for dim in tensor.dims
+        for segment in dim
+        for axis in segment.axes
+        if axes[axis].scaled
+    }
+    if read:
+        return min(axes[axis].block for axis in read)
+    return max((axis.block for axis in axes.values() if axis.scaled and axis.block < depth), default=0)
+
+
+def _takes_fixed(mode: Mode, fixed: str) -> bool:
+    """Return whether levels that are fixed, split in one way, are for a method that splits in another."""
+    return mode in ("auto", fixed) or (mode, fixed) == ("both", "depth_first")
+
+
+def _count_fixed(architecture: Architecture, input_shape: Sequence[int], targets: Targets) -> tuple[LevelShape, ...]:
+    """Return the levels of a saved plan, or listed ones, with their costs in this model."""
+    exits, positions = {e for shape in targets.splits for e in shape.exits}, architecture.positions
+    if exits - set(positions) or targets.splits[-1].depth != architecture.blocks:
+        raise PlanError(
+            f"the plan, or the given levels, were made for another model: it has exits "
+            f"{list(targets.splits[-1].exits)}; this model has {architecture.blocks} blocks and allows exits after "
+            f"{list(positions)}.",
+            key="levels",
+        )
+    costs = _Costs(architecture, input_shape, targets)
+    return tuple(costs.count(shape, get_sizes(architecture, shape)) for shape in targets.splits)
+
+
+class _Costs:
+    """Costs of sub-models as fractions of cost(M), in the targets' cost and in those with ceilings."""
+
+    def __init__(self, architecture: Architecture, input_shape: Sequence[int], targets: Targets) -> None:
+        self._architecture, self._targets = architecture, targets
+        self._shape = tuple(input_shape)
+        self._measures = {
+            cost: COSTS[cost].parts(architecture, self._shape, targets.conditions)
+            for cost in (targets.cost, *targets.ceilings)
+            if COSTS[cost].by_layout
+        }
+        self._full_sizes = architecture.sizes(1.0)
+        costs, last = (targets.cost, *targets.ceilings), (architecture.blocks,)
+        self._full = {cost: self._compute(cost, self._full_sizes, last) for cost in costs}
+
+    def _compute(self, cost: str, sizes: Sizes, exits: tuple[int, ...]) -> float:
+        if cost not in self._measures:
+            return compute_cost(self._architecture, (sizes, exits), self._shape, cost, self._targets.conditions)
+        profile = self._measures[cost](sizes)
+        return profile.rest + sum(profile.blocks[: exits[-1]]) + sum(profile.heads[e] for e in exits)
+
+    def compute_share(self, sizes: Sizes, exits: tuple[int, ...], cost: str | None = None) -> float:
+        """Return a cost, by default the targets', as a fraction of the full model's."""
+        cost = cost or self._targets.cost
+        return self._compute(cost, sizes, exits) / self._full[cost]
+
+    def fits(self, level: int, sizes: Sizes, exits: tuple[int, ...]) -> bool:
+        """Return whether a sub-model is at most as dear as a level may be, in every cost."""
+        targets = self._targets
+        tolerance = 0.0 if targets.strict else targets.tolerances[level]
+        limits = {targets.cost: targets.ratios[level]} | {c: most[level] for c, most in targets.ceilings.items()}
+        return all(
+            self.compute_share(sizes, exits, cost) <= limit * (1 + tolerance) + TINY for cost, limit in limits.items()
+        )
+
+    def count(self, shape: LevelShape, sizes: Sizes) -> LevelShape:
+        """Return a shape with its width and costs; the full model costs cost(M)."""
+        is_full = shape.depth == self._architecture.blocks and dict(sizes) == self._full_sizes
+        shares = {
+            cost: 1.0 if is_full else self.compute_share(sizes, shape.exits, cost)
+            for cost in (self._targets.cost, *self._targets.ceilings)
+        }
+        return replace(
+            shape,
+            width=compute_mean_width(self._architecture, sizes, shape.exits) if shape.widths else shape.width,
+            share=shares[self._targets.cost],
+            further={cost: shares[cost] for cost in self._targets.ceilings},
+        )
+
+
+# ---- the sizes of a shape --------------------------------------------------------------------------------------------
+
+
+def get_sizes(architecture: Architecture, shape: LevelShape) -> dict[str, int]:
+    """Return the size of each axis: by the width, or by the width of each axis where a shape has these.
+
+    Raises:
+        PlanError: The shape has a width of an axis that the model lacks or never cuts.
+    """
+    if not shape.widths:
+        return architecture.sizes(shape.width)
+    axes = architecture.axes
+    scaled = [name for name, axis in axes.items() if axis.scaled]
+    for name in shape.widths:
+        if name not in scaled:
+            raise PlanError(
+                f'the model has no axis "{name}" that can be cut; its axes are {", ".join(scaled)}.'
+                f"{did_you_mean(name, scaled)}",
+                key="levels",
+            )
+    return {name: default_sizes({name: axis}, shape.widths.get(name, 1.0))[name] for name, axis in axes.items()}
+
+
+def list_axes(architecture: Architecture, exits: tuple[int, ...]) -> set[str]:
+    """Return the axes of the tensors that a sub-model with these exits has."""
+    tensors = get_layout(architecture).complete.tensors.values()
+    segments = (segment for t in tensors if t.present(exits) for dim in t.dims for segment in dim)
+    return {axis for segment in segments for axis in segment.axes}
+
+
+def compute_mean_width(architecture: Architecture, sizes: Sizes, exits: tuple[int, ...]) -> float:
+    """Return the mean kept fraction of the channels of the axes that a sub-model with these exits has."""
+    axes = architecture.axes
+    fractions = [sizes[name] / axes[name].size for name in sorted(list_axes(architecture, exits)) if axes[name].scaled]
+    return float(np.mean(fractions)) if fractions else 1.0
+
+
+# ---- depth first -----------------------------------------------------------------------------------------------------
+
+
+def _find_depth_first(
+    architecture: Architecture, input_shape: Sequence[int], targets: Targets
+) -> tuple[LevelShape, ...] | None:
+    """Return the shape of each level; None where whole blocks do not meet the budgets."""
+    costs = _Costs(architecture, input_shape, targets)
+    sizes_and_exits: list[tuple[Sizes, tuple[int, ...]]] = []
+    exits: tuple[int, ...] = ()
+    has_stages = find_stage_start(architecture, architecture.blocks) > 0 or architecture.blocks == 1
+    first = find_first_seeing_exit(architecture, input_shape)
+    for level in range(len(targets.ratios) - 1):
+        if has_stages:
+            sizes, exits = _find_level(architecture, costs, targets, level, exits, first)
+        else:
+            sizes = architecture.sizes(1.0)
+            above = max((first - 1, *exits))
+            deeper = [p for p in architecture.positions if above < p < architecture.blocks]
+            depth = max((p for p in deeper if costs.fits(level, sizes, (*exits, p))), default=0)
+            if not depth:
+                return None
+            exits = (*exits, depth)
+        sizes_and_exits.append((sizes, exits))
+    wider = architecture.sizes(1.0)
+    last = tuple(dict.fromkeys((*exits, architecture.blocks)))
+    shapes = [LevelShape(architecture.blocks, 1.0, last, 1.0, dict.fromkeys(targets.ceilings, 1.0))]
+    for sizes, own in reversed(sizes_and_exits):
+        # axes that a level lacks are as wide as in the level above, so that levels are parts of each other
+        present = list_axes(architecture, own)
+        wider = {a: n if a in present else wider[a] for a, n in sizes.items()}
+        widths = {a: wider[a] / axis.size for a, axis in architecture.axes.items() if wider[a] < axis.size}
+        shapes.insert(0, costs.count(LevelShape(own[-1], 1.0, own, 1.0, widths=widths), wider))
+    return tuple(shapes)
+
+
+def _find_level(
+    architecture: Architecture, costs: _Costs, targets: Targets, level: int, exits: tuple[int, ...], first: int
+) -> tuple[Sizes, tuple[int, ...]]:
+    """Return sizes and exits of one level: the shallowest exit that uses the budget, and the width that meets it."""
+    ratio, full = targets.ratios[level], architecture.sizes(1.0)
+    least = ratio * (1 - targets.tolerances[level]) - TINY
+    for depth in (p for p in architecture.positions if p >= max((first, *exits))):
+        own = tuple(dict.fromkeys((*exits, depth)))
+        if depth == architecture.blocks or costs.compute_share(full, own) >= least:
+            break
+    start = find_stage_start(architecture, depth)
+    last_only = 26 if start else 0  # candidates that cut the last stage alone
+    pairs = [(1.0, (100 - i) / 100) for i in range(last_only)]
+    pairs += [(w / 100, (_LAST_STAGE if start else 1.0) * w / 100) for w in range(99 if start else 100, 0, -1)]
+
+    def make_sizes(index: int) -> Sizes:
+        front, last = (architecture.sizes(width) for width in pairs[index])
+        return {name: (last if axis.block >= start else front)[name] for name, axis in architecture.axes.items()}
+
+    widest = bisect_left(range(len(pairs)), True, key=lambda i: costs.fits(level, make_sizes(i), own))
+    if widest == len(pairs):
+        share = costs.compute_share(make_sizes(-1), own)
+        raise PlanError(
+            f"no width of {depth} of {architecture.blocks} blocks fits the budgets of level {level + 1} "
+            f"({targets.cost} {ratio:.3g} of the full model): the narrowest costs {share:.3g}. Raise the budget, or "
+            'set fleet.split = "both".',
+            key="split",
+        )
+    end = last_only if widest < last_only else len(pairs)
+
+    def is_under(index: int) -> bool:
+        return costs.compute_share(make_sizes(index), own) <= ratio + TINY
+
+    under = min(bisect_left(range(end), True, widest, key=is_under), end - 1)
+    nearest = min(
+        {widest, max(widest, under - 1), under},
+        key=lambda i: (round(abs(costs.compute_share(make_sizes(i), own) / ratio - 1), 9), i),
+    )
+    return make_sizes(nearest), own
