@@ -18,7 +18,12 @@ from typing import Any, Protocol
 
 from fleetfit import messages
 from fleetfit.aggregate import Aggregate, average_sums
-from fleetfit.class_frequencies import ClassFrequencies, ask_class_frequencies, needs_class_frequencies
+from fleetfit.class_frequencies import (
+    ClassFrequencies,
+    ask_class_frequencies,
+    needs_class_frequencies,
+    sum_class_frequencies,
+)
 from fleetfit.errors import ConfigError, FleetFitError, ModelError, NoUsableUpdates, RunError, format_exception
 from fleetfit.evaluate import EvaluationScope, Statistics, evaluate, find_trained_levels
 from fleetfit.layout import State
@@ -573,10 +578,11 @@ def _ask_for_prior(
     federation: Federation, engine: Engine, settings: Settings, server: Server, timer: Timekeeper
 ) -> tuple[Server, ClassFrequencies | None]:
     """Return the server with the fleet's class frequencies, and these if they are new."""
-    if settings.privacy is not None or settings.secure is not None or not needs_class_frequencies(federation, server):
+    if settings.privacy is not None or not needs_class_frequencies(federation, server):
         return server, None
+    ask = ask_class_frequencies if settings.secure is None else sum_class_frequencies
     with timer.on("training"):
-        frequencies = ask_class_frequencies(federation, engine, server)
+        frequencies = ask(federation, engine, server)
     return replace(server, prior=frequencies.prior), frequencies
 
 

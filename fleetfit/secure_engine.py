@@ -8,6 +8,9 @@ clients in the other phases.
 A block's words are its elements, then for each of its tensors a 1 if a gradient reached the tensor on the client, then
 a 1 if an element of the block was clipped. So the mean is that of the clients that trained, as without masks, and the
 server learns how many these are.
+
+Class frequencies are added up in the same way, as one tensor that all sub-models have whole (`make_label_layout`), and
+under a run's name of their own, since journals count rounds.
 """
 
 import json
@@ -23,7 +26,7 @@ from torch import Tensor
 
 from fleetfit.aggregate import SummedBlock
 from fleetfit.errors import FleetFitError, RunError, format_exception, one_line
-from fleetfit.layout import Layout, State
+from fleetfit.layout import Layout, Segment, State, TensorLayout
 from fleetfit.messages import job_size
 from fleetfit.secure import (
     BlockSum,
@@ -52,16 +55,24 @@ from fleetfit.submodel import (
     parse_submodel,
 )
 from fleetfit.validation import pair_jobs_with_replies
-from fleetfit.values import Failure, Job, RoundSums, Update
+from fleetfit.values import FREQUENCIES, Failure, Job, RoundSums, Update
 
 Dropout = Callable[[str, int, int], bool]
 """Returns of (phase, round, client) whether it drops out before its "keys", "shares", "update", "sign" or "unmask"."""
 _MAX_SUBMODELS = 62  # bits of a block's number
+LABEL_GRID = Quantiser(1.0, 22)
+"""The quantisation of class frequencies: steps of 4.8e-7, sums of at most 1,024 clients."""
 
 
 def drop_none(phase: str, round: int, client: int) -> bool:
     """Lose no client but those that the engine loses."""
     return False
+
+
+def make_label_layout(layout: Layout, classes: int) -> Layout:
+    """Return the layout of class frequencies, which has the same sub-models as the layout of a model."""
+    frequencies = TensorLayout(((Segment(None, classes),),), None, None, True)
+    return Layout(layout.axes, layout.exits, {FREQUENCIES: frequencies})
 
 
 def format_submodel(submodel: Submodel) -> str:
@@ -157,7 +168,7 @@ class BlockLayout:
         slices = get_slice_plan(self._layout, job.submodel)
         codes, all_blocks = self.get_blocks(submodels)
         own_codes = slices.gather(codes)
-        sent = concat_state(job.state).cpu()
+        sent = concat_state(job.state).cpu() if job.state else torch.zeros(slices.size)
         movement = torch.zeros_like(sent)
         if update is not None:
             if update.submodel != job.submodel or update.compressed or get_shapes(update.state) != slices.shapes:
@@ -220,6 +231,10 @@ class Parties(Protocol):
         """Ask clients in a phase: "keys", "shares", "train", "sign" or "unmask"; yield each one's answer, once."""
         ...
 
+    def rebuild(self, blocks: BlockLayout, secure: SecureRun) -> "Parties":
+        """Return the same clients for sums of other blocks, with other settings."""
+        ...
+
 
 class SimulatedParties:
     """Simulated clients: each is a `SecureClient` in this process, which trains on an engine."""
@@ -256,6 +271,10 @@ class SimulatedParties:
                 yield index, PhaseAnswer(message)
             except RunError as error:
                 yield index, Failure.of(job, one_line(str(error), 500))
+
+    def rebuild(self, blocks: BlockLayout, secure: SecureRun) -> "SimulatedParties":
+        """Return the same clients for sums of other blocks, with other settings."""
+        return SimulatedParties(self._engine, blocks, secure, self._dropout)
 
     def _make_member(self, job: Job) -> SecureClient:
         assert job.client is not None
@@ -324,7 +343,7 @@ class SecureEngine:
             parties: The clients; None: simulated ones.
             setting: Anything else that must be the same for all members.
         """
-        self.engine, self.layout, self.secure = engine, layout, secure
+        self.engine, self.layout, self.secure, self._setting = engine, layout, secure, setting
         self.blocks = BlockLayout(layout, setting)
         self.parties = SimulatedParties(engine, self.blocks, secure) if parties is None else parties
 
@@ -339,6 +358,13 @@ class SecureEngine:
             The sums, or the reason why there are none.
         """
         return _SecureRound(self, list(jobs), state).run()
+
+    def sum_labels(self, jobs: Iterator[Job], classes: int) -> RoundSums:
+        """Run jobs "labels", and return the sum of the clients' class frequencies, or the reason why there is none."""
+        layout = make_label_layout(self.layout, classes)
+        secure, blocks = SecureRun(self.secure.rules, LABEL_GRID, f"{self.secure.run}-labels"), BlockLayout(layout)
+        engine = SecureEngine(self.engine, layout, secure, self.parties.rebuild(blocks, secure), self._setting)
+        return engine.sums(jobs, {FREQUENCIES: torch.zeros(classes)})
 
     def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
         """Run other jobs."""

@@ -1,8 +1,9 @@
 """The class prior: its formula by hand, training by a plain loop, who is asked for p, and where it is off."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,15 +14,21 @@ from support import raises
 from support.attacks import TINY
 from support.bits import have_same_state
 from support.engines import MeddlingEngine, RecordingEngine
-from support.secure import Stopped
+from support.secure import TINY as SECURE_TINY
+from support.secure import Stopped, merge_tables
 from support.training import assert_close, make_job, plain_outputs, plain_sgd, train_job
 from tiny import plain, tiny_data, tiny_federation
 from torch import Tensor
 
 import fleetfit as ff
-from fleetfit import rounds
+from fleetfit import rounds, secure_engine
 from fleetfit.api.run import prepare, run_remaining_rounds
-from fleetfit.class_frequencies import MOST_CLIENTS, ask_class_frequencies, iter_label_jobs
+from fleetfit.class_frequencies import (
+    MOST_CLIENTS,
+    ask_class_frequencies,
+    iter_label_jobs,
+    sum_class_frequencies,
+)
 from fleetfit.config import assemble, load_experiment
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError
@@ -32,6 +39,8 @@ from fleetfit.methods.heterofl import width_loss
 from fleetfit.options.class_prior import adjust_task, compute_offset
 from fleetfit.records.checkpoints import CheckpointError
 from fleetfit.rounds import Settings, run, start
+from fleetfit.secure import keys, pack_message
+from fleetfit.secure_engine import SecureEngine
 from fleetfit.state_checks import check_checkpoint
 from fleetfit.tasks import get_task
 from fleetfit.training import compute_class_frequencies, run_job
@@ -44,6 +53,7 @@ from fleetfit.values import (
     Failure,
     Federation,
     Job,
+    RoundSums,
     Server,
     Simulation,
     Update,
@@ -325,6 +335,107 @@ def test_a_client_that_fails_is_left_out_and_without_any_answer_the_prior_is_uni
 
 def _job_of(reply: Update | Failure) -> Job:
     return Job("labels", reply.round, 0, reply.index, reply.client, reply.dispatched, {}, {}, 0, reply.level)
+
+
+# ---- secure sums -----------------------------------------------------------------------------------------------------
+
+SECURE: dict[str, Any] = merge_tables(
+    SECURE_TINY,
+    {"secure": {"minimum": 3}, "method": {"plus": PRIOR}, "data": {"partition": {"kind": "dirichlet", "alpha": 0.5}}},
+)
+
+
+def secured(drop: secure_engine.Dropout = secure_engine.drop_none) -> tuple[Federation, SecureEngine]:
+    assembly = assemble(load_experiment(SECURE))
+    engine, secure, layout = assembly.engine(), assembly.settings.secure, assembly.federation.problem.layout
+    assert isinstance(engine, SecureEngine) and secure is not None
+    parties = secure_engine.SimulatedParties(engine.engine, secure_engine.BlockLayout(layout), secure, drop)
+    return assembly.federation, SecureEngine(engine.engine, layout, secure, parties)
+
+
+def test_a_secure_sum_is_the_plain_mean_up_to_half_a_step() -> None:
+    """Of 22 bits: 1 / (2^21 - 1) / 2 = 2.4e-7."""
+    federation, engine = secured()
+    server = start(federation)
+    plain_mean, found = (
+        ask(federation, runner, server).prior
+        for ask, runner in ((ask_class_frequencies, engine.engine), (sum_class_frequencies, engine))
+    )
+    apart = [abs(a - b) for a, b in zip(plain_mean, found, strict=True)]
+    assert max(plain_mean) - min(plain_mean) > 0.02 and 0 < max(apart) <= 2.4e-7
+    assert sum(found) == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("phase", ["keys", "shares", "update"])
+def test_a_client_that_drops_out_of_a_secure_sum_is_left_out(phase: str) -> None:
+    federation, engine = secured(lambda p, r, c: p == phase and c in (1, 6))
+    found = sum_class_frequencies(federation, engine, start(federation))
+    rows = [r.state[FREQUENCIES] for r in engine.engine.run(iter_label_jobs(federation, start(federation)))]
+    expected = sum(row for client, row in enumerate(rows) if client not in (1, 6)) / 10
+    assert found.prior == pytest.approx(expected.tolist(), abs=secure_engine.LABEL_GRID.step)
+    assert found.clients == 10 and [failure["client"] for failure in found.failures] == [1, 6]
+
+
+@pytest.mark.parametrize("fault", ["too few clients", "masks left in the sum"])
+def test_without_a_valid_sum_the_prior_is_uniform(
+    fault: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation, engine = secured(lambda p, r, c: p == "unmask" and fault == "too few clients")
+    sum_labels = engine.sum_labels
+
+    def leave_masks(jobs: Iterator[Job], classes: int) -> RoundSums:
+        summed = sum_labels(jobs, classes)
+        return replace(summed, blocks=tuple(replace(block, sums=block.sums + 2**30) for block in summed.blocks))
+
+    monkeypatch.setattr(engine, "sum_labels", leave_masks)
+    found = sum_class_frequencies(federation, engine, start(federation))
+    assert found.prior == (0.25,) * 4 and found.clients == 0
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_a_server_that_sends_clients_different_priors_gets_noise() -> None:
+    """Masks of pairs depend on what both were sent, and the prior is a part of it."""
+    federation, engine = secured()
+    job, state, grid = make_job(federation, 2, 2), start(federation).state, engine.secure.grid
+    submodels = [secure_engine.format_submodel(job.submodel)]
+    one, other = (
+        engine.blocks.digest_sent(submodels, replace(job, prior=prior), state, grid).terms
+        for prior in ((0.5, 0.5), (0.4, 0.6))
+    )
+    assert one != other
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_no_message_or_file_of_a_secure_run_holds_a_client_s_frequencies(
+    masks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither as numbers nor as words of a sum; without masks the same search finds every client's."""
+    came: list[bytes] = []
+    ask = secure_engine.SimulatedParties.ask
+
+    def noted(self: Any, phase: str, requests: Any) -> Iterator[Any]:
+        for index, answer in ask(self, phase, requests):
+            came.append(pack_message(answer.message))
+            assert answer.report is None or not (answer.report.state or answer.report.metrics)
+            yield index, answer
+
+    monkeypatch.setattr(secure_engine.SimulatedParties, "ask", noted)
+    if not masks:
+        monkeypatch.setattr(keys, "add_mask", lambda words, key, sign: None)
+    found = ff.run({**SECURE, "rounds": 1}, out=tmp_path / "run")
+    assert found.server.prior and found.metrics[0]["prior"] == {"clients": 12, "failures": []}
+    simulation = found.assembly.simulation
+    assert simulation is not None
+    files = [path.read_bytes() for path in found.folder.rglob("*") if path.is_file() and path.name != "fleet.json"]
+    everything, seen = b"".join([*came, *files]), set()
+    for client in range(12):
+        own = torch.tensor(frequencies_by_hand(simulation, client), dtype=torch.float64)
+        words = torch.round(own.float().double() / secure_engine.LABEL_GRID.step).to(torch.int32)
+        texts = [", ".join(map(repr, numbers.tolist())).encode() for numbers in (own, words)]
+        needles = [*texts, *(numbers.numpy().tobytes() for numbers in (words, own, own.float()))]
+        if any(needle in everything for needle in needles):
+            seen.add(client)
+    assert seen == (set() if masks else set(range(12)))
 
 
 # ---- messages --------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The split "depth_first" against all shapes; receptive fields against a formula; widths per axis in plans."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain, pairwise, product
 from typing import Any, ClassVar
 
@@ -213,6 +214,8 @@ def test_a_transformer_keeps_whole_blocks() -> None:
     shapes = find_shapes(model, IMAGE, quarters, "depth_first")
     assert [(s.depth, s.width) for s in shapes] == [(1, 1.0), (2, 1.0), (4, 1.0), (8, 1.0)]
     assert not any(s.widths for s in shapes)
+    by_work = find_shapes(model, IMAGE, replace(quarters, cost="multiply_adds"), "depth_first")
+    assert [(s.depth, s.width) for s in by_work] == [(1, 1.0), (2, 1.0), (4, 1.0), (8, 1.0)]
 
 
 def test_below_one_block_a_transformer_is_split_in_both() -> None:

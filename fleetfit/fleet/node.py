@@ -42,6 +42,7 @@ from fleetfit.machine import is_out_of_memory
 from fleetfit.messages import dump_failure, dump_reply, load_job, pack, unpack
 from fleetfit.method import build, rebuild_problem
 from fleetfit.planner import convert_budgets
+from fleetfit.secure_engine import make_label_layout
 from fleetfit.training import resolve_device, run_job
 from fleetfit.training.runtime import (
     configure_allocator_to_return,
@@ -344,6 +345,8 @@ class Node:
             raise RunError("the server asks for a phase that secure rounds do not have.", key="phase")
         with self._limit_ram(), _blame_server("model that can be built"):
             layout = self._build_problem(header).layout
+            if header["job"].get("kind") == "labels":
+                layout = make_label_layout(layout, self.data.classes)
             return pack_message(self._member.answer(header, message, layout, make_model_key(header)))
 
     # -- jobs

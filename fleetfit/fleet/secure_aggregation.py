@@ -64,6 +64,10 @@ class NodeParties:
     def __init__(self, engine: "FleetEngine", secure: SecureRun) -> None:
         self._engine, self._secure = engine, secure
 
+    def rebuild(self, blocks: BlockLayout, secure: SecureRun) -> "NodeParties":
+        """Return the same nodes for other sums; each node makes the blocks itself."""
+        return NodeParties(self._engine, secure)
+
     def ask(self, phase: str, requests: Requests) -> Iterator[tuple[int, PhaseAnswer | Failure]]:
         """Send a phase's messages to the nodes; yield each one's answer."""
         grid, messages = self._secure.grid, {}

@@ -11,8 +11,8 @@ The loss is adjusted at every exit that the method trains, in training and early
 exits, evaluation and exported models have the plain logits. Classification and next tokens have classes; in another
 task the option does nothing.
 
-Before the first round the server asks up to 1,000 clients for p_k (`fleetfit.class_frequencies`), and sees each answer.
-With `[privacy]` or `[secure]` no client is asked, and p is uniform.
+Before the first round the server asks up to 1,000 clients for p_k (`fleetfit.class_frequencies`), and sees each answer;
+with `[secure]` it sees the sum only. With `[privacy]` no client is asked, and p is uniform.
 """
 
 from dataclasses import replace

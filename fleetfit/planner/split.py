@@ -227,21 +227,22 @@ def _find_depth_first(
             sizes, exits = _find_level(architecture, costs, targets, level, exits, first)
         else:
             sizes = architecture.sizes(1.0)
-            deeper = [p for p in architecture.positions if first <= p < architecture.blocks and p not in exits]
+            above = max((first - 1, *exits))
+            deeper = [p for p in architecture.positions if above < p < architecture.blocks]
             depth = max((p for p in deeper if costs.fits(level, sizes, (*exits, p))), default=0)
-            if depth <= max(exits, default=0):
+            if not depth:
                 return None
             exits = (*exits, depth)
         sizes_and_exits.append((sizes, exits))
-    above = architecture.sizes(1.0)
+    wider = architecture.sizes(1.0)
     last = tuple(dict.fromkeys((*exits, architecture.blocks)))
     shapes = [LevelShape(architecture.blocks, 1.0, last, 1.0, dict.fromkeys(targets.ceilings, 1.0))]
     for sizes, own in reversed(sizes_and_exits):
         # axes that a level lacks are as wide as in the level above, so that levels are parts of each other
         present = list_axes(architecture, own)
-        above = {a: n if a in present else above[a] for a, n in sizes.items()}
-        widths = {a: above[a] / axis.size for a, axis in architecture.axes.items() if above[a] < axis.size}
-        shapes.insert(0, costs.count(LevelShape(own[-1], 1.0, own, 1.0, widths=widths), above))
+        wider = {a: n if a in present else wider[a] for a, n in sizes.items()}
+        widths = {a: wider[a] / axis.size for a, axis in architecture.axes.items() if wider[a] < axis.size}
+        shapes.insert(0, costs.count(LevelShape(own[-1], 1.0, own, 1.0, widths=widths), wider))
     return tuple(shapes)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support import raises
+from support.secure import Stopped
 
 import fleetfit as ff
 from fleetfit import secure
@@ -69,6 +70,34 @@ def test_a_fleet_ends_with_the_bits_of_the_simulation(tmp_path: Path) -> None:
         assert ours["train"] == theirs["train"] and ours["failures"] == [] and ours["train"]["clients"] == CLIENTS
         assert ours["secure"] == theirs["secure"] and ours["train"]["loss"] is None
         assert ours["bytes_up"] == pytest.approx(theirs["bytes_up"], abs=200), "names of runs and clients differ"
+
+
+WITH_PRIOR = {**TABLE, "method": {"name": "scalefl", "plus": {"class_prior": {}}}}
+
+
+def test_a_fleet_adds_up_class_frequencies_as_the_simulation_does(tmp_path: Path) -> None:
+    """Its nodes do not report labels, which a sum does not show."""
+    base = ff.run(WITH_PRIOR, out=tmp_path / "local")
+    run = lab_of(tmp_path, WITH_PRIOR).serve()
+    assert run.server.prior == base.server.prior != ()
+    assert torch.equal(concat_state(run.server.state), concat_state(base.server.state))
+    assert run.metrics[0]["prior"] == base.metrics[0]["prior"] == {"clients": CLIENTS, "failures": []}
+
+
+def test_a_node_adds_its_class_frequencies_once_in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is stopped before it keeps the sum; the run goes on with a uniform one."""
+    lab = lab_of(tmp_path, WITH_PRIOR)
+    with monkeypatch.context() as patch:
+        patch.setattr("fleetfit.rounds.run_round", stop)
+        with pytest.raises(Stopped):
+            lab.serve()
+    run = lab.serve(resume=True)
+    assert run.metrics[0]["prior"]["clients"] == 0 and run.server.prior == (0.25,) * 4
+    assert run.finished and run.metrics[0]["train"]["clients"] == CLIENTS
+
+
+def stop(*arguments: Any) -> None:
+    raise Stopped
 
 
 @pytest.mark.parametrize("masks", [True, False])

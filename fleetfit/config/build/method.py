@@ -87,9 +87,8 @@ def describe_class_prior(federation: Federation, experiment: Experiment) -> list
         return []
     if not federation.classes:
         return [f"The class prior is off: a task of the kind {federation.problem.task.name} has no classes."]
-    if experiment.is_private or experiment.is_secure:
-        section = "[privacy]" if experiment.is_private else "[secure]"
-        return [f"The class prior is relative to a uniform one: with {section} no client reports its frequencies."]
+    if experiment.is_private:
+        return ["The class prior is relative to a uniform one: with [privacy] no client reports its frequencies."]
     return []
 
 
