@@ -42,7 +42,7 @@ PLAIN = EvaluationScope(Evaluation(batch_size=64), statistics_samples=10**6)
 PERSONAL = replace(PLAIN, evaluation=replace(PLAIN.evaluation, personal=True))
 
 
-def fleet(name: str = "scalefl", steps: int = 4, **model: Any) -> tuple[Federation, Simulation, Server]:
+def fleet(name: str = "scalefl", steps: int = 6, **model: Any) -> tuple[Federation, Simulation, Server]:
     """Clients of three levels; client k has one training sample of class k mod 4, so that their classes differ."""
     federation, simulation = tiny_federation({"name": name}, clients=CLIENTS, cohort=6, **model)
     data = tiny_data(480)
@@ -57,7 +57,7 @@ def fleet(name: str = "scalefl", steps: int = 4, **model: Any) -> tuple[Federati
     server = start(federation)
     for _ in range(steps):
         server, _ = run_round(
-            federation, local_engine(simulation), Settings(9, plain(lr=0.1, epochs=2, batch_size=4)), server
+            federation, local_engine(simulation), Settings(9, plain(lr=0.2, epochs=3, batch_size=4)), server
         )
     return federation, simulation, server
 
@@ -109,7 +109,7 @@ def test_personal_is_local_with_the_offset_by_hand(norm: bool, prior: tuple[floa
 @pytest.mark.parametrize("heads", [1.0, 0.0])
 def test_one_pass_scores_local_and_personal_as_single_clients_do(heads: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Classifiers of zeros leave the choice to the offset alone, and that of client 0 to a tie."""
-    federation, simulation, server = fleet(norm=False)
+    federation, simulation, server = fleet()
     state = {n: t * heads if n.startswith("heads.") else t for n, t in server.state.items()}
     server = replace(server, state=state, prior=PRIOR)
     batches: list[int] = []
