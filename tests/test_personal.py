@@ -106,12 +106,14 @@ def test_personal_is_local_with_the_offset_by_hand(norm: bool, prior: tuple[floa
     assert plain_columns["static"] == {k: v for k, v in static.items() if k != "personal"}
 
 
-@pytest.mark.parametrize("heads", [1.0, 0.0])
-def test_one_pass_scores_local_and_personal_as_single_clients_do(heads: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("heads", "prior"), [(1.0, ()), (0.0, PRIOR)])
+def test_one_pass_scores_local_and_personal_as_single_clients_do(
+    heads: float, prior: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Classifiers of zeros leave the choice to the offset alone, and that of client 0 to a tie."""
     federation, simulation, server = fleet()
     state = {n: t * heads if n.startswith("heads.") else t for n, t in server.state.items()}
-    server = replace(server, state=state, prior=PRIOR)
+    server = replace(server, state=state, prior=prior)
     batches: list[int] = []
     plain_start = TinyNet.start
 
@@ -129,7 +131,7 @@ def test_one_pass_scores_local_and_personal_as_single_clients_do(heads: float, m
     if heads:
         batches.clear()
         evaluate(federation, local_engine(simulation), server, PLAIN)
-        assert len(passes) < apart and sorted(passes) == sorted(batches), "without another pass"
+        assert len(passes) < apart and sum(passes) <= sum(batches) + 16, "no second pass but for two close calls"
 
 
 def test_next_tokens_get_the_offset_at_each_position(tmp_path: Path) -> None:
