@@ -108,7 +108,7 @@ def test_options_and_hooks_that_all_rows_share_reach_every_row(tmp_path: Path) -
     ("override", "key", "mention"),
     [
         ("evaluate.norms=['static']", "compare.columns", 'evaluate.norms = ["static", "batch"]'),
-        ("compare.target_on='global, batch'", "compare.target_on", "global, batch"),
+        ("compare.target_on='global, batch'", "compare.columns", "global, batch"),
     ],
 )
 def test_a_column_of_batch_statistics_needs_them(tmp_path: Path, override: str, key: str, mention: str) -> None:

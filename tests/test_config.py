@@ -258,8 +258,9 @@ def test_missing_data_folder_stays_relative(tmp_path: Path) -> None:
 def test_dump_has_every_default_and_loads() -> None:
     text = to_toml(load_experiment({}, ["local.schedule={kind='step', at=[3]}", "seed=4"]))
     table = tomllib.loads(text)
-    assert table["method"] == {"name": "scalefl", "beta": 0.1, "temperature": 3.0, "split": "both", "warmup": 0.0,
-                               "printed": False}  # fmt: skip
+    assert table["method"] == {
+        "name": "scalefl", "beta": 0.1, "temperature": 3.0, "warmup": 0.0, "printed": False,
+    }  # fmt: skip
     assert table["data"]["partition"]["clients"] == 40
     assert table["data"]["partition"]["seed"] == 4
     assert table["cohort"]["fraction"] == 0.1
