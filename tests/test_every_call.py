@@ -23,7 +23,7 @@ Y = np.arange(160) % 3
 TABLES: dict[str, Any] = {
     "rounds": 1, "model": {"name": "mlp", "hidden": 16}, "fleet": {"tolerance": 0.4}, "local": {"max_steps": 2},
 }  # fmt: skip
-ROWS = {"row": [{"method": {"name": "scalefl"}}, {"method": "heterofl"}]}
+ROWS = {"row": [{"method": {"name": "scalefl"}}, {"method": "heterofl"}], "smallest": False}
 TOML = """
 rounds = 1
 model = { name = "mlp", hidden = 16 }
@@ -62,7 +62,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     np.savez(folder / "c.npz", x=X, y=Y)
     (folder / "run.toml").write_text(TOML)
     (folder / "compare.toml").write_text(
-        TOML + '[[compare.row]]\nmethod.name = "scalefl"\n[[compare.row]]\nmethod.name = "heterofl"\n'
+        f"{TOML}compare.smallest = false\n"
+        '[[compare.row]]\nmethod.name = "scalefl"\n[[compare.row]]\nmethod.name = "heterofl"\n'
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -173,7 +174,7 @@ def test_compare(call: Calls, place: Path, way: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_overrides_win_over_rows(call: Calls, tmp_path: Path, alone: bool) -> None:
-    rows = {"row": [{"method": "scalefl", "rounds": 1}, {"method": "heterofl", "rounds": 2}]}
+    rows = {"row": [{"method": "scalefl", "rounds": 1}, {"method": "heterofl", "rounds": 2}], "smallest": False}
     given = {**{k: v for k, v in TABLES.items() if k != "rounds"}, "compare": rows, "data": (X, Y)}
     more = {"out": tmp_path / "compared", "overrides": ["rounds=3"]}
     found = call("compare", **given, **more) if alone else call("compare", given, **more)

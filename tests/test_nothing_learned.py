@@ -131,7 +131,8 @@ def compared(tmp_path: Path) -> Callable[..., Any]:
         path = tmp_path / "c.toml"
         path.write_text(
             'rounds = 2\ndata = { name = "digits", partition = { clients = 6 } }\n'
-            'model = { name = "mlp", hidden = 16 }\nfleet = { tolerance = 0.3 }\nlocal.epochs = 2\n' + rows
+            'model = { name = "mlp", hidden = 16 }\nfleet = { tolerance = 0.3 }\nlocal.epochs = 2\n'
+            "compare.smallest = false\n" + rows
         )
         return ff.compare(path, out=tmp_path / "compared", jobs=jobs, **more)
 

@@ -191,7 +191,7 @@ def test_a_notebook_shows_progress_in_one_output_that_is_written_anew(
 def test_a_notebook_shows_the_runs_of_a_comparison_in_one_output(cell: Cell, tmp_path: Path) -> None:
     file = tmp_path / "both.toml"
     rows = [{"label": "<b>a</b>"}, {"label": "c"}]
-    file.write_text(tomli_w.dumps({**QUICK, "rounds": 1, "compare": {"row": rows}}))
+    file.write_text(tomli_w.dumps({**QUICK, "rounds": 1, "compare": {"row": rows, "smallest": False}}))
     found = ff.compare(file, out=tmp_path / "both")
     assert cell.handles == 1
     assert "[1/2] &lt;b&gt;a&lt;/b&gt;, seed 3 · round 1/1" in cell.shown[1] and "[2/2] c" in cell.shown[-1]
@@ -284,7 +284,7 @@ def test_ctrl_c_leaves_the_run_alone_and_once_looks_once(tmp_path: Path, monkeyp
 
 def test_a_comparison_is_watched_with_the_runs_that_are_to_come(tmp_path: Path) -> None:
     file = tmp_path / "both.toml"
-    file.write_text(tomli_w.dumps({**QUICK, "compare": {"row": [{"label": "a"}, {"label": "c"}]}}))
+    file.write_text(tomli_w.dumps({**QUICK, "compare": {"row": [{"label": "a"}, {"label": "c"}], "smallest": False}}))
 
     def stops(title: str, number: int, count: int, run: ff.Run) -> Any:
         assert is_running(tmp_path / "both")

@@ -219,6 +219,7 @@ KEYS = {
         "target_on",
         "against",
         "differs",
+        "smallest",
     ],
 }
 

@@ -95,6 +95,8 @@ class CompareSection(Section):
         target_on: Which accuracy that is.
         against: Label of the baseline row, compared seed by seed; the first row by default.
         differs: How the file's setting differs from the paper's; a line below the table.
+        smallest: Whether the table has the row "smallest model", FedAvg at the smallest budget. By default a new
+            comparison of rows with the same data and model has it, unless a row of the file trains the same.
     """
 
     row: list[dict[str, Any]] = Field(default_factory=list)
@@ -108,6 +110,7 @@ class CompareSection(Section):
     target_on: str = "global"
     against: str | None = None
     differs: str = ""
+    smallest: bool | None = None
 
     @property
     def set_keys(self) -> list[str]:
@@ -117,7 +120,7 @@ class CompareSection(Section):
     @property
     def is_set(self) -> bool:
         """Whether there is anything to compare."""
-        return bool(self.row or self.setting or self.grid or self.tune)
+        return bool(self.row or self.setting or self.grid or self.tune or self.smallest)
 
     @property
     def targets(self) -> tuple[float, ...]:

@@ -761,6 +761,7 @@ class ComparisonResults(Record):
         commit: Commit of the checkout of FleetFit, "-dirty" if its package was changed; None outside of one.
         machine: `processor` and `cores`.
         against: Label of the baseline row.
+        smallest: Label of the row that `compare.smallest` added, or "".
         settings: The file's tables with every default.
         runs: The finished runs, row by row.
         levels: The levels of each row and setting; empty in files of earlier versions.
@@ -774,6 +775,7 @@ class ComparisonResults(Record):
     commit: str | None = None
     machine: dict[str, Any]
     against: str
+    smallest: str = ""
     settings: dict[str, Any] = Field(alias="settings_of_file")
     runs: List[RunResult]
     levels: List[LevelResult] = []

@@ -31,7 +31,16 @@ def format_results(results: ComparisonResults) -> str:
 
 def _format(results: ComparisonResults, points: int) -> str:
     """Return the text with a number of points per curve, and one line per entry of lists and settings."""
-    head = ("format", "name", "file", "versions", "commit", "machine", "against")
+    head = (
+        "format",
+        "name",
+        "file",
+        "versions",
+        "commit",
+        "machine",
+        "against",
+        *["smallest"] * bool(results.smallest),
+    )
     parts = [f"{_format_value(key)}: {_format_value(getattr(results, key))}" for key in head]
     settings = [f"{_format_value(key)}: {_format_value(value)}" for key, value in results.settings.items()]
     parts.append(f'"settings_of_file": {_format_block("{}", settings)}')

@@ -53,6 +53,8 @@ class Difference:
 def paired_differences(results: ComparisonResults, columns: Sequence[str], against: str = "") -> list[Difference]:
     """Return the differences of all rows from the baseline row, by row and setting.
 
+    The row "smallest model" that `compare.smallest` added is left out, unless it is the baseline.
+
     Args:
         results: The results of the comparison.
         columns: The columns of the table.
@@ -62,7 +64,7 @@ def paired_differences(results: ComparisonResults, columns: Sequence[str], again
     numbers: dict[tuple[str, str], dict[int, Mapping[str, float]]] = {}
     for run in results.runs:
         numbers.setdefault((run.row, run.setting), {})[run.seed] = run.final
-    rows = dict.fromkeys(row for row, _ in numbers if row != reference)
+    rows = dict.fromkeys(row for row, _ in numbers if row not in (reference, results.smallest))
     settings = dict.fromkeys(setting for _, setting in numbers)
     differences = []
     for row, setting, column in product(rows, settings, columns):
@@ -76,6 +78,38 @@ def paired_differences(results: ComparisonResults, columns: Sequence[str], again
         mean = statistics.fmean(values) if values else None
         differences.append(Difference(row, setting, column, seeds, mean, low, high))
     return differences
+
+
+def explain_smallest(results: ComparisonResults) -> list[str]:
+    """Return a sentence on each setting in which no row is above the row "smallest model"; then levels gain nothing.
+
+    A row is above it in an accuracy if the interval of their paired difference is above zero or, without an interval,
+    the mean difference is.
+    """
+    if not results.smallest:
+        return []
+    measured = {name for run in results.runs if run.row == results.smallest for name in run.final}
+    kinds = ("local", "global") if measured & {"local", "global"} else ("avg", "full")  # with `[privacy]`
+    columns = [kind for kind in kinds if kind in measured]
+    differences = paired_differences(results, columns, results.smallest)
+    sentences = []
+    for setting in dict.fromkeys(one.setting for one in differences):
+        here = [one for one in differences if one.setting == setting]
+        if any(one.mean is None or (one.mean if one.low is None else one.low) > 0 for one in here):
+            continue
+        best = [max((one for one in here if one.column == c), key=lambda one: one.mean or 0.0) for c in columns]
+        seeds = min(len(one.seeds) for one in best)
+        sentences.append(
+            f"The smallest model is as good as the other rows{f' in {setting}' if setting else ''}: the best of them "
+            f"differs from it by {' and '.join(map(_format_difference, best))} percentage points ({seeds} "
+            f"seed{'' if seeds == 1 else 's, 95% intervals'}). Then a fleet needs no levels."
+        )
+    return sentences
+
+
+def _format_difference(one: Difference) -> str:
+    interval = "" if one.low is None or one.high is None else f" [{one.low:+.2f}, {one.high:+.2f}]"
+    return f"{one.mean or 0.0:+.2f}{interval} in {one.column} ({one.row})"
 
 
 def confidence_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:

@@ -13,7 +13,7 @@ from scipy import stats
 
 from fleetfit.records.schema import ComparisonResults, CurvesRecord, RunResult
 from fleetfit.report.comparison_csv import format_comparison_csv
-from fleetfit.report.statistics import Difference, confidence_interval, paired_differences
+from fleetfit.report.statistics import Difference, confidence_interval, explain_smallest, paired_differences
 from fleetfit.report.tables import make_difference_table
 
 Finals = Mapping[tuple[str, str], Mapping[int, Mapping[str, float]]]
@@ -204,3 +204,41 @@ def test_the_csv_has_numbers_and_a_stable_header() -> None:
     for line in found:
         numbers = [value for name, value in line.items() if name not in ("what", "row", "setting", "against") and value]
         assert all(math.isfinite(float(value)) for value in numbers)
+
+
+# ---- the smallest model ----------------------------------------------------------------------------------------------
+
+
+def with_smallest(found: Finals) -> ComparisonResults:
+    return results(found).model_copy(update={"smallest": "S"})
+
+
+def test_the_smallest_model_is_in_no_difference_but_as_reference() -> None:
+    made = with_smallest({("A", ""): local([1, 2]), ("B", ""): local([2, 4]), ("S", ""): local([3, 4])})
+    assert [one.row for one in paired_differences(made, ["local"])] == ["B"]
+    assert [one.row for one in paired_differences(made, ["local"], "S")] == ["A", "B"]
+
+
+def test_the_smallest_model_is_as_good_unless_an_interval_is_above_it() -> None:
+    """A less S is 1, 0, 2: mean 1, s = 1, t(2) = 4.3027, so that the half width is 4.3027 / sqrt(3) = 2.4842.
+
+    B less S is 3.0, 3.1, 3.2: mean 3.1, s = 0.1, half width 0.2484: above zero.
+    """
+    few = {("A", ""): local([51, 52, 56]), ("S", ""): local([50, 52, 54])}
+    (sentence,) = explain_smallest(with_smallest(few))
+    assert "+1.00 [-1.48, +3.48] in local (A)" in sentence and "3 seeds" in sentence
+    assert explain_smallest(results(few)) == []
+    assert explain_smallest(with_smallest({**few, ("B", ""): local([53, 55.1, 57.2])})) == []
+
+
+def test_the_smallest_model_is_judged_by_each_setting_and_both_accuracies() -> None:
+    """Without an interval a higher mean counts; `global` 0.1 above is enough."""
+    both = {(("A"), "x"): {0: {"local": 50.0, "global": 60.1}}, ("S", "x"): {0: {"local": 55.0, "global": 60.0}}}
+    assert explain_smallest(with_smallest(both)) == []
+    both |= {("A", "y"): {0: {"local": 50.0, "global": 59.9}}, ("S", "y"): {0: {"local": 55.0, "global": 60.0}}}
+    (sentence,) = explain_smallest(with_smallest(both))
+    assert " in y" in sentence and "-5.00 in local (A) and -0.10 in global (A)" in sentence and "1 seed)" in sentence
+
+
+def test_a_row_without_a_common_seed_tells_nothing_of_the_smallest_model() -> None:
+    assert explain_smallest(with_smallest({("A", ""): local([1.0]), ("S", ""): local([2.0], start=1)})) == []

@@ -12,6 +12,7 @@ from fleetfit import files, names
 from fleetfit.api.comparison.execute import ComparisonProgress, OnProgress, OnRun, check_jobs, run_comparison
 from fleetfit.api.comparison.plan import (
     ComparisonPlan,
+    began_without_smallest,
     check_rows,
     format_label,
     hold_folder,
@@ -100,18 +101,21 @@ def compare(
     names.check_not_importing()
     plan = plan_comparison(file, overrides, **sections)
     path = Path(file) if isinstance(file, str | Path) else Path(f"{plan.name}.toml")
-    reference = plan.find_reference(against)
-    check_jobs(plan, jobs)
     record_path = None if record is None else find_record_path(path, record)
     if out is not None:
         folder = files.parse_path(out)
     else:
         is_usable = plan.name == Path(plan.name).name and len(plan.name.encode(errors="replace")) <= _LONGEST_NAME
         folder = RUNS / f"compare-{plan.name if is_usable else make_slug(plan.name)}-{plan.fingerprint}"
-    results = ResultsFile(plan, path, folder, reference)
+    if plan.has_implied_smallest and began_without_smallest(folder):
+        plan = plan.drop_smallest()
+    plan.find_reference(against)
+    check_jobs(plan, jobs)
     with contextlib.ExitStack() as stack:
         stack.enter_context(share_data())
         dry_run = check_rows(plan, folder)
+        plan = dry_run.plan
+        results = ResultsFile(plan, path, folder, plan.find_reference(against))
         if jobs > 1:  # worker processes load their own data
             stack.close()
             trim_heap()

@@ -5,6 +5,10 @@ lists in `[compare.grid]`, or both combined. `[compare.tune]` adds runs that try
 setting on validation data, as in ReeFL, appendix A. They have their own seeds, because values chosen with the seed of a
 run would be biased towards that run.
 
+The row "smallest model" is plain FedAvg at the smallest budget, with the file's own `[local]` and all other sections
+that the rows share, except `[method]`. Where it is as good as the other rows, a fleet needs no levels. By default it
+never refuses a comparison: if it does not fit, a note says why it is left out.
+
 `plan_comparison` checks what needs no data. `check_rows` then assembles each row in each setting once, with the first
 seed: a row that does not fit its data or its fleet is refused before another row has trained.
 """
@@ -51,14 +55,18 @@ TunedValues = tuple[tuple[str, Any], ...]
 PrintedNumbers = Mapping[tuple[str, str, str], float]
 """A paper's numbers by (row, setting, column): percent, or rounds."""
 
+SMALLEST = "smallest model"
+"""Label of the row of FedAvg at the smallest budget."""
+_FEDAVG = {"method": {"name": "fedavg"}}
 TUNING_FOLDER = "tune"
 """Folder of the tuning runs, in the comparison's folder."""
+RESULTS_FILE = "results.json"
 RUNS_FILE = "runs.json"
 """File with the list of all runs, for other processes."""
 _LOCK = ".lock"
 _LONGEST_LABEL = 200
 _NOT_IN_RUN_FILES = ("label", "printed")
-_RESERVED = (TUNING_FOLDER, "plots", RUNS_FILE, "results.json", "compare.json", "differences.json", "table.md",
+_RESERVED = (TUNING_FOLDER, "plots", RUNS_FILE, RESULTS_FILE, "compare.json", "differences.json", "table.md",
              "table.csv", "report.html", "config.toml", "plan.toml", "metrics.jsonl", "summary.json")  # fmt: skip
 """Files in the folder of a comparison or a run. No folder of a row has such a name."""
 _SAME_IN_ALL_RUNS = {
@@ -166,6 +174,8 @@ class ComparisonPlan:
         tuning: The combinations of values to try; a single empty one without `[compare.tune]`.
         tune_seeds: The seeds to try them with.
         printed: A paper's numbers, for the tables without overrides.
+        smallest: Label of the last row if `compare.smallest` added it, or "".
+        notes: Notes for the user.
     """
 
     name: str
@@ -182,6 +192,8 @@ class ComparisonPlan:
     tuning: Sequence[TunedValues]
     tune_seeds: Sequence[int]
     printed: PrintedNumbers
+    smallest: str = ""
+    notes: Sequence[str] = ()
 
     @functools.cached_property
     def runs(self) -> list[PlannedRun]:
@@ -197,7 +209,7 @@ class ComparisonPlan:
     def row_changes(self) -> dict[str, Mapping[str, Any]]:
         """The changes of each row of the file, by label."""
         changes = [entry.change for entry in self.entries if entry.kind == "row"]
-        return dict(zip(self.rows, changes, strict=False))
+        return {**dict(zip(self.rows, changes, strict=False)), **({self.smallest: _FEDAVG} if self.smallest else {})}
 
     @property
     def first_runs(self) -> list[PlannedRun]:
@@ -211,8 +223,9 @@ class ComparisonPlan:
 
     @property
     def fingerprint(self) -> str:
-        """A short hash of all keys that change the runs; `callbacks` do not."""
-        tables = [[str(run.subfolder), {k: v for k, v in run.table.items() if k != "callbacks"}] for run in self.runs]
+        """A short hash of all keys that change the runs of the file's rows; `callbacks` do not."""
+        runs = [run for run in self.runs if run.row != self.smallest]
+        tables = [[str(run.subfolder), {k: v for k, v in run.table.items() if k != "callbacks"}] for run in runs]
         text = json.dumps(
             [*tables, self.tuning, self.tune_seeds if self.tuning != [()] else []],
             default=lambda thing: f"{thing}{token_hex(8)}",  # an object may differ each time
@@ -241,6 +254,35 @@ class ComparisonPlan:
             )
         return label
 
+    def add_smallest(self) -> "ComparisonPlan":
+        """Return the plan with the row "smallest model".
+
+        Raises:
+            ConfigError: A row has this label.
+        """
+        if SMALLEST in self.rows:
+            raise ConfigError(
+                f'[compare] smallest: a row of the file has the label "{SMALLEST}". Change it, or set smallest = '
+                "false.",
+                key="compare.smallest",
+            )
+        return replace(self, rows={**self.rows, SMALLEST: {**self.base, **_FEDAVG}}, smallest=SMALLEST)
+
+    def drop_smallest(self, reason: str = "") -> "ComparisonPlan":
+        """Return the plan without the row "smallest model".
+
+        Args:
+            reason: Why it is left out, for a note.
+        """
+        rows = {label: table for label, table in self.rows.items() if label != self.smallest}
+        notes = [*self.notes, f'The row "{self.smallest}" is left out: {reason}'] if reason else self.notes
+        return replace(self, rows=rows, smallest="", notes=notes)
+
+    @property
+    def has_implied_smallest(self) -> bool:
+        """Whether it has a row "smallest model" that the file does not ask for."""
+        return bool(self.smallest) and self.section.smallest is None
+
     def select_runs(self, entry: ComparisonEntry) -> list[PlannedRun]:
         """Return the runs with the first seed that have a row or a setting of the file; a grid may multiply them."""
         if entry.kind == "row":
@@ -251,8 +293,11 @@ class ComparisonPlan:
 
     def _make_runs(self) -> Iterator[PlannedRun]:
         for row, setting, seed in itertools.product(self.rows, self.settings, self.seeds):
-            file_table = merge_tables(self.rows[row], self.settings[setting])
-            table = merge_tables(file_table, self.run_overrides) | {"seed": seed, "name": row}
+            changes = [self.settings[setting], self.run_overrides]
+            if row == self.smallest:  # stays plain FedAvg
+                changes = [{key: value for key, value in change.items() if key != "method"} for change in changes]
+            file_table = merge_tables(self.rows[row], changes[0])
+            table = merge_tables(file_table, changes[1]) | {"seed": seed, "name": row}
             subfolder = Path(make_slug(row, _RESERVED)) / make_slug(setting) / f"seed-{seed}"
             yield PlannedRun(row, setting, seed, table, subfolder, join(row, setting, f"seed {seed}"), file_table)
 
@@ -329,13 +374,27 @@ def _make_plan(base: Mapping[str, Any], stem: str, overrides: Mapping[str, Any])
         tune_seeds=section.tune_seeds or [max((seed for seed in seeds if isinstance(seed, int)), default=0) + 1],
         printed=_read_printed(base),
     )
-    _check_names_stay(plan)
-    _check_folders_differ(plan)
-    for run in plan.runs:
-        _check_run(run, plan)
-    _check_heads(plan)
-    _check_splits(plan)
+    if section.smallest or (section.smallest is None and _compares_methods(plan)):
+        extended = plan.add_smallest()
+        try:
+            _check_plan(extended)
+            return extended
+        except ConfigError as error:
+            if section.smallest:
+                raise
+            plan = extended.drop_smallest(str(error))
+    _check_plan(plan)
     return plan
+
+
+def _compares_methods(plan: ComparisonPlan) -> bool:
+    """Return whether rows of a file share data and model, and none is FedAvg at the smallest budget."""
+    fleet = plan.base.get("fleet")
+    has_smallest = SMALLEST in plan.rows or any(
+        row.get("method", {}).get("name") == "fedavg" and row.get("fleet") == fleet for row in plan.rows.values()
+    )
+    changed = {section for entry in plan.entries if entry.kind == "row" for section in entry.change}
+    return bool(plan.section.row) and not has_smallest and not changed & {"data", "model"}
 
 
 # ---- rows, settings, columns ---------------------------------------------------------------------------------------
@@ -517,6 +576,15 @@ def format_label(values: TunedValues) -> str:
 # ---- checks that need no data --------------------------------------------------------------------------------------
 
 
+def _check_plan(plan: ComparisonPlan) -> None:
+    _check_names_stay(plan)
+    _check_folders_differ(plan)
+    for run in plan.runs:
+        _check_run(run, plan)
+    _check_heads(plan)
+    _check_splits(plan)
+
+
 def _check_allowed_keys(entries: Sequence[ComparisonEntry], grid: Iterable[str], tune: Iterable[str]) -> None:
     """Refuse keys that all runs share, and keys of rows in a list of values."""
     sources = [
@@ -576,8 +644,8 @@ def _check_entries_differ(parts: Mapping[str, Mapping[str, Mapping[str, Any]]], 
 
 def _check_names_stay(plan: ComparisonPlan) -> None:
     """Refuse overrides that name another component for a row or a setting, which drops its keys."""
-    overrides = plan.run_overrides
-    for run in plan.runs:
+    overrides, runs = plan.run_overrides, [run for run in plan.runs if run.row != plan.smallest]
+    for run in runs:
         keys = set(list_keys(run.table))
         for entry in plan.entries:
             for key in list_keys(entry.change):
@@ -588,7 +656,7 @@ def _check_names_stay(plan: ComparisonPlan) -> None:
                         key=next(list_keys(overrides)),
                     )
     for key in list_choosers(overrides):
-        if len({str(find_value(run.file_table, key)) for run in plan.runs}) > 1:
+        if len({str(find_value(run.file_table, key)) for run in runs}) > 1:
             raise ConfigError(
                 f"--set {key}: rows or settings differ in this key, so their labels would be wrong. Leave it out, or "
                 "edit the rows.",
@@ -675,11 +743,13 @@ class DryRun:
     """The result of the check of all rows.
 
     Attributes:
-        notes: Notes on keys that all rows share and that have no effect in any run.
+        plan: The comparison, without the row "smallest model" if it is implied and does not fit the data or the fleet.
+        notes: Notes of the plan, and on keys that all rows share and that have no effect in any run.
         suppressed_notes: For each row and setting, its notes on unused shared keys that another run uses.
         measured: Measurements for each row and setting, by the check or by earlier runs in the folder.
     """
 
+    plan: ComparisonPlan
     notes: Sequence[str]
     suppressed_notes: Mapping[RowSetting, Sequence[str]]
     measured: Mapping[RowSetting, Mapping[str, list[float]]]
@@ -707,7 +777,12 @@ def check_rows(
     for run in plan.first_runs:
         measured[run.group], unused[run.group] = _read_measured(run, folder), []
         for position in dict.fromkeys([0, len(plan.tuning) - 1]):  # a key may have an effect with some values only
-            assembly = _assemble(plan, run, plan.tuning[position], measured[run.group])
+            try:
+                assembly = _assemble(plan, run, plan.tuning[position], measured[run.group])
+            except FleetFitError as error:
+                if run.row == plan.smallest and plan.has_implied_smallest:
+                    return check_rows(plan.drop_smallest(str(error)), folder, on_assembly)
+                raise
             measured[run.group] |= assembly.experiment.fleet.measured
             unused[run.group].append(assembly.unused)
             if position == 0 and on_assembly is not None:
@@ -724,7 +799,7 @@ def check_rows(
         run.group: [str(one) for keys in unused[run.group] for one in keys if is_used_elsewhere(run, one.key)]
         for run in plan.first_runs
     }
-    return DryRun(notes, suppressed_notes, measured)
+    return DryRun(plan, [*plan.notes, *notes], suppressed_notes, measured)
 
 
 def _assemble(
@@ -803,6 +878,8 @@ def _check_keys(
 def list_plans(file: str | Path, overrides: Sequence[str] = ()) -> list[tuple[list[str], Assembly]]:
     """Return each distinct plan of a comparison: the titles of its rows, and an assembly of one of them.
 
+    An implied row "smallest model" is left out, so that a plan that all rows of the file share can be saved.
+
     Raises:
         FleetFitError: The comparison is wrong.
     """
@@ -813,7 +890,8 @@ def list_plans(file: str | Path, overrides: Sequence[str] = ()) -> list[tuple[li
         titles.append(join(*run.group))
 
     with share_data():
-        check_rows(plan_comparison(file, overrides), on_assembly=add)
+        plan = plan_comparison(file, overrides)
+        check_rows(plan.drop_smallest() if plan.has_implied_smallest else plan, on_assembly=add)
     return list(plans.values())
 
 
@@ -865,6 +943,16 @@ def list_planned_runs(folder: Path) -> list[ListedRun]:
             path=path,
         ) from None
     return runs
+
+
+def began_without_smallest(folder: Path) -> bool:
+    """Return whether a folder has a comparison without the row "smallest model", such as one of an earlier version."""
+    row = make_slug(SMALLEST)
+    try:
+        rows = {run.subfolder.parts[0] for run in list_planned_runs(folder)}
+    except RunError:  # the comparison writes the damaged file again
+        return not (folder / row).is_dir()
+    return row not in rows and (bool(rows) or files.is_file(folder / RESULTS_FILE))
 
 
 def is_running(folder: Path) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 from fleetfit import files
 from fleetfit.api.comparison.plan import (
+    RESULTS_FILE,
     TUNING_FOLDER,
     ComparisonPlan,
     PlannedRun,
@@ -50,7 +51,7 @@ from fleetfit.report.order import explain_row_order
 from fleetfit.report.page.run_set import collect_comparison
 from fleetfit.report.record import read_comparison, read_entries, read_results
 from fleetfit.report.results import format_results, make_curves, to_percent
-from fleetfit.report.statistics import LEVEL, Difference, paired_differences
+from fleetfit.report.statistics import LEVEL, Difference, explain_smallest, paired_differences
 from fleetfit.report.tables import (
     OF_THE_PAPER,
     format_sample_counts,
@@ -61,7 +62,6 @@ from fleetfit.report.tables import (
 from fleetfit.report.text import Table, describe_data, get_score_name
 
 Runs = dict[RowSetting, list[Run]]
-RESULTS_FILE = "results.json"
 _SECTIONS = ("data", "model", "peft", "fleet", "method", "local", "cohort", "attack", "engine", "evaluate")
 
 
@@ -163,6 +163,7 @@ class ResultsFile:
             commit=self._join("fleetfit_commit"),
             machine={"processor": self._join("processor") or "unknown", "cores": next(cores, 0)},
             against=self._against,
+            smallest=self._plan.smallest,
             settings=self._shorten_paths({key: table[key] for key in _SECTIONS if key in table}),
             runs=[self._runs[run.subfolder] for run in finished],
             tuning=self._tuning,
@@ -277,6 +278,7 @@ def write_comparison(
         *_list_notes(plan, tuned, f"{get_score_name(*every)} in percent on {describe_data(*every)}"),
         *_list_notes_on_samples(summaries),
         *explain_row_order({join(*key): group for key, group in summaries.items()}),
+        *explain_smallest(numbers),
         *notes,
     ]
     table = make_comparison_table(

@@ -1,0 +1,177 @@
+"""The row "smallest model": which comparisons have it, what it trains, and what it leaves alone."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import raises, run_verb
+from support.comparisons import compare_text
+
+import fleetfit as ff
+from fleetfit.api.comparison import load_comparison, plan_comparison
+from fleetfit.api.comparison.plan import SMALLEST, list_planned_runs
+from fleetfit.config.toml import read_toml
+
+ROOT = Path(__file__).parents[1]
+HEAD = """
+rounds = 2
+data = { name = "tiny:tiny_data", partition = { kind = "iid", clients = 6 } }
+model.name = "tiny:tiny"
+fleet = { groups = [{ budget = 0.4 }, { budget = 1.0 }], tolerance = 0.5 }
+local = { epochs = 1, lr = 0.05 }
+evaluate.every = 0
+"""
+ROWS = """
+[[compare.row]]
+label = "A"
+method = { name = "scalefl", beta = 0.2 }
+[[compare.row]]
+label = "B"
+method.name = "heterofl"
+local.lr = 0.01
+"""
+WITHOUT = "compare.smallest = false\n"
+WITH = "compare.smallest = true\n"
+
+
+def planned(folder: Path, text: str, **more: Any) -> Any:
+    (folder / "file.toml").write_text(text)
+    return plan_comparison(folder / "file.toml", **more)
+
+
+@pytest.mark.parametrize(
+    ("text", "has_row"),
+    [
+        (HEAD + ROWS, True),
+        (HEAD + WITHOUT + ROWS, False),
+        (HEAD + ROWS + '[[compare.row]]\nmethod.name = "fedavg"\nlocal.lr = 0.2\n', False),
+        (HEAD + ROWS + '[[compare.row]]\nmethod.name = "fedavg"\nfleet.groups = [{ budget = 1.0 }]\n', True),
+        (HEAD + ROWS + f'[[compare.row]]\nlabel = "{SMALLEST}"\nmethod.name = "depthfl"\n', False),
+        (HEAD + ROWS + '[[compare.row]]\nlabel = "C"\nmodel.name = "cnn"\ndata.name = "digits"\n', False),
+        (HEAD + "[compare.grid]\nlocal.lr = [0.1, 0.2]\n", False),
+        (HEAD + WITH + "[compare.grid]\nlocal.lr = [0.1, 0.2]\n", True),
+        (HEAD + WITH, True),
+    ],
+)
+def test_rows_of_one_data_set_and_model_have_it_unless_one_is_such_a_row(
+    text: str, has_row: bool, tmp_path: Path
+) -> None:
+    plan = planned(tmp_path, text)
+    assert (plan.smallest == SMALLEST == list(plan.rows)[-1]) if has_row else not plan.smallest
+
+
+def test_it_is_plain_fedavg_with_the_sections_that_rows_share(tmp_path: Path) -> None:
+    """Method keys of the file, of settings and overrides are for the other rows; all other keys are for all."""
+    base = HEAD + 'method = { name = "scalefl", plus.fedavgm.momentum = 0.5 }\n'
+    settings = '[[compare.setting]]\nlabel = "s"\nmethod.plus.fedprox.mu = 0.1\nlocal.momentum = 0.3\n'
+    plan = planned(tmp_path, base + ROWS + settings, overrides=["method.plus.fedprox.mu=0.5", "local.epochs=3"])
+    (run,) = (run for run in plan.runs if run.row == SMALLEST)
+    method, local = run.experiment.method, run.experiment.local
+    assert (method.name, method.settings, method.plus) == ("fedavg", {}, {})
+    assert (local.lr, local.momentum, local.epochs) == (0.05, 0.3, 3)
+
+
+def test_the_folder_of_a_comparison_does_not_depend_on_it(tmp_path: Path) -> None:
+    names = {planned(tmp_path, HEAD + key + ROWS).fingerprint for key in ("", WITH, WITHOUT)}
+    assert len(names) == 1
+
+
+def test_a_row_of_its_label_and_the_key_contradict_each_other(tmp_path: Path) -> None:
+    row = f'[[compare.row]]\nlabel = "{SMALLEST}"\nmethod.name = "depthfl"\n'
+    with raises(ff.errors.ConfigError, SMALLEST, key="compare.smallest"):
+        planned(tmp_path, HEAD + WITH + row)
+
+
+def finals(comparison: ff.Comparison) -> Mapping[str, Any]:
+    results = json.loads((comparison.folder / "results.json").read_text())
+    return {run["row"]: run for run in results["runs"]}
+
+
+def test_the_row_is_beside_the_others_and_outside_of_the_differences(tmp_path: Path) -> None:
+    comparison = compare_text(tmp_path, HEAD + ROWS + "[compare.grid]\nseed = [0, 1]\n")
+    assert [row for row, *_ in comparison.table.rows] == ["A", "B", SMALLEST]
+    assert {one.row for one in comparison.differences} == {"B"}
+    assert finals(comparison)[SMALLEST]["overrides"] == {"method.name": "fedavg"}
+    run = comparison.runs[SMALLEST, ""][0]
+    assert len(run.plan.levels) == 1 and run.plan.levels[0].depth == run.plan.blocks
+    again = load_comparison(comparison.folder)
+    assert again.table.rows == comparison.table.rows and again.differences == comparison.differences
+    as_reference = compare_text(tmp_path, HEAD + ROWS + "[compare.grid]\nseed = [0, 1]\n", against=SMALLEST)
+    assert {one.row for one in as_reference.differences} == {"A", "B"}
+
+
+def test_the_page_says_where_it_is_as_good(tmp_path: Path) -> None:
+    """Without training all rows have the same accuracy up to their initial states; B is FedAvg at the same size."""
+    text = HEAD + WITH + '[[compare.row]]\nlabel = "B"\nmethod.name = "fedavg"\n'
+    comparison = compare_text(tmp_path, text)
+    (note,) = (note for note in comparison.table.notes if note.startswith("The smallest model"))
+    assert "+0.00 in local (B) and +0.00 in global (B)" in note
+    assert "The smallest model is" in (comparison.folder / "report.html").read_text()
+    without = compare_text(tmp_path, text.replace(WITH, WITHOUT), out="without")
+    assert not any("mallest model" in note for note in without.table.notes)
+
+
+def test_a_comparison_that_began_without_it_goes_on_without_it(tmp_path: Path) -> None:
+    """The key adds it in the same folder; a comparison that has it keeps it when the command is repeated."""
+    before = compare_text(tmp_path, HEAD + WITHOUT + ROWS)
+    digests = {row: run["digest"] for row, run in finals(before).items()}
+    again = compare_text(tmp_path, HEAD + ROWS)
+    assert [row for row, *_ in again.table.rows] == ["A", "B"]
+    assert {row: run["digest"] for row, run in finals(again).items()} == digests
+    assert "smallest" not in json.loads((again.folder / "results.json").read_text())
+    added = compare_text(tmp_path, HEAD + WITH + ROWS)
+    assert {row: run["digest"] for row, run in finals(added).items()}.items() > digests.items()
+    assert SMALLEST in finals(compare_text(tmp_path, HEAD + ROWS))
+    (added.folder / "runs.json").write_text("{")
+    assert SMALLEST in finals(compare_text(tmp_path, HEAD + ROWS))
+
+
+def test_an_interrupted_comparison_goes_on_with_it(tmp_path: Path) -> None:
+    class Stopped(Exception):
+        pass
+
+    def stop(*args: Any) -> Any:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        compare_text(tmp_path, HEAD + ROWS, on_run=stop)
+    assert [run.title for run in list_planned_runs(tmp_path / "out")][-1] == f"{SMALLEST}, seed 0"
+    assert SMALLEST in finals(compare_text(tmp_path, HEAD + ROWS))
+
+
+TUNED = """
+[[compare.row]]
+label = "A"
+method.name = "scalefl"
+[[compare.row]]
+label = "B"
+method.name = "scalefl"
+local.lr = 0.01
+[compare.tune]
+method.beta = [0.1, 0.2]
+"""
+SPLIT = ROWS.replace("[[compare.row]]\n", '[[compare.row]]\nevaluate.split = "train"\n')
+
+
+@pytest.mark.parametrize(("text", "key"), [(TUNED, "method.beta"), (SPLIT, "evaluate.split")])
+def test_only_the_key_refuses_a_comparison_for_it(text: str, key: str, tmp_path: Path) -> None:
+    comparison = compare_text(tmp_path, HEAD + text)
+    assert [row for row, *_ in comparison.table.rows] == ["A", "B"]
+    assert any(SMALLEST in note and key.rpartition(".")[2] in note for note in comparison.table.notes)
+    with raises(ff.errors.ConfigError, SMALLEST, key=key):
+        compare_text(tmp_path, HEAD + WITH + text, out="explicit")
+
+
+def test_plan_saves_the_levels_that_the_rows_of_a_file_share(tmp_path: Path) -> None:
+    (tmp_path / "file.toml").write_text(HEAD + ROWS.replace("heterofl", "scalefl"))
+    run_verb("plan", tmp_path / "file.toml", "--save", tmp_path / "plan.toml", code=0)
+    assert (tmp_path / "plan.toml").is_file()
+
+
+def test_no_experiment_has_it() -> None:
+    files = [path for path in sorted((ROOT / "experiments").rglob("*.toml")) if path.name != "claims.toml"]
+    compared = [path for path in files if "compare" in read_toml(path)]
+    assert len(compared) > 50
+    assert not [path for path in compared if plan_comparison(path).smallest]
