@@ -21,21 +21,26 @@ def exit_weights(exits: int, printed: bool = False) -> tuple[float, ...]:
 
 
 def self_distillation(
-    logits: Sequence[Tensor], y: Tensor, task: Task, beta: float, temperature: float, printed: bool = False
+    logits: Sequence[Tensor],
+    y: Tensor,
+    task: Task,
+    beta: float,
+    temperature: float,
+    weights: Sequence[float] | None = None,
 ) -> Tensor:
     """Return the loss of all exits with self-distillation from the last one (Eq. 5).
 
-    L = sum_i w_i * (beta * KL(exit i, exit l) + CE(exit i, y)), with w_i from `exit_weights` and KL for i < l only.
+    L = sum_i w_i * (beta * KL(exit i, exit l) + CE(exit i, y)), with KL for i < l only.
 
     Args:
         logits: Per exit [B, C], shallow to deep.
         y: Labels [B].
         task: Gives loss and divergence.
-        beta: Share of the distillation, in [0, 1).
+        beta: Weight of the distillation, at least 0.
         temperature: tau > 0.
-        printed: Use the weights as printed.
+        weights: w_i, by default `exit_weights`.
     """
-    weights = exit_weights(len(logits), printed)
+    weights = exit_weights(len(logits)) if weights is None else weights
     total = weights[-1] * task.loss(logits[-1], y)
     for weight, student in zip(weights[:-1], logits[:-1], strict=True):
         term = task.loss(student, y)

@@ -36,7 +36,7 @@ def _list_modules(kind: str, names: str, tables: Mapping[str, str] | None = None
 
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "methods": _list_modules("methods", (
-        "adaptivefl all_large decoupled depthfl exclusivefl fedavg feddf feddropout fedrolex fedsgd heterofl "
+        "adaptivefl all_large decoupled depthfl exclusivefl fedavg feddf feddropout fedrolex fedsgd fleetfit heterofl "
         "inclusivefl reefl scalefl"
     )),
     "options": _list_modules("options", (

@@ -41,7 +41,9 @@ def plain_eq5(beta: float, tau: float, printed: bool) -> float:
 @pytest.mark.parametrize("printed", [False, True])
 def test_self_distillation_is_equation_5(beta: float, printed: bool) -> None:
     logits = [torch.tensor(rows, dtype=torch.float64) for rows in EXITS]
-    found = self_distillation(logits, torch.tensor(LABELS), classification, beta, 3.0, printed)
+    found = self_distillation(
+        logits, torch.tensor(LABELS), classification, beta, 3.0, exit_weights(len(logits), printed)
+    )
     assert found.item() == pytest.approx(plain_eq5(beta, 3.0, printed), rel=1e-12)
 
 

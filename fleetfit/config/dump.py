@@ -1,5 +1,6 @@
 """Dump an `Experiment` as tables and TOML, with every default."""
 
+import contextlib
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,12 +9,14 @@ import pydantic
 import tomli_w
 
 from fleetfit import names
+from fleetfit.config.build.method import build_method_spec
 from fleetfit.config.detect import sets_client_count
 from fleetfit.config.merge import Table
 from fleetfit.config.parse import parse_experiment
 from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
 from fleetfit.data.partition import KINDS
-from fleetfit.errors import escape_controls
+from fleetfit.errors import FleetFitError, escape_controls
+from fleetfit.method import find_replaced_parameters
 
 _KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "data": ("data", ()),
@@ -35,7 +38,8 @@ def to_table(experiment: Experiment) -> Table:
     for key, (kind, context) in _KINDS.items():
         section = getattr(experiment, key)
         if isinstance(section.name, str):
-            defaults = _find_defaults(names.resolve(kind, section.name), skip=(*context, *table[key]))
+            replaced = _find_replaced_keys(experiment) if key == "method" else ()
+            defaults = _find_defaults(names.resolve(kind, section.name), skip=(*context, *table[key], *replaced))
             fields = {name: value for name, value in table[key].items() if name in type(section).model_fields}
             table[key] = {**fields, **defaults, **table[key]}
     server = table["data"].get("server")
@@ -92,6 +96,13 @@ def dump_section(value: Any, only_set: bool = False) -> Any:
 def to_toml(experiment: Experiment) -> str:
     """Return the experiment as the text of a run file."""
     return escape_controls(tomli_w.dumps(to_table(experiment)))
+
+
+def _find_replaced_keys(experiment: Experiment) -> set[str]:
+    """Return the method's keys that an option takes the place of: written out, both would be set."""
+    with contextlib.suppress(FleetFitError):  # assembling the run raises it
+        return find_replaced_parameters(build_method_spec(experiment))
+    return set()
 
 
 def _find_defaults(function: Any, skip: Sequence[str]) -> Table:

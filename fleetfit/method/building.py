@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,9 @@ class Method:
             channels in another way, "weight" where its `aggregate` does not weigh.
         defaults: The method's own defaults of keys of the run file, dotted: `{"local.optimiser": "adam"}`. A key of the
             file, an override or a keyword wins over them.
+        gives_way: Hooks that an option may set in the method's place, each with the hyperparameter of the method that
+            makes it: `{"step": "momentum"}`. With that hyperparameter set, both at once are refused.
+        describe: Returns notes for a run from its problem and levels, such as parts of the method without effect there.
     """
 
     model: hooks.ModelHook = hooks.keep_model
@@ -61,6 +64,8 @@ class Method:
     settles: tuple[str, ...] = ()
     replaces: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    gives_way: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
+    describe: hooks.DescribeFunction = hooks.describe_nothing
 
     def __post_init__(self) -> None:
         """Check `replaces`."""
@@ -71,7 +76,7 @@ class Method:
             )
 
 
-DECLARED = ("needs_budgets", "own_data", "needs_prior", "settles", "replaces", "defaults")
+DECLARED = ("needs_budgets", "own_data", "needs_prior", "settles", "replaces", "defaults", "gives_way", "describe")
 """Fields of a method that are not hooks."""
 HOOKS = tuple(f.name for f in dataclasses.fields(Method) if f.name not in DECLARED)
 FEDAVG = Method()
@@ -139,18 +144,36 @@ def _build_cached(text: str) -> Method:
 
 def build_anew(spec: Mapping[str, Any]) -> Method:
     """Build the method that a spec describes, past the cache of `build`."""
-    values = {key: v for key, v in spec.items() if key not in ("name", "cohort", "plus", "hooks")}
-    method = _make_method("methods", spec.get("name", "fedavg"), values)
+    method, values = _make_base_method(spec)
     own_hooks, selection = spec.get("hooks", {}), dict(spec.get("cohort", {}))
     if selection:
         name = selection.pop("name")
         option = _make_method("selection", name, selection)
-        method = _add_option(method, option, str(name), set(own_hooks))
+        method = _add_option(method, option, str(name), own_hooks, values)
     for name, settings in spec.get("plus", {}).items():
-        method = _add_option(method, _make_method("options", name, settings), name, set(own_hooks))
+        method = _add_option(method, _make_method("options", name, settings), name, own_hooks, values)
     functions = {hook: _resolve_hook(hook, value) for hook, value in own_hooks.items()}
     replaces = tuple(hook for hook in method.replaces if CALLED_BY[hook] not in functions)
     return replace(method, replaces=replaces, **functions)  # type: ignore[arg-type]  # hooks only, all of them functions
+
+
+def find_replaced_parameters(spec: Mapping[str, Any]) -> set[str]:
+    """Return the hyperparameters whose hook an option of the spec sets in the method's place (`Method.gives_way`)."""
+    if not spec.get("plus"):
+        return set()
+    method, values = _make_base_method(spec)
+    options = [_make_method("options", name, settings) for name, settings in spec["plus"].items()]
+    return {
+        key
+        for hook, key in method.gives_way.items()
+        if key not in values and any(getattr(option, hook) is not getattr(FEDAVG, hook) for option in options)
+    }
+
+
+def _make_base_method(spec: Mapping[str, Any]) -> tuple[Method, Mapping[str, Any]]:
+    """Return the method of a spec without options and single hooks, and its hyperparameters."""
+    values = {key: v for key, v in spec.items() if key not in ("name", "cohort", "plus", "hooks")}
+    return _make_method("methods", spec.get("name", "fedavg"), values), values
 
 
 _SECTIONS = {"methods": "[method]", "selection": "[cohort] choose", "options": "[method.plus.{}]"}
@@ -171,7 +194,9 @@ def _make_method(kind: str, name: Any, values: Mapping[str, Any]) -> Method:
     return method
 
 
-def _add_option(method: Method, option: Method, name: str, own_hooks: set[str]) -> Method:
+def _add_option(
+    method: Method, option: Method, name: str, own_hooks: Collection[str], own_values: Collection[str] = ()
+) -> Method:
     """Add an option to a method: some hooks chain, penalties add up, any other may be set once.
 
     Args:
@@ -179,13 +204,16 @@ def _add_option(method: Method, option: Method, name: str, own_hooks: set[str]) 
         option: A method, too; hooks that it does not set are FedAvg's.
         name: Of the option, for messages.
         own_hooks: Hooks that the spec sets one by one; they win.
+        own_values: Hyperparameters that the spec sets; their hooks do not give way.
     """
     changes: Any = {}
+    gives_way = dict(method.gives_way)
     for hook in HOOKS:
         current, added, default = getattr(method, hook), getattr(option, hook), getattr(FEDAVG, hook)
         if added is default or added is current:
             continue
-        if current is default:
+        key = gives_way.pop(hook, None)
+        if current is default or (key is not None and key not in own_values):
             changes[hook] = added
         elif hook in _COMBINED:
             changes[hook] = functools.partial(_COMBINED[hook], current, added)
@@ -194,6 +222,11 @@ def _add_option(method: Method, option: Method, name: str, own_hooks: set[str]) 
                 f'[cohort] choose: "{truncate(name)}" has no effect: the method chooses its clients itself. Leave it '
                 "out.",
                 key="cohort.choose",
+            )
+        elif hook not in own_hooks and key is not None:
+            raise ConfigError(
+                f'[method] {key} and "{truncate(name)}" set the same hook, "{hook}". Leave one out.',
+                key=f"method.{key}",
             )
         elif hook not in own_hooks:
             raise ConfigError(
@@ -209,8 +242,16 @@ def _add_option(method: Method, option: Method, name: str, own_hooks: set[str]) 
         settles=(*method.settles, *option.settles),
         replaces=(*method.replaces, *option.replaces),
         defaults={**method.defaults, **option.defaults},
+        gives_way=gives_way,
+        describe=_join_descriptions(method.describe, option.describe),
         **changes,
     )
+
+
+def _join_descriptions(first: hooks.DescribeFunction, second: hooks.DescribeFunction) -> hooks.DescribeFunction:
+    if second is FEDAVG.describe:
+        return first
+    return lambda problem, levels: [*first(problem, levels), *second(problem, levels)]
 
 
 def _chain_adapt(
@@ -326,7 +367,7 @@ def _find_changed_hooks(spec: Mapping[str, Any]) -> Iterator[tuple[str, set[str]
 
 
 def _find_differences(one: Method, other: Method) -> set[str]:
-    fields = {*HOOKS, *DECLARED} - {"replaces"}  # which goes with `assign` and `aggregate`
+    fields = {*HOOKS, *DECLARED} - {"replaces", "describe"}  # which go with `assign` and `aggregate`, and with any
     return {name for name in fields if not _is_same(getattr(one, name), getattr(other, name))}
 
 

@@ -68,6 +68,7 @@ WeightHook = Callable[[Update], float]
 AggregateHook = Callable[[Federation, Server], Aggregator]
 StepHook = Callable[[Federation, Server, Aggregate, Reports], Server]
 ObserveHook = StepHook
+DescribeFunction = Callable[[Problem, Sequence[Level]], Iterable[str]]
 
 # ---- once, before the first round --------------------------------------------------------------------------------
 
@@ -499,3 +500,11 @@ def observe_nothing(federation: Federation, server: Server, aggregate: Aggregate
         The server with its new memory; state and round as they are.
     """
     return server
+
+
+# ---- no hook of a round ------------------------------------------------------------------------------------------
+
+
+def describe_nothing(problem: Problem, levels: Sequence[Level]) -> Iterable[str]:
+    """Return no notes."""
+    return ()

@@ -16,7 +16,7 @@ from fleetfit.errors import ConfigError
 from fleetfit.factories import declare_unused
 from fleetfit.layout import outputs
 from fleetfit.levels import split_levels
-from fleetfit.losses import check_temperature, self_distillation
+from fleetfit.losses import check_temperature, exit_weights, self_distillation
 from fleetfit.method import Loss, Method, weigh_equally
 from fleetfit.values import Device, Job
 
@@ -55,6 +55,7 @@ def exits_loss(job: Job, device: Device, beta: float, temperature: float, warmup
     share = 0.0 if job.round < warmup * job.rounds else beta
 
     def loss(module: nn.Module, x: Any, y: Tensor) -> Tensor:
-        return self_distillation(outputs(module, x), y, task, share, temperature, printed)
+        logits = outputs(module, x)
+        return self_distillation(logits, y, task, share, temperature, exit_weights(len(logits), printed))
 
     return loss

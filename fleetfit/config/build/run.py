@@ -102,6 +102,7 @@ def _assemble(
         *absent,
         *describe_derivation(planned.problem, planned.levels, experiment.method.settings.get("split")),
         *describe_task(planned.problem),
+        *method.describe(planned.problem, planned.levels),
         *describe_split(experiment, truth, planned),
         *further,
         *describe_start(planned.problem),

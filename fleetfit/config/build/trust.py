@@ -16,6 +16,7 @@ from fleetfit.config.schema import FRACTION, Experiment
 from fleetfit.errors import ConfigError, RunError, truncate
 from fleetfit.evaluate import has_batch_norm
 from fleetfit.method import FEDAVG, get_round_submodel, keep_prefix, weigh_equally
+from fleetfit.options import fedadam, fedavgm
 from fleetfit.privacy import Ledger, Privacy, count_registered, find_noise, max_rounds
 from fleetfit.records import RunFolder
 from fleetfit.rounds import Settings
@@ -94,8 +95,7 @@ def describe_attackers(attackers: Attackers | None) -> tuple[str, ...]:
 
 # ---- requirements that private and secure rounds share -------------------------------------------------------------
 
-OPTIMISERS = ("fedadam", "fedavgm", "fedyogi")
-POST_PROCESSING = (*OPTIMISERS, "class_prior", "fedprox")
+POST_PROCESSING = ("class_prior", "fedadam", "fedavgm", "fedprox", "fedyogi")
 """Options that only use the result of a round, or run on devices."""
 
 
@@ -206,8 +206,8 @@ def _check_private_rounds(experiment: Experiment, federation: Federation) -> Non
             key="method.hooks.choose" if "choose" in section.hooks else "cohort.choose",
         )
     further = [option for option in section.plus if option not in POST_PROCESSING]
-    own_step = "step" in section.hooks or not section.plus.keys() & set(OPTIMISERS)
-    if further or (method.step is not FEDAVG.step and own_step):
+    is_optimiser = getattr(method.step, "func", None) in (fedavgm.step, fedadam.step)  # fedyogi has fedadam's
+    if further or (method.step is not FEDAVG.step and not is_optimiser):
         owner, key = _find_hook_owner(experiment, "step")
         if further:
             owner, key = f"[method.plus.{further[0]}]", f"method.plus.{further[0]}"
