@@ -57,7 +57,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["plan", "--model", "resnet20", "--budgets", "a,b"], "--budgets takes numbers separated by commas"),
         (["plan", "--model", "resnet20", "--budgets", "0"], "a budget must be a number above 0"),
         (["plan", "--model", "resnet20", "--budgets", "0.0001"], "tolerance"),
-        (["plan", "--model", "resnet20", "--mode", "length"], "--mode must be one of both, width, depth, depth_first, auto"),
+        (
+            ["plan", "--model", "resnet20", "--mode", "length"],
+            "--mode must be one of both, width, depth, depth_first, auto",
+        ),
         (["plan", "--model", "resnet20", "--set", "seed=1"], "with --model, --set takes keys of the model"),
         (["plan", "--model", "resnet20", "--input-shape", "3,0,32"], "--input-shape takes sizes of at least 1"),
         (["plan", "--latency", "--passes", "0"], "'--passes': 0 is not in the range x>=1"),

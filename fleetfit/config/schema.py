@@ -388,7 +388,7 @@ class MethodSection(OpenSection):
         hooks: Single hooks by name: `hooks.channels = "rolling"`.
     """
 
-    name: Any = "scalefl"
+    name: Any = "fleetfit"
     plus: dict[str, dict[str, Any]] = Field(default_factory=dict)
     hooks: dict[str, Any] = Field(default_factory=dict)
 
@@ -585,7 +585,7 @@ class Overrides:
 
 
 class Experiment(Section):
-    """The description of a run. The default one trains ScaleFL on handwritten digits.
+    """The description of a run. The default one trains handwritten digits by the method `fleetfit`.
 
     Attributes:
         name: Part of the run folder's name; by default the file's.
