@@ -199,7 +199,7 @@ def test_compare_prints_one_table(tmp_path: Path) -> None:
 
 def test_plan_of_a_run_file_can_be_saved_and_used(tmp_path: Path) -> None:
     found = run_verb("plan", *SMALL, "--save", tmp_path / "plan.toml", code=0)
-    assert "scalefl on digits, 8 clients" in found.out
+    assert "fleetfit on digits, 8 clients" in found.out
     levels = ["--set", f"fleet.levels={tmp_path / 'plan.toml'}", "--out", str(tmp_path / "run"), "-q"]
     run_verb("run", *SMALL, *levels, code=0)
     saved, used = (tomllib.loads((tmp_path / name).read_text()) for name in ("plan.toml", "run/plan.toml"))

@@ -107,7 +107,7 @@ def test_of_several_labels_each_is_a_coin() -> None:
 
 def test_training_is_plain_sgd_on_that_loss() -> None:
     """Gradients flow into the deepest exit from its own cross-entropy only."""
-    federation, simulation = tiny_fleet({"name": "fleetfit"}, norm=False)
+    federation, simulation = tiny_fleet({"name": "fleetfit", "tau": 0.0}, norm=False)
     device, local = simulation.device(2), plain(lr=0.3, epochs=3, batch_size=None)
 
     def loss(logits: list[Tensor], y: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ def test_a_run_records_what_it_began_with(tmp_path: Path) -> None:
     first = ff.run(table, out=tmp_path / "run")
     config = to_table(load_experiment(tmp_path / "run" / "config.toml"))
     assert config["local"]["schedule"] == {"kind": "cosine", "minimum": 0.0}
-    assert config["method"] == {"name": "fleetfit", "momentum": 0.5, "beta": 0.5, "temperature": 3.0}
+    assert config["method"] == {"name": "fleetfit", "tau": 1.0, "momentum": 0.5, "beta": 0.5, "temperature": 3.0}
     assert [report["lr"] for report in first.metrics] == pytest.approx([0.05, 0.025, 0.0])
     again = ff.run(tmp_path / "run" / "config.toml", out=tmp_path / "again")
     assert_same_bits(first.server.state, again.server.state)
@@ -303,7 +303,7 @@ def test_a_pretrained_transformer(mode: dict[str, Any], tmp_path: Path) -> None:
 
 def test_a_client_without_a_second_exit_trains_its_own(tmp_path: Path) -> None:
     """The smallest level of tiny models has one exit: its loss is the plain one."""
-    federation, simulation = tiny_fleet({"name": "fleetfit"})
+    federation, simulation = tiny_fleet({"name": "fleetfit", "tau": 0.0})
     plain_federation, _ = tiny_fleet({"name": "fedavg"})
     own, other = (train_on_level_one(fed, simulation) for fed in (federation, plain_federation))
     assert_same_bits(own, other)
