@@ -204,7 +204,8 @@ def test_verbs_for_one_run_refuse_a_comparison(tmp_path: Path, part: str, verb: 
 def test_plan_shows_each_row_that_has_another_plan(tmp_path: Path) -> None:
     third = '[[compare.row]]\nlabel = "Adaptive"\nmethod = { name = "adaptivefl", p = 1 }\n'
     third += 'model.name = "cnn"\ndata.name = "digits"\n'
-    (tmp_path / "two.toml").write_text(HEAD + ROWS + '[[compare.row]]\nlabel = "Scale too"\nlocal.lr = 0.2\n' + third)
+    second = '[[compare.row]]\nlabel = "Scale too"\nmethod.name = "scalefl"\nlocal.lr = 0.2\n'
+    (tmp_path / "two.toml").write_text(HEAD + ROWS + second + third)
     said = run_verb("plan", tmp_path / "two.toml", code=0).out
     assert "Scale, Scale too: scalefl on tiny, 6 clients" in said
     assert "fedavg: fedavg on tiny" in said and "Adaptive: adaptivefl on digits" in said
