@@ -28,7 +28,7 @@ SMALL = ("data.partition.clients=8", "rounds=1")
 def test_the_empty_file_is_fleetfit_on_digits() -> None:
     found = load_experiment()
     assert (found.method.name, found.data.name, found.model.name) == ("fleetfit", "digits", "cnn")
-    assert found == Experiment(local={"schedule": {"kind": "cosine"}})  # the method's default
+    assert found == Experiment(local={"schedule": {"kind": "cosine", "minimum": 0.01}})  # the method's default
 
 
 @pytest.mark.parametrize(
