@@ -526,7 +526,13 @@ def test_the_guide_names_every_schedule():
 
 
 def test_the_guide_names_every_column(shown):
-    columns = {*ff.load(shown / "runs" / "first").columns["static"], "backdoor", "backdoor_levels", "metrics"}
+    columns = {
+        *ff.load(shown / "runs" / "first").columns["static"],
+        "backdoor",
+        "backdoor_levels",
+        "metrics",
+        "personal",
+    }
     assert {name for row in tables_of_markdown(GUIDE, "column") for name in code(row[0])} == columns
 
 

@@ -544,6 +544,8 @@ class EvaluateSection(Section):
         samples: Largest number of samples of the whole test set, drawn once; all by default.
         whole: Whether each evaluation also covers the whole test set, not only the last one.
         metrics: Further metrics, by "file.py:function" or "package.module:function": functions of outputs and labels.
+        prior: "own" also measures personal predictions, `personal`: `local` with the client's log class frequencies,
+            relative to the fleet's, added to the logits. The server asks for class frequencies as for `class_prior`.
     """
 
     every: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
@@ -555,6 +557,7 @@ class EvaluateSection(Section):
     samples: Count | None = None
     whole: bool = False
     metrics: list[str] = Field(default_factory=list)
+    prior: Literal["own"] | None = None
 
 
 class CheckpointSection(Section):

@@ -46,7 +46,7 @@ from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, 
 from fleetfit.files import make_slug
 from fleetfit.method import build
 from fleetfit.records.schema import PlannedRunsRecord
-from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, ROUNDS, expand_columns
+from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, PERSONAL, ROUNDS, expand_columns
 
 RowSetting = tuple[str, str]
 """The labels of a row and a setting."""
@@ -492,6 +492,12 @@ def _list_columns(experiment: Experiment) -> list[str]:
             '["static", "batch"].',
             key="compare.columns",
         )
+    for key, names in (("columns", columns), ("target_on", [section.target_on])):
+        if PERSONAL in names and experiment.evaluate.prior is None:
+            raise ConfigError(
+                f'[compare] {key}: "{PERSONAL}" needs personal predictions. Set evaluate.prior = "own".',
+                key=f"compare.{key}",
+            )
     if section.target_on not in COLUMNS or section.target_on.endswith((ROUNDS, "waste", *ATTACKED, BATCH)):
         raise ConfigError(
             f'[compare] target_on: "{section.target_on}" is not an accuracy.{did_you_mean(section.target_on, COLUMNS)}',
