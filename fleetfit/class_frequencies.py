@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fleetfit import messages
-from fleetfit.evaluate import JobRunner, make_failure_record, make_job
+from fleetfit.evaluate import EvaluationScope, JobRunner, make_failure_record, make_job
 from fleetfit.secure_engine import LABEL_GRID
 from fleetfit.seeds import make_numpy_rng
 from fleetfit.validation import find_sums_error, pair_jobs_with_replies, validate_reply
@@ -55,10 +55,10 @@ class ClassFrequencies:
         }
 
 
-def needs_class_frequencies(federation: Federation, server: Server) -> bool:
-    """Return whether the method needs them, the server has not asked yet, and a client can be reached."""
-    is_wanted = federation.method.needs_prior and federation.classes > 0 and not server.prior
-    return is_wanted and len(federation.reachable(server.round)) > 0
+def needs_class_frequencies(federation: Federation, server: Server, scope: EvaluationScope) -> bool:
+    """Return whether method or evaluation need them, the server has not asked yet, and a client can be reached."""
+    is_needed = federation.method.needs_prior or scope.evaluation.personal
+    return is_needed and federation.classes > 0 and not server.prior and len(federation.reachable(server.round)) > 0
 
 
 def ask_class_frequencies(federation: Federation, engine: JobRunner, server: Server) -> ClassFrequencies:

@@ -11,6 +11,10 @@ sums of the clients over some of their training data. They belong to a level and
 Batch statistics are a second column, which states batch size and order. Federated training itself keeps no running
 statistics. ReeFL's mean over the exits is on the whole test set; `mean_over_exits`, `exits` and `ensemble` are means
 over the clients, as `global` is, and `test_exits` has the exits on the whole test set.
+
+`personal` is `local` with log p_k - log p added to the logits, p_k the class frequencies of the client's training
+labels, p the fleet's (`fleetfit.class_frequencies`): what the client's own device predicts if it knows which classes it
+sees often. It has the logits of `local`, and is no part of it.
 """
 
 import contextlib
@@ -111,7 +115,7 @@ def estimate_statistics(
             make_numpy_rng(federation.seed, "statistics").choice(ids, _MOST_STATISTICS_CLIENTS, replace=False)
         )
     each = max(2, math.ceil(scope.statistics_samples / max(1, len(ids))))
-    settings = replace(scope.evaluation, split="train", samples=each, shuffle=True)
+    settings = replace(scope.evaluation, split="train", samples=each, shuffle=True, personal=False)
     known = find_known_levels(federation, server, scope)
 
     def jobs() -> Iterator[Job]:
@@ -213,8 +217,11 @@ def make_job(
 ) -> Job:  # fmt: skip
     """Make a job for a client, or for the server's own device."""
     seed = derive_seed(federation.seed, server.round, kind, settings.split, -1 if client is None else client)
-    return Job(kind, server.round, server.round, index, client, federation.levels[level].submodel, state,
-               federation.method_spec, seed, level, evaluation=settings, statistics=statistics or {})  # fmt: skip
+    prior = server.prior if settings.personal else ()
+    return Job(
+        kind, server.round, server.round, index, client, federation.levels[level].submodel, state,
+        federation.method_spec, seed, level, evaluation=settings, statistics=statistics or {}, prior=prior,
+    )  # fmt: skip
 
 
 # ---- columns ---------------------------------------------------------------------------------------------------------
@@ -278,6 +285,8 @@ def make_columns(
         "per_client": {"global": _sort_by_client(glob), "local": _sort_by_client(local)},
     }  # fmt: skip
     columns["mean_over_exits"] = _mean(columns["exits"])
+    if scope.evaluation.personal:
+        columns["personal"] = _mean(float(m["personal"] / m["n"]) for _, m in own.values())
     columns |= _make_own_metrics(federation, scope, top, metrics, own)
     if scope.whole:
         columns |= _make_test_columns(federation, top, metrics)
@@ -470,7 +479,8 @@ def evaluate_on_device(
         DataError: The data have no samples in the split.
         ModelError: A level cannot be evaluated on these data.
     """
-    has_norms, split, scope = has_batch_norm(federation), scope.evaluation.split, replace(scope, samples=None)
+    has_norms, split = has_batch_norm(federation), scope.evaluation.split
+    scope = replace(scope, samples=None, evaluation=replace(scope.evaluation, personal=False))
     check_samples(device.data, split)
     columns: dict[str, Any] = {"split": split, "data": device.data.name}
     for norm in scope.norms if has_norms else scope.norms[:1]:
@@ -540,7 +550,9 @@ def _iter_jobs(
         level = top if is_own else tag_level
         if level != last:
             last, state = level, get_level_state(federation, server, level)
-        settings = replace(scope.evaluation, norm=norm, split=split, own=is_own, scope=tag_scope)
+        # also of the server's test set, which shares a pass with the clients
+        personal = scope.evaluation.personal and split == scope.evaluation.split
+        settings = replace(scope.evaluation, norm=norm, split=split, own=is_own, scope=tag_scope, personal=personal)
         moments = {} if norm != "static" else all_moments if is_own else statistics.get(level)
         if client is not None or scope.samples is None:
             yield make_job("evaluate", federation, server, index, client, level, state, settings, moments)

@@ -265,6 +265,8 @@ def dump_job(job: Job, layout: Layout) -> dict[str, Any]:
         del fields["evaluation"]["metrics"]
     if job.evaluation.scope == Evaluation.scope:
         del fields["evaluation"]["scope"]
+    if not job.evaluation.personal:
+        del fields["evaluation"]["personal"]
     if not job.prior:
         del fields["prior"]
     if not is_portable(job.method):

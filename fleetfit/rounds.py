@@ -205,7 +205,7 @@ def iter_jobs(federation: Federation, server: Server, slots: list[Slot], local: 
         seed = derive_seed(federation.seed, server.round, "train", index, client)
         yield Job(
             "train", server.round, rounds, index, client, submodel, state, federation.method_spec, seed, level, local,
-            prior=server.prior,
+            prior=server.prior if method.needs_prior else (),
         )  # fmt: skip
 
 
@@ -578,7 +578,7 @@ def _ask_for_prior(
     federation: Federation, engine: Engine, settings: Settings, server: Server, timer: Timekeeper
 ) -> tuple[Server, ClassFrequencies | None]:
     """Return the server with the fleet's class frequencies, and these if they are new."""
-    if settings.privacy is not None or not needs_class_frequencies(federation, server):
+    if settings.privacy is not None or not needs_class_frequencies(federation, server, settings.scope):
         return server, None
     ask = ask_class_frequencies if settings.secure is None else sum_class_frequencies
     with timer.on("training"):

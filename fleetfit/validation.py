@@ -328,6 +328,9 @@ def _find_evaluation_error(update: Update, job: Job, federation: Federation) -> 
     least = -math.inf if federation.problem.task.name == "regression" else 0.0
     if not all(least <= hits <= n for hits in (*correct, ensemble)):
         return f"it scores {_format_value(max(correct, key=abs))} of {n}: more than there are, or below 0."
+    personal = metrics.get("personal")
+    if job.evaluation.personal and not (_is_number(personal) and 0 <= personal <= n):
+        return f"it scores {_format_value(personal)} personal predictions of {n}."
     return _find_metric_error(metrics.get("own", {}), job.evaluation.metrics, len(submodel.exits))
 
 
@@ -530,7 +533,8 @@ def _find_settings_error(local: Local, evaluation: Evaluation) -> str | None:
         return f"its betas are {_format_value(betas)}, expected two numbers from 0 to 1."
     if not all(isinstance(name, str) for name in evaluation.metrics):
         return "the names of metrics are not text."
-    flags = (False if local.nesterov is None else local.nesterov, evaluation.shuffle, evaluation.own)
+    nesterov = False if local.nesterov is None else local.nesterov
+    flags = (nesterov, evaluation.shuffle, evaluation.own, evaluation.personal)
     return None if all(isinstance(flag, bool) for flag in flags) else "its flags are not true or false."
 
 

@@ -24,6 +24,7 @@ from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
 from fleetfit.layout import State
 from fleetfit.method import FEDAVG, build
+from fleetfit.options import fedadam
 from fleetfit.round_report import LEFT_OUT
 from fleetfit.rounds import Settings, run, start
 from fleetfit.tasks import Task, classification, multi_label, next_token, regression
@@ -105,27 +106,31 @@ def test_of_several_labels_each_is_a_coin() -> None:
     assert loss == pytest.approx(expected, rel=1e-7)
 
 
-def test_training_is_plain_sgd_on_that_loss() -> None:
-    """Gradients flow into the deepest exit from its own cross-entropy only."""
-    federation, simulation = tiny_fleet({"name": "fleetfit"}, norm=False)
+@pytest.mark.parametrize("tau", [0.0, 1.0, 0.5])
+def test_training_is_plain_sgd_on_that_loss(tau: float) -> None:
+    """Gradients flow into the deepest exit from its own cross-entropy only, and the class prior is in that alone."""
+    federation, simulation = tiny_fleet({"name": "fleetfit", "tau": tau}, norm=False)
     device, local = simulation.device(2), plain(lr=0.3, epochs=3, batch_size=None)
+    x, y = device.data.batch(device.data.split("train"))
+    fleet = (0.4, 0.3, 0.2, 0.1)
+    counts = [sum(int(label) == c for label in y) for c in range(4)]
+    offset = [tau * (math.log((n + 1) / (len(y) + 4)) - math.log(p)) for n, p in zip(counts, fleet, strict=True)]
 
     def loss(logits: list[Tensor], y: Tensor) -> Tensor:
         teacher = torch.softmax(logits[-1].detach() / 3, 1)
         total = torch.zeros((), dtype=torch.float64)
         for i, z in enumerate(logits):
-            logs = torch.log_softmax(z, 1)
+            logs = torch.log_softmax(z + torch.tensor(offset, dtype=torch.float64), 1)
             total = total - logs[range(len(y)), y].mean()
             if i < len(logits) - 1:
                 kl = (teacher * (teacher.log() - torch.log_softmax(z / 3, 1))).sum(1).mean()
                 total = total + 0.5 * 9 * kl
         return total / len(logits)
 
-    job = make_job(federation, 2, 2, local=local)
+    job = make_job(federation, 2, 2, local=local, prior=fleet)
     update = train_job(job, device)
-    batch = device.data.batch(device.data.split("train"))
     assert update.submodel.exits == (1, 2, 3)
-    assert_close(update.state, plain_sgd(job.state, (1, 2, 3), [batch] * 3, loss, local))
+    assert_close(update.state, plain_sgd(job.state, (1, 2, 3), [(x, y)] * 3, loss, local))
 
 
 # ---- the server ----------------------------------------------------------------------------------------------------
@@ -166,18 +171,32 @@ def test_another_server_optimiser_takes_the_place_of_the_momentum(option: str) -
     assert_same_bits(finish(spec), finish({**spec, "momentum": 0.0}))
 
 
-@pytest.mark.parametrize("option", ["fedadam", "fedavgm", "fedyogi"])
-def test_both_at_once_are_refused(option: str) -> None:
-    for momentum in (0.5, 0.7):
-        with raises(ConfigError, "momentum", option, key="method.momentum"):
-            assemble(load_experiment(merge_tables(TINY, both(momentum, option))))
-    with raises(ConfigError, key="method.hooks.step"):  # two options, one of which would win by chance
-        build({"name": "fleetfit", "plus": {option: {}, "feddyn": {}}})
-    assert build({"name": "fleetfit", "momentum": 0.7, "plus": {"fedprox": {"mu": 0.1}}}).step is not FEDAVG.step
+def test_the_class_prior_is_that_of_the_option() -> None:
+    own = finish({"name": "fleetfit", "tau": 0.7})
+    option = {"plus": {"class_prior": {"tau": 0.7}}}
+    assert_same_bits(own, finish({"name": "fleetfit", **option}))
+    assert_same_bits(own, finish({"name": "fleetfit", "tau": 0.0, **option}))
+    without = finish({"name": "fleetfit", "tau": 0.0})
+    assert not all(torch.equal(own[name], without[name]) for name in own)
 
 
-def both(momentum: float, option: str) -> dict[str, Any]:
-    return {"method": {"name": "fleetfit", "momentum": momentum, "plus": {option: {}}}}
+@pytest.mark.parametrize(
+    ("key", "values", "option"),
+    [*(("momentum", (0.5, 0.7), option) for option in ("fedadam", "fedavgm", "fedyogi")),
+     ("tau", (1.0, 0.5), "class_prior")],
+)  # fmt: skip
+def test_both_at_once_are_refused(key: str, values: Sequence[float], option: str) -> None:
+    """With the default of the key written out, too."""
+    for value in values:
+        table = {"method": {"name": "fleetfit", key: value, "plus": {option: {}}}}
+        with raises(ConfigError, key, option, key=f"method.{key}"):
+            assemble(load_experiment(merge_tables(TINY, table)))
+    assert build({"name": "fleetfit", key: 0.3, "plus": {"fedprox": {"mu": 0.1}}}).step is not FEDAVG.step
+
+
+def test_two_options_never_take_the_same_place() -> None:
+    with raises(ConfigError, key="method.hooks.step"):
+        build({"name": "fleetfit", "plus": {"fedadam": {}, "fedavgm": {}}})
 
 
 # ---- defaults and switches, in a run file --------------------------------------------------------------------------
@@ -187,9 +206,9 @@ def test_a_run_records_what_it_began_with(tmp_path: Path) -> None:
     table = merge_tables(TINY, {"method": {"name": "fleetfit"}})
     first = ff.run(table, out=tmp_path / "run")
     config = to_table(load_experiment(tmp_path / "run" / "config.toml"))
-    assert config["local"]["schedule"] == {"kind": "cosine", "minimum": 0.0}
-    assert config["method"] == {"name": "fleetfit", "momentum": 0.5, "beta": 0.5, "temperature": 3.0}
-    assert [report["lr"] for report in first.metrics] == pytest.approx([0.05, 0.025, 0.0])
+    assert config["local"]["schedule"] == {"kind": "cosine", "minimum": 0.01}
+    assert config["method"] == {"name": "fleetfit", "tau": 1.0, "beta": 0.5, "temperature": 3.0, "momentum": 0.5}
+    assert [report["lr"] for report in first.metrics] == pytest.approx([0.05, 0.02525, 0.0005])
     again = ff.run(tmp_path / "run" / "config.toml", out=tmp_path / "again")
     assert_same_bits(first.server.state, again.server.state)
 
@@ -202,21 +221,23 @@ def test_a_schedule_of_one_s_own_wins(schedule: dict[str, Any]) -> None:
     assert load_experiment(table, ["method.name=heterofl"]).local.schedule.kind == schedule["kind"]
 
 
-def test_a_record_with_another_server_optimiser_has_no_momentum() -> None:
-    experiment = load_experiment(merge_tables(TINY, {"method": {"name": "fleetfit", "plus": {"fedadam": {}}}}))
+def test_a_record_with_options_in_their_place_has_no_momentum_and_no_tau() -> None:
+    """Written out, both would be set; without them a resumed run is the same."""
+    experiment = load_experiment(merge_tables(TINY, {"method": {"name": "fleetfit", "plus": PLUS}}))
     complete = fill_in_defaults(experiment)
+    assert "tau" not in to_table(complete)["method"]
     assert (
         "momentum" not in to_table(complete)["method"] and to_table(complete)["method"]["plus"]["fedadam"]["lr"] == 0.1
     )
-    assert_same_step(assemble(complete).federation, build({"name": "fleetfit", "plus": {"fedadam": {}}}).step)
+    assert assemble(complete).federation.method.step.func is fedadam.step  # type: ignore[attr-defined]
 
 
-def assert_same_step(federation: Federation, step: Any) -> None:
-    own: Any = federation.method.step
-    assert (own.func, own.keywords) == (step.func, step.keywords)
+PLUS: dict[str, Any] = {"fedadam": {}, "class_prior": {}}
 
 
-@pytest.mark.parametrize(("key", "value"), [("momentum", 1.0), ("momentum", -0.1), ("beta", -0.1), ("temperature", 0)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("momentum", 1.0), ("momentum", -0.1), ("beta", -0.1), ("temperature", 0), ("tau", -1.0)]
+)
 def test_ranges(key: str, value: float) -> None:
     with raises(ConfigError, str(value), key=f"method.{key}"):
         build({"name": "fleetfit", key: value})
@@ -303,7 +324,7 @@ def test_a_pretrained_transformer(mode: dict[str, Any], tmp_path: Path) -> None:
 
 def test_a_client_without_a_second_exit_trains_its_own(tmp_path: Path) -> None:
     """The smallest level of tiny models has one exit: its loss is the plain one."""
-    federation, simulation = tiny_fleet({"name": "fleetfit"})
+    federation, simulation = tiny_fleet({"name": "fleetfit", "tau": 0.0})
     plain_federation, _ = tiny_fleet({"name": "fedavg"})
     own, other = (train_on_level_one(fed, simulation) for fed in (federation, plain_federation))
     assert_same_bits(own, other)

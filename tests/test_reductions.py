@@ -56,9 +56,9 @@ REDUCES = [
     Case({"name": "scalefl", "split": "depth", "warmup": 0.5}),
     Case({"name": "scalefl", "hooks": {"channels": "random"}}),
     Case({"name": "scalefl", "hooks": {"channels": "window"}}),
-    Case({"name": "fleetfit", "momentum": 0.0, "beta": 0.0}),
-    Case({"name": "fleetfit", "momentum": 0.0}),  # one exit: nothing to distil
-    Case({"name": "fleetfit", "plus": {"fedavgm": {"momentum": 0.0}}}),
+    Case({"name": "fleetfit", "tau": 0.0, "beta": 0.0, "momentum": 0.0}),
+    Case({"name": "fleetfit", "tau": 0.0, "momentum": 0.0}),  # one exit: nothing to distil
+    Case({"name": "fleetfit", "plus": {"class_prior": {"tau": 0.0}, "fedavgm": {"momentum": 0.0}}}),
     Case({"name": "fedavg", "plus": {"fedprox": {"mu": 0.0}}}),
     Case({"name": "fedavg", "plus": {"class_prior": {"tau": 0.0}}}),
     Case({"name": "fedavg", "plus": {"in_time": {}}}),  # no deadline
@@ -136,10 +136,10 @@ def test_budgets_of_one_give_one_level() -> None:
         assert federation.levels[0].submodel.sizes == {"a": 8, "b": 12, "classes": 4}
 
 
-# without FedDyn, the server's training and its momentum
+# without FedDyn, the server's training, its momentum and the class prior
 COUNTING: Mapping[str, Mapping[str, Any]] = {
-    "depthfl": {"alpha": 0.0}, "feddf": {"steps": 0}, "fleetfit": {"momentum": 0.0}, "heterofl": {}, "fedrolex": {},
-    "scalefl": {},
+    "depthfl": {"alpha": 0.0}, "feddf": {"steps": 0}, "fleetfit": {"momentum": 0.0, "tau": 0.0}, "heterofl": {},
+    "fedrolex": {}, "scalefl": {},
 }  # fmt: skip
 
 

@@ -205,6 +205,7 @@ KEYS = {
         "samples",
         "whole",
         "metrics",
+        "prior",
     ],
     "checkpoint": ["every", "keep"],
     "compare": [

@@ -301,6 +301,7 @@ VALUES: dict[str, Any] = {
     "evaluate.samples": 9,
     "evaluate.whole": True,
     "evaluate.metrics": ["own_metric:share"],
+    "evaluate.prior": "own",
     "checkpoint.every": 2,
     "checkpoint.keep": 5,
 }

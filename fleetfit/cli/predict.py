@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fleetfit.inference.export import Export
 
 _ACCURACIES = ("global", "local", "global_worst_tenth", "local_worst_tenth", "ensemble", "mean_over_exits", "best_exit",
-               "avg", "full")  # fmt: skip
+               "personal", "avg", "full")  # fmt: skip
 
 LevelName = Annotated[str | None, typer.Option(help="Level; 1 is the smallest. Default: the largest.")]
 Client = Annotated[int | None, typer.Option(help="Use the data of one client.")]

@@ -109,6 +109,9 @@ REQUIREMENTS = (
     Requirement(
         "engine.chosen", lambda run: run.experiment.engine.speed == "fast", 'with speed = "exact" nothing is chosen'
     ),
+    Requirement(
+        "evaluate.prior", lambda run: run.settings.privacy is None, "with [privacy] the accuracy of clients is withheld"
+    ),
     Requirement("evaluate.samples", is_simulated, "on a fleet the server has no test set"),
     Requirement(
         "evaluate.statistics_samples", lambda run: "static" in run.experiment.evaluate.norms, 'norms has no "static"'

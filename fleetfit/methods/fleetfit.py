@@ -1,22 +1,24 @@
-"""FleetFit's own method: momentum on the server, a cosine over the rounds, equal exits that learn from the deepest.
+"""FleetFit's own method: class prior, equal exits that learn from the deepest, momentum on the server, a cosine.
 
-A client whose sub-model has the exits 1..l, with outputs z_1..z_l, minimises
+Client k has the exits 1..l of its level, with outputs z_1..z_l, and minimises
 
-    L = 1/l sum_i [CE(z_i, y) + [i < l] beta T^2 KL(softmax(sg z_l / T) || softmax(z_i / T))],
+    L = 1/l sum_i [CE(z_i + tau (log p_k - log p), y) + [i < l] beta T^2 KL(softmax(sg z_l / T) || softmax(z_i / T))].
 
-where sg stops the gradient: ScaleFL's Eq. 5 (Ilhan et al., CVPR 2023) with equal weights, since each exit is the last
-one of some level. Other tasks have their own loss and divergence (`fleetfit.tasks`). Every client counts alike, as in
-ScaleFL's Eq. 2, and the server moves each element j that a client of the round trained, to which the clients' mean is
-m_j,
+- Class prior: p_k are the client's class frequencies, p the fleet's, so that a client does not learn which classes are
+  frequent on its own device alone (after Menon et al., ICLR 2021, and FedLC, Zhang et al., ICML 2022; see
+  `fleetfit.options.class_prior`). Tasks without classes have none.
+- Exits: ScaleFL's Eq. 5 (Ilhan et al., CVPR 2023) with equal weights, since each exit is the last one of some level; sg
+  stops the gradient. Other tasks have their own loss and divergence (`fleetfit.tasks`).
+- Server: every client counts alike, as in ScaleFL's Eq. 2. Each element j that a client of the round trained moves
+  towards the clients' mean m_j: v_j <- momentum v_j + (m_j - x_j), x_j <- x_j + v_j. The others keep x_j and v_j
+  (FedAvgM: Hsu, Qi and Brown, 2019; per covered element, `fleetfit.options.fedavgm`).
+- Schedule: the learning rate falls from lr to lr / 100 along half a cosine over the rounds (Loshchilov and Hutter, ICLR
+  2017), unless `local.schedule` is set. At 0 the clients of the last round would train for nothing.
+- Levels: as `fleet.split` says, by default "auto" (`fleetfit.planner.split`).
 
-    v_j <- momentum v_j + (m_j - x_j);    x_j <- x_j + v_j;
-
-the others keep x_j and v_j (FedAvgM: Hsu, Qi and Brown, 2019; here per covered element, `fleetfit.options.fedavgm`).
-The learning rate of round t of R is lr (1 + cos(pi t / (R - 1))) / 2 (Loshchilov and Hutter, ICLR 2017), unless
-`local.schedule` is set.
-
-Each part has its switch: `beta = 0`, `momentum = 0` and `local.schedule = { kind = "constant" }`; what is left is
-ScaleFL without distillation and with equal exits, and FedAvg where the model has one exit.
+Each part has its switch: `tau = 0`, `beta = 0`, `momentum = 0`, `local.schedule = { kind = "constant" }` and
+`fleet.split = "both"`. What is left is ScaleFL without distillation and with equal exits, and FedAvg where the model
+has one exit.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,31 +32,36 @@ from fleetfit.factories import declare_unused
 from fleetfit.layout import outputs
 from fleetfit.levels import split_levels
 from fleetfit.losses import check_temperature, self_distillation
-from fleetfit.method import Loss, Method, take_mean, weigh_equally
+from fleetfit.method import Loss, Method, keep_task, take_mean, weigh_equally
+from fleetfit.options.class_prior import class_prior
 from fleetfit.options.fedavgm import fedavgm
 from fleetfit.values import Device, Job, Level, Problem
 
 
 @declare_unused("temperature", when=lambda values: values["beta"] == 0, reason="beta = 0 switches the distillation off")
-def fleetfit(momentum: float = 0.5, beta: float = 0.5, temperature: float = 3.0) -> Method:
+def fleetfit(tau: float = 1.0, beta: float = 0.5, temperature: float = 3.0, momentum: float = 0.5) -> Method:
     """Make the method.
 
     Args:
-        momentum: How much of its last movement the server keeps, in [0, 1); 0 switches it off. A server optimiser in
-            `plus` takes its place.
+        tau: Strength of the class prior, at least 0; 0 switches it off. `plus.class_prior` takes its place.
         beta: Weight of the distillation from a client's deepest exit, at least 0; 0 switches it off.
         temperature: T, which softens the distributions that are compared.
+        momentum: How much of its last movement the server keeps, in [0, 1); 0 switches it off. A server optimiser in
+            `plus` takes its place.
     """
     check_range("momentum", momentum, 0, 1, closed=True)
     check_range("beta", beta, 0, closed=True)
     check_temperature(temperature)
+    prior = class_prior(tau)
     return Method(
-        levels=split_levels,
+        levels=partial(split_levels, default="auto"),
+        task=prior.task if tau else keep_task,
+        needs_prior=prior.needs_prior,
         loss=partial(equal_exits_loss, beta=beta, temperature=temperature),
         weight=weigh_equally,
         step=fedavgm(momentum).step if momentum else take_mean,
-        gives_way={"step": "momentum"},
-        defaults={"local.schedule.kind": "cosine"},
+        gives_way={"step": "momentum", "task": "tau"},
+        defaults={"local.schedule.kind": "cosine", "local.schedule.minimum": 0.01},
         describe=partial(describe_single_exit, beta=beta),
     )
 
@@ -75,5 +82,5 @@ def describe_single_exit(problem: Problem, levels: Sequence[Level], beta: float)
     if beta and all(len(level.submodel.exits) == 1 for level in levels):
         yield (
             "No level has an early exit, so that nothing is distilled (method.beta has no effect): what is left of "
-            "fleetfit is momentum on the server and the schedule of the learning rate."
+            "fleetfit is the class prior, momentum on the server and the schedule of the learning rate."
         )

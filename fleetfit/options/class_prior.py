@@ -18,13 +18,12 @@ with `[secure]` it sees the sum only. With `[privacy]` no client is asked, and p
 from dataclasses import replace
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from fleetfit.errors import check_range
 from fleetfit.method import Method
 from fleetfit.tasks import Task
-from fleetfit.training import compute_class_frequencies
+from fleetfit.training import compute_class_frequencies, compute_offset
 from fleetfit.values import Device, Job
 
 
@@ -49,15 +48,3 @@ def adjust_task(job: Job, device: Device, tau: float) -> Task:
         return task.loss(logits + offset, y)
 
     return replace(task, loss=loss)
-
-
-def compute_offset(frequencies: Tensor, prior: tuple[float, ...], tau: float) -> Tensor:
-    """Return tau (log p_k - log p), float32 [C].
-
-    Args:
-        frequencies: p_k, float64 [C].
-        prior: p; empty: uniform.
-        tau: Strength.
-    """
-    fleet = torch.tensor(prior, dtype=torch.float64) if prior else torch.full_like(frequencies, 1 / len(frequencies))
-    return (tau * (frequencies.log() - fleet.log())).float()

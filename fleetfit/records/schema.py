@@ -182,6 +182,7 @@ class AccuracyRecord(Record):
         test_levels: The levels there, by their number from 1.
         best_exit: Each client at its best exit.
         backdoor: Success of a backdoor in the largest level; likewise `backdoor_levels` by number of the level.
+        personal: As `local`, with the log class frequencies of each client added to its logits.
         global_samples: Samples behind `global_`; likewise `local_samples` and `test_samples`.
         batch_size: Samples in a batch, of batch statistics.
         order: Order of the samples, of batch statistics.
@@ -198,6 +199,7 @@ class AccuracyRecord(Record):
     full: Number | None = None
     mean_over_exits: Number | None = None
     best_exit: Number | None = None
+    personal: Number | None = None
     exits: List[Number] = []
     test_exits: List[Number] = []
     test_levels: dict[str, Number | None] = {}

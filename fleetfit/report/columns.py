@@ -19,7 +19,9 @@ if TYPE_CHECKING:  # `list` prints a table without pydantic
     from fleetfit.records.schema import RoundRecord, SummaryRecord
 
 ROUNDS = "rounds"
-ON_THE_WAY = ("local", "global", "local_worst_tenth", "global_worst_tenth", "ensemble", "mean_over_exits")
+PERSONAL = "personal"
+"""For runs with `evaluate.prior`: clients' own levels with their class frequencies; never mixed with "local"."""
+ON_THE_WAY = ("local", "global", "local_worst_tenth", "global_worst_tenth", "ensemble", "mean_over_exits", PERSONAL)
 """Accuracies of every evaluation. Others are only in the last one, unless `evaluate.whole` is set."""
 BATCH = ", batch"
 """Suffix of the name of an accuracy with batch statistics: "global, batch"."""

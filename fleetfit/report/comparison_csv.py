@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fleetfit.errors import escape_controls
 from fleetfit.records.schema import ComparisonResults, RunResult, TuningResult
-from fleetfit.report.columns import ATTACKED, list_number_names, number_name, rounds_column
+from fleetfit.report.columns import ATTACKED, PERSONAL, list_number_names, number_name, rounds_column
 from fleetfit.report.statistics import Difference
 from fleetfit.report.tables import format_values
 
@@ -45,7 +45,7 @@ def format_comparison_csv(
     text = io.StringIO()
     present = {name for run in results.runs for name in run.final}
     present |= {number_name(column) for column in (*(one.column for one in differences), *(c for _, _, c in printed))}
-    names = [name for name in list_number_names(targets) if name in present or name not in ATTACKED]
+    names = [name for name in list_number_names(targets) if name in present or name not in (*ATTACKED, PERSONAL)]
     writer = csv.DictWriter(text, [*_FIRST, *names, *_LAST], restval="", lineterminator="\n")
     writer.writeheader()
     groups: dict[tuple[str, str], list[Line]] = {}

@@ -24,6 +24,7 @@ KINDS = {
     "full": "largest level, whole test set",
     "avg": "mean of the levels, whole test set",
     "backdoor": "success of the backdoor",
+    "personal": "personal",
 }
 """Accuracies that an evaluation may have, with their labels."""
 SERVER_KINDS = ("full", "avg", "backdoor")

@@ -12,7 +12,7 @@ from fleetfit.training.batch_norm import set_statistics
 from fleetfit.training.batches import iter_batches
 from fleetfit.training.clock import fits_deadline
 from fleetfit.training.job import group_jobs, one_thread, run_group, run_job, run_on_server
-from fleetfit.training.labels import compute_class_frequencies
+from fleetfit.training.labels import compute_class_frequencies, compute_offset
 from fleetfit.training.local_model import LocalModel, get_local_model, initial_base, initial_state
 from fleetfit.training.runtime import resolve_device
 from fleetfit.training.start import describe_start
@@ -20,6 +20,7 @@ from fleetfit.training.start import describe_start
 __all__ = [
     "LocalModel",
     "compute_class_frequencies",
+    "compute_offset",
     "describe_start",
     "fits_deadline",
     "get_local_model",

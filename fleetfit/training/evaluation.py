@@ -15,6 +15,7 @@ from fleetfit.seeds import make_torch_rng
 from fleetfit.training.batch_norm import get_batch_norm_sums, use_statistics
 from fleetfit.training.batches import iter_batches
 from fleetfit.training.features import BatchLoader, make_batch_loader
+from fleetfit.training.labels import compute_class_frequencies, compute_offset
 from fleetfit.training.local_model import LocalModel, get_local_model
 from fleetfit.training.runtime import disable_compiled_kernels
 from fleetfit.training.shared_pass import SampleScores, score_in_shared_pass
@@ -26,13 +27,19 @@ def evaluate(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update]:
     """Run evaluation jobs that differ in client and seed only; the model is loaded once.
 
     Metrics: n, the units that the task scores (samples, tokens, labels); the sum of their hits per exit ("correct"),
-    and of the ensemble; per exit the sum of the samples' losses; "own": the user's metrics, per exit.
+    and of the ensemble; per exit the sum of the samples' losses; "own": the user's metrics, per exit; "personal": the
+    hits of the last exit with log p_k - log p added to its logits, of the same pass.
     """
     job, device, model = jobs[0], devices[0], _load_model(jobs[0], devices[0])
     evaluation, data = job.evaluation, device.data
     if evaluation.norm == "static" and not job.statistics and batch_norms(model.module):
         raise RunError("there are no batch-norm statistics for this level: no client could measure them")
     samples = [_select_samples(job, device) for job, device in zip(jobs, devices, strict=True)]
+    offsets = [
+        compute_offset(compute_class_frequencies(device.data), job.prior).to(device.accelerator)
+        for job, device in zip(jobs, devices, strict=True)
+        if evaluation.personal
+    ]
     same_data = all(device.data.x is data.x and device.data.y is data.y for device in devices)
     if same_data:
         loader = make_batch_loader(device, model, job.submodel, training=False)
@@ -43,10 +50,12 @@ def evaluate(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update]:
         loader.prepare(torch.cat(samples))
         shared = None
         if same_data and len(jobs) > 1 and not evaluation.metrics:
-            shared = score_in_shared_pass(model, device, loader, samples, evaluation)
-        for job, device, indices, scores in zip(jobs, devices, samples, shared or repeat(None), strict=False):
+            shared = score_in_shared_pass(model, device, loader, samples, evaluation, offsets)
+        rows = zip(jobs, devices, samples, shared or repeat(None), offsets or repeat(None), strict=False)
+        for job, device, indices, scores, offset in rows:
             own_loader = loader if same_data else BatchLoader(device, model.module)
-            metrics = _score(model, device, own_loader, list(iter_batches(indices, evaluation.batch_size)), job, scores)
+            batches = list(iter_batches(indices, evaluation.batch_size))
+            metrics = _score(model, device, own_loader, batches, job, scores, offset)
             updates.append(_make_update(job, indices, metrics, {}))
     return updates
 
@@ -94,12 +103,23 @@ def _score(
     batches: Sequence[Tensor],
     job: Job,
     shared: SampleScores | None,
+    offset: Tensor | None,
 ) -> dict[str, Any]:
-    """Return the metrics of an evaluation in batches; `shared`: the scores of its samples in a shared pass."""
+    """Return the metrics of an evaluation in batches.
+
+    Args:
+        model: The model, loaded.
+        device: Its device.
+        loader: Loads the batches.
+        batches: Indices of samples.
+        job: The job.
+        shared: The scores of its samples in a shared pass; None without one.
+        offset: What personal predictions add to logits [C]; None if these are not scored.
+    """
     task, exits = device.problem.task, len(job.submodel.exits)
     own_metrics = OwnMetrics(job.evaluation.metrics, exits)
     correct, loss = torch.zeros(exits, dtype=torch.float64), torch.zeros(exits)
-    units, ensemble, start = 0, 0.0, 0
+    units, ensemble, personal, start = 0, 0.0, 0.0, 0
     for batch in batches:
         scores = None if shared is None else shared.select(slice(start, start + len(batch)))
         start += len(batch)
@@ -107,6 +127,7 @@ def _score(
             sums = scores.hits.sum(0, dtype=torch.float64)
             units, correct, ensemble = units + len(batch), correct + sums[:-1], ensemble + float(sums[-1])
             loss += scores.losses.sum(0)
+            personal += 0.0 if scores.personal is None else float(scores.personal.sum())
             continue
         x, y = loader.load(batch)
         logits = outputs(model.module, x)
@@ -115,9 +136,12 @@ def _score(
         units += hits[0].numel()
         correct += torch.stack([h.sum(dtype=torch.float64) for h in hits]).cpu()
         loss += torch.stack([task.loss(z, y) * len(batch) for z in logits]).cpu()
+        if offset is not None:
+            personal += float(task.hits(logits[-1] + offset, y).sum(dtype=torch.float64))
         mean_scores = torch.stack([task.scores(z) for z in logits]).mean(0)
         ensemble += float(task.hits(mean_scores, y).sum(dtype=torch.float64))
     metrics = {"n": units, "correct": correct.tolist(), "loss": loss.tolist(), "ensemble": ensemble}
+    metrics |= {} if offset is None else {"personal": personal}
     return metrics | ({"own": own_metrics.compute()} if job.evaluation.metrics else {})
 
 

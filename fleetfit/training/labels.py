@@ -18,6 +18,18 @@ def compute_class_frequencies(data: Data) -> Tensor:
     return (counts + 1) / (counts.sum() + data.classes)
 
 
+def compute_offset(frequencies: Tensor, prior: tuple[float, ...], tau: float = 1.0) -> Tensor:
+    """Return tau (log p_k - log p), float32 [C].
+
+    Args:
+        frequencies: p_k, float64 [C].
+        prior: p; empty: uniform.
+        tau: Strength.
+    """
+    fleet = torch.tensor(prior, dtype=torch.float64) if prior else torch.full_like(frequencies, 1 / len(frequencies))
+    return (tau * (frequencies.log() - fleet.log())).float()
+
+
 def report_class_frequencies(job: Job, device: Device) -> Update:
     """Answer a job "labels"."""
     samples, state = len(device.data.split("train")), {FREQUENCIES: compute_class_frequencies(device.data)}

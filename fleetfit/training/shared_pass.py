@@ -35,20 +35,24 @@ class SampleScores:
         hits: Of the exits and of their ensemble, bool [N, E + 1].
         losses: Of the exits [N, E].
         undecided: Samples whose batch must be run again, bool [N].
+        personal: Hits of the last exit with the client's class frequencies, bool [N]; None if these are not scored.
     """
 
     hits: Tensor
     losses: Tensor
     undecided: Tensor
+    personal: Tensor | None = None
 
     def select(self, rows: Tensor | slice) -> "SampleScores":
         """Return the scores of some samples."""
-        return SampleScores(self.hits[rows], self.losses[rows], self.undecided[rows])
+        personal = None if self.personal is None else self.personal[rows]
+        return SampleScores(self.hits[rows], self.losses[rows], self.undecided[rows], personal)
 
 
 def score_in_shared_pass(
-    model: LocalModel, device: Device, loader: BatchLoader, samples: Sequence[Tensor], evaluation: Evaluation
-) -> list[SampleScores] | None:
+    model: LocalModel, device: Device, loader: BatchLoader, samples: Sequence[Tensor], evaluation: Evaluation,
+    offsets: Sequence[Tensor] = (),
+) -> list[SampleScores] | None:  # fmt: skip
     """Return the scores of each evaluation's samples, or None if a shared pass saves little or is not sound.
 
     Args:
@@ -57,6 +61,7 @@ def score_in_shared_pass(
         loader: Loads the batches.
         samples: The samples of each evaluation.
         evaluation: Settings of all evaluations.
+        offsets: What each evaluation's personal predictions add to logits [C]; empty if these are not scored.
     """
     data = device.data
     if model.arithmetic.precision != "fp32":  # rounding in bf16 decides often
@@ -70,9 +75,25 @@ def score_in_shared_pass(
     batches = list(iter_batches(distinct, evaluation.batch_size))
     if 2 * len(batches) > alone or not _is_independent(model, loader, samples, distinct, evaluation.batch_size):
         return None
-    parts = [_score_batch(model, device, loader, batch) for batch in batches]
-    scores = SampleScores(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
-    return [scores.select(own) for own in rows.split([len(indices) for indices in samples])]
+    parts = [_score_batch(model, device, loader, batch, keeps_logits=bool(offsets)) for batch in batches]
+    hits, losses, undecided, *answers = (torch.cat(columns) for columns in zip(*parts, strict=True))
+    scores, own_rows = SampleScores(hits, losses, undecided), rows.split([len(indices) for indices in samples])
+    if not offsets:
+        return [scores.select(own) for own in own_rows]
+    logits, labels = answers
+    return [
+        _score_personal(scores.select(own), logits[own], labels[own], offset.cpu())
+        for own, offset in zip(own_rows, offsets, strict=True)
+    ]
+
+
+def _score_personal(scores: SampleScores, logits: Tensor, labels: Tensor, offset: Tensor) -> SampleScores:
+    """Return the scores of an evaluation's samples with its personal predictions; `logits`: of the last exit [N, C]."""
+    adjusted = logits + offset
+    margin = _CLOSE * (logits.abs().amax(1) + offset.abs().amax())
+    two = adjusted.topk(2, dim=1).values
+    undecided = scores.undecided | (two[:, 0] - two[:, 1] <= margin)
+    return SampleScores(scores.hits, scores.losses, undecided, classification.hits(adjusted, labels))
 
 
 def _is_independent(
@@ -95,9 +116,9 @@ def _is_independent(
 
 
 def _score_batch(
-    model: LocalModel, device: Device, loader: BatchLoader, batch: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the columns of `SampleScores` for a batch."""
+    model: LocalModel, device: Device, loader: BatchLoader, batch: Tensor, keeps_logits: bool
+) -> tuple[Tensor, ...]:
+    """Return hits, losses and undecided of `SampleScores` for a batch, and perhaps the last logits and the labels."""
     task = device.problem.task
     x, y = loader.load(batch)
     logits = outputs(model.module, x)
@@ -108,4 +129,5 @@ def _score_batch(
     margins.append(torch.stack(margins).amax(0) + _CLOSE**2)  # no probability moves by more than a logit does
     largest = [z.topk(2, dim=1).values for z in (*logits, ensemble)]
     decided = [two[:, 0] - two[:, 1] > margin for two, margin in zip(largest, margins, strict=True)]
-    return hits.cpu(), losses.cpu(), ~torch.stack(decided).all(0).cpu()
+    answers = (logits[-1].cpu(), y.cpu()) if keeps_logits else ()
+    return hits.cpu(), losses.cpu(), ~torch.stack(decided).all(0).cpu(), *answers

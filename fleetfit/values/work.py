@@ -26,6 +26,7 @@ class Evaluation:
         scope: "local": a client's own level, on its own data; "global": the largest level on a client's data, or any
             level on the server's test set. A client at the largest level gets one job for both, "global", unless the
             method sets `adapt`.
+        personal: Whether predictions with the client's own class frequencies are scored, too.
     """
 
     split: str = "test"
@@ -36,6 +37,7 @@ class Evaluation:
     own: bool = False
     metrics: tuple[str, ...] = ()
     scope: Literal["local", "global"] = "global"
+    personal: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +59,8 @@ class Job:
         evaluation: Settings of the other kinds.
         statistics: Re-estimated batch-norm statistics, for an evaluation.
         memory_version: The round whose memory the client begins from; -1 for none.
-        prior: The fleet's class frequencies, for training with a class prior; empty where they are not known.
+        prior: The fleet's class frequencies, for training with a class prior and for personal predictions; empty where
+            they are not known.
         levels: The sub-models of all levels, smallest first, with prefix channels, where the job runs. They are not
             sent: a device takes them from its problem. Hooks of the server have `federation.levels`.
     """

@@ -33,6 +33,7 @@ from fleetfit.fleet import transport
 from fleetfit.fleet.server_app import ServerAppConfig, serve
 from fleetfit.fleet.transport import Transport
 from fleetfit.messages import pack, unpack
+from fleetfit.method import build
 from fleetfit.privacy import Privacy
 
 
@@ -67,7 +68,7 @@ QUICK = [*map(spec_of, ("fedavg", "scalefl", "depthfl", "feddf")), *SPECS[-3:]]
     "spec", some_quick(SPECS, QUICK), ids=lambda spec: f"{spec['name']}{'+' if len(spec) > 1 else ''}"
 )
 def test_every_method_ends_with_the_bits_of_local(spec: dict[str, Any], tmp_path: Path) -> None:
-    lab, base = lab_of(tmp_path, described(spec))
+    lab, base = lab_of(tmp_path, described(spec), reports_labels=build(spec).needs_prior)
     run = lab.serve()
     assert have_same_state(base, run)
     assert pack(base.server.memory) == pack(run.server.memory)

@@ -40,13 +40,13 @@ from fleetfit.config.load import expand_sections, parse_overrides, resolve_paths
 from fleetfit.config.merge import deep_merge, find_value, list_choosers, list_keys, merge_tables
 from fleetfit.config.parse import parse_experiment
 from fleetfit.config.records import record_latencies
-from fleetfit.config.schema import CompareSection
+from fleetfit.config.schema import CompareSection, MethodSection
 from fleetfit.config.toml import find_base_folder, read_toml
 from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, truncate
 from fleetfit.files import make_slug
 from fleetfit.method import build
 from fleetfit.records.schema import PlannedRunsRecord
-from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, ROUNDS, expand_columns
+from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, PERSONAL, ROUNDS, expand_columns
 
 RowSetting = tuple[str, str]
 """The labels of a row and a setting."""
@@ -416,7 +416,7 @@ def _make_rows(
     rows: dict[str, dict[str, Any]] = {}
     for entry in _list_entries("row", section.row or [{}]):
         table = merge_tables(base, entry.change)
-        method = merge_tables(table, overrides).get("method", {}).get("name", "scalefl")
+        method = merge_tables(table, overrides).get("method", {}).get("name", MethodSection().name)
         label = _check_label(entry) if entry.table.get("label") else truncate(method, _LONGEST_LABEL)
         if label in rows:
             raise ConfigError(
@@ -492,6 +492,12 @@ def _list_columns(experiment: Experiment) -> list[str]:
             '["static", "batch"].',
             key="compare.columns",
         )
+    for key, names in (("columns", columns), ("target_on", [section.target_on])):
+        if PERSONAL in names and experiment.evaluate.prior is None:
+            raise ConfigError(
+                f'[compare] {key}: "{PERSONAL}" needs personal predictions. Set evaluate.prior = "own".',
+                key=f"compare.{key}",
+            )
     if section.target_on not in COLUMNS or section.target_on.endswith((ROUNDS, "waste", *ATTACKED, BATCH)):
         raise ConfigError(
             f'[compare] target_on: "{section.target_on}" is not an accuracy.{did_you_mean(section.target_on, COLUMNS)}',

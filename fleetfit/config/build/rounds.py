@@ -24,7 +24,12 @@ def build_settings(experiment: Experiment) -> Settings:
     """Return the settings of rounds that need neither data nor clients."""
     local, evaluate = experiment.local, experiment.evaluate
     scope = EvaluationScope(
-        Evaluation(split=evaluate.split, batch_size=evaluate.batch_size, metrics=tuple(evaluate.metrics)),
+        Evaluation(
+            split=evaluate.split,
+            batch_size=evaluate.batch_size,
+            metrics=tuple(evaluate.metrics),
+            personal=evaluate.prior == "own",
+        ),
         tuple(dict.fromkeys(evaluate.norms)),
         evaluate.statistics_samples,
         clients=evaluate.clients,
@@ -35,6 +40,20 @@ def build_settings(experiment: Experiment) -> Settings:
     schedule = functools.partial(local.schedule.factor_at, experiment.rounds)
     every = 0 if evaluate.every == "auto" else evaluate.every
     return Settings(experiment.rounds, training, schedule, every, scope)
+
+
+def check_personal(experiment: Experiment, federation: Federation) -> None:
+    """Check that personal predictions have classes.
+
+    Raises:
+        ConfigError: The task has none.
+    """
+    if experiment.evaluate.prior is not None and not federation.classes:
+        raise ConfigError(
+            f'[evaluate] prior: "own" adds log class frequencies to logits, but a task of the kind '
+            f"{federation.problem.task.name} has no classes. Leave it out.",
+            key="evaluate.prior",
+        )
 
 
 def choose_evaluation_interval(

@@ -11,6 +11,7 @@ from fleetfit.config.build.method import build_method_spec, check_comparable, ch
 from fleetfit.config.build.model import describe_derivation, describe_task
 from fleetfit.config.build.rounds import (
     build_settings,
+    check_personal,
     choose_evaluation_interval,
     compute_cohort_size,
     configure_links,
@@ -118,6 +119,7 @@ def _assemble(
         notes += describe_privacy(privacy, federation, experiment.rounds)
     notes += describe_class_prior(federation, experiment)
     check_comparable(experiment, federation)
+    check_personal(experiment, federation)
     settings = replace(settings, secure=secure)
     notes += describe_secure_run(secure, federation, None if privacy is None else privacy.rate)
     attackers = None if attack is None else draw_attackers(experiment, attack, truth)

@@ -46,7 +46,8 @@ _MEANING = (
     "mean over the tenth of the clients with the lowest accuracy."
 )
 _LOSS = PlotAxis("training loss", "", 4)
-_VISIBLE = (*MAIN_KINDS, "local_worst_tenth")  # accuracies of a run that are visible at first
+_PERSONAL = " Personal: as local, with the log class frequencies of each client added to its logits."
+_VISIBLE = (*MAIN_KINDS, "local_worst_tenth", "personal")  # accuracies of a run that are visible at first
 _MOST_WORST = 15  # clients listed by name
 
 
@@ -75,7 +76,8 @@ def make_run_accuracy_section(run: RunRecord) -> PageSection | None:
     count = len(run.evaluations)
     marker = ", which have a marker" if count <= MOST_MARKERS else ""
     description = f"Evaluated in {count} of {len(run.rounds)} rounds{marker}"
-    caption = f"{'' if run.is_private else _MEANING + ' '}{description}. Click a label to show or hide its line."
+    meaning = "" if run.is_private else f"{_MEANING}{_PERSONAL if curves['personal'] else ''} "
+    caption = f"{meaning}{description}. Click a label to show or hide its line."
     loss = Line(Series("mean of the clients", {run.seed: loss_curve(run)}), 4, strong=False)
     plots = [
         plot_lines("accuracy", f"{score} over rounds", lines, ROUNDS, axis, caption),

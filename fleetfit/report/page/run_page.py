@@ -53,6 +53,7 @@ def list_tiles(run: RunRecord) -> list[tuple[str, str, str]]:
         "local": (f"local {score}", f"own level, own data; {last}"),
         "global": (f"global {score}", f"largest level, all clients; {last}"),
         "local_worst_tenth": ("worst tenth, local", last),
+        "personal": (f"personal {score}", "own level, own data, own class frequencies"),
     }
     if run.is_private:
         test = "on the server's test set"
