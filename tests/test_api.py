@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
     "data": {"partition": {"clients": 8}},
     "local": {"epochs": 1, "max_steps": 4},
     "cohort": {"count": 4},
-    "evaluate": {"every": 2, "statistics_samples": 200},
+    "evaluate": {"every": 2, "statistics_samples": 200, "norms": ["static", "batch"]},
 }
 
 

@@ -57,7 +57,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["plan", "--model", "resnet20", "--budgets", "a,b"], "--budgets takes numbers separated by commas"),
         (["plan", "--model", "resnet20", "--budgets", "0"], "a budget must be a number above 0"),
         (["plan", "--model", "resnet20", "--budgets", "0.0001"], "tolerance"),
-        (["plan", "--model", "resnet20", "--mode", "length"], "--mode must be both, width or depth"),
+        (
+            ["plan", "--model", "resnet20", "--mode", "length"],
+            "--mode must be one of both, width, depth, depth_first, auto",
+        ),
         (["plan", "--model", "resnet20", "--set", "seed=1"], "with --model, --set takes keys of the model"),
         (["plan", "--model", "resnet20", "--input-shape", "3,0,32"], "--input-shape takes sizes of at least 1"),
         (["plan", "--latency", "--passes", "0"], "'--passes': 0 is not in the range x>=1"),
@@ -196,7 +199,7 @@ def test_compare_prints_one_table(tmp_path: Path) -> None:
 
 def test_plan_of_a_run_file_can_be_saved_and_used(tmp_path: Path) -> None:
     found = run_verb("plan", *SMALL, "--save", tmp_path / "plan.toml", code=0)
-    assert "scalefl on digits, 8 clients" in found.out
+    assert "fleetfit on digits, 8 clients" in found.out
     levels = ["--set", f"fleet.levels={tmp_path / 'plan.toml'}", "--out", str(tmp_path / "run"), "-q"]
     run_verb("run", *SMALL, *levels, code=0)
     saved, used = (tomllib.loads((tmp_path / name).read_text()) for name in ("plan.toml", "run/plan.toml"))

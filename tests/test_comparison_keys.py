@@ -11,6 +11,7 @@ import torch
 from support import compare_text, raises, run_verb
 
 import fleetfit as ff
+from fleetfit.api.comparison.plan import plan_comparison
 from fleetfit.errors import ConfigError, RunError
 from fleetfit.report.page.blocks import Sheet
 from fleetfit.report.page.comparison_page import make_runs_page
@@ -108,7 +109,7 @@ def test_options_and_hooks_that_all_rows_share_reach_every_row(tmp_path: Path) -
     ("override", "key", "mention"),
     [
         ("evaluate.norms=['static']", "compare.columns", 'evaluate.norms = ["static", "batch"]'),
-        ("compare.target_on='global, batch'", "compare.target_on", "global, batch"),
+        ("compare.target_on='global, batch'", "compare.columns", "global, batch"),
     ],
 )
 def test_a_column_of_batch_statistics_needs_them(tmp_path: Path, override: str, key: str, mention: str) -> None:
@@ -203,7 +204,8 @@ def test_verbs_for_one_run_refuse_a_comparison(tmp_path: Path, part: str, verb: 
 def test_plan_shows_each_row_that_has_another_plan(tmp_path: Path) -> None:
     third = '[[compare.row]]\nlabel = "Adaptive"\nmethod = { name = "adaptivefl", p = 1 }\n'
     third += 'model.name = "cnn"\ndata.name = "digits"\n'
-    (tmp_path / "two.toml").write_text(HEAD + ROWS + '[[compare.row]]\nlabel = "Scale too"\nlocal.lr = 0.2\n' + third)
+    second = '[[compare.row]]\nlabel = "Scale too"\nmethod.name = "scalefl"\nlocal.lr = 0.2\n'
+    (tmp_path / "two.toml").write_text(HEAD + ROWS + second + third)
     said = run_verb("plan", tmp_path / "two.toml", code=0).out
     assert "Scale, Scale too: scalefl on tiny, 6 clients" in said
     assert "fedavg: fedavg on tiny" in said and "Adaptive: adaptivefl on digits" in said
@@ -342,6 +344,13 @@ def test_labels_are_folders_inside_of_the_comparisons_and_ordinary_ones_stay_wha
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "two.toml"], "nothing lies elsewhere"
     children = next(one for one in ff.runs(tmp_path) if one.kind == "comparison").children
     assert len(children) == len(labels) and len(ff.load_comparison(tmp_path / "out").runs) == len(labels)
+
+
+def test_a_row_without_a_label_is_called_after_its_method(tmp_path: Path) -> None:
+    rows = "[[compare.row]]\nlocal.lr = 0.2\n[[compare.row]]\nmethod.name = 'fedavg'\n"
+    (tmp_path / "two.toml").write_text(HEAD + rows)
+    entries = plan_comparison(tmp_path / "two.toml").runs
+    assert [entry.row for entry in entries] == [entry.experiment.method.name for entry in entries]
 
 
 def test_a_row_called_tune_keeps_apart_from_the_runs_that_tune(tmp_path: Path) -> None:

@@ -25,10 +25,10 @@ from fleetfit.models.cnn import cnn
 SMALL = ("data.partition.clients=8", "rounds=1")
 
 
-def test_the_empty_file_is_scalefl_on_digits() -> None:
+def test_the_empty_file_is_fleetfit_on_digits() -> None:
     found = load_experiment()
-    assert (found.method.name, found.data.name, found.model.name) == ("scalefl", "digits", "cnn")
-    assert found == Experiment()
+    assert (found.method.name, found.data.name, found.model.name) == ("fleetfit", "digits", "cnn")
+    assert found == Experiment(local={"schedule": {"kind": "cosine", "minimum": 0.01}})  # the method's default
 
 
 @pytest.mark.parametrize(
@@ -108,11 +108,11 @@ def test_wrong_keys_and_values(overrides: list[str], expected: Expected) -> None
     [
         (["method.betta=1"], Expected('"betta"', "beta", key="method.betta")),
         (["method.name=scalfl"], Expected('"scalefl"')),
-        (["method.beta=x"], Expected("[method] scalefl: beta", key="method.beta")),
+        (["method.beta=x"], Expected("[method] fleetfit: beta", key="method.beta")),
         (["method.hooks.channels=roling"], Expected('"rolling"', key="method.hooks.channels")),
         (["method.hooks.chanels=rolling"], Expected('"channels"', key="method.hooks.chanels")),
         (["method.plus.fedprx.mu=1"], Expected('"fedprx"', "fedprox")),
-        (["fleet.reports_budget=false"], Expected("scalefl", "adaptivefl", key="fleet.reports_budget")),
+        (["fleet.reports_budget=false"], Expected("fleetfit", "adaptivefl", key="fleet.reports_budget")),
         (["cohort.choose={candidates=3}"], Expected("[cohort] choose", key="cohort.choose.name")),
         (["cohort.choose=sise"], Expected('"sise"', "size")),
         (["cohort.choose=a:b", "method.hooks.choose=a:b"], Expected("method.hooks.choose", key="cohort.choose")),
@@ -161,7 +161,8 @@ def test_wrong_keys_and_values(overrides: list[str], expected: Expected) -> None
             ["fleet.groups=[{budget=0.01}]", "fleet.levels=[0.5,1]"],
             Expected("no client", key="fleet.groups", kind=PlanError),
         ),
-        (["fleet.groups=[{budget=0.000001}]"], Expected("tolerance", kind=PlanError)),
+        (["fleet.groups=[{budget=0.000001}]", "method.name=scalefl"], Expected("tolerance", kind=PlanError)),
+        (["fleet.groups=[{budget=0.000001}]"], Expected("fleet.split", kind=PlanError)),
         (
             ["fleet.groups=[{budget={size_bytes=0.5}}]"],
             Expected("budget #1", "size_bytes", "parameters", key="fleet.groups"),
@@ -223,8 +224,8 @@ def test_new_name_drops_old_keys() -> None:
 
 
 def test_the_default_name_counts_as_a_name() -> None:
-    found = merge_tables({"method": {"beta": 0.2}}, {"method": {"name": "scalefl"}})
-    assert found["method"] == {"name": "scalefl", "beta": 0.2}
+    found = merge_tables({"method": {"beta": 0.2}}, {"method": {"name": "fleetfit"}})
+    assert found["method"] == {"name": "fleetfit", "beta": 0.2}
     assert merge_tables({"method": {"beta": 0.2}}, {"method": {"name": "fedavg"}})["method"] == {"name": "fedavg"}
 
 
@@ -258,8 +259,7 @@ def test_missing_data_folder_stays_relative(tmp_path: Path) -> None:
 def test_dump_has_every_default_and_loads() -> None:
     text = to_toml(load_experiment({}, ["local.schedule={kind='step', at=[3]}", "seed=4"]))
     table = tomllib.loads(text)
-    assert table["method"] == {"name": "scalefl", "beta": 0.1, "temperature": 3.0, "split": "both", "warmup": 0.0,
-                               "printed": False}  # fmt: skip
+    assert table["method"] == {"name": "fleetfit", "tau": 1.0, "momentum": 0.5, "beta": 0.5, "temperature": 3.0}
     assert table["data"]["partition"]["clients"] == 40
     assert table["data"]["partition"]["seed"] == 4
     assert table["cohort"]["fraction"] == 0.1

@@ -279,6 +279,7 @@ def test_a_method_s_pieces(call: Calls, done: ff.Run) -> None:
     for mode in ("both", "width", "depth"):
         for exits in ("all", "last"):
             assert len(call("split_levels", federation.problem, targets, mode=mode, exits=exits)) == 2
+    assert len(call("split_levels", federation.problem, targets, default="auto")) == 2
     size = done.server.state
     aggregate = ff.Aggregate(
         {name: torch.ones_like(t) for name, t in size.items()}, {name: torch.ones_like(t) for name, t in size.items()}

@@ -206,9 +206,9 @@ def test_a_run_records_what_it_began_with(tmp_path: Path) -> None:
     table = merge_tables(TINY, {"method": {"name": "fleetfit"}})
     first = ff.run(table, out=tmp_path / "run")
     config = to_table(load_experiment(tmp_path / "run" / "config.toml"))
-    assert config["local"]["schedule"] == {"kind": "cosine", "minimum": 0.0}
+    assert config["local"]["schedule"] == {"kind": "cosine", "minimum": 0.01}
     assert config["method"] == {"name": "fleetfit", "tau": 1.0, "beta": 0.5, "temperature": 3.0, "momentum": 0.5}
-    assert [report["lr"] for report in first.metrics] == pytest.approx([0.05, 0.025, 0.0])
+    assert [report["lr"] for report in first.metrics] == pytest.approx([0.05, 0.02525, 0.0005])
     again = ff.run(tmp_path / "run" / "config.toml", out=tmp_path / "again")
     assert_same_bits(first.server.state, again.server.state)
 

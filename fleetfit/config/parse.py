@@ -97,7 +97,7 @@ def _mark_as_default(section: Section, table: Any) -> None:
     for key in set(section.model_fields_set):
         if key not in table:
             section.model_fields_set.discard(key)
-        if isinstance(inner := getattr(section, key, None), Section):
+        if isinstance(inner := vars(section).get(key), Section):
             _mark_as_default(inner, table.get(key))
 
 

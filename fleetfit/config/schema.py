@@ -388,7 +388,7 @@ class MethodSection(OpenSection):
         hooks: Single hooks by name: `hooks.channels = "rolling"`.
     """
 
-    name: Any = "scalefl"
+    name: Any = "fleetfit"
     plus: dict[str, dict[str, Any]] = Field(default_factory=dict)
     hooks: dict[str, Any] = Field(default_factory=dict)
 
@@ -538,7 +538,7 @@ class EvaluateSection(Section):
             them such that evaluations are about a tenth of the run's multiply-adds; the run records its choice.
         batch_size: Samples per forward pass, which batch statistics depend on.
         split: The split of each client that is evaluated.
-        norms: Batch-norm policies, "static" and "batch"; the first is the headline.
+        norms: Batch-norm policies, "static" and "batch" (statistics of each batch); the first is the headline.
         statistics_samples: Training samples, over all clients, from which static statistics are re-estimated.
         clients: Largest number of clients, drawn once; all by default.
         samples: Largest number of samples of the whole test set, drawn once; all by default.
@@ -551,7 +551,7 @@ class EvaluateSection(Section):
     every: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     batch_size: Count = 128
     split: Literal["test", "validation", "train"] = "test"
-    norms: Annotated[list[Norm], Field(min_length=1)] = Field(default_factory=lambda: list[Norm](("static", "batch")))
+    norms: Annotated[list[Norm], Field(min_length=1)] = Field(default_factory=lambda: list[Norm](("static",)))
     statistics_samples: Count = 5000
     clients: Count | None = None
     samples: Count | None = None
@@ -588,7 +588,7 @@ class Overrides:
 
 
 class Experiment(Section):
-    """The description of a run. The default one trains ScaleFL on handwritten digits.
+    """The description of a run. The default one trains handwritten digits by the method `fleetfit`.
 
     Attributes:
         name: Part of the run folder's name; by default the file's.

@@ -12,8 +12,8 @@ Client k has the exits 1..l of its level, with outputs z_1..z_l, and minimises
 - Server: every client counts alike, as in ScaleFL's Eq. 2. Each element j that a client of the round trained moves
   towards the clients' mean m_j: v_j <- momentum v_j + (m_j - x_j), x_j <- x_j + v_j. The others keep x_j and v_j
   (FedAvgM: Hsu, Qi and Brown, 2019; per covered element, `fleetfit.options.fedavgm`).
-- Schedule: the learning rate of round t of R is lr (1 + cos(pi t / (R - 1))) / 2 (Loshchilov and Hutter, ICLR 2017),
-  unless `local.schedule` is set.
+- Schedule: the learning rate falls from lr to lr / 100 along half a cosine over the rounds (Loshchilov and Hutter, ICLR
+  2017), unless `local.schedule` is set. At 0 the clients of the last round would train for nothing.
 - Levels: as `fleet.split` says, by default "auto" (`fleetfit.planner.split`).
 
 Each part has its switch: `tau = 0`, `beta = 0`, `momentum = 0`, `local.schedule = { kind = "constant" }` and
@@ -61,7 +61,7 @@ def fleetfit(tau: float = 1.0, beta: float = 0.5, temperature: float = 3.0, mome
         weight=weigh_equally,
         step=fedavgm(momentum).step if momentum else take_mean,
         gives_way={"step": "momentum", "task": "tau"},
-        defaults={"local.schedule.kind": "cosine"},
+        defaults={"local.schedule.kind": "cosine", "local.schedule.minimum": 0.01},
         describe=partial(describe_single_exit, beta=beta),
     )
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # `list` prints a table without them
     from fleetfit.records.schema import AccuracyRecord, LevelRecord, SummaryRecord, TuningCandidate, TuningResult
     from fleetfit.report.statistics import Difference
 
+_SMALL = 0.05  # parts of a run's time below this share are on the page only
+
 # ---- one run ---------------------------------------------------------------------------------------------------------
 
 
@@ -89,8 +91,9 @@ def make_total_table(summary: "SummaryRecord") -> Table:
     if summary.simulated_s is not None:
         rows.append(("simulated time", format_duration(summary.simulated_s)))
     rows.append(("time", format_duration(summary.seconds)))
-    rows += [(f"  of it {part}", format_duration(seconds)) for part, seconds in summary.seconds_of.items()]
-    notes = (*summary.notes, *explain_missing(summary), *explain_order([summary]))
+    large = {part: seconds for part, seconds in summary.seconds_of.items() if seconds >= _SMALL * summary.seconds}
+    rows += [(f"  of it {part}", format_duration(seconds)) for part, seconds in large.items()]
+    notes = (*summary.notes, *explain_missing(summary), *explain_order([summary])[-1:])  # the page has all
     return Table(("", summary.method), tuple(rows), notes=notes)
 
 

@@ -40,7 +40,7 @@ from fleetfit.config.load import expand_sections, parse_overrides, resolve_paths
 from fleetfit.config.merge import deep_merge, find_value, list_choosers, list_keys, merge_tables
 from fleetfit.config.parse import parse_experiment
 from fleetfit.config.records import record_latencies
-from fleetfit.config.schema import CompareSection
+from fleetfit.config.schema import CompareSection, MethodSection
 from fleetfit.config.toml import find_base_folder, read_toml
 from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, truncate
 from fleetfit.files import make_slug
@@ -416,7 +416,7 @@ def _make_rows(
     rows: dict[str, dict[str, Any]] = {}
     for entry in _list_entries("row", section.row or [{}]):
         table = merge_tables(base, entry.change)
-        method = merge_tables(table, overrides).get("method", {}).get("name", "scalefl")
+        method = merge_tables(table, overrides).get("method", {}).get("name", MethodSection().name)
         label = _check_label(entry) if entry.table.get("label") else truncate(method, _LONGEST_LABEL)
         if label in rows:
             raise ConfigError(

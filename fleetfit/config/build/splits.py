@@ -12,6 +12,7 @@ from fleetfit.planner import LevelShape, Mode, SplitLevel, find_shapes, get_size
 from fleetfit.training.clock import STEP
 from fleetfit.values import Federation, Problem
 
+_NOTED = 1.05  # how much more work than "both" a note names
 SPLITS: tuple[Mode, ...] = ("depth_first", "both", "width", "depth")
 
 
@@ -66,8 +67,10 @@ def describe_split(experiment: Experiment, federation: Federation, planned: Plan
     work, other_work = (
         sum(n * cost.multiply_adds for n, cost in zip(clients, costs, strict=True)) for costs in (own, other)
     )
-    ratio = f"{work / max(1, other_work):.3g}"
+    ratio = work / max(1, other_work)
+    if ratio < _NOTED:
+        return []
     return [
-        f'Levels keep whole early blocks: training takes {ratio} times the multiply-adds of fleet.split = "both". '
+        f'Levels keep whole early blocks: training takes {ratio:.3g} times the multiply-adds of fleet.split = "both". '
         "`fleetfit plan` shows what each level costs."
     ]
