@@ -122,7 +122,7 @@ OPTIONS = {
     ],
     "export": [
         "FOLDER", "--out", "--level", "--onnx", "--int8", "--static-int8", "--transformers", "--executorch", "--data",
-        "--push", "--public",
+        "--prior", "--push", "--public",
     ],
     "eval": ["FOLDER", "--data", "--split", "--batch-size", "--json"],
     "attention": ["FOLDER", "--samples", "--out", "--data"],

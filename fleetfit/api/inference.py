@@ -32,6 +32,7 @@ from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_yo
 from fleetfit.factories import call_factory
 from fleetfit.inference import Calibration, Measure, Mode, Scores
 from fleetfit.inference.export import LevelModel
+from fleetfit.inference.export.prior import Counts, make_offset
 from fleetfit.layout import make_input
 from fleetfit.planner import Amount, parse_amount
 from fleetfit.records import RunFolder
@@ -504,13 +505,16 @@ def parse_budget(budget: Amount, cost: str, costs: list[float]) -> float:
 # ---- export ----------------------------------------------------------------------------------------------------------
 
 
-def prepare_export(run: TrainedRun, level: LevelName, data: Data | None) -> LevelModel:
+def prepare_export(
+    run: TrainedRun, level: LevelName, data: Data | None, prior: Counts | str | Path | None = None
+) -> LevelModel:
     """Return a level's model with the facts for an export.
 
     Args:
         run: The run.
         level: 1..L, or its name.
         data: Source of preprocessing, validation and test samples; the run's data by default.
+        prior: Counts of a client's labels, a JSON file with them, or "own" for those of `data`.
     """
     experiment, federation, entry = run.experiment, run.assembly.federation, find_level(run, level)
     architecture, exits = federation.problem.architecture, entry.submodel.exits
@@ -532,4 +536,5 @@ def prepare_export(run: TrainedRun, level: LevelName, data: Data | None) -> Leve
         run.assembly.data if data is None else _rescale_targets(run.assembly.data, data),
         None if calibration is None else inference.read_policy(calibration),
         facts,
+        None if prior is None else make_offset(prior, run.server.prior, run.assembly.data, data),
     )

@@ -42,6 +42,7 @@ from fleetfit.values import Server
 if TYPE_CHECKING:
     from fleetfit.inference import Calibration, Measure, Mode
     from fleetfit.inference.export import Export
+    from fleetfit.inference.export.prior import Counts
 
 
 class Run:
@@ -298,6 +299,7 @@ class Run:
         forms: Sequence[str] = ("onnx",),
         data: Data | None = None,
         say: Callable[[str], None] = lambda what: None,
+        prior: "Counts | str | Path | None" = None,
     ) -> "Export":
         """Export a level's model for devices: tensors, `torch.export` program, ONNX graphs, model card and more.
 
@@ -311,6 +313,9 @@ class Run:
                 "transformers", "executorch"; `fleetfit.inference.export.FORMS` describes them.
             data: Source of preprocessing and samples; the run's data by default.
             say: Called with each form before it is written.
+            prior: A client's samples of each class, in order or by name; a JSON file with them; or "own": the labels of
+                `data`. Its log frequencies, relative to the fleet's, become part of the logits: personal predictions.
+                The files then reveal them.
 
         Raises:
             ConfigError: The level or a form is unknown.
@@ -321,7 +326,7 @@ class Run:
         from fleetfit.api import inference
         from fleetfit.inference.export import export
 
-        return export(inference.prepare_export(self, level, data), out, forms, say)
+        return export(inference.prepare_export(self, level, data, prior), out, forms, say)
 
     @isolate_torch_state()
     def evaluate(self, **sections: Any) -> dict[str, Any]:

@@ -258,6 +258,14 @@ def export(
     data: Annotated[
         str | None, typer.Option("--data", help="Data set for preprocessing and checks; a fleet's run needs it.")
     ] = None,
+    prior: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COUNTS",
+            help="Build in a client's class frequencies: a JSON file with its samples of each class (a list, or a "
+            'table by class), or "own" for the labels of --data. The files then reveal them.',
+        ),
+    ] = None,
     push: Annotated[
         str | None,
         typer.Option(
@@ -280,7 +288,7 @@ def export(
     forms = [form for form, is_requested in options.items() if is_requested]
     run = load(folder)
     other = None if data is None else check_other_data(run, load_other_data(run, data, halves=True))
-    exported = run.export(level, out, forms, other, say=lambda form: output.print_line(f"Writing {form}"))
+    exported = run.export(level, out, forms, other, lambda form: output.print_line(f"Writing {form}"), prior)
     output.print_table(make_export_table(exported))
     output.print_line(f"Written: {out}")
     if push is not None:

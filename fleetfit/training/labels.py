@@ -13,9 +13,19 @@ def compute_class_frequencies(data: Data) -> Tensor:
 
     p_k(c) = (n_kc + 1) / (n_k + C), with n_kc the labels of class c; positions that are not scored do not count.
     """
-    labels = data.y[data.split("train").to(data.y.device)].flatten().cpu()
-    counts = torch.bincount(labels[labels != NOT_SCORED], minlength=data.classes).double()
-    return (counts + 1) / (counts.sum() + data.classes)
+    return smooth_counts(count_labels(data, "train"))
+
+
+def count_labels(data: Data, split: str | None) -> Tensor:
+    """Return the labels of each class in a split, or in all samples, float64 [C]; only scored positions count."""
+    labels = data.y if split is None else data.y[data.split(split).to(data.y.device)]
+    labels = labels.flatten().cpu()
+    return torch.bincount(labels[labels != NOT_SCORED], minlength=data.classes).double()
+
+
+def smooth_counts(counts: Tensor) -> Tensor:
+    """Return (n_c + 1) / (n + C) of counts, float64 [C]."""
+    return (counts + 1) / (counts.sum() + len(counts))
 
 
 def compute_offset(frequencies: Tensor, prior: tuple[float, ...], tau: float = 1.0) -> Tensor:

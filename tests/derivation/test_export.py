@@ -189,6 +189,12 @@ def test_answers_of_a_regression_are_in_the_unit_of_its_targets(images: Tensor) 
     assert torch.allclose(run_parts(segments, images), compute_logits(level, images) * std + mean, rtol=1e-4)
 
 
+def test_an_offset_is_in_the_logits_of_each_part(skipping: DerivedArchitecture, images: Tensor) -> None:
+    level, offset = make_level(skipping, (1, 2), images), torch.linspace(-1.0, 2.0, CLASSES)
+    segments = make_segment_graphs(replace(level, offset=offset), images[:2])
+    assert torch.allclose(run_parts(segments, images), compute_logits(level, images) + offset, atol=1e-5)
+
+
 # ---- forward passes that fix sizes -----------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -393,6 +394,52 @@ def test_a_calibration_of_another_round_is_not_followed(tmp_path: Path) -> None:
     path.write_text(json.dumps({**found, "round": 0}))
     with raises(ConfigError, "level-2.json", 0, 1):
         run.export(2, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["mlp_2nn", pytest.param("bert", marks=pytest.mark.slow)])
+def test_an_offset_is_in_the_logits_of_every_form(name: str, tmp_path: Path) -> None:
+    """The plain logits and log frequencies, at every exit and in every graph; the parameters are the plain ones."""
+    plain = make_level_model(name)
+    offset = torch.linspace(-1.0, 2.0, plain.data.classes)
+    made = export(replace(plain, offset=offset), tmp_path / "out", ["onnx", "int8"])
+    out, x = made.folder, plain.samples("test", 24)[0]
+    expected, config = logits_of(plain, x) + offset, json.loads((out / "config.json").read_text())
+    scale = max(1.0, float(expected.abs().max()))
+    segments = [out / file for file in config["onnx"]["float"]["segments"]]
+    for logits in (
+        run_whole(out / "model.onnx", x),
+        run_segments(segments, x),
+        torch.stack(torch.export.load(out / "model.pt2").module()(x)).detach(),
+    ):
+        assert float((expected - logits).abs().max()) < 1e-4 * scale
+    quantised = run_whole(out / config["onnx"]["int8"]["all_exits"], x)
+    assert float((expected - quantised).abs().max()) < float((logits_of(plain, x) - quantised).abs().max())
+    assert (Loader(out).predict(x.numpy())[0] == expected[-1].argmax(1).numpy()).all()
+    assert config["added_to_logits"] == pytest.approx(offset.tolist())
+    assert load_file(out / "model.safetensors").keys() == plain.module.state_dict().keys()
+    (note,) = (note for note in made.notes if "frequencies" in note)
+    assert note in (out / "README.md").read_text()
+    without = export(plain, tmp_path / "without")
+    assert "added_to_logits" not in (without.folder / "config.json").read_text() and not without.notes
+
+
+@pytest.mark.slow
+def test_executorch_has_the_offset(tmp_path: Path) -> None:
+    pytest.importorskip("executorch", reason="the extra executorch is not installed")
+    plain = make_level_model("mlp_2nn")
+    made = export(
+        replace(plain, offset=torch.linspace(-1.0, 2.0, plain.data.classes)), tmp_path / "out", ["executorch"]
+    )
+    assert made.variants[-1].name == "executorch" and made.variants[-1].difference < 1e-4
+
+
+def test_thresholds_without_the_offset_have_a_note(tmp_path: Path) -> None:
+    plain = make_level_model("mlp_2nn", Policy((0.5, 0.0), "max", ()))
+    counts = [
+        len(export(replace(plain, offset=o), tmp_path / n).notes)
+        for n, o in (("a", None), ("b", torch.ones(plain.data.classes)))
+    ]
+    assert counts == [0, 2]
 
 
 def test_a_regression_answers_in_the_unit_of_its_targets(tmp_path: Path) -> None:

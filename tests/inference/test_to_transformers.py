@@ -251,6 +251,15 @@ def test_a_regression_predicts_in_the_targets_unit(tmp_path: Path) -> None:
     assert any("unit of the targets" in note for note in notes_on_transformers(level_model))
 
 
+def test_an_offset_is_in_the_bias_of_the_classifier(tmp_path: Path) -> None:
+    data = tokens()
+    level_model = level(small_bert(data), data)
+    offset = torch.linspace(-1.0, 2.0, data.classes)
+    write_transformers(replace(level_model, offset=offset), tmp_path)
+    x, _ = data.batch(torch.arange(6))
+    close(last(level_model.module, x) + offset, theirs_on(tmp_path, x, data.padding))
+
+
 def test_class_names_become_labels(tmp_path: Path) -> None:
     write_transformers(level(small_vit(images()), images()), tmp_path)
     config = hf.AutoConfig.from_pretrained(tmp_path)

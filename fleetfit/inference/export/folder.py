@@ -232,6 +232,13 @@ class _FolderWriter:
                 "The data are on the nodes of a fleet, so the graphs do not include scaling: pass samples as the "
                 "nodes' data functions do. To include scaling, name a similar data set with --data NAME."
             )
+        if model.offset is not None:
+            self.notes.append(
+                "These files reveal the class frequencies of one client: they are part of the logits of every exit. "
+                f"Keep them where its data may be. {WEIGHTS} has the plain parameters, and {CONFIG} what is added."
+            )
+            if model.policy is not None:
+                self.notes.append("The thresholds of early stopping were chosen without these frequencies.")
         self.say("safetensors")
         write_tensors(model.module, folder / WEIGHTS)
         self._add_variant("pytorch", [WEIGHTS], self.logits)
@@ -481,6 +488,7 @@ def make_config(model: LevelModel, onnx_files: Mapping[str, Any]) -> dict[str, A
         "policy": None if policy is None else {
             "measure": policy.measure, "thresholds": list(policy.thresholds), "temperatures": list(policy.temperatures)
         },
+        **({} if model.offset is None else {"added_to_logits": model.offset.double().tolist()}),
     }  # fmt: skip
 
 

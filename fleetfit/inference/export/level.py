@@ -52,6 +52,7 @@ class LevelModel:
             only the description from its nodes.
         policy: The policy of early stopping, if the level is calibrated.
         facts: Facts for the model card: method, model, rounds, costs; empty where unknown.
+        offset: Added to the logits of every exit [C], such as a client's log class frequencies; None for nothing.
     """
 
     level: str
@@ -62,6 +63,7 @@ class LevelModel:
     data: Data | DataDescription
     policy: Policy | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    offset: Tensor | None = None
 
     @property
     def own_data(self) -> Data:
@@ -145,20 +147,23 @@ class Preprocessing(nn.Module):
 
 
 class Rescaling(nn.Module):
-    """From a model's outputs to answers: of a regression, in the unit of the data's targets."""
+    """From a model's outputs to answers: of a regression, in the unit of the data's targets; logits with an offset."""
 
     scale: Tensor | None
     shift: Tensor | None
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, model: LevelModel) -> None:
         super().__init__()
-        mean, std = data.target_scale if isinstance(data, Data) and data.task == "regression" else (None, None)
+        data, std, shift = model.data, None, model.offset
+        if isinstance(data, Data) and data.task == "regression":
+            shift, std = data.target_scale
         self.register_buffer("scale", None if std is None else std.cpu().clone(), persistent=False)
-        self.register_buffer("shift", None if mean is None else mean.cpu().clone(), persistent=False)
+        self.register_buffer("shift", None if shift is None else shift.cpu().clone(), persistent=False)
 
     def forward(self, logits: Tensor) -> Tensor:
         """Return answers, of the same shape."""
-        return logits if self.scale is None or self.shift is None else logits * self.scale + self.shift
+        scaled = logits if self.scale is None else logits * self.scale
+        return scaled if self.shift is None else scaled + self.shift
 
 
 class AllExits(nn.Module):
@@ -166,7 +171,7 @@ class AllExits(nn.Module):
 
     def __init__(self, model: LevelModel) -> None:
         super().__init__()
-        self.preprocess, self.model, self.rescale = Preprocessing(model.data), model.module, Rescaling(model.data)
+        self.preprocess, self.model, self.rescale = Preprocessing(model.data), model.module, Rescaling(model)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return one tensor for each exit."""
@@ -189,7 +194,7 @@ class FirstSegment(nn.Module):
 
     def __init__(self, model: LevelModel) -> None:
         super().__init__()
-        self.preprocess, self.model, self.rescale = Preprocessing(model.data), model.module, Rescaling(model.data)
+        self.preprocess, self.model, self.rescale = Preprocessing(model.data), model.module, Rescaling(model)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return logits and carry."""
@@ -203,7 +208,7 @@ class NextSegment(nn.Module):
 
     def __init__(self, model: LevelModel, exit: int, spec: TreeSpec) -> None:
         super().__init__()
-        self.model, self.exit, self.spec, self.rescale = model.module, exit, spec, Rescaling(model.data)
+        self.model, self.exit, self.spec, self.rescale = model.module, exit, spec, Rescaling(model)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return logits and carry."""

@@ -121,6 +121,8 @@ def _make_checkpoint(model: LevelModel) -> Checkpoint:
         mean, std = (moment.cpu() for moment in data.target_scale)
         weight, bias = f"{CLASSIFIER}weight", f"{CLASSIFIER}bias"
         tensors[weight], tensors[bias] = tensors[weight] * std[:, None], tensors[bias] * std + mean
+    if model.offset is not None:
+        tensors[f"{CLASSIFIER}bias"] = tensors[f"{CLASSIFIER}bias"] + model.offset
     return Checkpoint(checkpoint.config, tensors)
 
 
