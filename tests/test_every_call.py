@@ -241,7 +241,7 @@ def test_a_run_is_asked(call: Calls, done: ff.Run, tmp_path: Path) -> None:
         call("Run.calibrate", done, level=4, budget=budget, cost="multiply_adds", mode=mode, measure=measure,
              temperature=True, client=None, data=data)  # fmt: skip
     said: list[str] = []
-    call("Run.export", done, 1, tmp_path / "device", forms=(), data=data, say=said.append)
+    call("Run.export", done, 1, tmp_path / "device", forms=(), data=data, say=said.append, prior="own")
     for sections in (
         {},
         {"evaluate": {"split": "validation"}},

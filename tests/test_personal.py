@@ -230,7 +230,8 @@ def test_a_prior_of_other_classes_is_the_client_s_failure() -> None:
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
-TABLE: dict[str, Any] = {**TINY, "rounds": 2, "evaluate": {**TINY["evaluate"], "prior": "own"}}
+PLAIN_TABLE: dict[str, Any] = {**TINY, "method": {"name": "scalefl"}, "rounds": 2}
+TABLE: dict[str, Any] = {**PLAIN_TABLE, "evaluate": {**TINY["evaluate"], "prior": "own"}}
 
 
 def read_records(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -245,7 +246,7 @@ def read_records(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 def test_a_run_reports_it_beside_local(tmp_path: Path) -> None:
     """Everything else is as without the key, except for the bytes of the answers to the server's question."""
     outcome = ff.run(TABLE, out=tmp_path / "run")
-    base = ff.run({**TABLE, "evaluate": TINY["evaluate"]}, out=tmp_path / "base")
+    base = ff.run(PLAIN_TABLE, out=tmp_path / "base")
     assert have_same_state(outcome, base) and outcome.accuracy("local") == base.accuracy("local")
     lines, summary = read_records(outcome.folder)
     base_lines, base_summary = read_records(base.folder)
