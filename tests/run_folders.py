@@ -6,11 +6,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 import fleetfit as ff
+from fleetfit import rounds
+from fleetfit.api.run import prepare, run_remaining_rounds
+from fleetfit.config import load_experiment
 
 HERE = Path(__file__).parent
 TINY: dict[str, Any] = {
@@ -71,6 +75,21 @@ def stopped_run(tables: Mapping[str, Any], folder: Path, after: int) -> None:
     except Stopped:
         return
     raise AssertionError("it was to be stopped")
+
+
+def stop_before_round(tables: Mapping[str, Any], folder: Path, number: int) -> None:
+    """Run until a round, counted from 0, is to begin, and no further."""
+    broken, run_round = prepare(load_experiment(tables), folder), rounds.run_round
+
+    def stop(federation: Any, engine: Any, settings: Any, server: Any, *more: Any) -> Any:
+        if server.round == number:
+            raise Stopped
+        return run_round(federation, engine, settings, server, *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounds, "run_round", stop)
+        with pytest.raises(Stopped):
+            run_remaining_rounds(broken)
 
 
 def checkpoints(folder: Path) -> list[Path]:

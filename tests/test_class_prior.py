@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from run_folders import stop_before_round
 from support import raises
 from support.attacks import TINY
 from support.bits import have_same_state
 from support.engines import MeddlingEngine, RecordingEngine
 from support.secure import TINY as SECURE_TINY
-from support.secure import Stopped, merge_tables
+from support.secure import merge_tables
 from support.training import assert_close, make_job, plain_outputs, plain_sgd, train_job
 from tiny import plain, tiny_data, tiny_federation
 from torch import Tensor
 
 import fleetfit as ff
-from fleetfit import rounds, secure_engine
-from fleetfit.api.run import prepare, run_remaining_rounds
+from fleetfit import secure_engine
 from fleetfit.class_frequencies import (
     MOST_CLIENTS,
     ask_class_frequencies,
@@ -54,7 +54,6 @@ from fleetfit.values import (
     Federation,
     Job,
     RoundSums,
-    Server,
     Simulation,
     Update,
 )
@@ -486,18 +485,7 @@ def test_a_resumed_run_ends_with_the_bits_of_an_unbroken_one(after: int, tmp_pat
     """Stopped after the answers and before the first round, and after a round, of which one has a checkpoint."""
     table = {**TABLE, "rounds": 3, "checkpoint": {"every": 2}}
     base = ff.run(table, out=tmp_path / "unbroken")
-    broken = prepare(load_experiment(table), tmp_path / "broken")
-    run_round = rounds.run_round
-
-    def stops(federation: Any, engine: Any, settings: Any, server: Server, *more: Any) -> Any:
-        if server.round == after:
-            raise Stopped
-        return run_round(federation, engine, settings, server, *more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(rounds, "run_round", stops)
-        with pytest.raises(Stopped):
-            run_remaining_rounds(broken)
+    stop_before_round(table, tmp_path / "broken", after)
     asked: list[int] = []
     monkeypatch.setattr(
         "fleetfit.rounds.ask_class_frequencies", lambda *a: asked.append(1) or ask_class_frequencies(*a)

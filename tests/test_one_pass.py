@@ -7,28 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.engines import OneByOne
 from tiny import TinyNet, plain, tiny_data, tiny_federation, tiny_parts
 from torch import Tensor
 
 from fleetfit.engines.local import local as local_engine
 from fleetfit.evaluate import EvaluationScope, evaluate
 from fleetfit.rounds import Settings, run_round, start
-from fleetfit.training import run_job
 from fleetfit.values import Evaluation, Failure, Federation, Job, Server, Simulation, Update
 
 CLIENTS = 24
 WANTED = EvaluationScope(Evaluation(batch_size=64), statistics_samples=10**6)
-
-
-class OneByOne:
-    """An engine that runs each job by itself."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        self.simulation = simulation
-
-    def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
-        for job in jobs:
-            yield run_job(job, self.simulation.device(job.client, None, job.round))[0]
 
 
 def fleet(rounds: int = 6, **model: Any) -> tuple[Federation, Simulation, Server]:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,20 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from run_folders import stop_before_round
 from support import raises
 from support.attacks import TINY
 from support.bits import have_same_state
 from support.comparisons import compare_text
-from support.engines import RecordingEngine
-from support.secure import Stopped
+from support.engines import OneByOne, RecordingEngine
 from support.training import make_job
 from tiny import TinyNet, plain, tiny_data, tiny_federation, tiny_parts
 from torch import Tensor
 
 import fleetfit as ff
-from fleetfit import rounds
 from fleetfit.api.comparison import plan_comparison
-from fleetfit.api.run import prepare, run_remaining_rounds
 from fleetfit.config import assemble, load_experiment
 from fleetfit.data import Data
 from fleetfit.engines.local import local as local_engine
@@ -34,7 +32,7 @@ from fleetfit.messages import dump_job, load_job, pack, unpack
 from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.training import run_job
 from fleetfit.validation import find_job_error, find_update_error
-from fleetfit.values import Evaluation, Failure, Federation, Job, Server, Simulation, Update
+from fleetfit.values import Evaluation, Federation, Server, Simulation, Update
 
 CLIENTS = 12
 PRIOR = (0.1, 0.2, 0.3, 0.4)
@@ -67,17 +65,6 @@ def offset_by_hand(simulation: Simulation, client: int, prior: Sequence[float]) 
     labels = simulation.data.y[simulation.parts[client]["train"]].tolist()
     own = [(labels.count(c) + 1) / (len(labels) + 4) for c in range(4)]
     return torch.tensor([math.log(a) - math.log(b) for a, b in zip(own, prior, strict=True)])
-
-
-class OneByOne:
-    """An engine that runs each job by itself."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        self.simulation = simulation
-
-    def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
-        for job in jobs:
-            yield run_job(job, self.simulation.device(job.client, None, job.round))[0]
 
 
 # ---- the number ------------------------------------------------------------------------------------------------------
@@ -263,23 +250,10 @@ def test_a_run_reports_it_beside_local(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 1])
-def test_a_resumed_run_has_the_records_of_an_unbroken_one(
-    after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_has_the_records_of_an_unbroken_one(after: int, tmp_path: Path) -> None:
     table = {**TABLE, "evaluate": {**TABLE["evaluate"], "every": 1}}
     base = ff.run(table, out=tmp_path / "unbroken")
-    broken = prepare(load_experiment(table), tmp_path / "broken")
-    plain_round = rounds.run_round
-
-    def stop(federation: Any, engine: Any, settings: Any, server: Server, *more: Any) -> Any:
-        if server.round == after:
-            raise Stopped
-        return plain_round(federation, engine, settings, server, *more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(rounds, "run_round", stop)
-        with pytest.raises(Stopped):
-            run_remaining_rounds(broken)
+    stop_before_round(table, tmp_path / "broken", after)
     resumed = ff.resume(tmp_path / "broken")
     assert read_records(resumed.folder)[0] == read_records(base.folder)[0]
     assert resumed.accuracy("personal") == base.accuracy("personal")

@@ -31,6 +31,10 @@ class Profile:
     blocks: Sequence[float]
     heads: Mapping[int, float]
 
+    def compute_total(self, exits: Sequence[int]) -> float:
+        """Return the cost of a sub-model with these exits, its last one its depth."""
+        return self.rest + sum(self.blocks[: exits[-1]]) + sum(self.heads[e] for e in exits)
+
 
 Measure = Callable[[Mapping[str, int]], Profile]
 """The parts' costs of a set of sizes."""

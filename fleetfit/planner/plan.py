@@ -219,7 +219,8 @@ class SplitLevel:
     Attributes:
         depth: Blocks kept.
         width: Fraction of the channels kept, or their mean over the axes.
-        counts: Parameters and multiply-adds of one forward pass of one sample; training takes three passes.
+        counts: Parameters, and multiply-adds of one forward pass of one sample.
+        training_work: Multiply-adds of training one sample.
         memory_bytes: Of one training step.
         message_bytes: Of its state.
         step_s: Seconds of one training step, by name of a profile; empty without profiles.
@@ -228,6 +229,7 @@ class SplitLevel:
     depth: int
     width: float
     counts: Cost
+    training_work: int
     memory_bytes: float
     message_bytes: float
     step_s: Mapping[str, float]

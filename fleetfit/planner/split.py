@@ -1,7 +1,8 @@
 """Levels that keep whole blocks before they keep width: the split "depth_first", and the choice of a split.
 
-Small CNNs at the same number of parameters learn more from a few wide early blocks than from many narrow ones: these
-run at a higher resolution, so they take more multiply-adds. For each level, smallest first:
+Early blocks of a CNN have few parameters and run at a high resolution. So a budget of parameters pays for several of
+them at full width, and the level takes more multiply-adds than one that is cut in all blocks. For each level, smallest
+first:
 
 1. Depth: of the exits that see enough of the image (`fleetfit.planner.receptive_field`), the shallowest at which the
    full width costs as much as the budget.
@@ -13,7 +14,7 @@ An axis that runs through all blocks, such as a transformer's residual stream, i
 blocks as its budget allows. Where that is less than one block, or no more than the level before has, the split is
 "both" (ScaleFL Eq. 1) for the whole fleet, or "width" where the model has fewer depths than the fleet has levels.
 
-Not from a paper. `docs/planning.md` has the trials, and the rule of "auto".
+Not from a paper. The rule of "auto" is that of few short trials (docs/adr/0025).
 """
 
 from bisect import bisect_left
@@ -22,7 +23,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fleetfit.cost import COSTS, compute_cost, get_layout
+from fleetfit.cost import COSTS, WIDTHS, compute_cost, get_layout
 from fleetfit.errors import PlanError, did_you_mean
 from fleetfit.layout import Architecture, default_sizes
 from fleetfit.planner.budgets import LevelShape, Mode, Targets
@@ -141,8 +142,7 @@ class _Costs:
     def _compute(self, cost: str, sizes: Sizes, exits: tuple[int, ...]) -> float:
         if cost not in self._measures:
             return compute_cost(self._architecture, (sizes, exits), self._shape, cost, self._targets.conditions)
-        profile = self._measures[cost](sizes)
-        return profile.rest + sum(profile.blocks[: exits[-1]]) + sum(profile.heads[e] for e in exits)
+        return self._measures[cost](sizes).compute_total(exits)
 
     def compute_share(self, sizes: Sizes, exits: tuple[int, ...], cost: str | None = None) -> float:
         """Return a cost, by default the targets', as a fraction of the full model's."""
@@ -257,9 +257,10 @@ def _find_level(
         if depth == architecture.blocks or costs.compute_share(full, own) >= least:
             break
     start = find_stage_start(architecture, depth)
-    last_only = 26 if start else 0  # candidates that cut the last stage alone
-    pairs = [(1.0, (100 - i) / 100) for i in range(last_only)]
-    pairs += [(w / 100, (_LAST_STAGE if start else 1.0) * w / 100) for w in range(99 if start else 100, 0, -1)]
+    # widths of the front and of the last stage, widest first; one stage has no front
+    last_alone = [(1.0, width) for width in reversed(WIDTHS) if width >= _LAST_STAGE] if start else []
+    together = [(width, (_LAST_STAGE if start else 1.0) * width) for width in reversed(WIDTHS)]
+    pairs = last_alone + together
 
     def make_sizes(index: int) -> Sizes:
         front, last = (architecture.sizes(width) for width in pairs[index])
@@ -274,7 +275,7 @@ def _find_level(
             'set fleet.split = "both".',
             key="split",
         )
-    end = last_only if widest < last_only else len(pairs)
+    end = len(last_alone) if widest < len(last_alone) else len(pairs)
 
     def is_under(index: int) -> bool:
         return costs.compute_share(make_sizes(index), own) <= ratio + TINY

@@ -219,7 +219,7 @@ def make_split_table(splits: "Mapping[Mode, Sequence[SplitLevel]]", plan: "Plan"
             f"{level.depth}/{plan.blocks}",
             format_count(level.counts.parameters),
             format_count(level.counts.multiply_adds),
-            format_count(3 * level.counts.multiply_adds),
+            format_count(level.training_work),
             format_bytes(level.memory_bytes),
             format_bytes(level.message_bytes),
             *(f"{level.step_s[name]:.3g} s" for name in profiles),

@@ -9,6 +9,7 @@ import torch
 from tiny import plain, tiny_federation
 
 from fleetfit.engines.local import InProcess as LocalEngine
+from fleetfit.training import run_job
 from fleetfit.values import Failure, Federation, Job, Server, Simulation, Update
 
 
@@ -73,3 +74,14 @@ def shorten_client(simulation: Simulation, client: int, n: int) -> Simulation:
 
 
 LOCAL = plain(lr=0.1, batch_size=8)
+
+
+class OneByOne:
+    """An engine that runs each job by itself."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+
+    def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
+        for job in jobs:
+            yield run_job(job, self.simulation.device(job.client, None, job.round))[0]

@@ -43,16 +43,19 @@ def _cost_split_level(
     )
     profiles = {group.profile if isinstance(group.profile, str) else group.name: find_profile(group.profile)
                 for group in experiment.fleet.groups if group.profile is not None}  # fmt: skip
-    work = STEP * counts.multiply_adds * conditions.batch_size
-    step_s = {str(name): work / profile.multiply_adds_per_s for name, profile in profiles.items()}
-    return SplitLevel(shape.depth, shape.width, counts, memory, message, step_s)
+    work = STEP * counts.multiply_adds
+    step_s = {
+        str(name): conditions.batch_size * work / profile.multiply_adds_per_s for name, profile in profiles.items()
+    }
+    return SplitLevel(shape.depth, shape.width, counts, work, memory, message, step_s)
 
 
 def describe_split(experiment: Experiment, federation: Federation, planned: PlannedProblem) -> list[str]:
     """Note what levels with whole early blocks cost to train, where the method and not the user chose them."""
-    problem, plan_mode = planned.problem, experiment.fleet.split
-    is_fixed = plan_mode not in (None, "auto") or planned.targets.splits or not planned.method.needs_budgets
-    if is_fixed or not any(find_widths(problem.architecture, level) for level in planned.levels):
+    problem, split = planned.problem, experiment.fleet.split
+    is_fixed = split not in (None, "auto") or planned.targets.splits
+    has_own = len(planned.levels) != len(planned.targets.ratios)  # the method's levels are not the planner's
+    if is_fixed or has_own or not any(find_widths(problem.architecture, level) for level in planned.levels):
         return []
     try:
         others = find_shapes(problem.architecture, problem.input_shape, planned.targets, "both")
