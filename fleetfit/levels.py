@@ -1,7 +1,8 @@
 """From the planner's splits to the levels of a method: the `levels` hooks that methods share."""
 
 from dataclasses import replace
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 from fleetfit.errors import ConfigError, PlanError
 from fleetfit.layout import unwrap
@@ -55,6 +56,15 @@ def split_levels(
         needs = shape.share if shape.needs is None else shape.needs
         levels.append(Level(str(index + 1), piece, shape.width, needs, shape.further))
     return levels
+
+
+def find_split(levels: Any, targets: Targets) -> Mode | None:
+    """Return how a method's `levels` hook splits levels; None for a hook that is not made of `split_levels`."""
+    function, keywords = (levels.func, levels.keywords) if isinstance(levels, partial) else (levels, {})
+    if function is not split_levels:
+        return None
+    split: Mode = keywords.get("mode") or targets.split or keywords.get("default", "both")
+    return split
 
 
 def smallest_width(problem: Problem, targets: Targets) -> list[Level]:

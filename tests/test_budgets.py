@@ -14,7 +14,7 @@ from fleetfit.config import assemble, load_experiment, to_toml
 from fleetfit.cost import Conditions, compute_cost, latency
 from fleetfit.errors import ConfigError, PlanError
 from fleetfit.models.cnn import cnn
-from fleetfit.planner import Plan
+from fleetfit.planner import Plan, get_sizes
 from fleetfit.report.tables import make_plan_table
 
 FLEET = {"data": {"partition": {"kind": "iid", "clients": 8}}, "local": {"batch_size": 8, "epochs": 1}, "rounds": 1}
@@ -108,7 +108,7 @@ def test_a_plan_shows_further_costs_as_columns() -> None:
     table = make_plan_table(plan)
     shown = {column: [row[i] for row in table.rows] for i, column in enumerate(table.columns)}
     small = plan.levels[0]
-    piece = (cnn().sizes(small.width), small.exits)
+    piece = (get_sizes(cnn(), small.shape), small.exits)
     memory = compute_cost(cnn(), piece, SHAPE, "memory_bytes", Conditions(batch_size=4))
     assert shown["training memory, batch 4"][0] == f"{memory / 1e3:.1f} kB"
     assert shown["bytes of a message"][0] == f"{compute_cost(cnn(), piece, SHAPE, 'size_bytes') / 1e3:.1f} kB"

@@ -126,10 +126,17 @@ def test_models_of_tokens_get_tokens(report: Report) -> None:
         report(STACK, "Stack", task="next_token")
 
 
-def test_a_model_without_room_for_four_exits_gets_fixed_widths(report: Report) -> None:
-    text = report(STACK.replace("blocks=4", "blocks=2"), "Stack")
+def test_levels_of_a_model_without_room_for_four_exits_differ_in_width(report: Report) -> None:
+    rows = table_rows(report(STACK.replace("blocks=4", "blocks=2"), "Stack"))
+    assert [row[2] for row in rows] == ["2/2"] * 4
+    widths = [float(row[1]) for row in rows]
+    assert widths == sorted(set(widths)) and widths[-1] == 1
+
+
+def test_where_no_levels_fit_they_have_fixed_widths(report: Report) -> None:
+    source = STACK.replace("blocks=4", "blocks=2").replace("Axis(hidden)", "Axis(hidden, hidden)")
+    text = report(source, "Stack")
     assert "Levels of fixed widths 0.3, 0.5, 0.8, 1.0: the planner finds none" in text
-    assert "3 smaller levels need as many different depths, and the model has 1." in text
     assert [row[1] for row in table_rows(text)] == ["0.30", "0.50", "0.80", "1.00"]
 
 

@@ -56,7 +56,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["plan", "--model", "resnet9"], '"resnet9" is not among the models'),
         (["plan", "--model", "resnet20", "--budgets", "a,b"], "--budgets takes numbers separated by commas"),
         (["plan", "--model", "resnet20", "--budgets", "0"], "a budget must be a number above 0"),
-        (["plan", "--model", "resnet20", "--budgets", "0.0001"], "tolerance"),
+        (["plan", "--model", "resnet20", "--budgets", "0.0001", "--mode", "both"], "tolerance"),
+        (["plan", "--model", "resnet20", "--budgets", "0.0001"], "fleet.split"),
         (
             ["plan", "--model", "resnet20", "--mode", "length"],
             "--mode must be one of both, width, depth, depth_first, auto",

@@ -111,7 +111,15 @@ def test_the_tolerance_for_one_level_works(ratio: float) -> None:
 def test_every_model_has_a_plan_by_default(name: str) -> None:
     shown = plan_model(PlanOptions(model=name), ())
     assert len(shown.plan.levels) == 4 and [level.clients for level in shown.plan.levels] == [1] * 4
-    assert shown.plan.mode == ("width" if shown.notes else "both")
+    assert not shown.notes
+    by_name = plan_model(PlanOptions(model=name, mode="auto"), ())
+    assert by_name.plan == shown.plan
+
+
+@pytest.mark.parametrize("name", ["mlp_2nn", "fedavg_cnn", "char_lstm"])
+def test_where_auto_is_both_and_nothing_fits_levels_differ_in_width(name: str) -> None:
+    shown = plan_model(PlanOptions(model=name, cost="multiply_adds"), ())
+    assert shown.plan.mode == "width" and len(shown.notes) == 1
 
 
 @pytest.mark.parametrize("name", ["mlp_2nn", "fedavg_cnn", "char_lstm"])

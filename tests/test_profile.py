@@ -253,7 +253,7 @@ def test_budget_file_escapes_reasons(measuring: Any) -> None:
     measuring([found_of(), Measurement(failed='two\nlines "quoted" # and more')])
     text = profile(TABLES, facts=FACTS).to_toml()
     assert set(tomllib.loads(text)) == {"budget", "tolerance"}
-    assert "this device's level" in text and "tiny:tiny, scalefl, samples of 1 x 4 x 4, batches of 16" in text
+    assert "this device's level" in text and "tiny:tiny, fleetfit, samples of 1 x 4 x 4, batches of 16" in text
 
 
 # ---- what goes wrong -------------------------------------------------------------------------------------------------

@@ -61,4 +61,7 @@ def test_rounds_and_summary_have_seconds(tmp_path: Path, monkeypatch: pytest.Mon
         assert summary["seconds_of"][part] > rounds if part == "checkpoints" else summary["seconds_of"][part] == rounds
     assert sum(summary["seconds_of"].values()) <= summary["seconds"]
     rows = dict(make_total_table(run.files.read_summary()).rows)
-    assert [row.strip() for row in rows if "of it" in row] == [f"of it {part}" for part in PARTS]
+    large = [part for part in PARTS if summary["seconds_of"][part] >= 0.05 * summary["seconds"]]
+    assert "training" in large and [row.strip() for row in rows if "of it" in row] == [
+        f"of it {part}" for part in large
+    ]

@@ -21,7 +21,7 @@ from fleetfit.errors import ConfigError, ModelError, PlanError
 from fleetfit.layout import Architecture, State, build_module, outputs
 from fleetfit.layout.meta import on_meta
 from fleetfit.levels import split_levels
-from fleetfit.planner import Mode, Targets
+from fleetfit.planner import Targets
 from fleetfit.report.tables import describe_early_heads
 from fleetfit.report.text import EXITS, Table, exit_names, format_count
 from fleetfit.seeds import make_torch_rng
@@ -153,9 +153,8 @@ def _find_levels(problem: Problem) -> tuple[Problem, list[Level], str]:
     """Return the problem with the levels' exits, the levels, and a sentence on their choice."""
     parts = "1/8, 1/4, 1/2 and all of the parameters"
     targets = Targets(_BUDGETS, (_TOLERANCE,) * len(_BUDGETS))
-    mode: Mode = "width" if len(problem.architecture.positions) == 1 else "both"
     try:
-        levels = split_levels(problem, targets, mode)
+        levels = split_levels(problem, targets, default="auto")
     except PlanError as error:
         problem = problem.replace_exits(select_exits(problem.architecture))
         submodels = make_sample_levels(problem.architecture, problem.layout)
@@ -165,8 +164,7 @@ def _find_levels(problem: Problem) -> tuple[Problem, list[Level], str]:
         widths = ", ".join(map(str, WIDTHS))
         return problem, levels, f"Levels of fixed widths {widths}: the planner finds none for {parts}: {error}"
     problem = problem.replace_exits({e for level in levels for e in level.submodel.exits})
-    cut = "width" if mode == "width" else "width and depth"
-    return problem, levels, f"Levels for devices that afford {parts}; the planner cuts {cut}."
+    return problem, levels, f'Levels for devices that afford {parts}, as fleet.split = "auto" makes them.'
 
 
 def _train_levels(problem: Problem, levels: Sequence[Level], data: Data) -> Table:

@@ -91,7 +91,7 @@ def plan(
     mode: Annotated[
         str | None,
         typer.Option(
-            help="How levels differ: both, width, depth, depth_first or auto. Default: both if levels fit, else width."
+            help="How levels differ: auto, both, width, depth, depth_first. Default: auto; both with --exits or --widths."
         ),
     ] = None,
     levels: Annotated[str, typer.Option(help='"cluster", "halving", or cost ratios such as 0.25,0.5,1.')] = "cluster",
@@ -122,7 +122,7 @@ def plan(
     """Show the sub-model for each budget, and its cost.
 
     With a run file, it plans the levels of the file's method on its data, for each row if the file compares. With
-    --model, it runs the grid search of ScaleFL (Eq. 1) for the given budgets. The options from --budgets to
+    --model, it plans for the given budgets, by default as a run of the default method. The options from --budgets to
     --batch-size apply only with --model. Set keys of the model with --set model.KEY=VALUE.
     """
     from fleetfit import files
@@ -255,7 +255,8 @@ def plan_model(options: PlanOptions, overrides: Sequence[str]) -> PlanView:
 
     notes: tuple[str, ...] = ()
     try:
-        plan = plan_mode(cast("Mode", options.mode or "both"))
+        default = "auto" if options.exits is None and options.widths is None else "both"
+        plan = plan_mode(cast("Mode", options.mode or default))
     except PlanError as error:
         mode = error.mode or ("width" if getattr(architecture, "falls_back_to_width", False) else None)
         if options.mode is not None or mode is None:

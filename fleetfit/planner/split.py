@@ -151,12 +151,15 @@ class _Costs:
 
     def fits(self, level: int, sizes: Sizes, exits: tuple[int, ...]) -> bool:
         """Return whether a sub-model is at most as dear as a level may be, in every cost."""
+        return not self.find_exceeded(level, sizes, exits)
+
+    def find_exceeded(self, level: int, sizes: Sizes, exits: tuple[int, ...]) -> dict[str, tuple[float, float]]:
+        """Return the costs of a sub-model that a level may not have, each with its share and the budget."""
         targets = self._targets
         tolerance = 0.0 if targets.strict else targets.tolerances[level]
         limits = {targets.cost: targets.ratios[level]} | {c: most[level] for c, most in targets.ceilings.items()}
-        return all(
-            self.compute_share(sizes, exits, cost) <= limit * (1 + tolerance) + TINY for cost, limit in limits.items()
-        )
+        shares = {cost: self.compute_share(sizes, exits, cost) for cost in limits}
+        return {c: (shares[c], limit) for c, limit in limits.items() if shares[c] > limit * (1 + tolerance) + TINY}
 
     def count(self, shape: LevelShape, sizes: Sizes) -> LevelShape:
         """Return a shape with its width and costs; the full model costs cost(M)."""
@@ -268,11 +271,11 @@ def _find_level(
 
     widest = bisect_left(range(len(pairs)), True, key=lambda i: costs.fits(level, make_sizes(i), own))
     if widest == len(pairs):
-        share = costs.compute_share(make_sizes(-1), own)
+        exceeded = costs.find_exceeded(level, make_sizes(-1), own).items()
+        needed = " and ".join(f"{cost} {share:.3g} for a budget of {limit:.3g}" for cost, (share, limit) in exceeded)
         raise PlanError(
-            f"no width of {depth} of {architecture.blocks} blocks fits the budgets of level {level + 1} "
-            f"({targets.cost} {ratio:.3g} of the full model): the narrowest costs {share:.3g}. Raise the budget, or "
-            'set fleet.split = "both".',
+            f"no width of {depth} of {architecture.blocks} blocks fits the budgets of level {level + 1}: the narrowest "
+            f'takes {needed} of the full model. Raise them, or set fleet.split = "both".',
             key="split",
         )
     end = len(last_alone) if widest < len(last_alone) else len(pairs)

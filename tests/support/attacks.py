@@ -19,6 +19,7 @@ TINY: dict[str, Any] = {
     "rounds": 3,
     "data": {"name": "tiny:tiny_data", "partition": {"kind": "iid", "clients": 10}},
     "model": {"name": "tiny:tiny"},
+    "method": {"name": "scalefl"},
     "fleet": {"groups": [{"budget": 0.4}, {"budget": 1.0}], "tolerance": 0.5},
     "local": {"epochs": 8, "batch_size": 8, "lr": 0.1},
     "cohort": {"fraction": 1.0},

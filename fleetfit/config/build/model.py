@@ -118,22 +118,23 @@ def find_derived(architecture: Architecture) -> DerivedArchitecture | None:
     return inner if isinstance(inner, DerivedArchitecture) else None
 
 
-def describe_derivation(problem: Problem, levels: Sequence[Level], split: Any) -> list[str]:
+def describe_derivation(problem: Problem, levels: Sequence[Level], split: str | None) -> list[str]:
     """Return what was derived from a module, for the first lines of a run.
 
     Args:
         problem: The problem.
         levels: Its levels.
-        split: How the method cuts, if it can choose.
+        split: How the planner was to split them; None: they are not the planner's.
     """
     derived = find_derived(problem.architecture)
     if derived is None:
         return []
     sentences = derived.describe()
-    if split in ("both", "depth") and len(levels) > 1 and all(x.submodel.depth == derived.blocks for x in levels):
+    is_cut_in_width = len(levels) > 1 and all(x.submodel.depth == derived.blocks for x in levels)
+    if split not in (None, "width") and is_cut_in_width:
         sentences.append(
-            f'The levels differ in width alone: no exits of this model fit the budgets, as method.split = "{split}" '
-            'wants. Name other exits in [model] derive, or set method.split = "width".'
+            f'The levels differ in width alone: no exits of this model fit the budgets, as the split "{split}" wants. '
+            'Name other exits in [model] derive, or split by "width".'
         )
     return sentences
 

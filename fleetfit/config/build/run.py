@@ -39,6 +39,7 @@ from fleetfit.config.schema import Experiment
 from fleetfit.data import Data
 from fleetfit.errors import PlanError
 from fleetfit.layout import State
+from fleetfit.levels import find_split
 from fleetfit.method import Method, build
 from fleetfit.training import describe_start
 from fleetfit.values import Clients, Federation, NodeDescription
@@ -101,10 +102,10 @@ def _assemble(
     notes = [
         *describe_data_files(experiment, population.data, population.count),
         *absent,
-        *describe_derivation(planned.problem, planned.levels, experiment.method.settings.get("split")),
+        *describe_derivation(planned.problem, planned.levels, find_split(method.levels, planned.targets)),
         *describe_task(planned.problem),
         *method.describe(planned.problem, planned.levels),
-        *describe_split(experiment, truth, planned),
+        *describe_split(truth, planned),
         *further,
         *describe_start(planned.problem),
         *planned.computing.notes,

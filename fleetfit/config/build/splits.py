@@ -8,6 +8,7 @@ from fleetfit.config.build.levels import PlannedProblem, find_widths
 from fleetfit.config.schema import Experiment
 from fleetfit.cost import Conditions, compute_cost, submodel_cost
 from fleetfit.errors import PlanError
+from fleetfit.levels import find_split
 from fleetfit.planner import LevelShape, Mode, SplitLevel, find_shapes, get_sizes
 from fleetfit.training.clock import STEP
 from fleetfit.values import Federation, Problem
@@ -50,15 +51,14 @@ def _cost_split_level(
     return SplitLevel(shape.depth, shape.width, counts, work, memory, message, step_s)
 
 
-def describe_split(experiment: Experiment, federation: Federation, planned: PlannedProblem) -> list[str]:
-    """Note what levels with whole early blocks cost to train, where the method and not the user chose them."""
-    problem, split = planned.problem, experiment.fleet.split
-    is_fixed = split not in (None, "auto") or planned.targets.splits
-    has_own = len(planned.levels) != len(planned.targets.ratios)  # the method's levels are not the planner's
-    if is_fixed or has_own or not any(find_widths(problem.architecture, level) for level in planned.levels):
+def describe_split(federation: Federation, planned: PlannedProblem) -> list[str]:
+    """Note what levels with whole early blocks cost to train, where the planner and not the user chose them."""
+    problem, targets = planned.problem, planned.targets
+    is_chosen = find_split(planned.method.levels, targets) == "auto" and not targets.splits
+    if not is_chosen or not any(find_widths(problem.architecture, level) for level in planned.levels):
         return []
     try:
-        others = find_shapes(problem.architecture, problem.input_shape, planned.targets, "both")
+        others = find_shapes(problem.architecture, problem.input_shape, targets, "both")
     except PlanError:
         return []
     clients = [int((federation.level_of == i).sum()) for i in range(len(planned.levels))]
