@@ -91,7 +91,7 @@ def plan(
     mode: Annotated[
         str | None,
         typer.Option(
-            help="How levels differ: auto, both, width, depth, depth_first. Default: auto; both with --exits or --widths."
+            help="How levels differ: auto, both, width, depth, depth_first. Default: auto; both with --exits, --widths."
         ),
     ] = None,
     levels: Annotated[str, typer.Option(help='"cluster", "halving", or cost ratios such as 0.25,0.5,1.')] = "cluster",
