@@ -1,6 +1,7 @@
 """Nodes that do not join, as real processes: clock, certificate and key end them, a server that is away does not."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -52,17 +53,21 @@ def told(lab, name):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words", "warm"),
-    [(20, "20 s ahead of", True), (3600, "60 min ahead of", True), (-3600, "60 min behind", True),
-     (-86400, "1440 min behind", False)],
+    ("seconds", "minutes", "direction", "warm"),
+    [(20, 0, "ahead of", True), (3600, 60, "ahead of", True), (-3600, 60, "behind", True),
+     (-86400, 1440, "behind", False)],
 )  # fmt: skip
-def test_a_clock_that_is_off_ends_the_node_with_how_much(lab, seconds, words, warm):
+def test_a_clock_that_is_off_ends_the_node_with_how_much(lab, seconds, minutes, direction, warm):
     name = f"clock{seconds}"
     node = lab.node(name, lab.key(), clocked(lab, seconds), warm=warm)
     assert node.wait(LIMIT_S) == 2, lab.log(name)
     [line] = told(lab, name)
     assert line.startswith("fleetfit: This device's clock is ") and "Set the clock" in line
-    assert words in line or words.replace("20 s", "21 s") in line or words.replace("20 s", "19 s") in line
+    if minutes:
+        assert f"{minutes} min {direction}" in line
+    else:  # A busy machine's answer comes seconds late, and that counts.
+        stated = re.search(rf"(\d+) s {direction}", line)
+        assert stated and abs(int(stated[1]) - abs(seconds)) <= 10, line
 
 
 @pytest.mark.parametrize("seconds", [3, -200])

@@ -99,7 +99,7 @@ def test_wheel_and_sdist_install_into_an_empty_environment_and_run_the_demo(empt
     there = called(empty, "-c", "import fleetfit; print(fleetfit.__file__)", at=tmp_path)
     assert str(empty.parents[1]) in there
     printed = called(fleetfit, "demo", "--set", "rounds=3", "--out", "demo", at=tmp_path)
-    for row in ("ScaleFL", "HeteroFL", "FedAvg", "local accuracy"):
+    for row in ("FleetFit", "ScaleFL", "HeteroFL", "smallest model", "local accuracy"):
         assert row in printed
     called(fleetfit, "demo", "--write", "mine.toml", at=tmp_path)
     called(fleetfit, "plan", "mine.toml", at=tmp_path)
