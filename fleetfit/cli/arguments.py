@@ -35,7 +35,7 @@ parse_output_file = forward_config_errors(files.parse_output_file, "file")
 RunFile = Annotated[
     Path | None,
     typer.Argument(
-        help="Run file (TOML). Default: ScaleFL on handwritten digits.",
+        help="Run file (TOML). Default: FleetFit on handwritten digits.",
         parser=parse_input_file,
         metavar="[FILE]",
     ),
