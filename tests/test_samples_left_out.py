@@ -77,6 +77,22 @@ def test_some_clients_are_evaluated(tmp_path: Path) -> None:
     assert "samples" not in total(whole)["global accuracy %"] and not any("no client" in n for n in whole.notes)
 
 
+def test_a_comparison_says_the_range_over_its_seeds(tmp_path: Path) -> None:
+    place = arrays(tmp_path, [0, 1, 2] * 60, [0, 1, 2] * 10 + [0] * 3)
+    path = tmp_path / "c.toml"
+    path.write_text(
+        f'rounds = 1\ndata = {{ path = "{place}", partition = {{ clients = 2 }} }}\n'
+        'model = { name = "mlp", hidden = 16 }\nevaluate.clients = 1\n'
+        "local = { max_steps = 2 }\nfleet = { tolerance = 0.3 }\n[compare]\ngrid.seed = [0, 1, 2]\nsmallest = false\n"
+        '[[compare.row]]\nmethod.name = "scalefl"\n'
+    )
+    found = ff.compare(path, out=tmp_path / "compared")
+    summaries = [run.files.read_summary() for group in found.runs.values() for run in group]
+    measured = [summary.headline.local_samples for summary in summaries]
+    (note,) = [n for n in found.table.notes if n.startswith("Measured on a part") and ": local " in n]
+    assert min(measured) < max(measured) and f"({min(measured)} to {max(measured)} of 33 samples)" in note
+
+
 def test_a_comparison_says_so_below_its_table(tmp_path: Path) -> None:
     place = arrays(tmp_path, [0, 1, 2] * 60, [0, 1, 2, 3] * 10)
     path = tmp_path / "c.toml"

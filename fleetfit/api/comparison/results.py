@@ -54,7 +54,6 @@ from fleetfit.report.results import format_results, make_curves, to_percent
 from fleetfit.report.statistics import LEVEL, Difference, explain_smallest, paired_differences
 from fleetfit.report.tables import (
     OF_THE_PAPER,
-    format_sample_counts,
     make_comparison_table,
     make_difference_table,
     make_tuning_table,
@@ -355,14 +354,22 @@ def _list_notes(plan: ComparisonPlan, tuned: Mapping[RowSetting, str], score: st
 
 
 def _list_notes_on_samples(summaries: Mapping[RowSetting, Sequence[SummaryRecord]]) -> list[str]:
-    """Return notes on accuracies that were measured on a part of the samples."""
-    rows: dict[str, list[str]] = {}
+    """Return notes on accuracies that were measured on a part of the samples, one for each accuracy and test set."""
+    parts: dict[tuple[str, int], dict[str, list[int]]] = {}
     for key, group in summaries.items():
-        headlines = [summary.headline for summary in group]
-        for kind in ("global", "local"):
-            for some in sorted({format_sample_counts(columns, kind) for columns in headlines} - {""}):
-                rows.setdefault(f"{kind}{some}", []).append(join(*key))
-    return [f"Measured on a part of the samples: {score} of {'; '.join(names)}." for score, names in rows.items()]
+        for accuracies in (summary.headline for summary in group):
+            every = accuracies.test_samples
+            for kind, samples in (("global", accuracies.global_samples), ("local", accuracies.local_samples)):
+                if every and samples is not None and samples < every:
+                    parts.setdefault((kind, every), {}).setdefault(join(*key), []).append(samples)
+    notes = []
+    for (kind, every), rows in parts.items():
+        least, most = min(map(min, rows.values())), max(map(max, rows.values()))
+        samples_text = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        notes.append(
+            f"Measured on a part of the samples: {kind} ({samples_text} of {every:,} samples) of {'; '.join(rows)}."
+        )
+    return notes
 
 
 # ---- reading -------------------------------------------------------------------------------------------------------
