@@ -41,6 +41,7 @@ ALIKE, LEARNED = 0.15, 0.5
 OURS, PARALLEL = "exact", "exact, two processes"
 EVALUATED, LOOP = "exact, evaluated", "papers' loop"
 EVALUATED_ROUNDS = 30
+"""As many as a default run has."""
 ROUND, START, MEMORY = "a round", "start", "peak memory of all processes"
 
 
