@@ -63,20 +63,22 @@ WRONG: dict[str, Any] = {
 
 @pytest.mark.parametrize("counts", WRONG.values(), ids=WRONG.keys())
 def test_counts_that_do_not_fit_are_refused(counts: Any, tmp_path: Path) -> None:
-    with raises(ConfigError, key="prior"):
+    with raises(ConfigError, key="prior") as by_hand:
         make_offset(counts, FLEET, NAMED, None)
     file = tmp_path / "counts.json"
     file.write_text(json.dumps(counts))
-    with raises(ConfigError, key="prior", path=file):
+    with raises(ConfigError, key="prior", path=file) as in_a_file:
         make_offset(file, FLEET, NAMED, None)
+    assert str(in_a_file.value) == f"{file}: {by_hand.value}"
 
 
 def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "counts.json").write_text("3, 4")
     with raises(ConfigError, key="prior", path=tmp_path / "counts.json"):
         make_offset(tmp_path / "counts.json", FLEET, NAMED, None)
-    with raises(ConfigError, path=tmp_path / "missing.json"):
+    with raises(ConfigError, key="prior", path=tmp_path / "missing.json") as caught:
         make_offset(str(tmp_path / "missing.json"), FLEET, NAMED, None)
+    assert str(caught.value).count("missing.json") == 1
 
 
 def test_a_fleet_s_classes_have_numbers() -> None:

@@ -56,11 +56,16 @@ def make_offset(
             )
         number = count_labels(own, "train" if len(own.split("train")) else None)
     elif isinstance(counts, str | Path):
-        path = files.parse_path(counts)
+        path = files.parse_path(counts, "the file of counts")
         try:
-            number = _parse_counts(files.parse_json(files.read_text(path, ConfigError)), data)
+            values = files.parse_json(files.read_text(path, ConfigError))
+        except ConfigError as error:
+            error.key = "prior"
+            raise
         except ValueError as error:
             raise ConfigError(f"{path} is not JSON: {error}.", key="prior", path=path) from None
+        try:
+            number = _parse_counts(values, data)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}", key="prior", path=path) from None
     else:
