@@ -18,6 +18,7 @@ from fleetfit.errors import ConfigError, PlanError
 from fleetfit.factories import call_factory
 from fleetfit.layout import Architecture, Axis, ExitModel
 from fleetfit.models.cnn import cnn
+from fleetfit.models.fedavg_images import mlp_2nn
 from fleetfit.models.inverted import efficientnet_b0, mobilenetv2
 from fleetfit.models.lstm import char_lstm
 from fleetfit.models.mlp import mlp
@@ -267,6 +268,15 @@ def test_auto_is_both_for_multiply_adds_of_stages() -> None:
     assert choose_split(resnet(depth=20), "parameters") == choose_split(resnet(depth=20), "size_bytes") == "depth_first"
     assert choose_split(resnet(depth=20), "multiply_adds") == choose_split(cnn(), "latency_s") == "both"
     assert choose_split(vit(input_shape=IMAGE), "multiply_adds") == "depth_first"
+
+
+def test_auto_cuts_width_where_the_model_has_fewer_depths_than_the_fleet_has_levels() -> None:
+    model, targets = mlp_2nn(), Targets((0.125, 0.25, 0.5, 1.0), (0.1,) * 4, "multiply_adds")
+    assert choose_split(model, "multiply_adds") == "both"
+    with raises(PlanError):
+        find_shapes(model, (1, 28, 28), targets, "both")
+    assert find_shapes(model, (1, 28, 28), targets, "auto") == find_shapes(model, (1, 28, 28), targets, "width")
+    assert make_plan(model, (1, 28, 28), [0.125, 0.25, 0.5, 1.0], cost="multiply_adds", mode="auto").mode == "width"
 
 
 # ---- plans and run files ---------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from fleetfit.planner.budgets import (
     convert_budgets,
     make_targets,
 )
-from fleetfit.planner.split import choose_split, find_shapes, get_sizes
+from fleetfit.planner.split import find_shapes, get_sizes
 from fleetfit.submodel import Submodel
 
 # ---- the plan ------------------------------------------------------------------------------------------------------
@@ -277,7 +277,6 @@ def make_plan(
     """
     conditions = conditions or Conditions()
     names = list(budgets) if isinstance(budgets, Mapping) else None
-    mode = choose_split(architecture, cost) if mode == "auto" else mode
     grid = cost_grid(architecture, input_shape, cost, conditions)
     by_cost = _convert_budgets(architecture, input_shape, budgets, cost, grid.full, conditions)
     further = {name: values for name, values in by_cost.items() if name != cost}
@@ -300,7 +299,7 @@ def make_plan(
     )
     whole, bare = submodel_cost(architecture, ({}, splits[-1].exits), input_shape), full_cost(architecture, input_shape)
     heads = Cost(whole.parameters - bare.parameters, whole.multiply_adds - bare.multiply_adds)
-    mode = find_mode(levels, architecture.blocks) if mode == "depth_first" else mode
+    mode = find_mode(levels, architecture.blocks) if mode in ("auto", "depth_first") else mode
     smallest = {cost: splits[0].share, **splits[0].further}
     left_out = [
         f"{index if names is None else names[index]}{_name_failed_costs(by_cost, tolerances, smallest, index)}"

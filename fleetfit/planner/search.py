@@ -367,7 +367,7 @@ def _explain(query: Search) -> PlanError:
         "width" if mode != "width" and free and _find_splits(_restart(query, mode="width", any_will_do=True)) else None
     )
     otherwise = (
-        ' Levels that differ in width alone fit: --mode width of fleetfit plan, method.split = "width" of scalefl, or '
+        ' Levels that differ in width alone fit: --mode width of fleetfit plan, fleet.split = "width" in a run file, or '
         "a method that cuts width, such as heterofl."
     )
     depths = sum(p < grid.blocks for p in grid.positions)

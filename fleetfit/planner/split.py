@@ -12,7 +12,8 @@ first:
 
 An axis that runs through all blocks, such as a transformer's residual stream, is not cut: a level has as many whole
 blocks as its budget allows. Where that is less than one block, or no more than the level before has, the split is
-"both" (ScaleFL Eq. 1) for the whole fleet, or "width" where the model has fewer depths than the fleet has levels.
+"both" (ScaleFL Eq. 1) for the whole fleet, or "width" where the model has fewer depths than the fleet has levels. So is
+"auto" where it stands for "both".
 
 Not from a paper. The rule of "auto" is that of few short trials (docs/adr/0025).
 """
@@ -59,6 +60,7 @@ def find_shapes(
     """
     if targets.splits and _takes_fixed(mode, targets.mode):
         return _count_fixed(architecture, input_shape, targets)
+    falls_back = mode in ("auto", "depth_first")
     if mode == "auto":
         mode = choose_split(architecture, targets.cost)
     if mode == "depth_first":
@@ -70,11 +72,13 @@ def find_shapes(
         if shapes is not None:
             return shapes
     grid, further = make_grids(architecture, input_shape, targets)
-    if mode != "depth_first":
+    if not falls_back:
         return search(grid, targets, mode, depths, widths, further)
     try:
-        return search(grid, targets, "both", further=further)
+        return search(grid, targets, "both", depths, widths, further)
     except PlanError:  # more levels than depths
+        if depths is not None or widths is not None:
+            raise
         return search(grid, targets, "width", further=further)
 
 
