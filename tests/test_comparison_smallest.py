@@ -73,6 +73,20 @@ def test_it_is_plain_fedavg_with_the_sections_that_rows_share(tmp_path: Path) ->
     assert (local.lr, local.momentum, local.epochs) == (0.05, 0.3, 3)
 
 
+@pytest.mark.parametrize("place", ["the file", "a setting", "an override"])
+def test_it_does_without_the_split_of_the_other_rows(place: str, tmp_path: Path) -> None:
+    """FedAvg refuses `fleet.split`; all other keys of the fleet are for all rows."""
+    rows = ROWS.replace("heterofl", "fleetfit")
+    text = HEAD.replace("tolerance", 'split = "both", tolerance') if place == "the file" else HEAD
+    setting = '[[compare.setting]]\nlabel = "s"\nfleet.split = "both"\n' if place == "a setting" else ""
+    comparison = compare_text(
+        tmp_path, text + rows + setting, overrides=["fleet.split=both"] * (place == "an override")
+    )
+    fleets = {row: run[0].experiment.fleet for (row, _), run in comparison.runs.items()}
+    assert {row: fleet.split for row, fleet in fleets.items()} == {"A": "both", "B": "both", SMALLEST: None}
+    assert {fleet.tolerance for fleet in fleets.values()} == {0.5}
+
+
 def test_the_folder_of_a_comparison_does_not_depend_on_it(tmp_path: Path) -> None:
     names = {planned(tmp_path, HEAD + key + ROWS).fingerprint for key in ("", WITH, WITHOUT)}
     assert len(names) == 1

@@ -6,7 +6,7 @@ setting on validation data, as in ReeFL, appendix A. They have their own seeds, 
 run would be biased towards that run.
 
 The row "smallest model" is plain FedAvg at the smallest budget, with the file's own `[local]` and all other sections
-that the rows share, except `[method]`. Where it is as good as the other rows, a fleet needs no levels. By default it
+that the rows share, except `[method]` and `fleet.split`. Where it is as good as the other rows, a fleet needs no levels. By default it
 never refuses a comparison: if it does not fit, a note says why it is left out.
 
 `plan_comparison` checks what needs no data. `check_rows` then assembles each row in each setting once, with the first
@@ -266,7 +266,8 @@ class ComparisonPlan:
                 "false.",
                 key="compare.smallest",
             )
-        return replace(self, rows={**self.rows, SMALLEST: {**self.base, **_FEDAVG}}, smallest=SMALLEST)
+        row = {**_drop_method(self.base), **_FEDAVG}
+        return replace(self, rows={**self.rows, SMALLEST: row}, smallest=SMALLEST)
 
     def drop_smallest(self, reason: str = "") -> "ComparisonPlan":
         """Return the plan without the row "smallest model".
@@ -295,7 +296,7 @@ class ComparisonPlan:
         for row, setting, seed in itertools.product(self.rows, self.settings, self.seeds):
             changes = [self.settings[setting], self.run_overrides]
             if row == self.smallest:  # stays plain FedAvg
-                changes = [{key: value for key, value in change.items() if key != "method"} for change in changes]
+                changes = [_drop_method(change) for change in changes]
             file_table = merge_tables(self.rows[row], changes[0])
             table = merge_tables(file_table, changes[1]) | {"seed": seed, "name": row}
             subfolder = Path(make_slug(row, _RESERVED)) / make_slug(setting) / f"seed-{seed}"
@@ -385,6 +386,15 @@ def _make_plan(base: Mapping[str, Any], stem: str, overrides: Mapping[str, Any])
             plan = extended.drop_smallest(str(error))
     _check_plan(plan)
     return plan
+
+
+def _drop_method(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table without the method and the split of its levels, which plain FedAvg refuses."""
+    rest = {key: value for key, value in table.items() if key != "method"}
+    fleet = rest.get("fleet")
+    if isinstance(fleet, Mapping) and "split" in fleet:
+        rest["fleet"] = {key: value for key, value in fleet.items() if key != "split"}
+    return rest
 
 
 def _compares_methods(plan: ComparisonPlan) -> bool:
