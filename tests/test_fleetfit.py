@@ -251,6 +251,12 @@ def test_a_run_says_what_is_left_with_one_exit() -> None:
     several = assemble(load_experiment(merge_tables(TINY, {"method": {"name": "fleetfit"}}))).notes
     off = assemble(load_experiment(merge_tables(TINY, single, {"method": {"beta": 0.0}}))).notes
     assert not any("method.beta" in note for note in (*several, *off))
+    notes_by_method = {
+        next(note for note in assemble(load_experiment(merge_tables(TINY, single, {"method": values}))).notes
+             if "method.beta" in note)
+        for values in ({}, {"tau": 0.0}, {"momentum": 0.0}, {"tau": 0.0, "momentum": 0.0})
+    }  # fmt: skip
+    assert len(notes_by_method) == 4  # a part that is off is not named
 
 
 # ---- what it goes with ---------------------------------------------------------------------------------------------

@@ -343,3 +343,21 @@ def test_non_embedding_parameters_leave_embeddings_out() -> None:
     assert compute_cost(cnn(), ({}, (6,)), (1, 8, 8), "non_embedding_parameters") == compute_cost(
         cnn(), ({}, (6,)), (1, 8, 8)
     )
+
+
+@pytest.mark.parametrize(
+    ("budget", "split", "ratio"),
+    [
+        (0.25, {}, "1.17"),  # whole blocks: (242.2 + 412.0) / (148.6 + 412.0) multiply-adds
+        (0.25, {"split": "depth_first"}, ""),
+        (0.25, {"split": "both"}, ""),
+        (1.0, {}, ""),
+    ],
+)
+def test_a_run_says_what_whole_early_blocks_cost_to_train(budget: float, split: dict[str, str], ratio: str) -> None:
+    table = {
+        "data": {"name": "digits", "partition": {"clients": 12}},
+        "fleet": {"groups": [{"budget": budget}, {"budget": 1.0}], **split},
+    }
+    notes = [note for note in assemble(load_experiment(table)).notes if "fleet.split" in note]
+    assert [ratio in note for note in notes] == [True] * bool(ratio)

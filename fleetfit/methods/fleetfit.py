@@ -62,7 +62,7 @@ def fleetfit(tau: float = 1.0, beta: float = 0.5, temperature: float = 3.0, mome
         step=fedavgm(momentum).step if momentum else take_mean,
         gives_way={"step": "momentum", "task": "tau"},
         defaults={"local.schedule.kind": "cosine", "local.schedule.minimum": 0.01},
-        describe=partial(describe_single_exit, beta=beta),
+        describe=partial(describe_single_exit, beta=beta, tau=tau, momentum=momentum),
     )
 
 
@@ -77,10 +77,17 @@ def equal_exits_loss(job: Job, device: Device, beta: float, temperature: float) 
     return loss
 
 
-def describe_single_exit(problem: Problem, levels: Sequence[Level], beta: float) -> Iterator[str]:
+def describe_single_exit(
+    problem: Problem, levels: Sequence[Level], beta: float, tau: float, momentum: float
+) -> Iterator[str]:
     """Say what is left of the method where no level has a second exit."""
     if beta and all(len(level.submodel.exits) == 1 for level in levels):
+        parts = [
+            *["the class prior"] * bool(tau and problem.task.has_classes),
+            *["momentum on the server"] * bool(momentum),
+            "the schedule of the learning rate",
+        ]
         yield (
             "No level has an early exit, so that nothing is distilled (method.beta has no effect): what is left of "
-            "fleetfit is the class prior, momentum on the server and the schedule of the learning rate."
+            f"fleetfit is {', '.join(parts[:-1])}{' and ' if parts[:-1] else ''}{parts[-1]}."
         )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from fleetfit.config.assembly import Assembly
 from fleetfit.config.build.fleet import build_targets, find_profile
-from fleetfit.config.build.levels import PlannedProblem, find_widths
+from fleetfit.config.build.levels import PlannedProblem
 from fleetfit.config.schema import Experiment
 from fleetfit.cost import Conditions, compute_cost, submodel_cost
 from fleetfit.errors import PlanError
@@ -55,7 +55,7 @@ def describe_split(federation: Federation, planned: PlannedProblem) -> list[str]
     """Note what levels with whole early blocks cost to train, where the planner and not the user chose them."""
     problem, targets = planned.problem, planned.targets
     is_chosen = find_split(planned.method.levels, targets) == "auto" and not targets.splits
-    if not is_chosen or not any(find_widths(problem.architecture, level) for level in planned.levels):
+    if not is_chosen:
         return []
     try:
         others = find_shapes(problem.architecture, problem.input_shape, targets, "both")
