@@ -613,7 +613,7 @@ def _find_text_column(table: TextTable, usual: Sequence[str]) -> str:
 
 def _encode_labels(trained: Data, table: TextTable, column: str) -> NDArray[np.int64] | None:
     """Return a column as classes of the training set; None if all labels are empty or withheld."""
-    if isinstance(table, Cells) and table.is_empty(column) or _has_withheld_labels(table, column):
+    if (isinstance(table, Cells) and table.is_empty(column)) or _has_withheld_labels(table, column):
         return None
     codes = _number_classes(trained)
     values = _read_values([table], column).tolist()
