@@ -218,6 +218,15 @@ def test_the_command_line_keeps_a_copy(tmp_path: Path) -> None:
 # ---- what is not read ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["config.toml", "notes.txt"])
+def test_a_folder_of_something_else_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("")
+    with raises(RunError, path=tmp_path / "out"):
+        compared(tmp_path, "")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [name]
+
+
 def test_a_reference_row_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with raises(ConfigError, '"fedavgg"', '"fedavg"', key="against"):
         compared(tmp_path, "", against="fedavgg")

@@ -118,7 +118,7 @@ def test_the_row_is_beside_the_others_and_outside_of_the_differences(tmp_path: P
 
 def test_the_page_says_where_it_is_as_good(tmp_path: Path) -> None:
     """Without training all rows have the same accuracy up to their initial states; B is FedAvg at the same size."""
-    text = HEAD + WITH + '[[compare.row]]\nlabel = "B"\nmethod.name = "fedavg"\n'
+    text = HEAD + WITH + '[[compare.row]]\nlabel = "B"\nmethod.name = "fedavg"\n[compare.grid]\nseed = [0, 1]\n'
     comparison = compare_text(tmp_path, text)
     (note,) = (note for note in comparison.table.notes if note.startswith("The smallest model"))
     assert "+0.00 in local (B) and +0.00 in global (B)" in note

@@ -27,6 +27,7 @@ from fleetfit.data.files.folders import resolve_folder
 from fleetfit.data.files.images import list_images, read_images_like
 from fleetfit.data.files.memory import Samples, TableSplits, read_memory
 from fleetfit.data.files.table import encode_rows, encode_table
+from fleetfit.data.files.text import read_texts_like
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_you_mean
 from fleetfit.factories import call_factory
@@ -214,9 +215,10 @@ def load_other_data(run: TrainedRun, name: str, halves: bool = False) -> Data:
     Raises:
         FleetFitError: The data set is unknown, or the files have another format than the run's data.
     """
-    image_data = _read_images(run, name, halves)
-    if image_data is not None:
-        return image_data
+    new_samples = _read_new_samples(run, name)
+    if new_samples is not None:
+        rows = new_samples.split("test")
+        return new_samples.share({"validation": rows[::2], "test": rows[1::2]}) if halves else new_samples
     settings = {} if isinstance(run.assembly.data, DataDescription) else run.experiment.data.settings
     label = {"label": settings["label"]} if "label" in settings else {}  # distinguishes texts from a table
     section = detect_data_source({"name": name, **label}, Path.cwd(), "--data")
@@ -231,23 +233,21 @@ def load_other_data(run: TrainedRun, name: str, halves: bool = False) -> Data:
     return _read_prepared(run, section, path, halves)
 
 
-def _read_images(run: TrainedRun, name: str, halves: bool = False) -> Data | None:
-    """Read an image or a folder of images for a run on images; None for anything else."""
+def _read_new_samples(run: TrainedRun, name: str) -> Data | None:
+    """Read images or texts, also without labels, for a run on such data; None for anything else."""
     run_data, section = run.assembly.data, run.experiment.data
-    if (
-        not isinstance(run_data, Data)
-        or section.name != "images"
-        or names.match_name("data", name) in names.list_names("data")
-    ):
+    if not isinstance(run_data, Data) or names.match_name("data", name) in names.list_names("data"):
         return None
-    path = resolve_folder(name)
+    path, settings = resolve_folder(name), section.settings
+    if run_data.tokenizer:
+        return read_texts_like(
+            run_data, path, settings.get("text"), settings.get("label"), settings.get("header") is not False
+        )
+    if section.name != "images":
+        return None
     paths = list_images(path)
-    if not paths:
-        return None
-    size, centre, upright = (section.settings.get(key) for key in ("size", "centre", "exif_orientation"))
-    data = read_images_like(run_data, path, paths, size, centre or 1.0, upright is not False)
-    rows = data.split("test")
-    return data.share({"validation": rows[::2], "test": rows[1::2]}) if halves else data
+    size, centre, upright = (settings.get(key) for key in ("size", "centre", "exif_orientation"))
+    return read_images_like(run_data, path, paths, size, centre or 1.0, upright is not False) if paths else None
 
 
 def _read_prepared(run: TrainedRun, section: Mapping[str, Any], path: Path, halves: bool) -> Data:
@@ -355,7 +355,7 @@ def _load_evaluation_data(run: TrainedRun, section: Any) -> Data | None:
     name = section.get("path", section.get("name")) if isinstance(section, Mapping) else section
     if isinstance(name, Path):
         return load_other_data(run, str(name))
-    if isinstance(name, str) and (data := _read_images(run, name)) is not None:
+    if isinstance(name, str) and (data := _read_new_samples(run, name)) is not None:
         return data
     if not isinstance(name, str) or detect_data_source({"name": name}, Path.cwd()).get("name") == name:
         return None

@@ -17,6 +17,8 @@ from fleetfit.report.columns import number_name
 LEVEL = 0.95
 _EQUAL = 1e-9
 """Smaller differences count as equal."""
+AS_GOOD = 1.0
+"""Percentage points by which the other rows may at most be above a smallest model that is as good as they are."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,11 @@ def paired_differences(results: ComparisonResults, columns: Sequence[str], again
 
 
 def explain_smallest(results: ComparisonResults) -> list[str]:
-    """Return a sentence on each setting in which no row is above the row "smallest model"; then levels gain nothing.
+    """Return a sentence on each setting in which no row is above the row "smallest model".
 
     A row is above it in an accuracy if the interval of their paired difference is above zero or, without an interval,
-    the mean difference is.
+    the mean difference is. The smallest model is as good as the rest, so that levels gain nothing, if the intervals of
+    all rows end below `AS_GOOD`, in each accuracy; otherwise it is open.
     """
     if not results.smallest:
         return []
@@ -99,12 +102,24 @@ def explain_smallest(results: ComparisonResults) -> list[str]:
             continue
         best = [max((one for one in here if one.column == c), key=lambda one: one.mean or 0.0) for c in columns]
         seeds = min(len(one.seeds) for one in best)
+        is_as_good = seeds > 1 and all(_find_upper_bound(one) < AS_GOOD for one in here)
+        where = f" in {setting}" if setting else ""
         sentences.append(
-            f"The smallest model is as good as the other rows{f' in {setting}' if setting else ''}: the best of them "
-            f"differs from it by {' and '.join(map(_format_difference, best))} percentage points ({seeds} "
-            f"seed{'' if seeds == 1 else 's, 95% intervals'}). Then a fleet needs no levels."
+            (
+                f"The smallest model is as good as the other rows{where}, so that a fleet needs no levels"
+                if is_as_good
+                else f"Whether levels gain anything{where} is open"
+            )
+            + f": the best of the other rows differs from the smallest model by "
+            f"{' and '.join(map(_format_difference, best))} percentage points "
+            f"({seeds} seed{'' if seeds == 1 else 's, 95% intervals'})."
         )
     return sentences
+
+
+def _find_upper_bound(one: Difference) -> float:
+    """Return the end of the interval, or the mean of equal differences."""
+    return (one.mean or 0.0) if one.high is None else one.high
 
 
 def _format_difference(one: Difference) -> str:

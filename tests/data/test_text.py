@@ -413,13 +413,13 @@ def test_the_same_in_every_process(tmp_path: Path) -> None:
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one whenever texts are encoded."""
     calls: list[int] = []
-    original = tokens._encode
+    original = tokens.encode
 
     def counted(*arguments: Any) -> Any:
         calls.append(1)
         return original(*arguments)
 
-    monkeypatch.setattr(tokens, "_encode", counted)
+    monkeypatch.setattr(tokens, "encode", counted)
     return calls
 
 

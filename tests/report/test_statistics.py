@@ -219,16 +219,24 @@ def test_the_smallest_model_is_in_no_difference_but_as_reference() -> None:
     assert [one.row for one in paired_differences(made, ["local"], "S")] == ["A", "B"]
 
 
-def test_the_smallest_model_is_as_good_unless_an_interval_is_above_it() -> None:
-    """A less S is 1, 0, 2: mean 1, s = 1, t(2) = 4.3027, so that the half width is 4.3027 / sqrt(3) = 2.4842.
+def test_the_smallest_model_is_as_good_if_no_interval_leaves_room_for_more() -> None:
+    """A less S is 1, 0, 2: mean 1, s = 1, t(2) = 4.3027, so that the half width is 4.3027 / sqrt(3) = 2.4842: open.
 
-    B less S is 3.0, 3.1, 3.2: mean 3.1, s = 0.1, half width 0.2484: above zero.
+    B less S is 3.0, 3.1, 3.2: mean 3.1, s = 0.1, half width 0.2484: above zero. C less S is 0.1, 0, 0.2: as good.
     """
-    few = {("A", ""): local([51, 52, 56]), ("S", ""): local([50, 52, 54])}
+    smallest = {("S", ""): local([50, 52, 54])}
+    few = {("A", ""): local([51, 52, 56]), **smallest}
     (sentence,) = explain_smallest(with_smallest(few))
-    assert "+1.00 [-1.48, +3.48] in local (A)" in sentence and "3 seeds" in sentence
+    assert "+1.00 [-1.48, +3.48] in local (A)" in sentence and "3 seeds" in sentence and "open" in sentence
     assert explain_smallest(results(few)) == []
     assert explain_smallest(with_smallest({**few, ("B", ""): local([53, 55.1, 57.2])})) == []
+    (sentence,) = explain_smallest(with_smallest({("C", ""): local([50.1, 52, 54.2]), **smallest}))
+    assert "+0.10 [-0.15, +0.35] in local (C)" in sentence and "open" not in sentence
+    both = {("C", ""): local([50.1, 52, 54.2]), ("A", ""): local([49.5, 51, 55.0]), **smallest}
+    (sentence,) = explain_smallest(with_smallest(both))
+    assert "(C)" in sentence and "open" in sentence  # A less S is -0.5, -1, 1: it ends at 2.4
+    (sentence,) = explain_smallest(with_smallest({("E", ""): local([50, 52, 54]), **smallest}))
+    assert "open" not in sentence  # equal, without an interval
 
 
 def test_the_smallest_model_is_judged_by_each_setting_and_both_accuracies() -> None:
@@ -237,7 +245,8 @@ def test_the_smallest_model_is_judged_by_each_setting_and_both_accuracies() -> N
     assert explain_smallest(with_smallest(both)) == []
     both |= {("A", "y"): {0: {"local": 50.0, "global": 59.9}}, ("S", "y"): {0: {"local": 55.0, "global": 60.0}}}
     (sentence,) = explain_smallest(with_smallest(both))
-    assert " in y" in sentence and "-5.00 in local (A) and -0.10 in global (A)" in sentence and "1 seed)" in sentence
+    assert " in y" in sentence and "-5.00 in local (A) and -0.10 in global (A)" in sentence
+    assert "1 seed)" in sentence and "open" in sentence
 
 
 def test_a_row_without_a_common_seed_tells_nothing_of_the_smallest_model() -> None:

@@ -13,6 +13,7 @@ from fleetfit.api.comparison.execute import ComparisonProgress, OnProgress, OnRu
 from fleetfit.api.comparison.plan import (
     ComparisonPlan,
     began_without_smallest,
+    check_folder,
     check_rows,
     format_label,
     hold_folder,
@@ -95,8 +96,8 @@ def compare(
 
     Raises:
         NoUsableUpdates: No run had a usable update.
-        FleetFitError: The file is wrong, a folder has another run, or the process of a run died (raised after the other
-            runs have finished).
+        FleetFitError: The file is wrong, the folder is not empty and has no comparison, a run's folder has another run,
+            or the process of a run died (raised after the other runs have finished).
     """
     names.check_not_importing()
     plan = plan_comparison(file, overrides, **sections)
@@ -107,6 +108,7 @@ def compare(
     else:
         is_usable = plan.name == Path(plan.name).name and len(plan.name.encode(errors="replace")) <= _LONGEST_NAME
         folder = RUNS / f"compare-{plan.name if is_usable else make_slug(plan.name)}-{plan.fingerprint}"
+    check_folder(folder)
     if plan.has_implied_smallest and began_without_smallest(folder):
         plan = plan.drop_smallest()
     plan.find_reference(against)

@@ -927,6 +927,24 @@ class ListedRun:
     title: str
 
 
+def check_folder(folder: Path) -> None:
+    """Check that a folder is new, empty, or one of a comparison.
+
+    Raises:
+        RunError: It has other files, such as those of a run, or cannot be read.
+    """
+    try:
+        names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
+    except OSError as error:
+        raise RunError(f"{folder} cannot be read: {files.format_os_error(error)}.", path=folder) from None
+    if names and not names & {RUNS_FILE, RESULTS_FILE}:
+        raise RunError(
+            f"{folder} has {'a run' if 'config.toml' in names else 'other files'}. Choose a new or empty folder, or "
+            "that of the comparison to continue.",
+            path=folder,
+        )
+
+
 @contextlib.contextmanager
 def hold_folder(plan: ComparisonPlan, folder: Path) -> Iterator[None]:
     """Write the list of runs in starting order, and lock the folder until the end of the block."""

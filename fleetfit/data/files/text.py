@@ -8,6 +8,7 @@ Examples are the unpacked IMDB, or your own table. A set is a folder with a trai
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,9 +32,9 @@ from fleetfit.data.files.folders import (
     resolve_folder,
 )
 from fleetfit.data.files.table import read_cells
-from fleetfit.data.files.tokens import encode_texts
+from fleetfit.data.files.tokens import encode, encode_texts, load_tokenizer
 from fleetfit.data.splits import ALIASES, fill_missing_splits, hold_out, subsample
-from fleetfit.errors import DataError
+from fleetfit.errors import DataError, quote_some
 from fleetfit.files import parse_path, read_text
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a folder or a file of labelled texts")
@@ -232,6 +233,10 @@ class Cells:
                     column=column,
                 )
         return [str(value) for value in self._cells[column]]
+
+    def is_empty(self, column: str) -> bool:
+        """Return whether no row has a value in a column."""
+        return not any(str(value).strip() for value in self._cells[column] if value is not None)
 
 
 def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -501,3 +506,133 @@ def _read_class_folders(splits: ClassFiles) -> Corpus:
         class_names=class_names,
         groups=None,
     )
+
+
+# ---- new texts for a trained model -----------------------------------------------------------------------------------
+
+
+def read_texts_like(
+    trained: Data,
+    path: Path,
+    text: str | Sequence[str] | None = None,
+    label: str | None = None,
+    header: bool = True,
+) -> Data | None:
+    """Return texts as test samples, with the tokens and the classes of a training set; None if there are no texts.
+
+    A row of a table has the label of its column, a .txt file in a folder that of the nearest folder that is named after
+    a class. A single .txt file has a text on each line, without labels. If a text has no label, the data have none.
+
+    Args:
+        trained: The training set.
+        path: A file, or a folder of .txt files. A folder with splits of its own is a data set: see `text`.
+        text: Column of the texts, or several, as in training; None: `text` or `sentence`.
+        label: Column of the labels, as in training; None: `label` or `labels`. It may be missing.
+        header: Whether the first line of a CSV or TSV file names the columns.
+
+    Raises:
+        DataError: A file cannot be read, has no texts, or has a label that is no class of the training set.
+        MissingExtra: `tokenizers` is not installed.
+    """
+    names, labels = None, None
+    notes: list[str] = []
+    if path.is_dir() and not _is_data_set(path) and (files := list_sample_files(path, "**/*.txt")):
+        names = np.array([os.fsencode(file.relative_to(path)) for file in files], dtype=np.bytes_)
+        texts = [read_text(file, DataError) for file in files]
+        labels, notes = _label_by_folders(trained, [file.relative_to(path) for file in files])
+    elif path.suffix == ".txt" and path.is_file():
+        lines = read_text(path, DataError).split("\n")
+        texts = [line for line in lines if line.strip()]
+        if blank := len(lines[:-1]) + bool(lines[-1]) - len(texts):
+            notes.append(f"{path.name}: {blank} blank lines are left out.")
+    elif path.suffix in SUFFIXES and path.is_file():
+        table = _open_rows(path, header)
+        columns = [
+            _find_text_column(table, TEXT_COLUMNS if column is None else (column,))
+            for column in ([text] if isinstance(text, str) or text is None else text)
+        ]
+        texts = _join_columns(table, columns)
+        column = next((name for name in (_LABEL if label is None else (label,)) if name in table.columns), None)
+        labels = None if column is None or not texts else _encode_labels(trained, table, column)
+    else:
+        return None
+    if not texts:
+        raise DataError(f"{path} has no texts.", path=path)
+    tokenizer, _ = load_tokenizer(path.name, Path(trained.tokenizer))
+    return Data(
+        name=path.resolve().stem if path.is_file() else path.resolve().name,
+        x=torch.from_numpy(encode(path.name, tokenizer, texts, trained.x.shape[1], trained.padding)),
+        y=torch.from_numpy(np.zeros(len(texts), dtype=np.int64) if labels is None else labels),
+        splits={"test": torch.arange(len(texts))},
+        classes=trained.classes,
+        class_names=trained.class_names,
+        vocabulary=trained.vocabulary,
+        padding=trained.padding,
+        tokenizer=trained.tokenizer,
+        labelled=labels is not None,
+        notes=tuple(notes),
+        file_names=names,
+    )
+
+
+def _is_data_set(folder: Path) -> bool:
+    """Return whether a folder has a training split, or tables of texts."""
+    return any(
+        file.suffix in SUFFIXES or (file.name in _ALIASES["train"] and file.is_dir()) for file in folder.iterdir()
+    )
+
+
+def _label_by_folders(trained: Data, names: Sequence[Path]) -> tuple[NDArray[np.int64] | None, list[str]]:
+    """Return the labels of files by the folders that they are in, None if a file has none, and why."""
+    codes = _number_classes(trained)
+    labels = [next((codes[part] for part in reversed(name.parts[:-1]) if part in codes), None) for name in names]
+    known = [label for label in labels if label is not None]
+    if len(known) == len(labels):
+        return np.array(known, dtype=np.int64), []
+    unlabelled = [name for name, label in zip(names, labels, strict=True) if label is None]
+    folders = sorted({name.parts[0] for name in unlabelled if name.parts[1:]})
+    if not folders:
+        return None, []
+    return None, [
+        f"No accuracy, because not every folder is a class of the run: {quote_some(folders)}. The classes are "
+        f"{quote_some(trained.class_names or codes)}."
+    ]
+
+
+def _find_text_column(table: TextTable, usual: Sequence[str]) -> str:
+    for name in usual:
+        if name in table.columns:
+            return name
+    raise DataError(
+        f"{table.path} has no column {' or '.join(map(repr, usual))}, where the texts of the run are. Its columns are "
+        f"{quote_some(table.columns)}. Rename the one with the texts, or name a .txt file with a text on each line.",
+        path=table.path,
+        column=usual[0],
+    )
+
+
+def _encode_labels(trained: Data, table: TextTable, column: str) -> NDArray[np.int64] | None:
+    """Return a column as classes of the training set; None if all labels are empty or withheld."""
+    if (isinstance(table, Cells) and table.is_empty(column)) or _has_withheld_labels(table, column):
+        return None
+    codes = _number_classes(trained)
+    values = _read_values([table], column).tolist()
+    names = table.class_names(column) if isinstance(table, parquet.File) and isinstance(values[0], int) else ()
+    cells = [names[value] if names and 0 <= value < len(names) else str(value) for value in values]
+    for row, cell in enumerate(cells):
+        if cell not in codes:
+            raise DataError(
+                f'row {row} of {table.path} has "{cell:.80}" in column "{column}", which is no class of the run: '
+                f"{quote_some(trained.class_names or codes)}. Correct it, or leave the column out.",
+                path=table.path,
+                row=row,
+                column=column,
+            )
+    return np.array([codes[cell] for cell in cells], dtype=np.int64)
+
+
+def _number_classes(trained: Data) -> dict[str, int]:
+    """Return the number of each class by its name, and by the number itself if no class is called a number."""
+    numbers = {str(number): number for number in range(trained.classes)}
+    names = {name: number for number, name in enumerate(trained.class_names)}
+    return names if any(name.isdecimal() for name in names) else names | numbers

@@ -93,8 +93,15 @@ def encode_texts(
         if tokenizer is None:
             library, padding = learn_tokenizer([texts[i] for i in train], vocabulary), 0
         else:
-            library, padding = _load_tokenizer(name, parse_path(tokenizer, "tokenizer"), tokenizer_files)
-        np.save(folder / "tokens.npy", _encode(name, library, texts, length, padding))
+            library, known_padding = load_tokenizer(name, parse_path(tokenizer, "tokenizer"), tokenizer_files)
+            if known_padding is None:
+                raise DataError(
+                    f"{name}: the tokeniser in {tokenizer} has no padding token. Set pad_token in "
+                    "tokenizer_config.json.",
+                    path=tokenizer,
+                )
+            padding = known_padding
+        np.save(folder / "tokens.npy", encode(name, library, texts, length, padding))
         library.save(str(folder / "tokenizer.json"))
         size = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=0)
         if size > _MAX_TOKENS:
@@ -122,7 +129,7 @@ def _find_version() -> str:
         raise MissingExtra("text", "Reading text") from error
 
 
-def _encode(name: str, tokenizer: Any, texts: Sequence[str], length: int, padding: int) -> NDArray[np.int64]:
+def encode(name: str, tokenizer: Any, texts: Sequence[str], length: int, padding: int) -> NDArray[np.int64]:
     """Return tokens [N, length].
 
     Raises:
@@ -161,8 +168,13 @@ def _list_tokenizer_files(name: str, path: Path) -> list[Path]:
     return files
 
 
-def _load_tokenizer(name: str, path: Path, files: Sequence[Path]) -> tuple[Any, int]:
-    """Return a checkpoint's tokeniser and its padding token."""
+def load_tokenizer(name: str, path: Path, files: Sequence[Path] = ()) -> tuple[Any, int | None]:
+    """Return the tokeniser of a checkpoint's folder or file, and its padding token, if it is known.
+
+    Raises:
+        DataError: It cannot be read.
+        MissingExtra: `tokenizers` or, for some checkpoints, `transformers` is not installed.
+    """
     file = path if path.is_file() else path / "tokenizer.json"
     try:
         if file.is_file():
@@ -176,13 +188,7 @@ def _load_tokenizer(name: str, path: Path, files: Sequence[Path]) -> tuple[Any, 
         raise
     except BaseException as error:  # the libraries may raise anything; a Rust panic is not an Exception
         raise DataError(f"{name}: the tokeniser in {path} cannot be read: {format_cause(error)}", path=path) from error
-    padding = None if pad_token is None else tokenizer.token_to_id(pad_token)
-    if padding is None:
-        raise DataError(
-            f"{name}: the tokeniser in {path} has no padding token. Set pad_token in tokenizer_config.json.",
-            path=path,
-        )
-    return tokenizer, padding
+    return tokenizer, None if pad_token is None else tokenizer.token_to_id(pad_token)
 
 
 def _find_pad_token(files: Sequence[Path], tokenizer: Any) -> str | None:

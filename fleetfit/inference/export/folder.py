@@ -33,11 +33,11 @@ from fleetfit.inference.export.level import (
     make_whole_graph,
     write_program,
 )
-from fleetfit.inference.export.to_transformers import notes_on_transformers, write_transformers
+from fleetfit.inference.export.to_transformers import notes_on_transformers, write_tokeniser, write_transformers
 from fleetfit.values import DataDescription
 
 FORMAT = 1
-WEIGHTS, CONFIG, COLUMNS = "model.safetensors", "config.json", "columns.json"
+WEIGHTS, CONFIG, COLUMNS, TOKENISER = "model.safetensors", "config.json", "columns.json", "tokenizer.json"
 PROGRAM, SCRIPT, CARD = "model.pt2", "run.py", "README.md"
 
 # ---- forms -----------------------------------------------------------------------------------------------------------
@@ -255,6 +255,12 @@ class _FolderWriter:
             self.notes.append(
                 f"A sample is a row of a table as {COLUMNS} makes it: (value - mean) / std of each number, 0 where it "
                 "is missing (and 1 in the feature after it, if there is one); 1 for the category that it has, in order."
+            )
+        if getattr(model.data, "tokenizer", ""):
+            write_tokeniser(model.own_data, folder / TOKENISER)
+            self.notes.append(
+                f"{TOKENISER} makes the token ids of a text, cut and padded to {model.own_data.sample_shape[0]}, with "
+                f'the package tokenizers: `Tokenizer.from_file("{TOKENISER}").encode(text).ids`.'
             )
         config = json.dumps(make_config(model, self.onnx), indent=2, allow_nan=False)
         (folder / CONFIG).write_text(config + "\n", encoding="utf-8")

@@ -170,15 +170,7 @@ def _make_image_processor(data: Data) -> dict[str, Any]:
 
 def _make_tokeniser_files(data: Data) -> dict[str, str]:
     """Return the data's tokenizer.json, and a config with its special tokens and the length of texts."""
-    try:
-        text = Path(data.tokenizer).read_text(encoding="utf-8")
-        tokens = _list_tokens(json.loads(text))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{data.name}: its tokeniser {data.tokenizer} cannot be read: {error!r}. Load the data again to rebuild "
-            "it.",
-            path=data.tokenizer,
-        ) from None
+    text, tokens = read_tokeniser(data)
     special = {role: word for role, words in _ROLES.items() for word in words if word in tokens.values()}
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -192,6 +184,38 @@ def _make_tokeniser_files(data: Data) -> dict[str, str]:
     if data.padding in tokens:
         config["pad_token"] = tokens[data.padding]
     return {"tokenizer.json": text, "tokenizer_config.json": _format_json(config)}
+
+
+def write_tokeniser(data: Data, path: Path) -> None:
+    """Write a tokenizer.json that cuts and pads each text as the data's are."""
+    text, tokens = read_tokeniser(data)
+    tokeniser, length = json.loads(text), data.sample_shape[0]
+    tokeniser["padding"] = {
+        "strategy": {"Fixed": length},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": data.padding,
+        "pad_type_id": 0,
+        "pad_token": tokens.get(data.padding, ""),
+    }
+    path.write_text(json.dumps(tokeniser, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_tokeniser(data: Data) -> tuple[str, dict[int, str]]:
+    """Return the text of the data's tokenizer.json, and its tokens by their numbers.
+
+    Raises:
+        DataError: The file is missing or damaged.
+    """
+    try:
+        text = Path(data.tokenizer).read_text(encoding="utf-8")
+        return text, _list_tokens(json.loads(text))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{data.name}: its tokeniser {data.tokenizer} cannot be read: {error!r}. Load the data again to rebuild "
+            "it.",
+            path=data.tokenizer,
+        ) from None
 
 
 def _list_tokens(tokeniser: Mapping[str, Any]) -> dict[int, str]:

@@ -1,0 +1,129 @@
+"""`fleetfit predict` on new texts: rows, lines and files, of known classes, others or none."""
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from support import Expected, raises
+
+import fleetfit as ff
+from fleetfit.api.inference import load_other_data
+from fleetfit.cli.main import main
+from fleetfit.errors import ConfigError, DataError
+
+tokenizers = pytest.importorskip("tokenizers")
+
+WORDS = {"food": "bread soup cook taste", "sport": "goal team match win"}
+NEW = ["cook the soup", "our team wins the match", "a taste of bread, then goal after goal"]
+
+
+def write_rows(path: Path, columns: Sequence[str], *rows: Sequence[str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([columns, *rows])
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> ff.Run:
+    folder = tmp_path_factory.mktemp("texts")
+    rows = [(f"{word} {word} and {other}", name) for name, words in WORDS.items() for word in words.split()
+            for other in words.split()] * 2  # fmt: skip
+    data = {"path": str(write_rows(folder / "texts.csv", ["text", "label"], *rows)), "length": 12,
+            "partition": {"kind": "iid", "clients": 4}}  # fmt: skip
+    model = {"name": "bert", "hidden": 8, "layers": 2, "attention_heads": 2, "intermediate": 8}
+    return ff.run({"data": data, "model": model, "rounds": 1}, out=folder / "run")
+
+
+def test_rows_lines_and_files_are_the_same_texts(trained: ff.Run, tmp_path: Path) -> None:
+    """With the tokens of a table with labels, which is read as the training table was."""
+    rows = [(text, "food") for text in NEW]
+    folder = tmp_path / "all"
+    write_rows(folder / "train.csv", ["text", "label"], *rows, ("goal", "sport"))
+    write_rows(folder / "test.csv", ["text", "label"], *rows)
+    expected = load_other_data(trained, str(folder))
+    expected_x = expected.batch(expected.split("test"))[0]
+    (tmp_path / "files").mkdir()
+    for number, text in enumerate(NEW):
+        (tmp_path / "files" / f"{number}.txt").write_text(text)
+    (tmp_path / "lines.txt").write_text("\n\n".join(NEW) + "\n")
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in NEW))
+    write_rows(tmp_path / "rows.csv", ["number", "text"], *[(str(n), text) for n, text in enumerate(NEW)])
+    write_rows(tmp_path / "empty.csv", ["text", "label"], *[(text, " ") for text in NEW])
+    for name in ("files", "lines.txt", "rows.jsonl", "rows.csv", "empty.csv"):
+        data = load_other_data(trained, str(tmp_path / name))
+        assert not data.labelled and torch.equal(data.batch(data.split("test"))[0], expected_x), name
+    lines = load_other_data(trained, str(tmp_path / "lines.txt"))
+    assert any("2" in note for note in lines.notes)  # blank lines are not texts
+
+
+def test_predictions_name_rows_and_files(trained: ff.Run, tmp_path: Path) -> None:
+    out = tmp_path / "predictions.csv"
+    (tmp_path / "mail" / "today").mkdir(parents=True)
+    (tmp_path / "mail" / "today" / "a.txt").write_text(NEW[0])
+    (tmp_path / "mail" / "b.txt").write_text(NEW[1])
+    for path, files in (("mail", ["b.txt", "today/a.txt"]), ("rows.csv", None)):
+        write_rows(tmp_path / "rows.csv", ["text"], *[(text,) for text in NEW])
+        with pytest.raises(SystemExit) as caught:
+            main(["predict", str(trained.folder), "--data", str(tmp_path / path), "--out", str(out)])
+        assert caught.value.code == 0
+        with out.open() as file:
+            rows = list(csv.DictReader(file))
+        assert all(row["prediction"] in WORDS and "label" not in row for row in rows)
+        assert files is None or [row["file"] for row in rows] == files
+        assert [row["sample"] for row in rows] == [str(number) for number in range(len(rows))]
+
+
+def test_labels_are_classes_of_the_run(trained: ff.Run, tmp_path: Path) -> None:
+    """Of one class, of numbers, and of folders: a table by itself would call its only class 0."""
+    write_rows(tmp_path / "sport.csv", ["label", "text"], ("sport", NEW[1]), ("sport", "goal"))
+    write_rows(tmp_path / "numbers.csv", ["label", "text"], ("1", NEW[1]), ("0", NEW[0]))
+    (tmp_path / "folders" / "sport").mkdir(parents=True)
+    (tmp_path / "folders" / "sport" / "1.txt").write_text(NEW[1])
+    for name, labels in (("sport.csv", [1, 1]), ("numbers.csv", [1, 0]), ("folders", [1])):
+        data = load_other_data(trained, str(tmp_path / name))
+        assert data.labelled and data.y.tolist() == labels, name
+    assert trained.evaluate(data=str(tmp_path / "sport.csv"))["static"]["samples"] == 2
+    halves = load_other_data(trained, str(tmp_path / "sport.csv"), halves=True)
+    assert [len(halves.split(split)) for split in ("train", "validation", "test")] == [0, 1, 1]
+
+
+def test_folders_that_are_no_classes_give_no_labels(trained: ff.Run, tmp_path: Path) -> None:
+    for name in ("sport", "politics"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.txt").write_text(NEW[1])
+    data = load_other_data(trained, str(tmp_path))
+    assert not data.labelled and len(data.y) == 2
+    assert any("politics" in note and "food" in note for note in data.notes)
+    with raises(ConfigError, key="data"):
+        trained.evaluate(data=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "expected"),
+    [
+        (["text", "label"], [(NEW[0], "food"), (NEW[1], "cars")], Expected("cars", "sport", row=1, column="label")),
+        (["review"], [(NEW[0],)], Expected("review", "text", column="text")),
+        (["text"], [], Expected("rows.csv")),
+    ],
+    ids=["another class", "no text", "no rows"],
+)
+def test_wrong_tables_are_refused(
+    trained: ff.Run, tmp_path: Path, columns: list[str], rows: list[tuple[str, ...]], expected: Expected
+) -> None:
+    path = write_rows(tmp_path / "rows.csv", columns, *rows)
+    with raises(DataError, expected, path=path):
+        load_other_data(trained, str(path))
+
+
+def test_an_exported_model_has_the_tokeniser(trained: ff.Run, tmp_path: Path) -> None:
+    """`tokenizers` alone makes the ids that the model was trained on, cut and padded to their length."""
+    trained.export(1, tmp_path / "device", forms=())
+    tokeniser = tokenizers.Tokenizer.from_file(str(tmp_path / "device" / "tokenizer.json"))
+    (tmp_path / "lines.txt").write_text("\n".join([*NEW, " ".join(NEW * 5)]))
+    expected = load_other_data(trained, str(tmp_path / "lines.txt")).x
+    ids = [encoding.ids for encoding in tokeniser.encode_batch([*NEW, " ".join(NEW * 5)])]
+    assert torch.equal(torch.tensor(ids), torch.as_tensor(expected)) and {len(row) for row in ids} == {12}
