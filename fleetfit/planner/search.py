@@ -367,8 +367,8 @@ def _explain(query: Search) -> PlanError:
         "width" if mode != "width" and free and _find_splits(_restart(query, mode="width", any_will_do=True)) else None
     )
     otherwise = (
-        ' Levels that differ in width alone fit: --mode width of fleetfit plan, fleet.split = "width" in a run file, or '
-        "a method that cuts width, such as heterofl."
+        ' Levels that differ in width alone fit: --mode width of fleetfit plan, fleet.split = "width" in a run file, '
+        "or a method that cuts width, such as heterofl."
     )
     depths = sum(p < grid.blocks for p in grid.positions)
     if mode != "width" and smaller > depths:

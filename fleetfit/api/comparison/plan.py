@@ -6,8 +6,8 @@ setting on validation data, as in ReeFL, appendix A. They have their own seeds, 
 run would be biased towards that run.
 
 The row "smallest model" is plain FedAvg at the smallest budget, with the file's own `[local]` and all other sections
-that the rows share, except `[method]` and `fleet.split`. Where it is as good as the other rows, a fleet needs no levels. By default it
-never refuses a comparison: if it does not fit, a note says why it is left out.
+that the rows share, except `[method]` and `fleet.split`. Where it is as good as the other rows, a fleet needs no
+levels. By default it never refuses a comparison: if it does not fit, a note says why it is left out.
 
 `plan_comparison` checks what needs no data. `check_rows` then assembles each row in each setting once, with the first
 seed: a row that does not fit its data or its fleet is refused before another row has trained.
