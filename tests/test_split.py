@@ -11,6 +11,7 @@ from small_models import SMALL
 from support import raises
 from torch import Tensor, nn
 
+import fleetfit as ff
 from fleetfit import names
 from fleetfit.config import assemble, load_experiment
 from fleetfit.cost import compute_cost
@@ -26,7 +27,7 @@ from fleetfit.models.resnet import resnet
 from fleetfit.models.vit import vit
 from fleetfit.planner import LevelShape, Plan, Targets, choose_split, find_shapes, get_sizes, make_plan
 from fleetfit.planner.receptive_field import compute_receptive_fields, find_first_seeing_exit
-from fleetfit.planner.split import find_stage_start
+from fleetfit.planner.split import find_stage_start, has_stages
 
 QUARTERS = Targets((0.125, 0.25, 0.5, 1.0), (0.1,) * 4)
 IMAGE = (3, 32, 32)
@@ -210,6 +211,53 @@ def test_a_residual_network_keeps_whole_stages_first() -> None:
         assert abs(shape.share / ratio - 1) <= 0.1 + 1e-9
 
 
+class PlainConvolutions(nn.Sequential):
+    """A plain module of three stages of two convolutions."""
+
+    def __init__(self) -> None:
+        channels = [1, 16, 16, 32, 32, 64, 64]
+        blocks = [
+            nn.Sequential(nn.Conv2d(a, b, 3, 1 + (1 < a < b), 1, bias=False), nn.BatchNorm2d(b), nn.ReLU())
+            for a, b in pairwise(channels)
+        ]
+        super().__init__(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
+class Encoder(nn.Module):
+    """A transformer whose classifier reads another axis than its blocks write, as BERT's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True)
+        self.patches = nn.Conv2d(1, 16, 2, 2)
+        self.encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self.pooler, self.classifier = nn.Linear(16, 24), nn.Linear(24, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.encoder(self.patches(x).flatten(2).transpose(1, 2)).mean(1)
+        return self.classifier(self.pooler(x).tanh())
+
+
+def test_a_module_of_stages_keeps_early_blocks_first() -> None:
+    """Its axes begin in the blocks that write them. Four blocks have 17 of its 73 thousand parameters."""
+    model = ff.derive(PlainConvolutions(), "digits")
+    axes = [(axis.size, axis.block) for axis in model.axes.values() if axis.scaled]
+    assert axes == [(16, 0), (16, 1), (32, 2), (32, 3), (64, 4), (64, 5)]
+    assert has_stages(model) and find_first_seeing_exit(model, (1, 8, 8)) == 3
+    plan = make_plan(model, (1, 8, 8), QUARTERS.ratios, mode="auto")
+    assert plan.mode == "depth_first"
+    assert [level.depth for level in plan.levels] == [4, 4, 5, 6]
+    assert [level.width for level in plan.levels[1:]] == [1.0, 1.0, 1.0]
+
+
+def test_a_module_with_a_residual_stream_keeps_whole_blocks() -> None:
+    model = ff.derive(Encoder(), "digits")
+    assert find_stage_start(model, model.blocks) == model.blocks - 1  # of the pooler
+    assert not has_stages(model)
+    shapes = find_shapes(model, (1, 8, 8), Targets((0.3, 0.55, 0.75, 1.0), (0.2,) * 4), "depth_first")
+    assert [(shape.depth, shape.width) for shape in shapes] == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0)]
+
+
 def test_a_transformer_keeps_whole_blocks() -> None:
     model, quarters = vit(input_shape=IMAGE, depth=8), Targets((0.125, 0.25, 0.5, 1.0), (0.2,) * 4)
     shapes = find_shapes(model, IMAGE, quarters, "depth_first")
@@ -238,6 +286,7 @@ def test_every_model_plans_with_all_defaults(name: str) -> None:
     model = call_factory(names.resolve("models", name), name, "[model]", {}, **given)
     shapes = find_shapes(model, shape, QUARTERS, "auto")
     assert len(shapes) == 4
+    assert model.blocks == 1 or has_stages(model) == (find_stage_start(model, model.blocks) > 0)
     for shape_, ratio in zip(shapes, QUARTERS.ratios, strict=True):
         assert shape_.share <= ratio * 1.1 + 1e-9
 

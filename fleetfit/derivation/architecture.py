@@ -50,8 +50,10 @@ class DerivedArchitecture(Architecture):
 
     def __init__(self, net: nn.Module, plan: DerivedPlan, report: LayoutReport | None = None) -> None:
         self.net, self.plan, self.report = net, plan, report
+        first_blocks = plan.find_first_blocks()
         self.axes: Mapping[str, Axis] = {
-            axis: Axis(n, scaled=axis != CLASSES, ordered=axis in plan.ordered) for axis, n in plan.axes.items()
+            axis: Axis(n, scaled=axis != CLASSES, block=first_blocks[axis], ordered=axis in plan.ordered)
+            for axis, n in plan.axes.items()
         }
         self.blocks, self.tokens = len(plan.exits) + 1, plan.vocabulary
 

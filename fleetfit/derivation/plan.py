@@ -104,6 +104,15 @@ class DerivedPlan:
         axes_left = {axis: size for axis, size in self.axes.items() if axis in axes}
         return self._map_segments(fix, axes_left, self.ordered & frozenset(axes))
 
+    def find_first_blocks(self) -> dict[str, int]:
+        """Return the first block with each axis: the least number of exits before a tensor that has it."""
+        first = dict.fromkeys(self.axes, len(self.exits))
+        for (name, _), segments in self.segments.items():
+            for segment in segments:
+                if segment.axis is not None and name in self.blocks:
+                    first[segment.axis] = min(first[segment.axis], self.blocks[name])
+        return first
+
     def _map_segments(
         self, change: Callable[[Segments], Segments], axes: Mapping[str, int], ordered: frozenset[str]
     ) -> "DerivedPlan":

@@ -88,8 +88,20 @@ def choose_split(architecture: Architecture, cost: str) -> Mode:
     "depth_first", except in budgets of multiply-adds and latency where the model has stages: whole early blocks are
     dear there, and in trials were no better than "both".
     """
-    has_stages = find_stage_start(architecture, architecture.blocks) > 0
-    return "both" if cost in _BY_PLACE and has_stages else "depth_first"
+    return "both" if cost in _BY_PLACE and has_stages(architecture) else "depth_first"
+
+
+def has_stages(architecture: Architecture) -> bool:
+    """Return whether no axis that is cut runs through all blocks, as a transformer's residual stream does.
+
+    Each block with such an axis has a tensor of its size: a layer that writes it, or a norm.
+    """
+    blocks: dict[str, set[int]] = {}
+    for tensor in get_layout(architecture).complete.tensors.values():
+        for axis in [axis for segment in tensor.dims[0] for axis in segment.axes] if tensor.dims else ():
+            if tensor.exit is None and architecture.axes[axis].scaled:
+                blocks.setdefault(axis, set()).add(tensor.block or 0)
+    return all(len(numbers) < architecture.blocks for numbers in blocks.values())
 
 
 def find_stage_start(architecture: Architecture, depth: int) -> int:
@@ -227,10 +239,10 @@ def _find_depth_first(
     costs = _Costs(architecture, input_shape, targets)
     sizes_and_exits: list[tuple[Sizes, tuple[int, ...]]] = []
     exits: tuple[int, ...] = ()
-    has_stages = find_stage_start(architecture, architecture.blocks) > 0 or architecture.blocks == 1
+    is_cut = has_stages(architecture) or architecture.blocks == 1
     first = find_first_seeing_exit(architecture, input_shape)
     for level in range(len(targets.ratios) - 1):
-        if has_stages:
+        if is_cut:
             sizes, exits = _find_level(architecture, costs, targets, level, exits, first)
         else:
             sizes = architecture.sizes(1.0)
