@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from fleetfit.errors import ConfigError, PlanError
 from fleetfit.layout import unwrap
-from fleetfit.planner import Mode, Targets, find_shapes, get_sizes
+from fleetfit.planner import Mode, Targets, find_shapes, get_sizes, may_keep_shapes
 from fleetfit.submodel import Submodel
 from fleetfit.values import Level, Problem
 
@@ -32,13 +32,19 @@ def split_levels(
         default: How levels are split where neither the method nor the run says so.
 
     Raises:
-        ConfigError: Both the method and the run say how levels are split.
+        ConfigError: Both the method and the run say how levels are split, or shapes are listed that differ from it.
         PlanError: Nothing fits.
     """
     if mode is not None and targets.split:
         raise ConfigError(
             f'fleet.split = "{targets.split}" has no effect: the method splits levels itself ("{mode}"). Leave '
             "fleet.split out, or the method's own split.",
+            key="fleet.split",
+        )
+    if targets.split and targets.splits and not may_keep_shapes(targets.split, targets.mode):
+        raise ConfigError(
+            f'fleet.split = "{targets.split}" has no effect: fleet.levels has the depth and width of each level '
+            f'(split "{targets.mode}"). Leave one of the two out.',
             key="fleet.split",
         )
     architecture, chosen = problem.architecture, mode or targets.split or default

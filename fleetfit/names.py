@@ -152,6 +152,11 @@ def _import_built_in(kind: str, name: str) -> Callable[..., Any]:
             '"file.py:function".'
         )
     names = list_names(kind)
+    if kind == "methods" and name in list_names("options"):
+        raise ConfigError(
+            f'"{name}" is not a method but an option for any method: method.plus.{name} = {{}} beside method.name. '
+            "`fleetfit list options` has all."
+        )
     if name not in names:
         raise ConfigError(
             f'"{truncate(name)}" is not among the {_PLURALS.get(kind, kind)}: {", ".join(names)}.'

@@ -49,6 +49,12 @@ def test_fewer_evaluated_clients_are_evaluated_more_often() -> None:
     assert choose(**small, evaluate={"clients": 5}) < choose(**small)
 
 
+def test_the_whole_test_set_counts_where_each_evaluation_passes_it() -> None:
+    small = {"cohort": {"count": 1}}
+    assert choose(**small, evaluate={"whole": True}) == count_by_hand(40, 1, 3, 3) == 10
+    assert choose(**small, evaluate={"whole": True, "samples": 20}) == choose(**small) == 6
+
+
 def test_statistics_of_batch_norm_count() -> None:
     """With a batch norm, levels are measured on training samples, and test samples are passed under both norms."""
     cnn = {"model": {"name": "cnn", "norm": "batch"}}

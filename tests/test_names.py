@@ -360,3 +360,8 @@ def test_a_script_runs_its_own_class_on_workers_if_it_is_guarded(guarded: bool, 
     done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert (done.returncode == 0) == guarded == (tmp_path / "run").exists(), done.stderr
     assert guarded or '__name__ == "__main__"' in done.stderr
+
+
+def test_an_option_in_the_place_of_a_method_is_named() -> None:
+    with raises(ConfigError, "method.plus.fedprox", key="method.name"):
+        names.resolve("methods", "fedprox")

@@ -371,6 +371,19 @@ def test_a_method_that_splits_itself_refuses_fleet_split(method: dict[str, Any])
         plan_of(method, split="depth_first")
 
 
+@pytest.mark.parametrize("split", ["both", "width", "depth", "depth_first", "auto"])
+def test_a_split_does_not_replace_listed_levels(split: str) -> None:
+    """They differ in both: a run that asks for something else is refused, not planned anew."""
+    levels = [{"budget": 0.3, "depth": 3, "width": 0.5}, {"budget": 1.0}]
+    fleet = {"levels": levels, "split": split, "groups": [{"budget": 0.3}, {"budget": 1.0}]}
+    if split in ("width", "depth"):
+        with raises(ConfigError, split, key="fleet.split"):
+            plan_of({"name": "scalefl"}, **fleet)
+    else:
+        smallest = plan_of({"name": "scalefl"}, **fleet).levels[0]
+        assert (smallest.depth, smallest.width) == (3, 0.5)
+
+
 def test_listed_levels_may_have_a_width_per_axis() -> None:
     levels = [
         {"budget": 0.125, "depth": 4, "width": {"stage1": 0.6, "stage2": 0.45}},

@@ -221,6 +221,7 @@ def load_other_data(run: TrainedRun, name: str, halves: bool = False) -> Data:
         return new_samples.share({"validation": rows[::2], "test": rows[1::2]}) if halves else new_samples
     settings = {} if isinstance(run.assembly.data, DataDescription) else run.experiment.data.settings
     label = {"label": settings["label"]} if "label" in settings else {}  # distinguishes texts from a table
+    _check_source(name)
     section = detect_data_source({"name": name, **label}, Path.cwd(), "--data")
     if section.get("name") == name:
         data = call_factory(names.resolve("data", name), name, "--data", {})
@@ -231,6 +232,20 @@ def load_other_data(run: TrainedRun, name: str, halves: bool = False) -> Data:
     if run.files.has(COLUMNS):
         return encode_table(path, run.files.text(COLUMNS), halves)
     return _read_prepared(run, section, path, halves)
+
+
+def _check_source(name: str) -> None:
+    """Check that a text names a file, a folder, a data set or a function.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    path, data_sets = resolve_folder(name), names.list_names("data")
+    if not path.exists() and ":" not in name and names.match_name("data", name) not in data_sets:
+        raise ConfigError(
+            f"--data: no such file or folder: {path}; nor is there such a data set.{did_you_mean(name, data_sets)}",
+            key="data",
+        )
 
 
 def _read_new_samples(run: TrainedRun, name: str) -> Data | None:
@@ -355,6 +370,8 @@ def _load_evaluation_data(run: TrainedRun, section: Any) -> Data | None:
     name = section.get("path", section.get("name")) if isinstance(section, Mapping) else section
     if isinstance(name, Path):
         return load_other_data(run, str(name))
+    if isinstance(name, str):
+        _check_source(name)
     if isinstance(name, str) and (data := _read_new_samples(run, name)) is not None:
         return data
     if not isinstance(name, str) or detect_data_source({"name": name}, Path.cwd()).get("name") == name:

@@ -39,7 +39,7 @@ from fleetfit.planner.budgets import (
 )
 from fleetfit.planner.plan import Plan, PlannedLevel, SplitLevel, compute_further_costs, find_mode, make_plan
 from fleetfit.planner.search import find_one_level, make_grids, search
-from fleetfit.planner.split import choose_split, find_shapes, get_sizes
+from fleetfit.planner.split import choose_split, find_shapes, get_sizes, may_keep_shapes
 
 __all__ = [
     "Amount",
@@ -65,6 +65,7 @@ __all__ = [
     "make_grids",
     "make_plan",
     "make_targets",
+    "may_keep_shapes",
     "parse_amount",
     "search",
 ]

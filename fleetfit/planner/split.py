@@ -58,7 +58,7 @@ def find_shapes(
     Raises:
         PlanError: Nothing fits.
     """
-    if targets.splits and _takes_fixed(mode, targets.mode):
+    if targets.splits and may_keep_shapes(mode, targets.mode):
         return _count_fixed(architecture, input_shape, targets)
     falls_back = mode in ("auto", "depth_first")
     if mode == "auto":
@@ -121,9 +121,9 @@ def find_stage_start(architecture: Architecture, depth: int) -> int:
     return max((axis.block for axis in axes.values() if axis.scaled and axis.block < depth), default=0)
 
 
-def _takes_fixed(mode: Mode, fixed: str) -> bool:
-    """Return whether levels that are fixed, split in one way, are for a method that splits in another."""
-    return mode in ("auto", fixed) or (mode, fixed) == ("both", "depth_first")
+def may_keep_shapes(mode: Mode, fixed: str) -> bool:
+    """Return whether levels that are fixed, split in one way, do for a run or a method that splits in another."""
+    return mode in ("auto", "depth_first", fixed) or (mode, fixed) == ("both", "depth_first")
 
 
 def _count_fixed(architecture: Architecture, input_shape: Sequence[int], targets: Targets) -> tuple[LevelShape, ...]:

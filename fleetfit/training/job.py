@@ -40,7 +40,7 @@ from fleetfit.training.labels import report_class_frequencies
 from fleetfit.training.local_model import LocalModel, get_local_model
 from fleetfit.values import ClientMemory, Device, Failure, Job, Local, Update
 
-DIVERGED = "its training diverged: the loss or the weights are not finite"
+DIVERGED = "its training diverged: the loss or the weights are not finite (a smaller local.lr may help)"
 """Reason of a job whose training diverged."""
 _VALIDATION_BATCH = 128
 

@@ -86,6 +86,9 @@ def choose_evaluation_interval(
     has_norms = has_batch_norm(federation)
     norms = scope.norms if has_norms else scope.norms[:1]
     evaluation = len(norms) * share * evaluated * (mean_work + work[top])
+    if scope.always:  # each level on the server's own test set
+        own = evaluated if scope.samples is None else min(scope.samples, evaluated)
+        evaluation += len(norms) * own * sum(work[: top + 1])
     if has_norms and "static" in norms:
         evaluation += min(scope.statistics_samples, int(samples.sum())) * sum(work[: top + 1])
     times = int(_EVALUATION_SHARE * settings.rounds * training / max(evaluation, 1.0))

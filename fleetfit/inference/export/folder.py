@@ -235,7 +235,8 @@ class _FolderWriter:
         if model.offset is not None:
             self.notes.append(
                 "These files reveal the class frequencies of one client: they are part of the logits of every exit. "
-                f"Keep them where its data may be. {WEIGHTS} has the plain parameters, and {CONFIG} what is added."
+                f"Keep them where its data may be. {WEIGHTS} has the plain parameters, and {CONFIG} what is added. The "
+                f"accuracies are of {model.data.name}; only that client's samples tell how good the files are (--data)."
             )
             if model.policy is not None:
                 self.notes.append("The thresholds of early stopping were chosen without these frequencies.")
