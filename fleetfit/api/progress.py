@@ -408,6 +408,8 @@ class _RoundDisplay:
 
     def start(self, run: RunLike, notes: Sequence[str]) -> None:
         if (make := _choose_progress(self._progress)) is not None:
+            for note in notes:
+                print_above(None, f"Note: {note}")
             self._show = make("", run.experiment)
 
     def show_round(self, report: Mapping[str, Any]) -> None:

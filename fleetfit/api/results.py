@@ -440,7 +440,8 @@ def load(folder: str | Path, **sections: Any) -> Run:
     if missing:
         arguments = ", ".join(f"{section}=..." for section in missing)
         raise RunError(
-            f"this run was started from Python with objects. Open it in Python and pass them again: {arguments}",
+            f'this run was started from Python with objects. Open it there: fleetfit.load("{files.path}", {arguments}) '
+            "returns a run that predicts, evaluates, calibrates and exports.",
             key=missing[0],
             path=files.path,
         )

@@ -342,8 +342,11 @@ def test_deriving_names_its_steps_where_progress_is_shown(
     assert any("stem" in step for step in steps) and any(step.startswith("Proving") for step in steps)
     ff.derive(Residual(8), make_data(), progress=False)
     assert not list_steps(capsys.readouterr().out)
-    run(describe(NAMED, rounds=1), tmp_path / "run", progress=True)
-    assert len(list_steps(capsys.readouterr().out)) >= len(steps)
+    derived = run(describe(NAMED, rounds=1), tmp_path / "run", progress=True)
+    out = capsys.readouterr().out
+    assert len(list_steps(out)) >= len(steps)
+    notes = derived.files.read_summary().notes
+    assert notes and all(f"Note: {note}" in out for note in notes)
 
 
 def test_the_verbs_name_the_steps(impatient: None, tmp_path: Path) -> None:
