@@ -32,6 +32,7 @@ from fleetfit.planner.receptive_field import find_first_seeing_exit
 from fleetfit.planner.search import TINY, make_grids, search
 
 _LAST_STAGE = 0.75  # how narrow the last stage gets, relative to the others
+_TINY_SHARE = 1e-3  # who means a share does not mean so little
 _BY_PLACE = ("multiply_adds", "latency_s")  # costs that early blocks of an image model have most of
 
 Sizes = Mapping[str, int]
@@ -289,9 +290,10 @@ def _find_level(
     if widest == len(pairs):
         exceeded = costs.find_exceeded(level, make_sizes(-1), own).items()
         needed = " and ".join(f"{cost} {share:.3g} for a budget of {limit:.3g}" for cost, (share, limit) in exceeded)
+        hint = " (a budget above 1 is an amount, not a share)" if ratio < _TINY_SHARE else ""
         raise PlanError(
             f"no width of {depth} of {architecture.blocks} blocks fits the budgets of level {level + 1}: the narrowest "
-            f'takes {needed} of the full model. Raise them, or set fleet.split = "both".',
+            f'takes {needed} of the full model{hint}. Raise them, or set fleet.split = "both".',
             key="split",
         )
     end = len(last_alone) if widest < len(last_alone) else len(pairs)
