@@ -70,6 +70,8 @@ class DerivedPlan:
         next_tokens: Whether it gives logits at each place.
         ordered: Axes of which only the first units can be kept.
         whole: What stays whole: by the name that an axis would have, its size and the reason.
+        has_stages: Whether axes begin in the block of the first tensor that has them. In plans that do not say so, of
+            runs that began earlier, all begin in the first block.
     """
 
     tensors: Mapping[str, tuple[int, ...]]
@@ -83,6 +85,7 @@ class DerivedPlan:
     next_tokens: bool = False
     ordered: frozenset[str] = frozenset()
     whole: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    has_stages: bool = True
 
     def rename_axes(self, names: Mapping[str, str]) -> "DerivedPlan":
         """Return the plan with other names of axes."""
@@ -106,6 +109,8 @@ class DerivedPlan:
 
     def find_first_blocks(self) -> dict[str, int]:
         """Return the first block with each axis: the least number of exits before a tensor that has it."""
+        if not self.has_stages:
+            return dict.fromkeys(self.axes, 0)
         first = dict.fromkeys(self.axes, len(self.exits))
         for (name, _), segments in self.segments.items():
             for segment in segments:
@@ -140,6 +145,7 @@ class DerivedPlan:
             "next_tokens": self.next_tokens,
             "ordered": sorted(self.ordered),
             "whole": [[name, size, reason] for name, (size, reason) in self.whole.items()],
+            "has_stages": self.has_stages,
         }
 
     @staticmethod
@@ -181,6 +187,7 @@ class DerivedPlan:
                 _read(bool, payload["next_tokens"]),
                 frozenset(_read(str, axis) for axis in payload["ordered"]),
                 {_read(str, name): (_read_size(size), _read(str, reason)) for name, size, reason in payload["whole"]},
+                _read(bool, payload.get("has_stages", False)),
             )
             plan._check()
         except (LookupError, TypeError, ValueError, AttributeError) as error:

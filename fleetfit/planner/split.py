@@ -93,10 +93,12 @@ def choose_split(architecture: Architecture, cost: str) -> Mode:
 
 
 def has_stages(architecture: Architecture) -> bool:
-    """Return whether no axis that is cut runs through all blocks, as a transformer's residual stream does.
+    """Return whether axes begin in later blocks, and none runs through all, as a transformer's residual stream does.
 
     Each block with such an axis has a tensor of its size: a layer that writes it, or a norm.
     """
+    if not any(axis.block for axis in architecture.axes.values() if axis.scaled):
+        return False
     blocks: dict[str, set[int]] = {}
     for tensor in get_layout(architecture).complete.tensors.values():
         for axis in [axis for segment in tensor.dims[0] for axis in segment.axes] if tensor.dims else ():

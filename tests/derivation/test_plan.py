@@ -48,6 +48,15 @@ def test_another_instance_has_the_same_levels_by_the_plan(name: str) -> None:
     assert_same_bits(*states)
 
 
+def test_axes_of_an_earlier_plan_begin_in_the_first_block() -> None:
+    """Such a run had levels by that, and keeps them."""
+    payload = make_payload("resnet_cifar_option_a")
+    assert any(DerivedPlan.from_payload(payload).find_first_blocks().values())
+    del payload["has_stages"]
+    plan = DerivedPlan.from_payload(payload)
+    assert set(plan.find_first_blocks().values()) == {0} and not plan.to_payload()["has_stages"]
+
+
 @pytest.mark.parametrize("version", [FORMAT + 1, FORMAT - 1, None, "1", [FORMAT], -1, True, torch.ones(2)])
 def test_another_version_is_refused_with_both_versions(version: Any) -> None:
     with raises(ModelError, repr(version), FORMAT, key="derive.format"):
