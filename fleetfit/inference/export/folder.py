@@ -293,8 +293,10 @@ class _FolderWriter:
     def _write_onnx(self, graphs: Sequence[Graph]) -> None:
         names = [graph.name for graph in graphs]
         floats = [self.folder / f"{name}.onnx" for name in names]
+        is_recurrent = any(isinstance(module, nn.RNNBase) for module in self.model.module.modules())
         for graph, path in zip(graphs, floats, strict=True):
-            self.say(f"ONNX: {graph.name}")
+            # the exporter writes out each step of such a layer
+            self.say(f"ONNX: {graph.name}{', which takes minutes with recurrent layers' * is_recurrent}")
             onnx.write_onnx(graph, path)
         self._compare_onnx("float", floats, is_exact=FORMS["onnx"].is_exact)
         if self.model.data.task == "classification" and len(names) > 1:
