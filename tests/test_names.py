@@ -342,8 +342,11 @@ RUN = {"rounds": 1, "data": {"name": "digits"}, "local": {"epochs": 1, "max_step
 
 
 @pytest.mark.parametrize("start", ["ff.run({table})", "ff.compare({table})", "ff.resume('nowhere')"])
-def test_a_plug_in_that_starts_a_run_while_it_is_imported_is_refused(start: str, tmp_path: Path) -> None:
+def test_a_plug_in_that_starts_a_run_while_it_is_imported_is_refused(
+    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its workers import it, too, and each would start a run with workers."""
+    monkeypatch.chdir(tmp_path)
     file = tmp_path / "net.py"
     file.write_text(STARTS_A_RUN.format(start=start.format(table=RUN), guard="start()"))
     with raises(ConfigError, Expected("net.py", "__main__"), path=str(file)):

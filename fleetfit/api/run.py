@@ -119,9 +119,7 @@ def resume(
     if isinstance(progress, bool | str):  # the caller's display shows all notes
         for sentence in find_data_changes(old_run.files, old_run.assembly):
             logging.getLogger("fleetfit").warning("%s", sentence)
-    display = make_display(progress)
-    display.say(f"Continuing after round {old_run.server.round} of {old_run.experiment.rounds}.")
-    _run_with_display(old_run, display, on_round)
+    _run_with_display(old_run, make_display(progress), on_round)
     return old_run
 
 

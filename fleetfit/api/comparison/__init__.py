@@ -108,7 +108,7 @@ def compare(
     else:
         is_usable = plan.name == Path(plan.name).name and len(plan.name.encode(errors="replace")) <= _LONGEST_NAME
         folder = RUNS / f"compare-{plan.name if is_usable else make_slug(plan.name)}-{plan.fingerprint}"
-    check_folder(folder)
+    check_folder(plan, folder)
     if plan.has_implied_smallest and began_without_smallest(folder):
         plan = plan.drop_smallest()
     plan.find_reference(against)

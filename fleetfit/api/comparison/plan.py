@@ -927,8 +927,8 @@ class ListedRun:
     title: str
 
 
-def check_folder(folder: Path) -> None:
-    """Check that a folder is new, empty, or one of a comparison.
+def check_folder(plan: ComparisonPlan, folder: Path) -> None:
+    """Check that a folder is new or empty, or has a comparison or one of its rows.
 
     Raises:
         RunError: It has other files, such as those of a run, or cannot be read.
@@ -937,7 +937,7 @@ def check_folder(folder: Path) -> None:
         names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
     except OSError as error:
         raise RunError(f"{folder} cannot be read: {files.format_os_error(error)}.", path=folder) from None
-    if names and not names & {RUNS_FILE, RESULTS_FILE}:
+    if names and not names & {RUNS_FILE, RESULTS_FILE, *(run.subfolder.parts[0] for run in plan.runs)}:
         raise RunError(
             f"{folder} has {'a run' if 'config.toml' in names else 'other files'}. Choose a new or empty folder, or "
             "that of the comparison to continue.",

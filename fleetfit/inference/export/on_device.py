@@ -54,8 +54,6 @@ if __name__ == "__main__":
     if args.stop and not model.config["policy"]:
         raise SystemExit("this model was exported without calibration, so it cannot stop early.")
     classes, exits = map(np.concatenate, zip(*(model.predict(x[i : i + 64], args.stop) for i in range(0, len(x), 64))))
-    names = model.config["class_names"]
-    rows = [f"{c} {e} {names[c]}" if names else f"{c} {e}" for c, e in zip(classes, exits)]
-    print("class exit name" if names else "class exit", *rows, sep="\n")
+    print("class exit", *(f"{c} {e}" for c, e in zip(classes, exits)), sep="\n")
     if args.labels:
         print(f"accuracy {(classes == np.load(args.labels)).mean():.4f}, mean exit {exits.mean():.2f}")
