@@ -544,7 +544,7 @@ def read_texts_like(
         lines = read_text(path, DataError).split("\n")
         texts = [line for line in lines if line.strip()]
         if blank := len(lines[:-1]) + bool(lines[-1]) - len(texts):
-            notes.append(f"{path.name}: {blank} blank lines are left out.")
+            notes.append(f"{path.name}: lines that are left out because they are blank: {blank}.")
     elif path.suffix in SUFFIXES and path.is_file():
         table = _open_rows(path, header)
         columns = [
