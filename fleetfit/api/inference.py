@@ -372,8 +372,8 @@ def _load_evaluation_data(run: TrainedRun, section: Any) -> Data | None:
         return load_other_data(run, str(name))
     if isinstance(name, str):
         _check_source(name)
-    if isinstance(name, str) and (data := _read_new_samples(run, name)) is not None:
-        return data
+        if (data := _read_new_samples(run, name)) is not None:
+            return data
     if not isinstance(name, str) or detect_data_source({"name": name}, Path.cwd()).get("name") == name:
         return None
     return load_other_data(run, name)

@@ -102,7 +102,7 @@ def explain_smallest(results: ComparisonResults) -> list[str]:
             continue
         best = [max((one for one in here if one.column == c), key=lambda one: one.mean or 0.0) for c in columns]
         seeds = min(len(one.seeds) for one in best)
-        is_as_good = seeds > 1 and all(_find_upper_bound(one) < AS_GOOD for one in here)
+        is_as_good = seeds > 1 and all(((one.mean or 0.0) if one.high is None else one.high) < AS_GOOD for one in here)
         where = f" in {setting}" if setting else ""
         sentences.append(
             (
@@ -115,11 +115,6 @@ def explain_smallest(results: ComparisonResults) -> list[str]:
             f"({seeds} seed{'' if seeds == 1 else 's, 95% intervals'})."
         )
     return sentences
-
-
-def _find_upper_bound(one: Difference) -> float:
-    """Return the end of the interval, or the mean of equal differences."""
-    return (one.mean or 0.0) if one.high is None else one.high
 
 
 def _format_difference(one: Difference) -> str:

@@ -38,6 +38,7 @@ from fleetfit.data.files.folders import (
     find_parquet_files,
     is_saved_dataset,
     is_system_name,
+    label_by_folders,
     list_class_folders,
     list_sample_files,
     resolve_folder,
@@ -178,20 +179,9 @@ def read_images_like(
     names = [file.relative_to(root) for file in paths]
     source = ImageFiles(root.absolute(), np.array([os.fsencode(name) for name in names], dtype=np.bytes_))
     class_names = trained.class_names or tuple(map(str, range(trained.classes)))
-    classes = {name: label for label, name in enumerate(class_names)}
-    labels = [next((classes[part] for part in reversed(name.parts[:-1]) if part in classes), None) for name in names]
-    labelled = None not in labels
-    unknown = sorted(
-        {name.parts[0] for name, label in zip(names, labels, strict=True) if label is None and name.parts[1:]}
-    )
+    labels, notes = label_by_folders(names, class_names)
     height, width = trained.x.shape[2:]
     first_width, first_height = read_first_size(source, upright)
-    notes = []
-    if unknown:
-        notes.append(
-            f"No accuracy, because not every folder is a class of the run: {quote_some(unknown)}. The classes are "
-            f"{quote_some(class_names)}."
-        )
     if size is None and (first_height, first_width) != (height, width):
         notes.append(
             f"{path.name}: the first image has {first_height}x{first_width} pixels (height x width). Images are cut to "
@@ -200,14 +190,14 @@ def read_images_like(
     return Data(
         name=path.resolve().name,
         x=EncodedImages(source, trained.x.shape[1:], centre, upright),
-        y=torch.tensor([label or 0 for label in labels]),
+        y=torch.from_numpy(np.zeros(len(names), dtype=np.int64) if labels is None else labels),
         splits={"test": torch.arange(len(names))},
         classes=trained.classes,
         class_names=trained.class_names,
         mean=trained.mean,
         std=trained.std,
         resize=trained.resize,
-        labelled=labelled,
+        labelled=labels is not None,
         notes=tuple(notes),
         file_names=source.names,
     )

@@ -27,6 +27,7 @@ from fleetfit.data.files.folders import (
     download,
     find_or_download,
     find_parquet_files,
+    label_by_folders,
     list_class_folders,
     list_sample_files,
     resolve_folder,
@@ -537,9 +538,10 @@ def read_texts_like(
     names, labels = None, None
     notes: list[str] = []
     if path.is_dir() and not _is_data_set(path) and (files := list_sample_files(path, "**/*.txt")):
-        names = np.array([os.fsencode(file.relative_to(path)) for file in files], dtype=np.bytes_)
+        inside = [file.relative_to(path) for file in files]
+        names = np.array([os.fsencode(name) for name in inside], dtype=np.bytes_)
         texts = [read_text(file, DataError) for file in files]
-        labels, notes = _label_by_folders(trained, [file.relative_to(path) for file in files])
+        labels, notes = label_by_folders(inside, trained.class_names or tuple(map(str, range(trained.classes))))
     elif path.suffix == ".txt" and path.is_file():
         lines = read_text(path, DataError).split("\n")
         texts = [line for line in lines if line.strip()]
@@ -580,23 +582,6 @@ def _is_data_set(folder: Path) -> bool:
     return any(
         file.suffix in SUFFIXES or (file.name in _ALIASES["train"] and file.is_dir()) for file in folder.iterdir()
     )
-
-
-def _label_by_folders(trained: Data, names: Sequence[Path]) -> tuple[NDArray[np.int64] | None, list[str]]:
-    """Return the labels of files by the folders that they are in, None if a file has none, and why."""
-    codes = _number_classes(trained)
-    labels = [next((codes[part] for part in reversed(name.parts[:-1]) if part in codes), None) for name in names]
-    known = [label for label in labels if label is not None]
-    if len(known) == len(labels):
-        return np.array(known, dtype=np.int64), []
-    unlabelled = [name for name, label in zip(names, labels, strict=True) if label is None]
-    folders = sorted({name.parts[0] for name in unlabelled if name.parts[1:]})
-    if not folders:
-        return None, []
-    return None, [
-        f"No accuracy, because not every folder is a class of the run: {quote_some(folders)}. The classes are "
-        f"{quote_some(trained.class_names or codes)}."
-    ]
 
 
 def _find_text_column(table: TextTable, usual: Sequence[str]) -> str:

@@ -90,17 +90,16 @@ def encode_texts(
 
     def build(folder: Path) -> None:
         texts = read_texts()
-        if tokenizer is None:
-            library, padding = learn_tokenizer([texts[i] for i in train], vocabulary), 0
-        else:
-            library, known_padding = load_tokenizer(name, parse_path(tokenizer, "tokenizer"), tokenizer_files)
-            if known_padding is None:
-                raise DataError(
-                    f"{name}: the tokeniser in {tokenizer} has no padding token. Set pad_token in "
-                    "tokenizer_config.json.",
-                    path=tokenizer,
-                )
-            padding = known_padding
+        library, padding = (
+            (learn_tokenizer([texts[i] for i in train], vocabulary), 0)
+            if tokenizer is None
+            else load_tokenizer(name, parse_path(tokenizer, "tokenizer"), tokenizer_files)
+        )
+        if padding is None:
+            raise DataError(
+                f"{name}: the tokeniser in {tokenizer} has no padding token. Set pad_token in tokenizer_config.json.",
+                path=tokenizer,
+            )
         np.save(folder / "tokens.npy", encode(name, library, texts, length, padding))
         library.save(str(folder / "tokenizer.json"))
         size = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=0)
