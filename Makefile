@@ -59,7 +59,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) -c constraints.txt --no-build-isolation -e '.[$(EXTRAS)]'
 	@touch $@
 
-demo: env ## train ScaleFL, FedAvg and HeteroFL on the handwritten digits, and compare them
+demo: env ## train FleetFit's method, ScaleFL, HeteroFL and the smallest model on handwritten digits, and compare them
 	$(BIN)/fleetfit demo
 
 # Linters have a core of their own while workers collect tests, and share it with the tests after that.

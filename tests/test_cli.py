@@ -19,6 +19,7 @@ from waiting import LIMIT_S, listening_to_ctrl_c, running, wait_until
 
 from fleetfit import names
 from fleetfit.cli import listing
+from fleetfit.cli.run import demo
 
 SMALL = ["--set", "data.partition.clients=8", "--set", "rounds=2", "--set", "local.epochs=1", "--set", "cohort.count=4"]
 
@@ -290,3 +291,16 @@ def test_what_the_package_logs_is_a_sentence_from_the_level_asked_for() -> None:
             logger.info("some news")
             logger.warning("a %s", "warning")
         assert set(stderr.getvalue().splitlines()) == {f"fleetfit: {line}" for line in heard}
+
+
+@pytest.mark.parametrize(
+    ("cores", "overrides", "jobs"),
+    [(1, [], 1), (2, ["rounds=2"], 2), (64, [], 4), (2, ["engine.name=processes"], 1)],
+)
+def test_the_demo_uses_all_cores(cores: int, overrides: list[str], jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+    monkeypatch.setattr("fleetfit.cli.run.available_cores", lambda: cores)
+    monkeypatch.setattr("fleetfit.cli.run.WINDOWS", False)
+    monkeypatch.setattr("fleetfit.cli.compare.run_comparison", lambda *_, jobs, **__: asked.append(jobs))
+    demo(None, None, None, overrides, True)
+    assert asked == [jobs]

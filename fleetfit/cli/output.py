@@ -9,7 +9,7 @@ import sys
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetfit.errors import make_printable
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _PLAIN_WIDTH = 160  # width of a table if the output is not a terminal
 _TEXT_WIDTH = 110  # characters of a line of text there
+_SHORT_CELL = 24  # characters; such a cell stays on one line of a narrow table
+_LINES = 3  # characters between two columns: a blank, a line, a blank
 
 
 # ---- stderr --------------------------------------------------------------------------------------------------------
@@ -90,7 +92,7 @@ def print_json(value: Any) -> None:
 
 
 def print_table(table: "Table", width: int | None = None) -> None:
-    """Print a table with its title and notes.
+    """Print a table with its title and notes. What is too wide for a line comes in parts, one below the other.
 
     Args:
         table: The table; headings above columns are printed above their own.
@@ -102,21 +104,67 @@ def print_table(table: "Table", width: int | None = None) -> None:
 
     from fleetfit.report.tables import OF_THE_PAPER
 
-    rich = RichTable()
-    above = [name for name, span in table.groups for _ in range(span)] or [""] * len(table.columns)
-    for group, column in zip(above, table.columns, strict=True):
-        rich.add_column(escape(f"{group}\n{column}" if any(above) else column), overflow="fold")
-    for row in table.rows:
-        rich.add_row(*map(escape, row), style="dim" if row and row[0].endswith(OF_THE_PAPER) else None)
     available = None if sys.stdout.isatty() else _PLAIN_WIDTH
     if width is not None:
         available = min(width, available or shutil.get_terminal_size().columns)
     console = Console(highlight=False, width=available)
     if table.title:
         console.print(f"\n[bold]{escape(table.title)}[/bold]", soft_wrap=True)
-    console.print(rich)
+    for columns in _split_columns(table, console.width):
+        rich = RichTable()
+        for column in columns:
+            rich.add_column(escape(column.heading), overflow="fold", width=column.width)
+        for row in table.rows:
+            style = "dim" if row and row[0].endswith(OF_THE_PAPER) else None
+            rich.add_row(*(escape(row[column.number]) for column in columns), style=style)
+        console.print(rich)
     for note in table.notes:
         console.print(escape(note), soft_wrap=True)
+
+
+class _Column(NamedTuple):
+    """A column as it is printed. Rich chooses the width where it is None."""
+
+    number: int
+    heading: str
+    width: int | None = None
+
+
+def _split_columns(table: "Table", width: int) -> list[list[_Column]]:
+    """Return the columns that fit beside each other, in parts that each begin with the key columns."""
+    from rich.cells import cell_len
+
+    above = [name for name, span in table.groups for _ in range(span)] or [""] * len(table.columns)
+    headings = [f"{group}\n{name}" if any(above) else name for group, name in zip(above, table.columns, strict=True)]
+    longest = [max((cell_len(row[index]) for row in table.rows), default=0) for index in range(len(headings))]
+    full = [max(cells, *map(cell_len, heading.split("\n"))) for cells, heading in zip(longest, headings, strict=True)]
+    if sum(full) + _LINES * len(full) < width:
+        return [[_Column(index, heading) for index, heading in enumerate(headings)]]
+
+    least = []
+    for index, heading in enumerate(headings):
+        words = heading.replace("-", "- ").split()
+        unbroken = width // 2 if index < table.keys else _SHORT_CELL
+        least.append(max(min(longest[index], unbroken), *map(cell_len, words), 1))
+    parts = list[list[int]]()
+    for index in range(table.keys, len(headings)):
+        if not parts or sum(least[i] + _LINES for i in [*parts[-1], index]) >= width:
+            parts.append(list(range(table.keys)))
+        parts[-1].append(index)
+    return [list(_widen_columns(part, headings, least, longest, width)) for part in parts or [list(range(table.keys))]]
+
+
+def _widen_columns(
+    part: Sequence[int], headings: Sequence[str], least: Sequence[int], longest: Sequence[int], width: int
+) -> Iterator[_Column]:
+    """Yield the columns of a part, the left ones as wide as their cells if there is space for it."""
+    spare = width - 1 - sum(least[index] + _LINES for index in part)
+    for index in part:
+        more = max(0, min(spare, longest[index] - least[index]))
+        wide = least[index] + more
+        heading = "\n".join(textwrap.fill(line, wide) for line in headings[index].split("\n"))
+        yield _Column(index, heading, wide if spare >= 0 else None)
+        spare -= more
 
 
 def print_block(block: "str | Table") -> None:

@@ -227,7 +227,7 @@ def make_split_table(splits: "Mapping[Mode, Sequence[SplitLevel]]", plan: "Plan"
         for split, levels in splits.items()
         for index, level in enumerate(levels)
     )
-    return Table(columns, rows, "The same budgets, split in other ways (fleet.split)")
+    return Table(columns, rows, "The same budgets, split in other ways (fleet.split)", keys=2)
 
 
 def describe_early_heads(level: str, heads: "Cost") -> str:
@@ -327,7 +327,7 @@ def make_row_level_table(results: "Mapping[tuple[str, str], Sequence[SummaryReco
             local = format_mean([s.levels[index].local for s in summaries if index < len(s.levels)])
             rows.append((label, *_format_level(level), local, *totals))
             label, totals = "", ["", ""]
-    return Table(columns, tuple(rows))
+    return Table(columns, tuple(rows), keys=2)
 
 
 # ---- differences between rows ----------------------------------------------------------------------------------------
@@ -343,7 +343,8 @@ def make_difference_table(differences: Sequence["Difference"], against: str) -> 
         for one in differences
     )
     columns = ("row", *(["setting"] if has_settings else []), "column", "seeds", "difference [95% interval]")
-    return Table(columns, rows, f"Differences from {against}", tuple(_iter_difference_notes(differences)))
+    notes = tuple(_iter_difference_notes(differences))
+    return Table(columns, rows, f"Differences from {against}", notes, keys=columns.index("seeds"))
 
 
 def format_difference(difference: "Difference") -> str:

@@ -26,6 +26,7 @@ class Table:
         title: Title above the table.
         notes: Sentences below it.
         groups: Headings above the columns, each with the number of its columns. The numbers add up to all columns.
+        keys: Columns at the left that name a row. A narrow terminal repeats them beside each part of the others.
     """
 
     columns: tuple[str, ...]
@@ -33,6 +34,7 @@ class Table:
     title: str = ""
     notes: tuple[str, ...] = field(default=())
     groups: tuple[tuple[str, int], ...] = field(default=())
+    keys: int = 1
 
     def __post_init__(self) -> None:
         """Make all text printable."""
