@@ -225,7 +225,7 @@ def test_plan_measures_the_rows_of_a_table(printed: Callable[..., Printed], coun
     assert re.search(rf"median of 2 passes of one sample.* 1 thread of .+, PyTorch {re.escape(torch.__version__)}", out)
     assert "the passes ran for 50% of the time" in out
     assert "; 2-w, as printed: 1.000; " in out
-    assert err == "fleetfit: measuring 2 passes of 9 models.\n"
+    assert err.startswith("fleetfit: measuring 2 passes of 9 models.\n")  # a slow machine prints how far it is, too
     assert counter.looks == 2 * 2 * 9
 
 
