@@ -378,3 +378,14 @@ def test_a_name_leads_to_no_other_folder(tmp_path: Path, monkeypatch: pytest.Mon
         folder = ff.compare("two.toml", overrides=["rounds=1", f"name={json.dumps(name)}"]).folder
         assert folder.parent == Path("runs") and folder.is_dir(), name
     assert folder.name.startswith("compare-Two Rows-")
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [("seeds = [0, 1]\n", "seeds"), ("seed = [0, 1]\n", "seed"), ("[compare]\nseeds = [0, 1]\n", "compare.seeds"),
+     ("[compare]\nseed = [0, 1]\n", "compare.seed")],
+)  # fmt: skip
+def test_seeds_in_the_wrong_place_lead_to_the_grid(tmp_path: Path, text: str, key: str) -> None:
+    (tmp_path / "run.toml").write_text(text + ROWS)
+    with raises(ConfigError, "[compare.grid]", key=key):
+        ff.compare(tmp_path / "run.toml", out=tmp_path / "out")

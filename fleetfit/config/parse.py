@@ -218,8 +218,11 @@ def _describe_error(error: Any, schema: type[Section], words: Sequence[str] = ()
             message = error["msg"].removeprefix("Input ").replace("dictionary or instance", "table or instance")
     if path == ["fleet", "levels", "str"]:
         message = 'should be "cluster", "halving", a list of at least one ratio or level, or a saved plan'
-    return f"{label}: {' or '.join((message, *words))}, got {value}."
+    hint = f" {_SEEDS}" if path == ["seed"] and isinstance(error["input"], list) else ""
+    return f"{label}: {' or '.join((message, *words))}, got {value}.{hint}"
 
+
+_SEEDS = "A comparison lists seeds in [compare.grid]: seed = [0, 1, 2]."
 
 _TABLES: dict[str, type[Section]] = {
     "constant": schedules.Constant,
@@ -247,6 +250,8 @@ def _format_key(path: Sequence[str]) -> str:
 
 def _suggest_key(path: Sequence[str], schema: type[Section]) -> str:
     """Suggest a key of the same section, else the section that has the key, else the keys of the section."""
+    if path in (["seeds"], ["compare", "seeds"], ["compare", "seed"]):
+        return f" {_SEEDS}"
     section: Any = schema
     for part in path[:-1]:
         if part in _TABLES:
