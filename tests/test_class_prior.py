@@ -255,7 +255,13 @@ def test_the_mean_of_all_answers_goes_with_every_training_job() -> None:
     assert first.report["bytes_up"] == sum(reply_size(reply, layout) for _, reply in pairs)
 
 
-@pytest.mark.parametrize("spec", [{"name": "fedavg"}, {"name": "fedavg", "plus": {"class_prior": {"tau": 0.0}}}])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"name": "fedavg"}, {"name": "fleetfit", "tau": 0.0},
+        *({"name": name, "plus": {"class_prior": {"tau": 0.0}}} for name in ("fedavg", "fleetfit")),
+    ],
+)  # fmt: skip
 def test_no_client_is_asked_in_vain(spec: Mapping[str, Any]) -> None:
     federation, simulation = tiny_federation(spec)
     engine = RecordingEngine(simulation)

@@ -207,7 +207,7 @@ def _add_option(
         own_values: Hyperparameters that the spec sets; their hooks do not give way.
     """
     changes: Any = {}
-    gives_way = dict(method.gives_way)
+    gives_way, needs_prior = dict(method.gives_way), method.needs_prior  # for the method's own task
     for hook in HOOKS:
         current, added, default = getattr(method, hook), getattr(option, hook), getattr(FEDAVG, hook)
         if added is default or added is current:
@@ -215,6 +215,7 @@ def _add_option(
         key = gives_way.pop(hook, None)
         if current is default or (key is not None and key not in own_values):
             changes[hook] = added
+            needs_prior = needs_prior and hook != "task"
         elif hook in _COMBINED:
             changes[hook] = functools.partial(_COMBINED[hook], current, added)
         elif hook == "choose" and "choose" in method.replaces:
@@ -238,7 +239,7 @@ def _add_option(
         method,
         needs_budgets=method.needs_budgets and option.needs_budgets,
         own_data=method.own_data or option.own_data,
-        needs_prior=method.needs_prior or option.needs_prior,
+        needs_prior=needs_prior or option.needs_prior,
         settles=(*method.settles, *option.settles),
         replaces=(*method.replaces, *option.replaces),
         defaults={**method.defaults, **option.defaults},
