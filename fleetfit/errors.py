@@ -225,6 +225,10 @@ def format_exception(error: BaseException, most: int = 300) -> str:
     return f"{type(error).__name__}: {one_line(str(error), most)}{location}"
 
 
+NO_STATISTICS = "there are no batch-norm statistics for this level: no client could measure them"
+"""Why an evaluation fails where other jobs failed first. Reports name the cause of those instead."""
+
+
 def format_cause(error: BaseException, *, typed: bool = False, most: int = 300) -> str:
     """Return the message of a foreign exception in one line, cut after `most` characters; its type if it is empty.
 

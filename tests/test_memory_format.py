@@ -201,3 +201,44 @@ def test_aligned_weights_train_to_the_same_bits(memory_format: Any, monkeypatch:
         torch.optim.SGD([parameter], lr=0.1, momentum=0.9, weight_decay=1e-3).step()
     assert_same_bits(dict(aligned.read()), dict(dense.read()))
     assert not has_same_bits(dict(aligned.read()), state)
+
+
+# ---- modules whose forward pass needs the plain format ---------------------------------------------------------------
+
+
+class Viewing(nn.Module):
+    """What many tutorials write: the images that the last convolution returns are viewed as vectors."""
+
+    def __init__(self, flatten: bool = False) -> None:
+        super().__init__()
+        self.flatten = flatten
+        self.convolutions = nn.Sequential(nn.Conv2d(1, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3))
+        self.classifier = nn.Linear(32 * 4 * 4, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.convolutions(x)
+        return self.classifier(x.flatten(1) if self.flatten else x.view(x.size(0), -1))
+
+
+OWN = {**TABLE, "model": {}, "fleet": {"groups": [{"budget": 0.5}, {"budget": 1.0}]}, "local": {"max_steps": 2}}
+
+
+@pytest.mark.parametrize("speed", ["exact", "fast"])
+def test_a_module_with_views_is_computed_in_the_plain_format(tmp_path: Path, speed: str) -> None:
+    net = Viewing()
+    run = ff.run(OWN, model=net, out=tmp_path / "run", engine={"speed": speed})
+    assert run.summary["failures"] == 0 and run.accuracy("global") is not None
+    plain = ff.run(OWN, model=net, out=tmp_path / "plain", engine={"speed": speed, "memory_format": PLAIN})
+    assert_same_bits(state_of(run), state_of(plain))
+    assert all(one.arithmetic.memory_format == PLAIN for one in run.assembly.federation.problem.computed)
+
+
+def test_a_module_without_views_follows_the_rule(tmp_path: Path) -> None:
+    run = ff.run(OWN, model=Viewing(flatten=True), out=tmp_path / "run")
+    assert {one.arithmetic for one in run.assembly.federation.problem.computed} == {BY_RULE}
+
+
+def test_channels_last_is_refused_for_a_module_with_views(tmp_path: Path) -> None:
+    with raises(ConfigError, key="engine.memory_format"):
+        ff.run(OWN, model=Viewing(), out=tmp_path / "run", engine={"memory_format": LAST})
+    assert not (tmp_path / "run").exists()

@@ -10,7 +10,7 @@ from support import raises
 
 import fleetfit as ff
 from fleetfit.cli import main
-from fleetfit.errors import NoUsableUpdates
+from fleetfit.errors import NO_STATISTICS, ConfigError, NoUsableUpdates
 from fleetfit.records.schema import SummaryRecord
 from fleetfit.report.tables import explain_missing, make_total_table
 from fleetfit.training.job import DIVERGED
@@ -204,6 +204,32 @@ def test_evaluations_that_fail_say_why(tmp_path: Path) -> None:
     given = {**FAST, "rounds": 1, "evaluate": {"metrics": [f"{tmp_path}/own.py:metric"]}}
     (said,) = explain_missing(ff.run(given, out=tmp_path / "run").files.read_summary())
     assert "no such label" in said
+
+
+def test_the_cause_is_named_and_not_what_follows_from_it(tmp_path: Path) -> None:
+    run = ff.run({**FAST, "rounds": 1}, out=tmp_path / "run")
+    failures = [{"client": n, "reason": f"evaluation: {NO_STATISTICS}"} for n in range(9)] + [{"reason": "a cause"}] * 2
+    evaluate = {**run.summary["evaluate"], "failures": failures}
+    (said,) = explain_missing(SummaryRecord.load({**run.summary, "evaluate": evaluate, "global": None}))
+    assert "11 jobs" in said and "2 of them by a cause" in said and NO_STATISTICS not in said
+
+
+def test_jobs_that_fail_are_counted_with_their_main_reason(tmp_path: Path) -> None:
+    loss = "torch.nn.functional.cross_entropy(module(x)[-1], y)"
+    body = f"if job.index % 2 == 0:\n            raise ValueError('an even job')\n        return {loss}"
+    run = ff.run(with_loss(tmp_path, body), out=tmp_path / "run")
+    assert run.summary["failures"] == 6 and run.summary["failure_reasons"] == {"ValueError: an even job": 6}
+    assert "6 failed jobs" in repr(run)
+    assert any(
+        "6 of them" in note and "an even job" in note for note in make_total_table(run.files.read_summary()).notes
+    )
+
+
+def test_an_accuracy_that_could_not_be_measured_is_no_unknown_name(tmp_path: Path) -> None:
+    run = ff.run({**FAST, "rounds": 1, "data": {**FAST["data"], "test": 0.0}}, out=tmp_path / "run")
+    with raises(ConfigError, key="kind") as caught:
+        run.accuracy("global")
+    assert "no such accuracy" not in str(caught.value)
 
 
 def test_a_level_without_test_samples(tmp_path: Path) -> None:

@@ -70,6 +70,12 @@ def find_accuracy(columns: Mapping[str, Any], kind: str, level: int | None, norm
                 key="level",
             )
         values = values["levels"][str(level)]
+    if kind in values and values[kind] is None:
+        failed = len(columns.get("failures", ()))
+        reason = f"{failed} jobs of the evaluation failed" if failed else "no client has samples for it"
+        raise ConfigError(
+            f'the "{kind}" accuracy could not be measured: {reason}. See the page of the run.', key="kind"
+        )
     if not isinstance(values.get(kind), int | float):
         numbers = [key for key, value in values.items() if isinstance(value, int | float)]
         raise ConfigError(

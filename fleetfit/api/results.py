@@ -70,8 +70,9 @@ class Run:
 
     def __repr__(self) -> str:
         """Return the folder and the progress of the run."""
-        progress = f"{len(self.metrics)} of {self.experiment.rounds} rounds"
-        return f"Run({str(self.folder)!r}, {progress}{', finished' if self.finished else ''})"
+        failed = self.summary["failures"] if self.finished else 0
+        progress = f"{len(self.metrics)} of {self.experiment.rounds} rounds{', finished' * self.finished}"
+        return f"Run({str(self.folder)!r}, {progress}{f', {failed} failed jobs' if failed else ''})"
 
     def _repr_html_(self) -> str:
         """Return the tables of a finished run, or the progress of an unfinished one, for notebooks."""

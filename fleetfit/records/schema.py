@@ -384,9 +384,9 @@ class RoundRecord(Record):
     prior: IfPresent[PriorRecord] = None
     undone: IfPresent[UndoneRecord] = None
 
-    def count_failures(self) -> int:
-        """Return the number of failed jobs of training and of evaluation."""
-        return len(self.failures) + (len(self.evaluate.failures) if self.evaluate is not None else 0)
+    def list_failures(self) -> list[FailureRecord]:
+        """Return the failed jobs of training and of evaluation."""
+        return [*self.failures, *(self.evaluate.failures if self.evaluate is not None else ())]
 
 
 # ---- run folders: summary.json ---------------------------------------------------------------------------------------
@@ -430,7 +430,7 @@ class SummaryRecord(Record):
         evaluate: The last evaluation.
         bytes_down: Bytes to the clients; `bytes_up` from them.
         waste: 1 - elements returned / elements sent, mean over the rounds.
-        failures: Jobs without a result.
+        failures: Jobs without a result; `failure_reasons`: how many by each of the most frequent reasons.
         seconds: Wall time; `seconds_of`: wall time by activity.
         notes: Notes for the user.
         simulated_s: Simulated seconds.
@@ -463,6 +463,7 @@ class SummaryRecord(Record):
     privacy: IfPresent[PrivacyRecord] = None
     score: str = "accuracy"
     empty_rounds: Count | None = None
+    failure_reasons: dict[str, Count] = {}
     multiply_adds: Number | None = None
     name: str = ""
     seed: int | None = None

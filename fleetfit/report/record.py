@@ -38,6 +38,7 @@ _TUNING = "tune"
 """The folder of a comparison's tuning runs."""
 
 T = TypeVar("T")
+_MOST_REASONS = 5  # of failed jobs
 
 
 # ---- the final numbers of a run --------------------------------------------------------------------------------------
@@ -60,9 +61,10 @@ def make_summary(
     columns: Mapping[str, Any] = next((one["evaluate"] for one in reversed(reports) if "evaluate" in one), {})
     headline: Mapping[str, Any] = columns.get(description["norm"], {})
     simulated = [record.simulated_s for record in rounds if record.simulated_s is not None]
-    seconds = Counter[str]()
+    seconds, reasons = Counter[str](), Counter[str]()
     for record in rounds:
         seconds.update(record.seconds_of)
+        reasons.update(failure.reason for failure in record.list_failures())
     return {
         "format": SummaryRecord.FORMAT,
         **description,
@@ -74,7 +76,7 @@ def make_summary(
         "bytes_down": None if is_private else sum(record.bytes_down or 0 for record in rounds),
         "waste": None if is_private else sum(record.waste for record in rounds) / max(1, len(rounds)),
         "bytes_up": None if is_private else sum(record.bytes_up or 0 for record in rounds),
-        "failures": None if is_private else sum(record.count_failures() for record in rounds),
+        "failures": None if is_private else reasons.total(),
         "empty_rounds": None if is_private else sum(not record.train.clients for record in rounds),
         "seconds": sum(record.seconds for record in rounds),
         "seconds_of": dict(seconds),
@@ -82,6 +84,7 @@ def make_summary(
         "simulated_s": sum(simulated) if simulated else None,
         "left_out": list(plan.left_out),
         "notes": list(notes),
+        **({"failure_reasons": dict(reasons.most_common(_MOST_REASONS))} if reasons and not is_private else {}),
         **_make_excluded_shares(rounds),
         **({"privacy": reports[-1]["privacy"]} if reports and "privacy" in reports[-1] else {}),
     }

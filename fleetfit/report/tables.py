@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fleetfit.errors import NO_STATISTICS
 from fleetfit.report.columns import format_cell, is_rounds
 from fleetfit.report.order import explain_order
 from fleetfit.report.text import (
@@ -93,7 +94,8 @@ def make_total_table(summary: "SummaryRecord") -> Table:
     rows.append(("time", format_duration(summary.seconds)))
     large = {part: seconds for part, seconds in summary.seconds_of.items() if seconds >= _SMALL * summary.seconds}
     rows += [(f"  of it {part}", format_duration(seconds)) for part, seconds in large.items()]
-    notes = (*summary.notes, *explain_missing(summary), *explain_order([summary])[-1:])  # the page has all
+    failed = explain_missing(summary) or explain_failures(summary)
+    notes = (*summary.notes, *failed, *explain_order([summary])[-1:])  # the page has all
     return Table(("", summary.method), tuple(rows), notes=notes)
 
 
@@ -120,11 +122,23 @@ def explain_missing(summary: "SummaryRecord") -> list[str]:
     if not is_evaluated:
         cause = "no round was evaluated"
     elif reasons:
-        (reason, count), *_ = reasons.most_common()
-        cause = f"jobs failed, most of them ({count} of {reasons.total()}) by {reason}"
+        cause = f"{reasons.total()} jobs failed, {_format_main_reason(reasons)}"
     else:
         cause = f"no asked client that runs it has {evaluation.split or 'test'} samples"
     return [f"No {' and no '.join(kinds)}: {cause}."]
+
+
+def explain_failures(summary: "SummaryRecord") -> list[str]:
+    """Return a sentence with the main reason of failed jobs; empty if none failed."""
+    reasons = Counter(summary.failure_reasons)
+    return [f"{summary.failures} jobs failed, {_format_main_reason(reasons)}."] if reasons else []
+
+
+def _format_main_reason(reasons: "Counter[str]") -> str:
+    """Return the most frequent reason that is not the consequence of others."""
+    causes = {reason: count for reason, count in reasons.items() if NO_STATISTICS not in reason} or reasons
+    reason, count = max(causes.items(), key=lambda one: one[1])
+    return f"{count} of them by {reason}"
 
 
 def format_sample_counts(accuracies: "AccuracyRecord", kind: str) -> str:

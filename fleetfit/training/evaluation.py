@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fleetfit import names
-from fleetfit.errors import RunError
+from fleetfit.errors import NO_STATISTICS, RunError
 from fleetfit.layout import State, batch_norms, outputs
 from fleetfit.seeds import make_torch_rng
 from fleetfit.training.batch_norm import get_batch_norm_sums, use_statistics
@@ -33,7 +33,7 @@ def evaluate(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update]:
     job, device, model = jobs[0], devices[0], _load_model(jobs[0], devices[0])
     evaluation, data = job.evaluation, device.data
     if evaluation.norm == "static" and not job.statistics and batch_norms(model.module):
-        raise RunError("there are no batch-norm statistics for this level: no client could measure them")
+        raise RunError(NO_STATISTICS)
     samples = [_select_samples(job, device) for job, device in zip(jobs, devices, strict=True)]
     offsets = [
         compute_offset(compute_class_frequencies(device.data), job.prior).to(device.accelerator)

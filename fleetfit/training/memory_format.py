@@ -20,11 +20,14 @@ all is plain.
   ResNet-20 of half width, at batch sizes from 16 to 128.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import nn
 
+from fleetfit.errors import format_cause
+from fleetfit.layout import outputs
 from fleetfit.values.arithmetic import Arithmetic, MemoryFormat
 
 _SINCE = (2, 13)  # versions of PyTorch
@@ -48,6 +51,24 @@ def choose_format(arithmetic: Arithmetic, module: nn.Module, accelerator: torch.
     gains = accelerator.type == "cpu" and _get_torch_version() >= _SINCE and _gains_by_rule_1(module, training)
     chosen: MemoryFormat = "channels_last" if gains else "contiguous"
     return replace(arithmetic, memory_format=chosen)
+
+
+def find_view_error(module: nn.Module, input_shape: Sequence[int]) -> str:
+    """Return why images in channels-last cannot pass a module, or "": a `view` may need the plain format's strides.
+
+    Args:
+        module: On the CPU; its gradients and buffers change.
+        input_shape: Of one sample.
+    """
+    x = torch.zeros(2, *input_shape).contiguous(memory_format=torch.channels_last)
+    try:
+        logits = outputs(module.train().to(memory_format=torch.channels_last), x)  # type: ignore[call-overload]
+        total = torch.stack([one.sum() for one in logits]).sum()
+        if total.requires_grad:
+            total.backward()
+    except RuntimeError as error:
+        return format_cause(error)
+    return ""
 
 
 def is_unsafe_in_channels_last(module: nn.Module) -> bool:

@@ -8,9 +8,12 @@ import torch
 
 from fleetfit.config.schema import EngineSection
 from fleetfit.errors import ConfigError, truncate
-from fleetfit.layout import build_module
+from fleetfit.layout import ArchitectureWrapper, build_module
+from fleetfit.models.family import Family
+from fleetfit.seeds import isolate_rng
 from fleetfit.training import resolve_device
-from fleetfit.training.runtime import check_compiler, choose_arithmetic, has_bf16
+from fleetfit.training.memory_format import find_view_error
+from fleetfit.training.runtime import check_compiler, choose_arithmetic, has_bf16, has_convolutions
 from fleetfit.values import Level, Problem
 from fleetfit.values.arithmetic import NEWEST_RULE, PLAIN, Arithmetic, MemoryFormat, ShapeArithmetic
 from fleetfit.values.problem import AS_MUCH
@@ -63,12 +66,13 @@ def choose_computing(
                 key="engine.chosen",
             )
         recorded = {name: Arithmetic.read(text) for name, text in section.chosen.items()}
-    arithmetic = {}
+    arithmetic: dict[str, Arithmetic] = {}
     for level in levels:
         choice = recorded.get(level.name, PLAIN)
         if fast and not recorded:
             choice = choose_arithmetic(build_level(problem, level), problem.input_shape, accelerator)
         arithmetic[level.name] = replace(choice, **fixed)
+    arithmetic = _keep_plain_for_views(section, problem, arithmetic)
     if any(one.compile for one in arithmetic.values()):
         check_compiler(accelerator)
     full = problem.layout.full_sizes
@@ -95,6 +99,33 @@ def choose_computing(
 
 
 _NO_BF16 = "this machine has no bf16 instructions"
+
+
+def _keep_plain_for_views(
+    section: EngineSection, problem: Problem, arithmetic: Mapping[str, Arithmetic]
+) -> dict[str, Arithmetic]:
+    """Return the plain memory format for all levels if channels-last images cannot pass the model; ours take them.
+
+    Raises:
+        ConfigError: The run file asks for channels-last.
+    """
+    architecture = problem.architecture
+    while isinstance(architecture, ArchitectureWrapper):
+        architecture = architecture.inner
+    if isinstance(architecture, Family) or all(one.memory_format == "contiguous" for one in arithmetic.values()):
+        return dict(arithmetic)
+    with isolate_rng(torch.device("cpu")):
+        module = build_module(problem.architecture, problem.layout.full_sizes, problem.layout.exits)
+        error = find_view_error(module, problem.input_shape) if has_convolutions(module) else ""
+    if not error:
+        return dict(arithmetic)
+    if section.memory_format == "channels_last":
+        raise ConfigError(
+            f'[engine] memory_format: "channels_last" does not suit this model. Its forward pass fails: {error} Use '
+            "flatten or reshape instead of view, or leave the key out.",
+            key="engine.memory_format",
+        )
+    return {name: replace(one, memory_format="contiguous") for name, one in arithmetic.items()}
 
 
 def build_level(problem: Problem, level: Level) -> torch.nn.Module:
