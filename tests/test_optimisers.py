@@ -99,6 +99,30 @@ def test_foreign_optimiser_keys_are_refused(section: dict[str, Any], expected: E
         load_experiment({"local": section})
 
 
+@pytest.mark.parametrize(
+    ("tables", "expected"),
+    [
+        ({"model": {"name": "cnn"}}, ("sgd", 0.1)),
+        ({"model": {"name": "bert"}}, ("adamw", 1e-3)),
+        ({"model": {"name": "DeiT-S"}, "local": {"epochs": 2}}, ("adamw", 1e-3)),
+        ({"model": {"name": "vim"}, "local": {"lr": 5e-4}}, ("adamw", 5e-4)),
+        ({"model": {"name": "char_lstm"}}, ("adamw", 1e-2)),
+        ({"model": {"name": "word_lstm"}, "local": {"lr": 0.1}}, ("adamw", 0.1)),
+        ({"model": {"name": "bert"}, "local": {"optimiser": "sgd"}}, ("sgd", 0.1)),
+        ({"model": {"name": "char_lstm"}, "local": {"lr": 1.5, "momentum": 0.0}}, ("sgd", 1.5)),
+        ({"data": {"name": "ag_news"}}, ("adamw", 1e-3)),
+        ({"data": {"name": "shakespeare"}}, ("adamw", 1e-2)),
+    ],
+)
+def test_the_optimiser_follows_the_model_where_the_file_has_none(
+    tables: dict[str, Any], expected: tuple[str, float]
+) -> None:
+    experiment = load_experiment(tables)
+    assert (experiment.local.optimiser, experiment.local.lr) == expected
+    again = load_experiment(experiment, ["model.name=cnn"])
+    assert again.local.optimiser == "sgd"
+
+
 def test_override_of_optimiser_drops_its_keys() -> None:
     """As those of a method or a data set do; what any optimiser has stays."""
     base = {"local": {"lr": 0.3, "momentum": 0.5, "weight_decay": 0.1, "epochs": 2, "schedule": {"kind": "cosine"}}}

@@ -77,6 +77,17 @@ def test_a_table_is_learned_and_said(done: ff.Run) -> None:
     assert done.experiment.data.name == "table" and done.experiment.cohort.fraction == 1.0
 
 
+def test_short_texts_are_learned_by_default(tmp_path: Path) -> None:
+    """One word of ten decides; a new transformer with SGD answers at chance here."""
+    rng = np.random.default_rng(0)
+    words = {0: ["awful", "sad", "poor"], 1: ["great", "happy", "lovely"]}
+    others = ["the", "film", "of", "story", "and", "scene", "with", "music", "actor"]
+    rows = [(" ".join([*rng.choice(others, 9), rng.choice(words[n % 2])]), n % 2) for n in range(300)]
+    pandas.DataFrame(rows, columns=["text", "label"]).to_csv(tmp_path / "texts.csv", index=False)
+    run = ff.run(data=tmp_path / "texts.csv", rounds=15, out=tmp_path / "run")
+    assert run.accuracy("local") > 0.8
+
+
 def test_new_rows_are_prepared_as_in_training(done: ff.Run, called: Called, place: Path) -> None:
     """Predictions of the command line are those of the model for numbers computed here from the training rows."""
     rows = written(place / "new.csv", range(150), label=False)

@@ -127,6 +127,9 @@ def describe_data(data: Data) -> str:
 # ---- the model that fits ---------------------------------------------------------------------------------------------
 
 
+_TRANSFORMERS = ("bert", "vit", "deit", "vim")
+
+
 def choose_model(data: Mapping[str, Any]) -> Table:
     """Return the keys of `[model]` that fit the data; empty if the default model fits or the data are unknown.
 
@@ -157,6 +160,21 @@ def choose_model(data: Mapping[str, Any]) -> Table:
         shape = (*shape[:-2], side, side) if isinstance(side, int) and len(shape) == 3 else shape
         return _choose_by_shape(shape, str(data.get("task", "classification")), int(data.get("vocabulary") or 0))
     return {}
+
+
+def choose_training(model: Mapping[str, Any]) -> Table:
+    """Return the keys of `[local]` that suit the model; empty for SGD.
+
+    Transformers and LSTMs learn next to nothing in a short run of SGD at its default learning rate.
+
+    Args:
+        model: The keys of `[model]`.
+    """
+    name = model.get("name")
+    name = names.match_name("models", name) if isinstance(name, str) else ""
+    if name.endswith("_lstm"):
+        return {"optimiser": "adamw", "lr": 0.01}
+    return {"optimiser": "adamw"} if name.partition("_")[0] in _TRANSFORMERS else {}
 
 
 def _choose_by_shape(shape: tuple[int, ...], task: str, vocabulary: int) -> Table:

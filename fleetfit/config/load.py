@@ -316,7 +316,7 @@ def expand_sections(table: Mapping[str, Any]) -> Table:
 def _expand_section(key: str, value: Any) -> Any:
     """Return the table of a section that is a name, an object, a table or a pydantic section. Paths become text."""
     if isinstance(value, Path):
-        return str(value)
+        value = str(value)
     if isinstance(value, pydantic.BaseModel):
         return dump_section(value, only_set=True)
     if isinstance(value, Mapping):

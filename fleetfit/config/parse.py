@@ -12,7 +12,7 @@ import pydantic
 from fleetfit.config import schema as schedules
 from fleetfit.config.build.fleet import check_profiles
 from fleetfit.config.build.method import build_method_spec
-from fleetfit.config.detect import choose_model, detect_data_source
+from fleetfit.config.detect import choose_model, choose_training, detect_data_source
 from fleetfit.config.merge import Table, deep_merge, merge_tables
 from fleetfit.config.schema import Experiment, GroupSection, LocalSection, Overrides, ProfileSection
 from fleetfit.config.section import Section
@@ -35,7 +35,7 @@ def parse_experiment(table: Mapping[str, Any], is_complete: bool = False) -> Exp
         ConfigError: A key is unknown, or a value has a wrong type or is out of range.
     """
     table, model = _fill_in_data_and_model(table)
-    complete = table if is_complete else fill_in_method_defaults(table)
+    complete = table if is_complete else fill_in_method_defaults(_fill_in_training(table))
     try:
         experiment = parse_section(Experiment, complete)
     except ConfigError as error:
@@ -71,6 +71,18 @@ def _fill_in_data_and_model(table: Mapping[str, Any]) -> tuple[Mapping[str, Any]
         return table, ""
     default = choose_model(data)
     return ({**table, "model": {**default, **model}}, default["name"]) if default else (table, "")
+
+
+def _fill_in_training(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the tables with the optimiser that suits the model, unless the file has one or keys of SGD alone."""
+    model, local = table.get("model", {}), table.get("local", {})
+    if not isinstance(model, Mapping) or not isinstance(local, Mapping) or local.keys() & _SHOW_OPTIMISER:
+        return table
+    default = choose_training(model)
+    return {**table, "local": {**default, **local}} if default else table
+
+
+_SHOW_OPTIMISER = {"optimiser", *(OPTIMISERS["sgd"].keys() - OPTIMISERS["adamw"].keys())}
 
 
 def fill_in_method_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -402,6 +402,9 @@ class LocalSection(Section):
     """`[local]`: training on a client. Defaults and meanings are those of `fleetfit.values.Local`.
 
     Attributes:
+        optimiser: "sgd", "adam" or "adamw"; by default "adamw" for built-in transformers, Vision Mamba and LSTMs, these
+            at `lr = 0.01`, unless `momentum` or `nesterov` is set. It begins anew in every job: nothing of it is kept
+            from round to round.
         lr: Learning rate of the first round; `schedule` changes it.
         schedule: Learning rate over the rounds.
     """
