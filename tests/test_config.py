@@ -35,6 +35,8 @@ def test_the_empty_file_is_fleetfit_on_digits() -> None:
     ("overrides", "expected"),
     [
         (["local.batch_sise=3"], Expected('"batch_size"', key="local.batch_sise")),
+        (["local.learning_rate=3"], Expected('"lr"', key="local.learning_rate")),
+        (["learning_rate=3"], Expected("[local] lr", key="learning_rate")),
         (["locl.lr=3"], Expected('"local"', key="locl")),
         (["batch_size=3"], Expected("[local] batch_size", key="batch_size")),
         (["rounds=two"], Expected("rounds", "'two'", key="rounds")),

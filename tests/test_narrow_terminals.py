@@ -16,9 +16,10 @@ SIZES = Table(("run", "level", "width", "parameters", "multiply-adds", "bytes do
 
 
 def print_at(width: int, table: Table, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    monkeypatch.setattr(output, "_PLAIN_WIDTH", width)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     output.print_table(table)
-    return capsys.readouterr().out
+    return re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
 
 
 def read_parts(printed: str) -> list[list[list[str]]]:
@@ -47,6 +48,12 @@ def test_headings_break_at_blanks_and_hyphens_alone(monkeypatch, capsys) -> None
     assert words == {"run", "level", "width", "parameters", "multiply-", "adds", "bytes", "down", "up"}
 
 
+def test_a_file_gets_one_table(capsys: pytest.CaptureFixture[str]) -> None:
+    wide = Table(tuple("abcdefgh"), (("x" * 40,) * 8,))
+    output.print_table(wide)
+    assert len(read_parts(capsys.readouterr().out)) == 1
+
+
 @pytest.mark.parametrize("width", [12, 20, 30, 50])
 def test_no_character_is_lost_where_nothing_fits(width, monkeypatch, capsys) -> None:
     texts = ("a folder with a long name", "x" * 60, "日本語" * 8)
@@ -68,3 +75,20 @@ def test_headings_above_columns_stay_above_them(monkeypatch, capsys) -> None:
     printed = print_at(36, table, monkeypatch, capsys)
     first, second = printed.split("└")[0], printed.split("└")[1]
     assert "skewed" in first and "iid" in second and "iid" not in first
+
+
+def test_notes_are_wrapped_between_words_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = (
+        "Levels keep whole early blocks: see /a/path-that-is/not/broken-anywhere for it, and what each of them costs."
+    )
+    monkeypatch.setenv("COLUMNS", "40")
+    for is_terminal in (False, True):
+        monkeypatch.setattr("sys.stdout.isatty", lambda is_terminal=is_terminal: is_terminal)
+        output.print_notes([note])
+        output.print_table(Table(("a",), (("b",),), notes=(note,)))
+        printed = capsys.readouterr().out
+        assert printed.count(f"Note: {note}\n") == (not is_terminal)
+        assert " ".join(printed.split()).count(note) == 2 and "/a/path-that-is/not/broken-anywhere" in printed
+        assert max(map(len, printed.splitlines())) <= 40 or not is_terminal

@@ -92,7 +92,7 @@ def print_json(value: Any) -> None:
 
 
 def print_table(table: "Table", width: int | None = None) -> None:
-    """Print a table with its title and notes. What is too wide for a line comes in parts, one below the other.
+    """Print a table with its title and notes. On a terminal, what is too wide comes in parts, one below the other.
 
     Args:
         table: The table; headings above columns are printed above their own.
@@ -119,7 +119,7 @@ def print_table(table: "Table", width: int | None = None) -> None:
             rich.add_row(*(escape(row[column.number]) for column in columns), style=style)
         console.print(rich)
     for note in table.notes:
-        console.print(escape(note), soft_wrap=True)
+        print_line(_wrap(note))
 
 
 class _Column(NamedTuple):
@@ -138,7 +138,7 @@ def _split_columns(table: "Table", width: int) -> list[list[_Column]]:
     headings = [f"{group}\n{name}" if any(above) else name for group, name in zip(above, table.columns, strict=True)]
     longest = [max((cell_len(row[index]) for row in table.rows), default=0) for index in range(len(headings))]
     full = [max(cells, *map(cell_len, heading.split("\n"))) for cells, heading in zip(longest, headings, strict=True)]
-    if sum(full) + _LINES * len(full) < width:
+    if sum(full) + _LINES * len(full) < width or not sys.stdout.isatty():
         return [[_Column(index, heading) for index, heading in enumerate(headings)]]
 
     least = []
@@ -167,6 +167,13 @@ def _widen_columns(
         spare -= more
 
 
+def _wrap(text: str) -> str:
+    """Return text for people in lines of the terminal's width; on one line where the output is not a terminal."""
+    if not sys.stdout.isatty():
+        return text
+    return textwrap.fill(text, shutil.get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
+
+
 def print_block(block: "str | Table") -> None:
     """Print a table, or text whose lines are wrapped at the output's width and keep their indent."""
     if not isinstance(block, str):
@@ -182,7 +189,7 @@ def print_block(block: "str | Table") -> None:
 def print_notes(notes: Iterable[str]) -> None:
     """Print notes, a line each."""
     for note in notes:
-        print_line(f"Note: {note}")
+        print_line(_wrap(f"Note: {note}"))
 
 
 def print_summary(summary: Mapping[str, Any], printed_notes: Collection[str] = ()) -> None:

@@ -260,6 +260,10 @@ def _format_key(path: Sequence[str]) -> str:
     return f"[{first}] {'.'.join(others)}".replace(".#", " #") if others else first
 
 
+_COMMON_NAMES = {"learning_rate": "lr"}
+"""Names of other libraries that no comparison of letters leads from."""
+
+
 def _suggest_key(path: Sequence[str], schema: type[Section]) -> str:
     """Suggest a key of the same section, else the section that has the key, else the keys of the section."""
     if path in (["seeds"], ["compare", "seeds"], ["compare", "seed"]):
@@ -274,7 +278,7 @@ def _suggest_key(path: Sequence[str], schema: type[Section]) -> str:
             annotation = section.model_fields[part].annotation
             members = (one for one in typing.get_args(annotation) if isinstance(one, type) and issubclass(one, Section))
             section = next(members, annotation)  # of `DriftSection | None`
-    word, keys = path[-1], list(getattr(section, "model_fields", {}))
+    word, keys = _COMMON_NAMES.get(path[-1], path[-1]), list(getattr(section, "model_fields", {}))
     hint = did_you_mean(word, keys)
     others = [s for s, f in schema.model_fields.items() if word in getattr(f.annotation, "model_fields", {})]
     if others and (not hint or len(path) == 1):

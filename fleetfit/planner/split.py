@@ -295,7 +295,8 @@ def _find_level(
         hint = " (a budget above 1 is an amount, not a share)" if ratio < _TINY_SHARE else ""
         raise PlanError(
             f"no width of {depth} of {architecture.blocks} blocks fits the budgets of level {level + 1}: the narrowest "
-            f'takes {needed} of the full model{hint}. Raise them, or set fleet.split = "both".',
+            f'takes {needed} of the full model{hint}. Raise them, or try fleet.split = "both", which may '
+            "keep fewer blocks.",
             key="split",
         )
     end = len(last_alone) if widest < len(last_alone) else len(pairs)

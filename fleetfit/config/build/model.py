@@ -131,7 +131,8 @@ def describe_derivation(problem: Problem, levels: Sequence[Level], split: str | 
         return []
     sentences = derived.describe()
     is_cut_in_width = len(levels) > 1 and all(x.submodel.depth == derived.blocks for x in levels)
-    if split not in (None, "width") and is_cut_in_width:
+    is_said = split == "auto" and derived.blocks == 1  # that it has one exit
+    if split not in (None, "width") and is_cut_in_width and not is_said:
         sentences.append(
             f'The levels differ in width alone: no exits of this model fit the budgets, as the split "{split}" wants. '
             'Name other exits in [model] derive, or split by "width".'
