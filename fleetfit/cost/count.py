@@ -122,7 +122,8 @@ def count(
     module, x = on_meta(architecture, sizes, exits, input_shape, _BATCH)
     for norm in batch_norms(module).values():
         norm.forward = _return_input  # type: ignore[assignment]  # torch counts nothing there, and takes long
-    running, extra = ModuleTracker(), _Extra(module.eval())
+    module.eval().requires_grad_(False)  # the tracker fails on a parameter that is the input of a layer
+    running, extra = ModuleTracker(), _Extra(module)
     with torch.no_grad(), explain_errors(architecture, input_shape, "meta"), extra, running, _Flops(running) as counter:
         module(x)
     counts = counter.by_module
