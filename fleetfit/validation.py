@@ -359,6 +359,8 @@ def _find_statistics_error(update: Update, job: Job, federation: Federation) -> 
     positions = _count_norm_inputs(federation.problem, update.submodel)
     check_shapes(update.state, {f"{name}.{key}": (size,) for name, (width, _) in positions.items()
                                 for key, size in (("sum", width), ("squares", width), ("count", 1))})  # fmt: skip
+    if not positions:
+        return None  # a level that ends before the first norm
     if not all(tensor.dtype == torch.float64 for tensor in update.state.values()):
         return "its sums are not in torch.float64."
     if not bool(torch.isfinite(torch.cat([tensor.flatten() for tensor in update.state.values()])).all()):

@@ -45,8 +45,10 @@ def find_exits(observation: Observation, exits: str | Sequence[str]) -> tuple[Ex
 def _make_point(observation: Observation, name: str) -> ExitPoint:
     output = observation.outputs[name]
     segments = None if output.labels is None else observation.units.parse(output.labels)
-    whole = (Segment(None, output.shape[output.channels]),)
-    return ExitPoint(name, len(output.shape), output.channels, segments or whole)
+    channels, is_cut = output.channels, any(segment.axis is not None for segment in segments or ())
+    if not is_cut and not observation.example.is_floating_point():  # no axis tells channels from places of tokens
+        channels, segments = len(output.shape) - 1, None
+    return ExitPoint(name, len(output.shape), channels, segments or (Segment(None, output.shape[channels]),))
 
 
 def _can_end(observation: Observation, name: str) -> bool:

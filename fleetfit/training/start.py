@@ -98,8 +98,14 @@ def _select_fitting(problem: Problem, checkpoint: State, source: str, notes: lis
                 "the same [model], the same number of classes aside.",
                 key="start",
             )
-    if not all(bool(torch.isfinite(tensor).all()) for tensor in taken.values()):
-        raise ModelError(f"the model cannot start from {source}: some of its numbers are not finite.", key="start")
+    for name, tensor in taken.items():
+        if not bool(torch.isfinite(tensor).all()):
+            advice = (
+                "" if layout.tensors[name].trainable else " Register a constant with persistent=False: it is not sent."
+            )
+            raise ModelError(
+                f'the model cannot start from {source}: some numbers of "{name}" are not finite.{advice}', key="start"
+            )
     notes.append(f"The model starts from {source}{'; new, at least in part: ' if drawn else ''}{', '.join(drawn)}.")
     return taken
 

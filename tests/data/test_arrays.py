@@ -111,7 +111,8 @@ def test_tokens(save: Callable[..., str]) -> None:
     data = arrays(save(x=x, y=np.roll(x, -1, 1)), task="next_token", vocabulary=9, padding=0)
     assert data.classes == data.vocabulary == 9 and data.padding == 0 and data.x.dtype == torch.int64
     assert data.y[2].tolist() == np.roll(x, -1, 1)[2].tolist()
-    assert arrays(save(x=x, y=np.arange(20) % 2), vocabulary=9, classes=2).classes == 2
+    assert arrays(save(x=x, y=np.arange(20) % 2), vocabulary=9, classes=3).classes == 3
+    assert arrays(save(x=x, y=np.arange(20) % 2), vocabulary=9).classes == 2  # of the labels, not the tokens
 
 
 def test_channels_last_and_other_numbers(save: Callable[..., str]) -> None:

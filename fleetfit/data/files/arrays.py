@@ -80,8 +80,8 @@ def arrays(
             Multi-label: 0 or 1, [N, labels]. Next token: whole numbers [N, L], -100 where nothing is scored.
         groups: Name of the natural group of each sample, whole numbers or text [N]; None: no groups.
         task: The task.
-        classes: Number of classes, or of tokens to predict; None: the largest label plus one, or the vocabulary. For
-            text labels and multi-label it must equal the number in the data.
+        classes: Number of classes, or of tokens to predict; None: the largest label plus one, or for next tokens the
+            vocabulary. For text labels and multi-label it must equal the number in the data.
         vocabulary: Above 0: x holds tokens in 0..vocabulary-1.
         padding: The token that fills short samples; -1: none.
         channels_last: Whether x is [N, ..., C], to be converted to [N, C, ...]; None: detected from its shape, such as
@@ -117,7 +117,7 @@ def arrays(
         )
     if len(labels) != len(samples):
         raise DataError(f'{path}: "{x}" has {len(samples)} samples but "{y}" has {len(labels)}.', path=path, column=y)
-    target, count, names = _convert_labels(labels, task, classes or vocabulary or None)
+    target, count, names = _convert_labels(labels, task, classes or (vocabulary if task == "next_token" else None))
     if classes not in (None, count) and task != "regression":
         detail = f"are {count} different texts" if names else f"have {count} columns"
         raise DataError(
