@@ -16,7 +16,7 @@ import fleetfit as ff
 from fleetfit.errors import ConfigError
 from fleetfit.training import local_model
 from fleetfit.training.local_model import LocalModel, get_local_model, lay_out
-from fleetfit.training.memory_format import choose_format, is_unsafe_in_channels_last
+from fleetfit.training.memory_format import choose_format, find_view_error, is_unsafe_in_channels_last
 from fleetfit.values import Problem
 from fleetfit.values.arithmetic import Arithmetic, ShapeArithmetic
 
@@ -236,6 +236,16 @@ def test_a_module_with_views_is_computed_in_the_plain_format(tmp_path: Path, spe
 def test_a_module_without_views_follows_the_rule(tmp_path: Path) -> None:
     run = ff.run(OWN, model=Viewing(flatten=True), out=tmp_path / "run")
     assert {one.arithmetic for one in run.assembly.federation.problem.computed} == {BY_RULE}
+
+
+class Picky(nn.Conv2d):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("not black images")
+
+
+def test_any_error_of_a_forward_pass_counts() -> None:
+    assert "not black images" in find_view_error(Picky(1, 4, 3), (1, 8, 8))
+    assert find_view_error(Viewing(flatten=True), (1, 8, 8)) == "" != find_view_error(Viewing(), (1, 8, 8))
 
 
 def test_channels_last_is_refused_for_a_module_with_views(tmp_path: Path) -> None:
