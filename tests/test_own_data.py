@@ -17,6 +17,7 @@ from PIL import Image
 from sklearn.datasets import load_iris
 from sklearn.metrics import mean_absolute_error, r2_score
 from support import raises
+from torch import nn
 
 import fleetfit as ff
 from fleetfit.api.inference import load_other_data, prepare_export
@@ -25,7 +26,7 @@ from fleetfit.cli.listing import make_key_table
 from fleetfit.config import load_experiment
 from fleetfit.data.files.detect import detect_format
 from fleetfit.data.files.table import table
-from fleetfit.errors import ConfigError, DataError
+from fleetfit.errors import ConfigError, DataError, ModelError
 from fleetfit.fleet.settings import load_data, read_settings
 from fleetfit.report.tables import make_level_table, make_row_level_table, make_total_table
 
@@ -267,6 +268,26 @@ def by_hand(run: ff.Run, x: Any, y: Any) -> float:
     assert isinstance(data, ff.Data)
     standard = (torch.tensor(x, dtype=torch.float32) - torch.tensor(data.mean)) / torch.tensor(data.std)
     return float((run.predict(standard).argmax(1) == torch.tensor(y)).float().mean())
+
+
+def test_tokens_in_memory_have_a_vocabulary(tmp_path: Path) -> None:
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.layer = nn.EmbeddingBag(50, 16), nn.Linear(16, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(self.table(x))
+
+    y = np.arange(90) % 3
+    x = np.random.default_rng(0).integers(0, 16, (90, 7)) + 16 * y[:, None]
+    data = {"name": (x, y), "vocabulary": 50, "partition": {"kind": "iid", "clients": 3}}
+    run = ff.run(model=Bag(), data=data, rounds=8, out=tmp_path / "run")
+    assert (run.assembly.data.vocabulary, run.assembly.data.classes) == (50, 3) and run.accuracy("global") > 0.7
+    with raises(ModelError, "vocabulary", 50, key="model.name"):
+        ff.run(model=Bag(), data=(x, y), out=tmp_path / "numbers")
+    with raises(ConfigError, -1, key="data.vocabulary"):
+        ff.run(model=Bag(), data={**data, "vocabulary": -1}, out=tmp_path / "wrong")
 
 
 def test_other_samples_in_memory_are_prepared_as_those_of_the_run(tmp_path: Path) -> None:

@@ -442,7 +442,8 @@ def load(folder: str | Path, **sections: Any) -> Run:
         arguments = ", ".join(f"{section}=..." for section in missing)
         raise RunError(
             f'this run was started from Python with objects. Open it there: fleetfit.load("{files.path}", {arguments}) '
-            "returns a run that predicts, evaluates, calibrates and exports.",
+            f"returns a run that predicts, evaluates, calibrates and exports; fleetfit.resume with the same arguments "
+            "continues it.",
             key=missing[0],
             path=files.path,
         )

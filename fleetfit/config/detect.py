@@ -77,7 +77,7 @@ def wrap_in_memory_data(section: Any, begun_with: Sequence[int] = ()) -> Any:
 
     Args:
         section: Data in memory (`fleetfit.data.files.memory`), or a table with them as its name and optionally
-            `channels_last`. Anything else is returned unchanged.
+            `channels_last` and `vocabulary`. Anything else is returned unchanged.
         begun_with: Shape of a sample in the resumed run; empty for a new run.
 
     Raises:
@@ -93,8 +93,12 @@ def wrap_in_memory_data(section: Any, begun_with: Sequence[int] = ()) -> Any:
     if isinstance(memory, Samples):
         from fleetfit.data.files.arrays import wrap_arrays
 
-        last = further.pop("channels_last", None)
-        data = wrap_arrays(*memory.train, memory.test, channels_last=last, begun_with=begun_with)
+        last, vocabulary = further.pop("channels_last", None), further.pop("vocabulary", 0)
+        if type(vocabulary) is not int or vocabulary < 0:
+            raise ConfigError(
+                f"[data] vocabulary: must be a whole number from 0, got {vocabulary!r}.", key="data.vocabulary"
+            )
+        data = wrap_arrays(*memory.train, memory.test, channels_last=last, begun_with=begun_with, vocabulary=vocabulary)
         return {**further, "name": replace(data, notes=(describe_data(data), *data.notes))}
     from fleetfit.data.files.table import make_data_in_memory
 

@@ -6,7 +6,7 @@ from typing import Any
 from fleetfit.config.build.data import has_data_sized_clients
 from fleetfit.config.build.engine import Computing
 from fleetfit.config.build.rounds import compute_cohort_size
-from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
+from fleetfit.config.schema import CLIENTS, FRACTION, DeriveSection, Experiment
 
 
 def record_latencies(experiment: Experiment, measured: Mapping[str, list[float]]) -> Experiment:
@@ -67,6 +67,10 @@ def restore_records(experiment: Experiment, recorded: Experiment) -> Experiment:
             if (value := theirs.settings.get(key)) is not None and key not in data.settings:
                 data = data.model_copy(update={key: value})
         changes["data"] = data
+    derived = recorded.model.derive
+    if derived is not None and derived.plan is not None:  # of a run folder, which says it of every plain module
+        derive = (experiment.model.derive or DeriveSection()).model_copy(update={"plan": derived.plan})
+        changes["model"] = experiment.model.model_copy(update={"derive": derive})
     engine = experiment.engine
     if engine.speed == "fast" and not engine.chosen:
         changes["engine"] = engine.model_copy(update={"chosen": recorded.engine.chosen})

@@ -120,7 +120,10 @@ def _run(net: nn.Module, example: Tensor) -> Tensor:
         if known is not None and not example.is_floating_point() and int(example.max()) >= known.num_embeddings:
             hint = f" Its table has {known.num_embeddings} rows, and the data have tokens up to {int(example.max())}."
         elif known is not None and example.is_floating_point():
-            hint = " It takes tokens; these data are real numbers."
+            hint = (
+                ' It takes tokens, and these data are numbers. Set [data] vocabulary, as in data={"name": (x, y), '
+                f'"vocabulary": {known.num_embeddings}}}.'
+            )
         elif example.dim() == 3 and any(isinstance(part, nn.Conv2d) for part in net.modules()):
             hint = " Its images have channels: add their axis to the data, such as x[:, None]."
         raise ModelError(

@@ -133,7 +133,10 @@ class RunFolder:
             if not files.is_file(path / "config.toml"):
                 hint = ""
                 if any(files.is_file(path / name) for name in ("results.json", "runs.json")):
-                    hint = " It is a comparison: name the folder of one of its runs, or use load_comparison in Python."
+                    hint = (
+                        " It is a comparison: name the folder of one of its runs, or use load_comparison in Python. "
+                        "The command that started it continues it."
+                    )
                 raise RunError(f"{path} is not a run folder: it has no config.toml.{hint}", path=path)
         return RunFolder(path)
 

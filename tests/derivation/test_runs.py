@@ -21,7 +21,7 @@ from fleetfit.cli import main
 from fleetfit.config import load_experiment
 from fleetfit.config.dump import to_toml
 from fleetfit.data import Data
-from fleetfit.errors import ConfigError, FleetFitError, ModelError
+from fleetfit.errors import ConfigError, FleetFitError, ModelError, RunError
 from fleetfit.names import list_names
 from fleetfit.training import initial_state
 from fleetfit.training.frozen import BATCH, find_frozen_prefix
@@ -217,6 +217,25 @@ def test_levels_differ_in_width_where_there_are_too_few_exits(tmp_path: Path) ->
     assert levels[0].width < levels[-1].width == 1
     assert any("width" in note and "split" in note for note in finished.notes)
     assert not any("split" in note for note in run(describe(NAMED, rounds=1), tmp_path / "deep").notes)
+
+
+@pytest.mark.parametrize("kind", ["file", "object", "exits"])
+def test_a_comparison_of_a_plain_module_goes_on(tmp_path: Path, kind: str) -> None:
+    """Its runs say which plan they were derived with; the file of the comparison does not."""
+    (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef net():\n    return nn.Sequential(nn.Flatten(), "
+                                     "nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))\n")  # fmt: skip
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    model = {"name": module if kind == "object" else f"{tmp_path / 'net.py'}:net"}
+    table = {
+        "rounds": 1, "data": {"name": "digits", "partition": {"kind": "iid", "clients": 4}}, "local": {"epochs": 1},
+        "model": {**model, **({"derive": {"exits": "none"}} if kind == "exits" else {})},
+        "compare": {"smallest": False, "row": [{"label": "a"}, {"label": "b", "method": {"name": "heterofl"}}]},
+    }  # fmt: skip
+    first, second = (ff.compare(table, out=tmp_path / "out") for _ in range(2))
+    assert second.finished and second.table == first.table
+    with raises(RunError, "none", "auto", path="seed-0"):
+        other = {"exits": "auto" if kind == "exits" else "none"}
+        ff.compare({**table, "model": {**model, "derive": other}}, out=tmp_path / "out")
 
 
 def test_next_tokens(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def _check_keys(classes: int | None, standardise: bool, mean: tuple[float, ...],
 
 def wrap_arrays(
     x: Any, y: Any, test: tuple[Any, Any] | None = None, seed: int = 0, channels_last: bool | None = None,
-    begun_with: Sequence[int] = (),
+    begun_with: Sequence[int] = (), vocabulary: int = 0,
 ) -> Data:  # fmt: skip
     """Wrap samples and labels in memory (arrays, tensors or lists of numbers) as a data set.
 
@@ -191,6 +191,7 @@ def wrap_arrays(
         seed: Seed of held out samples.
         channels_last: Whether x is [N, ..., C], to be converted to [N, C, ...]; None: detected from its shape.
         begun_with: The shape of a sample in the resumed run. If x has that shape, its channels stay in place.
+        vocabulary: Above 0: x holds tokens in 0..vocabulary-1.
 
     Raises:
         DataError: Samples and labels do not match, or the place of the channels is ambiguous.
@@ -233,7 +234,7 @@ def wrap_arrays(
     if channels_last is None and whole.shape[1:] != tuple(begun_with):
         last = is_channels_last(whole, "data=(x, y): x")
         notes += _describe_channels("data=(x, y): x", whole, last)
-    xs = convert_samples(whole, tokens=False, channels_last=last)
+    xs = convert_samples(whole, tokens=vocabulary > 0, channels_last=last)
     if task == "regression" and _is_one_hot(answers):
         notes.append(
             f"data=(x, y): y {list(answers.shape)} is learned as a regression of {answers.shape[1]} numbers, but each "
@@ -244,7 +245,7 @@ def wrap_arrays(
     mean, std = _compute_statistics(xs, splits["train"]) if standard else ((), ())
     indices = {split: torch.from_numpy(rows) for split, rows in splits.items()}
     return Data("own-data", xs, target, indices, count, class_names=names, mean=mean, std=std, task=task,
-                notes=tuple(notes))  # fmt: skip
+                notes=tuple(notes), vocabulary=vocabulary)  # fmt: skip
 
 
 def as_array(values: Any, name: str) -> NDArray[Any]:
