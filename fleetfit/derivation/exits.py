@@ -18,7 +18,8 @@ _MOST_EXITS = 12
 _LEAST_SHARE = 1 / 3  # of the parameters, in a chain of blocks
 _LEAST_BLOCK = 1 / 50  # of the parameters of the block before
 _FEW_MODULES = 2  # behind the last block of a chain: the instance's own classifier
-_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.PReLU)
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
+"""PyTorch's norms; those of batches and of instances have one base."""
 
 # ---- where they sit ------------------------------------------------------------------------------------------------
 
@@ -131,7 +132,7 @@ def _list_chains(observation: Observation) -> Iterator[tuple[int, list[str]]]:
         heavy: list[str] = []
         for n in blocks:
             least = _LEAST_BLOCK * weights[heavy[-1]] if heavy else 0  # a gate of a few channels belongs to its block
-            if weights[n] > least and not isinstance(net.get_submodule(n), _NORMS):
+            if weights[n] > least and not isinstance(net.get_submodule(n), (*NORMS, nn.PReLU)):
                 heavy.append(n)
         if len(heavy) >= 2:
             ends = [blocks[blocks.index(n) - 1] for n in heavy[1:]] + [blocks[-1]]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import fleetfit as ff
 from fleetfit.cli import main
-from fleetfit.config import load_experiment
+from fleetfit.config import assemble, load_experiment
 from fleetfit.config.dump import to_toml
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, FleetFitError, ModelError, RunError
@@ -217,6 +217,19 @@ def test_levels_differ_in_width_where_there_are_too_few_exits(tmp_path: Path) ->
     assert levels[0].width < levels[-1].width == 1
     assert any("width" in note and "split" in note for note in finished.notes)
     assert not any("split" in note for note in run(describe(NAMED, rounds=1), tmp_path / "deep").notes)
+
+
+def test_a_cnn_without_norms_is_told_what_helps_where_it_does_not_learn() -> None:
+    def has_note(*norms: nn.Module, **local: Any) -> bool:
+        net = nn.Sequential(nn.Conv2d(1, 16, 3), *norms, nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 10))
+        data = {"name": "digits", "partition": {"kind": "iid", "clients": 4}}
+        fleet = {"groups": [{"budget": 0.5}, {"budget": 1.0}], "tolerance": 0.3}
+        experiment = load_experiment({"data": data, "model": {"name": net}, "fleet": fleet, "local": local})
+        return any("local.clip_norm" in note for note in assemble(experiment).notes)
+
+    assert has_note() and has_note(lr=0.3)
+    assert not has_note(nn.BatchNorm2d(16)) and not has_note(nn.GroupNorm(4, 16))
+    assert not has_note(clip_norm=5.0) and not has_note(optimiser="adamw")
 
 
 @pytest.mark.parametrize("kind", ["file", "object", "exits"])

@@ -8,7 +8,7 @@ import torch
 
 from fleetfit.config.schema import EngineSection
 from fleetfit.errors import ConfigError, truncate
-from fleetfit.layout import ArchitectureWrapper, build_module
+from fleetfit.layout import build_module, unwrap
 from fleetfit.models.family import Family
 from fleetfit.seeds import isolate_rng
 from fleetfit.training import resolve_device
@@ -109,10 +109,9 @@ def _keep_plain_for_views(
     Raises:
         ConfigError: The run file asks for channels-last.
     """
-    architecture = problem.architecture
-    while isinstance(architecture, ArchitectureWrapper):
-        architecture = architecture.inner
-    if isinstance(architecture, Family) or all(one.memory_format == "contiguous" for one in arithmetic.values()):
+    if isinstance(unwrap(problem.architecture), Family) or all(
+        one.memory_format == "contiguous" for one in arithmetic.values()
+    ):
         return dict(arithmetic)
     with isolate_rng(torch.device("cpu")):
         module = build_module(problem.architecture, problem.layout.full_sizes, problem.layout.exits)

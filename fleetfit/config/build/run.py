@@ -102,7 +102,9 @@ def _assemble(
     notes = [
         *describe_data_files(experiment, population.data, population.count),
         *absent,
-        *describe_derivation(planned.problem, planned.levels, find_split(method.levels, planned.targets)),
+        *describe_derivation(
+            planned.problem, experiment.local, planned.levels, find_split(method.levels, planned.targets)
+        ),
         *describe_task(planned.problem),
         *method.describe(planned.problem, planned.levels),
         *describe_split(truth, planned),
