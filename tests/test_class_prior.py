@@ -34,7 +34,7 @@ from fleetfit.data import Data
 from fleetfit.errors import ConfigError
 from fleetfit.layout import State
 from fleetfit.messages import dump_job, job_size, load_job, pack, reply_size, unpack
-from fleetfit.method import build
+from fleetfit.method import Method, build
 from fleetfit.methods.heterofl import width_loss
 from fleetfit.options.class_prior import adjust_task, compute_offset
 from fleetfit.records.checkpoints import CheckpointError
@@ -268,6 +268,14 @@ def test_no_client_is_asked_in_vain(spec: Mapping[str, Any]) -> None:
     outcome = rounds_of(federation, engine, 1)[0]
     assert "labels" not in {job.kind for job in engine.jobs} and not outcome.server.prior
     assert "prior" not in outcome.report
+
+
+def test_an_option_leaves_the_frequencies_to_a_method_whose_loss_reads_them() -> None:
+    def reads_prior() -> Method:
+        return Method(needs_prior=True)
+
+    for tau in (0.0, 1.0):
+        assert build({"name": reads_prior, "plus": {"class_prior": {"tau": tau}}}).needs_prior
 
 
 def test_at_most_a_thousand_clients_are_asked_and_the_seed_draws_them() -> None:

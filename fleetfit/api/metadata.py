@@ -72,10 +72,8 @@ def find_accuracy(columns: Mapping[str, Any], kind: str, level: int | None, norm
         values = values["levels"][str(level)]
     if kind in values and values[kind] is None:
         failed = len(columns.get("failures", ()))
-        reason = f"{failed} jobs of the evaluation failed" if failed else "no client has samples for it"
-        raise ConfigError(
-            f'the "{kind}" accuracy could not be measured: {reason}. See the page of the run.', key="kind"
-        )
+        cause = f": {failed} jobs of the evaluation failed" if failed else ""
+        raise ConfigError(f'the "{kind}" accuracy has no number{cause}. The page of the run says why.', key="kind")
     if not isinstance(values.get(kind), int | float):
         numbers = [key for key, value in values.items() if isinstance(value, int | float)]
         raise ConfigError(

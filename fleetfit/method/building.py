@@ -207,7 +207,7 @@ def _add_option(
         own_values: Hyperparameters that the spec sets; their hooks do not give way.
     """
     changes: Any = {}
-    gives_way, needs_prior = dict(method.gives_way), method.needs_prior  # for the method's own task
+    gives_way, needs_prior = dict(method.gives_way), method.needs_prior  # where its own task stays
     for hook in HOOKS:
         current, added, default = getattr(method, hook), getattr(option, hook), getattr(FEDAVG, hook)
         if added is default or added is current:
@@ -215,7 +215,7 @@ def _add_option(
         key = gives_way.pop(hook, None)
         if current is default or (key is not None and key not in own_values):
             changes[hook] = added
-            needs_prior = needs_prior and hook != "task"
+            needs_prior = needs_prior and (hook != "task" or current is default)
         elif hook in _COMBINED:
             changes[hook] = functools.partial(_COMBINED[hook], current, added)
         elif hook == "choose" and "choose" in method.replaces:

@@ -120,8 +120,8 @@ def _keep_plain_for_views(
         return dict(arithmetic)
     if section.memory_format == "channels_last":
         raise ConfigError(
-            f'[engine] memory_format: "channels_last" does not suit this model. Its forward pass fails: {error} Use '
-            "flatten or reshape instead of view, or leave the key out.",
+            f'[engine] memory_format: "channels_last" does not suit this model. Its forward pass fails: {error} Leave '
+            "the key out, or change the module.",
             key="engine.memory_format",
         )
     return {name: replace(one, memory_format="contiguous") for name, one in arithmetic.items()}
