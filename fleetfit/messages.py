@@ -129,9 +129,9 @@ _MAGIC = b"FFIT"
 _START = 16
 _MULTIPLE = 16  # bytes of memory for each byte of a bounded message,
 _FREE = 2**20  # and for every message
-# bytes of memory that a character of the header stands for, about (CPython 3.11): a table, a list, an element, a key,
-# one of a text's two quotes
-_WEIGHTS = ((b"{", 232), (b"[", 64), (b",", 40), (b":", 60), (b'"', 30))
+# bytes of memory that a character of the header stands for, about (CPython 3.11): a table, a list with its first
+# element, a further element, a key, one of a text's two quotes
+_WEIGHTS = ((b"{", 232), (b"[", 104), (b",", 40), (b":", 60), (b'"', 30))
 
 
 def pack(payload: Any) -> bytes:

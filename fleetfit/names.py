@@ -5,6 +5,7 @@ A built-in name is a row of `BUILT_IN`: `resolve("methods", "fedrolex")` is func
 imported; a run file that names a plug-in runs its code (see SECURITY.md).
 """
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -14,7 +15,7 @@ import sys
 import sysconfig
 import traceback
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
@@ -256,6 +257,24 @@ def _import_file(file_name: str, name: str) -> ModuleType:
         sys.modules.pop(module_name, None)
         raise
     return module
+
+
+@contextlib.contextmanager
+def explain_plug_ins() -> Iterator[None]:
+    """Turn an exception of a plug-in into a `ConfigError` that names it; others stay as they are.
+
+    Raises:
+        ConfigError: A plug-in raised another error than FleetFit's.
+    """
+    try:
+        yield
+    except FleetFitError:
+        raise
+    except Exception as error:
+        plug_in = find_plug_in(error)
+        if plug_in is None or isinstance(error, OSError | MemoryError):
+            raise
+        raise ConfigError(f"{plug_in} {describe_failure(error)}.") from error
 
 
 def find_plug_in(error: BaseException) -> str | None:

@@ -169,7 +169,8 @@ def test_the_numbers_behind_a_header_are_counted_to_the_byte(counts: str) -> Non
 
 @pytest.mark.parametrize(
     "element", ['{"":0}', "[]", "{}", '"ab"', '"\\u20ac\\u20ac"', "1.5", "99999", "[[0]]", '{"$u":[]}',
-                '{"$d":[[1,2]]}', '{"$t":["bool",[0]]}', '{"$s":["bool",{"a":[0]}]}']
+                '{"$d":[[1,2]]}', '{"$t":["bool",[0]]}', '{"$s":["bool",{"a":[0]}]}', "[300,400]", "[1.5,-2.5]",
+                "[[],900]", "[-9999,70000,500]"]
 )  # fmt: skip
 @pytest.mark.parametrize("length", [20_000, 2_000_000])
 def test_a_message_becomes_a_small_multiple_of_its_bytes(element: str, length: int) -> None:

@@ -1,12 +1,18 @@
 """Mistakes in a model of one's own: each is a sentence of `check-model` and `plan` that says what to do."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
 from own_models import HEAD, STACK
+from support import raises, run_verb
+from torch import Tensor, nn
 
+import fleetfit as ff
 from fleetfit.cli import main
+from fleetfit.errors import ModelError
 
 AXES = 'self.axes = {"hidden": Axis(hidden), "classes": Axis(classes, scaled=False)}'
 HIDDEN, BLOCKS = "Axis(hidden)", "self.blocks = blocks"
@@ -189,3 +195,86 @@ def test_heads_in_a_list_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert "Traceback" not in capsys.readouterr().err
         assert end.value.code in (0, None, 2)
     assert "a deployed model can stop at any exit" in printed.out
+
+
+# ---- a size that forward writes out --------------------------------------------------------------------------------
+
+
+class Written(nn.Module):
+    """Two blocks of 8 channels and a classifier after each; `way` has a number where the others read a shape."""
+
+    def __init__(self, width: int, exits: tuple[int, ...], way: str) -> None:
+        super().__init__()
+        self.exits, self.way = exits, way
+        self.stem = nn.Conv2d(1, width, 3, padding=1)
+        self.blocks = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(exits[-1]))
+        self.heads = nn.ModuleDict({str(e): nn.Linear(width, 3) for e in exits})
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        x, logits = self.stem(x), []
+        for i, block in enumerate(self.blocks, 1):
+            x = block(x)
+            if i in self.exits:
+                logits.append(self.heads[str(i)](self._pool(x)))
+        return logits
+
+    def _pool(self, x: Tensor) -> Tensor:
+        if self.way == "view":
+            return x.mean((2, 3)).view(-1, 8)
+        if self.way == "unflatten":
+            return x.flatten(2).unflatten(1, (4, 2)).mean(3).flatten(1)
+        if self.way == "add":
+            return x.mean((2, 3)) + x.new_zeros(8)
+        return torch.split(x.mean((2, 3)), [5, 3], 1)[0].repeat(1, 2)[:, :8]
+
+
+class WrittenSizes(ff.Architecture):
+    def __init__(self, way: str = "view") -> None:
+        self.axes, self.blocks, self.positions, self.way = {"width": ff.Axis(8)}, 2, (1, 2), way
+
+    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
+        return Written(axes["width"], exits, self.way)
+
+
+@pytest.mark.parametrize("way", ["view", "unflatten", "add", "split"])
+def test_a_size_written_out_in_forward_is_the_model_s_own_mistake(way: str) -> None:
+    """The default method looks at narrow models of images first; torch says what fails there."""
+    with pytest.raises(RuntimeError) as by_hand:
+        Written(2, (1, 2), way)(torch.zeros(1, 1, 8, 8))
+    x, y = torch.rand(60, 1, 8, 8), torch.arange(60) % 3
+    with raises(ModelError, "WrittenSizes", "width 2", str(by_hand.value).split(".")[0], Path(__file__).name):
+        ff.plan(model=WrittenSizes(way), data=(x.numpy(), y.numpy()))
+
+
+def test_a_verb_says_so_too(tmp_path: Path) -> None:
+    name = f"{Path(__file__)}:WrittenSizes"
+    printed = run_verb("run", "--set", f"model.name={name}", "--set", "data.name=digits", "--out", tmp_path / "run")
+    assert printed.code == 2 and "[-1, 8]" in printed.err and "internal" not in printed.err
+
+
+# ---- every plug-in --------------------------------------------------------------------------------------------------
+
+PLUG_IN = """
+def fail(*given, **named):
+    return {}["spruce"]
+
+def data(): return fail()
+def deal(data, clients, rng): return fail()
+def measure(outputs, labels): return fail()
+def method(): return fail()
+def tune(architecture): return fail()
+def engine(simulation): return fail()
+"""
+PLACES_OF_PLUG_INS = {"data": "data.name", "deal": "data.partition.kind", "measure": "evaluate.metrics",
+                      "method": "method.name", "tune": "peft.name", "engine": "engine.name"}  # fmt: skip
+
+
+@pytest.mark.parametrize("function", PLACES_OF_PLUG_INS)
+def test_an_error_of_a_plug_in_names_its_line(function: str, tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text(PLUG_IN)
+    value = f"{file}:{function}"
+    settings = {"data.name": "digits", "rounds": 1, "local.max_steps": 1, "data.partition.clients": 2}
+    settings[PLACES_OF_PLUG_INS[function]] = f"['{value}']" if function == "measure" else value
+    with raises(ff.ConfigError, "KeyError", "spruce", "broken.py, line 3"):
+        ff.run(overrides=[f"{key}={one}" for key, one in settings.items()], out=tmp_path / "run")

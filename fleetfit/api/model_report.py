@@ -13,12 +13,12 @@ from fleetfit.check import WIDTHS, format_architecture, make_sample_levels, sele
 from fleetfit.check.explain import describe_axes, describe_declarations, describe_exits, describe_layout, describe_proof
 from fleetfit.config.build.levels import count_early_heads, find_counted_submodel
 from fleetfit.config.build.model import build_architecture
-from fleetfit.cost import explain_errors, submodel_cost
+from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.derivation import DerivedArchitecture, prove_layout
 from fleetfit.derivation.architecture import AXIS_COLUMNS
 from fleetfit.errors import ConfigError, ModelError, PlanError
-from fleetfit.layout import Architecture, State, build_module, outputs
+from fleetfit.layout import Architecture, State, build_module, explain_errors, outputs
 from fleetfit.layout.meta import on_meta
 from fleetfit.levels import split_levels
 from fleetfit.planner import Targets

@@ -33,6 +33,7 @@ from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ConfigError, FleetFitError, PlanError, escape_controls
 from fleetfit.files import write_text
 from fleetfit.machine import free_memory
+from fleetfit.names import explain_plug_ins
 from fleetfit.planner import Amount, assign, convert_budgets, parse_amount
 from fleetfit.report.text import Table, format_bytes
 from fleetfit.tensor_defaults import isolate_torch_state
@@ -334,6 +335,7 @@ Say = Callable[[str], None]
 
 
 @isolate_torch_state()
+@explain_plug_ins()
 def profile(
     source: str | Path | Mapping[str, Any] | Experiment | None = None,
     *,

@@ -30,6 +30,7 @@ from fleetfit.data import Data
 from fleetfit.errors import RunError
 from fleetfit.layout import predictions
 from fleetfit.markup import escape_html
+from fleetfit.names import explain_plug_ins
 from fleetfit.planner import Plan
 from fleetfit.records import RunFolder
 from fleetfit.records.checkpoints import CheckpointError
@@ -183,6 +184,7 @@ class Run:
         return cast(Server, self.checkpoint["server"])
 
     @isolate_torch_state()
+    @explain_plug_ins()
     def model(self, level: int | str | None = None) -> nn.Module:
         """Return a level's model as a plain module in eval mode, with static batch-norm statistics.
 
@@ -199,6 +201,7 @@ class Run:
     # -- inference: its modules are imported when they are first used
 
     @isolate_torch_state()
+    @explain_plug_ins()
     def predict(self, x: Tensor, level: int | str | None = None) -> Tensor:
         """Return a level's last logits [B, classes].
 
@@ -242,6 +245,7 @@ class Run:
         return iterate()
 
     @isolate_torch_state()
+    @explain_plug_ins()
     def best_exit(self, level: int | str | None = None, client: int | None = None) -> int:
         """Return the exit of a level (from 1) with the best validation accuracy; the shallowest on a tie.
 
@@ -258,6 +262,7 @@ class Run:
         return inference.best_exit(self, level, client)
 
     @isolate_torch_state()
+    @explain_plug_ins()
     def calibrate(
         self,
         level: int | str | None = None,
@@ -293,6 +298,7 @@ class Run:
         return inference.calibrate(self, level, budget, cost, mode, measure, temperature, client, data)
 
     @isolate_torch_state()
+    @explain_plug_ins()
     def export(
         self,
         level: int | str | None,
@@ -330,6 +336,7 @@ class Run:
         return export(inference.prepare_export(self, level, data, prior), out, forms, say)
 
     @isolate_torch_state()
+    @explain_plug_ins()
     def evaluate(self, **sections: Any) -> dict[str, Any]:
         """Evaluate the newest checkpoint again and return the columns. Writes no files.
 
@@ -362,6 +369,7 @@ class Run:
 
     @cached_property
     @isolate_torch_state()
+    @explain_plug_ins()
     def assembly(self) -> Assembly:
         """The objects of the run: data, problem, federation, devices, settings."""
         base = self.files.load_base()
@@ -375,6 +383,7 @@ class Run:
 
     @cached_property
     @isolate_torch_state()
+    @explain_plug_ins()
     def checkpoint(self) -> dict[str, Any]:
         """The newest usable checkpoint.
 
@@ -398,6 +407,7 @@ class Run:
 
 
 @isolate_torch_state()
+@explain_plug_ins()
 def load(folder: str | Path, **sections: Any) -> Run:
     """Open a run folder.
 

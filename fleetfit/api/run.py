@@ -50,6 +50,7 @@ OnRound = Callable[[Mapping[str, Any]], None]
 
 
 @isolate_torch_state()
+@names.explain_plug_ins()
 def run(
     source: str | Path | Mapping[str, Any] | Experiment | None = None,
     *,
@@ -88,6 +89,7 @@ def run(
 
 
 @isolate_torch_state()
+@names.explain_plug_ins()
 def resume(
     folder: str | Path,
     *,
@@ -124,6 +126,7 @@ def resume(
 
 
 @isolate_torch_state()
+@names.explain_plug_ins()
 def plan(
     source: str | Path | Mapping[str, Any] | Experiment | None = None,
     *,
@@ -151,6 +154,7 @@ def plan(
 
 
 @isolate_torch_state()
+@names.explain_plug_ins()
 def derive(
     module: nn.Module | Callable[..., nn.Module] | str,
     data: Any,

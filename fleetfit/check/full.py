@@ -19,7 +19,7 @@ from fleetfit.layout import (
     Segment,
     State,
     build_module,
-    explain_input_error,
+    explain_errors,
     named_tensors,
     outputs,
     settle_norms,
@@ -85,16 +85,8 @@ class FullModel:
 
     def run(self) -> list[Tensor]:
         """Return the logits of every exit under the state that is loaded."""
-        try:
-            with torch.no_grad(), use_float64():
-                return outputs(self.module, self.x)
-        except ModelError:
-            raise
-        except Exception as error:
-            shape, hint = tuple(self.x.shape), explain_input_error(self.architecture, error)
-            raise ModelError(
-                f"{format_architecture(self.architecture)} does not accept a batch of shape {shape}: {error}.{hint}"
-            ) from error
+        with torch.no_grad(), explain_errors(self.architecture, self.x.shape[1:], "cpu", torch.float64):
+            return outputs(self.module, self.x)
 
 
 def _redraw(parameter: Tensor, rng: torch.Generator) -> Tensor:

@@ -5,10 +5,9 @@ module may add other operations, such as a Mamba scan, with a method `extra_flop
 (two per multiply-add) of a call with these inputs, the tuple of `forward`'s arguments.
 """
 
-import contextlib
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -17,19 +16,17 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry
 from torch.utils.module_tracker import ModuleTracker
 
-from fleetfit.errors import ModelError
 from fleetfit.layout import (
     Architecture,
     Layout,
     batch_norms,
     build_module,
-    explain_input_error,
+    explain_errors,
     infer_layout,
     make_input,
     meta,
 )
 from fleetfit.submodel import Submodel
-from fleetfit.tensor_defaults import tensor_defaults
 
 BATCH_SIZE = 16
 """Samples in a training step, by default."""
@@ -124,7 +121,8 @@ def count(
         norm.forward = _return_input  # type: ignore[assignment]  # torch counts nothing there, and takes long
     module.eval().requires_grad_(False)  # the tracker fails on a parameter that is the input of a layer
     running, extra = ModuleTracker(), _Extra(module)
-    with torch.no_grad(), explain_errors(architecture, input_shape, "meta"), extra, running, _Flops(running) as counter:
+    explained = explain_errors(architecture, input_shape, "meta", sizes=sizes)
+    with explained, torch.no_grad(), extra, running, _Flops(running) as counter:
         module(x)
     counts = counter.by_module
     root = type(module).__name__
@@ -149,25 +147,6 @@ def on_meta(
     """Build a module and inputs for it [batch, ...] on the meta device."""
     with meta.on_meta():
         return build_module(architecture, sizes, exits), make_input(architecture, input_shape, batch)
-
-
-@contextlib.contextmanager
-def explain_errors(architecture: Architecture, input_shape: Sequence[int], device: str | None = None) -> Iterator[None]:
-    """Turn an exception of a module into a `ModelError` that names the input.
-
-    Args:
-        architecture: The model family.
-        input_shape: Shape of one sample.
-        device: Where tensors are made that the module makes itself; None: as without it.
-    """
-    try:
-        with tensor_defaults(device, torch.float32):
-            yield
-    except ModelError:
-        raise
-    except Exception as error:
-        message = f"{type(architecture).__name__} does not accept an input of shape {tuple(input_shape)}: {error}."
-        raise ModelError(message + explain_input_error(architecture, error)) from error
 
 
 class _Flops(meta.Operations):

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fleetfit.cost.count import Conditions, explain_errors, get_layout, submodel_cost
+from fleetfit.cost.count import Conditions, get_layout, submodel_cost
 from fleetfit.cost.parts import PART, Measure, Profile
-from fleetfit.layout import Architecture, batch_norms, build_module, make_input, place_module
+from fleetfit.layout import Architecture, batch_norms, build_module, explain_errors, make_input, place_module
 from fleetfit.seeds import isolate_rng
 
 _WARM_UP, _FEWEST, _MOST = 3, 9, 200

@@ -16,7 +16,7 @@ from fleetfit.check.replay import use_plain_attention
 from fleetfit.derivation.copies import copy_instance
 from fleetfit.derivation.labels import LabelledPass, Labels, Reason, list_tensors, vary
 from fleetfit.derivation.units import Units
-from fleetfit.errors import ModelError
+from fleetfit.errors import ModelError, format_cause
 from fleetfit.seeds import isolate_rng
 
 _CHANNELS = {2: 1, 3: 2, 4: 1, 5: 1}
@@ -192,7 +192,17 @@ class _ObservedPass:
             part.register_forward_pre_hook(functools.partial(self._enter, name))
             part.register_forward_hook(functools.partial(self._leave, name), always_call=True)
         with isolate_rng(torch.device("cpu")), plain_kernels(), self.labelled:
-            self.out = copied(example)
+            try:
+                self.out = copied(example)
+            except ModelError:
+                raise
+            except Exception as error:  # it runs, or `fit_instance` would have refused it
+                cause = format_cause(error, typed=True).rstrip(".")
+                raise ModelError(
+                    f"{type(net).__name__} cannot be followed: {self.labelled.make_reason()} fails with {cause}. "
+                    "Change this line, or write an Architecture.",
+                    key="model",
+                ) from error
 
     def _enter(self, name: str, part: nn.Module, args: Any) -> None:
         self._stack.append(name)

@@ -31,7 +31,7 @@ from fleetfit.layout.axes import (
     validate_architecture,
     visit_exits,
 )
-from fleetfit.layout.hints import explain_input_error, find_fixed_groups
+from fleetfit.layout.hints import explain_errors, find_fixed_groups
 from fleetfit.layout.infer import batch_norms, build_module, explains, infer_layout, named_tensors
 from fleetfit.layout.layout import Layout, Segment, TensorLayout
 from fleetfit.layout.placement import place_module
@@ -57,7 +57,7 @@ __all__ = [
     "build_module",
     "default_sizes",
     "exit_after",
-    "explain_input_error",
+    "explain_errors",
     "explains",
     "find_fixed_groups",
     "has_norms",

@@ -1,9 +1,10 @@
 """Hints in messages: the declaration to write, fixed numbers of groups, and why a call of a module failed."""
 
+import contextlib
 import math
 import re
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
@@ -13,9 +14,10 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from fleetfit.errors import ModelError
+from fleetfit.errors import FleetFitError, ModelError, format_cause
 from fleetfit.layout.axes import Axis, Declaration
 from fleetfit.layout.layout import Layout
+from fleetfit.tensor_defaults import tensor_defaults
 
 # ---- the dimension, its possible meanings, and the line that declares it -------------------------------------------
 
@@ -237,12 +239,47 @@ def _describe_line(frame: FrameType, line: int) -> str:
 
 # ---- why a call of a module failed ---------------------------------------------------------------------------------
 
+_MOST_AXES = 3  # listed in an error
+_FIXED_SIZE = " The full model is wider: in forward, take sizes from tensors (flatten(1), x.shape), not from numbers."
 _PACKAGES = (Path(torch.__file__).parent, Path(__file__).parents[1])
 _NO_NUMBERS = re.compile(r"item\(\)|no data|register_meta|meta device type")
 _OTHER_DEVICE = re.compile(r"(same|expected) device|dtype|scalar type|should be the same")
 
 
-def explain_input_error(architecture: Any, error: BaseException) -> str:
+@contextlib.contextmanager
+def explain_errors(
+    architecture: Any,
+    input_shape: Sequence[int],
+    device: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    sizes: Mapping[str, int] | None = None,
+) -> Iterator[None]:
+    """Turn an exception of a model's own code into a `ModelError` that names the model, its input and the line.
+
+    Args:
+        architecture: The model family, or a module.
+        input_shape: Shape of one sample.
+        device: Where tensors are made that the module makes itself; None: as without it.
+        dtype: Their type.
+        sizes: The size of each axis, of a model that may be narrower than the full one.
+    """
+    try:
+        with tensor_defaults(device, dtype):
+            yield
+    except FleetFitError:
+        raise
+    except Exception as error:
+        who = type(getattr(architecture, "net", architecture)).__name__
+        cause = format_cause(error, typed=True).rstrip(".")
+        hint = _explain_input_error(architecture, error)
+        narrow = [f"{axis} {n}" for axis, n in (sizes or {}).items() if n < architecture.axes[axis].size]
+        if not hint:
+            hint = _find_own_line(error) + (_FIXED_SIZE if narrow else "")
+        who += f" with {', '.join(narrow[:_MOST_AXES])}" if narrow else ""
+        raise ModelError(f"{who} does not accept an input of shape {tuple(input_shape)}: {cause}.{hint}") from error
+
+
+def _explain_input_error(architecture: Any, error: BaseException) -> str:
     """Return why a call of a module failed, if its samples or the tensors that it makes itself are the cause; or ""."""
     text, tokens = str(error), getattr(architecture, "tokens", 0)
     has_integers = "Long" in text or "Int" in text

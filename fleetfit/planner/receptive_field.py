@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from fleetfit.cost import call_once
-from fleetfit.layout import Architecture, build_module
+from fleetfit.layout import Architecture, build_module, explain_errors
 from fleetfit.seeds import isolate_rng
 
 ENOUGH = 0.75
@@ -65,11 +65,13 @@ def _iter_receptive_fields(
 ) -> Iterator[tuple[int, tuple[int, int]]]:
     positions = tuple(architecture.positions)
     with isolate_rng(torch.device("cpu")):  # the weights are drawn and then replaced
-        module = build_module(architecture, architecture.sizes(_WIDTH), positions).eval()
+        sizes = architecture.sizes(_WIDTH)
+        module = build_module(architecture, sizes, positions).eval()
     _set_weights(module)
     image = torch.full((1, *input_shape), 1e-3, requires_grad=True)
     inputs: dict[int, Any] = {}
-    with _keep_head_inputs(module, positions, inputs), _LocalOperations():
+    explained = explain_errors(architecture, input_shape, sizes=sizes)
+    with explained, _keep_head_inputs(module, positions, inputs), _LocalOperations():
         module(image)
     for exit in positions:
         tensors = list(_iter_tensors(inputs.get(exit)))
