@@ -130,6 +130,10 @@ class MissingExtra(FleetFitError, ImportError):  # type: ignore[misc]  # ImportE
         self.extra = extra
 
 
+COMMAND = "\n    "
+"""What a message has before a command to copy, which stands on a line of its own."""
+
+
 # ---- checks --------------------------------------------------------------------------------------------------------
 
 WINDOWS = os.name == "nt"

@@ -11,6 +11,7 @@ remains of a killed one. The random names of `tempfile` would leave them.
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import re
@@ -55,6 +56,7 @@ _CAUSES = {
 _OPEN_STREAMS = ("/dev/fd/", "/proc/self/fd/", "/dev/stdin", "/dev/stdout", "/dev/stderr")
 _LOCK_TIMEOUT_S = 0.2
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # file systems without locks
+_MOST_ENTRIES = 10_000  # of a folder, among which a misspelt name is looked up
 _LONGEST_SLUG = 200  # bytes; file systems take 255, and suffixes are appended
 _NONBLOCKING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | _NONBLOCKING
@@ -141,6 +143,38 @@ def _find_kind(text: str | Path, what: str) -> tuple[Path, str]:
         raise ConfigError(f"{path} cannot be used: {format_os_error(error)}.", path=path) from None
 
 
+def follow_links(path: Path) -> Path:
+    """Return the path to which links lead, also one that does not exist yet.
+
+    Raises:
+        OSError: The links form a loop (ELOOP).
+    """
+    target = Path(os.path.realpath(path))
+    if any(part.is_symlink() for part in (target, *target.parents)):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    return target
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder with its parents, unless it exists; a link to nothing is followed.
+
+    Raises:
+        OSError: The folder cannot be made.
+    """
+    follow_links(path).mkdir(parents=True, exist_ok=True)
+
+
+def suggest_neighbour(*paths: str | Path) -> str:
+    """Return a hint at the entry beside missing files or folders of one name that may be meant; "" if there is none."""
+    entries: list[str] = []
+    for path in map(Path, paths):
+        with contextlib.suppress(OSError, ValueError):
+            entries += sorted(entry.name for entry in itertools.islice(os.scandir(path.parent), _MOST_ENTRIES))
+    name = Path(paths[0]).name
+    near = [entry for entry in entries if name.lower() in (entry.lower(), Path(entry).stem.lower())]
+    return f' Did you mean "{errors.truncate(near[0])}"?' if near else errors.did_you_mean(name, entries)
+
+
 def make_slug(label: str, used: Collection[str] = ()) -> str:
     """Convert a label to the name of a file or folder, with letters, digits, dots and hyphens.
 
@@ -204,7 +238,7 @@ def open_file(path: str | Path, error: type[FleetFitError] | None = None) -> Bin
     except FileNotFoundError:
         if error is None:
             raise
-        raise error(f"no such file: {path}.", path=path) from None
+        raise error(f"no such file: {path}.{suggest_neighbour(path)}", path=path) from None
     except OSError as cause:
         if error is None:
             raise

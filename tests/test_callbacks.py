@@ -207,6 +207,42 @@ def test_a_damaged_note_of_what_was_told_is_said(tmp_path: Path) -> None:
         ff.resume(tmp_path / "run", callbacks=[Heard()])
 
 
+class _Stops(Heard):
+    """Stops the run in one hook of a round."""
+
+    def __init__(self, hook: str, at: int) -> None:
+        super().__init__()
+        self._hook, self._at = hook, at
+
+    def _check(self, hook: str, report: Mapping[str, Any]) -> None:
+        if (hook, report["round"]) == (self._hook, self._at):
+            raise ff.RunError("enough")
+
+    def on_round(self, report: Mapping[str, Any]) -> None:
+        super().on_round(report)
+        self._check("round", report)
+
+    def on_evaluate(self, report: Mapping[str, Any]) -> None:
+        super().on_evaluate(report)
+        self._check("evaluate", report)
+
+
+@pytest.mark.parametrize(
+    ("hook", "at", "every"), [("round", 1, 1), ("round", 2, 1), ("evaluate", 2, 1), ("round", 3, 4), ("evaluate", 2, 3)]
+)
+def test_a_callback_that_stops_the_run_gets_no_round_twice(hook: str, at: int, every: int, tmp_path: Path) -> None:
+    """Nor does the one after it miss a round; rounds 2 and 4 of 4 are evaluated."""
+    given = {**QUICK, "rounds": 4, "checkpoint": {"every": every}}
+    stops, other = _Stops(hook, at), Heard()
+    with raises(ff.RunError):
+        ff.run(given, out=tmp_path / "run", callbacks=[stops, other])
+    assert stops.rounds == other.rounds == list(range(1, at + 1))
+    assert ff.resume(tmp_path / "run", callbacks=[stops, other]).finished
+    for one in (stops, other):
+        assert one.rounds == [1, 2, 3, 4]
+        assert [value["round"] for what, value in one.all if what == "evaluate"] == [2, 4]
+
+
 # ---- in a run file ---------------------------------------------------------------------------------------------------
 
 PLUG_IN = """

@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import run_verb
+from support import raises, run_verb
 from waiting import LIMIT_S, listening_to_ctrl_c, running, wait_until
 
+import fleetfit as ff
 from fleetfit import names
 from fleetfit.cli import listing
 from fleetfit.cli.run import demo
+from fleetfit.errors import ConfigError
 
 SMALL = ["--set", "data.partition.clients=8", "--set", "rounds=2", "--set", "local.epochs=1", "--set", "cohort.count=4"]
 
@@ -30,6 +32,66 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "run"
     run_verb("run", *SMALL, "--out", folder, "-q", code=0)
     return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "override"),
+    [
+        (["run", "--rounds", "7"], "--set rounds=7"),
+        (["run", "--local.lr=0.5"], "--set local.lr=0.5"),
+        (["demo", "--batch-size", "16"], "--set local.batch_size=16"),
+        (["plan", "--name", "my run"], "--set 'name=my run'"),
+    ],
+)
+def test_an_option_that_is_a_key_leads_to_the_override(words: list[str], override: str) -> None:
+    assert override in run_verb(*words, code=2).err
+
+
+def test_what_is_no_run_file_leads_to_what_takes_it(
+    done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("shots/cats/a.png", "notes/readme.md", "table.csv", "studies/Small.toml"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("a,b\n1,2\n")
+    for verb in ("run", "plan", "compare"):
+        for source in ("shots", "notes", "table.csv"):
+            assert f"--set data.path={source}" in run_verb(verb, source, code=2).err
+        assert f"\n    fleetfit resume {done}\n" in run_verb(verb, done, code=2).err
+        assert f"studies{os.sep}Small.toml" in run_verb(verb, "studies", code=2).err
+        for typo in ("studies/small.toml", "studies/Smal.toml", "studies/Small"):
+            assert '"Small.toml"' in run_verb(verb, typo, code=2).err
+    with raises(ConfigError, "data.path=shots", path="shots"):
+        ff.run("shots")
+
+
+@pytest.mark.parametrize("out", ["to_folder", "to_nothing", "to_nothing/below", "to_link"])
+def test_an_output_folder_may_be_a_link(out: str, tmp_path: Path) -> None:
+    """The link stays; the run is where it leads."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "to_folder").symlink_to("there")
+    (tmp_path / "to_nothing").symlink_to("deep/new")
+    (tmp_path / "to_link").symlink_to("to_nothing")
+    run_verb("run", *SMALL, "--out", tmp_path / out, "-q", code=0)
+    assert (
+        {"to_folder": tmp_path / "there", "to_nothing/below": tmp_path / "deep/new/below"}.get(
+            out, tmp_path / "deep/new"
+        )
+        .joinpath("summary.json")
+        .is_file()
+    )
+    assert all((tmp_path / name).is_symlink() for name in ("to_folder", "to_nothing", "to_link"))
+    assert f"\n    fleetfit resume {tmp_path / out}\n" in run_verb("run", "--out", tmp_path / out, code=2).err
+
+
+def test_an_output_folder_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "to_file").symlink_to("file")
+    for name in ("circle", "file", "to_file"):
+        assert str(tmp_path / name) in run_verb("run", *SMALL, "--out", tmp_path / name, code=2).err
+        with pytest.raises(ff.FleetFitError):
+            ff.run(overrides=SMALL[1::2], out=tmp_path / name)
 
 
 # ---- mistakes ------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from fleetfit.config.build.levels import format_ranges
 from fleetfit.config.dump import find_object_sections
 from fleetfit.config.load import parse_override
 from fleetfit.config.merge import merge_tables
+from fleetfit.config.parse import find_keys
 from fleetfit.config.schema import Schedule
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, PlanError
@@ -23,6 +24,46 @@ from fleetfit.method import Method, rebuild_problem
 from fleetfit.models.cnn import cnn
 
 SMALL = ("data.partition.clients=8", "rounds=1")
+
+
+@pytest.mark.parametrize(
+    ("line", "quoted"),
+    [
+        (r'[data]path = "C:\Users\me\photos"', r"path = 'C:\Users\me\photos'"),
+        (r'start = "runs\first"', None),
+        (r'[data]path = "D:\train\new"', None),
+        (r'[model]name = "D:\nets\xception.py:Net"', r"name = 'D:\nets\xception.py:Net'"),
+        (r'[data]path = "\\\\nas\\backup\photos"', r"path = '\\\\nas\\backup\photos'"),
+        (r'[fleet]levels = "plans\big.toml"', None),
+    ],
+)
+def test_a_path_of_windows_leads_to_single_quotes(line: str, quoted: str | None, tmp_path: Path) -> None:
+    """TOML refuses unknown escapes; tabs and line feeds in a path are refused, too. Single quotes take every path."""
+    file = tmp_path / "run.toml"
+    file.write_text("seed = 1\n" + line.replace("]", "]\n"))
+    number = 3 if line.startswith("[") else 2
+    with raises(ConfigError, *([quoted, f"line {number}"] if quoted else ["'"]), path=file):
+        load_experiment(file)
+    with raises(ConfigError):
+        load_experiment(overrides=[line.replace("[", "").replace("]", ".")])
+    assert load_experiment(overrides=["data.name=digits", r"name='D:\train'"]).name == r"D:\train"
+
+
+@pytest.mark.parametrize(
+    ("word", "keys"),
+    [
+        ("rounds", ["rounds"]),
+        ("lr", ["local.lr"]),
+        ("learning_rate", ["local.lr"]),
+        ("method.mu", ["method.mu"]),
+        ("clients", ["data.partition.clients"]),
+        ("epoch", ["local.epochs"]),
+        ("batch_size", ["local.batch_size", "evaluate.batch_size"]),
+        ("frobnicate", []),
+    ],
+)
+def test_words_lead_to_keys(word: str, keys: list[str]) -> None:
+    assert find_keys(word) == keys
 
 
 def test_the_empty_file_is_fleetfit_on_digits() -> None:

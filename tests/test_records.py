@@ -162,7 +162,7 @@ def test_a_folder_with_something_in_it_is_refused(folder: RunFolder, tmp_path: P
     with raises(RunError, f"fleetfit resume {folder.path}", path=folder.path):
         RunFolder.create(folder.path, FILES)
     (tmp_path / "file").write_text("x")
-    with raises(RunError, "fleetfit resume", path=tmp_path / "file"):
+    with raises(RunError, path=tmp_path / "file"):
         RunFolder.create(tmp_path / "file", FILES)
     with raises(RunError, path=tmp_path / "file" / "below"):
         RunFolder.create(tmp_path / "file" / "below", FILES)

@@ -150,16 +150,28 @@ class CallbackRunner:
             self.round(report)
 
     def round(self, report: Mapping[str, Any]) -> None:
-        """Call `on_round` and `on_evaluate` with the report of a round."""
-        number = report["round"]
+        """Call `on_round` and `on_evaluate` with the report of a round.
+
+        Raises:
+            FleetFitError: A callback stops the run. All callbacks have received the round by then.
+        """
+        number, stop = report["round"], None
+        hooks = ("on_round", "on_evaluate") if "evaluate" in report else ("on_round",)
         for entry in list(self._callbacks):
             if self._last_rounds.get(entry.name, 0) >= number:
                 continue
-            hooks = ("on_round", "on_evaluate") if "evaluate" in report else ("on_round",)
-            if all(self._call(entry, hook, copy.deepcopy(dict(report)), f" of round {number}") for hook in hooks):
+            for hook in hooks:
+                try:
+                    if not self._call(entry, hook, copy.deepcopy(dict(report)), f" of round {number}"):
+                        break
+                except FleetFitError as error:  # a resumed run must not pass the round to this callback again
+                    stop = stop or error
+            else:
                 self._last_rounds[entry.name] = number
         if self._callbacks:
             self._files.write(FILE, json.dumps({"told": self._last_rounds}) + "\n")
+        if stop is not None:
+            raise stop
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
         """Call `on_end` once, and repeat the failures of callbacks."""

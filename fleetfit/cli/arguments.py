@@ -28,6 +28,13 @@ def forward_config_errors(parser: Callable[[str], Path], name: str) -> Callable[
     return parse
 
 
+def _parse_run_file(text: str) -> Path:
+    """Parse the path of a run file. A folder passes: the error of reading it says what takes it."""
+    path = files.parse_path(text, "a run file's path")
+    return path if path.is_dir() else files.parse_input_file(path)
+
+
+parse_run_file = forward_config_errors(_parse_run_file, "file")
 parse_folder = forward_config_errors(files.parse_folder, "folder")
 parse_input_file = forward_config_errors(files.parse_input_file, "file")
 parse_output_file = forward_config_errors(files.parse_output_file, "file")
@@ -36,7 +43,7 @@ RunFile = Annotated[
     Path | None,
     typer.Argument(
         help="Run file (TOML). Default: FleetFit on handwritten digits.",
-        parser=parse_input_file,
+        parser=parse_run_file,
         metavar="[FILE]",
     ),
 ]

@@ -18,7 +18,7 @@ from fleetfit.cli.arguments import (
     Quiet,
     add_speed,
     parse_folder,
-    parse_input_file,
+    parse_run_file,
 )
 from fleetfit.errors import NoUsableUpdates
 
@@ -35,7 +35,7 @@ def compare(
         Path,
         typer.Argument(
             help="Run file with [[compare.row]], [compare.grid], [compare.tune].",
-            parser=parse_input_file,
+            parser=parse_run_file,
             metavar="FILE",
         ),
     ],

@@ -6,10 +6,11 @@ answered at once.
 
 import contextlib
 import os
+import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -47,7 +48,7 @@ def run_command(arguments: list[str]) -> int:
     try:
         code = _call_verb(words)
     except BaseException as error:
-        sentence, code = describe_error(error)
+        sentence, code = describe_error(error, words)
         if shows_traceback and code != STOPPED:
             _print_traceback(error)
     try:
@@ -131,8 +132,8 @@ def make_app() -> "typer.Typer":
     return app
 
 
-def describe_error(error: BaseException) -> tuple[str, int]:
-    """Return the message of an error, and the exit code."""
+def describe_error(error: BaseException, words: Sequence[str] = ()) -> tuple[str, int]:
+    """Return the message of an error, and the exit code; `words` are those of the verb."""
     import typer
 
     from fleetfit import files, names
@@ -151,6 +152,8 @@ def describe_error(error: BaseException) -> tuple[str, int]:
         return str(error), MISTAKE
     if isinstance(error, usage_error):
         context = getattr(error, "ctx", None)
+        if hint := _suggest_override(error, words):
+            return hint, MISTAKE
         hint = f' Try "{context.command_path} --help".' if context is not None else ""
         return f"{error.format_message()}{hint}", MISTAKE
     if isinstance(error, MemoryError | RuntimeError) and is_out_of_memory(error):
@@ -166,6 +169,26 @@ def describe_error(error: BaseException) -> tuple[str, int]:
         "distributor, with the output of --traceback.",
         FAULT,
     )
+
+
+def _suggest_override(error: Any, words: Sequence[str]) -> str:
+    """Return a sentence if an unknown option is a key of a run file, for a verb that takes `--set`; else ""."""
+    option = str(getattr(error, "option_name", ""))
+    if not hasattr(error, "possibilities") or not option.startswith("--"):
+        return ""
+    if not any("--set" in parameter.opts for parameter in error.ctx.command.params):
+        return ""
+    from fleetfit.config.parse import find_keys
+
+    keys = find_keys(option.removeprefix("--").replace("-", "_"))
+    if not keys:
+        return ""
+    place = next((i for i, word in enumerate(words) if word.partition("=")[0] == option), len(words))
+    _, equals, value = words[place].partition("=") if place < len(words) else ("", "", "")
+    if not equals and place + 1 < len(words) and not words[place + 1].startswith("--"):
+        value = words[place + 1]
+    settings = " or ".join(f"--set {shlex.quote(f'{key}={value}') if value else f'{key}=VALUE'}" for key in keys)
+    return f"no such option: {option}. Keys of a run file are set with {settings}"
 
 
 def _has_interrupt(error: BaseException | None) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fleetfit.errors import make_printable
+from fleetfit.errors import COMMAND, make_printable
 
 if TYPE_CHECKING:
     from fleetfit.report.text import Table
@@ -30,9 +30,10 @@ class UserInterrupt(Exception):
 
 
 def print_sentence(sentence: str) -> None:
-    """Print a message to stderr on one line, and ignore failures."""
+    """Print a message to stderr on one line, commands in it on a line of their own; ignore failures."""
     with contextlib.suppress(OSError, ValueError):
-        line = make_printable(f"fleetfit: {' '.join(sentence.split())}")
+        lines = [" ".join(line.split()) for line in f"fleetfit: {sentence}".split(COMMAND)]
+        line = make_printable(COMMAND.join(lines))
         line = f"\n{line}" if sentence.startswith("stopped.") and sys.stderr.isatty() else line  # behind the ^C
         print(line, file=sys.stderr)
 

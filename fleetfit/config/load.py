@@ -14,7 +14,7 @@ from typing import Any
 
 import pydantic
 
-from fleetfit import names
+from fleetfit import files, names
 from fleetfit.config.detect import detect_data_source, wrap_in_memory_data
 from fleetfit.config.dump import dump_section
 from fleetfit.config.merge import CHOOSERS, Table, deep_merge, list_keys, merge_tables
@@ -23,6 +23,7 @@ from fleetfit.config.schema import Experiment
 from fleetfit.config.section import NotNegative, Positive, Section, Unit
 from fleetfit.config.toml import (
     DEEPEST,
+    check_paths,
     check_values,
     find_base_folder,
     parse_toml,
@@ -31,7 +32,7 @@ from fleetfit.config.toml import (
     resolve_path,
 )
 from fleetfit.data.partition import KINDS
-from fleetfit.errors import ConfigError, truncate
+from fleetfit.errors import COMMAND, ConfigError, truncate
 from fleetfit.profiles import PROFILES
 
 # ---- a budget file -------------------------------------------------------------------------------------------------
@@ -70,6 +71,38 @@ def read_budget_file(path: Path) -> dict[str, Any]:
 # ---- a run file ----------------------------------------------------------------------------------------------------
 
 
+def read_run_file(path: str | Path) -> Table:
+    """Return the tables of a run file.
+
+    Raises:
+        ConfigError: The file cannot be read or is not a run file. For a folder, and for a file of data, the message has
+            the command that takes it.
+    """
+    path = files.parse_path(path)
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder, not a run file. {_suggest_command(path)}", path=path)
+    try:
+        return read_toml(path)
+    except ConfigError as error:
+        if error.key or path.suffix == ".toml" or not path.is_file():
+            raise
+        raise ConfigError(f"{error} For data, use the key data.path: --set data.path={path}", path=path) from None
+
+
+def _suggest_command(folder: Path) -> str:
+    """Return what takes a folder that is not a run file, as a sentence."""
+    if (folder / "config.toml").is_file():
+        return f"It has a run. Continue it with:{COMMAND}fleetfit resume {folder}"
+    if any((folder / name).is_file() for name in ("results.json", "runs.json")):
+        return (
+            f"It has a comparison, which the command that started it continues. See it with:{COMMAND}"
+            f"fleetfit watch {folder}"
+        )
+    if run_files := sorted(folder.glob("*.toml")):
+        return f"Name a file in it, such as {run_files[0]}."
+    return f"For data, use the key data.path: --set data.path={folder}"
+
+
 def load_experiment(
     source: str | Path | Mapping[str, Any] | Experiment | None = None,
     overrides: Sequence[str] = (),
@@ -91,7 +124,7 @@ def load_experiment(
     """
     working_folder, folder = Path.cwd(), Path.cwd()
     if isinstance(source, str | Path):
-        table, folder = read_toml(source), find_base_folder(source)
+        table, folder = read_run_file(source), find_base_folder(source)
     elif isinstance(source, Experiment):
         table = dump_section(source, only_set=True)
     else:
@@ -134,6 +167,7 @@ def parse_override(text: str) -> Table:
     check_values({".".join(path): value}, "an override")
     for part in reversed(path):
         value = {part: value}
+    check_paths(value, "an override")
     return dict(value)
 
 
@@ -157,7 +191,8 @@ def _parse_value(text: str) -> Any:
     try:
         tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
-        return text
+        if not (text.startswith('"') and "\\" in text):
+            return text
     except (RecursionError, ValueError):  # valid TOML, which is refused below
         pass
     table = parse_toml(f"value = {text}", "an override")

@@ -1,5 +1,6 @@
 """Validate tables as an `Experiment`. Errors have the key, its section, and the closest valid key."""
 
+import difflib
 import math
 import typing
 from collections.abc import Mapping, Sequence
@@ -262,6 +263,24 @@ def _format_key(path: Sequence[str]) -> str:
 
 _COMMON_NAMES = {"learning_rate": "lr"}
 """Names of other libraries that no comparison of letters leads from."""
+
+
+_OPTION_NAMES = {"clients": "data.partition.clients", "num_clients": "data.partition.clients", "num_rounds": "rounds"}
+"""Keys that people look for among the options of the command line."""
+
+
+def find_keys(word: str) -> list[str]:
+    """Return the dotted keys of a run file that a word means: a section's key (lr: local.lr), or one spelt alike."""
+    sections = {name: getattr(field.annotation, "model_fields", {}) for name, field in Experiment.model_fields.items()}
+    word = _OPTION_NAMES.get(word, _COMMON_NAMES.get(word, word))
+    if word.partition(".")[0] in sections:
+        return [word]
+    dotted: dict[str, list[str]] = {name: [name] for name in sections}
+    for section, fields in sections.items():
+        for name in fields:
+            dotted.setdefault(name, []).append(f"{section}.{name}")
+    near = difflib.get_close_matches(word, dotted, n=1, cutoff=0.8)
+    return dotted[near[0]] if near else []
 
 
 def _suggest_key(path: Sequence[str], schema: type[Section]) -> str:

@@ -1,5 +1,6 @@
 """Read TOML files, and resolve paths in them."""
 
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,13 +50,49 @@ def parse_toml(text: str, label: str) -> dict[str, Any]:
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{label} is not valid TOML: {truncate(error, 300)}.") from None
+        number = re.search(r"at line (\d+)", str(error))
+        line = text.split("\n")[int(number[1]) - 1] if number else ""
+        raise ConfigError(f"{label} is not valid TOML: {truncate(error, 300)}.{_suggest_quotes(line)}") from None
     except RecursionError:
         raise ConfigError(f"{label}: tables and lists are nested deeper than {DEEPEST}.") from None
     except ValueError:  # Python's limit on digits; tomllib does not convert this error
         raise ConfigError(f"{label}: whole numbers must have at most 64 bits; one has thousands of digits.") from None
     check_values(table, label)
+    check_paths(table, label)
     return table
+
+
+_PATH_KEYS = ("path", "file", "folder", "tokenizer", "checkpoint", "trace", "start", "levels")
+_ESCAPED_PATH = re.compile(r"[A-Za-z]:[\b\t\n\f\r]")
+"""The beginning of a Windows path in which TOML has read a backslash as an escape."""
+
+
+def check_paths(value: Any, label: str, key: str = "") -> None:
+    """Refuse Windows paths in which TOML has read backslashes as escapes: tabs, line feeds and others.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for part, one in inner:
+        check_paths(one, label, f"{key}.{part}".lstrip("."))
+    if not isinstance(value, str) or not re.search(r"[\b\t\n\f\r]", value):
+        return
+    if _ESCAPED_PATH.match(value) or (key.rpartition(".")[2] in _PATH_KEYS and not Path(value).exists()):
+        raise ConfigError(
+            f"{label}: {truncate(key)} has control characters, got {truncate(repr(value))}: a backslash between double "
+            "quotes begins an escape. Write a path of Windows in single quotes, or with /.",
+            key=key,
+        )
+
+
+def _suggest_quotes(line: str) -> str:
+    """Return a hint for a line with a backslash between double quotes, as in a path of Windows."""
+    path = re.search(r'"([^"\'\n]*\\[^"\'\n]*)"?', line)
+    if path is None:
+        return ""
+    line = f"{line[: path.start()].strip()} '{path[1]}'"
+    return f" Write a path of Windows in single quotes, or with /: {truncate(line, 200)}"
 
 
 def check_values(table: Mapping[str, Any], label: str = "") -> None:

@@ -76,7 +76,7 @@ def write_app(
     texts = {"LICENSE": _LICENSE, "run.toml": text, "node.example.toml": _NODE_FILE,
              _LAST: tomli_w.dumps(_make_pyproject(name, config or {}))}  # fmt: skip
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        files.make_folder(folder)
         if not _is_free(folder, texts):
             raise ConfigError(f"{folder} is not empty; choose another folder.", path=folder)
         for file, content in texts.items():

@@ -49,7 +49,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> No
             f"{folder / 'server.pem'} exists already; remove it to make a new one.", path=folder / "server.pem"
         )
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        files.make_folder(folder)
         authority, key = _load_or_make_authority(folder, 10 * days)
         server_key = _load_or_make_key(folder / "server.key")
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])

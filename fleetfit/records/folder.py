@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fleetfit import files
-from fleetfit.errors import RunError
+from fleetfit.errors import COMMAND, RunError
 from fleetfit.records.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
 from fleetfit.records.environment import describe_environment
 
@@ -93,23 +93,20 @@ class RunFolder:
         """
         path = files.parse_path(path)
         try:
-            if path.exists() and (not path.is_dir() or any(path.iterdir())):
-                raise RunError(
-                    f'{path} is not empty. Choose another folder, or continue its run: "fleetfit resume {path}".',
-                    path=path,
-                )
-            with files.atomic_folder(path) as part:
+            target = files.follow_links(path)
+            RunFolder.check_unused(path, f"fleetfit resume {path}")
+            with files.atomic_folder(target) as part:
                 (part / "checkpoints").mkdir()
                 for name, text in texts.items():
                     (part / name).write_bytes(text.encode())
                     files.flush_to_disk(part / name)
                 if base:
                     write_checkpoint(part / _BASE, base)
-                if path.exists():
-                    path.rmdir()
+                if target.exists():
+                    target.rmdir()
                 files.flush_to_disk(part)
-                part.replace(path)
-                files.flush_to_disk(path.parent)
+                part.replace(target)
+                files.flush_to_disk(target.parent)
         except OSError as error:
             raise RunError(f"cannot create the run folder {path}: {files.format_os_error(error)}.", path=path) from None
         except UnicodeEncodeError:
@@ -118,6 +115,24 @@ class RunFolder:
                 path=path,
             ) from None
         return RunFolder(path)
+
+    @staticmethod
+    def check_unused(path: Path, command: str) -> None:
+        """Check that a path has nothing, or an empty folder.
+
+        Args:
+            path: The path.
+            command: What continues the run in a folder that has one.
+
+        Raises:
+            RunError: It has something else.
+            OSError: It cannot be read.
+        """
+        if path.exists() and not path.is_dir():
+            raise RunError(f"{path} is a file. Choose another folder.", path=path)
+        if path.exists() and any(path.iterdir()):
+            advice = f", or continue its run:{COMMAND}{command}" if files.is_file(path / "config.toml") else "."
+            raise RunError(f"{path} is not empty. Choose another folder{advice}", path=path)
 
     @staticmethod
     def open(path: str | Path) -> "RunFolder":
@@ -129,7 +144,7 @@ class RunFolder:
         path = files.parse_path(path)
         with _run_errors(path, "cannot be read"):
             if not path.is_dir():
-                raise RunError(f"no such run folder: {path}.", path=path)
+                raise RunError(f"no such run folder: {path}.{files.suggest_neighbour(path)}", path=path)
             if not files.is_file(path / "config.toml"):
                 hint = ""
                 if any(files.is_file(path / name) for name in ("results.json", "runs.json")):

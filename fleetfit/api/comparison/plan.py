@@ -36,12 +36,12 @@ from fleetfit.config.build.data import share_data
 from fleetfit.config.build.method import build_method_spec
 from fleetfit.config.components import check_keys, find_function
 from fleetfit.config.dump import dump_section, fill_in_defaults
-from fleetfit.config.load import expand_sections, parse_overrides, resolve_paths
+from fleetfit.config.load import expand_sections, parse_overrides, read_run_file, resolve_paths
 from fleetfit.config.merge import deep_merge, find_value, list_choosers, list_keys, merge_tables
 from fleetfit.config.parse import parse_experiment
 from fleetfit.config.records import record_latencies
 from fleetfit.config.schema import CompareSection, MethodSection
-from fleetfit.config.toml import find_base_folder, read_toml
+from fleetfit.config.toml import find_base_folder
 from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, truncate
 from fleetfit.files import make_slug
 from fleetfit.method import build
@@ -330,7 +330,7 @@ def plan_comparison(
         return _make_plan(keywords, "comparison", change)
     change = deep_merge(change, keywords)
     if isinstance(source, str | Path):
-        base = resolve_paths(expand_sections(read_toml(source)), find_base_folder(source))
+        base = resolve_paths(expand_sections(read_run_file(source)), find_base_folder(source))
         return _make_plan(base, Path(source).stem, change)
     table = dump_section(source, only_set=True) if isinstance(source, Experiment) else source
     return _make_plan(resolve_paths(_expand_all(table), Path.cwd()), "comparison", change)
@@ -949,7 +949,7 @@ def check_folder(plan: ComparisonPlan, folder: Path) -> None:
 def hold_folder(plan: ComparisonPlan, folder: Path) -> Iterator[None]:
     """Write the list of runs in starting order, and lock the folder until the end of the block."""
     runs = [{"place": str(run.subfolder), "title": run.title} for run in (*plan.tuning_runs, *plan.runs)]
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make_folder(folder)
     files.write_text(folder / RUNS_FILE, json.dumps({"runs": runs}, indent=1) + "\n")
     with files.open_in_folder(folder / _LOCK, os.O_RDWR | os.O_CREAT) as file:
         files.share_lock(file)

@@ -16,7 +16,7 @@ from fleetfit.data.files import table
 from fleetfit.data.files.folders import is_saved_dataset, is_system_name, list_sample_files, resolve_folder
 from fleetfit.data.files.images import has_class_folders, sample_sizes, unpack_zip
 from fleetfit.data.files.text import TEXT_COLUMNS, has_text_folders, text
-from fleetfit.errors import DataError, did_you_mean, truncate
+from fleetfit.errors import DataError
 
 _LARGE, _SMALL = 64, 32  # sides for resizing images of several sizes, or large ones
 _MAX_ENTRIES = 10_000  # of a folder
@@ -45,17 +45,9 @@ def detect_format(path: str, keys: Keys | None = None) -> Keys:
         raise DataError(f"{location} cannot be read: {files.format_os_error(error)}.", path=location) from None
     path_here = files.parse_path(path, "data.path")
     candidates = [location] if location == path_here else [path_here, location]
-    neighbours = [name for candidate in candidates for name in _list_names(candidate.parent)]
-    near = [name for name in neighbours if name.lower() == location.name.lower() or Path(name).stem == location.name]
-    hint = f' Did you mean "{truncate(near[0])}"?' if near else did_you_mean(location.name, neighbours)
+    hint = files.suggest_neighbour(*candidates)
     paths = " nor ".join(map(str, candidates)) + (" (FLEETFIT_DATA)" if len(candidates) > 1 else "")
     raise DataError(f"data.path: no such file or folder: {paths}.{hint}", path=location)
-
-
-def _list_names(folder: Path) -> list[str]:
-    if not folder.is_dir():
-        return []
-    return sorted(entry.name for entry in itertools.islice(os.scandir(folder), _MAX_ENTRIES))
 
 
 def _detect_file(path: Path, keys: Keys) -> Keys:
