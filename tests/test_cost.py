@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -39,10 +39,12 @@ from fleetfit.cost import (
     submodel_cost,
     training_memory,
 )
+from fleetfit.derivation import derive_architecture
 from fleetfit.errors import ConfigError, ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel
 from fleetfit.models.cnn import cnn
 from fleetfit.models.resnet import resnet
+from fleetfit.seeds import make_torch_rng
 from fleetfit.submodel import Submodel
 
 CIFAR = (3, 32, 32)
@@ -397,6 +399,7 @@ import sys, torch
 from torch.nn import functional as F
 from fleetfit.layout import build_module
 from fleetfit.models.resnet import resnet
+from fleetfit.seeds import make_torch_rng
 torch.set_num_threads(1)
 made, batch, width, exits = resnet(depth=20), int(sys.argv[1]), float(sys.argv[2]), tuple(map(int, sys.argv[3:]))
 module = build_module(made, made.sizes(width), exits)
@@ -553,3 +556,95 @@ def test_measuring_restores_threads_and_randomness() -> None:
     assert get_latency(cnn(), cnn().sizes(0.25), (1,), (1, 8, 8), Conditions()).median_s > 0
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
+
+
+# ---- tensors with several names or uses ----------------------------------------------------------------------------
+
+PLACES, CHANNELS, WORDS = 12, 32, 50
+BLOCK = PLACES * 8 * CHANNELS**2 + 2 * PLACES**2 * CHANNELS
+"""The products of a block: four matrices of attention, two of twice the channels; scores and their mean of values."""
+TABLE = PLACES * CHANNELS * WORDS
+
+
+class AttentionBlock(nn.Module):
+    def __init__(self, channels: int = CHANNELS) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(channels, 4, batch_first=True)
+        self.norm, self.up, self.down = nn.LayerNorm(channels), nn.Linear(channels, 2 * channels), nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        x = x + self.attention(h, h, h, need_weights=False)[0]
+        return x + cast(Tensor, self.down(self.up(x).relu()))
+
+
+class TiedWords(nn.Module):
+    """Three blocks and logits of words, whose table is tied in one of three ways."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        if way == "head first":
+            self.head = nn.Linear(CHANNELS, WORDS, bias=False)
+        self.table = nn.Embedding(WORDS, CHANNELS)
+        self.blocks = nn.ModuleList(AttentionBlock() for _ in range(3))
+        if way == "weight":
+            self.head = nn.Linear(CHANNELS, WORDS, bias=False)
+            self.head.weight = self.table.weight
+        elif way == "head first":
+            self.table.weight = self.head.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.table(x)
+        for block in self.blocks:
+            x = block(x)
+        return nn.functional.linear(x, self.table.weight) if self.way == "function" else cast(Tensor, self.head(x))
+
+
+@pytest.mark.parametrize("way", ["weight", "head first", "function"])
+def test_a_tied_table_counts_where_it_is_multiplied(way: str) -> None:
+    """At full width, level e has e blocks and the product of each classifier."""
+    tokens = torch.randint(WORDS, (2, PLACES), generator=make_torch_rng("tied"))
+    words = derive_architecture(TiedWords(way), tokens)
+    grid = cost_grid(words, (PLACES,), "multiply_adds")
+    for exits in [(1,), (2,), (3,), (1, 2, 3)]:
+        assert grid.estimate(1.0, exits) == exits[-1] * BLOCK + len(exits) * TABLE, exits
+        counted = submodel_cost(words, (words.sizes(0.5), exits), (PLACES,)).multiply_adds
+        assert grid.estimate(0.5, exits) == counted, exits
+
+
+class TiedExits(nn.Module):
+    """Linear blocks in which encoder and decoder share a matrix; all classifiers are the table of words."""
+
+    def __init__(self, hidden: int, exits: tuple[int, ...]) -> None:
+        super().__init__()
+        self.exits = exits
+        self.table = nn.Embedding(WORDS, hidden)
+        self.blocks = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(exits[-1]))
+        self.shared = nn.Linear(hidden, hidden)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        x, logits = self.table(x), []
+        for i, block in enumerate(self.blocks, 1):
+            x = self.shared(block(x)) if i in (1, 3) else block(x)
+            if i in self.exits:
+                logits.append(x.mean(1) @ self.table.weight.T)
+        return logits
+
+
+class TiedFamily(Architecture):
+    def __init__(self) -> None:
+        self.axes, self.blocks, self.positions, self.tokens = {"hidden": Axis(CHANNELS)}, 3, (1, 2, 3), WORDS
+
+    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
+        return TiedExits(axes["hidden"], exits)
+
+
+def test_a_shared_matrix_counts_at_each_use() -> None:
+    """The shared matrix is used in blocks 1 and 3, the table at each exit, on the mean of all places."""
+    grid = cost_grid(TiedFamily(), (PLACES,), "multiply_adds")
+    for width, channels in ((1.0, 32), (0.5, 16), (0.25, 8)):
+        for exits in [(1,), (2,), (3,), (1, 3), (1, 2, 3)]:
+            matrices = exits[-1] + (1 if exits[-1] < 3 else 2)
+            expected = matrices * PLACES * channels**2 + len(exits) * channels * WORDS
+            assert grid.estimate(width, exits) == expected, (width, exits)

@@ -1,5 +1,6 @@
 """Costs that add up exactly, by parts: what is outside the blocks, each block, each classifier."""
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from fleetfit.layout import Architecture, Layout, build_module, meta
 PART = re.compile(r"(?:.*\.)?(?P<kind>blocks|heads)\.(?P<number>\d+)")
 """The name of a block or of a classifier."""
 _PROBES = (0.37, 0.53, 0.71)
+_PROBED_EXITS = 4  # at most
 _FRAME = 72  # bytes of a message before its numbers, where these are a million or more; up to 16 less for fewer
 
 
@@ -113,24 +115,63 @@ def multiply_adds(architecture: Architecture, input_shape: tuple[int, ...], cond
     """Count multiply-adds of one sample.
 
     One pass at full size gives each module's. How they shrink with the sizes is known for most modules (`_Scaling`),
-    and passes at three other widths confirm it; else every set of sizes is counted by running it. What runs outside
-    blocks and classifiers counts at every depth.
+    and passes at three other widths confirm it; else every set of sizes is counted by running it. A module's place is
+    that of its tensors, and passes with single exits confirm it; else all places are counted (`_split_by_exits`), as
+    where the head has the embedding's table.
     """
     layout = get_layout(architecture)
 
-    def count_exactly(sizes: Mapping[str, int]) -> dict[str, int]:
-        _, counted = count(architecture, sizes, layout.exits, input_shape)
+    def count_exactly(sizes: Mapping[str, int], exits: tuple[int, ...] = layout.exits) -> dict[str, int]:
+        _, counted = count(architecture, sizes, exits, input_shape)
         return {name: n for name, n in counted.items() if n}
 
-    scaling = _Scaling(layout.complete, count_exactly(layout.full_sizes))
+    whole = count_exactly(layout.full_sizes)
+    scaling = _Scaling(layout.complete, whole)
     is_known = scaling.fit([(sizes, count_exactly(sizes)) for sizes in map(architecture.sizes, _PROBES)])
-    places = {name: _find_place(layout.complete, f"{name}.") for name in scaling.whole}
+    shares: Mapping[str, Sequence[tuple[Place, int]]] = {
+        name: [(_find_place(layout.complete, f"{name}."), n)] for name, n in whole.items()
+    }
+    by_places = sum_by_place(architecture, itertools.chain(*shares.values()))
+    chosen = sorted({layout.exits[i] for i in np.linspace(0, len(layout.exits) - 1, _PROBED_EXITS).astype(int)})
+    is_split = any(
+        sum(count_exactly(layout.full_sizes, (e,)).values()) != by_places.compute_total((e,)) for e in chosen
+    )
+    if is_split:
+        shares = _split_by_exits(lambda exits: count_exactly(layout.full_sizes, exits), layout.exits)
 
     def measure(sizes: Mapping[str, int]) -> Profile:
+        if is_split and not is_known:
+            parts = _split_by_exits(lambda exits: count_exactly(sizes, exits), layout.exits)
+            return sum_by_place(architecture, itertools.chain(*parts.values()))
         counted = scaling.compute(sizes) if is_known else count_exactly(sizes)
-        return sum_by_place(architecture, [(places[name], n) for name, n in counted.items()])
+        return sum_by_place(
+            architecture,
+            [(place, share * n / whole[name]) for name, n in counted.items() for place, share in shares[name]],
+        )
 
     return measure
+
+
+def _split_by_exits(
+    count_at: Callable[[tuple[int, ...]], Mapping[str, int]], exits: Sequence[int]
+) -> dict[str, list[tuple[Place, int]]]:
+    """Return the multiply-adds of each module by place, from passes with one exit and with two.
+
+    A pass with exit e and the last one has what the last one alone has, and the classifier of e. What a pass with e
+    alone has beside it was computed up to e.
+    """
+    deepest = count_at((exits[-1],))
+    parts: dict[str, list[tuple[Place, int]]] = {}
+    before: dict[str, int] = {}
+    for e in exits:
+        alone, both = (deepest, deepest) if e == exits[-1] else (count_at((e,)), count_at((e, exits[-1])))
+        block = None if e == exits[0] else e - 1
+        for name in both.keys() | alone.keys():
+            head = both.get(name, 0) - deepest.get(name, 0)
+            trunk = alone.get(name, 0) - head
+            parts.setdefault(name, []).extend([((None, e), head), ((block, None), trunk - before.get(name, 0))])
+            before[name] = trunk
+    return parts
 
 
 class _Scaling:
