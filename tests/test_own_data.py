@@ -502,6 +502,37 @@ def test_a_regression_is_predicted_in_its_own_unit(called: Called, tmp_path: Pat
     assert "are for classification" in called("predict", run.folder, "--adaptive", code=2)
 
 
+POPULATIONS = [40_000_000 + 4_037 * row for row in range(60)]
+
+
+@pytest.mark.parametrize("values", [POPULATIONS, [0.1 + row for row in range(60)], [1e-7 * row for row in range(60)],
+                                    [f"{row},000,000" for row in range(10, 70)]])  # fmt: skip
+@pytest.mark.parametrize("form", ["csv", "parquet", "npz"])
+def test_a_regression_s_predictions_keep_their_digits(
+    values: list[Any], form: str, called: Called, tmp_path: Path
+) -> None:
+    """Labels as they were read, and what the model returns times the deviation of the targets plus their mean."""
+    path, a = tmp_path / f"t.{form}", np.random.default_rng(0).normal(size=(60, 2))
+    frame = pandas.DataFrame(a, columns=["a", "b"]).assign(price=values)
+    numbers = np.array([float(str(value).replace(",", "")) for value in values])
+    more: dict[str, Any] = {}
+    if form == "npz":
+        np.savez(path, x=a, y=numbers)
+        more = {"task": "regression"}
+    else:
+        frame.to_csv(path, index=False) if form == "csv" else frame.to_parquet(path)
+    run = ff.run({"data": {"path": str(path), **more}}, out=tmp_path / "run", **{**QUICK, "rounds": 1})
+    called("predict", run.folder, "--data", path, "--out", tmp_path / "p.csv")
+    table = pandas.read_csv(tmp_path / "p.csv")
+    assert table.label.tolist() == numbers.tolist()
+    data = run.assembly.data
+    mean, std = data.target_scale  # type: ignore[union-attr]
+    with torch.no_grad():
+        outputs = run.predict(data.batch(torch.arange(60))[0])[:, 0].double()  # type: ignore[union-attr]
+    assert table.prediction.tolist() == pytest.approx((outputs * std + mean).tolist(), rel=1e-6)
+    assert table.prediction.nunique() == outputs.unique().numel()
+
+
 def test_a_comparison_on_a_table_goes_on(place: Path, done: ff.Run, tmp_path: Path) -> None:
     file = tmp_path / "both.toml"
     file.write_text(

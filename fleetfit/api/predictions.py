@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ from fleetfit.errors import ConfigError, DataError, escape_controls, one_line
 from fleetfit.inference import Policy, read_policy, stop_early
 from fleetfit.layout import predictions
 from fleetfit.report.text import Table, exit_names, format_percent
+
+_EXACT = 1e16  # whole numbers above have an exponent
 
 
 @dataclass(frozen=True)
@@ -195,11 +198,10 @@ def _predict_targets(run: Run, data: Data, indices: Tensor, options: PredictOpti
         several = answers.shape[1] > 1
         heads = [f"{name}{i + 1 if several else ''}" for name in (["label"] if data.labelled else []) + ["prediction"]
                  for i in range(answers.shape[1])]  # fmt: skip
-        columns = torch.cat([y, answers], 1) if data.labelled else answers
-        rows = (
-            [i, *(f"{value:.6g}" for value in row)] for i, row in zip(indices.tolist(), columns.tolist(), strict=True)
-        )
-        _write_csv(options.out, [["sample", *heads], *rows])
+        labels = (data.y.cpu().numpy() if data.exact_targets is None else data.exact_targets)[indices.numpy()]
+        columns = [*labels.T] if data.labelled else []
+        texts = [[*map(_format_number, column)] for column in [*columns, *answers.numpy().T]]
+        _write_csv(options.out, [["sample", *heads], *zip(indices.tolist(), *texts, strict=True)])
     error = (answers - y).abs()
     title = f"{_describe_level(run, options)} on {len(indices)} {options.split} samples of {data.name}"
     notes = data.notes if options.data is not None else ()
@@ -213,3 +215,8 @@ def _predict_targets(run: Run, data: Data, indices: Tensor, options: PredictOpti
     explained = 1 - float(error.square().sum() / (y - y.mean(0)).square().sum().clamp_min(1e-12))
     scores = (("mean absolute error", f"{error.mean():.4g}"), ("explained variance (R2) %", format_percent(explained)))
     return Table(("what", "value"), scores, title, notes)
+
+
+def _format_number(value: Any) -> str:
+    """Return a number of NumPy with all digits of its type; a whole one without a point or an exponent."""
+    return str(int(value)) if float(value).is_integer() and abs(value) < _EXACT else str(value)

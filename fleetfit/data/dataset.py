@@ -26,7 +26,7 @@ MAX_CLASSES = 1 << 20
 _SAMPLE_TYPES = (torch.uint8, torch.int64, torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _HELD_OUT = 0.1
 _PACKED_APART = ("x", "y", "splits")
-_NOT_PACKED = ("file_names",)
+_NOT_PACKED = ("file_names", "exact_targets")
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,8 @@ class Data:
         notes: Sentences on how the files were read, which a run prints.
         file_names: The file of each sample, bytes [N], for predictions; None if samples are not files. Workers do not
             get them.
+        exact_targets: Targets of a regression with more digits than y has, float64 [N, classes], for predictions; None:
+            y has all. Workers do not get them.
     """
 
     name: str
@@ -99,6 +101,7 @@ class Data:
     labelled: bool = True
     notes: tuple[str, ...] = ()
     file_names: NDArray[np.bytes_] | None = None
+    exact_targets: NDArray[np.float64] | None = None
     _scale: Tensor | None = field(init=False, default=None)
     _shift: Tensor | None = field(init=False, default=None)
     _targets: tuple[Tensor, Tensor] | None = field(init=False, default=None)

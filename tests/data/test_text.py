@@ -190,6 +190,21 @@ def test_numbers_are_classes_in_numeric_order(tmp_path: Path) -> None:
     assert read_corpus("n", tmp_path).class_names == ("2", "9", "10")
 
 
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
+def test_digits_with_zeros_in_front_are_classes_and_groups_of_their_own(suffix: str, tmp_path: Path) -> None:
+    labels, authors = ["007", "7", "42"] * 4, ["01", "1", "001", "10"] * 3
+    path = tmp_path / f"t.{suffix}"
+    if suffix == "jsonl":
+        rows = zip(TEXTS, labels, authors, strict=True)
+        path.write_text("\n".join(json.dumps({"text": t, "label": k, "author": a}) for t, k, a in rows))
+    else:
+        rows_of_cells = [["text", "label", "author"], *map(list, zip(TEXTS, labels, authors, strict=True))]
+        write_csv(path, [[cell.replace(",", "") for cell in row] for row in rows_of_cells], tab=suffix == "tsv")
+    corpus = read_corpus("t", path, groups="author")
+    assert [corpus.class_names[code] for code in corpus.y] == labels
+    assert corpus.groups is not None and corpus.groups.tolist() == [["001", "01", "1", "10"].index(a) for a in authors]
+
+
 def test_missing_splits_are_held_out_in_proportion(tmp_path: Path) -> None:
     labels = ["a"] * 40 + ["b"] * 20
     path = write_parquet(tmp_path / "train.parquet", text=[f"w{i}" for i in range(60)], label=labels)

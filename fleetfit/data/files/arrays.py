@@ -158,6 +158,7 @@ def arrays(
         padding=padding,
         resize=None if resize is None else (resize, resize),
         notes=tuple(notes),
+        exact_targets=_keep_digits(labels, target) if task == "regression" else None,
     )
 
 
@@ -245,7 +246,8 @@ def wrap_arrays(
     mean, std = _compute_statistics(xs, splits["train"]) if standard else ((), ())
     indices = {split: torch.from_numpy(rows) for split, rows in splits.items()}
     return Data("own-data", xs, target, indices, count, class_names=names, mean=mean, std=std, task=task,
-                notes=tuple(notes), vocabulary=vocabulary)  # fmt: skip
+                notes=tuple(notes), vocabulary=vocabulary,
+                exact_targets=_keep_digits(answers, target) if task == "regression" else None)  # fmt: skip
 
 
 def as_array(values: Any, name: str) -> NDArray[Any]:
@@ -527,6 +529,12 @@ def _convert_labels(array: NDArray[Any], task: str, classes: int | None) -> tupl
         y = torch.from_numpy(array.astype(np.float32) if task == "regression" else _convert_whole(array, "labels"))
     y = y.unsqueeze(1) if task == "regression" and y.ndim == 1 else y
     return y, y.shape[-1], ()
+
+
+def _keep_digits(values: NDArray[Any], targets: Tensor) -> NDArray[np.float64] | None:
+    """Return the targets of a regression as float64 [N, targets] if float32 rounds them."""
+    exact = values.reshape(targets.shape).astype(np.float64)
+    return None if values.dtype == np.float32 or bool((exact == targets.numpy()).all()) else exact
 
 
 def _convert_whole(array: NDArray[Any], what: str) -> NDArray[np.int64]:

@@ -16,6 +16,7 @@ deviation, on which stored runs depend, and `OneHotEncoder` gives rare categorie
 import contextlib
 import csv
 import io
+import itertools
 import json
 import re
 import unicodedata
@@ -56,6 +57,7 @@ _FEW_ROWS = 20  # with fewer rows, distinct values in all rows are not suspiciou
 _SAMPLE = 200  # number of first rows or texts for detection
 _WORDS = 4.0  # average number of words of free text
 _BLOCK = 1 << 22  # block size of pyarrow in bytes; also the limit for a row
+_EXACT = 1 << 53  # float64 holds whole numbers below
 _LONGEST_NAME = 200
 _SHOWN = 8  # columns listed in a sentence
 _ALIASES = {**ALIASES, "validation": (*ALIASES["validation"], "dev")}
@@ -599,10 +601,11 @@ def _read_csv(path: Path, layout: _Layout, missing: Sequence[str] | None, texts:
 
     try:
         rows = parse(layout.names, texts)
+        # pyarrow would format times differently, 10:30 as 10:30:00, and drop digits of numbers: 007
         times = [column.name for column in rows.schema if pa.types.is_temporal(column.type)]
-        if times:  # pyarrow would format times differently: 10:30 as 10:30:00
-            again = parse(times, times)
-            for name in times:
+        whole = [column.name for column in rows.schema if _may_drop_digits(rows.column(column.name))]
+        if again := parse([*times, *whole], [*times, *whole]) if times or whole else None:
+            for name in times + [name for name in whole if _are_codes(again.column(name).cast("string"))]:
                 rows = rows.set_column(layout.names.index(name), name, again.column(name))
     except pa.ArrowException as error:
         _check_rows(path, layout)
@@ -614,6 +617,38 @@ def _read_csv(path: Path, layout: _Layout, missing: Sequence[str] | None, texts:
         if pa.types.is_binary(kind):
             rows = rows.set_column(i, column.name, _decode(path, column.name, rows.column(i)))
     return rows.replace_schema_metadata({"decimal": ","} if decimal_comma else {})
+
+
+def _may_drop_digits(column: Any) -> bool:
+    """Return whether the numbers of a column of CSV cells may stand for texts of digits."""
+    from pyarrow import compute, types
+
+    if types.is_floating(column.type):
+        return bool(compute.all(compute.equal(compute.floor(column), column)).as_py())
+    return bool(types.is_integer(column.type))
+
+
+def _are_codes(texts: Any) -> bool:
+    """Return whether texts are digits that numbers would not give back: 007, +49 30, or more than float64 holds.
+
+    Args:
+        texts: An arrow array, possibly with missing values.
+    """
+    from pyarrow import compute
+
+    length = compute.binary_length(texts)
+    is_long = compute.greater_equal(length, len(str(_EXACT)))
+    has_mark = compute.match_substring_regex(texts, r"^\s*(?:\+|0\d)")
+    if not compute.any(compute.or_(is_long, has_mark)).as_py():
+        return False
+    texts = compute.utf8_trim_whitespace(texts)
+    if compute.all(compute.match_substring_regex(texts, r"^\+\d[\d ]*$")).as_py():
+        return True
+    if not compute.all(compute.match_substring_regex(texts, r"^\+?\d+$")).as_py():
+        return False
+    if compute.any(compute.match_substring_regex(texts, r"^\+?0\d")).as_py():
+        return True
+    return any(int(text) != int(float(text)) for text in texts.filter(is_long).to_pylist() if text)
 
 
 def _has_open_quote(path: Path) -> bool:
@@ -708,6 +743,7 @@ class Column:
         form: Format of the numbers.
         example: The first number, if the format is not plain.
         strange: int64, the rows whose text is not a number.
+        is_code: Whether the texts are digits, such as 007.
     """
 
     name: str
@@ -718,6 +754,7 @@ class Column:
     form: NumberForm = PLAIN
     example: str = ""
     strange: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    is_code: bool = False
 
     @property
     def missing(self) -> NDArray[np.bool_]:
@@ -739,33 +776,45 @@ class Column:
 
 
 def detect_columns(
-    sheet: TableSheet, missing: Sequence[str] = (), forms: Mapping[str, NumberForm] | None = None, detect: bool = True
+    sheet: TableSheet,
+    missing: Sequence[str] = (),
+    forms: Mapping[str, NumberForm] | None = None,
+    codes: Mapping[str, bool] | None = None,
 ) -> dict[str, Column]:
     """Return the columns of a table.
 
     Texts are numbers if all texts of a column are. They may be plain, such as 1.5e3, or have thousands separators,
-    decimal commas, a currency sign or a percent sign.
+    decimal commas, a currency sign or a percent sign. Digits that a number would not give back stay texts.
 
     Args:
         sheet: The table.
         missing: Further texts and numbers that count as missing.
-        forms: Format of the numbers of some columns.
-        detect: Whether to detect the format of other columns; otherwise it is plain.
+        forms: Format of the numbers of some columns; that of others is detected.
+        codes: Whether the values of some columns are texts of digits; of others it is detected.
 
     Raises:
         DataError: A number is infinite.
     """
-    forms, default = forms or {}, None if detect else PLAIN
-    return {name: _detect_column(sheet, name, missing, forms.get(name, default)) for name in sheet.table.column_names}
+    forms, codes = forms or {}, codes or {}
+    return {
+        name: _detect_column(sheet, name, missing, forms.get(name), codes.get(name))
+        for name in sheet.table.column_names
+    }
 
 
-def _detect_column(sheet: TableSheet, name: str, missing: Sequence[str], form: NumberForm | None) -> Column:
+def _detect_column(
+    sheet: TableSheet, name: str, missing: Sequence[str], form: NumberForm | None, is_code: bool | None
+) -> Column:
     from pyarrow import compute, types
 
     values = sheet.table.column(name)
+    if types.is_integer(values.type) or types.is_decimal(values.type):
+        largest = compute.max(compute.abs(compute.cast(values, "float64", safe=False))).as_py() or 0
+        if is_code or (is_code is None and largest >= _EXACT):
+            values = values.cast("string")
     if _is_text(values.type):
         decimal_comma = (sheet.table.schema.metadata or {}).get(b"decimal") == b","
-        column = _detect_text_column(name, values, missing, form, decimal_comma)
+        column = _detect_text_column(name, values, missing, form, decimal_comma, is_code)
     else:
         values = values.cast(values.type.value_type) if types.is_dictionary(values.type) else values
         column = Column(
@@ -811,7 +860,7 @@ def _drop_marks(numbers: NDArray[np.float64], missing: Sequence[str], kind: Any 
 
 
 def _detect_text_column(
-    name: str, values: Any, missing: Sequence[str], form: NumberForm | None, decimal_comma: bool
+    name: str, values: Any, missing: Sequence[str], form: NumberForm | None, decimal_comma: bool, is_code: bool | None
 ) -> Column:
     import pyarrow as pa
     from pyarrow import compute, types
@@ -837,6 +886,8 @@ def _detect_text_column(
         places = np.full(len(distinct) + 1, -1)
         places[:-1][used[:-1]] = unified.indices.to_numpy()
         codes, texts = places[codes], unified.dictionary
+    if is_code or (is_code is None and len(texts) and _are_codes(texts)):
+        return Column(name, "texts", codes=codes, texts=texts, is_code=True)
     form = _detect_form(texts, decimal_comma) if form is None else form
     numbers = np.append(_parse_numbers(texts, form, decimal_comma), np.nan)
     strange = np.append(np.isnan(numbers[:-1]), False)
@@ -997,6 +1048,7 @@ class TableEncoder(_Stored):
         label: The label column.
         columns: The feature columns, in the model's order.
         missing: Further texts and numbers that count as missing.
+        codes: Columns of digits that are texts, such as 007; left out of the file if there are none.
     """
 
     format: Literal[1] = 1
@@ -1005,6 +1057,7 @@ class TableEncoder(_Stored):
     columns: Annotated[tuple[Annotated[Number | Category, pydantic.Field(discriminator="kind")], ...],
                        pydantic.Field(min_length=1)]  # fmt: skip
     missing: tuple[str, ...] = ()
+    codes: tuple[str, ...] = ()
 
     @classmethod
     def from_json(cls, text: str, source: str) -> "TableEncoder":
@@ -1038,6 +1091,8 @@ class TableEncoder(_Stored):
         for entry in (payload["label"], *payload["columns"]):
             if entry.get("form") == PLAIN.model_dump():
                 del entry["form"]
+        if not self.codes:
+            del payload["codes"]
         return escape_controls(json.dumps(payload, indent=1, ensure_ascii=False, allow_nan=False)) + "\n"
 
     @property
@@ -1050,6 +1105,12 @@ class TableEncoder(_Stored):
         """The format of each column whose numbers are not plain."""
         columns: list[Label | Number] = [self.label, *(c for c in self.columns if isinstance(c, Number))]
         return {column.name: column.form for column in columns if column.form != PLAIN}
+
+    def detect_columns(self, sheet: TableSheet, missing: Sequence[str]) -> dict[str, Column]:
+        """Return the columns of a table in the form of the training rows (see the function of this name)."""
+        names = sheet.table.column_names
+        forms = dict.fromkeys(names, PLAIN) | self.number_forms
+        return detect_columns(sheet, missing, forms, {name: name in self.codes for name in names})
 
     def transform(self, sheet: TableSheet, columns: Mapping[str, Column]) -> tuple[NDArray[np.float32], list[str]]:
         """Encode rows as float32 [N, features]; return them with notes.
@@ -1145,7 +1206,14 @@ def fit_encoder(
     kinds = ((len(numbers), "numeric column", "numeric columns"),
              (len(encodings) - len(numbers), "column of categories", "columns of categories"))  # fmt: skip
     counts = " and ".join(f"{count} {one if count == 1 else many}" for count, one, many in kinds if count)
-    encoder = TableEncoder(task=task, label=label, columns=tuple(encodings), missing=options.missing)
+    used = {label.name, options.groups, *(encoding.name for encoding in encodings)}
+    codes = [column.name for column in columns.values() if column.is_code and column.name in used]
+    if codes:
+        some = [f'{name} (such as "{truncate(columns[name].texts[0].as_py(), 30)}")' for name in codes]
+        notes.append(f"Kept as text, because numbers lose leading zeros, signs or digits: {_list_some(some)}.")
+    encoder = TableEncoder(
+        task=task, label=label, columns=tuple(encodings), missing=options.missing, codes=tuple(codes)
+    )
     forms = [f'{name} (such as "{truncate(columns[name].example, 30)}")' for name in encoder.number_forms]
     notes += [f"Read as numbers: {_list_some(forms)}."] if forms else []
     return encoder, [counts, *notes]
@@ -1283,7 +1351,7 @@ def _fit_label(sheet: TableSheet, column: Column, task: Task | None) -> tuple[La
 
 
 def encode_labels(sheet: TableSheet, columns: Mapping[str, Column], label: Label, task: Task) -> NDArray[Any] | None:
-    """Return the labels of a table: int64 [N] (classification), float32 [N, 1] (regression), or None.
+    """Return the labels of a table: int64 [N] (classification), float64 [N, 1] (regression), or None.
 
     A row without a label has -1, or NaN.
 
@@ -1294,7 +1362,7 @@ def encode_labels(sheet: TableSheet, columns: Mapping[str, Column], label: Label
     if column is None or (column.kind in ("numbers", "texts") and column.missing.all()):
         return None
     if task == "regression":
-        return check_numbers(sheet, column).astype(np.float32)[:, None]
+        return check_numbers(sheet, column)[:, None]
     codes, texts = column.encode_values()
     classes = {name: number for number, name in enumerate(label.classes)}
     unknown = np.array([*(text not in classes for text in texts), False])[codes]
@@ -1306,12 +1374,23 @@ def encode_labels(sheet: TableSheet, columns: Mapping[str, Column], label: Label
     return np.array([*(classes[text] for text in texts), -1], dtype=np.int64)[codes]
 
 
-def _encode_groups(sheet: TableSheet, column: Column) -> NDArray[np.int64]:
-    if missing := int(column.missing.sum()):
-        reason = f"is the column of groups, but {missing} rows have no value."
-        raise sheet.error(column.name, reason, key="groups")
-    if len(column.texts) > _MOST_TEXTS:
+def _list_rows(sheet: TableSheet, rows: NDArray[np.int64]) -> str:
+    """Return rows of a sheet by their numbers in their files, from 1."""
+    starts = np.cumsum([0, *(size for _, _, size in sheet.parts)]).tolist()
+    here = [rows[(rows >= start) & (rows < end)] - start + 1 for start, end in itertools.pairwise(starts)]
+    lists = zip(here, sheet.parts, strict=True)
+    return ", ".join(f"{_list_some([*map(str, some)])} ({path.name})" for some, (_, path, _) in lists if len(some))
+
+
+def _encode_groups(sheet: TableSheet, column: Column, labelled: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the groups of labelled rows."""
+    missing = np.flatnonzero(column.missing & labelled)
+    if len(missing):
+        reason = f"is the column of groups, but has no value in row {_list_rows(sheet, missing)}. Fill it in, or remove"
+        raise sheet.error(column.name, f"{reason} such rows.", int(missing[0]), key="groups")
+    if len(column.texts) > _MOST_TEXTS and not column.is_code:
         raise sheet.error(column.name, "has too many distinct texts for groups.", key="groups")
+    column = column.select(labelled)
     values = np.array(column.texts.to_pylist())[column.codes] if column.kind == "texts" else column.numbers
     return np.unique(values, return_inverse=True)[1].astype(np.int64)
 
@@ -1356,15 +1435,17 @@ def make_data(
     _check_columns(sheet, options)
     label_name = encoder.label.name if encoder else _find_label(sheet, options)
     sheet.check_column(label_name, ", the label column")
-    forms = encoder.number_forms if encoder else dict.fromkeys(options.categories, PLAIN)
-    columns = detect_columns(sheet, options.missing, forms, detect=encoder is None)
+    if encoder:
+        columns = encoder.detect_columns(sheet, options.missing)
+    else:
+        columns = _detect_new_columns(sheet, options, label_name)
     _check_label(sheet, columns[label_name])
     label, task = (encoder.label, encoder.task) if encoder else _fit_label(sheet, columns[label_name], options.task)
     y = encode_labels(sheet, columns, label, task)
     assert y is not None
     labelled = ~columns[label_name].missing
+    groups = None if options.groups is None else _encode_groups(sheet, columns[options.groups], labelled)
     y, columns = y[labelled], {key: column.select(labelled) for key, column in columns.items()}
-    groups = None if options.groups is None else _encode_groups(sheet, columns[options.groups])
     sizes = _count_labelled(sheet, labelled)
     splits = _hold_out(name, sizes, _choose_strata(y, task, groups, len(y)), samples, validation, test, seed)
     notes = []
@@ -1376,7 +1457,7 @@ def make_data(
     is_last = encoder is None and options.label is None and label_name.lower() not in LABELS
     if encoder is None:
         if task == "regression":
-            values = y[splits["train"], 0].astype(np.float64)
+            values = y[splits["train"], 0].astype(np.float32).astype(np.float64)
             label = label.model_copy(update={"mean": float(values.mean()), "std": float(values.std()) or 1.0})
         encoder, (counts, *further) = fit_encoder(sheet, columns, label, task, options, splits["train"])
         x, _ = encoder.transform(sheet, columns)
@@ -1392,6 +1473,16 @@ def make_data(
         f"{classes}, {len(y):,} rows; {held_out or 'none'} held out."
     )
     return _wrap(name, x, y, splits, encoder, groups, (first, *notes, *further))
+
+
+def _detect_new_columns(sheet: TableSheet, options: TableOptions, label: str) -> dict[str, Column]:
+    """Return the columns of a table without a given encoding. Digits are numbers if they are a regression's label."""
+    forms = dict.fromkeys(options.categories, PLAIN)
+    columns = detect_columns(sheet, options.missing, forms, {label: False} if options.task == "regression" else {})
+    distinct = len(columns[label].texts)
+    if columns[label].is_code and options.task is None and distinct > max(_MOST_CLASSES, sheet.table.num_rows / 2):
+        return detect_columns(sheet, options.missing, forms, {label: False})
+    return columns
 
 
 def _check_columns(sheet: TableSheet, options: TableOptions) -> None:
@@ -1440,7 +1531,8 @@ def make_data_in_memory(splits: Mapping[str, Any], label: str | None = None) -> 
     Raises:
         DataError: As `table`.
     """
-    sheet = make_sheet([(split, IN_MEMORY, rows) for split, rows in splits.items()])
+    paths = {split: Path(f"{split} {IN_MEMORY}") if len(splits) > 1 else IN_MEMORY for split in splits}
+    sheet = make_sheet([(split, paths[split], rows) for split, rows in splits.items()])
     return make_data("table", sheet, TableOptions(label=label))
 
 
@@ -1486,7 +1578,7 @@ def _encode(
     encoder: TableEncoder, sheet: TableSheet
 ) -> tuple[NDArray[np.float32], NDArray[Any] | None, tuple[str, ...]]:
     """Return rows as numbers, their labels if all have one, and notes."""
-    columns = detect_columns(sheet, encoder.missing, encoder.number_forms, detect=False)
+    columns = encoder.detect_columns(sheet, encoder.missing)
     x, notes = encoder.transform(sheet, columns)
     y = encode_labels(sheet, columns, encoder.label, encoder.task)
     if y is not None and (missing := columns[encoder.label.name].missing).any():
@@ -1500,6 +1592,9 @@ def _wrap(
     encoder: TableEncoder, groups: NDArray[np.int64] | None, notes: tuple[str, ...],
 ) -> Data:  # fmt: skip
     is_regression, label = encoder.task == "regression", encoder.label
+    exact = None
+    if is_regression and y is not None:
+        exact, y = y, y.astype(np.float32)
     no_labels = np.zeros((len(x), 1), np.float32) if is_regression else np.zeros(len(x), np.int64)
     return Data(
         name=name,
@@ -1514,4 +1609,5 @@ def _wrap(
         targets=((label.mean,), (label.std,)) if is_regression else (),
         labelled=y is not None,
         notes=notes,
+        exact_targets=exact,
     )

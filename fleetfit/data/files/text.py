@@ -347,7 +347,7 @@ def read_corpus(
         sizes={split: sum(table.rows for table in split_tables) for split, split_tables in tables.items()},
         classes=classes,
         class_names=class_names,
-        groups=None if groups is None else parquet.encode_values(_read_values(all_tables, groups))[0],
+        groups=None if groups is None else _encode_values(_read_values(all_tables, groups))[0],
     )
 
 
@@ -411,7 +411,7 @@ def _join_columns(table: TextTable, columns: Sequence[str]) -> list[str]:
 
 
 def _read_values(every: Sequence[TextTable], column: str) -> NDArray[Any]:
-    """Return a column over all files: integers if all values are integers, else text."""
+    """Return a column over all files: integers if all values are integers as they are written (not 007), else text."""
     parquet_files = [rows for rows in every if isinstance(rows, parquet.File)]
     if parquet_files:
         return parquet.read_values(parquet_files, column)
@@ -425,7 +425,7 @@ def _read_values(every: Sequence[TextTable], column: str) -> NDArray[Any]:
                     row=row,
                     column=column,
                 )
-    if all(re.fullmatch(r"-?\d{1,18}", cell) for cell in cells):
+    if all(re.fullmatch(r"-?(?:0|[1-9]\d{0,17})", cell) for cell in cells):
         return np.array([int(cell) for cell in cells], dtype=np.int64)
     return np.array(cells, dtype=object)
 
@@ -442,8 +442,17 @@ def _read_labels(every: Sequence[TextTable], column: str) -> tuple[NDArray[np.in
             path=rows.path,
             row=row,
         )
-    y, names = parquet.encode_values(values)
+    y, names = _encode_values(values)
     return y, len(names), names
+
+
+def _encode_values(values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Return the index of each value among the distinct values, and these: digits in the order of their numbers."""
+    if values.dtype.kind != "O" or not all(re.fullmatch(r"-?\d+", value) for value in values):
+        return parquet.encode_values(values)
+    names = tuple(sorted(set(values), key=lambda value: (int(value), value)))
+    codes = {name: code for code, name in enumerate(names)}
+    return np.array([codes[value] for value in values], dtype=np.int64), names
 
 
 def _has_withheld_labels(rows: TextTable, label: str) -> bool:
