@@ -26,6 +26,7 @@ from fleetfit.cli.listing import make_key_table
 from fleetfit.config import load_experiment
 from fleetfit.data.files.detect import detect_format
 from fleetfit.data.files.table import table
+from fleetfit.data.files.text import text as read_text_table
 from fleetfit.errors import ConfigError, DataError, ModelError
 from fleetfit.fleet.settings import load_data, read_settings
 from fleetfit.report.tables import make_level_table, make_row_level_table, make_total_table
@@ -500,6 +501,99 @@ def test_a_regression_is_predicted_in_its_own_unit(called: Called, tmp_path: Pat
     assert error == pytest.approx(mean_absolute_error(y[:50], found.prediction), rel=2e-3)
     assert explained == pytest.approx(100 * r2_score(y[:50], found.prediction), abs=0.02)
     assert "are for classification" in called("predict", run.folder, "--adaptive", code=2)
+
+
+def _write_pictures(folder: Path, labels: list[str]) -> None:
+    for number, label in enumerate(labels):
+        (folder / label).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((9, 9, 3), 5 * number, dtype=np.uint8)).save(folder / label / f"{number}.png")
+
+
+def make_own_data(kind: str, labels: list[str], folder: Path) -> Any:
+    """Return data of a kind with a label for each sample: a path, or data in memory."""
+    texts = [
+        f"the {word} of day {n}" for n, word in enumerate(["sun", "moon", "rain"] * len(labels)) if n < len(labels)
+    ]
+    numbers = np.random.default_rng(0).normal(size=(len(labels), 3))
+    frame = pandas.DataFrame(numbers, columns=["a", "b", "c"]).assign(kind=labels)
+    codes = np.unique(labels, return_inverse=True)[1]
+    if kind == "images":
+        _write_pictures(folder / "own", labels)
+    elif kind == "texts":
+        for number, label in enumerate(labels):
+            (folder / "own" / label).mkdir(parents=True, exist_ok=True)
+            (folder / "own" / label / f"{number}.txt").write_text(texts[number])
+    elif kind == "jsonl":
+        rows = [json.dumps({"text": text, "label": label}) for text, label in zip(texts, labels, strict=True)]
+        (folder / "own").write_text("\n".join(rows))
+        (folder / "own").rename(folder / "own.jsonl")
+        return str(folder / "own.jsonl")
+    elif kind == "csv":
+        frame.to_csv(folder / "own.csv", index=False)
+        return str(folder / "own.csv")
+    elif kind == "arrays":
+        np.savez(folder / "own.npz", x=numbers, y=codes + 1)
+        return str(folder / "own.npz")
+    elif kind == "saved":
+        datasets.Dataset.from_pandas(frame).save_to_disk(str(folder / "own"))
+    else:
+        return {"frame": frame, "pair": (numbers, labels), "codes": (numbers, codes)}[kind]
+    return str(folder / "own")
+
+
+KINDS = ["images", "texts", "jsonl", "csv", "arrays", "saved", "frame", "pair", "codes"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_data_of_one_class_are_refused(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        ff.run(data=make_own_data(kind, ["calm"] * 24, tmp_path), rounds=1, out=tmp_path / "run")
+    assert caught.value.key in ("data", "label") and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("mark", "labels"), [(";", ["wind;rain", "wind", "rain;wind"]), ("|", ["a|b", "b|c", "c"]),
+                                              (", ", ["crime, drama", "drama", "war"])])  # fmt: skip
+@pytest.mark.parametrize("kind", ["images", "jsonl", "csv", "frame", "pair"])
+def test_labels_that_join_others_are_named(mark: str, labels: list[str], kind: str, tmp_path: Path) -> None:
+    run = ff.run(data=make_own_data(kind, labels * 8, tmp_path), out=tmp_path / "run", rounds=1, local={"max_steps": 1})
+    assert sum("multi_label" in note and mark.strip() in note for note in run.notes) == 1
+
+
+def test_a_mark_within_single_classes_is_not_named(tmp_path: Path) -> None:
+    run = ff.run(data=make_own_data("csv", ["north;east", "south;west", "up"] * 8, tmp_path), out=tmp_path / "run",
+                 rounds=1, local={"max_steps": 1})  # fmt: skip
+    assert not any("multi_label" in note for note in run.notes)
+
+
+def test_several_columns_of_0_and_1_at_the_end_are_named(tmp_path: Path) -> None:
+    """Without a named label, the last one is the label, and those before it are features."""
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame({"size": rng.normal(size=60), **{name: rng.integers(0, 2, 60) for name in "abc"}})
+    for data in (frame, frame.astype(dict.fromkeys("abc", bool))):
+        run = ff.run(data=data, rounds=1, local={"max_steps": 1}, out=tmp_path / str(id(data)))
+        (note,) = [note for note in run.notes if "multi_label" in note]
+        assert "a, b" in note and '"c"' in note
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    assert any("multi_label" in note for note in table(str(tmp_path / "t.csv")).notes)
+    assert not any("multi_label" in note for note in table(str(tmp_path / "t.csv"), label="c").notes)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
+def test_a_table_read_as_texts_names_its_columns(suffix: str, tmp_path: Path) -> None:
+    words = np.array(["amber", "gate", "slow", "river", "cedar"])
+    some = np.random.default_rng(0).choice(words, (40, 9))
+    frame = pandas.DataFrame({"head": [" ".join(row[:4]) for row in some], "body": [" ".join(row) for row in some],
+                              "views": range(40), "author": list("pq") * 20, "desk": list("uuvv") * 10})  # fmt: skip
+    path = tmp_path / f"t.{suffix}"
+    if suffix == "jsonl":
+        frame.to_json(path, orient="records", lines=True)
+    elif suffix == "parquet":
+        frame.to_parquet(path)
+    else:
+        frame.to_csv(path, index=False, sep="," if suffix == "csv" else "\t")
+    (note,) = read_text_table(str(path), text=("head", "body"), label="desk", groups="author").notes
+    used, left_out = note.split(";")
+    assert all(f'"{name}"' in used for name in ("head", "body", "desk", "author")) and '"views"' in left_out
 
 
 POPULATIONS = [40_000_000 + 4_037 * row for row in range(60)]

@@ -99,6 +99,8 @@ def wrap_in_memory_data(section: Any, begun_with: Sequence[int] = ()) -> Any:
                 f"[data] vocabulary: must be a whole number from 0, got {vocabulary!r}.", key="data.vocabulary"
             )
         data = wrap_arrays(*memory.train, memory.test, channels_last=last, begun_with=begun_with, vocabulary=vocabulary)
+        if data.task == "multi_label":  # has no classes to divide by
+            further["partition"] = {"kind": "iid", **further.get("partition", {})}
         return {**further, "name": replace(data, notes=(describe_data(data), *data.notes))}
     from fleetfit.data.files.table import make_data_in_memory
 

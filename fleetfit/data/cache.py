@@ -32,11 +32,13 @@ def make_key(name: str, files: Sequence[Path], parameters: Sequence[object], suf
 
     Args:
         name: The data set, for readers of the cache folder.
-        files: The sources of the samples; path, size and modification time count.
+        files: The sources of the samples. Path, size and times of modification and change count; the time of change
+            tells new content of an old time of modification, as `cp -p`, rsync and archives leave it.
         parameters: Everything else that the samples depend on, as JSON values.
         suffix: Suffix of the name; empty for a folder.
     """
-    stamps = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    stats = [(str(file.resolve()), file.stat()) for file in files]
+    stamps = [(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for path, stat in stats]
     digest = hashlib.sha256(json.dumps([FORMAT, stamps, list(parameters)]).encode()).hexdigest()
     return f"{name}-{digest[:24]}{suffix}"
 

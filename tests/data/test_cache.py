@@ -71,6 +71,33 @@ def test_parameters_and_changed_files_decode_again(folder: Path, decoded: list[i
     assert len(decoded) == 4
 
 
+@pytest.mark.parametrize("way", ["write", "replace", "classes"])
+def test_new_pixels_of_the_same_size_and_time_decode_again(
+    way: str, folder: Path, tmp_path: Path, write: Callable[..., Path], picture: Callable[..., bytes]
+) -> None:
+    """As `cp -p`, rsync and archives leave them: written in place, moved there, and in class folders."""
+    old, new = (np.full((2, 4, 4), value, dtype=np.uint8) for value in (40, 200))
+    if way == "classes":
+        path = tmp_path / "birds" / "wren" / "a.png"
+        for name in ("wren", "rook"):
+            (path.parents[1] / name).mkdir(parents=True)
+            (path.parents[1] / name / "a.png").write_bytes(picture(old[0], "BMP"))
+        content, source = picture(new[0], "BMP"), path.parents[1]
+    else:
+        path = write(tmp_path / "other" / "train.parquet", [picture(p, "BMP") for p in new], [0, 1])
+        content = path.read_bytes()
+        path, source = write(folder / "train.parquet", [picture(p, "BMP") for p in old], [0, 1]), folder
+    load(source)
+    stat = path.stat()
+    assert stat.st_size == len(content)
+    target = path if way != "replace" else path.with_suffix(".new")
+    target.write_bytes(content)
+    os.utime(target, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    target.replace(path)
+    assert path.stat().st_mtime_ns == stat.st_mtime_ns
+    assert (load(source).x == 200).sum() == (16 if way == "classes" else 32)
+
+
 def test_a_new_format_decodes_again(folder: Path, decoded: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     load(folder)
     monkeypatch.setattr(cache, "FORMAT", cache.FORMAT + 1)

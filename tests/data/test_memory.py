@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import fleetfit as ff
 from fleetfit.config import load_experiment
+from fleetfit.data import Data
+from fleetfit.data.files.arrays import wrap_arrays
 from fleetfit.data.files.memory import Samples, TableSplits, read_memory
 from fleetfit.data.files.table import IN_MEMORY, Column, TableEncoder, detect_columns, make_sheet
 from fleetfit.errors import DataError
@@ -204,6 +206,26 @@ def test_labels_of_texts_and_truths() -> None:
         assert data_of((X, labels)).class_names == tuple(IRIS.target_names)
     truths = data_of((X, pandas.Series(Y > 0, dtype="boolean")))
     assert truths.y.tolist() == (Y > 0).tolist()
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.tensor, lambda y: pandas.DataFrame(y, columns=["a", "b", "c"]),
+                                  lambda y: y.astype(bool), lambda y: y.tolist()])  # fmt: skip
+def test_a_matrix_of_0_and_1_has_several_labels_per_sample(make: Callable[[np.ndarray], Any], tmp_path: Path) -> None:
+    """In memory and in a file of arrays; the task is multi_label, and the run trains."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(90, 4)).astype("float32"), rng.integers(0, 2, (90, 3))
+    run = ff.run(data=(x, make(y)), rounds=1, model={"name": "mlp", "hidden": 8}, out=tmp_path / "run")
+    data = run.assembly.data
+    assert isinstance(data, Data) and data.task == "multi_label" and data.y.tolist() == y.tolist()
+    np.savez(tmp_path / "a.npz", x=x, y=np.asarray(make(y)))
+    experiment = load_experiment({"data": {"path": str(tmp_path / "a.npz")}})
+    assert experiment.data.settings["task"] == "multi_label" and experiment.data.partition.kind == "iid"
+
+
+def test_a_matrix_of_the_fractions_0_and_1_names_the_task() -> None:
+    y = np.random.default_rng(0).integers(0, 2, (30, 3)).astype("float32")
+    data = wrap_arrays(np.zeros((30, 2)), y)
+    assert data.task == "regression" and any("multi_label" in note for note in data.notes)
 
 
 def test_a_test_set_of_ones_own() -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -15,7 +16,7 @@ from fleetfit.config.components import build_component, find_function
 from fleetfit.config.detect import OWN_FILES, describe_data, sets_client_count
 from fleetfit.config.schema import CLIENTS, MIN_COHORT, MIN_SAMPLES, DataSection, Experiment, ServerDataSection
 from fleetfit.data import Data, drop_labels, partition
-from fleetfit.errors import ConfigError, FleetFitError
+from fleetfit.errors import ConfigError, DataError, FleetFitError, truncate
 from fleetfit.values import DataDescription
 
 _MOST_SHARED = 2  # the data of a run and of its server
@@ -79,6 +80,7 @@ def _load(section: DataSection | ServerDataSection, where: str, settings: Mappin
 
 def build_partition(experiment: Experiment, data: Data) -> Sequence[Mapping[str, Tensor]]:
     """Return the splits of each client: by default 40 clients, fewer if a client would have under 30 samples."""
+    _check_classes(data)
     section = experiment.data.partition
     clients = section.clients
     if clients is None and section.kind != "natural":
@@ -96,6 +98,20 @@ def build_partition(experiment: Experiment, data: Data) -> Sequence[Mapping[str,
         raise
 
 
+def _check_classes(data: Data) -> None:
+    """Refuse training samples of a single class."""
+    labels = data.y[data.split("train").to(data.y.device)]
+    if data.task != "classification" or not len(labels) or bool((labels != labels[0]).any()):
+        return
+    name = data.class_names[int(labels[0])] if data.class_names else str(int(labels[0]))
+    raise DataError(
+        f'{data.name}: all {len(labels):,} training samples have one class, "{truncate(name)}", so there is nothing to '
+        "learn. Expected at least two: a folder for the samples of each class, or a column with their labels "
+        '(data.label = "...").',
+        key="data",
+    )
+
+
 def has_data_sized_clients(experiment: Experiment) -> bool:
     """Return whether the number of clients follows from the size of the data."""
     section = experiment.data.partition
@@ -108,13 +124,28 @@ def describe_data_files(experiment: Experiment, data: Data | DataDescription, cl
         return []
     name = experiment.data.name
     own_notes = name not in OWN_FILES or data.columns  # a table's notes describe it
-    notes = [*([] if own_notes else [describe_data(data)]), *data.notes]
+    notes = [*([] if own_notes else [describe_data(data)]), *data.notes, *_describe_joined_labels(data.class_names)]
     if clients < CLIENTS and has_data_sized_clients(experiment):
         notes.append(
             f"The data are small, so they are divided among {clients} clients. Set [data] partition.clients for "
             "another number."
         )
     return notes
+
+
+def _describe_joined_labels(class_names: Sequence[str]) -> list[str]:
+    """Describe classes such as "wind;rain", a part of which is in another class, too."""
+    for mark in ";|,":
+        parts = [{part.strip() for part in name.split(mark)} for name in class_names]
+        counts = Counter(part for some in parts for part in some)
+        joined = [name for name, some in zip(class_names, parts, strict=True) if mark in name]
+        if any(counts[part.strip()] > 1 for name in joined for part in name.split(mark)):
+            return [
+                f'{len(joined)} of {len(class_names)} classes join labels with "{mark}", such as '
+                f'"{truncate(joined[0])}". Each is learned as a class of its own. For several labels per sample, save '
+                'the samples and a matrix of 0 and 1 as arrays (.npz) with task = "multi_label".'
+            ]
+    return []
 
 
 # ---- the server's own data -----------------------------------------------------------------------------------------

@@ -183,7 +183,8 @@ def wrap_arrays(
     """Wrap samples and labels in memory (arrays, tensors or lists of numbers) as a data set.
 
     Rows and series of numbers [N, D] and [N, C, L], except uint8, are standardised by the training samples. Text and
-    whole numbers as labels are classes; other labels are a regression.
+    whole numbers as labels are classes; a matrix of the whole numbers 0 and 1 has several labels per sample; other
+    labels are a regression.
 
     Args:
         x: Samples [N, ...].
@@ -224,6 +225,8 @@ def wrap_arrays(
         fractions = answers.ndim > 1 or bool((answers != np.floor(answers)).any())
         task, answers = ("regression", answers) if fractions else ("classification", answers.astype(np.int64))
     names: tuple[str, ...] = ()
+    if has_several_labels(answers):
+        task = "multi_label"
     if task == "classification" and answers.dtype.kind in "iuUb":
         codes, values = _encode_values(answers.astype(np.int64) if answers.dtype.kind == "b" else answers, "labels")
         contiguous = answers.dtype.kind != "U" and values == tuple(map(str, range(len(values))))
@@ -236,11 +239,7 @@ def wrap_arrays(
         last = is_channels_last(whole, "data=(x, y): x")
         notes += _describe_channels("data=(x, y): x", whole, last)
     xs = convert_samples(whole, tokens=vocabulary > 0, channels_last=last)
-    if task == "regression" and _is_one_hot(answers):
-        notes.append(
-            f"data=(x, y): y {list(answers.shape)} is learned as a regression of {answers.shape[1]} numbers, but each "
-            "row has a single 1, like one-hot labels. For classes, pass y.argmax(1)."
-        )
+    notes += _describe_binary_targets(answers) if task == "regression" else []
     splits = fill_missing_splits(sizes, _choose_strata(None, target, task, len(xs)), 0.1, 0.2, seed)
     standard = xs.is_floating_point() and xs.ndim in (2, 3)
     mean, std = _compute_statistics(xs, splits["train"]) if standard else ((), ())
@@ -248,6 +247,15 @@ def wrap_arrays(
     return Data("own-data", xs, target, indices, count, class_names=names, mean=mean, std=std, task=task,
                 notes=tuple(notes), vocabulary=vocabulary,
                 exact_targets=_keep_digits(answers, target) if task == "regression" else None)  # fmt: skip
+
+
+def _describe_binary_targets(y: NDArray[Any]) -> list[str]:
+    if not _is_binary(y):
+        return []
+    start = f"data=(x, y): y {list(y.shape)} is learned as a regression of {y.shape[1]} numbers, but"
+    if _is_one_hot(y):
+        return [f"{start} each row has a single 1, like one-hot labels. For classes, pass y.argmax(1)."]
+    return [f'{start} has only 0 and 1. For several labels per sample (task = "multi_label"), pass y.astype(int).']
 
 
 def as_array(values: Any, name: str) -> NDArray[Any]:
@@ -439,7 +447,16 @@ def find_not_finite(x: NDArray[Any]) -> str:
 
 
 def _is_one_hot(y: NDArray[Any]) -> bool:
-    return y.ndim == 2 and y.shape[1] > 1 and bool(np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all())
+    return _is_binary(y) and bool((y.sum(1) == 1).all())
+
+
+def _is_binary(y: NDArray[Any]) -> bool:
+    return y.ndim == 2 and y.shape[1] > 1 and bool(np.isin(y, (0, 1)).all())
+
+
+def has_several_labels(y: NDArray[Any]) -> bool:
+    """Return whether labels are whole numbers 0 and 1, [N, labels], and not one-hot."""
+    return y.dtype.kind in "biu" and _is_binary(y) and not _is_one_hot(y)
 
 
 def find_sample_shape(file: str, x: str = "x", channels_last: bool | None = None) -> tuple[int, ...]:
@@ -510,6 +527,12 @@ def _convert_labels(array: NDArray[Any], task: str, classes: int | None) -> tupl
     if task == "classification" and array.dtype.kind in "biuf" and _is_one_hot(array):
         raise DataError(
             f"the labels {list(array.shape)} are one-hot. Save the class of each sample, y.argmax(1).", key="y"
+        )
+    if task == "classification" and array.dtype.kind in "biuf" and _is_binary(array):
+        raise DataError(
+            f"labels of a classification must be [N], got {list(array.shape)} of 0 and 1. For several labels per "
+            'sample, set task = "multi_label".',
+            key="task",
         )
     if array.dtype.kind not in "biuf" or (task in ("classification", "next_token") and array.dtype.kind == "f"):
         raise DataError(f"labels of a {task} task cannot be {array.dtype}.", key="y")

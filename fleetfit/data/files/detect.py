@@ -125,9 +125,9 @@ def _detect_array_folder(folder: Path, keys: Keys, problem: str) -> Keys:
 def _detect_arrays(path: Path, keys: Keys) -> Keys:
     """Return the names of samples and labels; rows and series of numbers other than uint8 are standardised.
 
-    `mean`, `std` and keys of tokens turn standardisation off.
+    `mean`, `std` and keys of tokens turn standardisation off. A matrix of 0 and 1 has several labels per sample.
     """
-    from fleetfit.data.files.arrays import Arrays
+    from fleetfit.data.files.arrays import Arrays, has_several_labels
 
     arrays = Arrays(path)
     usual = {
@@ -147,6 +147,10 @@ def _detect_arrays(path: Path, keys: Keys) -> Keys:
         samples = arrays.load(first)
         if samples.dtype.kind in "biuf" and samples.dtype != "uint8" and samples.ndim in (2, 3):
             result["standardise"] = True
+    y = keys.get("y", names.get("y", "y"))
+    labels = next((name for name in (y, f"{y}_train") if name in arrays), None)
+    if labels is not None and not keys.get("task") and has_several_labels(arrays.load(labels)):
+        result |= {"task": "multi_label", "partition": {"kind": "iid"}}
     return result
 
 

@@ -1455,6 +1455,8 @@ def make_data(
             "? and - are not labels: rename such a class."
         )
     is_last = encoder is None and options.label is None and label_name.lower() not in LABELS
+    if is_last:
+        notes += _describe_binary_neighbours(columns, label_name)
     if encoder is None:
         if task == "regression":
             values = y[splits["train"], 0].astype(np.float32).astype(np.float64)
@@ -1483,6 +1485,20 @@ def _detect_new_columns(sheet: TableSheet, options: TableOptions, label: str) ->
     if columns[label].is_code and options.task is None and distinct > max(_MOST_CLASSES, sheet.table.num_rows / 2):
         return detect_columns(sheet, options.missing, forms, {label: False})
     return columns
+
+
+def _describe_binary_neighbours(columns: Mapping[str, Column], label: str) -> list[str]:
+    """Describe columns of 0 and 1 right before a label of 0 and 1: the label may be one of several."""
+    binary = [name if column.kind == "numbers" and bool(np.isin(column.numbers, (0, 1)).all()) else None
+              for name, column in columns.items()]  # fmt: skip
+    last = [*itertools.takewhile(lambda name: name is not None, reversed(binary))][::-1]
+    if len(last) < 2 or last[-1] != label:
+        return []
+    return [
+        f'{_list_some([name for name in last[:-1] if name])} have 0 and 1, like the label "{truncate(label)}", and are '
+        "features. If they are labels, too, save the samples and a matrix of all labels as arrays (.npz) with task = "
+        '"multi_label".'
+    ]
 
 
 def _check_columns(sheet: TableSheet, options: TableOptions) -> None:

@@ -46,6 +46,7 @@ _LABEL = ("label", "labels")
 _ALIASES = {**ALIASES, "validation": (*ALIASES["validation"], "dev")}
 _UNLABELLED = "unsup"  # the folder of unlabelled texts in IMDB
 _WITHHELD = -1
+_SHOWN = 20  # columns listed in a note
 
 
 def text(
@@ -146,6 +147,7 @@ def make_data(
         vocabulary=tokens.vocabulary,
         padding=tokens.padding,
         tokenizer=tokens.tokenizer,
+        notes=corpus.notes,
     )
 
 
@@ -288,6 +290,7 @@ class Corpus:
         classes: Number of classes.
         class_names: One per class, or ().
         groups: int64 [N], or None.
+        notes: Sentences on the columns.
     """
 
     files: list[Path]
@@ -298,6 +301,7 @@ class Corpus:
     classes: int
     class_names: tuple[str, ...]
     groups: NDArray[np.int64] | None
+    notes: tuple[str, ...] = ()
 
 
 def read_corpus(
@@ -348,7 +352,18 @@ def read_corpus(
         classes=classes,
         class_names=class_names,
         groups=None if groups is None else _encode_values(_read_values(all_tables, groups))[0],
+        notes=(_describe_columns(name, first.columns, columns, label, groups),),
     )
+
+
+def _describe_columns(name: str, every: Sequence[str], texts: Sequence[str], label: str, groups: str | None) -> str:
+    """Describe which columns of a table are the text and the label, and which are left out."""
+    named = [f"text {quote_some(texts)}", f"label {quote_some([label])}"]
+    named += [] if groups is None else [f"groups {quote_some([groups])}"]
+    others = [column for column in every if column not in (*texts, label, groups)]
+    left_out = f"; left out: {quote_some(others, _SHOWN)}" if others else ""
+    more = " Set data.text to use other columns." if others else ""
+    return f"{name}: columns used: {', '.join(named)}{left_out}.{more}"
 
 
 def read_named_set(name: str, facts: Facts, repository: str, folder: str | None, hub: bool) -> Corpus:
@@ -368,7 +383,7 @@ def read_named_set(name: str, facts: Facts, repository: str, folder: str | None,
         )
     if "test" not in corpus.sizes and "validation" not in corpus.sizes:
         raise DataError(f"{name}: test.parquet is missing next to its train file.")
-    return corpus
+    return dataclasses.replace(corpus, notes=())
 
 
 def _find_set_path(name: str, folder: str | None) -> Path | None:
