@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit.derivation.copies import copy_instance
-from fleetfit.derivation.observe import get_logits, observe
+from fleetfit.derivation.observe import check_outputs, check_types, get_logits, observe
 from fleetfit.derivation.units import CLASSES
 from fleetfit.errors import ModelError, format_cause
 from fleetfit.seeds import isolate_rng, make_torch_rng
@@ -108,10 +108,13 @@ def _run(net: nn.Module, example: Tensor) -> Tensor:
     Raises:
         ModelError: It does not accept the samples.
     """
+    check_types(net)
     copied = copy_instance(net).eval()
     try:
         with torch.no_grad():
-            return get_logits(copied(example))
+            out = copied(example)
+        check_outputs(out)
+        return get_logits(out)
     except ModelError:
         raise
     except Exception as error:

@@ -16,7 +16,7 @@ from fleetfit.check.replay import use_plain_attention
 from fleetfit.derivation.copies import copy_instance
 from fleetfit.derivation.labels import LabelledPass, Labels, Reason, list_tensors, vary
 from fleetfit.derivation.units import Units
-from fleetfit.errors import ModelError, format_cause
+from fleetfit.errors import ModelError, format_cause, quote_some
 from fleetfit.seeds import isolate_rng
 
 _CHANNELS = {2: 1, 3: 2, 4: 1, 5: 1}
@@ -88,22 +88,74 @@ class Observation:
 
 
 def get_logits(out: Any) -> Tensor:
-    """Return the last logits among what a module returns: a tensor, a list of them, or a record with `logits`."""
+    """Return the logits among what a module returns.
+
+    Args:
+        out: A tensor, a list with those of each exit, a record with `logits`, or a tuple that begins with them.
+
+    Raises:
+        ModelError: It is something else.
+    """
     if isinstance(out, Tensor):
         return out
+    if isinstance(out, Mapping) and "logits" in out:
+        return get_logits(out["logits"])
     if hasattr(out, "logits"):
         return get_logits(out.logits)
-    if isinstance(out, Mapping) and out:
-        return get_logits(out["logits"] if "logits" in out else next(iter(out.values())))
-    if isinstance(out, list) and out:
-        return get_logits(out[-1])
-    if isinstance(out, tuple) and out:
-        return get_logits(out[0])
+    fields = _list_fields(out)
+    if isinstance(out, list | tuple) and out and not fields:
+        return get_logits(out[-1 if isinstance(out, list) else 0])
+    got = f"{type(out).__name__} with {quote_some(fields)}" if fields else type(out).__name__
     raise ModelError(
-        f"forward must return logits: a tensor, a list with those of each exit, or a record with `logits`; got "
-        f"{type(out).__name__}. Return the logits from forward.",
+        "forward must return logits: a tensor, a list with those of each exit, a record with `logits`, or a tuple that "
+        f"begins with them; got {got}. Return the logits from forward.",
         key="model",
     )
+
+
+def check_outputs(out: Any) -> None:
+    """Refuse a tuple in which the logits are not the only tensor of their shape.
+
+    Raises:
+        ModelError: It is one.
+    """
+    if not isinstance(out, tuple) or hasattr(out, "logits"):
+        return
+    logits = get_logits(out)
+    if any(isinstance(one, Tensor) and one.shape == logits.shape for one in out[1:]):
+        raise ModelError(
+            f"forward returns a tuple of {len(out)} with several tensors of shape {tuple(logits.shape)}. Return the "
+            "logits alone, or a list with those of each exit.",
+            key="model",
+        )
+
+
+def _list_fields(out: Any) -> list[str]:
+    """Return the names of a record's values: of a table, a dataclass or a named tuple."""
+    if isinstance(out, Mapping):
+        return [str(key) for key in out]
+    return [*(getattr(out, "_fields", None) or getattr(out, "__dataclass_fields__", None) or ())]
+
+
+def check_types(net: nn.Module) -> None:
+    """Refuse parameters that are complex, or of another precision than float32.
+
+    Raises:
+        ModelError: There is one.
+    """
+    for name, parameter in net.named_parameters():
+        if parameter.is_complex():
+            raise ModelError(
+                f'the parameter "{name}" is complex ({parameter.dtype}), and FleetFit trains real numbers. Keep '
+                "torch.view_as_real of it as the parameter, and call torch.view_as_complex in forward.",
+                key="model",
+            )
+        if parameter.is_floating_point() and parameter.dtype != torch.float32:
+            raise ModelError(
+                f'the parameter "{name}" is {parameter.dtype}, and FleetFit trains float32. Call model.float() before '
+                "you pass it.",
+                key="model",
+            )
 
 
 @contextlib.contextmanager
