@@ -21,6 +21,7 @@ from fleetfit.derivation.copies import copy_instance
 from fleetfit.derivation.exits import NORMS, find_exits
 from fleetfit.derivation.fitting import SampleFacts, find_facts, fit_instance
 from fleetfit.derivation.labels import Reason, list_tensors
+from fleetfit.derivation.norms import find_kept_norms
 from fleetfit.derivation.numbers import Trials
 from fleetfit.derivation.observe import Observation, list_aliases, observe
 from fleetfit.derivation.plan import DerivedPlan
@@ -76,9 +77,11 @@ def derive_architecture(
     net, example = copy_instance(net), example[:2].clone()
     observation = observe(net, example)
     names = _apply_axes(observation.units, axes or {})
+    trained = {name for name, parameter in net.named_parameters() if parameter.requires_grad}
+    kept = find_kept_norms(net, trained.__contains__)
     while True:
         trials = Trials(observation, now)
-        depth = _find_depth(observation, exits)
+        depth = _find_depth(observation, exits) | {"kept": kept}
         errors: list[ModelError] = []
         for plan in trials.list_plans(_MOST_CHOICES):  # each is found when the one before it fails
             now(f"the proof of plan {len(errors) + 1}")

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -12,10 +13,11 @@ from fleetfit.check import LayoutReport
 from fleetfit.derivation.copies import copy_instance, copy_level
 from fleetfit.derivation.exits import ExitHead, ModuleWithExits
 from fleetfit.derivation.labels import list_tensors
+from fleetfit.derivation.norms import STATISTICS, find_kept_norms, is_trained, iter_norms
 from fleetfit.derivation.observe import get_logits, list_aliases
 from fleetfit.derivation.plan import DerivedPlan, ExitPoint, Segments
 from fleetfit.derivation.units import CLASSES, get_length
-from fleetfit.errors import ModelError, truncate
+from fleetfit.errors import ModelError, quote_some, truncate
 from fleetfit.layout import (
     Architecture,
     Axis,
@@ -28,7 +30,6 @@ from fleetfit.layout import (
     named_tensors,
 )
 
-_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _NUMBER = re.compile(r"(?<![\w:])\d+(?![\w])")  # but lines of code, as in net.py:12
 _MOST_LISTED = 3
 AXIS_COLUMNS = ("axis", "axes", "units", "elements", "cut", "lives in")
@@ -138,7 +139,7 @@ class DerivedArchitecture(Architecture):
         return {name: values[name].detach().clone() for name in names if name in values}
 
     def trains(self, name: str) -> bool:
-        """Return whether a tensor is trained: all but those of the instance without `requires_grad`."""
+        """Return whether a tensor is trained: all but those without `requires_grad`, and statistics that are kept."""
         return name not in self._frozen
 
     def find_layout(self, exits: tuple[int, ...], base: frozenset[str]) -> Layout:
@@ -148,12 +149,12 @@ class DerivedArchitecture(Architecture):
             exits: Block counts.
             base: Names of tensors that are never trained and are not sent.
         """
-        norms, vectors = batch_norms(self.net), list_vectors(self.net)
+        norms, vectors = batch_norms(self.net).keys() - self.plan.kept, list_vectors(self.net)
         absent, aliases = self._list_absent(exits[-1]), list_aliases(self.net)
         parts: dict[bool, dict[str, TensorLayout]] = {True: {}, False: {}}
         for name, tensor, is_parameter in named_tensors(self.net):
             owner, _, leaf = name.rpartition(".")
-            if name in absent or name in aliases or name in vectors or (owner in norms and leaf in _STATISTICS):
+            if name in absent or name in aliases or name in vectors or (owner in norms and leaf in STATISTICS):
                 continue
             dims = tuple(
                 self.plan.segments.get((name, d), (Segment(None, size),)) for d, size in enumerate(tensor.shape)
@@ -178,6 +179,31 @@ class DerivedArchitecture(Architecture):
         if whole:
             more = f" {len(whole) - 1} more: `fleetfit check-model` lists them." if len(whole) > 1 else ""
             sentences.append(whole[0] + more)
+        return [*sentences, *self._describe_norms()]
+
+    def keep_norms(self, outer: Architecture) -> "DerivedArchitecture":
+        """Return the architecture in which norms that another one around it freezes keep their statistics."""
+        trains = getattr(outer, "trains", self.trains)
+        kept = find_kept_norms(self.net, lambda name: trains(f"{INSIDE}{name}"))
+        return (
+            self
+            if kept == self.plan.kept
+            else DerivedArchitecture(self.net, replace(self.plan, kept=kept), self.report)
+        )
+
+    def _describe_norms(self) -> list[str]:
+        """Return what is done with the statistics that norms have from a training before."""
+        kept = sorted(self.plan.kept)
+        tuned = [name for name, norm in iter_norms(self.net) if name not in kept and is_trained(norm)]
+        sentences = []
+        if kept:
+            sentences.append(f"Norms that keep their running statistics: {quote_some(kept, _MOST_LISTED)}.")
+        if tuned:
+            sentences.append(
+                f"Norms with trained statistics that are fine-tuned: {quote_some(tuned, _MOST_LISTED)}. Training uses "
+                "each batch's own statistics, and evaluation estimates them anew. To keep them, set requires_grad = "
+                "False for these norms' weights."
+            )
         return sentences
 
     def _list_added(self, exits: tuple[int, ...]) -> list[int]:
@@ -211,7 +237,9 @@ class DerivedArchitecture(Architecture):
 
     @cached_property
     def _frozen(self) -> frozenset[str]:
-        return frozenset(f"{INSIDE}{name}" for name, p in self.net.named_parameters() if not p.requires_grad)
+        frozen = [name for name, p in self.net.named_parameters() if not p.requires_grad]
+        frozen += [f"{name}.{leaf}" for name in self.plan.kept for leaf in STATISTICS]
+        return frozenset(f"{INSIDE}{name}" for name in frozen)
 
 
 def _generalise(name: str) -> str:

@@ -17,6 +17,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from fleetfit.derivation.labels import list_tensors
 from fleetfit.derivation.plan import DerivedPlan
 from fleetfit.derivation.units import get_length, list_places
+from fleetfit.layout import keep_statistics
 from fleetfit.layout.known_values import set_values
 
 _TABLES = (dict, OrderedDict, set)
@@ -57,6 +58,8 @@ def copy_level(
                 _resize(modules[name], part)
             for table in (part._parameters, part._buffers):
                 table |= dict.fromkeys(leaf for leaf in table if f"{name}.{leaf}".lstrip(".") in absent)
+    for name in plan.kept & copies.keys():
+        keep_statistics(copies[name])
     for number in plan.numbers:
         if not isinstance(part := copies.get(number.module, Absent()), Absent):
             _set_number(part, number.attribute, number.index, get_length(number.meaning, sizes))

@@ -4,7 +4,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fleetfit.derivation.observe import Observation, get_first, get_logits
 from fleetfit.derivation.plan import ExitPoint
 from fleetfit.errors import ModelError, did_you_mean
-from fleetfit.layout import Segment
+from fleetfit.layout import Segment, evaluate_kept_norms
 
 _MOST_EXITS = 12
 _LEAST_SHARE = 1 / 3  # of the parameters, in a chain of blocks
@@ -202,6 +202,12 @@ class ModuleWithExits(nn.Module):
         self.heads = nn.ModuleDict({str(e): head for e, head in heads.items()})
         self._visit: Callable[[int, Tensor], bool] | None = None
         self._first = 0  # of the exits that are read
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of all modules but the norms that keep their statistics."""
+        super().train(mode)
+        evaluate_kept_norms(self)
+        return self
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """Return the logits of each exit, shallow to deep."""

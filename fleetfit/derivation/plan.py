@@ -72,6 +72,7 @@ class DerivedPlan:
         whole: What stays whole: by the name that an axis would have, its size and the reason.
         has_stages: Whether axes begin in the block of the first tensor that has them. In plans that do not say so, of
             runs that began earlier, all begin in the first block.
+        kept: Norms that compute with their own running statistics, which are frozen; none in earlier plans.
     """
 
     tensors: Mapping[str, tuple[int, ...]]
@@ -86,6 +87,7 @@ class DerivedPlan:
     ordered: frozenset[str] = frozenset()
     whole: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     has_stages: bool = True
+    kept: frozenset[str] = frozenset()
 
     def rename_axes(self, names: Mapping[str, str]) -> "DerivedPlan":
         """Return the plan with other names of axes."""
@@ -146,6 +148,7 @@ class DerivedPlan:
             "ordered": sorted(self.ordered),
             "whole": [[name, size, reason] for name, (size, reason) in self.whole.items()],
             "has_stages": self.has_stages,
+            "kept": sorted(self.kept),
         }
 
     @staticmethod
@@ -188,6 +191,7 @@ class DerivedPlan:
                 frozenset(_read(str, axis) for axis in payload["ordered"]),
                 {_read(str, name): (_read_size(size), _read(str, reason)) for name, size, reason in payload["whole"]},
                 _read(bool, payload.get("has_stages", False)),
+                frozenset(_read(str, name) for name in payload.get("kept", ())),
             )
             plan._check()
         except (LookupError, TypeError, ValueError, AttributeError) as error:

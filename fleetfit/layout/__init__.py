@@ -32,7 +32,15 @@ from fleetfit.layout.axes import (
     visit_exits,
 )
 from fleetfit.layout.hints import explain_errors, find_fixed_groups
-from fleetfit.layout.infer import batch_norms, build_module, explains, infer_layout, named_tensors
+from fleetfit.layout.infer import (
+    batch_norms,
+    build_module,
+    evaluate_kept_norms,
+    explains,
+    infer_layout,
+    keep_statistics,
+    named_tensors,
+)
 from fleetfit.layout.layout import Layout, Segment, TensorLayout
 from fleetfit.layout.placement import place_module
 from fleetfit.layout.weight_norms import has_norms, list_vectors, settle_norms
@@ -56,6 +64,7 @@ __all__ = [
     "blocked",
     "build_module",
     "default_sizes",
+    "evaluate_kept_norms",
     "exit_after",
     "explain_errors",
     "explains",
@@ -63,6 +72,7 @@ __all__ = [
     "has_norms",
     "infer_layout",
     "interleaved",
+    "keep_statistics",
     "list_vectors",
     "make_input",
     "named_tensors",

@@ -28,6 +28,9 @@ from fleetfit.layout.layout import Layout, Segment, TensorLayout
 from fleetfit.layout.meta import on_meta
 from fleetfit.layout.weight_norms import forget_vectors
 
+_KEEPS = "_keeps_statistics"
+"""An attribute of norms that keep their statistics."""
+
 # ---- one dimension of a tensor: explained by its growth, or by a declaration where growth has several explanations -
 
 
@@ -202,8 +205,22 @@ def build_module(
 
 
 def batch_norms(module: nn.Module) -> dict[str, _BatchNorm]:
-    """Return the batch-norm layers of a module by name."""
-    return {name: part for name, part in module.named_modules() if isinstance(part, _BatchNorm)}
+    """Return the batch-norm layers of a module by name, but those that keep their statistics."""
+    norms = {name: part for name, part in module.named_modules() if isinstance(part, _BatchNorm)}
+    return {name: norm for name, norm in norms.items() if not hasattr(norm, _KEEPS)}
+
+
+def keep_statistics(norm: nn.Module) -> None:
+    """Let a norm compute with its own running statistics, which are then frozen tensors of the model."""
+    setattr(norm, _KEEPS, True)
+    norm.eval()
+
+
+def evaluate_kept_norms(module: nn.Module) -> None:
+    """Put the norms that keep their statistics into evaluation mode."""
+    for part in module.modules():
+        if hasattr(part, _KEEPS):
+            part.training = False
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:

@@ -55,9 +55,13 @@ def build_problem(
     else:
         architecture = section.name
     label = str(section.name) if spec else type(architecture).__name__
+    peft = {"name": experiment.peft.name, **experiment.peft.settings}
     if isinstance(architecture, nn.Module):
         facts = SampleFacts(shape, data.vocabulary, data.classes, data.task == "next_token")
-        architecture = derive_model(architecture, facts, section.derive or DeriveSection(), experiment.seed, say)
+        derive = section.derive or DeriveSection()
+        architecture = derive_model(architecture, facts, derive, experiment.seed, say)
+        if derive.plan is None:  # a plan says which norms keep their statistics
+            architecture = architecture.keep_norms(apply_peft(architecture, peft))
         spec = None if spec is None else {**spec, "derived": {**architecture.plan.to_payload(), "whole": []}}
     elif section.derive is not None:
         raise ConfigError(
@@ -66,7 +70,6 @@ def build_problem(
             key="model.derive",
         )
     check_architecture(architecture, label)
-    peft = {"name": experiment.peft.name, **experiment.peft.settings}
     architecture = apply_peft(architecture, peft)
     spec = None if spec is None else {**spec, "peft": peft}
     return Problem(
