@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -29,16 +28,17 @@ def find_kept_norms(net: nn.Module, trains: Callable[[str], bool]) -> frozenset[
     )
 
 
-def iter_norms(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def iter_norms(net: nn.Module) -> Iterator[tuple[str, _NormBase]]:
     """Yield the norms with running statistics, by name."""
     for name, part in net.named_modules():
         if isinstance(part, _NormBase) and all(isinstance(getattr(part, key), Tensor) for key in STATISTICS):
             yield name, part
 
 
-def is_trained(norm: nn.Module) -> bool:
+def is_trained(norm: _NormBase) -> bool:
     """Return whether a norm's statistics differ from those of a new one."""
-    return bool(torch.any(norm.running_mean != 0) | torch.any(norm.running_var != 1))
+    mean, var = norm.running_mean, norm.running_var
+    return mean is not None and var is not None and bool((mean != 0).any() or (var != 1).any())
 
 
 def _has_trained_parameter(net: nn.Module, name: str, trains: Callable[[str], bool]) -> bool:

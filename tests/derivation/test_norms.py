@@ -91,7 +91,7 @@ def run_still(net: Any, out: Path, **sections: Any) -> tuple[ff.Run, Tensor]:
 def run_with(net: Any, out: Path, local: dict[str, Any], **sections: Any) -> tuple[ff.Run, Tensor]:
     """Return a run, and the samples of its test split."""
     run = ff.run(model=net, data=make_images(), rounds=2, local=local, out=out, progress=False, **sections)
-    data = run.assembly.data
+    data: Any = run.assembly.data
     return run, data.batch(data.split("test"))[0]
 
 
@@ -167,13 +167,15 @@ def test_a_narrow_level_has_its_part_of_the_statistics(tmp_path: Path) -> None:
     sizes = {axis: WIDTH // 2 if one.scaled else one.size for axis, one in derived.axes.items()}
     module, x, n = derived.build(sizes, derived.positions[-1:]).train(), torch.randn(5, 1, 6, 6), WIDTH // 2
 
-    def normalise(x: Tensor, norm: nn.Module) -> Tensor:
+    def normalise(x: Tensor, norm: Any) -> Tensor:
         mean, scale = norm.running_mean[:n, None, None], (norm.running_var[:n, None, None] + 1e-5).rsqrt()
-        return ((x - mean) * scale).relu()
+        hidden: Tensor = ((x - mean) * scale).relu()
+        return hidden
 
+    bias1, bias2 = net.get_parameter("conv1.bias"), net.get_parameter("conv2.bias")
     with torch.no_grad():
-        h = normalise(nn.functional.conv2d(x, net.conv1.weight[:n], net.conv1.bias[:n], padding=1), net.norm1)
-        h = normalise(nn.functional.conv2d(h, net.conv2.weight[:n, :n], net.conv2.bias[:n], padding=1), net.norm2)
+        h = normalise(nn.functional.conv2d(x, net.conv1.weight[:n], bias1[:n], padding=1), net.norm1)
+        h = normalise(nn.functional.conv2d(h, net.conv2.weight[:n, :n], bias2[:n], padding=1), net.norm2)
         expected = h.mean((2, 3)) @ net.fc.weight[:, :n].T + net.fc.bias
         torch.testing.assert_close(last(module(x)), expected)
 
