@@ -52,6 +52,25 @@ Statistics = dict[int, State]
 """Batch-norm statistics by level index: `layer.mean` and `layer.var`."""
 
 _MOST_STATISTICS_CLIENTS = 100
+_FEWEST_STATISTICS_SAMPLES = 10
+"""Of each client, where only a part is measured."""
+
+
+@dataclass(frozen=True)
+class EvaluationPart:
+    """The part of an evaluation that those before the last one measure, the same each time. None leaves all.
+
+    Attributes:
+        clients: The largest number of clients.
+        client_samples: The largest number of samples of each client.
+        samples: The largest number of samples of the server's own test set.
+        statistics_samples: The largest number of training samples for static statistics, over all clients.
+    """
+
+    clients: int | None = None
+    client_samples: int | None = None
+    samples: int | None = None
+    statistics_samples: int | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +88,7 @@ class EvaluationScope:
         beyond: Whether clients run models that they do not afford, which only simulated devices can.
         triggered: A device of the server's with the test set on which a backdoor attack's success is measured; part of
             a `whole` evaluation.
+        part: The part of all this that is measured; None for all.
     """
 
     evaluation: Evaluation = field(default_factory=Evaluation)
@@ -80,6 +100,16 @@ class EvaluationScope:
     always: bool = False
     beyond: bool = True
     triggered: Device | None = None
+    part: EvaluationPart | None = None
+
+    def reduce(self, part: EvaluationPart | None) -> "EvaluationScope":
+        """Return the scope of an evaluation before the last one, which may measure a part."""
+        scope = replace(self, whole=self.whole and self.always, norms=self.norms[:1], part=part)
+        if part is None:
+            return scope
+        numbers = [one for one in (self.statistics_samples, part.statistics_samples) if one is not None]
+        limits = [one for one in (self.samples, part.samples) if one is not None]
+        return replace(scope, statistics_samples=min(numbers), samples=min(limits, default=None))
 
 
 def has_batch_norm(federation: Federation) -> bool:
@@ -110,10 +140,11 @@ def estimate_statistics(
         The statistics, without levels that no client measured; and the records of failed jobs.
     """
     ids = np.flatnonzero(federation.clients.num_examples > 0)
-    if len(ids) > _MOST_STATISTICS_CLIENTS:
-        ids = np.sort(
-            make_numpy_rng(federation.seed, "statistics").choice(ids, _MOST_STATISTICS_CLIENTS, replace=False)
-        )
+    most = _MOST_STATISTICS_CLIENTS
+    if scope.part is not None:  # jobs of a few samples each cost more than their samples
+        most = min(most, math.ceil(scope.statistics_samples / _FEWEST_STATISTICS_SAMPLES))
+    if len(ids) > most:
+        ids = np.sort(make_numpy_rng(federation.seed, "statistics").choice(ids, most, replace=False))
     each = max(2, math.ceil(scope.statistics_samples / max(1, len(ids))))
     settings = replace(scope.evaluation, split="train", samples=each, shuffle=True, personal=False)
     known = find_known_levels(federation, server, scope)
@@ -407,7 +438,10 @@ def _sort_by_client(values: Mapping[int, float]) -> dict[str, float]:
 def evaluate(
     federation: Federation, engine: JobRunner, server: Server, scope: EvaluationScope
 ) -> tuple[dict[str, Any], Statistics]:
-    """Run the evaluation jobs and return the columns and the statistics they used."""
+    """Run the evaluation jobs and return the columns and the statistics they used.
+
+    The columns of a part have "partial": its numbers of clients and samples.
+    """
     has_norms = has_batch_norm(federation)
     statistics: Statistics = {}
     failures: list[dict[str, Any]] = []
@@ -426,6 +460,12 @@ def evaluate(
             level = federation.level_index(reply.submodel) if tag.level == OWN else tag.level
             replies[tag] = level, reply.metrics
     columns: dict[str, Any] = {"split": scope.evaluation.split}
+    if scope.part is not None:
+        sizes = {
+            tag.client: int(metrics["n"]) for tag, (_, metrics) in replies.items() if tag.split == columns["split"]
+        }
+        test_samples = sizes.pop(None, 0)
+        columns["partial"] = {"clients": len(sizes), "samples": sum(sizes.values()) or test_samples}
     for norm in norms:
         columns[norm] = make_columns(federation, scope, norm, replies, known)
         if scope.whole and scope.triggered is not None:
@@ -519,11 +559,7 @@ def _iter_tags(
     A client at the largest level has one "global" job for both columns, unless devices adapt jobs, perhaps by scope.
     """
     top, split = find_top_level(federation), scope.evaluation.split
-    ids: Sequence[int] = range(len(federation.clients))
-    if scope.clients is not None and scope.clients < len(ids):
-        ids = sorted(
-            make_numpy_rng(federation.seed, "evaluate").choice(len(ids), scope.clients, replace=False).tolist()
-        )
+    ids = _draw_clients(federation, scope, known)
     for norm in norms:
         for level in range(top, -1, -1):
             own = [client for client in ids if known[client] == level]
@@ -539,10 +575,25 @@ def _iter_tags(
             yield from (Tag(norm, "validation", top, client, "global") for client in ids)
 
 
+def _draw_clients(federation: Federation, scope: EvaluationScope, known: np.ndarray) -> Sequence[int]:
+    """Return the clients of an evaluation; those of a part are the same each time, and as many of each level as fit."""
+    ids: Sequence[int] = range(len(federation.clients))
+    if scope.clients is not None and scope.clients < len(ids):
+        ids = sorted(
+            make_numpy_rng(federation.seed, "evaluate").choice(len(ids), scope.clients, replace=False).tolist()
+        )
+    count = None if scope.part is None else scope.part.clients
+    if count is None or count >= len(ids):
+        return ids
+    shuffled = make_numpy_rng(federation.seed, "evaluate.part").permutation(ids).tolist()
+    by_level = sorted(shuffled, key=lambda client: known[client])
+    return sorted(by_level[(2 * i + 1) * len(ids) // (2 * count)] for i in range(count))
+
+
 def _iter_jobs(
     federation: Federation, server: Server, scope: EvaluationScope, tags: Sequence[Tag], statistics: Statistics
 ) -> Iterator[Job]:
-    last, top = -1, find_top_level(federation)
+    last, top, part = -1, find_top_level(federation), scope.part or EvaluationPart()
     state: State = {}
     all_moments = {f"level{i + 1}/{name}": t for i, moments in statistics.items() for name, t in moments.items()}
     for index, (norm, split, tag_level, client, tag_scope) in enumerate(tags):
@@ -554,9 +605,10 @@ def _iter_jobs(
         personal = scope.evaluation.personal and split == scope.evaluation.split
         settings = replace(scope.evaluation, norm=norm, split=split, own=is_own, scope=tag_scope, personal=personal)
         moments = {} if norm != "static" else all_moments if is_own else statistics.get(level)
-        if client is not None or scope.samples is None:
-            yield make_job("evaluate", federation, server, index, client, level, state, settings, moments)
-        else:  # the same samples in all rounds
-            settings = replace(settings, samples=scope.samples)
-            job = make_job("evaluate", federation, server, index, client, level, state, settings, moments)
-            yield replace(job, seed=derive_seed(federation.seed, "evaluate.samples", split))
+        samples = scope.samples if client is None else part.client_samples
+        settings = replace(settings, samples=samples)
+        job = make_job("evaluate", federation, server, index, client, level, state, settings, moments)
+        if samples is not None:  # the same samples in all rounds
+            owner = () if client is None else (client,)
+            job = replace(job, seed=derive_seed(federation.seed, "evaluate.samples", split, *owner))
+        yield job

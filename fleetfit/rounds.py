@@ -25,7 +25,7 @@ from fleetfit.class_frequencies import (
     sum_class_frequencies,
 )
 from fleetfit.errors import ConfigError, FleetFitError, ModelError, NoUsableUpdates, RunError, format_exception
-from fleetfit.evaluate import EvaluationScope, Statistics, evaluate, find_trained_levels
+from fleetfit.evaluate import EvaluationPart, EvaluationScope, Statistics, evaluate, find_trained_levels
 from fleetfit.layout import State
 from fleetfit.method import FEDAVG, Slot
 from fleetfit.network import LinkFaults, LossyNetwork
@@ -87,6 +87,7 @@ class Settings:
         evaluate_every: Rounds between two evaluations; the last round is always evaluated. 0 for the last only.
         scope: Scope of the last evaluation. Earlier ones cover clients, with the first norm only, and the whole test
             set if `scope.always`.
+        between: The part of the evaluation that earlier ones measure; None for all of it.
         patience: Rounds in a row without a usable update, or rolled back, after which the run stops.
         hostile: Clients that attack, in a simulation. The report counts them apart, and once an update has come in, no
             number of empty rounds stops the run.
@@ -101,6 +102,7 @@ class Settings:
     schedule: Callable[[int], float] = constant_schedule
     evaluate_every: int = 0
     scope: EvaluationScope = field(default_factory=EvaluationScope)
+    between: EvaluationPart | None = None
     patience: int = 5
     hostile: frozenset[int] = frozenset()
     secure: SecureRun | None = None
@@ -111,7 +113,7 @@ class Settings:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """The outcome of a round: the server after it, its report, and the statistics that its evaluation used."""
+    """The outcome of a round: the server after it, its report, and the statistics of an evaluation of all."""
 
     server: Server
     report: dict[str, Any]
@@ -565,9 +567,10 @@ def run(
         statistics = None
         is_due = is_last or (settings.evaluate_every and server.round % settings.evaluate_every == 0)
         if is_due and not (is_last and has_failed):
-            scope = settings.scope if is_last else reduce_scope(settings.scope)
+            scope = settings.scope if is_last else settings.scope.reduce(settings.between)
             with timer.on("evaluation"):
-                public["evaluate"], statistics = evaluate(federation, engine, server, scope)
+                public["evaluate"], measured = evaluate(federation, engine, server, scope)
+            statistics = measured if scope.part is None else None
         public |= {"seconds": time.perf_counter() - began, "seconds_of": timer.read()}
         yield Round(server, public, statistics)
     if empty and not is_usable and not keeps_going:
@@ -584,11 +587,6 @@ def _ask_for_prior(
     with timer.on("training"):
         frequencies = ask(federation, engine, server)
     return replace(server, prior=frequencies.prior), frequencies
-
-
-def reduce_scope(scope: EvaluationScope) -> EvaluationScope:
-    """Return the scope of an evaluation before the last one."""
-    return replace(scope, whole=scope.whole and scope.always, norms=scope.norms[:1])
 
 
 def _has_update(report: Mapping[str, Any]) -> bool:

@@ -197,6 +197,7 @@ KEYS = {
     "engine": ["name", "speed", "precision", "memory_format", "compile", "features_bytes", "chosen"],
     "evaluate": [
         "every",
+        "between",
         "batch_size",
         "split",
         "norms",
@@ -207,6 +208,7 @@ KEYS = {
         "metrics",
         "prior",
     ],
+    "evaluate.between": ["clients", "client_samples", "samples", "statistics_samples"],
     "checkpoint": ["every", "keep"],
     "compare": [
         "row",

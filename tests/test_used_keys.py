@@ -76,6 +76,7 @@ PLACES = {
     "privacy": {},
     "engine": {},
     "evaluate": {},
+    "evaluate.between": {"evaluate.between.clients": 2},
     "checkpoint": {},
     "compare": {},
 }
@@ -293,6 +294,10 @@ VALUES: dict[str, Any] = {
     "engine.compile": True,
     "engine.chosen": {"1": "fp32 contiguous"},
     "evaluate.every": 2,
+    "evaluate.between.clients": 2,
+    "evaluate.between.client_samples": 5,
+    "evaluate.between.samples": 9,
+    "evaluate.between.statistics_samples": 33,
     "evaluate.batch_size": 17,
     "evaluate.split": "validation",
     "evaluate.norms": ["batch"],
@@ -352,7 +357,7 @@ def held(assembly: Assembly) -> dict[str, Any]:
     assert a.simulation is not None
     resources, experiment = a.simulation.resources, a.experiment
     return {
-        "settings": (s.rounds, s.local, [s.schedule(r) for r in range(s.rounds)], s.evaluate_every, s.scope),
+        "settings": (s.rounds, s.local, [s.schedule(r) for r in range(s.rounds)], s.evaluate_every, s.scope, s.between),
         "way": (s.links, s.quorum),
         "levels": (f.levels, f.cohort, f.seed, a.plan),
         "clients": {field.name: plain(getattr(f.clients, field.name)) for field in fields(f.clients)},

@@ -46,7 +46,7 @@ class RoundFacts:
         self._bytes: int | None = 0
         self._report: Mapping[str, Any] = {}
         self._columns: Mapping[str, Any] = {}
-        self._evaluated_round = 0
+        self._evaluated_round, self._part = 0, ""
 
     def add(self, report: Mapping[str, Any]) -> None:
         """Add the report of a round."""
@@ -57,6 +57,8 @@ class RoundFacts:
         columns = report.get("evaluate", {}).get(self._norm)
         if columns:
             self._columns, self._evaluated_round = columns, self.done
+            clients = report["evaluate"].get("partial", {}).get("clients")
+            self._part = f"  of {clients} clients" if clients else ""
 
     @property
     def time_left(self) -> str:
@@ -102,7 +104,7 @@ class RoundFacts:
         if not self._columns:
             return ""
         names = ("avg", "full") if "privacy" in self._report else ("local", "global")
-        return "  ".join(f"{name} {format_percent(self._columns.get(name))}%" for name in names)
+        return "  ".join(f"{name} {format_percent(self._columns.get(name))}%" for name in names) + self._part
 
     @property
     def accuracies_with_round(self) -> str:

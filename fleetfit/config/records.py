@@ -6,7 +6,8 @@ from typing import Any
 from fleetfit.config.build.data import has_data_sized_clients
 from fleetfit.config.build.engine import Computing
 from fleetfit.config.build.rounds import compute_cohort_size
-from fleetfit.config.schema import CLIENTS, FRACTION, DeriveSection, Experiment
+from fleetfit.config.schema import CLIENTS, FRACTION, DeriveSection, EvaluationPartSection, Experiment
+from fleetfit.rounds import Settings
 
 
 def record_latencies(experiment: Experiment, measured: Mapping[str, list[float]]) -> Experiment:
@@ -25,9 +26,11 @@ def record_computing(experiment: Experiment, computing: Computing) -> Experiment
     return experiment.model_copy(update={"engine": engine.model_copy(update=update)})
 
 
-def record_evaluation_interval(experiment: Experiment, every: int) -> Experiment:
-    """Return the experiment with its rounds between evaluations."""
-    return experiment.model_copy(update={"evaluate": experiment.evaluate.model_copy(update={"every": every})})
+def record_evaluations(experiment: Experiment, settings: Settings) -> Experiment:
+    """Return the experiment with the evaluations that were chosen: the rounds between them, and their part."""
+    between = None if settings.between is None else EvaluationPartSection(**vars(settings.between))
+    update = {"every": settings.evaluate_every, "between": between}
+    return experiment.model_copy(update={"evaluate": experiment.evaluate.model_copy(update=update)})
 
 
 def record_client_count(experiment: Experiment, count: int) -> Experiment:
@@ -77,5 +80,6 @@ def restore_records(experiment: Experiment, recorded: Experiment) -> Experiment:
     elif engine.speed == "exact" and engine.memory_format is None:
         changes["engine"] = engine.model_copy(update={"memory_format": recorded.engine.memory_format})
     if experiment.evaluate.every == "auto" and recorded.evaluate.every != "auto":
-        changes["evaluate"] = experiment.evaluate.model_copy(update={"every": recorded.evaluate.every})
+        update = {key: getattr(recorded.evaluate, key) for key in ("every", "between")}
+        changes["evaluate"] = experiment.evaluate.model_copy(update=update)
     return record_latencies(experiment, recorded.fleet.measured).model_copy(update=changes)

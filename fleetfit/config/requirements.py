@@ -66,6 +66,11 @@ def has_jumps(run: Assembly) -> bool:
     return drift is not None and drift.jump > 0
 
 
+def has_earlier_evaluations(run: Assembly) -> bool:
+    """Return whether rounds before the last one are evaluated."""
+    return 0 < run.settings.evaluate_every < run.settings.rounds
+
+
 def has_memory_format(run: Assembly) -> bool:
     """Return whether the format of images changes something: a level has convolutions, or PyTorch's own is set."""
     if run.experiment.engine.memory_format != "channels_last":
@@ -111,6 +116,10 @@ REQUIREMENTS = (
     ),
     Requirement(
         "evaluate.prior", lambda run: run.settings.privacy is None, "with [privacy] the accuracy of clients is withheld"
+    ),
+    Requirement("evaluate.between", has_earlier_evaluations, "only the last round is evaluated"),
+    Requirement(
+        "evaluate.between.samples", lambda run: run.settings.scope.always, "only the last evaluation has the test set"
     ),
     Requirement("evaluate.samples", is_simulated, "on a fleet the server has no test set"),
     Requirement(

@@ -533,12 +533,30 @@ class EngineSection(OpenSection):
     chosen: dict[str, str] = Field(default_factory=dict)
 
 
+class EvaluationPartSection(Section):
+    """`[evaluate] between`: the part that evaluations before the last one measure, the same each time.
+
+    Attributes:
+        clients: Largest number of clients; all by default, as of the others.
+        client_samples: Largest number of samples of each client.
+        samples: Largest number of samples of the whole test set.
+        statistics_samples: Largest number of training samples for static statistics, over all clients.
+    """
+
+    clients: Annotated[int, Field(ge=0)] | None = None
+    client_samples: Count | None = None
+    samples: Count | None = None
+    statistics_samples: Count | None = None
+
+
 class EvaluateSection(Section):
     """`[evaluate]`: when and how accuracy is measured.
 
     Attributes:
         every: Rounds between evaluations; 0 for none before the last round, which is always evaluated. "auto" chooses
-            them such that evaluations are about a tenth of the run's multiply-adds; the run records its choice.
+            them: at least ten, evenly spread, at about a tenth of the run's multiply-adds; the run records its choice.
+        between: The part that evaluations before the last one measure; "auto" chooses it where ten complete ones cost
+            more than a tenth. The last one is complete.
         batch_size: Samples per forward pass, which batch statistics depend on.
         split: The split of each client that is evaluated.
         norms: Batch-norm policies, "static" and "batch" (statistics of each batch); the first is the headline.
@@ -552,6 +570,7 @@ class EvaluateSection(Section):
     """
 
     every: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    between: EvaluationPartSection | None = None
     batch_size: Count = 128
     split: Literal["test", "validation", "train"] = "test"
     norms: Annotated[list[Norm], Field(min_length=1)] = Field(default_factory=lambda: list[Norm](("static",)))

@@ -229,6 +229,13 @@ class FailureRecord(Record):
     absent: bool = False
 
 
+class PartialRecord(Record):
+    """The clients of an evaluation that measured a part, and their samples; without clients, the server's samples."""
+
+    clients: Count
+    samples: Count
+
+
 class EvaluationRecord(Record):
     """An evaluation, by batch-norm policy.
 
@@ -236,10 +243,12 @@ class EvaluationRecord(Record):
         split: "test", "validation" or "train".
         static: With statistics that were estimated before.
         batch: With the statistics of each batch.
+        partial: Of an evaluation before the last one that measured a part.
         failures: The jobs that failed.
     """
 
     split: str = ""
+    partial: IfPresent[PartialRecord] = None
     static: IfPresent[AccuracyRecord] = None
     batch: IfPresent[AccuracyRecord] = None
     failures: List[FailureRecord] = []

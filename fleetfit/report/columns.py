@@ -131,8 +131,10 @@ def make_final_numbers(
 
 
 def make_accuracy_curve(rounds: "Sequence[RoundRecord]", norm: str, kind: str) -> list[tuple[int, float]]:
-    """Return the evaluated rounds of a run with one accuracy."""
-    evaluations = [(one.round, one.evaluate.accuracies(norm)) for one in rounds if one.evaluate is not None]
+    """Return the rounds of a run that were evaluated on all clients and samples, with one accuracy."""
+    evaluations = [
+        (one.round, one.evaluate.accuracies(norm)) for one in rounds if one.evaluate and not one.evaluate.partial
+    ]
     points = [(number, accuracies.number(kind)) for number, accuracies in evaluations if accuracies is not None]
     return [(number, accuracy) for number, accuracy in points if accuracy is not None]
 

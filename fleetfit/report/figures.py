@@ -52,7 +52,7 @@ from fleetfit.report.drawing import (
     wrap_label,
 )
 from fleetfit.report.order import explain_order, explain_row_order, is_behind
-from fleetfit.report.record import RowRecord, RunRecord
+from fleetfit.report.record import RowRecord, RunRecord, explain_partial
 from fleetfit.report.text import format_count, format_mean, format_percent, get_score_name
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def draw_run_accuracy(run: RunRecord) -> "Figure":
     axes[0].set_xlim(0, _count_rounds([run]) * 1.03)
     for panel in axes:
         add_legend_below(panel)
-    add_notes(figure, explain_order([run.summary]))
+    add_notes(figure, [*explain_partial([run]), *explain_order([run.summary])])
     return figure
 
 
@@ -208,7 +208,8 @@ def draw_accuracy(
     share_accuracy_axis(panels)
     panels[0].set_xlim(0, _count_rounds([run for row in rows for run in row.records]) * 1.03)
     add_legend_below(panels[0], 3 * len(kinds))
-    add_notes(figure, explain_row_order({row.row: [run.summary for run in row.records] for row in rows}))
+    order = explain_row_order({row.row: [run.summary for run in row.records] for row in rows})
+    add_notes(figure, [*explain_partial([run for row in rows for run in row.records]), *order])
     return figure
 
 
@@ -279,6 +280,7 @@ def draw_accuracy_over_cost(
             axes.set_xlim(0, 1.03 * largest / unit.size or 1)
     share_accuracy_axis(panels.flat)
     add_legend_below(panels[-1][0], 3 * len(costs), panels=True)
+    add_notes(figure, explain_partial(runs))
     return figure
 
 

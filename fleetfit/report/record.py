@@ -346,6 +346,19 @@ class RowRecord:
         return any(run.is_private for run in self.records)
 
 
+def explain_partial(runs: Sequence[RunRecord]) -> list[str]:
+    """Return a sentence on the evaluations that measured a part of clients and samples; empty if there are none."""
+    parts = [one.evaluate.partial for run in runs for one in run.rounds if one.evaluate and one.evaluate.partial]
+    if not parts:
+        return []
+    clients, samples = (
+        f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
+        for counts in ([part.clients for part in parts], [part.samples for part in parts])
+    )
+    part = f"{clients} clients with {samples} samples" if any(part.clients for part in parts) else f"{samples} samples"
+    return [f"Evaluations before the last one measure the same {part} each time; the last one measures all."]
+
+
 @dataclass(frozen=True)
 class ComparisonRecord:
     """The folder of a comparison.

@@ -393,7 +393,7 @@ def test_several_folders_go_on_one_page_where_seeds_are_one_row(
     heads = [row[0] for row in found.cells]
     assert "paged" in heads, "the run's name"
     assert "4 rows, 2 seeds, 7 runs" in found.text
-    assert "These runs also differ in data, fleet, rounds, evaluate" in found.text
+    assert "These runs also differ in data, fleet, rounds, so" in found.text
     assert "share their clients" not in found.text and "Classes of the clients: paged, seed" in found.text
     assert found.text.count("Classes of the clients: ") == 2, "a plot for each set of clients"
     assert "Rows of the same seed and setting share their clients" in read(ff.write_report(compared.folder)).text

@@ -379,7 +379,7 @@ class _Executor:
     def _make_task(self, planned: PlannedRun) -> "_Task":
         return _Task(
             title=planned.title,
-            table=planned.table,
+            table=self._dry_run.share_evaluations(planned),
             measured=self._dry_run.measured[planned.group],
             folder=str(self._folders[planned.subfolder]),
             suppressed_notes=self._dry_run.suppressed_notes[planned.group],

@@ -763,12 +763,21 @@ class DryRun:
         notes: Notes of the plan, and on keys that all rows share and that have no effect in any run.
         suppressed_notes: For each row and setting, its notes on unused shared keys that another run uses.
         measured: Measurements for each row and setting, by the check or by earlier runs in the folder.
+        evaluations: Tables with the evaluations that the first row chose for `evaluate.every = "auto"`, by setting and
+            number of rounds: curves of all rows have the same rounds, clients and samples.
     """
 
     plan: ComparisonPlan
     notes: Sequence[str]
     suppressed_notes: Mapping[RowSetting, Sequence[str]]
     measured: Mapping[RowSetting, Mapping[str, list[float]]]
+    evaluations: Mapping[tuple[str, int], Mapping[str, Any]]
+
+    def share_evaluations(self, run: PlannedRun) -> Mapping[str, Any]:
+        """Return the tables of a new run, with the evaluations that its setting shares."""
+        if run.experiment.evaluate.every != "auto":
+            return run.table
+        return merge_tables(run.table, self.evaluations.get((run.setting, run.experiment.rounds), {}))
 
 
 def check_rows(
@@ -790,6 +799,7 @@ def check_rows(
     """
     measured: dict[RowSetting, dict[str, list[float]]] = {}
     unused: dict[RowSetting, list[tuple[UnusedKey, ...]]] = {}
+    evaluations: dict[tuple[str, int], dict[str, Any]] = {}
     for run in plan.first_runs:
         measured[run.group], unused[run.group] = _read_measured(run, folder), []
         for position in dict.fromkeys([0, len(plan.tuning) - 1]):  # a key may have an effect with some values only
@@ -801,6 +811,8 @@ def check_rows(
                 raise
             measured[run.group] |= assembly.experiment.fleet.measured
             unused[run.group].append(assembly.unused)
+            if run.experiment.evaluate.every == "auto":
+                evaluations.setdefault((run.setting, run.experiment.rounds), _make_evaluations(plan, assembly))
             if position == 0 and on_assembly is not None:
                 on_assembly(run, assembly)
     notes, used = _check_keys(plan, unused)
@@ -815,7 +827,16 @@ def check_rows(
         run.group: [str(one) for keys in unused[run.group] for one in keys if is_used_elsewhere(run, one.key)]
         for run in plan.first_runs
     }
-    return DryRun(plan, [*plan.notes, *notes], suppressed_notes, measured)
+    return DryRun(plan, [*plan.notes, *notes], suppressed_notes, measured, evaluations)
+
+
+def _make_evaluations(plan: ComparisonPlan, assembly: Assembly) -> dict[str, Any]:
+    """Return the tables of a run's evaluations. They are complete if rounds to a target accuracy are counted."""
+    chosen = assembly.experiment.evaluate
+    table: dict[str, Any] = {"every": chosen.every}
+    if chosen.between is not None and not plan.targets:
+        table["between"] = chosen.between.model_dump(exclude_none=True)
+    return {"evaluate": table}
 
 
 def _assemble(

@@ -3,21 +3,28 @@
 import functools
 import math
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from fleetfit.config.build.data import has_data_sized_clients
 from fleetfit.config.build.local import build_local_training
 from fleetfit.config.schema import FRACTION, MIN_COHORT, CohortSection, Experiment
+from fleetfit.data import Data
 from fleetfit.errors import ConfigError
-from fleetfit.evaluate import EvaluationScope, has_batch_norm
+from fleetfit.evaluate import EvaluationPart, EvaluationScope, has_batch_norm
 from fleetfit.network import LinkFaults
 from fleetfit.rounds import Settings
 from fleetfit.training.clock import count_planned_passes, forward_work
-from fleetfit.values import Evaluation, Federation, Simulation
+from fleetfit.values import DataDescription, Evaluation, Federation, Simulation
 
 _EVALUATION_SHARE = 0.1
-"""Work of evaluations, relative to that of training, with `evaluate.every = "auto"`."""
+"""Work of evaluations, relative to that of training, with `evaluate.every = "auto"`; likewise their numbers below."""
+_FEWEST_EVALUATIONS = 10
+_MOST_EVALUATIONS = 50
+_FEWEST_SAMPLES = 100
+"""Samples of an evaluation before the last one, if there are as many; of each client as below."""
+_FEWEST_CLIENT_SAMPLES = 10
 
 
 def build_settings(experiment: Experiment) -> Settings:
@@ -56,43 +63,92 @@ def check_personal(experiment: Experiment, federation: Federation) -> None:
         )
 
 
-def choose_evaluation_interval(
-    experiment: Experiment, settings: Settings, federation: Federation, evaluated: int | None
-) -> int:
-    """Return `evaluate.every`: as set, or for "auto" such that evaluations are about a tenth of the run's work.
+def choose_evaluations(
+    experiment: Experiment, settings: Settings, federation: Federation, data: Data | DataDescription
+) -> Settings:
+    """Return the settings with `evaluate.every` and `evaluate.between`: as set, or chosen for "auto".
 
-    Work is multiply-adds: three forward passes for each sample that is trained, one for each that is evaluated or
-    measured for batch-norm statistics, by the levels of the clients. The last round is always evaluated.
+    At least ten evaluations, or one for each round, are spread over the rounds. If ten complete ones are a tenth of the
+    work of training, they are complete, and as many as are a tenth, at most 50. If not, those before the last one
+    measure a part: fewer samples of each client, then fewer clients. Work is multiply-adds: three forward passes for
+    each sample that is trained, one for each that is evaluated or measured for batch-norm statistics, by the levels of
+    the clients.
 
     Args:
         experiment: The run.
         settings: Of its rounds.
         federation: With the clients' levels, also where the server does not know them.
-        evaluated: Samples of all clients in the split that is evaluated; None if unknown: a fourth of the others.
+        data: Of all clients. For a description, a fourth of the training samples stands for the evaluated ones.
     """
-    if experiment.evaluate.every != "auto":
-        return experiment.evaluate.every
-    problem, scope, samples = federation.problem, settings.scope, federation.clients.num_examples
-    work = [forward_work(problem, level.submodel) for level in federation.levels]
-    able = federation.able
-    each = round(float(samples[able].mean()))
-    level_of = federation.level_of[able]
-    mean_work, top = float(np.mean([work[level] for level in level_of])), int(level_of.max())
-    training = federation.cohort * count_planned_passes(settings.local, each, 0) * mean_work
+    section, rounds = experiment.evaluate, settings.rounds
+    between = None if section.between is None else EvaluationPart(**section.between.model_dump())
+    if section.every != "auto":
+        return replace(settings, evaluate_every=section.every, between=between)
+    every = max(1, rounds // _FEWEST_EVALUATIONS)
+    if between is not None:
+        return replace(settings, evaluate_every=every, between=between)
+    samples = federation.clients.num_examples
+    evaluated = len(data.split(section.split)) if isinstance(data, Data) else int(samples.sum()) // 4
+    sizes = _Sizes(
+        clients=len(samples) if settings.scope.clients is None else min(settings.scope.clients, len(samples)),
+        client_samples=math.ceil(evaluated / len(samples)),
+        samples=evaluated if settings.scope.samples is None else min(settings.scope.samples, evaluated),
+        statistics_samples=min(settings.scope.statistics_samples, int(samples.sum())),
+    )
+    work = _compute_evaluation_work(federation, settings.scope, sizes)
+    budget = _EVALUATION_SHARE * rounds * _compute_training_work(federation, settings)
+    count = math.ceil(rounds / every)
+    if count * work <= budget:
+        times = min(int(budget / max(work, 1.0)), _MOST_EVALUATIONS, rounds)
+        return replace(settings, evaluate_every=math.ceil(rounds / times))
+    each = max(budget - work, budget / 2) / max(1, count - 1)
+    share = each / _compute_evaluation_work(federation, settings.scope.reduce(None), sizes)
+    if share < 1 and count > 1:
+        between = _reduce_sizes(sizes, share, settings.scope, has_batch_norm(federation))
+    return replace(settings, evaluate_every=every, between=between)
 
-    if evaluated is None:
-        evaluated = int(samples.sum()) // 4
-    share = 1.0 if scope.clients is None else min(1.0, scope.clients / len(samples))
+
+class _Sizes(NamedTuple):
+    """The sizes of a complete evaluation, by the names of `EvaluationPart`."""
+
+    clients: int
+    client_samples: int
+    samples: int
+    statistics_samples: int
+
+
+def _compute_training_work(federation: Federation, settings: Settings) -> float:
+    """Return the multiply-adds of a round's training, for the mean client."""
+    able = federation.able
+    each = round(float(federation.clients.num_examples[able].mean()))
+    work = [forward_work(federation.problem, level.submodel) for level in federation.levels]
+    mean_work = float(np.mean([work[level] for level in federation.level_of[able]]))
+    return federation.cohort * count_planned_passes(settings.local, each, 0) * mean_work
+
+
+def _compute_evaluation_work(federation: Federation, scope: EvaluationScope, sizes: _Sizes) -> float:
+    """Return the multiply-adds of an evaluation."""
+    level_of = federation.level_of[federation.able]
+    work = [forward_work(federation.problem, level.submodel) for level in federation.levels[: int(level_of.max()) + 1]]
     has_norms = has_batch_norm(federation)
-    norms = scope.norms if has_norms else scope.norms[:1]
-    evaluation = len(norms) * share * evaluated * (mean_work + work[top])
-    if scope.always:  # each level on the server's own test set
-        own = evaluated if scope.samples is None else min(scope.samples, evaluated)
-        evaluation += len(norms) * own * sum(work[: top + 1])
-    if has_norms and "static" in norms:
-        evaluation += min(scope.statistics_samples, int(samples.sum())) * sum(work[: top + 1])
-    times = int(_EVALUATION_SHARE * settings.rounds * training / max(evaluation, 1.0))
-    return math.ceil(settings.rounds / min(max(times, 1), settings.rounds))
+    own = sizes.clients * sizes.client_samples * (float(np.mean([work[level] for level in level_of])) + work[-1])
+    server = sizes.samples * sum(work) if scope.always else 0  # each level on the server's own test set
+    statistics = sizes.statistics_samples * sum(work) if has_norms and "static" in scope.norms else 0
+    return (len(scope.norms) if has_norms else 1) * (own + server) + statistics
+
+
+def _reduce_sizes(sizes: _Sizes, share: float, scope: EvaluationScope, has_norms: bool) -> EvaluationPart:
+    """Return a share of an evaluation's clients and samples, with at least `_FEWEST_SAMPLES`."""
+    every = sizes.clients * sizes.client_samples
+    total = min(max(share * every, _FEWEST_SAMPLES), every)
+    each = min(max(math.ceil(total / sizes.clients), _FEWEST_CLIENT_SAMPLES), sizes.client_samples) if every else 0
+    has_statistics = has_norms and "static" in scope.norms
+    return EvaluationPart(
+        clients=max(1, round(total / each)) if every else None,
+        client_samples=each or None,
+        samples=max(round(share * sizes.samples), _FEWEST_SAMPLES) if scope.always else None,
+        statistics_samples=max(round(share * sizes.statistics_samples), _FEWEST_SAMPLES) if has_statistics else None,
+    )
 
 
 def compute_cohort_size(experiment: Experiment, clients: int) -> int:

@@ -12,7 +12,7 @@ from fleetfit.config.build.model import describe_derivation, describe_task
 from fleetfit.config.build.rounds import (
     build_settings,
     check_personal,
-    choose_evaluation_interval,
+    choose_evaluations,
     compute_cohort_size,
     configure_links,
 )
@@ -31,12 +31,11 @@ from fleetfit.config.build.trust import (
 from fleetfit.config.records import (
     record_client_count,
     record_computing,
-    record_evaluation_interval,
+    record_evaluations,
     record_latencies,
 )
 from fleetfit.config.requirements import find_unused_keys
 from fleetfit.config.schema import Experiment
-from fleetfit.data import Data
 from fleetfit.errors import PlanError
 from fleetfit.layout import State
 from fleetfit.levels import find_split
@@ -112,14 +111,13 @@ def _assemble(
         *describe_start(planned.problem),
         *planned.computing.notes,
     ]
-    settings, split = build_settings(experiment), experiment.evaluate.split
-    evaluated = len(population.data.split(split)) if isinstance(population.data, Data) else None
-    settings = replace(settings, evaluate_every=choose_evaluation_interval(experiment, settings, truth, evaluated))
+    settings = build_settings(experiment)
     federation, settings = configure_links(experiment, federation, members.simulation, settings)
     privacy, secure = build_privacy(experiment, federation), build_secure_run(experiment, federation)
     if privacy is not None:
         federation, settings = apply_privacy(federation, settings, privacy)
         notes += describe_privacy(privacy, federation, experiment.rounds)
+    settings = choose_evaluations(experiment, settings, truth, population.data)
     notes += describe_class_prior(federation, experiment)
     check_comparable(experiment, federation)
     check_personal(experiment, federation)
@@ -134,7 +132,7 @@ def _assemble(
     notes += describe_single_level(experiment, federation, plan)
     recorded = record_latencies(experiment, planned.budgets.conditions.measured)
     recorded = record_computing(recorded, planned.computing)
-    recorded = record_evaluation_interval(recorded, settings.evaluate_every)
+    recorded = record_evaluations(recorded, settings)
     recorded = recorded if simulation is None else record_client_count(recorded, population.count)
     assembly = Assembly(
         recorded, population.data, planned.budgets, federation, simulation, settings, plan, attackers, tuple(notes)

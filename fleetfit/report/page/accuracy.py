@@ -37,7 +37,7 @@ from fleetfit.report.page.plots import (
     share_accuracy_axis,
 )
 from fleetfit.report.page.run_set import MAIN_KINDS, PRIVATE_KINDS, RunSet, capitalise
-from fleetfit.report.record import RowRecord, RunRecord
+from fleetfit.report.record import RowRecord, RunRecord, explain_partial
 from fleetfit.report.tables import make_total_table
 from fleetfit.report.text import Table, exit_names, format_mean, format_percent, get_score_name
 
@@ -77,7 +77,7 @@ def make_run_accuracy_section(run: RunRecord) -> PageSection | None:
     marker = ", which have a marker" if count <= MOST_MARKERS else ""
     description = f"Evaluated in {count} of {len(run.rounds)} rounds{marker}"
     meaning = "" if run.is_private else f"{_MEANING}{_PERSONAL if curves['personal'] else ''} "
-    caption = f"{meaning}{description}. Click a label to show or hide its line."
+    caption = " ".join([f"{meaning}{description}.", *explain_partial([run]), "Click a label to show or hide its line."])
     loss = Line(Series("mean of the clients", {run.seed: loss_curve(run)}), 4, strong=False)
     plots = [
         plot_lines("accuracy", f"{score} over rounds", lines, ROUNDS, axis, caption),
@@ -126,6 +126,7 @@ def make_accuracy_section(runs: RunSet, setting: str, number: int) -> PageSectio
             plots.append(plot(f"{kind}-{cost}", title, accuracy_over_cost(rows, kind, cost), x, axis))
     has_seeds = max(len(row.runs) for row in rows) > 1
     caption = SEEDS_CAPTION if has_seeds else "One seed only: the variation between seeds is not shown."
+    caption = " ".join([caption, *explain_partial([run for row in rows for run in row.records])])
     title = f"{capitalise(runs.score)} and loss" + (f": {setting}" if setting else "")
     return PageSection(f"learning-{number}", title, [Paragraph(caption, "quiet"), Plots(share_accuracy_axis(plots))])
 
@@ -145,10 +146,12 @@ def make_run_levels_section(run: RunRecord) -> PageSection | None:
     score, axis = get_score_name(run.summary), make_score_axis(get_score_name(run.summary))
     levels = [Line(one, get_level_color(i), strong=False) for i, one in enumerate(level_curves(run))]
     exits = [Line(one, i, strong=False) for i, one in enumerate(exit_curves(run))]
-    data = "on the server's test set" if run.is_private else "all clients"
+    data, partial = "on the server's test set" if run.is_private else "all clients", " ".join(explain_partial([run]))
     plots = [
-        plot_lines("levels", f"Local {score} of each level's clients", levels, ROUNDS, axis),
-        plot_lines("exits", f"{capitalise(score)} of each exit of the largest level, {data}", exits, ROUNDS, axis),
+        plot_lines("levels", f"Local {score} of each level's clients", levels, ROUNDS, axis, partial),
+        plot_lines(
+            "exits", f"{capitalise(score)} of each exit of the largest level, {data}", exits, ROUNDS, axis, partial
+        ),
     ]
     blocks: list[Block] = [Plots(shared)] if (shared := share_accuracy_axis(plots)) else []
     blocks.append(Sheet(_make_level_table(run)))

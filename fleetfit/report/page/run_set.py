@@ -1,6 +1,6 @@
 """The runs of a page with several runs: rows, settings and seeds with their final numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ MAIN_KINDS = ("local", "global")
 PRIVATE_KINDS = ("full", "avg")
 """The accuracies of a run with `[privacy]`."""
 _ALIKE = ("data", "fleet", "rounds", "evaluate")  # sections that comparable runs share
+_MAY_DIFFER = ("seed", "every", "between")  # keys of these: the last evaluation is complete in each run
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,9 @@ def collect_runs(rows: Sequence[RowRecord]) -> RunSet:
     seeds = max(len(row.runs) for row in rows)
     count = f"{seeds} seeds at most, mean ± standard deviation" if seeds > 1 else "1 seed"
     notes = [f"{capitalise(get_score_name(*summaries))} in percent on {describe_data(*summaries)}; {count}."]
-    unlike = [key for key in _ALIKE if len({repr(_remove_seeds(run.get_setting(key))) for run in runs}) > 1]
+    unlike = [
+        key for key in _ALIKE if len({repr(_remove_seeds(run.get_setting(key), _MAY_DIFFER)) for run in runs}) > 1
+    ]
     if unlike:
         notes.append(
             f"These runs also differ in {', '.join(unlike)}, so their numbers do not rank methods, and differences "
@@ -191,10 +194,10 @@ def capitalise(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _remove_seeds(value: Any) -> Any:
-    """Return tables without the keys called "seed"."""
+def _remove_seeds(value: Any, names: Collection[str] = ("seed",)) -> Any:
+    """Return tables without the keys called "seed", or others."""
     if isinstance(value, Mapping):
-        return {key: _remove_seeds(inner) for key, inner in value.items() if key != "seed"}
+        return {key: _remove_seeds(inner, names) for key, inner in value.items() if key not in names}
     return value
 
 
