@@ -106,11 +106,11 @@ def run_comparison(
             file, out=out, overrides=add_speed(overrides, fast), jobs=jobs, against=against, record=record,
             on_run=display.show_run, on_progress=display.show_progress,
         )  # fmt: skip
+    for table in comparison.tables:
+        output.print_table(table, None if table is comparison.table else 100)
     output.print_table(
         make_row_level_table({key: [run.files.read_summary() for run in runs] for key, runs in comparison.runs.items()})
     )
-    for table in comparison.tables:
-        output.print_table(table, None if table is comparison.table else 100)
     output.print_line(f"Results: {comparison.results}")
     output.print_locations(comparison.folder)
     if comparison.failures:

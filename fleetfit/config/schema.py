@@ -97,6 +97,8 @@ class CompareSection(Section):
         differs: How the file's setting differs from the paper's; a line below the table.
         smallest: Whether the table has the row "smallest model", FedAvg at the smallest budget. By default a new
             comparison of rows with the same data and model has it, unless a row of the file trains the same.
+        same_recipe: Whether all rows have the schedule and the server's momentum of the first, unless they set their
+            own. A method whose server takes another step keeps it.
     """
 
     row: list[dict[str, Any]] = Field(default_factory=list)
@@ -111,6 +113,7 @@ class CompareSection(Section):
     against: str | None = None
     differs: str = ""
     smallest: bool | None = None
+    same_recipe: bool = False
 
     @property
     def set_keys(self) -> list[str]:

@@ -23,6 +23,11 @@ PERSONAL = "personal"
 """For runs with `evaluate.prior`: clients' own levels with their class frequencies; never mixed with "local"."""
 ON_THE_WAY = ("local", "global", "local_worst_tenth", "global_worst_tenth", "ensemble", "mean_over_exits", PERSONAL)
 """Accuracies of every evaluation. Others are only in the last one, unless `evaluate.whole` is set."""
+MEANINGS = {
+    "local": "local is each client's model of its own level on its own data",
+    "global": "global is the largest model on each client's data",
+}
+"""What the main accuracies are, for a line below a table."""
 BATCH = ", batch"
 """Suffix of the name of an accuracy with batch statistics: "global, batch"."""
 ATTACKED = ("backdoor", "hostile_excluded", "honest_excluded", *(f"honest_excluded_{n}" for n in range(1, 9)))

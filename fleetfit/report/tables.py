@@ -356,7 +356,8 @@ def make_difference_table(differences: Sequence["Difference"], against: str) -> 
         (one.row, *([one.setting] if has_settings else []), one.column, str(len(one.seeds)), format_difference(one))
         for one in differences
     )
-    columns = ("row", *(["setting"] if has_settings else []), "column", "seeds", "difference [95% interval]")
+    difference = "difference [95% interval]" if any(one.low is not None for one in differences) else "difference"
+    columns = ("row", *(["setting"] if has_settings else []), "column", "seeds", difference)
     notes = tuple(_iter_difference_notes(differences))
     return Table(columns, rows, f"Differences from {against}", notes, keys=columns.index("seeds"))
 
@@ -373,11 +374,13 @@ def format_difference(difference: "Difference") -> str:
 
 
 def _iter_difference_notes(differences: Sequence["Difference"]) -> Iterator[str]:
-    yield (
-        "Row minus baseline in percentage points or rounds: the mean over common seeds, paired by seed, with the "
-        "interval by Student's t."
-    )
-    if any(one.low is not None for one in differences):
+    if not any(one.low is not None for one in differences):
+        yield "Row minus baseline in percentage points or rounds."
+    else:
+        yield (
+            "Row minus baseline in percentage points or rounds: the mean over common seeds, paired by seed, with the "
+            "interval by Student's t."
+        )
         yield (
             f"{_STAR.strip()}: the interval excludes zero. Without it the order is inconclusive; of "
             f"{len(differences)} intervals, some exclude zero by chance."

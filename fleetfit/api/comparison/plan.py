@@ -28,6 +28,7 @@ from secrets import token_hex
 from typing import Any
 
 from fleetfit import files
+from fleetfit.api.comparison.recipe import copy_recipe
 from fleetfit.api.results import load
 from fleetfit.api.run import is_related_key
 from fleetfit.config import Assembly, Experiment, assemble
@@ -292,13 +293,22 @@ class ComparisonPlan:
         labels = list(self.settings)[entry.position * each : (entry.position + 1) * each]
         return [run for run in self.first_runs if run.setting in labels]
 
+    def _parse_first(self, setting: str) -> Experiment:
+        """Return the first row in a setting."""
+        table = merge_tables(next(iter(self.rows.values())), self.settings[setting])
+        return parse_experiment(merge_tables(table, self.run_overrides))
+
     def _make_runs(self) -> Iterator[PlannedRun]:
+        first = next(iter(self.rows))
         for row, setting, seed in itertools.product(self.rows, self.settings, self.seeds):
             changes = [self.settings[setting], self.run_overrides]
             if row == self.smallest:  # stays plain FedAvg
                 changes = [_drop_method(change) for change in changes]
             file_table = merge_tables(self.rows[row], changes[0])
-            table = merge_tables(file_table, changes[1]) | {"seed": seed, "name": row}
+            table = merge_tables(file_table, changes[1])
+            if self.section.same_recipe and row != first:
+                table = copy_recipe(self._parse_first(setting), table, list(list_keys(self.row_changes.get(row, {}))))
+            table |= {"seed": seed, "name": row}
             subfolder = Path(make_slug(row, _RESERVED)) / make_slug(setting) / f"seed-{seed}"
             yield PlannedRun(row, setting, seed, table, subfolder, join(row, setting, f"seed {seed}"), file_table)
 

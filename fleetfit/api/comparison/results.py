@@ -26,6 +26,7 @@ from fleetfit.api.comparison.plan import (
     join,
     list_planned_runs,
 )
+from fleetfit.api.comparison.recipe import describe_costs, describe_recipes
 from fleetfit.api.results import Run, load
 from fleetfit.config import to_table
 from fleetfit.config.dump import make_plain
@@ -44,7 +45,7 @@ from fleetfit.records.schema import (
     TuningResult,
 )
 from fleetfit.report import figures, page
-from fleetfit.report.columns import find_numbers, is_rounds, make_final_numbers
+from fleetfit.report.columns import MEANINGS, find_numbers, is_rounds, make_final_numbers
 from fleetfit.report.comparison_csv import format_comparison_csv
 from fleetfit.report.drawing import make_plots_folder, save_figures
 from fleetfit.report.order import explain_row_order
@@ -275,6 +276,7 @@ def write_comparison(
     every = [summary for group in summaries.values() for summary in group]
     notes = [
         *_list_notes(plan, tuned, f"{get_score_name(*every)} in percent on {describe_data(*every)}"),
+        *_list_recipe_notes(plan, runs, summaries),
         *_list_notes_on_samples(summaries),
         *explain_row_order({join(*key): group for key, group in summaries.items()}),
         *explain_smallest(numbers),
@@ -331,6 +333,8 @@ def _list_notes(plan: ComparisonPlan, tuned: Mapping[RowSetting, str], score: st
     section, seeds = plan.section, len(plan.seeds)
     several = "s, mean ± standard deviation" if seeds > 1 else ""
     notes = [f"{score[:1].upper()}{score[1:]}; {seeds} seed{several}."]
+    meanings = [MEANINGS[column] for column in plan.columns if column in MEANINGS]
+    notes += [f"Means over the clients: {'; '.join(meanings)}."] * bool(meanings)
     if any(map(is_rounds, plan.columns)):
         words = {0: "only after the last round", 1: "every round", "auto": "as a tenth of the work allows"}
         every = sorted({run.experiment.evaluate.every for run in plan.runs}, key=str)
@@ -351,6 +355,19 @@ def _list_notes(plan: ComparisonPlan, tuned: Mapping[RowSetting, str], score: st
         changed = [f"{key} = {json.dumps(find_value(plan.overrides, key)[0], default=str)}" for key in keys]
         notes.append(f"Changed for this table, in every row and setting: {', '.join(changed)}.")
     return notes
+
+
+def _list_recipe_notes(
+    plan: ComparisonPlan, runs: Runs, summaries: Mapping[RowSetting, Sequence[SummaryRecord]]
+) -> list[str]:
+    """Return notes on what rows differ in that is no method's idea: keys of the recipe, and costs of training."""
+    labels = [row for row in plan.rows if all((row, setting) in runs for setting in plan.settings)]
+    if len(labels) < 2:
+        return []
+    settings = [{row: runs[row, setting][0].experiment for row in labels} for setting in plan.settings]
+    costs = {row: [one for setting in plan.settings for one in summaries[row, setting]] for row in labels}
+    given = f"compare.same_recipe gave all rows the schedule and the server momentum of {next(iter(plan.rows))}. "
+    return [given * plan.section.same_recipe + describe_recipes(settings), *describe_costs(costs)]
 
 
 def _list_notes_on_samples(summaries: Mapping[RowSetting, Sequence[SummaryRecord]]) -> list[str]:

@@ -1,0 +1,140 @@
+"""The recipe of a row: keys of training that are no method's idea, and so no reason to prefer it.
+
+They are the schedule of the learning rate, the server's optimiser, and all other keys of `[local]` and `[cohort]`. A
+table of methods whose rows differ in them says so. `compare.same_recipe` gives all rows the schedule and the server's
+optimiser of the first.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from fleetfit.config import Experiment, to_table
+from fleetfit.config.build.method import build_method_spec
+from fleetfit.config.dump import fill_in_defaults
+from fleetfit.config.merge import list_keys
+from fleetfit.config.parse import parse_experiment
+from fleetfit.errors import ConfigError
+from fleetfit.method import build
+from fleetfit.records.schema import SummaryRecord
+
+_SERVER_OPTIMISERS = ("fedadam", "fedavgm", "fedyogi")
+_PLAIN_MEAN = {"momentum": 0.0, "lr": 1.0}
+"""`fedavgm` with these keys is the plain mean."""
+_ALIKE = 0.01
+"""Costs that differ by a smaller share are equal."""
+
+ServerOptimiser = tuple[str, Mapping[str, Any]]
+"""The name of an option, and its keys."""
+
+
+def find_server_optimiser(experiment: Experiment) -> ServerOptimiser:
+    """Return the server's optimiser. A method's own momentum is that of `fedavgm`."""
+    method = to_table(experiment)["method"]
+    for name in _SERVER_OPTIMISERS:
+        if name in method.get("plus", {}):
+            return name, method["plus"][name]
+    return "fedavgm", {**_PLAIN_MEAN, "momentum": float(method.get(_find_momentum_key(experiment), 0.0))}
+
+
+def _find_momentum_key(experiment: Experiment) -> str:
+    """Return the method's key for momentum on the server, or ""."""
+    return build(build_method_spec(experiment)).gives_way.get("step", "")
+
+
+def copy_recipe(first: Experiment, table: Mapping[str, Any], own_keys: Collection[str]) -> dict[str, Any]:
+    """Return the tables of a row with another row's schedule and server optimiser.
+
+    Args:
+        first: The other row.
+        table: The tables.
+        own_keys: The dotted keys that the row sets itself, which stay. So does the optimiser of a method with another
+            step on the server.
+    """
+    changed = dict(table)
+    if not any(key.startswith("local.schedule") for key in own_keys):
+        schedule = to_table(fill_in_defaults(first))["local"]["schedule"]
+        changed["local"] = {**changed.get("local", {}), "schedule": schedule}
+    row, (name, keys) = parse_experiment(changed), find_server_optimiser(first)
+    momentum_key = _find_momentum_key(row)
+    own = (f"method.{momentum_key or 'plus.fedavgm'}", *(f"method.plus.{option}" for option in _SERVER_OPTIMISERS))
+    if (name, keys) == find_server_optimiser(row) or any(key.startswith(own) for key in own_keys):
+        return changed
+    method = dict(changed.get("method", {}))
+    if momentum_key and keys == {**_PLAIN_MEAN, "momentum": keys.get("momentum")}:
+        method[momentum_key] = keys["momentum"]
+    else:
+        method["plus"] = {**row.method.plus, name: dict(keys)}
+    try:
+        build(build_method_spec(parse_experiment({**changed, "method": method})))
+    except ConfigError:  # the method has another step
+        return changed
+    return {**changed, "method": method}
+
+
+def describe_recipes(settings: Sequence[Mapping[str, Experiment]]) -> str:
+    """Return a sentence with the keys of the recipe in which rows differ, and who has which value.
+
+    Args:
+        settings: For each setting, the experiments of its rows, by label.
+    """
+    differences: dict[str, str] = {}
+    for rows in settings:
+        recipes = {label: _list_recipe(experiment) for label, experiment in rows.items()}
+        for key in dict.fromkeys(key for recipe in recipes.values() for key in recipe):
+            labels: dict[str, list[str]] = {}
+            for label, recipe in recipes.items():
+                labels.setdefault(recipe.get(key, "not set"), []).append(label)
+            if len(labels) > 1:
+                values = "; ".join(f"{value} in {', '.join(group)}" for value, group in labels.items())
+                differences.setdefault(key, f"{key} ({values})")
+    if not differences:
+        return "All rows have the same schedule, server momentum, [local] and [cohort]."
+    return f"Rows differ in keys that are no method's idea: {', '.join(differences.values())}."
+
+
+def _list_recipe(experiment: Experiment) -> dict[str, str]:
+    """Return the recipe of a run as texts, by key."""
+    table = to_table(experiment)
+    local, cohort = dict(table["local"]), dict(table["cohort"])
+    schedule, _ = local.pop("schedule"), cohort.pop("choose", None)
+    name, keys = find_server_optimiser(experiment)
+    is_momentum = keys == {**_PLAIN_MEAN, "momentum": keys.get("momentum")}
+    recipe = {
+        "local.schedule": _format(schedule.pop("kind"), schedule),
+        "server momentum": f"{keys['momentum']:g}" if is_momentum else _format(name, keys),
+    }
+    rest = {"local": local, "cohort": cohort}
+    return recipe | {key: str(_get(rest, key)) for key in list_keys(rest)}
+
+
+def _get(table: Any, key: str) -> Any:
+    for part in key.split("."):
+        table = table[part]
+    return table
+
+
+def _format(name: str, keys: Mapping[str, Any]) -> str:
+    return " ".join([name, *(f"{key}={value}" for key, value in keys.items())])
+
+
+def describe_costs(rows: Mapping[str, Sequence[SummaryRecord]]) -> list[str]:
+    """Return a sentence with each row's multiply-adds and bytes as shares of the first row's; empty if all are equal.
+
+    Args:
+        rows: The final numbers of all runs of each row, in the same settings and seeds.
+    """
+    first, *others = rows
+    parts = []
+    for title, names in (("multiply-adds", ("multiply_adds",)), ("bytes", ("bytes_down", "bytes_up"))):
+        totals = {row: _sum_costs(summaries, names) for row, summaries in rows.items()}
+        base = totals[first]
+        shares = {row: total / base for row in others if base and (total := totals[row]) is not None}
+        if any(abs(share - 1) > _ALIKE for share in shares.values()):
+            parts.append(f"{title} {', '.join(f'{share:.2f} in {row}' for row, share in shares.items())}")
+    return [f"Cost of training, as a share of {first}: {'; '.join(parts)}."] if parts else []
+
+
+def _sum_costs(summaries: Sequence[SummaryRecord], names: Sequence[str]) -> float | None:
+    numbers = [summary.number(name) for summary in summaries for name in names]
+    return None if None in numbers else math.fsum(number for number in numbers if number is not None)
