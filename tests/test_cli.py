@@ -159,11 +159,11 @@ def test_a_plug_in_that_fails_to_import_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_a_missing_extra_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    monkeypatch.setitem(sys.modules, "soundfile", None)
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "1.png").write_bytes(b"a picture")
-    found = run_verb("run", "--set", "data.name=images", "--set", f"data.folder={tmp_path}", code=2)
-    assert "fleetfit[images]" in found.err
+    (tmp_path / "a" / "1.wav").write_bytes(b"a sound")
+    found = run_verb("run", "--data", tmp_path, code=2)
+    assert "fleetfit[audio]" in found.err
 
 
 def test_a_folder_that_is_not_empty_is_refused(done: Path) -> None:

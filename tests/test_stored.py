@@ -201,7 +201,7 @@ def test_data_at_a_path_have_one_name_before_and_after_the_end(kind: str, tmp_pa
     elif kind == "arrays":
         np.savez(place, x=x, y=(x[:, 0] > 0).astype(np.int64))
     else:
-        image = pytest.importorskip("PIL.Image", reason="it is an extra: fleetfit[images]")
+        image = pytest.importorskip("PIL.Image")
         for i in range(40):
             (place / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
             image.fromarray(rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(place / "ab"[i % 2] / f"{i}.png")

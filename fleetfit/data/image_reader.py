@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetfit.data import cache
-from fleetfit.errors import DataError, format_cause, import_optional
+from fleetfit.errors import DataError, format_cause
 from fleetfit.machine import available_cores
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000")
@@ -107,9 +107,10 @@ def open_image(content: bytes, origin: Origin, upright: bool = False) -> Any:
     Raises:
         DataError: The bytes are not an image, or the image has too many pixels or more than 8 bits per channel.
     """
-    pillow = import_optional("PIL.Image", "images", "Decoding images")
+    from PIL import Image, ImageOps
+
     try:
-        image = pillow.open(io.BytesIO(content), formats=FORMATS)
+        image = Image.open(io.BytesIO(content), formats=FORMATS)
     except Exception as error:  # Pillow's readers may raise any error
         raise _make_error(
             origin, f"cannot be opened as an image ({', '.join(FORMATS)}): {format_cause(error)}"
@@ -126,7 +127,7 @@ def open_image(content: bytes, origin: Origin, upright: bool = False) -> Any:
         except Exception as error:
             raise _make_error(origin, f"cannot be decoded as an image: {format_cause(error)}") from error
         with contextlib.suppress(Exception):  # ignore a damaged EXIF block, as viewers do
-            import_optional("PIL.ImageOps", "images", "Decoding images").exif_transpose(image, in_place=True)
+            ImageOps.exif_transpose(image, in_place=True)
     return image
 
 
@@ -168,8 +169,9 @@ def decode_into(target: NDArray[np.uint8], image: Any, origin: Origin, box: Box 
         raise _make_error(origin, f"cannot be decoded as an image: {format_cause(error)}") from error
     size = (target.shape[2], target.shape[1])
     if box is not None and (image.size != size or box != (0, 0, *size)):
-        bilinear = import_optional("PIL.Image", "images", "Decoding images").Resampling.BILINEAR
-        image = image.resize(size, bilinear, box=box)
+        from PIL.Image import Resampling
+
+        image = image.resize(size, Resampling.BILINEAR, box=box)
     if image.size != size:
         raise _make_error(
             origin,

@@ -57,7 +57,7 @@ from fleetfit.data.image_reader import (
     read_size,
 )
 from fleetfit.data.splits import ALIASES, SPLITS, fill_missing_splits, hold_out, make_empty_split_notes, subsample
-from fleetfit.errors import DataError, MissingExtra, format_cause, quote_some
+from fleetfit.errors import DataError, format_cause, quote_some
 from fleetfit.files import check_file
 
 _MAX_BYTES = 4 << 30  # limit for the decoded images of a named set
@@ -125,7 +125,7 @@ def images(
 
     Raises:
         DataError: A file, a column or an image is missing or wrong, or a share is out of range.
-        MissingExtra: Pillow is not installed, or `datasets` is not and `hub` is set.
+        MissingExtra: `hub` is set, but `datasets` is not installed.
     """
     path = download(folder.rpartition("/")[2], folder) if hub else resolve_folder(folder)
     name = folder.rpartition("/")[2] if hub else path.resolve().name.removesuffix(".zip")
@@ -173,7 +173,6 @@ def read_images_like(
 
     Raises:
         DataError: The first image cannot be opened.
-        MissingExtra: Pillow is not installed.
     """
     root = path if path.is_dir() else path.parent
     names = [file.relative_to(root) for file in paths]
@@ -370,7 +369,6 @@ def read_parquet(
 
     Raises:
         DataError: A file, a column or an image is missing or wrong.
-        MissingExtra: Pillow is not installed.
     """
     spec = spec or ImageSpec()
     spec.check(name)
@@ -400,7 +398,7 @@ def read_named_set(
 
     Raises:
         DataError: As `images`, or the files are those of another set, or there is no test file.
-        MissingExtra: As `images`.
+        MissingExtra: `hub` is set, but `datasets` is not installed.
     """
     folder = find_or_download(name, folder, hub, repository)
     spec = ImageSpec(channels=channels, lazy=False, max_bytes=_MAX_BYTES)
@@ -462,7 +460,7 @@ def has_class_folders(folder: Path) -> bool:
 
 
 def sample_sizes(folder: Path, count: int = 64, upright: bool = True) -> list[tuple[int, int]]:
-    """Return width and height of some evenly spaced images of class folders; empty if Pillow is not installed.
+    """Return width and height of some evenly spaced images of class folders.
 
     Args:
         folder: The set's folder.
@@ -476,11 +474,8 @@ def sample_sizes(folder: Path, count: int = 64, upright: bool = True) -> list[tu
         names = _list_images(class_folder)
         for name in names[:: max(1, len(names) // per_class)][:per_class]:
             path = class_folder / name
-            try:
-                with open_image(path.read_bytes(), Origin(path)) as image:
-                    sizes.append(read_size(image, upright))
-            except MissingExtra:
-                return []
+            with open_image(path.read_bytes(), Origin(path)) as image:
+                sizes.append(read_size(image, upright))
     return sizes
 
 
@@ -494,7 +489,6 @@ def read_class_folders(name: str, folder: Path, spec: ImageSpec) -> LabelledImag
 
     Raises:
         DataError: A folder or an image is missing or wrong.
-        MissingExtra: Pillow is not installed.
     """
     spec.check(name)
     folder = folder.resolve()

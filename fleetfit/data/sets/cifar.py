@@ -66,7 +66,7 @@ def _make_cifar(
 
     Raises:
         DataError: The files are missing or wrong, or `validation` is out of range.
-        MissingExtra: Pillow is not installed, or `datasets` is not and the set has to be downloaded.
+        MissingExtra: `datasets` is not installed and the set has to be downloaded.
     """
     facts = dataclasses.replace(FACTS[name], classes=20) if coarse else FACTS[name]
     mean, std = _FIXED if normalise == "fixed" else _OWN[name]

@@ -63,7 +63,7 @@ def femnist(
 
     Raises:
         DataError: The files are missing or wrong, or a share is out of range.
-        MissingExtra: Pillow is not installed, or `datasets` is not and the set has to be downloaded.
+        MissingExtra: `datasets` is not installed and the set has to be downloaded.
     """
     if folder is not None:
         folder = str(resolve_folder(folder))

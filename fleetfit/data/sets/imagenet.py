@@ -52,7 +52,7 @@ def imagenet(
 
     Raises:
         DataError: The files are missing or wrong, or a parameter is out of range.
-        MissingExtra: Pillow is not installed, or `datasets` is not and the set has to be downloaded.
+        MissingExtra: `datasets` is not installed and the set has to be downloaded.
     """
     spec = ImageSpec(size, 3, centre, lazy, upright=exif_orientation)
     set_folder = find_set_folder("imagenet", folder)

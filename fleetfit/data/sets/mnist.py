@@ -67,7 +67,7 @@ def _make_mnist(
 
     Raises:
         DataError: The files are missing or wrong, or `validation` is out of range.
-        MissingExtra: Pillow is not installed, or `datasets` is not and the set has to be downloaded.
+        MissingExtra: `datasets` is not installed and the set has to be downloaded.
     """
     labelled = read_named_set(name, FACTS[name], repository, folder, hub, channels=1, label="label")
     return make_data(name, labelled, validation, 0.0, seed, augment, mean, std, resize, samples)
