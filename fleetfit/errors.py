@@ -233,6 +233,10 @@ NO_STATISTICS = "there are no batch-norm statistics for this level: no client co
 """Why an evaluation fails where other jobs failed first. Reports name the cause of those instead."""
 
 
+_NOT_IN_DEMO = {"pyarrow", "scipy", "sklearn"}
+"""Modules of core dependencies that the environment of `make demo` lacks."""
+
+
 def format_cause(error: BaseException, *, typed: bool = False, most: int = 300) -> str:
     """Return the message of a foreign exception in one line, cut after `most` characters; its type if it is empty.
 
@@ -244,6 +248,8 @@ def format_cause(error: BaseException, *, typed: bool = False, most: int = 300) 
     name = type(error).__name__
     if isinstance(error, SystemExit):
         return f"it called sys.exit({error.code!r})"
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _NOT_IN_DEMO:
+        return f'{error.name} is not installed. Install all that FleetFit needs: pip install "fleetfit"'
     try:
         message = " ".join(str(error).split())[:most]
     except Exception:

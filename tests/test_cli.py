@@ -159,11 +159,56 @@ def test_a_plug_in_that_fails_to_import_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_a_missing_extra_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "soundfile", None)
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "1.wav").write_bytes(b"a sound")
-    found = run_verb("run", "--data", tmp_path, code=2)
-    assert "fleetfit[audio]" in found.err
+    monkeypatch.setitem(sys.modules, "ray", None)
+    found = run_verb("run", "--set", "engine.name=ray", code=2)
+    assert "fleetfit[ray]" in found.err
+
+
+@pytest.mark.parametrize(
+    ("module", "keys"),
+    [
+        ("pyarrow", ["data.path=rows.csv"]),
+        ("pyarrow", ["data.path=rows.parquet"]),
+        ("scipy", ["model.name=net.py:Net"]),
+        ("sklearn", ["fleet.groups=[" + ", ".join(f"{{budget = {i / 20}}}" for i in range(1, 21)) + "]"]),
+    ],
+)
+def test_a_core_package_that_the_demo_leaves_out_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, keys: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [module, *(name for name in sys.modules if name.startswith(f"{module}."))]:
+        monkeypatch.setitem(sys.modules, name, None)
+    Path("rows.csv").write_text("a,label\n" + "1,x\n2,y\n" * 40)
+    Path("rows.parquet").write_bytes(b"PAR1")
+    Path("net.py").write_text(
+        "from torch import nn\nclass Net(nn.Sequential):\n    def __init__(self):\n        super().__init__(\n"
+        "            nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))\n"
+    )
+    found = run_verb("run", *(word for key in keys for word in ("--set", key)), code=2)
+    assert module in found.err and 'pip install "fleetfit"' in found.err
+    assert found.err.count("\n") == 1 and "internal error" not in found.err
+
+
+def test_the_demo_needs_only_what_make_demo_installs(tmp_path: Path) -> None:
+    """`make demo` installs a part of the core dependencies; the demo runs and writes its page without the others."""
+    root = Path(__file__).parents[1]
+    core = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
+    needs = re.search(r"^DEMO_NEEDS := (.+)$", (root / "Makefile").read_text(), re.MULTILINE)
+    assert needs
+    left_out = {re.split("[>=<]", line)[0] for line in core} - {"torch", *needs[1].split()}
+    assert left_out == {"pyarrow", "scikit-learn"}, "torch is installed first"
+    program = (
+        "import sys\n"
+        "for name in ('pyarrow', 'sklearn', 'scipy', 'joblib', 'pandas', 'matplotlib'):\n"
+        "    sys.modules[name] = None\n"
+        "from fleetfit.cli import main\n"
+        "main(['demo', '--set', 'rounds=1', '--set', 'data.partition.clients=8', '--set', 'local.epochs=1',\n"
+        "      '--jobs', '1', '--out', 'demo', '--quiet'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "smallest model" in done.stdout and (tmp_path / "demo/report.html").is_file()
 
 
 def test_a_folder_that_is_not_empty_is_refused(done: Path) -> None:

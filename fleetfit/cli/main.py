@@ -164,8 +164,8 @@ def describe_error(error: BaseException, words: Sequence[str] = ()) -> tuple[str
     plug_in = names.find_plug_in(error)
     if plug_in is not None:
         return f"{plug_in} {names.describe_failure(error)}. Add --traceback for the traceback.", MISTAKE
-    if isinstance(error, ModuleNotFoundError):  # an environment such as that of `make demo`
-        return f'{error.name} is not installed. Install all that FleetFit needs: pip install "fleetfit"', MISTAKE
+    if isinstance(error, ModuleNotFoundError):  # as in the environment of `make demo`
+        return format_cause(error), MISTAKE
     return (
         f"internal error in FleetFit: {format_cause(error, typed=True)}. Please report it to your FleetFit "
         "distributor, with the output of --traceback.",

@@ -1,6 +1,5 @@
 """Image sets in Parquet files: layouts, columns, decoding, errors. Every file is made by the test."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from fleetfit.data.files import images as images_module
 from fleetfit.data.files.images import images
 from fleetfit.data.sets.cifar import cifar10, cifar100
 from fleetfit.data.sets.mnist import FACTS, fashion_mnist, mnist
-from fleetfit.errors import DataError, MissingExtra
+from fleetfit.errors import DataError
 
 Picture = Callable[..., bytes]
 Write = Callable[..., Path]
@@ -322,9 +321,3 @@ def test_cifar_is_normalised_as_in_the_paper(tmp_path: Path, write: Write, pictu
     x, _ = data.batch(torch.arange(10))
     assert np.abs(x.numpy() - ((pixels / 255 - 0.5) / 0.25).transpose(0, 3, 1, 2)).max() < 1e-6
     assert data.augment == "crop-flip"
-
-
-def test_missing_extra(colour: tuple[Path, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with raises(MissingExtra, extra="images"):
-        images(str(colour[0]))

@@ -16,7 +16,7 @@ from fleetfit.config.components import build_component, find_function
 from fleetfit.config.detect import OWN_FILES, describe_data, sets_client_count
 from fleetfit.config.schema import CLIENTS, MIN_COHORT, MIN_SAMPLES, DataSection, Experiment, ServerDataSection
 from fleetfit.data import Data, drop_labels, partition
-from fleetfit.errors import ConfigError, DataError, FleetFitError, truncate
+from fleetfit.errors import ConfigError, DataError, FleetFitError, format_cause, truncate
 from fleetfit.values import DataDescription
 
 _MOST_SHARED = 2  # the data of a run and of its server
@@ -72,7 +72,7 @@ def _load(section: DataSection | ServerDataSection, where: str, settings: Mappin
     except FleetFitError:
         raise
     except (OSError, ImportError) as error:
-        raise ConfigError(f"{where} {section.name} failed: {error}", key=key) from error
+        raise ConfigError(f"{where} {section.name} failed: {format_cause(error)}", key=key) from error
     if not isinstance(data, Data):
         raise ConfigError(f"{where} {section.name} must return a fleetfit.Data, got {type(data).__name__}.", key=key)
     return data
