@@ -149,11 +149,16 @@ def test_the_first_pages_define_local_and_global(page):
 
 
 def test_the_readme_is_short_and_its_python_works(tmp_path, monkeypatch, capsys):
-    """What it is, two commands, some lines of Python, a table from the evidence, and where to go on."""
+    """What it is, three steps, a picture, a sentence on the evidence, and where to go on."""
     monkeypatch.chdir(tmp_path)
-    assert len(README.splitlines()) < 100
-    [shell] = fenced(README, "sh")
-    assert [line.partition("#")[0].strip() for line in shell.splitlines()] == ["make demo", "make test"]
+    assert len(README.splitlines()) < 80
+    first, second = fenced(README, "sh")
+    assert first.split()[:2] == ["git", "clone"] and first.splitlines()[-1] == "make demo"
+    write_photos(tmp_path)
+    [own_images] = commands(f"```sh\n{second}```\n")
+    assert exit_code([*own_images, *SHORT]) == 0
+    capsys.readouterr()
+    assert len(re.findall(r"^!\[", README, re.MULTILINE)) == 1
     [block] = fenced(README, "python")
     assert len([line for line in block.splitlines() if line and not line.startswith("#")]) <= 5
     write_files(OWN_MODEL, tmp_path)
@@ -429,22 +434,6 @@ def test_every_verb_is_shown():
 def test_links_lead_somewhere(page):
     links = re.findall(r"\]\(([^)#]+)\)", page.read_text())
     assert not [link for link in links if "://" not in link and not (page.parent / link).exists()]
-
-
-def test_the_numbers_of_the_figure_are_those_of_the_table_of_the_demo():
-    """The demo's levels have ten clients each, so `local` is the mean of the levels' accuracies."""
-    [figure] = re.findall(r"!\[([^]]*)\]\(docs/level-shapes\.png\)", README)
-    local = {row[0]: float(row[1]) for row in tables_of_markdown(START, "method")}
-    levels = {name: [float(n) for n in re.findall(r"\d+\.\d+", numbers)]
-              for name, numbers in re.findall(r"(\w[\w ]*?) (\d+\.\d[\d., ]*)", figure.partition(": ")[2])}  # fmt: skip
-    assert {name: len(numbers) for name, numbers in levels.items()} == {
-        "FleetFit": 4, "ScaleFL": 4, "HeteroFL": 4, "smallest model": 1,
-    }  # fmt: skip
-    assert {name: sum(n) / len(n) for name, n in levels.items()} == pytest.approx(local, abs=0.0101)
-
-
-def test_the_picture_is_small_enough():
-    assert 0 < (ROOT / "docs" / "level-shapes.png").stat().st_size < 200_000
 
 
 # ---- what is listed is all there is --------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Judge the papers' claims from the stored results, and write docs/results.md with its figures: `make results`.
 
-One table of it goes into README.md and docs/index.md as well (`headline`), between marks.
+A sentence on it goes into README.md and docs/index.md (`headline`), between marks.
 
 python -m experiments.verdicts            write the page
 python -m experiments.verdicts --check    say whether the page is as the results say, and write nothing
@@ -30,11 +30,6 @@ def built(root: Path = ROOT) -> tuple[str, list[figures.Drawn], list[judging.Jud
     return page.page(claimed, judged, results, drawn, root), drawn, judged
 
 
-def first_pages(judged: list[judging.Judged], drawn: list[figures.Drawn], root: Path = ROOT) -> dict[Path, str]:
-    """Return README.md and the site's first page, with the table and the figure that they show."""
-    return headline.pages(judged, stored.read_all(root / "experiments" / "results"), drawn, root)
-
-
 def main(given: list[str] | None = None, root: Path = ROOT) -> int:
     """Do what the command line asks for."""
     parser = argparse.ArgumentParser(
@@ -50,7 +45,7 @@ def main(given: list[str] | None = None, root: Path = ROOT) -> int:
                 print(f"{file}\n  " + "\n  ".join(lines))
             return 0
         text, drawn, judged = built(root)
-        pages = first_pages(judged, drawn, root) | {root / PAGE: text}
+        pages = headline.pages(judged, root) | {root / PAGE: text}
     except FleetFitError as error:
         print(error, file=sys.stderr)
         return 2

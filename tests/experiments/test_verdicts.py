@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from experiments.verdicts import headline
-from experiments.verdicts.__main__ import PAGE, ROOT, built, first_pages, main
+from experiments.verdicts.__main__ import PAGE, ROOT, built, main
 
 FILE = "small/made-up.toml"
 Run = dict[str, Any]
@@ -709,15 +709,18 @@ def test_the_page_is_as_the_stored_results_say() -> None:
     assert {one.table.paper for one in judged} >= {"ScaleFL", "FedAvg", "ReeFL", "AdaptiveFL"}
 
 
-def test_the_first_pages_have_the_table_that_the_stored_results_make() -> None:
-    _, drawn, judged = built()
-    pages = first_pages(judged, drawn)
+def test_the_first_pages_have_the_sentence_that_the_stored_results_make() -> None:
+    _, _, judged = built()
+    pages = headline.pages(judged, ROOT)
     assert {path.relative_to(ROOT).as_posix() for path in pages} == set(headline.PLACES)
     assert not [path for path, said in pages.items() if path.read_text() != said], "run make results"
     for path, said in pages.items():
-        table = said.partition(headline.BEGIN)[2].partition(headline.END)[0]
-        assert "| claim of the paper | paper | ours, 95% interval | verdict |" in table, path
-        assert "not run |" not in table, "a claim that was not run is no evidence"
+        sentence = said.partition(headline.BEGIN)[2].partition(headline.END)[0]
+        assert len(re.findall(r"\]\((?:docs/)?results\.md\)", sentence)) == 1, path
+        assert "| verdict |" not in said, "the tables stay on their page"
+        numbers = [int(number) for number in re.findall(r"\d+", sentence)]
+        assert sum(numbers[:2]) == sum(numbers[2:]) == len(judged), "each claim has a verdict"
+        assert numbers[2] == sum(one.verdict.value == "holds" for one in judged)
 
 
 def test_the_first_experiment_that_was_run_is_shown(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -726,16 +729,15 @@ def test_the_first_experiment_that_was_run_is_shown(repository: Repository, monk
     assert main([], repository.root) == 0
     said = (repository.root / "README.md").read_text()
     assert said.startswith(f"a\n{headline.BEGIN}\n") and said.endswith(f"{headline.END}\nb\n") and "stale" not in said
-    assert "of the papers: not run yet 1. Details and figures" in " ".join(said.split()) and "| verdict |" not in said
+    assert " 1 are not run yet: " in " ".join(said.split()) and "| verdict |" not in said
     repository.results([*flat(), *spread("Ten", 10)])
     assert main(["--check"], repository.root) == 1
     [file] = {one.table.file for one in built(repository.root)[2]}
     monkeypatch.setattr(headline, "PREFERRED", ("nothing.toml", file))
     assert main([], repository.root) == 0
     said = (repository.root / "README.md").read_text()
-    assert "| holds |" in said and "(docs/results.md#table-1)" in said
+    assert " 1 hold: " in " ".join(said.split()) and "(docs/results.md)" in said
     figure = "small-made-up-rows.svg"
-    assert said.index(f"](docs/results/{figure})") < said.index("| holds |")
     drawn = (repository.root / PAGE.with_suffix("") / figure).read_text()
     assert all(f">{row}</text>" in drawn for row in ("Base", "Ten"))
     assert "accuracy (%)" in drawn, "global is one"
