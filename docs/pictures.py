@@ -2,7 +2,8 @@
 
     .venv/bin/python docs/pictures.py
 
-Each picture has its own ground, so that it can be read on any page; a test compares.
+Each picture has its own ground, so that it can be read on any page; a test compares. As in the figures of a run, width
+goes across and depth down.
 """
 
 from collections.abc import Iterable
@@ -30,7 +31,7 @@ def picture(width: int, height: int, title: str, parts: Iterable[str]) -> str:
     """Return an SVG file."""
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{title}">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" aria-label="{title}">',
             f"<title>{title}</title>",
             f"<style>{STYLE}</style>",
             '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
@@ -55,13 +56,13 @@ def arrow(x1: float, y1: float, x2: float, y2: float) -> str:
 
 
 def piece(x: float, y: float, level: int, cell: float, kinds: str = "") -> Iterable[str]:
-    """Draw the full model as a grid, blocks to the right and channels down, with a level's piece filled."""
+    """Draw the full model as a grid, channels across and blocks down, with a level's piece filled."""
     for block in range(6):
         for channel in range(8):
             inside = block < DEPTHS[level] and channel < WIDTHS[level]
             yield box(
-                x + block * cell,
-                y + channel * cell,
+                x + channel * cell,
+                y + block * cell,
                 cell,
                 cell,
                 f"edge {kinds or f'l{level + 1}'}" if inside else "none",
@@ -78,32 +79,32 @@ def cut() -> str:
     """Four levels: the pieces that four budgets get."""
     parts = [
         text(20, 28, "One model, four pieces", "name"),
-        text(20, 48, "blocks to the right, channels down; the dot is the piece's last exit", "small"),
+        text(20, 48, "channels across, blocks down; the dot is the piece's last exit", "small"),
     ]
     for level in range(4):
-        x, y, cell = 20 + level * 180, 76, 22
+        x, y, cell = 20 + level * 200, 76, 22
         parts += piece(x, y, level, cell)
-        parts += exit_mark(x + DEPTHS[level] * cell + (9 if DEPTHS[level] < 6 else 10), y + 10, level)
-        parts.append(text(x, y + 8 * cell + 22, f"level {level + 1}: budget {COUNTS[level]}", "name"))
-        parts.append(text(x, y + 8 * cell + 40, f"{DEPTHS[level]} blocks, {WIDTHS[level]} channels", "small"))
+        parts += exit_mark(x + 10, y + DEPTHS[level] * cell + 10, level)
+        parts.append(text(x, y + 6 * cell + 42, f"level {level + 1}: budget {COUNTS[level]}", "name"))
+        parts.append(text(x, y + 6 * cell + 60, f"{WIDTHS[level]} channels, {DEPTHS[level]} blocks", "small"))
     return picture(
-        740, 320, "Four nested pieces of one model, for budgets of an eighth, a quarter, a half and all of it", parts
+        816, 290, "Four nested pieces of one model, for budgets of an eighth, a quarter, a half and all of it", parts
     )
 
 
 def round_() -> str:
     """A round: pieces go out, are trained on the devices' own data, and come back."""
     parts = [box(20, 90, 150, 120, "none"), text(95, 80, "server", "name", "middle")]
-    parts += piece(45, 105, 3, 11)
+    parts += piece(51, 117, 3, 11)
     parts.append(text(95, 232, "the full model", "small", "middle"))
     names = (("sensor", 0), ("phone", 1), ("laptop", 2), ("workstation", 3))
     for i, (name, level) in enumerate(names):
         y = 24 + i * 72
         parts += [arrow(178, 132 + i * 8, 292, y + 26), box(300, y, 190, 56, "none")]
-        parts += piece(312, y + 6, level, 5.5)
+        parts += piece(312, y + 10, level, 6)
         parts += [
-            text(362, y + 24, name, "name"),
-            text(362, y + 42, f"trains level {level + 1}", "small"),
+            text(374, y + 24, name, "name"),
+            text(374, y + 42, f"trains level {level + 1}", "small"),
             arrow(496, y + 26, 598, 132 + i * 8),
         ]
     parts += [box(606, 90, 150, 120, "none"), text(681, 80, "put together", "name", "middle")]
@@ -111,7 +112,7 @@ def round_() -> str:
     for block in range(6):
         for channel in range(8):
             count = sum(block < d and channel < w for d, w in zip(DEPTHS, WIDTHS, strict=True))
-            parts.append(box(631 + block * 11, 105 + channel * 11, 11, 11, f"edge {shades[count]}"))
+            parts.append(box(637 + channel * 11, 117 + block * 11, 11, 11, f"edge {shades[count]}"))
     parts.append(text(681, 232, "each element: the mean", "small", "middle"))
     parts.append(text(681, 248, "of its clients", "small", "middle"))
     parts.append(text(395, 322, "data never leave a device; only trained pieces do", "small", "middle"))
@@ -134,17 +135,17 @@ def coverage() -> str:
     for block in range(6):
         for channel in range(8):
             count = sum(block < d and channel < w for d, w in zip(DEPTHS, WIDTHS, strict=True))
-            x, y = x0 + block * cell, y0 + channel * cell
+            x, y = x0 + channel * cell, y0 + block * cell
             parts += [
                 box(x, y, cell, cell, f"edge {shades[count]}"),
                 text(x + cell / 2, y + cell / 2 + 5, str(count), "on", "middle"),
             ]
     lines = ("x = sum of w x, over its clients,", "      divided by the sum of their w", "", "w: samples, or one for each client",
              "", "No client: its value keeps its bits.", "Strong clients alone train deep and wide parts;", "all clients train the shared part.")  # fmt: skip
-    parts += [text(270, 110 + 24 * i, line, "name" if i < 2 else "") for i, line in enumerate(lines) if line]
+    parts += [text(330, 92 + 24 * i, line, "name" if i < 2 else "") for i, line in enumerate(lines) if line]
     return picture(
-        620,
-        362,
+        690,
+        300,
         "How many clients train each element: four in the part that all levels share, one where only the full model reaches",
         parts,
     )
@@ -156,24 +157,24 @@ def exits() -> str:
         text(20, 28, "One model, four places to leave", "name"),
         text(20, 48, "the more confident an exit, the earlier a sample leaves", "small"),
     ]
-    x = 90
-    parts.append(text(12, 137, "sample", "name"))
+    y = 92
+    parts.append(text(100, 72, "sample", "name", "middle"))
     for level, (low, high) in enumerate(((0, 3), (3, 4), (4, 5), (5, 6))):
         for _ in range(low, high):
-            parts += [arrow(x - 14, 132, x - 2, 132), box(x, 100, 58, 64, f"l{level + 1}")]
-            x += 76
-        at = x - 47
+            parts += [arrow(100, y - 14, 100, y - 2), box(40, y, 120, 28, f"l{level + 1}")]
+            y += 44
+        at = y - 30
         parts += [
-            arrow(at, 170, at, 208),
-            box(at - 30, 214, 60, 32, "none"),
-            text(at, 235, f"exit {level + 1}", "", "middle"),
+            arrow(166, at, 208, at),
+            box(214, at - 16, 70, 32, "none"),
+            text(249, at + 5, f"exit {level + 1}", "", "middle"),
         ]
         said = ("sure: stop", "sure: stop", "sure: stop", "always")[level]
-        parts.append(text(at, 266, said, "small", "middle"))
+        parts.append(text(296, at + 4, said, "small"))
     return picture(
-        570,
-        286,
-        "Six blocks in a row with an exit after the third, fourth, fifth and sixth, where a sample may leave",
+        390,
+        352,
+        "Six blocks below each other with an exit after the third, fourth, fifth and sixth, where a sample may leave",
         parts,
     )
 

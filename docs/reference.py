@@ -15,7 +15,16 @@ from pydantic.fields import FieldInfo
 from fleetfit import names
 from fleetfit.cli import listing
 from fleetfit.cli.main import make_app
-from fleetfit.config.schema import Constant, Cosine, Experiment, Exponential, GroupSection, LevelSection, Step
+from fleetfit.config.schema import (
+    Constant,
+    Cosine,
+    Experiment,
+    Exponential,
+    GroupSection,
+    LevelSection,
+    PartitionSection,
+    Step,
+)
 from fleetfit.config.section import OpenSection, Section, Unit
 from fleetfit.data.partition import KINDS
 from fleetfit.values import Local
@@ -96,8 +105,22 @@ def inner_sections(kind: Any) -> Iterator[type[Section]]:
         yield from inner_sections(one)
 
 
-def keys_table(section: type[Section], meanings: Mapping[str, str]) -> str:
+def first_sentences(section: type[Section]) -> str:
+    """Return what a section's docstring says above its attributes."""
+    first = " ".join(re.split(r"\n\n|\nAttributes:", inspect.cleandoc(section.__doc__ or ""))[0].split())
+    first = re.sub(r"^`[^`]+`: (\w)", lambda m: m[1].upper(), first)
+    return re.sub(r" ?\(see `fleetfit\.[\w.]+`\)", "", first)
+
+
+def keys_table(
+    section: type[Section], meanings: Mapping[str, str], anchors: Mapping[type[Section], str] | None = None
+) -> str:
     """Return the keys of a section as a table: key, values, default, meaning.
+
+    Args:
+        section: The section.
+        meanings: What its keys mean.
+        anchors: Where the page has the keys of an inner section.
 
     Raises:
         ValueError: A key is not explained.
@@ -105,16 +128,24 @@ def keys_table(section: type[Section], meanings: Mapping[str, str]) -> str:
     lines = ["| key | takes | default | meaning |", "| --- | --- | --- | --- |"]
     for name, field in section.model_fields.items():
         is_section = isinstance(field.annotation, type) and issubclass(field.annotation, Section)
-        if is_section and name not in meanings:
-            said = f"[see below](#{name})"
-        elif name in meanings:
-            said = meanings[name]
-        else:
+        if not is_section and name not in meanings:
             raise ValueError(f"{section.__name__} does not explain {name}: give it a line under Attributes.")
+        said = meanings[name] if name in meanings else first_sentences(field.annotation)
+        there = {anchors[inner] for inner in inner_sections(field.annotation) if anchors and inner in anchors}
+        said += "".join(f" [Its keys](#{anchor})." for anchor in sorted(there))
         default = "" if is_section else default_of(field)
         cells = (f"`{name}`", type_in_words(field.annotation, field.metadata), default, said)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(partition_rows() if section is PartitionSection else ())])
+
+
+def partition_rows() -> Iterator[str]:
+    """Yield a row for each key of a built-in kind of partition."""
+    for kind, function in KINDS.items():
+        meanings = explained(function.__doc__ or "")
+        for key, parameter in [*inspect.signature(function, eval_str=True).parameters.items()][3:]:
+            default = "" if parameter.default is None else f"`{written(parameter.default)}`"
+            yield f'| `{key}` | {type_in_words(parameter.annotation)} | {default} | With "{kind}": {meanings[key]} |'
 
 
 def sections_of(section: type[Section], where: str = "") -> Iterator[tuple[str, type[Section]]]:
@@ -138,25 +169,24 @@ def keys_page() -> str:
         "explains overrides. A section that names a method, a model, a data set or an engine takes its keys, too: "
         "[methods](methods.md), [all others](built-in.md).",
     ]
-    seen: set[type[Section]] = set()
+    places: dict[type[Section], str] = {}
     for where, section in sections_of(Experiment):
-        if section in seen:
-            continue
-        seen.add(section)
+        places.setdefault(section, where)
+    anchors = {section: re.sub(r"\W", "", where) for section, where in places.items() if where}
+    anchors |= dict.fromkeys((Constant, Step, Cosine, Exponential), "localschedule")
+    for section, where in places.items():
         doc = inspect.cleandoc(section.__doc__ or "")
         meanings = explained(doc)
         if where == "local":
             meanings = explained(Local.__doc__ or "") | meanings
-        first = " ".join(re.split(r"\n\n|\nAttributes:", doc)[0].split())
-        first = re.sub(r"^`[^`]+`: (\w)", lambda m: m[1].upper(), first)
-        first = re.sub(r" ?\(see `fleetfit\.[\w.]+`\)", "", first)
+        first = first_sentences(section)
         own = (
             " Further keys are those of its kind."
             if issubclass(section, OpenSection) and "urther keys" not in first
             else ""
         )
         title = f"`[{where}]`" if where else "At the top"
-        parts += [f"## {title}", first + own, keys_table(section, meanings)]
+        parts += [f"## {title}", first + own, keys_table(section, meanings, anchors)]
     parts += ["## `local.schedule`", "The learning rate over the rounds: a table with `kind`."]
     rows = ["| kind | effect | keys |", "| --- | --- | --- |"]
     for kind in (Constant, Step, Cosine, Exponential):

@@ -1,6 +1,7 @@
 """What docs/ takes from the code stands there as the code says it; `python docs/generate.py` writes it anew."""
 
 import inspect
+import json
 import re
 import runpy
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 import fleetfit
 from fleetfit.config.section import Fraction, Section
+from fleetfit.data.partition import KINDS
 from fleetfit.method import FEDAVG, HOOKS, Method, hooks
 from fleetfit.method.building import DECLARED
 
@@ -82,6 +84,23 @@ def test_keys_say_what_they_take(reference: dict[str, Any]) -> None:
     assert '| `optimiser` | `"sgd"` or `"adam"` or `"adamw"` | `"sgd"` |' in page
     assert reference["type_in_words"](Fraction | None) == "number above 0, up to 1"
     assert reference["type_in_words"](list[int]) == "list of whole number"
+
+
+def test_a_key_of_a_section_leads_to_its_keys() -> None:
+    page = (DOCS / "keys.md").read_text()
+    headings = {re.sub(r"\W", "", title) for title in re.findall(r"^## `(.+)`$", page, re.MULTILINE)}
+    assert {re.sub(r"\W", "", link) for link in re.findall(r"\]\(#(\w+)\)", page)} == headings
+    assert "see below" not in page
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "default"), [("alpha", "dirichlet", 1), ("per_client", "shards", 2), ("fewer", "natural", "choose")]
+)
+def test_keys_of_a_partition_are_in_the_table_of_partitions(key: str, kind: str, default: object) -> None:
+    part = (DOCS / "keys.md").read_text().partition("## `[data.partition]`")[2].partition("\n## ")[0]
+    assert inspect.signature(KINDS[kind]).parameters[key].default == default
+    [row] = [line for line in part.splitlines() if line.startswith(f"| `{key}` |")]
+    assert json.dumps(default) in row and kind in row
 
 
 def test_every_hook_is_there_with_its_arguments_and_what_fedavg_does() -> None:

@@ -16,6 +16,8 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = "docs/"
 SHOWN = {".py": "python", ".toml": "toml", ".cff": "yaml", ".yml": "yaml", ".yaml": "yaml", ".sh": "sh", ".ini": "ini"}
+ASIDE = ("repository/", "adr/")
+"""Sources, logs and decisions: the search shows them where no other page fits."""
 FENCE = re.compile(r"^(```|~~~).*?^\1[ \t]*$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 
@@ -109,6 +111,8 @@ def with_one_title(markdown: str) -> str:
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:
     """Let links into the repository lead to where the site has it."""
     uri = page.file.src_uri
+    if uri.startswith(ASIDE):
+        page.meta["search"] = {"boost": 0.01}
     markdown = with_one_title(markdown)
 
     def moved(link: re.Match[str]) -> str:
