@@ -1,5 +1,6 @@
 """Figures of the page, drawn from the stored results alone; the same results give the same files."""
 
+import io
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from experiments.verdicts.stored import ExperimentResults, value_of
 from fleetfit import files
 from fleetfit.records.schema import LevelRecord, LevelResult, RunResult
 from fleetfit.report.columns import FURTHER, ON_THE_WAY
-from fleetfit.report.drawing import DARK, LIGHT, get_color, get_line_style, label_axes, make_figure
+from fleetfit.report.drawing import COLORS, DARK, LIGHT, get_color, get_line_style, label_axes, make_figure
 from fleetfit.report.figures import draw_levels
 from fleetfit.report.statistics import confidence_interval
 
@@ -29,6 +30,12 @@ Point = tuple[float, float, float, float]
 """A place, and there the mean over the seeds, the least and the most."""
 _KINDS = {"rounds": "Accuracy by round", "exits": "Accuracy by exit", "levels": "Accuracy by cost", "shapes": "Levels"}
 _COLORS = {Verdict.HOLDS: "#2f8a4b", Verdict.CONTRADICTED: "#b3272d", Verdict.OPEN: "#6b5b4b"}
+_DARK_FORM = {
+    "#ffffff": "#1b2226", "#000000": "#c9d2d6", DARK: "#d5dde1", LIGHT: "#3d4a52",
+    **dict(zip(COLORS, ("#6aa5e8", "#f0934f", "#5fc17c", "#c08ad6", "#ef6a6f", "#b9a794", "#4cc0cc", "#d9bb55"),
+               strict=True)),
+}  # fmt: skip
+"""Each colour of the figures, and what it is for readers of dark pages."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,9 +97,22 @@ def save(figures: Sequence[Drawn], folder: Path) -> None:
     for one in figures:
         with (
             matplotlib.rc_context({"svg.hashsalt": one.name, "svg.fonttype": "none"}),
-            files.atomic_write(folder / one.name) as file,
+            io.StringIO() as buffer,
         ):
-            one.figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+            one.figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+            files.write_text(folder / one.name, _add_dark_form(buffer.getvalue()))
+
+
+def _add_dark_form(svg: str) -> str:
+    """Add the colours for readers of dark pages to a figure."""
+    rules = [
+        f'[style*="{part}: {light}"] {{ {part}: {dark} !important }}'
+        for light, dark in _DARK_FORM.items()
+        for part in ("fill", "stroke")
+        if f"{part}: {light}" in svg
+    ]
+    rules.append(f'text:not([style*="fill:"]) {{ fill: {_DARK_FORM["#000000"]} }}')
+    return svg.replace("</style>", f"\n@media (prefers-color-scheme: dark) {{ {' '.join(rules)} }}</style>", 1)
 
 
 # ---- effects of a paper ----------------------------------------------------------------------------------------------
@@ -106,14 +126,14 @@ def _effects(claims: Claims, judged: Sequence[Judged]) -> Iterator[Drawn]:
         groups = [group for group in groups if group]
         if not groups:
             continue
-        figure = make_figure(9.2, 0.9 + 0.26 * max(map(len, groups)))
+        figure = make_figure(9.2, 1.2 + 0.29 * max(map(len, groups)))
         for place, group in enumerate(groups, 1):
             _forest(figure.add_subplot(1, len(groups), place), group)
+        _legend_below(figure, 5)
         yield Drawn(
             f"effects-{number}-{_slug(paper)}.svg",
             f"{paper}: effects and their intervals",
-            f"{paper}: effects with their 95% intervals (green: holds, red: contradicted, brown: inconclusive); "
-            "crosses: the paper's size; dotted: zero, or the claimed bound.",
+            f"{paper}: effects with their 95% intervals.",
             figure,
             paper=paper,
         )
@@ -126,16 +146,17 @@ def _forest(axes: "Axes", group: Sequence[Judged]) -> None:
         if found is None or found.low is None or found.high is None:
             continue
         shade = _COLORS.get(one.verdict, DARK)
-        axes.plot([found.low, found.high], [y, y], color=shade, linewidth=2)
+        axes.plot([found.low, found.high], [y, y], color=shade, linewidth=2, label=one.verdict.value)
         axes.plot([found.mean], [y], "o", color=shade, markersize=4)
         if found.contrast.printed is not None:
-            axes.plot([found.contrast.printed], [y], "x", color=DARK, markersize=5)
+            axes.plot([found.contrast.printed], [y], "x", color=DARK, markersize=5, label="the paper's size")
         at = one.claim.by if one.claim.by is not None else float(ratio)
-        axes.plot([at, at], [y - 0.4, y + 0.4], color=DARK, linewidth=0.8, linestyle=":")
+        bound = "zero, or the claimed bound"
+        axes.plot([at, at], [y - 0.4, y + 0.4], color=DARK, linewidth=0.8, linestyle=":", label=bound)
     if ratio:
         _log(axes, large=False)
     _quiet(axes, "ratio" if ratio else "percentage points")
-    axes.set_yticks(range(len(group)), [one.claim.id for one in reversed(group)], fontsize=7)
+    axes.set_yticks(range(len(group)), [one.claim.id for one in reversed(group)], fontsize=9)
     axes.set_ylim(-0.6, len(group) - 0.4)
 
 
@@ -270,7 +291,7 @@ def _legend_below(figure: "Figure", most: int = 4) -> None:
     """Say below the axes what the lines are, in as many columns as the figure is wide for."""
     handles, labels = _all_labels(figure)
     for columns in range(most, 0, -1):
-        legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+        legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
         if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
             return
         legend.remove()

@@ -417,6 +417,26 @@ def test_figures_are_drawn_named_and_the_same_each_time(repository: Repository) 
     assert {path.name for path in folder.iterdir()} == {"effects-1-paper.svg"}, "old ones go"
 
 
+def _luminance(color: str) -> float:
+    """WCAG's relative luminance of "#rrggbb"."""
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_every_colour_of_a_figure_has_a_dark_form_that_can_be_read() -> None:
+    """Lines and text have WCAG's contrast of 3 to 1 with the dark ground."""
+    for path in sorted((ROOT / PAGE.with_suffix("")).glob("*.svg")):
+        text = path.read_text()
+        dark = dict(re.findall(r'\[style\*="(?:fill|stroke): (#\w+)"\] { \w+: (#\w+) !important }', text))
+        used = set(re.findall(r"(?:fill|stroke): (#\w{6})[;\"]", text.partition("</style>")[2]))
+        assert used and used <= set(dark), path.name
+        ground = _luminance(dark["#ffffff"])
+        lines = {color: _luminance(dark[color]) for color in used - {"#ffffff", "#d9dee4"}}  # not the grid
+        assert not [color for color, light in lines.items() if (light + 0.05) / (ground + 0.05) < 3], path.name
+        assert ground < 0.02
+
+
 def test_levels_are_drawn_where_more_than_one_was_evaluated(repository: Repository) -> None:
     repository.claims(table(above("clear", "ScaleFL", "HeteroFL")))
     runs = [*drawable("HeteroFL", 0.0), *drawable("ScaleFL", 10.0)]
