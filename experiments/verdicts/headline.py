@@ -28,7 +28,7 @@ def evidence(judged: Sequence[Judged], docs: str) -> str:
     told = ", ".join(f"{counts[verdict]} {verb}" for verb, verdict in verbs.items() if counts[verdict])
     critiques = sum(one.table.paper.startswith("Critique") for one in judged)
     whose = f"{len(judged) - critiques} claims of papers" + f" and {critiques} of critiques" * bool(critiques)
-    text = f"Of {whose}, tried here at a small size, {told}: [claims and verdicts]({docs}results.md)."
+    text = f"Of {whose}, in runs of a small size, {told}: [claims and verdicts]({docs}results.md)."
     return textwrap.fill(text, WIDTH, break_long_words=False) + "\n"
 
 

@@ -631,7 +631,7 @@ def test_what_critiques_suggest_is_counted_apart(repository: Repository) -> None
     repository.claims(own, asked.replace('"Paper"', '"Critique of Paper"'))
     assert main([], repository.root) == 0
     said = " ".join((repository.root / "README.md").read_text().split())
-    assert "All 3 claims (2 of the papers, 1 of critiques): not run yet 3." in said
+    assert "Of 2 claims of papers and 1 of critiques, " in said and " 3 are not run yet: " in said
 
 
 def test_numbers_are_of_the_settings_that_claims_compare(repository: Repository) -> None:
