@@ -375,6 +375,7 @@ def _describe_first_clients(assembly: Assembly, count: int = 20) -> dict[str, An
             "level": [int(level) + 1 for level in assembly.federation.level_of[:count]],
             "samples": [len(part["train"]) for part in parts] if is_public else None,
             "class_counts": class_counts(simulation.data, parts).tolist() if is_classification and is_public else None,
+            "class_names": list(simulation.data.class_names) if is_classification and is_public else [],
         },
         **({} if attackers is None else {"hostile": list(attackers.clients)}),
     }

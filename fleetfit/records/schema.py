@@ -537,11 +537,12 @@ class EnvironmentRecord(Record):
 
 
 class ClientsRecord(Record):
-    """The first clients of a run: group and level of each, and training samples [clients, classes]."""
+    """The first clients of a run: group and level of each, samples [clients, classes] for training, and class names."""
 
     group: List[str] = []
     level: List[Count] = []
     class_counts: List[Full[Count]] | None
+    class_names: List[str] = []
 
     @model_validator(mode="after")
     def _check_classes(self) -> Self:

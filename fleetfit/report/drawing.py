@@ -153,6 +153,11 @@ def get_color(index: int) -> str:
     return COLORS[index % len(COLORS)]
 
 
+def get_level_color(index: int) -> str:
+    """Return the colour of a level, other than those of the first two rows, which `local` and `global` have."""
+    return COLORS[2 + index % (len(COLORS) - 2)]
+
+
 def get_line_style(index: int) -> str:
     """Return the line style of a row. Rows of the same colour have different styles."""
     return ("-", "--", ":", "-.")[index // len(COLORS) % 4]

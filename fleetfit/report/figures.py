@@ -44,6 +44,7 @@ from fleetfit.report.drawing import (
     add_notes,
     draw_series,
     get_color,
+    get_level_color,
     get_line_style,
     get_shade,
     label_axes,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 
 _PANEL = 3.5  # inches
 _LABEL = 24  # characters of a row's label at full size
+_CLASS = 18  # characters of a class's name
 _WIDTHS = (3.4, 1.8)  # points, so that equal lines (as for one level) are both visible
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
@@ -78,7 +80,11 @@ def draw_run(run: RunRecord) -> "dict[str, Figure]":
         "cost": draw_accuracy_over_cost(rows, _list_main_kinds([run]), title),
         "levels": draw_levels({run.method: [run.summary.levels]}, score=get_score_name(run.summary)),
         "teachers": draw_teachers(run),
-        "partition": draw_class_counts(run.class_counts[:MOST_CLIENTS], run.summary.data) if run.class_counts else None,
+        "partition": (
+            draw_class_counts(run.class_counts[:MOST_CLIENTS], run.summary.data, run.class_names)
+            if run.class_counts
+            else None
+        ),
     }
     return {name: figure for name, figure in figures.items() if figure is not None}
 
@@ -164,7 +170,7 @@ def draw_run_accuracy(run: RunRecord) -> "Figure":
     levels = [series for series in levels if any(series.curves.values())] if len(levels) > 1 else []
     for i, series in enumerate(levels):
         label = Series(f"local, {series.label}", series.curves)
-        draw_series(axes[0], label, get_shade(DARK, i, len(levels)), 1.1)
+        draw_series(axes[0], label, get_level_color(i), 1.1)
     for kind, color, width in zip(_list_main_kinds([run]), (COLORS[1], COLORS[0]), _WIDTHS, strict=True):
         draw_series(axes[0], Series(kind, {run.seed: accuracy_curve(run, kind)}), color, width)
     description = "on the server's test set" if run.is_private else "mean over clients"
@@ -292,6 +298,8 @@ def draw_levels(
 ) -> "Figure":
     """Draw each level as a rectangle, width by depth of the full model, with its local accuracy above it.
 
+    Several rows have a colour each; of one row, each level has one.
+
     Args:
         rows: The levels of each seed by row. The first seed's are drawn.
         title: The label of the setting.
@@ -308,7 +316,8 @@ def draw_levels(
             axes = figure.add_subplot(len(rows), most, r * most + i + 1)
             depth, width = level.depth / level.blocks, level.width
             axes.add_patch(Rectangle((0, 0), 1, 1, facecolor="none", edgecolor=LIGHT, linewidth=1.2))
-            axes.add_patch(Rectangle((0, 1 - depth), width, depth, facecolor=get_color(r), alpha=0.85, linewidth=0))
+            color = get_level_color(i) if len(rows) == 1 else get_color(r)
+            axes.add_patch(Rectangle((0, 1 - depth), width, depth, facecolor=color, alpha=0.85, linewidth=0))
             for exit in level.exits:
                 y = 1 - exit / level.blocks
                 axes.plot([0, width], [y, y], color="white" if exit < level.depth else DARK, linewidth=1.4)
@@ -336,12 +345,13 @@ def draw_levels(
     return figure
 
 
-def draw_class_counts(class_counts: Sequence[Sequence[int]], data: str) -> "Figure":
+def draw_class_counts(class_counts: Sequence[Sequence[int]], data: str, class_names: Sequence[str] = ()) -> "Figure":
     """Draw a dot for each client and class, with an area proportional to the number of training samples.
 
     Args:
         class_counts: Training samples [clients, classes].
         data: The data set's name.
+        class_names: Names of the classes, by default their numbers.
     """
     clients, classes = len(class_counts), len(class_counts[0])
     figure = make_figure(max(4.5, 1.4 + 0.32 * clients), max(3.0, min(9.0, 1.4 + 0.3 * classes)))
@@ -356,7 +366,9 @@ def draw_class_counts(class_counts: Sequence[Sequence[int]], data: str) -> "Figu
     label_axes(axes, "client", "class", wrap_label(title, int(12 * figure.get_figwidth())))
     axes.set(xlim=(-0.8, clients - 0.2), ylim=(-0.8, classes - 0.2))
     axes.set_xticks(range(0, clients, 1 if clients <= 20 else 5))
-    axes.set_yticks(range(0, classes, max(1, classes // 20)))
+    ticks = range(0, classes, max(1, classes // 20))
+    names = [wrap_label(class_names[c], _CLASS, 1) if class_names else str(c) for c in ticks]
+    axes.set_yticks(ticks, names, parse_math=False)
     return figure
 
 
@@ -368,7 +380,7 @@ def draw_teachers(run: RunRecord) -> "Figure | None":
 
     Left: accuracy of each exit in the last evaluation. Middle: training steps with each exit as teacher, on the clients
     of the largest level, in the last round with some, as in the paper. Right: the same for all rounds and levels, with
-    a shade for each level.
+    a colour for each level.
 
     Returns:
         The figure; None if the run's method does not count teachers.
@@ -392,11 +404,13 @@ def draw_teachers(run: RunRecord) -> "Figure | None":
     _draw_exit_accuracy(left, run)
     label_axes(middle, "exit after block", "steps as teacher", f"level {levels[-1]} in round {last}")
     label_axes(right, "exit after block", "steps as teacher", f"all levels in {len(rounds)} rounds")
+    for axes in (middle, right):
+        axes.locator_params(axis="y", integer=True)
     for axes, by_level in ((middle, {levels[-1]: rounds[last][levels[-1]]}), (right, totals)):
         below = [0] * len(exits)
         for level, by_exit in by_level.items():
             heights = [by_exit.get(str(exit), 0) for exit in exits]
-            shade = get_shade(COLORS[0], levels.index(level), len(levels))
+            shade = get_level_color(levels.index(level))
             axes.bar(range(len(exits)), heights, bottom=below, color=shade, width=0.7, label=level)
             below = [low + height for low, height in zip(below, heights, strict=True)]
         axes.set_xticks(range(len(exits)), [str(exit) for exit in exits])

@@ -211,6 +211,13 @@ class RunRecord:
         """Training samples [clients, classes] of the first clients; empty without classes."""
         return (self.fleet.first.class_counts or []) if self.fleet is not None else []
 
+    @property
+    def class_names(self) -> Sequence[str]:
+        """A name for each class of `class_counts`; its number where the run has no names."""
+        classes = len(self.class_counts[0]) if self.class_counts else 0
+        names = self.fleet.first.class_names if self.fleet is not None else []
+        return names if len(names) == classes else [str(c) for c in range(classes)]
+
     def get_setting(self, *keys: str, default: Any = "") -> Any:
         """Return a value of the configuration by its keys."""
         value: Any = self.config

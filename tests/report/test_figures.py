@@ -270,6 +270,26 @@ def test_a_dots_area_follows_the_count_and_no_samples_have_no_dot() -> None:
     assert sizes[2] == pytest.approx(2 * sizes[1])
 
 
+def test_a_class_has_its_name_on_the_axis(tmp_path: Path) -> None:
+    counts = [[4, 0, 1], [1, 2, 0]]
+    named = figures.draw_class_counts(counts, "pets", ["cat", r"$\dog$", "a name of many more letters"]).axes[0]
+    *short, long = [label.get_text() for label in named.get_yticklabels()]
+    drawing.save_figure(named.get_figure(), tmp_path / "classes.png")  # no mathematics in a name
+    assert short == ["cat", r"$\dog$"] and long.startswith("a name of") and len(long) <= 18
+    assert [label.get_text() for label in figures.draw_class_counts(counts, "pets").axes[0].get_yticklabels()] == list(
+        "012"
+    )
+
+
+@pytest.mark.parametrize("count", [2, 4, 6])
+def test_levels_have_colours_of_their_own(count: int) -> None:
+    levels = [{**LEVELS[0], "level": str(i + 1), "width": 0.5 + 0.05 * i} for i in range(count)]
+    axes = figures.draw_levels({"a": [shapes(*levels)]}).axes
+    assert len({one.patches[1].get_facecolor() for one in axes}) == count
+    rows = figures.draw_levels({"a": [shapes(*levels)], "b": [shapes(*levels)]}).axes
+    assert len({one.patches[1].get_facecolor() for one in rows}) == 2, "of several rows, each has one"
+
+
 def test_a_runs_figures_are_files(tmp_path: Path) -> None:
     drawn = figures.draw_run(make_run_record(SUMMARY, METRICS, [[1, 2], [3, 0]]))
     files = drawing.save_figures(drawn, tmp_path / "plots")

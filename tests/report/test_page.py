@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support import raises
 
@@ -198,6 +199,42 @@ def test_the_partition_is_drawn_from_the_counts(finished: Path) -> None:
     (dots,) = read(finished / "report.html").plots["partition"]["data"]
     found = dict(zip(zip(dots["x"], dots["y"], strict=True), dots["text"], strict=True))
     assert found == {(k, c): n for k, row in enumerate(counts) for c, n in enumerate(row) if n}
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["cat", "dog"], ["cat", "dog"]),
+        (["<b>cat</b>", "a & b"], ["&lt;b&gt;cat&lt;/b&gt;", "a &amp; b"]),
+        ([], ["0", "1"]),
+        (["cat"], ["0", "1"]),
+    ],
+)
+def test_classes_have_their_names(copied: Path, names: list[str], shown: list[str]) -> None:
+    fleet = json.loads((copied / "fleet.json").read_text())
+    fleet["first"] |= {"class_counts": [[3, 0], [1, 2]], "class_names": names}
+    (copied / "fleet.json").write_text(json.dumps(fleet))
+    plot = read(page.write_report(copied)).plots["partition"]
+    assert plot["layout"]["yaxis"]["ticktext"] == shown and plot["layout"]["yaxis"]["tickvals"] == [0, 1]
+    [trace] = plot["data"]
+    assert [trace["customdata"][i] for i, c in enumerate(trace["y"]) if c == 1] == [shown[1]]
+
+
+def test_a_run_keeps_the_names_of_its_classes(tmp_path: Path) -> None:
+    table = {"a": np.arange(60.0) % 7, "label": np.array(["rose", "lily", "oak"] * 20)}
+    run = ff.run(data=table, rounds=1, overrides=["data.partition.clients=2"], out=tmp_path / "run")
+    assert json.loads((run.folder / "fleet.json").read_text())["first"]["class_names"] == ["lily", "oak", "rose"]
+
+
+@pytest.mark.parametrize(("clients", "step"), [(1, 1), (3, 1), (12, 1), (13, None)])
+def test_counts_of_clients_have_whole_ticks(finished: Path, clients: int, step: int | None) -> None:
+    record = read_run(finished)
+    rounds = [
+        RoundRecord.load({**one.dump(), "train": {**one.train.dump(), "by_level": {"1": clients}}, "failures": []})
+        for one in record.rounds
+    ]
+    plot = participants.plot_participation(rounds)
+    assert plot is not None and plot.layout["yaxis"].get("dtick") == step
 
 
 def test_a_run_that_is_not_finished_has_a_page_too(copied: Path) -> None:

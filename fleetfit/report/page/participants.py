@@ -81,7 +81,7 @@ def plot_participation(reports: Sequence[RoundRecord]) -> Plot | None:
     caption = "Clients whose update was received, by trained level; above them, clients that failed."
     if size > 1:
         caption += f" Each bar is the mean of {size} rounds."
-    y = PlotAxis("clients", zero=True)
+    y = PlotAxis("clients", zero=True, whole=True)
     return plot_stacked_bars("took-part", "Clients in each round", bars, ROUNDS, y, caption)
 
 
@@ -234,7 +234,7 @@ def make_partitions_section(rows: Sequence[RowRecord]) -> PageSection | None:
 def _identify_partition(row: RowRecord) -> str:
     """Return a text that is equal for rows whose first seeds have the same clients."""
     seed, run = row.runs[0]
-    return repr((seed, run.summary.data, run.is_private, run.class_counts))
+    return repr((seed, run.summary.data, run.is_private, run.class_counts, run.class_names))
 
 
 def plot_partition(run: RunRecord, name: str = "partition") -> Plot | None:
@@ -247,7 +247,7 @@ def plot_partition(run: RunRecord, name: str = "partition") -> Plot | None:
         f"the first {len(counts)} of {total}" if total is not None and total > len(counts) else f"all {len(counts)}"
     )
     caption = f"Training samples by class of {extent} clients; area: number of samples, the largest {largest}."
-    return plot_class_counts(name, "Classes of the clients", counts, caption)
+    return plot_class_counts(name, "Classes of the clients", counts, run.class_names, caption)
 
 
 def _make_group_table(fleet: FleetRecord) -> Table | None:

@@ -19,12 +19,13 @@ COLORS = 8
 """The number of colours."""
 FAILURE_COLOR = 1
 """The colour of failures: vermilion."""
-_LEVEL_COLORS = (0, 2, 4, 5, 3, 6, 7)
+_LEVEL_COLORS = (0, 2, 4, 3, 6, 7, 5)
 MOST_MARKERS = 40
 """The number of points of a line with markers, at most."""
 _MOST_POINTS = 60_000  # points of all lines of a page together, approximately
 _LABEL = 80  # characters
-_FEW = 12  # rounds with a tick each, at most
+_CLASS = 18  # characters of a class on an axis
+_FEW = 12  # whole numbers with a tick each, at most
 
 T = TypeVar("T")
 
@@ -61,7 +62,7 @@ class PlotAxis:
         unit: Unit after a number in the text of a point.
         digits: Decimals of numbers in that text.
         zero: Whether the axis begins at zero.
-        whole: Whether it has whole numbers, such as rounds.
+        whole: Whether it has whole numbers, such as rounds or clients.
     """
 
     title: str
@@ -96,13 +97,15 @@ def _make_plot(
     labels: int,
     **layout: Any,
 ) -> Plot:
-    """Return a plot with two axes. Up to `_FEW` rounds have a tick each."""
+    """Return a plot with two axes. Whole numbers up to `_FEW` have a tick each."""
     x, y = axes
-    across = x.to_layout()
+    across, up = x.to_layout(), y.to_layout()
     if x.whole and max((x_value for trace in traces for x_value in trace["x"]), default=0) <= _FEW:
         across["dtick"] = 1
+    if y.whole and sum(max(trace["y"]) for trace in traces) <= _FEW:  # stacked at most
+        up["dtick"] = 1
     height = 320 + 18 * max(0, labels - 3)  # the legend is below the plot
-    return Plot(name, title, traces, {"xaxis": across, "yaxis": y.to_layout(), **layout}, caption, height)
+    return Plot(name, title, traces, {"xaxis": across, "yaxis": up, **layout}, caption, height)
 
 
 # ---- curves ----------------------------------------------------------------------------------------------------------
@@ -289,13 +292,16 @@ def plot_dots(
     return replace(plot, layout={**plot.layout, "xaxis": {**plot.layout["xaxis"], **order}})
 
 
-def plot_class_counts(name: str, title: str, counts: Sequence[Sequence[int]], caption: str) -> Plot | None:
+def plot_class_counts(
+    name: str, title: str, counts: Sequence[Sequence[int]], class_names: Sequence[str], caption: str
+) -> Plot | None:
     """Return a plot with a dot for each client and class, with an area proportional to the samples.
 
     Args:
         name: Of the plot.
         title: Above it.
         counts: Training samples [clients, classes].
+        class_names: Of the classes.
         caption: Below it.
     """
     dots = [(k, c, n) for k, row in enumerate(counts) for c, n in enumerate(row) if n]
@@ -306,12 +312,15 @@ def plot_class_counts(name: str, title: str, counts: Sequence[Sequence[int]], ca
     trace: Mapping[str, Any] = {
         "type": "scatter", "mode": "markers", "name": "samples",
         "x": [k for k, _, _ in dots], "y": [c for _, c, _ in dots], "text": [n for *_, n in dots],
+        "customdata": [escape_label(class_names[c]) for _, c, _ in dots],
         "marker": {"color": get_color(0, 0.75),
                    "size": [max(2.0, round(widest * (n / largest) ** 0.5, 1)) for *_, n in dots]},
-        "hovertemplate": "client %{x}, class %{y}: %{text} samples<extra></extra>", "showlegend": False,
+        "hovertemplate": "client %{x}, class %{customdata}: %{text} samples<extra></extra>", "showlegend": False,
     }  # fmt: skip
     x, y = PlotAxis("client").to_layout(), PlotAxis("class").to_layout()
     x |= {"range": [-0.8, clients - 0.2], "dtick": 1 if clients <= 20 else 5}
-    y |= {"range": [-0.8, classes - 0.2], "dtick": max(1, classes // 20)}
+    ticks = range(0, classes, max(1, classes // 20))
+    labels = [escape_label(truncate(class_names[c], _CLASS)) for c in ticks]
+    y |= {"range": [-0.8, classes - 0.2], "tickvals": [*ticks], "ticktext": labels}
     height = max(300, min(720, 90 + int(widest * 1.1 * classes)))
     return Plot(name, title, [trace], {"xaxis": x, "yaxis": y}, caption, height)
