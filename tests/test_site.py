@@ -5,6 +5,7 @@ import re
 import runpy
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -138,6 +139,23 @@ def test_a_page_of_several_parts_has_one_title(repository: dict[str, Any]) -> No
     made = repository["with_one_title"](page)
     assert made == "# A\n\n### b\n\n```sh\n# c\n```\n\n## D\n\n### e\n"
     assert repository["with_one_title"]("# A\n\n## b\n") == "# A\n\n## b\n"
+
+
+@pytest.mark.parametrize(
+    ("uri", "is_aside"),
+    [
+        ("data.md", False), ("notebooks/first-run.md", False), ("adr/0024-a.md", True),
+        ("repository/experiments/LOG.md", True), ("repository/fleetfit/rounds.py.md", True), ("results.md", True),
+    ],
+)  # fmt: skip
+def test_sources_logs_and_decisions_are_last_in_the_search(
+    repository: dict[str, Any], uri: str, is_aside: bool
+) -> None:
+    """The least score of a user's page, a word of its text, is above the most of another one, a word of its title."""
+    page = SimpleNamespace(file=SimpleNamespace(src_uri=uri), meta={})
+    repository["on_page_markdown"]("# a", page=page, config=None, files=None)
+    boost = page.meta.get("search", {}).get("boost", 1)
+    assert (boost * 1000 < 0.1) if is_aside else boost == 1
 
 
 # ---- notebooks -----------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = "docs/"
 SHOWN = {".py": "python", ".toml": "toml", ".cff": "yaml", ".yml": "yaml", ".yaml": "yaml", ".sh": "sh", ".ini": "ini"}
-ASIDE = ("repository/", "adr/")
-"""Sources, logs and decisions: the search shows them where no other page fits."""
+ASIDE = ("repository/", "adr/", "results.md", "papers.md", "paper-tables.md", "architecture.md")
+"""Sources, logs, decisions and evidence: the search shows them below all other pages."""
 FENCE = re.compile(r"^(```|~~~).*?^\1[ \t]*$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 
@@ -112,7 +112,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
     """Let links into the repository lead to where the site has it."""
     uri = page.file.src_uri
     if uri.startswith(ASIDE):
-        page.meta["search"] = {"boost": 0.01}
+        page.meta["search"] = {"boost": 1e-6}  # a word of a title counts a thousand times
     markdown = with_one_title(markdown)
 
     def moved(link: re.Match[str]) -> str:
