@@ -24,6 +24,7 @@ from fleetfit.api.inference import load_other_data, prepare_export
 from fleetfit.cli import main
 from fleetfit.cli.listing import make_key_table
 from fleetfit.config import load_experiment
+from fleetfit.config.build.data import build_data
 from fleetfit.data.files.detect import detect_format
 from fleetfit.data.files.table import table
 from fleetfit.data.files.text import text as read_text_table
@@ -257,9 +258,10 @@ def test_from_memory(tmp_path: Path) -> None:
     assert ff.load(run.folder, data=(IRIS.data, names)).accuracy("local") == run.accuracy("local")
     assert not ff.resume(run.folder, data=(IRIS.data, names)).assembly.data.columns  # type: ignore[union-attr]
     frame = pandas.DataFrame(IRIS.data, columns=IRIS.feature_names).assign(kind=names)
-    table = load_experiment(data=frame).data.name
+    table = build_data(load_experiment(data=frame).data)
     assert table.class_names == tuple(IRIS.target_names) and table.columns
-    pair = load_experiment(data=((IRIS.data[:100], IRIS.target[:100]), (IRIS.data[100:], IRIS.target[100:]))).data.name
+    own_test = ((IRIS.data[:100], IRIS.target[:100]), (IRIS.data[100:], IRIS.target[100:]))
+    pair = build_data(load_experiment(data=own_test).data)
     assert pair.splits["test"].tolist() == list(range(100, 150))
 
 

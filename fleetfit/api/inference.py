@@ -357,7 +357,8 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
 def _load_evaluation_data(run: TrainedRun, section: Any) -> Data | None:
     """Load data at a path or in memory, prepared like the run's; None for a data set or `Data`."""
     run_data = run.assembly.data
-    memory = read_memory(section)
+    is_named = isinstance(section, Mapping) and not isinstance(section.get("name", ""), str)
+    memory = read_memory(section["name"] if is_named else section)
     if isinstance(memory, Samples) and isinstance(run_data, Data):
         return prepare_arrays(*(memory.test or memory.train), run_data)
     if isinstance(memory, TableSplits):

@@ -26,7 +26,7 @@ from fleetfit.config import Assembly, Experiment, assemble, load_experiment
 from fleetfit.config.build.run import assemble_fleet
 from fleetfit.config.detect import wrap_in_memory_data
 from fleetfit.config.dump import find_object_sections
-from fleetfit.data import Data
+from fleetfit.data import Data, DataInMemory
 from fleetfit.errors import RunError
 from fleetfit.layout import predictions
 from fleetfit.markup import escape_html
@@ -446,7 +446,7 @@ def load(folder: str | Path, **sections: Any) -> Run:
     if isinstance(engine, dict) and engine.get("speed", "exact") == "exact":
         engine.setdefault("memory_format", "contiguous")  # the run started before rules chose it
     if "data" in sections:
-        sections["data"] = wrap_in_memory_data(sections["data"], read_sample_shape(files))
+        sections["data"] = _restore_keys(table["data"], wrap_in_memory_data(sections["data"], read_sample_shape(files)))
     missing = [section for section in find_object_sections(table) if section not in sections]
     if missing:
         arguments = ", ".join(f"{section}=..." for section in missing)
@@ -458,6 +458,15 @@ def load(folder: str | Path, **sections: Any) -> Run:
             path=files.path,
         )
     return Run(files, load_experiment(table, is_complete=True, **sections))
+
+
+def _restore_keys(recorded: Mapping[str, Any], section: Any) -> Any:
+    """Return data in memory with the keys that the run recorded for them."""
+    if not str(recorded.get("name")).startswith(f"<{DataInMemory.__name__}"):
+        return section
+    if not isinstance(section, Mapping) or not isinstance(section.get("name"), DataInMemory):
+        return section
+    return {**{key: value for key, value in recorded.items() if key not in ("partition", "server")}, **section}
 
 
 def _use_derived_plan(files: RunFolder, table: dict[str, Any], sections: dict[str, Any]) -> None:

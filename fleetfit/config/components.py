@@ -9,6 +9,7 @@ from torch import nn
 
 from fleetfit import names
 from fleetfit.config.schema import Experiment
+from fleetfit.data import DataInMemory
 from fleetfit.data.partition import KINDS
 from fleetfit.errors import ConfigError, FleetFitError, truncate
 from fleetfit.factories import call_factory
@@ -22,7 +23,9 @@ def find_function(kind: str, name: Any, where: str = "") -> tuple[Callable[..., 
         name: The name, or an object.
         where: The section, for the key of an error, such as "[data] server".
     """
-    if callable(name):
+    if isinstance(name, DataInMemory):
+        function, label = name.make, name.label
+    elif callable(name):
         function, label = name, getattr(name, "__name__", type(name).__name__)
     else:
         key = "data.server.name" if where == "[data] server" else None
@@ -37,8 +40,8 @@ def find_function(kind: str, name: Any, where: str = "") -> tuple[Callable[..., 
 
 
 def is_factory(name: Any) -> bool:
-    """Return whether a section's name is to be called: text, a function or a class, but no object such as a module."""
-    return isinstance(name, str) or (callable(name) and not isinstance(name, nn.Module))
+    """Return whether a section's name takes its keys: text, data in memory, a function or a class, but no module."""
+    return isinstance(name, str | DataInMemory) or (callable(name) and not isinstance(name, nn.Module))
 
 
 def build_component(kind: str, name: Any, where: str, settings: Mapping[str, Any], **context: Any) -> Any:
@@ -82,6 +85,8 @@ def check_keys(experiment: Experiment) -> None:
             field_names = [key for key in type(section).model_fields if key not in _UNLISTED]
             hidden = [key for key in type(section).model_fields if key in _UNLISTED and key != "chosen"]
             field_names += ["path"] if where == "[data]" else []
+            if isinstance(section.name, DataInMemory):
+                further = dict(section.name.values)
             call_factory(
                 make_signature_stub(function), label, where, section.settings, own=field_names, hidden=hidden, **further
             )

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from fleetfit import names
 from fleetfit.config.merge import Table
 from fleetfit.config.toml import path_exists, resolve_path
-from fleetfit.data import Data
+from fleetfit.data import Data, DataInMemory
 from fleetfit.errors import ConfigError, DataError, truncate
 
 OWN_FILES = ("arrays", "images", "plain_text", "table", "text")
@@ -73,43 +72,47 @@ def _is_path(name: str, folder: Path) -> bool:
 
 
 def wrap_in_memory_data(section: Any, begun_with: Sequence[int] = ()) -> Any:
-    """Return a section `[data]` in which data in memory are wrapped as a data set.
+    """Return a section `[data]` in which `DataInMemory` stands for data in memory.
 
     Args:
-        section: Data in memory (`fleetfit.data.files.memory`), or a table with them as its name and optionally
-            `channels_last` and `vocabulary`. Anything else is returned unchanged.
+        section: Data in memory (`fleetfit.data.files.memory`), or a table with them as its name and further keys.
+            Anything else is returned unchanged.
         begun_with: Shape of a sample in the resumed run; empty for a new run.
 
     Raises:
-        DataError: The form is not accepted, or samples and labels do not match.
+        DataError: The form is not accepted.
     """
-    from fleetfit.data.files.memory import Samples, read_memory
+    from fleetfit.data.files.memory import is_column, read_memory
 
     is_named = isinstance(section, Mapping) and not isinstance(section.get("name", ""), str)
+    is_named = is_named and not is_column(section["name"])  # a table may have a column "name"
     memory = read_memory(section["name"] if is_named else section)
     if memory is None:
         return section
-    further: Table = {key: value for key, value in section.items() if key != "name"} if is_named else {}
-    if isinstance(memory, Samples):
-        from fleetfit.data.files.arrays import wrap_arrays
+    keys = {key: value for key, value in section.items() if key != "name"} if is_named else {}
+    return {**memory.name_columns(keys), "name": memory.wrap(begun_with)}
 
-        last, vocabulary = further.pop("channels_last", None), further.pop("vocabulary", 0)
-        if type(vocabulary) is not int or vocabulary < 0:
-            raise ConfigError(
-                f"[data] vocabulary: must be a whole number from 0, got {vocabulary!r}.", key="data.vocabulary"
-            )
-        data = wrap_arrays(*memory.train, memory.test, channels_last=last, begun_with=begun_with, vocabulary=vocabulary)
-        if data.task == "multi_label":  # has no classes to divide by
-            further["partition"] = {"kind": "iid", **further.get("partition", {})}
-        return {**further, "name": replace(data, notes=(describe_data(data), *data.notes))}
-    from fleetfit.data.files.table import make_data_in_memory
 
-    return {**further, "name": make_data_in_memory(memory.splits)}
+def choose_partition(data: Mapping[str, Any]) -> Table:
+    """Return the keys of `[data]` with a partition for data in memory that have several labels: no classes to divide by.
+
+    Args:
+        data: The keys of `[data]`.
+    """
+    if not isinstance(data.get("name"), DataInMemory) or load_in_memory(data).task != "multi_label":
+        return dict(data)
+    return {**data, "partition": {"kind": "iid", **data.get("partition", {})}}
+
+
+def load_in_memory(data: Mapping[str, Any]) -> Data:
+    """Return the data set of the keys of `[data]`, whose name is data in memory."""
+    loaded: Data = data["name"].load({k: v for k, v in data.items() if k not in ("name", "partition", "server")})
+    return loaded
 
 
 def sets_client_count(name: Any) -> bool:
     """Return whether the size of a data set determines the default number of clients."""
-    return isinstance(name, Data) or (isinstance(name, str) and name in OWN_FILES)
+    return isinstance(name, Data | DataInMemory) or (isinstance(name, str) and name in OWN_FILES)
 
 
 def describe_data(data: Data) -> str:
@@ -143,6 +146,8 @@ def choose_model(data: Mapping[str, Any]) -> Table:
         data: The keys of `[data]`.
     """
     name = data.get("name")
+    if isinstance(name, DataInMemory):
+        name = load_in_memory(data)
     if isinstance(name, Data):
         return _choose_by_shape(name.sample_shape, name.task, name.vocabulary)
     name = names.match_name("data", name) if isinstance(name, str) else ""

@@ -13,10 +13,11 @@ import pydantic
 from fleetfit.config import schema as schedules
 from fleetfit.config.build.fleet import check_profiles
 from fleetfit.config.build.method import build_method_spec
-from fleetfit.config.detect import choose_model, choose_training, detect_data_source
+from fleetfit.config.detect import choose_model, choose_partition, choose_training, detect_data_source
 from fleetfit.config.merge import Table, deep_merge, merge_tables
 from fleetfit.config.schema import Experiment, GroupSection, LocalSection, Overrides, ProfileSection
 from fleetfit.config.section import Section
+from fleetfit.data import DataInMemory
 from fleetfit.errors import ConfigError, did_you_mean, format_expected, truncate
 from fleetfit.method import build
 from fleetfit.values.local import OPTIMISERS
@@ -67,6 +68,9 @@ def _fill_in_data_and_model(table: Mapping[str, Any]) -> tuple[Mapping[str, Any]
     data, model = table.get("data"), table.get("model", {})
     if isinstance(data, Mapping) and data.get("path") is not None:
         data = detect_data_source(data, Path.cwd())
+        table = {**table, "data": data}
+    if isinstance(data, Mapping) and isinstance(data.get("name"), DataInMemory):
+        data = choose_partition(data)
         table = {**table, "data": data}
     if not isinstance(data, Mapping) or not isinstance(model, Mapping) or "name" in model:
         return table, ""

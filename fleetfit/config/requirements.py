@@ -14,6 +14,7 @@ from fleetfit.config.build.engine import build_level
 from fleetfit.config.components import find_function
 from fleetfit.config.schema import Experiment, LocalSection
 from fleetfit.config.section import OpenSection, Section
+from fleetfit.data import DataInMemory
 from fleetfit.data.partition import KINDS
 from fleetfit.factories import find_unused_parameters, is_default
 from fleetfit.method import FEDAVG, find_unused_parts
@@ -204,7 +205,7 @@ def _find_unused_parameters(experiment: Experiment) -> dict[str, str]:
         components.append(("cohort.choose", "selection", choose.get("name"), settings_of_choice))
     unused: dict[str, str] = {}
     for section, kind, name, settings in components:
-        if settings and (isinstance(name, str) or callable(name)):
+        if settings and (isinstance(name, str | DataInMemory) or callable(name)):
             factory, _ = find_function(kind, name)
             unused |= {f"{section}.{key}": reason for key, reason in find_unused_parameters(factory, settings).items()}
     if data.partition.kind in KINDS:

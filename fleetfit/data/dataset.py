@@ -2,7 +2,8 @@
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from fleetfit.data.augment import check_augmentation, select_samples
 from fleetfit.data.image_reader import EncodedImages
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import DataError, did_you_mean
+from fleetfit.factories import call_factory
 from fleetfit.seeds import make_torch_rng
 
 NOT_SCORED = -100
@@ -237,6 +239,34 @@ class Data:
         if self._targets is not None:
             object.__setattr__(moved, "_targets", tuple(tensor.to(device) for tensor in self._targets))
         return moved
+
+
+@dataclass(frozen=True, eq=False)
+class DataInMemory:
+    """Samples or a table in memory, in place of a name in `[data]`. The keys of the section apply to them.
+
+    Attributes:
+        label: What they are, for messages.
+        make: Returns the data set. Its parameters are the keys, except those of `values`.
+        values: Arguments of `make`.
+    """
+
+    label: str
+    make: Callable[..., Data]
+    values: Mapping[str, Any]
+    _data: dict[str, Data] = field(init=False, default_factory=dict)
+
+    def load(self, settings: Mapping[str, Any], where: str = "[data]") -> Data:
+        """Return the data set for the keys of a section. The last one is kept.
+
+        Raises:
+            FleetFitError: A key is unknown or wrong, or the values do not fit.
+        """
+        key = json.dumps(settings, sort_keys=True, default=repr)
+        if key not in self._data:
+            self._data.clear()
+            self._data[key] = call_factory(self.make, self.label, where, settings, **self.values)
+        return self._data[key]
 
 
 def _trim_padding(x: Tensor, y: Tensor, padding: int) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pandas
 import pyarrow
 import pytest
+import scipy.sparse
 import torch
 from sklearn.datasets import load_iris
 from support import raises
@@ -17,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import fleetfit as ff
 from fleetfit.config import load_experiment
+from fleetfit.config.build.data import build_data
 from fleetfit.data import Data
 from fleetfit.data.files.arrays import wrap_arrays
 from fleetfit.data.files.memory import Samples, TableSplits, read_memory
@@ -35,9 +38,7 @@ def detect(frame: Any) -> dict[str, Column]:
 
 def data_of(value: Any) -> ff.Data:
     """Return the data set that a run would train on."""
-    data = load_experiment(data=value).data.name
-    assert isinstance(data, ff.Data)
-    return data
+    return build_data(load_experiment(data=value).data)
 
 
 NUMBERS: dict[str, Callable[[], Any]] = {
@@ -283,3 +284,197 @@ def test_a_run_is_trained_evaluated_and_predicts_on_them(tmp_path: Path) -> None
     expected = pair.evaluate(data=(X, Y))["static"]
     assert pair.evaluate(data=TensorDataset(torch.tensor(X), torch.tensor(Y)))["static"] == expected
     assert isinstance(read_memory((X, Y)), Samples)
+
+
+def beside(values: Any) -> pandas.DataFrame:
+    """Return the frame of iris with a further first column of the value, or of the values, that is given."""
+    column = values if isinstance(values, pandas.Series) else pandas.Series([values] * 150)
+    return frame_of_iris().assign(more=column)[["more", "a", "b", "kind"]]
+
+
+@pytest.mark.parametrize("value", [
+    np.eye(2), torch.ones(3), torch.ones(2, dtype=torch.bfloat16), torch.ones(2, device="meta"), {"u": 1}, {1, 2},
+    (1, 2), pandas.DataFrame({"u": [1]}), b"bytes",
+])  # fmt: skip
+def test_a_column_of_several_values_is_left_out(value: Any) -> None:
+    data = data_of(beside(value))
+    assert data.sample_shape == (2,) and data.class_names == tuple(IRIS.target_names)
+    assert any("nested values: more" in note for note in data.notes)
+    with raises(DataError, '"kind"', key="label", column="kind"):
+        data_of(frame_of_iris().assign(kind=[value] * 150))
+
+
+@pytest.mark.parametrize("kind", ["series", "categories", "arrow"])
+def test_intervals_are_classes_and_categories(kind: str) -> None:
+    parts = pandas.cut(IRIS.data[:, 0], [4, 5, 6, 8])
+    label = pandas.Series(parts if kind == "categories" else pandas.arrays.IntervalArray(parts))
+    frame = frame_of_iris().assign(kind=label)
+    data = data_of(pyarrow.Table.from_pandas(frame) if kind == "arrow" else frame)
+    assert data.class_names == ("(4, 5]", "(5, 6]", "(6, 8]")
+    assert data.y.tolist() == np.digitize(IRIS.data[:, 0], [5, 6], right=True).tolist()
+    assert data_of((X, parts)).y.tolist() == data.y.tolist()
+    assert data_of(beside(label)).sample_shape == (5,)
+
+
+def test_periods_are_dates() -> None:
+    months = pandas.Series(pandas.period_range("2020-01", periods=150, freq="M"))
+    assert any("dates: more" in note for note in data_of(beside(months)).notes)
+    assert (
+        data_of((X, pandas.period_range("2020-01", periods=2, freq="M").repeat(75))).y.tolist() == [0] * 75 + [1] * 75
+    )
+
+
+@pytest.mark.parametrize("column", [pandas.Series(np.ones(150) * 1j), [torch.empty((), device="meta")] * 150])
+def test_a_column_that_cannot_be_read_is_named(column: Any) -> None:
+    with raises(DataError, '"more"', key="data", column="more"):
+        data_of({"more": list(column), "a": X[:, 0], "kind": Y})
+
+
+SAMPLES: dict[str, Callable[[], Any]] = {
+    **{kind: lambda kind=kind: getattr(scipy.sparse, kind)(X)  # type: ignore[misc]
+       for kind in ("csr_matrix", "csc_array", "coo_array", "lil_matrix")},
+    "sparse tensor": lambda: torch.tensor(X).to_sparse(),
+    "bfloat16": lambda: torch.tensor(X).bfloat16().float().bfloat16(),
+    "list of bfloat16": lambda: [torch.tensor(row).bfloat16() for row in X],
+    "half": lambda: torch.tensor(X).half(),
+    "objects": lambda: np.array([*X, None], dtype=object)[:-1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_samples_of_other_types_have_the_same_values(kind: str) -> None:
+    data = data_of((SAMPLES[kind](), Y))
+    torch.testing.assert_close(data.x.float(), torch.tensor(X), rtol=0.01 if "float" in kind else 1e-3, atol=0)  # type: ignore[union-attr]
+    for labels in (scipy.sparse.csr_matrix(Y[:, None]), np.char.encode(IRIS.target_names[Y].astype(str))):
+        assert data_of((X, labels)).y.tolist() == Y.tolist()
+    assert data_of({"x": SAMPLES[kind](), "y": Y.tolist()}).y.tolist() == Y.tolist()
+
+
+@pytest.mark.parametrize(("x", "y", "key"), [
+    (X, torch.empty(150, dtype=torch.long, device="meta"), "y"), (torch.empty(150, 4, device="meta"), Y, "x"),
+    (X * 1j, Y, "x"), (torch.tensor(X).cfloat(), Y, "x"), ([[1.0] * (1 + i % 3) for i in range(150)], Y, "x"),
+    (np.array([np.ones(1 + i % 3) for i in range(150)], dtype=object), Y, "x"), (X, [{"a": 1}] * 150, "y"),
+    (np.ma.masked_less(X, 1), Y, "x"), (X, np.ma.masked_equal(Y, 2), "y"), ((row for row in X), Y, "x"),
+    (scipy.sparse.csr_matrix((150, 1 << 40)), Y, "x"),
+])  # fmt: skip
+def test_samples_that_cannot_be_converted_are_refused(x: Any, y: Any, key: str) -> None:
+    with raises(DataError, key=key):
+        data_of((x, y))
+
+
+class Lazy:
+    """What a `polars.LazyFrame` has, for a machine without the library."""
+
+    columns = ("a", "kind")
+
+    def collect_schema(self) -> None: ...
+
+    def __getitem__(self, name: str) -> Any:
+        raise TypeError
+
+    def collect(self) -> Any:
+        table = pyarrow.table({"a": X[:, 0], "kind": IRIS.target_names[Y].astype(str)})
+        eager = type("DataFrame", (), {"columns": table.column_names, "__getitem__": table.column})()
+        type(eager).__arrow_c_stream__ = lambda self, schema=None: table.__arrow_c_stream__(schema)
+        return eager
+
+
+def test_a_lazy_table_is_collected() -> None:
+    expected = data_of({"a": X[:, 0], "kind": IRIS.target_names[Y]})
+    assert data_of(Lazy()).columns == expected.columns and data_of(Lazy().collect()).columns == expected.columns
+    with raises(DataError, key="data"):
+        read_memory(type("Broken", (), {"columns": ["a"], "__getitem__": Lazy.__getitem__})())
+
+
+# ---- keys of [data] --------------------------------------------------------------------------------------------------
+
+RNG = np.random.default_rng(3)
+VISITS = pandas.DataFrame({
+    "serial": range(300, 420), "ward": [10, 20, 30, 40] * 30, "age": RNG.normal(50, 9, 120),
+    "outcome": ["none", "mild", "cured"] * 40, "note": [f"words {i} of a nurse" for i in range(120)],
+})  # fmt: skip
+KEYS: dict[str, Any] = {"label": "outcome", "drop": ["serial"], "categories": ["ward"], "seed": 4}
+
+
+@pytest.mark.parametrize("form", [lambda: VISITS, lambda: pyarrow.Table.from_pandas(VISITS),
+                                  lambda: VISITS.to_dict("list")])  # fmt: skip
+def test_keys_apply_to_a_table_in_memory(form: Callable[[], Any]) -> None:
+    """The right values: age by pandas, four wards, labels in order of their names."""
+    by_table = data_of({"name": form(), **KEYS})
+    overrides = ["data.label=outcome", 'data.drop=["serial"]', 'data.categories=["ward"]', "data.seed=4"]
+    by_overrides = build_data(load_experiment(data=form(), overrides=overrides).data)
+    for data in (by_table, by_overrides):
+        assert data.class_names == ("cured", "mild", "none") and data.y.tolist() == [2, 1, 0] * 40
+        train = VISITS.age[data.split("train").numpy()]
+        expected = (VISITS.age - train.mean()) / train.std(ddof=0)
+        np.testing.assert_allclose(data.x[:, 4].numpy(), expected, rtol=1e-5, atol=1e-6)  # type: ignore[union-attr]
+        assert data.x[:, :4].argmax(1).tolist() == [0, 1, 2, 3] * 30  # type: ignore[union-attr]
+    assert by_table.splits["test"].tolist() == by_overrides.splits["test"].tolist()
+
+
+def test_keys_of_columns_may_be_numbers_of_a_frame() -> None:
+    frame = pandas.DataFrame(X).assign(kind=Y)
+    assert data_of({"name": frame, "label": 2, "drop": [3]}).sample_shape == (3,)
+    assert data_of({"name": frame, "label": 2}).task == "regression"
+
+
+def test_keys_apply_to_arrays_in_memory() -> None:
+    data = data_of({"name": (X, Y), "task": "regression", "test": 0.5, "validation": 0.0, "standardise": False})
+    assert data.task == "regression" and data.y[:, 0].tolist() == Y.tolist() and not data.mean
+    assert [len(data.split(name)) for name in ("train", "validation", "test")] == [75, 0, 75]
+
+
+def test_an_unknown_key_is_refused_by_name() -> None:
+    for value, key in ((VISITS, "labell"), ((X, Y), "groups")):
+        with raises(ff.errors.ConfigError, f'"{key}"', key=f"data.{key}"):
+            load_experiment(data={"name": value, key: "outcome"})
+
+
+def test_a_column_may_be_called_name() -> None:
+    data = data_of({"name": IRIS.target_names[Y].tolist(), "a": X[:, 0], "y": Y})
+    assert data.class_names == ("0", "1", "2") and data.sample_shape == (4,)
+
+
+def test_groups_and_keys_hold_in_a_run_and_when_it_is_opened(tmp_path: Path) -> None:
+    keys = {"label": "outcome", "groups": "ward", "partition": {"kind": "natural"}}
+    run = ff.run(data={"name": VISITS, **keys}, out=tmp_path / "run", **QUICK)
+    assert len(run.assembly.federation.clients) == 4  # wards
+    again = ff.load(tmp_path / "run", data=VISITS)
+    assert torch.equal(again.assembly.data.y, run.assembly.data.y)  # type: ignore[union-attr]
+    assert again.evaluate(data={"name": VISITS, "label": "outcome"})["static"]["samples"] == 120
+
+
+# ---- a Dataset that draws --------------------------------------------------------------------------------------------
+
+
+class Noisy(torch.utils.data.Dataset[Any]):
+    """Samples to which a library's generator adds noise at each read."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        self.draw = draw
+
+    def __len__(self) -> int:
+        return 90
+
+    def __getitem__(self, i: int) -> Any:
+        return X[i] + self.draw(), int(Y[i + 30])
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: float(torch.rand(())),
+                                  lambda: random.random() if random.random() < 0.3 else 0.0])  # fmt: skip
+def test_a_dataset_that_draws_is_said_to_be_read_once(draw: Callable[[], float]) -> None:
+    notes = [note for note in data_of(Noisy(draw)).notes if "Noisy" in note]
+    assert len(notes) == 1 and "augment" in notes[0]
+
+
+def test_the_second_read_leaves_the_generators_and_others_get_no_note() -> None:
+    random.seed(1)
+    data_of(Noisy(random.random))
+    after = random.random()
+    random.seed(1)
+    for _ in range(90):
+        random.random()
+    assert random.random() == after
+    assert not any("augment" in note for note in data_of(Noisy(lambda: 0.0)).notes)
+    gaps = np.where(X > 5, np.nan, X)
+    assert not read_memory(TensorDataset(torch.tensor(gaps), torch.tensor(Y))).notes  # type: ignore[union-attr]

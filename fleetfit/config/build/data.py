@@ -15,7 +15,7 @@ from fleetfit import files
 from fleetfit.config.components import build_component, find_function
 from fleetfit.config.detect import OWN_FILES, describe_data, sets_client_count
 from fleetfit.config.schema import CLIENTS, MIN_COHORT, MIN_SAMPLES, DataSection, Experiment, ServerDataSection
-from fleetfit.data import Data, drop_labels, partition
+from fleetfit.data import Data, DataInMemory, drop_labels, partition
 from fleetfit.errors import ConfigError, DataError, FleetFitError, format_cause, truncate
 from fleetfit.values import DataDescription
 
@@ -63,6 +63,8 @@ def _load(section: DataSection | ServerDataSection, where: str, settings: Mappin
     key = "data.name" if where == "[data]" else "data.server.name"
     if isinstance(section.name, Data):
         return section.name
+    if isinstance(section.name, DataInMemory):
+        return section.name.load({**section.settings, **settings}, where)
     if not isinstance(section.name, str) and not callable(section.name):
         raise ConfigError(
             f"data must be a name, a function or a fleetfit.Data, got {type(section.name).__name__}.", key=key
@@ -123,7 +125,8 @@ def describe_data_files(experiment: Experiment, data: Data | DataDescription, cl
     if not isinstance(data, Data):
         return []
     name = experiment.data.name
-    own_notes = name not in OWN_FILES or data.columns  # a table's notes describe it
+    is_own = isinstance(name, DataInMemory) or name in OWN_FILES
+    own_notes = not is_own or data.columns  # a table's notes describe it
     notes = [*([] if own_notes else [describe_data(data)]), *data.notes, *_describe_joined_labels(data.class_names)]
     if clients < CLIENTS and has_data_sized_clients(experiment):
         notes.append(

@@ -13,9 +13,10 @@ import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Annotated, Any, Literal
 
 import numpy as np
+import pydantic
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -28,6 +29,7 @@ from fleetfit.data.files.folders import list_sample_files, resolve_folder
 from fleetfit.data.splits import ALIASES, SPLITS, fill_missing_splits, make_empty_split_notes
 from fleetfit.errors import DataError, FleetFitError, did_you_mean, format_cause, truncate
 from fleetfit.factories import declare_unused
+from fleetfit.machine import free_memory
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a file of NumPy arrays")
 
@@ -177,28 +179,35 @@ def _check_keys(classes: int | None, standardise: bool, mean: tuple[float, ...],
 
 
 def wrap_arrays(
-    x: Any, y: Any, test: tuple[Any, Any] | None = None, seed: int = 0, channels_last: bool | None = None,
-    begun_with: Sequence[int] = (), vocabulary: int = 0,
+    x: Any, y: Any, test_set: tuple[Any, Any] | None = None, begun_with: Sequence[int] = (),
+    notes: Sequence[str] = (), task: Task | None = None,
+    vocabulary: Annotated[int, pydantic.Field(ge=0)] = 0, padding: int = -1,
+    channels_last: bool | None = None, standardise: bool | None = None, validation: float = 0.1, test: float = 0.2,
+    seed: int = 0, augment: str | None = None,
 ) -> Data:  # fmt: skip
     """Wrap samples and labels in memory (arrays, tensors or lists of numbers) as a data set.
-
-    Rows and series of numbers [N, D] and [N, C, L], except uint8, are standardised by the training samples. Text and
-    whole numbers as labels are classes; a matrix of the whole numbers 0 and 1 has several labels per sample; other
-    labels are a regression.
 
     Args:
         x: Samples [N, ...].
         y: Labels [N], or targets [N, targets].
-        test: Test samples and labels; None: a fifth of x. A tenth of the remaining samples is for validation.
-        seed: Seed of held out samples.
-        channels_last: Whether x is [N, ..., C], to be converted to [N, C, ...]; None: detected from its shape.
+        test_set: Test samples and labels; None: a share of x.
         begun_with: The shape of a sample in the resumed run. If x has that shape, its channels stay in place.
+        notes: Sentences on how they were read.
+        task: The task; None: text and whole numbers as labels are classes; a matrix of the whole numbers 0 and 1 has
+            several labels per sample; other labels are a regression.
         vocabulary: Above 0: x holds tokens in 0..vocabulary-1.
+        padding: As of `arrays`.
+        channels_last: As of `arrays`.
+        standardise: As of `arrays`; None: for rows and series of numbers [N, D] and [N, C, L], except uint8.
+        validation: As of `arrays`.
+        test: As of `arrays`.
+        seed: As of `arrays`.
+        augment: As of `arrays`.
 
     Raises:
         DataError: Samples and labels do not match, or the place of the channels is ambiguous.
     """
-    parts = {"train": (x, y)} | ({} if test is None else {"test": test})
+    parts = {"train": (x, y)} | ({} if test_set is None else {"test": test_set})
     samples = {split: as_array(pair[0], "x") for split, pair in parts.items()}
     labels = {split: as_array(pair[1], "y") for split, pair in parts.items()}
     for split in parts:
@@ -219,33 +228,28 @@ def wrap_arrays(
                     key=name,
                 )
     whole, answers = (np.concatenate([*arrays.values()]) for arrays in (samples, labels))
-    answers = answers[:, 0] if answers.ndim == 2 and answers.shape[1] == 1 else answers
-    task: Task = "classification"
-    if answers.dtype.kind == "f":
-        fractions = answers.ndim > 1 or bool((answers != np.floor(answers)).any())
-        task, answers = ("regression", answers) if fractions else ("classification", answers.astype(np.int64))
+    task, answers = _choose_task(answers, task)
     names: tuple[str, ...] = ()
-    if has_several_labels(answers):
-        task = "multi_label"
     if task == "classification" and answers.dtype.kind in "iuUb":
         codes, values = _encode_values(answers.astype(np.int64) if answers.dtype.kind == "b" else answers, "labels")
         contiguous = answers.dtype.kind != "U" and values == tuple(map(str, range(len(values))))
         answers, names = codes, () if contiguous else values
-    target, count, _ = _convert_labels(answers, task, None)
+    target, count, _ = _convert_labels(answers, task, (vocabulary or None) if task == "next_token" else None)
     sizes = {split: len(rows) for split, rows in samples.items()}
-    notes = [*make_empty_split_notes("data=(x, y)", sizes)]
+    notes = [*notes, *make_empty_split_notes("data=(x, y)", sizes)]
     last = bool(channels_last)
     if channels_last is None and whole.shape[1:] != tuple(begun_with):
         last = is_channels_last(whole, "data=(x, y): x")
         notes += _describe_channels("data=(x, y): x", whole, last)
-    xs = convert_samples(whole, tokens=vocabulary > 0, channels_last=last)
+    xs = convert_samples(whole, tokens=vocabulary > 0 or task == "next_token", channels_last=last)
     notes += _describe_binary_targets(answers) if task == "regression" else []
-    splits = fill_missing_splits(sizes, _choose_strata(None, target, task, len(xs)), 0.1, 0.2, seed)
-    standard = xs.is_floating_point() and xs.ndim in (2, 3)
-    mean, std = _compute_statistics(xs, splits["train"]) if standard else ((), ())
+    splits = fill_missing_splits(sizes, _choose_strata(None, target, task, len(xs)), validation, test, seed)
+    if standardise is None:
+        standardise = xs.is_floating_point() and xs.ndim in (2, 3)
+    mean, std = _compute_statistics(xs, splits["train"]) if standardise else ((), ())
     indices = {split: torch.from_numpy(rows) for split, rows in splits.items()}
     return Data("own-data", xs, target, indices, count, class_names=names, mean=mean, std=std, task=task,
-                notes=tuple(notes), vocabulary=vocabulary,
+                notes=tuple(notes), vocabulary=vocabulary, padding=padding, augment=augment,
                 exact_targets=_keep_digits(answers, target) if task == "regression" else None)  # fmt: skip
 
 
@@ -256,6 +260,19 @@ def _describe_binary_targets(y: NDArray[Any]) -> list[str]:
     if _is_one_hot(y):
         return [f"{start} each row has a single 1, like one-hot labels. For classes, pass y.argmax(1)."]
     return [f'{start} has only 0 and 1. For several labels per sample (task = "multi_label"), pass y.astype(int).']
+
+
+def _choose_task(answers: NDArray[Any], task: Task | None) -> tuple[Task, NDArray[Any]]:
+    """Return the task, by the labels if it is None, and the labels; those of classes as whole numbers."""
+    answers = answers[:, 0] if answers.ndim == 2 and answers.shape[1] == 1 else answers
+    has_fractions = answers.dtype.kind == "f" and bool((answers != np.floor(answers)).any())
+    if task is None:
+        is_classes = not has_fractions and (answers.dtype.kind != "f" or answers.ndim == 1)
+        task = "classification" if is_classes else "regression"
+        task = "multi_label" if has_several_labels(answers) else task
+    if task != "regression" and answers.dtype.kind == "f" and not has_fractions:
+        answers = answers.astype(np.int64)
+    return task, answers
 
 
 def as_array(values: Any, name: str) -> NDArray[Any]:
@@ -269,25 +286,69 @@ def as_array(values: Any, name: str) -> NDArray[Any]:
         DataError: The values are of another kind, or a row has no value.
     """
     try:
-        array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    except (ValueError, TypeError) as error:
+        array = to_array(values)
+        array = _convert_objects(array, name) if array.dtype.kind == "O" and array.size else array
+    except DataError:
+        raise
+    except Exception as error:  # arrays of other libraries may raise any error
         raise DataError(
-            f"data=(x, y): {name} cannot be converted to an array: {format_cause(error)}.", key=name
+            f"data=(x, y): {name} cannot be converted to an array: {format_cause(error).rstrip('.!')}. Pass numbers"
+            f"{_OR_TEXT[name]}, with the same shape for each sample.",
+            key=name,
         ) from None
-    if array.dtype.kind == "O" and array.size:
-        array = _convert_objects(array, name)
     if array.dtype.kind not in "biufU" or (name == "x" and array.dtype.kind == "U"):
+        remedy = "For a table with numbers and categories, pass data=frame, a DataFrame that includes the label."
+        if array.dtype.kind == "c":
+            remedy = "Pass real and imaginary parts as two channels: np.stack([x.real, x.imag], 1)."
         raise DataError(
-            f"data=(x, y): {name} must have numbers{' or text' if name == 'y' else ''}, got {array.dtype}. For a "
-            "table with numbers and categories, pass data=frame, a DataFrame that includes the label.",
+            f"data=(x, y): {name} must have numbers{_OR_TEXT[name]}, got {array.dtype}. {remedy}",
             key=name,
         )
+    return array
+
+
+_OR_TEXT = {"x": "", "y": " or text"}
+
+
+def is_sparse(values: Any) -> bool:
+    """Return whether values are a sparse matrix or array of SciPy."""
+    return hasattr(values, "toarray") and hasattr(values, "nnz")
+
+
+def to_array(values: Any) -> NDArray[Any]:
+    """Return values of any library as an array: sparse ones dense, missing ones of a masked array as NaN.
+
+    Raises:
+        DataError: A sparse matrix is larger than the free memory.
+        Exception: They cannot be converted.
+    """
+    if isinstance(values, list | tuple) and values and all(isinstance(value, Tensor) for value in values):
+        values = torch.stack([value.detach() for value in values])
+    if isinstance(values, Tensor):
+        values = values.detach().to_dense().cpu()
+        return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    if is_sparse(values):
+        needs, free = math.prod(values.shape) * values.dtype.itemsize, free_memory(torch.device("cpu"))
+        if needs > free:
+            raise DataError(
+                f"data=(x, y): a sparse matrix {list(values.shape)} takes {needs / 1e9:,.0f} GB as an array, but "
+                f"{free / 1e9:,.0f} GB are free. Keep fewer columns, such as by sklearn's TruncatedSVD.",
+                key="x",
+            )
+        values = values.toarray()
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        values = values.astype(np.float64).filled(np.nan)
+    array = np.asarray(values)
+    if array.dtype.kind in "ST":
+        return np.char.decode(array, "utf-8") if array.dtype.kind == "S" else np.array(array.tolist(), str)
     return array
 
 
 def _convert_objects(array: NDArray[Any], name: str) -> NDArray[Any]:
     """Convert Python objects, such as those of nullable columns of pandas, to numbers or text."""
     values = array.ravel().tolist()
+    if any(hasattr(value, "__len__") and not isinstance(value, str | bytes) for value in values):
+        return np.stack([to_array(value) for value in values]).reshape(*array.shape, *to_array(values[0]).shape)
     missing = [
         i for i, value in enumerate(values) if value is None or type(value).__name__ == "NAType" or value != value
     ]
@@ -299,7 +360,7 @@ def _convert_objects(array: NDArray[Any], name: str) -> NDArray[Any]:
             key=name,
             row=row,
         )
-    if all(isinstance(value, str) for value in values):
+    if name == "y" and all(type(value).__name__ in ("str", "Interval", "Period") for value in values):
         return array.astype(str)
     if all(isinstance(value, bool | np.bool_) for value in values):
         return array.astype(bool)
@@ -315,20 +376,16 @@ def prepare_arrays(x: Any, y: Any, run_data: Data) -> Data:
     Args:
         x: Samples [N, ...], arrays, tensors or lists of numbers.
         y: Labels [N], or targets [N, targets].
-        run_data: The run's data, of classes or numbers.
+        run_data: The run's data.
 
     Raises:
         DataError: They are of another kind, or a label is not a class of the run.
     """
-    if run_data.task not in ("classification", "regression"):
-        raise DataError(
-            f"data=(x, y) is for classes or numbers, but the task of the run is {run_data.task}. Name a path.",
-            key="data",
-        )
     array, labels = as_array(x, "x"), as_array(y, "y")
     shape = tuple(run_data.x.shape[1:])
     channels_last = array.ndim > 3 and array.shape[1:] != shape and (array.shape[-1], *array.shape[1:-1]) == shape
-    samples = convert_samples(array, tokens=False, channels_last=channels_last)
+    tokens = run_data.x.dtype == torch.int64
+    samples = convert_samples(array, tokens, channels_last)
     if len(samples) != len(labels):
         raise DataError(f"data=(x, y): x has {len(samples)} samples, but y has {len(labels)} labels.", key="y")
     if run_data.resize is None and tuple(samples.shape[1:]) != shape:
@@ -343,11 +400,16 @@ def prepare_arrays(x: Any, y: Any, run_data: Data) -> Data:
     if position := find_not_finite(array):
         _LOG.warning("data=(x, y): x is not finite in %s. Scores on these samples are meaningless.", position)
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    if run_data.task == "classification":
+        y = _encode_classes(labels, run_data)
+    elif run_data.task == "regression":
+        y = _convert_targets(labels, run_data)
+    else:
+        y = _convert_labels(labels, run_data.task, run_data.classes)[0]
     return Data(
-        "own-data", samples,
-        _convert_targets(labels, run_data) if run_data.task == "regression" else _encode_classes(labels, run_data),
-        {"test": torch.arange(len(samples))}, run_data.classes, class_names=run_data.class_names,
-        mean=run_data.mean, std=run_data.std, task=run_data.task, resize=run_data.resize,
+        "own-data", samples, y, {"test": torch.arange(len(samples))}, run_data.classes,
+        class_names=run_data.class_names, mean=run_data.mean, std=run_data.std, task=run_data.task,
+        resize=run_data.resize, vocabulary=run_data.vocabulary, padding=run_data.padding,
         targets=tuple(tuple(m.tolist()) for m in run_data.target_scale) if run_data.task == "regression" else (),
     )  # fmt: skip
 

@@ -1,6 +1,8 @@
 """Data in memory for `data=`: tables, pairs of arrays, data sets of PyTorch and Hugging Face."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,15 +11,23 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from fleetfit.data.dataset import Data
+from fleetfit.data.dataset import Data, DataInMemory
+from fleetfit.data.files.arrays import is_sparse, to_array, wrap_arrays
+from fleetfit.data.files.table import check_names, make_data_in_memory
 from fleetfit.data.splits import ALIASES
 from fleetfit.errors import DataError, format_cause, truncate
+from fleetfit.seeds import isolate_rng
 
 ACCEPTED = (
     "(x, y) or ((x, y), (x_test, y_test)) of arrays, tensors or lists; a dict of arrays with x and y, or x_train, "
     "y_train, x_test and y_test; a table (a DataFrame, a pyarrow.Table, a dict of columns or a datasets.Dataset), with "
     "the label among its columns; a torch Dataset of pairs (sample, label); a fleetfit.Data; or a path"
 )
+
+
+_SAMPLES = ({"x", "y"}, {"x_train", "y_train"}, {"x_train", "y_train", "x_test", "y_test"})
+_READ_TWICE = 32  # samples of a Dataset
+_FEWEST_ROWS = 10  # of a table of lists; shorter lists may be keys of [data], such as mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,10 +37,21 @@ class Samples:
     Attributes:
         train: Samples [N, ...] and labels [N].
         test: The same for testing; None: they are held out.
+        notes: Sentences on how they were read.
     """
 
     train: tuple[Any, Any]
     test: tuple[Any, Any] | None = None
+    notes: tuple[str, ...] = ()
+
+    def wrap(self, begun_with: Sequence[int] = ()) -> DataInMemory:
+        """Return them for `[data]`; `begun_with` is the shape of a sample in the resumed run."""
+        values = {"x": self.train[0], "y": self.train[1], "test_set": self.test, "notes": self.notes}
+        return DataInMemory("arrays in memory", wrap_arrays, {**values, "begun_with": tuple(begun_with)})
+
+    def name_columns(self, keys: Mapping[str, Any]) -> dict[str, Any]:
+        """Return keys of `[data]` unchanged: samples have no columns."""
+        return dict(keys)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +64,21 @@ class TableSplits:
 
     splits: dict[str, Any]
 
+    def wrap(self, begun_with: Sequence[int] = ()) -> DataInMemory:
+        """Return them for `[data]`; `begun_with` has no effect on a table."""
+        return DataInMemory("table in memory", make_data_in_memory, {"splits": self.splits})
+
+    def name_columns(self, keys: Mapping[str, Any]) -> dict[str, Any]:
+        """Return keys of `[data]` with the names of columns as text: a DataFrame may number its columns."""
+        named = dict(keys)
+        for key in ("label", "groups", "categories", "drop"):
+            value = keys.get(key)
+            if isinstance(value, int):
+                named[key] = str(value)
+            elif value is not None and not isinstance(value, str):
+                named[key] = [str(name) for name in value]
+        return named
+
 
 def read_memory(value: Any) -> Samples | TableSplits | None:
     """Return data in memory as samples or a table; None for anything else, such as a path or keys of `[data]`.
@@ -50,7 +86,16 @@ def read_memory(value: Any) -> Samples | TableSplits | None:
     Raises:
         DataError: The form is not accepted.
     """
-    if value is None or isinstance(value, str | Data | type):
+    try:
+        return _read_memory(value)
+    except DataError:
+        raise
+    except Exception as error:  # objects of other libraries may raise any error
+        raise _refuse(f"a {type(value).__name__} that cannot be read ({format_cause(error)})") from error
+
+
+def _read_memory(value: Any) -> Samples | TableSplits | None:
+    if value is None or isinstance(value, str | Data | DataInMemory | type):
         return None
     if isinstance(value, tuple) and len(value) == 2:
         pairs = all(isinstance(part, tuple) and len(part) == 2 for part in value)
@@ -59,9 +104,12 @@ def read_memory(value: Any) -> Samples | TableSplits | None:
         return _read_mapping(value)
     if _is_table(value):
         return TableSplits({"train": _convert_table(value)})
-    if isinstance(value, Dataset) and not isinstance(value, IterableDataset):
-        return Samples(_stack_samples(value))
-    if isinstance(value, list | Dataset | DataLoader) or _is_array(value):
+    if isinstance(value, IterableDataset | DataLoader):
+        remedy = "its dataset: data=loader.dataset" if isinstance(value, DataLoader) else "a list of its pairs"
+        raise _refuse(f"a {type(value).__name__}, which has no length and order of its own; pass {remedy}")
+    if isinstance(value, Dataset):
+        return _read_dataset(value)
+    if isinstance(value, list) or _is_array(value):
         raise _refuse(f"a {type(value).__name__} without labels")
     return None
 
@@ -73,15 +121,17 @@ def _read_mapping(value: Mapping[Any, Any]) -> Samples | TableSplits | None:
         if "train" not in splits:
             raise _refuse(f"a dict of {', '.join(value)} without train")
         return TableSplits({split: splits[split] for split in ALIASES if split in splits})
-    if isinstance(value.get("name"), str) or "path" in value or not any(map(_is_array, value.values())):
-        return None
     keys = set(value)
+    is_section = isinstance(value.get("name"), str) or "path" in value
+    columns = [isinstance(column, list) and len(column) >= _FEWEST_ROWS for column in value.values()]
+    if keys not in _SAMPLES and (is_section or not (any(map(_is_array, value.values())) or (columns and all(columns)))):
+        return None
     if keys == {"x", "y"}:
         return Samples((value["x"], value["y"]))
-    if keys in ({"x_train", "y_train"}, {"x_train", "y_train", "x_test", "y_test"}):
+    if keys in _SAMPLES:
         train, test = ((value.get(f"x_{split}"), value.get(f"y_{split}")) for split in ("train", "test"))
         return Samples(train, None if test[0] is None else test)
-    if all((_is_array(column) and column.ndim == 1) or isinstance(column, list) for column in value.values()):
+    if all(map(is_column, value.values())):
         return TableSplits({"train": _make_table(list(value), list(value.values()))})
     raise _refuse(f"a dict with the keys {', '.join(truncate(str(key)) for key in value)}")
 
@@ -98,7 +148,13 @@ def _is_table(value: Any) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, Tensor | np.ndarray) or (hasattr(value, "__array__") and hasattr(value, "__len__"))
+    arrays = isinstance(value, Tensor | np.ndarray) or (hasattr(value, "__array__") and hasattr(value, "__len__"))
+    return arrays or is_sparse(value)
+
+
+def is_column(value: Any) -> bool:
+    """Return whether a value may be a column of a table: a list, or an array of one dimension."""
+    return isinstance(value, list) or (_is_array(value) and getattr(value, "ndim", 0) == 1)
 
 
 def _convert_table(value: Any) -> Any:
@@ -117,10 +173,16 @@ def _convert_table(value: Any) -> Any:
         columns = [_decode_classes(value.features[name], value.with_format("arrow")[:].column(name))
                    for name in value.column_names]  # fmt: skip
         return _make_table(value.column_names, columns)
-    if hasattr(value, "column_names"):  # pyarrow.Table
-        return _make_table(value.column_names, value.columns)
+    if hasattr(value, "collect_schema") and hasattr(value, "collect"):  # polars.LazyFrame
+        value = value.collect()
     if hasattr(value, "iloc"):  # names of pandas may occur twice
         return _make_table(list(value.columns), [value.iloc[:, i] for i in range(len(value.columns))])
+    if hasattr(value, "__arrow_c_stream__"):  # polars.DataFrame and others
+        import pyarrow as pa
+
+        value = pa.table(value)
+    if hasattr(value, "column_names"):  # pyarrow.Table
+        return _make_table(value.column_names, value.columns)
     return _make_table(list(value.columns), [value[name] for name in value.columns])
 
 
@@ -135,45 +197,123 @@ def _decode_classes(feature: Any, column: Any) -> Any:
 def _make_table(names: Sequence[Any], columns: Sequence[Any]) -> Any:
     import pyarrow as pa
 
-    from fleetfit.data.files.table import check_names
-
     names = check_names("data: the table", [str(name) for name in names])
     lengths = {len(column) for column in columns}
     if len(lengths) > 1:
         raise _refuse(f"columns of {', '.join(map(str, sorted(lengths)))} rows")
     if not names or lengths == {0}:
         raise DataError("data: the table has no rows or no columns.", key="data")
-    return pa.table([_convert_column(column) for column in columns], names)
+    return pa.table([_convert_column(name, column) for name, column in zip(names, columns, strict=True)], names)
 
 
-def _convert_column(column: Any) -> Any:
-    """Return a column as an arrow array. Values of mixed kinds become texts."""
+def _convert_column(name: str, column: Any) -> Any:
+    """Return a column as an arrow array. Values of mixed kinds become texts; lists and arrays stay without values.
+
+    Raises:
+        DataError: It has complex numbers, or cannot be read.
+    """
     import pyarrow as pa
 
-    if isinstance(column, pa.Array | pa.ChunkedArray):
-        return column
-    column = column.detach().cpu().numpy() if isinstance(column, Tensor) else column
     try:
-        return pa.array(column, from_pandas=True)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        values = np.asarray(column, dtype=object).tolist()
-        return pa.array([None if _is_missing(value) else str(value) for value in values], "string")
+        if isinstance(column, Tensor):
+            column = to_array(column)
+        with contextlib.suppress(Exception):  # of types that arrow lacks
+            return _simplify(column if isinstance(column, pa.Array | pa.ChunkedArray) else _make_array(column))
+        return _convert_objects([value.item() if getattr(value, "ndim", 1) == 0 else value for value in column])
+    except Exception as error:
+        reason = "has complex numbers. Pass real and imaginary parts as two columns."
+        if not isinstance(error, _ComplexError):
+            reason = (
+                f"cannot be read: {format_cause(error).rstrip('.!')}. Convert it to numbers or texts, or leave it out."
+            )
+        raise DataError(f'data: column "{truncate(name)}" {reason}', key="data", column=name) from error
+
+
+class _ComplexError(Exception):
+    """A column has complex numbers."""
+
+
+def _make_array(column: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.array(column, from_pandas=True)
+
+
+def _simplify(array: Any) -> Any:
+    """Return an arrow array of a type that tables read: intervals as texts, periods as times.
+
+    Raises:
+        Exception: Its type cannot be converted.
+    """
+    import pyarrow as pa
+    from pyarrow import compute, types
+
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        values = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+        if kind.extension_name == "pandas.period":  # of any frequency: times are left out of the features
+            return values.storage.cast(pa.timestamp("s"))
+        if kind.extension_name == "pandas.interval":
+            return pa.array([None if value is None else str(value) for value in values.to_pandas()], "string")
+        return _simplify(values.storage)
+    if types.is_run_end_encoded(kind):
+        return compute.run_end_decode(array)
+    if types.is_dictionary(kind) and not (types.is_string(kind.value_type) or types.is_large_string(kind.value_type)):
+        return _simplify(array.cast(kind.value_type))
+    return array
+
+
+def _convert_objects(values: list[Any]) -> Any:
+    """Return Python objects as texts, or as empty lists if one has several values.
+
+    Raises:
+        _ComplexError: One is a complex number.
+    """
+    import pyarrow as pa
+
+    if any(isinstance(value, complex) for value in values):
+        raise _ComplexError
+    if any(hasattr(value, "__len__") and not isinstance(value, str | bytes) for value in values):
+        return pa.array([[]] * len(values), pa.list_(pa.null()))
+    return pa.array([None if _is_missing(value) else str(value) for value in values], "string")
 
 
 def _is_missing(value: Any) -> bool:
     return value is None or type(value).__name__ in ("NAType", "NaTType") or value != value
 
 
-def _stack_samples(dataset: Any) -> tuple[Any, Any]:
-    """Return the samples [N, ...] and labels [N] of a torch Dataset of pairs."""
+def _read_dataset(dataset: Any) -> Samples:
+    """Read the samples [N, ...] and labels [N] of a torch Dataset of pairs; note if a second read gives others."""
+    rows = range(len(dataset))
     try:
-        pairs = [(x, y) for x, y in (dataset[i] for i in range(len(dataset)))]
-        x = np.stack([_to_numpy(sample) for sample, _ in pairs])
-        y = np.stack([_to_numpy(label) for _, label in pairs])
+        pairs = [_read_pair(dataset, i) for i in rows]
+        x, y = (np.stack(part) for part in zip(*pairs, strict=True))
+        with isolate_rng(torch.device("cpu")), _isolate_other_rngs():
+            few = rows[:: max(1, -(-len(rows) // _READ_TWICE))]
+            again = np.stack([_read_pair(dataset, i)[0] for i in few])
     except Exception as error:  # the user's code may raise any error
         raise _refuse(f"a {type(dataset).__name__} without pairs of one shape ({format_cause(error)})") from error
-    return x, y
+    if np.array_equal(x[few], again, equal_nan=x.dtype.kind in "fc"):
+        return Samples((x, y))
+    note = (
+        f"{type(dataset).__name__} gives other samples at each read, but is read once, so each epoch trains on the "
+        'same values. For images replace its random transforms by [data] augment, such as data={"name": dataset, '
+        '"augment": "crop-flip"}.'
+    )
+    return Samples((x, y), notes=(note,))
 
 
-def _to_numpy(value: Any) -> Any:
-    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+def _read_pair(dataset: Any, row: int) -> tuple[Any, Any]:
+    x, y = dataset[row]
+    return to_array(x), to_array(y)
+
+
+@contextlib.contextmanager
+def _isolate_other_rngs() -> Iterator[None]:
+    """Leave the global generators of Python and NumPy as they were."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002 - transforms of others draw from it
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002

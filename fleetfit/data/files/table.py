@@ -173,10 +173,12 @@ class TableSheet:
     Attributes:
         table: The rows, a `pyarrow.Table`.
         parts: Split, path and number of rows of each file.
+        texts: For some columns, texts of `MISSING` that are values there, in lower case.
     """
 
     table: Any
     parts: tuple[tuple[str, Path, int], ...]
+    texts: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
@@ -814,7 +816,8 @@ def _detect_column(
             values = values.cast("string")
     if _is_text(values.type):
         decimal_comma = (sheet.table.schema.metadata or {}).get(b"decimal") == b","
-        column = _detect_text_column(name, values, missing, form, decimal_comma, is_code)
+        marks = MISSING.difference(sheet.texts.get(name, ())).union(mark.strip().lower() for mark in missing)
+        column = _detect_text_column(name, values, marks, form, decimal_comma, is_code)
     else:
         values = values.cast(values.type.value_type) if types.is_dictionary(values.type) else values
         column = Column(
@@ -860,7 +863,7 @@ def _drop_marks(numbers: NDArray[np.float64], missing: Sequence[str], kind: Any 
 
 
 def _detect_text_column(
-    name: str, values: Any, missing: Sequence[str], form: NumberForm | None, decimal_comma: bool, is_code: bool | None
+    name: str, values: Any, missing: Collection[str], form: NumberForm | None, decimal_comma: bool, is_code: bool | None
 ) -> Column:
     import pyarrow as pa
     from pyarrow import compute, types
@@ -874,7 +877,7 @@ def _detect_text_column(
     codes = np.concatenate([chunk.indices.cast("int64").fill_null(-1).to_numpy() for chunk in chunks])
     # Texts for missing values and unused categories are left out. Texts that differ only in white space are equal.
     texts = compute.utf8_trim_whitespace(distinct)
-    marks = pa.array(sorted(MISSING.union(mark.strip().lower() for mark in missing)), texts.type)
+    marks = pa.array(sorted(missing), texts.type)
     short = compute.less_equal(compute.binary_length(texts), compute.max(compute.binary_length(marks)))
     short = np.flatnonzero(short.to_numpy(zero_copy_only=False))
     empty = compute.is_in(compute.utf8_lower(texts.take(pa.array(short))), marks).to_numpy(zero_copy_only=False)
@@ -893,7 +896,7 @@ def _detect_text_column(
     strange = np.append(np.isnan(numbers[:-1]), False)
     if not strange.any():
         example = "" if form == PLAIN else texts[int(codes[codes >= 0][0])].as_py()
-        return Column(name, "numbers", _drop_marks(numbers[codes], missing), form=form, example=example)
+        return Column(name, "numbers", _drop_marks(numbers[codes], sorted(missing)), form=form, example=example)
     return Column(name, "texts", codes=codes, texts=texts, strange=np.flatnonzero(strange[codes]))
 
 
@@ -1450,9 +1453,10 @@ def make_data(
     splits = _hold_out(name, sizes, _choose_strata(y, task, groups, len(y)), samples, validation, test, seed)
     notes = []
     if not labelled.all():
+        none = "" if label_name in sheet.texts else "None, "
         notes.append(
-            f'{int((~labelled).sum())} rows without "{truncate(label_name)}" are left out. NA, N/A, NaN, null, None, '
-            "? and - are not labels: rename such a class."
+            f'{int((~labelled).sum())} rows without "{truncate(label_name)}" are left out. NA, N/A, NaN, null, {none}? '
+            "and - are not labels: rename such a class."
         )
     is_last = encoder is None and options.label is None and label_name.lower() not in LABELS
     if is_last:
@@ -1537,19 +1541,34 @@ def _hold_out(
     return {split: np.sort(rows) for split, rows in splits.items()}
 
 
-def make_data_in_memory(splits: Mapping[str, Any], label: str | None = None) -> Data:
-    """Return tables in memory as a data set (see `table`).
+def make_data_in_memory(
+    splits: Mapping[str, Any], label: str | None = None, task: Task | None = None, groups: str | None = None,
+    categories: tuple[str, ...] = (), drop: tuple[str, ...] = (), missing: tuple[str, ...] = (),
+    samples: int | None = None, validation: float = 0.1, test: float = 0.2, seed: int = 0,
+) -> Data:  # fmt: skip
+    """Return tables in memory as a data set. The arguments are those of `table`, except `splits`.
 
     Args:
         splits: The `pyarrow.Table` of each split, "train" first.
-        label: Column of the label; None: as in `table`.
+        label: Column of the label. The text "none" is a class there; a missing label is null.
+        task: The task.
+        groups: Column of a natural group.
+        categories: Columns of numbers that are categories.
+        drop: Columns to leave out.
+        missing: Further texts or numbers that count as missing.
+        samples: Number of training rows to draw.
+        validation: Share of the training rows to hold out.
+        test: Share of the rows to hold out as the test set.
+        seed: Seed of held out and drawn rows.
 
     Raises:
         DataError: As `table`.
     """
     paths = {split: Path(f"{split} {IN_MEMORY}") if len(splits) > 1 else IN_MEMORY for split in splits}
     sheet = make_sheet([(split, paths[split], rows) for split, rows in splits.items()])
-    return make_data("table", sheet, TableOptions(label=label))
+    options = TableOptions(label, task, groups, categories, drop, missing)
+    sheet = replace(sheet, texts={_find_label(sheet, options): ("none",)})
+    return make_data("table", sheet, options, None, samples, validation, test, seed)
 
 
 def encode_table(path: Path, text: str, halves: bool = False) -> Data:
@@ -1594,6 +1613,7 @@ def _encode(
     encoder: TableEncoder, sheet: TableSheet
 ) -> tuple[NDArray[np.float32], NDArray[Any] | None, tuple[str, ...]]:
     """Return rows as numbers, their labels if all have one, and notes."""
+    sheet = replace(sheet, texts={encoder.label.name: [name.lower() for name in encoder.label.classes]})
     columns = encoder.detect_columns(sheet, encoder.missing)
     x, notes = encoder.transform(sheet, columns)
     y = encode_labels(sheet, columns, encoder.label, encoder.task)
