@@ -531,7 +531,7 @@ def test_the_guide_names_every_file_of_a_run_folder(shown, tmp_path):
     found = [*(shown / "runs" / "first").iterdir(), *tuned.iterdir()]
     there = {path.name + ("/" if path.is_dir() else "") for path in found}
     listed = {name for row in tables_of_markdown(GUIDE, "file") for name in code(row[0])}
-    of_some_runs = {"plots/", "secure.json", "callbacks.json", "derived.json"}
+    of_some_runs = {"plots/", "secure.json", "callbacks.json", "derived.json", "tokenizer.json"}
     assert {name for name in there if not name.startswith(".")} | of_some_runs == listed
 
 

@@ -21,8 +21,8 @@ from fleetfit.config.build.rounds import build_settings
 from fleetfit.config.detect import detect_data_source
 from fleetfit.config.dump import dump_with_defaults
 from fleetfit.cost import submodel_cost
-from fleetfit.data import Data
-from fleetfit.data.files.arrays import prepare_arrays
+from fleetfit.data import AbsentData, Data
+from fleetfit.data.files.arrays import prepare_arrays, read_arrays_like
 from fleetfit.data.files.folders import resolve_folder
 from fleetfit.data.files.images import list_images, read_images_like
 from fleetfit.data.files.memory import Samples, TableSplits, read_memory
@@ -152,6 +152,8 @@ def select_data(run: TrainedRun, client: int | None, data: Data | None = None, l
         if client is not None:
             raise ConfigError("a client only has a part of the run's own data. Leave out client or data.", key="client")
         return check_other_data(run, data, labels)
+    if isinstance(assembly.data, AbsentData):
+        raise assembly.data.make_error()
     if isinstance(assembly.data, DataDescription) or assembly.simulation is None:
         raise ConfigError(f"{ON_NODES}: --data NAME, or data=... in Python.", key="data")
     if client is None:
@@ -278,6 +280,11 @@ def _read_prepared(run: TrainedRun, section: Mapping[str, Any], path: Path, halv
             )
         settings = dict(section)
     else:
+        if kind == "arrays" and (run_section.name == kind or not isinstance(run_section.name, str)):
+            names_of_arrays = (run_section.settings.get(key, key) for key in ("x", "y"))
+            samples = read_arrays_like(run_data, path, *names_of_arrays)
+            rows = samples.split("test")
+            return samples.share({"validation": rows[::2], "test": rows[1::2]}) if halves else samples
         if run_section.name != kind:
             raise ConfigError(
                 f"{path} was detected as {kind}, but this run was trained on {short_name(run_section.name)}. Name "
@@ -293,8 +300,6 @@ def _read_prepared(run: TrainedRun, section: Mapping[str, Any], path: Path, halv
             )
         settings = {**run_section.settings, **{key: section[key] for key in ("folder", "file") if key in section}}
         settings |= {"tokenizer": run_data.tokenizer} if run_data.tokenizer else {}
-        if settings.pop("standardise", False):
-            settings |= {"mean": list(run_data.mean), "std": list(run_data.std)}
     settings = {key: value for key, value in settings.items() if key not in ("name", "partition", "samples", "augment")}
     if kind != _PLAIN_TEXT:
         settings["test"] = 0.0  # so that the reader returns test samples only if there is a test set
@@ -330,6 +335,8 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
         others = {key: value for key, value in sections.items() if key != "data"}
         return _evaluate_on(run, _change_experiment(run, others), data)
     if assembly.simulation is None:
+        if "data" not in sections and isinstance(assembly.data, AbsentData):
+            raise assembly.data.make_error()
         if "data" not in sections:
             raise ConfigError(
                 f"{ON_NODES}: fleetfit eval {run.folder} --data NAME, or run.evaluate(data=...).", key="data"

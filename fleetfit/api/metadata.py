@@ -1,20 +1,24 @@
-"""Records of a run folder besides its results: the nodes of a fleet, and a fingerprint of the data.
+"""Records of a run folder besides its results: the nodes of a fleet, the facts and a fingerprint of the data.
 
 `environment.json` has a fingerprint of the data: counts, the shape of a sample, and a checksum of the labels. If the
 data have changed when a run or a comparison is resumed, it gets a note. Private runs, secure runs and runs of a fleet
 have no fingerprint.
 """
 
+import contextlib
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import torch
 
 from fleetfit.config import Assembly
-from fleetfit.data import Data
+from fleetfit.data import AbsentData, Data
 from fleetfit.data.splits import SPLITS
-from fleetfit.errors import ConfigError, RunError, did_you_mean
+from fleetfit.errors import ConfigError, DataError, RunError, did_you_mean
 from fleetfit.records import RunFolder
+from fleetfit.records.schema import DataRecord
 from fleetfit.values import NodeDescription
 from fleetfit.values.nodes import parse_node_description
 
@@ -87,6 +91,73 @@ def short_name(name: Any) -> str:
     """Return a name of a run file without the path of its function, or the type of an object."""
     text = name if isinstance(name, str) else type(name).__name__
     return text.rpartition(":")[2]
+
+
+# ---- the data without their samples --------------------------------------------------------------------------------
+
+FACTS = "data.json"
+"""What other samples are prepared by, in the folder of a simulated run; without samples."""
+TOKENISER = "tokenizer.json"
+"""The tokeniser of a run on texts."""
+
+
+def describe_facts(data: Data) -> dict[str, str]:
+    """Return the texts of the files from which `restore_facts` makes the facts of data."""
+    record = DataRecord(
+        name=data.name,
+        task=data.task,
+        shape=list(data.x.shape[1:]),
+        dtype=cast(Any, str(data.x.dtype).removeprefix("torch.")),
+        classes=data.classes,
+        class_names=list(data.class_names),
+        mean=list(data.mean),
+        std=list(data.std),
+        vocabulary=data.vocabulary,
+        padding=data.padding,
+        resize=None if data.resize is None else list(data.resize),
+        targets=[moment.tolist() for moment in data.target_scale] if data.task == "regression" else [],
+    )
+    texts = {FACTS: record.model_dump_json(exclude_defaults=True) + "\n"}
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if data.tokenizer:
+            texts[TOKENISER] = Path(data.tokenizer).read_text(encoding="utf-8")
+    return texts
+
+
+def restore_facts(files: RunFolder, reason: str) -> AbsentData:
+    """Return the facts of a run's data from its folder.
+
+    Args:
+        files: The folder.
+        reason: Why the data cannot be read, as a sentence.
+
+    Raises:
+        RunError: A file is damaged.
+    """
+    record = files.read(FACTS, DataRecord)
+    shape, dtype = tuple(record.shape), getattr(torch, record.dtype)
+    labels = {"next_token": (0, *shape), "classification": (0,)}.get(record.task, (0, record.classes))
+    try:
+        return AbsentData(
+            name=record.name,
+            x=torch.empty(0, *shape, dtype=dtype),
+            y=torch.empty(labels, dtype=torch.float32 if record.task == "regression" else torch.int64),
+            splits={},
+            classes=record.classes,
+            class_names=tuple(record.class_names),
+            mean=tuple(record.mean),
+            std=tuple(record.std),
+            task=record.task,
+            vocabulary=record.vocabulary,
+            padding=record.padding,
+            resize=None if record.resize is None else (record.resize[0], record.resize[1]),
+            tokenizer=str(files.path / TOKENISER) if files.has(TOKENISER) else "",
+            columns=files.text(COLUMNS) if files.has(COLUMNS) else "",
+            targets=tuple(map(tuple, record.targets)),
+            reason=reason,
+        )
+    except (DataError, IndexError, RuntimeError) as error:
+        raise RunError(f"{files.path / FACTS} is damaged: {error}", path=files.path / FACTS) from None
 
 
 # ---- the data's fingerprint ----------------------------------------------------------------------------------------

@@ -38,7 +38,6 @@ from fleetfit.report.figures import (
     format_cost,
 )
 from fleetfit.report.record import read_run
-from fleetfit.values import DataDescription
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -119,8 +118,8 @@ def draw_pictures(run: Run, options: PictureOptions) -> Pictures:
 
 def _find_obstacle(run: Run, level: str, options: PictureOptions) -> str:
     """Return why early stopping cannot be drawn, or ""."""
-    if options.data is None and isinstance(run.assembly.data, DataDescription):
-        return "the samples of a fleet's run are on its nodes. Name data on this machine (--data NAME)"
+    if options.data is None and run.assembly.simulation is None:
+        return "the samples of this run are not on this machine. Name data (--data NAME)"
     data = select_data(run, None, options.data)
     if data.task != "classification":
         return f"it needs one class per sample, but the task of {data.name} is {data.task}"

@@ -15,26 +15,30 @@ from fleetfit.api.callbacks import NamedCallback, make_callbacks
 from fleetfit.api.metadata import (
     COLUMNS,
     DERIVED,
+    FACTS,
     NODES,
     find_accuracy,
     find_data_changes,
     load_planned_nodes,
     read_sample_shape,
+    restore_facts,
 )
 from fleetfit.api.progress import RoundFacts, format_html
 from fleetfit.config import Assembly, Experiment, assemble, load_experiment
-from fleetfit.config.build.run import assemble_fleet
+from fleetfit.config.build.data import build_data
+from fleetfit.config.build.run import assemble_fleet, assemble_recorded
 from fleetfit.config.detect import wrap_in_memory_data
 from fleetfit.config.dump import find_object_sections
-from fleetfit.data import Data, DataInMemory
-from fleetfit.errors import RunError
+from fleetfit.data import AbsentData, Data, DataInMemory
+from fleetfit.data.files.folders import resolve_folder
+from fleetfit.errors import FleetFitError, RunError
 from fleetfit.layout import predictions
 from fleetfit.markup import escape_html
 from fleetfit.names import explain_plug_ins
 from fleetfit.planner import Plan
 from fleetfit.records import RunFolder
 from fleetfit.records.checkpoints import CheckpointError
-from fleetfit.records.schema import RoundRecord
+from fleetfit.records.schema import FleetRecord, RoundRecord
 from fleetfit.report.tables import make_level_table, make_total_table
 from fleetfit.state_checks import check_base, check_checkpoint
 from fleetfit.tensor_defaults import isolate_torch_state
@@ -375,11 +379,28 @@ class Run:
         base = self.files.load_base()
         if self.files.has(NODES):
             assembly = assemble_fleet(self.experiment, load_planned_nodes(self.files), base or None)
+        elif (absent := self._find_absent_data()) is not None:
+            fleet, batch_size = self.files.read("fleet.json", FleetRecord), self.plan.batch_size
+            assembly = assemble_recorded(self.experiment, absent, fleet.clients or 1, batch_size, base or None)
         else:
             assembly = assemble(self.experiment, base or None)
             assembly = replace(assembly, notes=(*assembly.notes, *find_data_changes(self.files, assembly)))
         check_base(assembly.federation.problem, base)
         return assembly
+
+    def _find_absent_data(self) -> AbsentData | None:
+        """Return the facts of the data if their files are gone; None if they are there."""
+        section = self.experiment.data
+        if isinstance(section.name, AbsentData):
+            return section.name
+        paths = [section.settings.get(key) for key in ("folder", "file")]
+        if not self.files.has(FACTS) or all(path is None or resolve_folder(path).exists() for path in paths):
+            return None
+        try:
+            build_data(section)
+        except FleetFitError as error:
+            return restore_facts(self.files, str(error))
+        return None
 
     @cached_property
     @isolate_torch_state()
@@ -448,7 +469,11 @@ def load(folder: str | Path, **sections: Any) -> Run:
     if "data" in sections:
         sections["data"] = _restore_keys(table["data"], wrap_in_memory_data(sections["data"], read_sample_shape(files)))
     missing = [section for section in find_object_sections(table) if section not in sections]
-    if missing:
+    if missing == ["data"] and files.has(FACTS):
+        reason = "This run was started from Python with data in memory."
+        sections["data"] = {**table["data"], "name": restore_facts(files, reason)}
+        sections["data"] = {key: value for key, value in sections["data"].items() if key in ("name", "partition")}
+    elif missing:
         arguments = ", ".join(f"{section}=..." for section in missing)
         raise RunError(
             f'this run was started from Python with objects. Open it there: fleetfit.load("{files.path}", {arguments}) '

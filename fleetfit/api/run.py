@@ -22,7 +22,15 @@ from torch import nn
 
 from fleetfit import names, rounds
 from fleetfit.api.callbacks import CallbackRunner, make_callbacks, split_callbacks
-from fleetfit.api.metadata import COLUMNS, DATA, DERIVED, find_data_changes, make_fingerprint, short_name
+from fleetfit.api.metadata import (
+    COLUMNS,
+    DATA,
+    DERIVED,
+    describe_facts,
+    find_data_changes,
+    make_fingerprint,
+    short_name,
+)
 from fleetfit.api.progress import Display, ProgressOption, make_display
 from fleetfit.api.results import Run, load, load_usable_checkpoint
 from fleetfit.config import Assembly, Experiment, assemble, load_experiment, to_toml
@@ -32,7 +40,7 @@ from fleetfit.config.build.model import build_problem, find_derived
 from fleetfit.config.build.trust import SECURE_FILE, format_secure_file, resume_secure_run
 from fleetfit.config.dump import fill_in_defaults
 from fleetfit.config.records import replace_callbacks
-from fleetfit.data import Data, class_counts
+from fleetfit.data import AbsentData, Data, class_counts
 from fleetfit.derivation import DerivedArchitecture, prove_layout
 from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.planner import Plan
@@ -117,6 +125,8 @@ def resume(
     entries, objects = split_callbacks(callbacks)
     if old_run.finished:
         return old_run
+    if isinstance(old_run.assembly.data, AbsentData):
+        raise old_run.assembly.data.make_error()
     old_run._callbacks = make_callbacks([*old_run.experiment.callbacks, *_parse_callbacks(entries)], objects)
     if isinstance(progress, bool | str):  # the caller's display shows all notes
         for sentence in find_data_changes(old_run.files, old_run.assembly):
@@ -339,13 +349,15 @@ def create_run_folder(
     if privacy is not None:  # before the folder exists
         check_key_place(privacy.key_file, path)
         privacy.ledger.make_randomness(load_or_create_key(privacy.key_file))
-    files = {
+    files: dict[str, str] = {
         "config.toml": heading + config,
         "plan.toml": assembly.plan.to_toml(),
         "fleet.json": json.dumps(clients) + "\n",
     }
-    if isinstance(assembly.data, Data) and assembly.data.columns:
-        files[COLUMNS] = assembly.data.columns
+    if isinstance(assembly.data, Data):
+        files |= describe_facts(assembly.data)
+        if assembly.data.columns:
+            files[COLUMNS] = assembly.data.columns
     derived = find_derived(assembly.federation.problem.architecture)
     if derived is not None:
         files[DERIVED] = json.dumps(derived.plan.to_payload()) + "\n"

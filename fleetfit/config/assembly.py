@@ -6,7 +6,7 @@ from fleetfit.attack import Attackers
 from fleetfit.config.build.fleet import DeviceBudgets
 from fleetfit.config.components import build_component
 from fleetfit.config.schema import Experiment
-from fleetfit.data import Data
+from fleetfit.data import AbsentData, Data
 from fleetfit.errors import ConfigError
 from fleetfit.method import Method, build
 from fleetfit.planner import Plan
@@ -71,8 +71,11 @@ class Assembly:
 
         Raises:
             ConfigError: The engine cannot be started, or the run is on a real fleet.
+            DataError: The data are absent.
         """
         section = self.experiment.engine
+        if isinstance(self.data, AbsentData):
+            raise self.data.make_error()
         if self.simulation is None:
             raise ConfigError(
                 "this run's data are on the nodes of a fleet, which training and evaluation need. Continue it with "

@@ -94,7 +94,7 @@ def wrap_in_memory_data(section: Any, begun_with: Sequence[int] = ()) -> Any:
 
 
 def choose_partition(data: Mapping[str, Any]) -> Table:
-    """Return the keys of `[data]` with a partition for data in memory that have several labels: no classes to divide by.
+    """Return the keys of `[data]`, with a partition for data in memory of several labels: no classes to divide by.
 
     Args:
         data: The keys of `[data]`.

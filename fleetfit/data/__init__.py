@@ -14,11 +14,12 @@ Sets import files, and files import dataset and the modules below it. A new publ
 a file's table), a new format one in `files`.
 """
 
-from fleetfit.data.dataset import Data, DataInMemory, Facts, drop_labels
+from fleetfit.data.dataset import AbsentData, Data, DataInMemory, Facts, drop_labels
 from fleetfit.data.image_reader import EncodedImages
 from fleetfit.data.partition import Parts, class_counts, count_samples, find_unassigned, partition
 
 __all__ = [
+    "AbsentData",
     "Data",
     "DataInMemory",
     "EncodedImages",

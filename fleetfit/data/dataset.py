@@ -269,6 +269,33 @@ class DataInMemory:
         return self._data[key]
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class AbsentData(Data):
+    """The facts of data that cannot be read: shape, classes, means. There are no samples.
+
+    Attributes:
+        reason: Why they cannot be read, as a sentence.
+    """
+
+    reason: str = ""
+
+    def split(self, name: str) -> Tensor:
+        """Refuse to return samples.
+
+        Raises:
+            DataError: Always.
+        """
+        raise self.make_error()
+
+    def make_error(self) -> DataError:
+        """Return the error for a use that needs samples."""
+        return DataError(
+            f"{self.reason} This needs samples: restore the training data, or name others: --data PATH, or data=... in "
+            "Python.",
+            key="data",
+        )
+
+
 def _trim_padding(x: Tensor, y: Tensor, padding: int) -> tuple[Tensor, Tensor]:
     """Cut off the columns in which every sample of a batch is padded, except the first."""
     columns = (x != padding).any(0).nonzero()

@@ -20,7 +20,7 @@ from fleetfit.config.build.levels import (
 from fleetfit.config.components import check_keys
 from fleetfit.config.schema import Experiment
 from fleetfit.cost import Conditions
-from fleetfit.data import Data, class_counts, count_samples, find_unassigned
+from fleetfit.data import AbsentData, Data, class_counts, count_samples, find_unassigned
 from fleetfit.errors import ConfigError, quote_some
 from fleetfit.method import Method
 from fleetfit.values import (
@@ -118,6 +118,34 @@ class SimulatedClients:
             f"local and global do not count them: {reason}."
         )
         return notes
+
+
+class RecordedClients:
+    """Clients of a run whose data are absent. Nothing is known of their samples.
+
+    Attributes:
+        population: The facts from which levels are planned.
+        noun: Word for a client in messages.
+    """
+
+    noun = "client"
+
+    def __init__(self, experiment: Experiment, data: AbsentData, count: int, largest: int) -> None:
+        fleet, seed = experiment.fleet, experiment.seed
+        self.population = Population(
+            data, count, largest, lambda problem, conditions: deal_clients(fleet, problem, count, seed, conditions)
+        )
+
+    def join(self, planned: PlannedProblem) -> FleetMembers:
+        """Return the clients, each with one sample."""
+        budgets, counts = planned.budgets, np.ones(self.population.count, dtype=np.int64)
+        return FleetMembers(Clients(counts, budgets.budgets, budgets.tolerances, budgets.further), None)
+
+    def describe(
+        self, federation: Federation, planned: PlannedProblem, members: FleetMembers
+    ) -> tuple[list[str], list[str]]:
+        """Return no notes."""
+        return [], []
 
 
 def build_clients(

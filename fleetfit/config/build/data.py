@@ -15,7 +15,7 @@ from fleetfit import files
 from fleetfit.config.components import build_component, find_function
 from fleetfit.config.detect import OWN_FILES, describe_data, sets_client_count
 from fleetfit.config.schema import CLIENTS, MIN_COHORT, MIN_SAMPLES, DataSection, Experiment, ServerDataSection
-from fleetfit.data import Data, DataInMemory, drop_labels, partition
+from fleetfit.data import AbsentData, Data, DataInMemory, drop_labels, partition
 from fleetfit.errors import ConfigError, DataError, FleetFitError, format_cause, truncate
 from fleetfit.values import DataDescription
 
@@ -122,7 +122,7 @@ def has_data_sized_clients(experiment: Experiment) -> bool:
 
 def describe_data_files(experiment: Experiment, data: Data | DataDescription, clients: int) -> list[str]:
     """Describe data from the user's files, and the number of clients if it is below the default."""
-    if not isinstance(data, Data):
+    if not isinstance(data, Data) or isinstance(data, AbsentData):
         return []
     name = experiment.data.name
     is_own = isinstance(name, DataInMemory) or name in OWN_FILES

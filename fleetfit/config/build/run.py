@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fleetfit.config.assembly import Assembly
-from fleetfit.config.build.clients import FleetMembers, NodeClients, SimulatedClients
+from fleetfit.config.build.clients import FleetMembers, NodeClients, RecordedClients, SimulatedClients
 from fleetfit.config.build.data import describe_data_files
 from fleetfit.config.build.levels import PlannedProblem, Population, build_plan, describe_single_level, plan_problem
 from fleetfit.config.build.method import build_method_spec, check_comparable, check_needs, describe_class_prior
@@ -36,6 +36,7 @@ from fleetfit.config.records import (
 )
 from fleetfit.config.requirements import find_unused_keys
 from fleetfit.config.schema import Experiment
+from fleetfit.data import AbsentData
 from fleetfit.errors import PlanError
 from fleetfit.layout import State
 from fleetfit.levels import find_split
@@ -74,9 +75,27 @@ def assemble_fleet(experiment: Experiment, nodes: Sequence[NodeDescription], bas
     return _assemble(experiment, lambda exp, method: NodeClients(exp, method, nodes), base, on_a_fleet=True)
 
 
+def assemble_recorded(
+    experiment: Experiment, data: AbsentData, clients: int, largest: int, base: State | None = None
+) -> Assembly:
+    """Build a run whose data are absent: its models and levels, for predictions. It cannot train.
+
+    Args:
+        experiment: The run.
+        data: The facts of its data.
+        clients: Number of clients.
+        largest: Batch size of a client whose samples are one batch.
+        base: The frozen part of the model, if it is already loaded.
+
+    Raises:
+        FleetFitError: Keys contradict each other, or model or method cannot be built.
+    """
+    return _assemble(experiment, lambda exp, _: RecordedClients(exp, data, clients, largest), base, on_a_fleet=False)
+
+
 def _assemble(
     experiment: Experiment,
-    build_clients: Callable[[Experiment, Method], SimulatedClients | NodeClients],
+    build_clients: Callable[[Experiment, Method], SimulatedClients | RecordedClients | NodeClients],
     base: State | None,
     on_a_fleet: bool,
     say: Callable[[str], None] | None = None,

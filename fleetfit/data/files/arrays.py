@@ -12,6 +12,7 @@ import os
 import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal
 
@@ -337,7 +338,7 @@ def to_array(values: Any) -> NDArray[Any]:
             )
         values = values.toarray()
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
-        values = values.astype(np.float64).filled(np.nan)
+        values = np.where(np.ma.getmaskarray(values), np.nan, np.ma.getdata(values))
     array = np.asarray(values)
     if array.dtype.kind in "ST":
         return np.char.decode(array, "utf-8") if array.dtype.kind == "S" else np.array(array.tolist(), str)
@@ -370,24 +371,43 @@ def _convert_objects(array: NDArray[Any], name: str) -> NDArray[Any]:
     return array
 
 
+def read_arrays_like(run_data: Data, path: Path, x: str = "x", y: str = "y") -> Data:
+    """Return the arrays of a file or folder as test samples, prepared like a run's data.
+
+    Args:
+        run_data: The run's data.
+        path: An .npz file or a folder of .npy files. If the arrays have a test set, only that is read.
+        x: Name of the samples.
+        y: Name of the labels; without this array, the data have no labels.
+
+    Raises:
+        DataError: An array is missing, or does not fit the run's data.
+    """
+    store = Arrays(path)
+    parts = _find_parts(store, x)
+    split = "test" if "test" in parts else "train"
+    alias = parts[split][len(x) :]
+    samples = store.load(parts[split])
+    labels = store.load(f"{y}{alias}") if f"{y}{alias}" in store else None
+    return replace(prepare_arrays(samples, labels, run_data), name=path.resolve().stem)
+
+
 def prepare_arrays(x: Any, y: Any, run_data: Data) -> Data:
     """Prepare samples and labels in memory like a run's data: its means, its classes, the unit of its targets.
 
     Args:
         x: Samples [N, ...], arrays, tensors or lists of numbers.
-        y: Labels [N], or targets [N, targets].
+        y: Labels [N], or targets [N, targets]; None: without labels.
         run_data: The run's data.
 
     Raises:
         DataError: They are of another kind, or a label is not a class of the run.
     """
-    array, labels = as_array(x, "x"), as_array(y, "y")
+    array = as_array(x, "x")
     shape = tuple(run_data.x.shape[1:])
     channels_last = array.ndim > 3 and array.shape[1:] != shape and (array.shape[-1], *array.shape[1:-1]) == shape
     tokens = run_data.x.dtype == torch.int64
     samples = convert_samples(array, tokens, channels_last)
-    if len(samples) != len(labels):
-        raise DataError(f"data=(x, y): x has {len(samples)} samples, but y has {len(labels)} labels.", key="y")
     if run_data.resize is None and tuple(samples.shape[1:]) != shape:
         raise DataError(f"data=(x, y): x is {list(samples.shape)}, but a sample of the run is {list(shape)}.", key="x")
     kinds = {one.dtype.is_floating_point for one in (samples, run_data.x)}
@@ -399,19 +419,28 @@ def prepare_arrays(x: Any, y: Any, run_data: Data) -> Data:
         )
     if position := find_not_finite(array):
         _LOG.warning("data=(x, y): x is not finite in %s. Scores on these samples are meaningless.", position)
-    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    if run_data.task == "classification":
-        y = _encode_classes(labels, run_data)
-    elif run_data.task == "regression":
-        y = _convert_targets(labels, run_data)
+    if y is None:
+        target = torch.zeros(len(samples), *run_data.y.shape[1:], dtype=run_data.y.dtype)
     else:
-        y = _convert_labels(labels, run_data.task, run_data.classes)[0]
+        target = _encode_labels_like(as_array(y, "y"), len(samples), run_data)
     return Data(
-        "own-data", samples, y, {"test": torch.arange(len(samples))}, run_data.classes,
+        "own-data", samples, target, {"test": torch.arange(len(samples))}, run_data.classes,
         class_names=run_data.class_names, mean=run_data.mean, std=run_data.std, task=run_data.task,
-        resize=run_data.resize, vocabulary=run_data.vocabulary, padding=run_data.padding,
+        resize=run_data.resize, vocabulary=run_data.vocabulary, padding=run_data.padding, labelled=y is not None,
         targets=tuple(tuple(m.tolist()) for m in run_data.target_scale) if run_data.task == "regression" else (),
     )  # fmt: skip
+
+
+def _encode_labels_like(labels: NDArray[Any], count: int, run_data: Data) -> Tensor:
+    """Return the labels of samples as the run's data has them."""
+    if count != len(labels):
+        raise DataError(f"data=(x, y): x has {count} samples, but y has {len(labels)} labels.", key="y")
+    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    if run_data.task == "classification":
+        return _encode_classes(labels, run_data)
+    if run_data.task == "regression":
+        return _convert_targets(labels, run_data)
+    return _convert_labels(labels, run_data.task, run_data.classes)[0]
 
 
 def _convert_targets(labels: NDArray[Any], run_data: Data) -> Tensor:
