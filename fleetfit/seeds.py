@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import random
 from collections.abc import Iterator
 
 import numpy as np
@@ -31,3 +32,15 @@ def isolate_rng(accelerator: torch.device, seed: int | None = None) -> Iterator[
         if seed is not None:  # `torch.manual_seed` would seed every CUDA device, too
             (torch if accelerator.type == "cuda" else torch.default_generator).manual_seed(seed)
         yield
+
+
+@contextlib.contextmanager
+def isolate_global_rngs() -> Iterator[None]:
+    """Leave the global generators of Python, NumPy and torch on the host as they were, for code of others."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with isolate_rng(torch.device("cpu")):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002

@@ -26,7 +26,7 @@ from fleetfit.api.metadata import (
 from fleetfit.api.progress import RoundFacts, format_html
 from fleetfit.config import Assembly, Experiment, assemble, load_experiment
 from fleetfit.config.build.data import build_data
-from fleetfit.config.build.run import assemble_fleet, assemble_recorded
+from fleetfit.config.build.run import assemble_fleet, assemble_without_data
 from fleetfit.config.detect import wrap_in_memory_data
 from fleetfit.config.dump import find_object_sections
 from fleetfit.data import AbsentData, Data, DataInMemory
@@ -381,7 +381,7 @@ class Run:
             assembly = assemble_fleet(self.experiment, load_planned_nodes(self.files), base or None)
         elif (absent := self._find_absent_data()) is not None:
             fleet, batch_size = self.files.read("fleet.json", FleetRecord), self.plan.batch_size
-            assembly = assemble_recorded(self.experiment, absent, fleet.clients or 1, batch_size, base or None)
+            assembly = assemble_without_data(self.experiment, absent, fleet.clients or 1, batch_size, base or None)
         else:
             assembly = assemble(self.experiment, base or None)
             assembly = replace(assembly, notes=(*assembly.notes, *find_data_changes(self.files, assembly)))

@@ -75,7 +75,7 @@ def assemble_fleet(experiment: Experiment, nodes: Sequence[NodeDescription], bas
     return _assemble(experiment, lambda exp, method: NodeClients(exp, method, nodes), base, on_a_fleet=True)
 
 
-def assemble_recorded(
+def assemble_without_data(
     experiment: Experiment, data: AbsentData, clients: int, largest: int, base: State | None = None
 ) -> Assembly:
     """Build a run whose data are absent: its models and levels, for predictions. It cannot train.

@@ -1,13 +1,11 @@
 """Data in memory for `data=`: tables, pairs of arrays, data sets of PyTorch and Hugging Face."""
 
 import contextlib
-import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -16,7 +14,7 @@ from fleetfit.data.files.arrays import is_sparse, to_array, wrap_arrays
 from fleetfit.data.files.table import check_names, make_data_in_memory
 from fleetfit.data.splits import ALIASES
 from fleetfit.errors import DataError, format_cause, truncate
-from fleetfit.seeds import isolate_rng
+from fleetfit.seeds import isolate_global_rngs
 
 ACCEPTED = (
     "(x, y) or ((x, y), (x_test, y_test)) of arrays, tensors or lists; a dict of arrays with x and y, or x_train, "
@@ -288,7 +286,7 @@ def _read_dataset(dataset: Any) -> Samples:
     try:
         pairs = [_read_pair(dataset, i) for i in rows]
         x, y = (np.stack(part) for part in zip(*pairs, strict=True))
-        with isolate_rng(torch.device("cpu")), _isolate_other_rngs():
+        with isolate_global_rngs():
             few = rows[:: max(1, -(-len(rows) // _READ_TWICE))]
             again = np.stack([_read_pair(dataset, i)[0] for i in few])
     except Exception as error:  # the user's code may raise any error
@@ -306,14 +304,3 @@ def _read_dataset(dataset: Any) -> Samples:
 def _read_pair(dataset: Any, row: int) -> tuple[Any, Any]:
     x, y = dataset[row]
     return to_array(x), to_array(y)
-
-
-@contextlib.contextmanager
-def _isolate_other_rngs() -> Iterator[None]:
-    """Leave the global generators of Python and NumPy as they were."""
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002 - transforms of others draw from it
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
