@@ -24,6 +24,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+COMMAND = "\n    "
+"""What a message has before a command to copy, which stands on a line of its own."""
+
 
 class FleetFitError(Exception):
     """Base of all errors that a user can cause and fix.
@@ -42,6 +45,28 @@ class FleetFitError(Exception):
     def __str__(self) -> str:
         """Return the message; control characters in quoted values are escaped."""
         return make_printable(drop_addresses(super().__str__()))
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython prints of the error: its message, or the traceback if `FLEETFIT_TRACEBACK` is set."""
+        if os.environ.get("FLEETFIT_TRACEBACK", "") not in ("", "0"):
+            return ["".join(traceback.format_exception(self)) + getattr(self, "details", "")]
+        remedy = f"For the traceback:{COMMAND}%env FLEETFIT_TRACEBACK=1{COMMAND}%tb"
+        return [f"{type(self).__name__}: {self}", "", remedy]
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C stopped a call from Python. The message has what continues it."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+class InterruptedScript(Interrupted, SystemExit):
+    """Ctrl-C stopped a script, which has printed the message: the interpreter exits without a traceback."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = 130
 
 
 class ConfigError(FleetFitError, ValueError):
@@ -128,10 +153,6 @@ class MissingExtra(FleetFitError, ImportError):  # type: ignore[misc]  # ImportE
     def __init__(self, extra: str, what: str) -> None:
         super().__init__(f'{what} needs an optional dependency: pip install "fleetfit[{extra}]"')
         self.extra = extra
-
-
-COMMAND = "\n    "
-"""What a message has before a command to copy, which stands on a line of its own."""
 
 
 # ---- checks --------------------------------------------------------------------------------------------------------

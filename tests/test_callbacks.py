@@ -472,10 +472,10 @@ def test_wandb_has_every_number_and_resumes_its_run(tmp_path: Path, capfd: pytes
     pytest.importorskip("wandb", reason="it is an extra: fleetfit[wandb]")
     tracker = {"name": "wandb", "mode": "offline", "project": "p", "group": "mine"}
     with pytest.raises(Stopped):
-        ff.run({"callbacks": [tracker], **QUICK}, out=tmp_path / "run", on_round=_stops_at_2)
+        ff.run({"callbacks": [tracker], **QUICK}, out=tmp_path / "run", on_round=_stops_at_2, progress=False)
     second = int(time.time())
     wait_until(lambda: int(time.time()) > second)  # which is what wandb calls its folders by
-    run = ff.resume(tmp_path / "run")
+    run = ff.resume(tmp_path / "run", progress=False)
     first, second = (read_offline(place) for place in sorted((run.folder / "wandb").glob("offline-run-*")))
     assert first["id"] == second["id"] and first["group"] == second["group"] == "mine" and first["name"] == "run"
     assert first["config"]["method"]["name"] == "scalefl" and first["config"]["rounds"] == 3

@@ -15,9 +15,12 @@ from typing import Any
 
 import pytest
 import tomli_w
+import torch
 from rich.console import Console
 from run_folders import TINY, Stopped, stopped_run
 from support import raises, run_verb
+from tiny import tiny_data
+from torch import nn
 from waiting import LIMIT_S, running, wait_until
 
 import fleetfit as ff
@@ -139,13 +142,155 @@ def test_counted_work_has_a_bar_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -
     assert "Counting [sheep]" in screen.getvalue() and "5/8" in screen.getvalue()
 
 
-def test_python_shows_nothing_unless_it_is_asked_to(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    ff.run(QUICK, out=tmp_path / "quiet")
+# ---- scripts -------------------------------------------------------------------------------------------------------
+
+ROUND = re.compile(r"round (\d)/3")
+
+
+def test_a_script_has_lines_on_stderr_and_none_where_it_wants_none(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ff.run(QUICK, out=tmp_path / "quiet", progress=False)
     assert capfd.readouterr() == ("", "")
-    ff.run(QUICK, out=tmp_path / "shown", progress=True)
-    assert [line.split("  ")[0] for line in capfd.readouterr().out.splitlines() if "round" in line] == [
-        "round 1/3", "round 2/3", "round 3/3"
-    ]  # fmt: skip
+    run = ff.run(overrides=["rounds=3", "data.partition.clients=8"], local={"max_steps": 1}, out=tmp_path / "shown")
+    out, err = capfd.readouterr()
+    lines = err.splitlines()
+    numbers = [i for i, line in enumerate(lines) if ROUND.match(line)]
+    assert out == "" and [ROUND.match(lines[i])[1] for i in numbers] == ["1", "2", "3"]  # type: ignore[index]
+    assert run.notes and all(f"Note: {note}" in lines[: numbers[0]] for note in run.notes)
+    assert numbers[0] > len(run.notes) + 1, "a line before what takes the first seconds, and the folder"
+    assert lines[-1] not in [lines[i] for i in numbers] and f"{tmp_path}/shown" in err, "and one before the plots"
+
+
+def test_a_script_on_a_terminal_has_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On stderr: what a script prints is its own."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    screen, printed = Terminal(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(sys, "stdout", printed)
+    ff.run(QUICK, out=tmp_path / "run")
+    shown = screen.getvalue()
+    assert "3/3" in shown and "\u2501" in shown and not ROUND.search(shown) and printed.getvalue() == ""
+    assert screen.getvalue().endswith("\n") and shown.count("\x1b[?25l") == shown.count("\x1b[?25h") > 0
+
+
+def test_a_comparison_of_a_script_has_its_runs_and_rounds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    table = {**QUICK, "rounds": 1, "compare": {"row": [{"label": "a"}, {"label": "b"}], "smallest": False}}
+    ff.compare(table, out=tmp_path / "quiet", progress=False)
+    assert capfd.readouterr() == ("", "")
+    ff.compare(table, out=tmp_path / "shown")
+    out, err = capfd.readouterr()
+    assert out == "" and re.search(r"\[1/2\] a, seed 3  round 1/1(.*\n)+\[2/2\] b, seed 3  round 1/1", err)
+    seen: list[str] = []
+    ff.compare(table, out=tmp_path / "own", on_run=lambda title, *_: seen.append(title))
+    assert seen == ["a, seed 3", "b, seed 3"] and "round 1/1" not in capfd.readouterr().err
+
+
+def test_derivations_and_exports_of_a_script_name_their_steps(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = ff.run(QUICK, out=tmp_path / "run", progress=False)
+    run.export(1, tmp_path / "silent", forms=(), progress=False)
+    assert capfd.readouterr() == ("", "")
+    run.export(1, tmp_path / "shown", forms=())
+    out, err = capfd.readouterr()
+    assert out == "" and "safetensors" in err
+
+
+def _interrupt(report: Mapping[str, Any]) -> None:
+    if report["round"] == 2:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("sections", "arguments"),
+    [
+        ({}, ""),
+        ({"data": lambda: tiny_data()}, ", data=..."),
+        ({"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 4)),
+          "data": lambda: (torch.randn(60, 1, 8, 8), torch.arange(60) % 4)}, ", data=..., model=..."),
+    ],
+    ids=["names", "data", "model"],
+)  # fmt: skip
+def test_ctrl_c_ends_a_script_with_the_call_that_continues_it(
+    sections: Mapping[str, Any], arguments: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The call stands on a line of its own; run as it is there, it ends the run. So does the script that runs again."""
+    objects = {name: make() for name, make in sections.items()}
+    tables = {key: value for key, value in QUICK.items() if key not in objects and not (objects and key == "fleet")}
+    if "model" in objects:
+        tables |= {"method": {"name": "fedavg"}, "fleet": {"groups": [{"budget": 1.0}]}}
+    elif objects:
+        tables |= {"fleet": QUICK["fleet"]}
+    call = f'ff.resume("{tmp_path / "run"}"{arguments})'
+    with pytest.raises(KeyboardInterrupt) as end:
+        ff.run(tables, **objects, out=tmp_path / "run", on_round=_interrupt, progress=False)
+    assert isinstance(end.value, SystemExit) and end.value.code == 130, "the interpreter prints no traceback"
+    assert capfd.readouterr().err.splitlines()[-1].strip() == call
+    with raises(RunError, f"\n    {call}", path=tmp_path / "run"):
+        ff.run(tables, **objects, out=tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        ff.resume(tmp_path / "run", **objects, on_round=lambda report: _interrupt({"round": 2}))
+    assert capfd.readouterr().err.splitlines()[-1].strip() == call
+    assert ff.resume(tmp_path / "run", **objects).finished
+
+
+def test_ctrl_c_before_the_first_round_and_in_a_comparison(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fleetfit.api.run.prepare", interrupt)
+        with pytest.raises(SystemExit):
+            ff.run(QUICK, out=tmp_path / "run")
+    assert "ff." not in capfd.readouterr().err and not (tmp_path / "run").exists()
+    table = {**QUICK, "rounds": 1, "compare": {"row": [{"label": "a"}, {"label": "b"}], "smallest": False}}
+    with pytest.raises(SystemExit):
+        ff.compare(table, out=tmp_path / "both", on_run=interrupt)
+    assert capfd.readouterr().err.splitlines()[-1].strip() == f'ff.compare(..., out="{tmp_path / "both"}")'
+    assert ff.compare(table, out=tmp_path / "both").finished
+
+
+def test_ctrl_c_does_not_end_an_interactive_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    with pytest.raises(KeyboardInterrupt) as end:
+        ff.run(QUICK, out=tmp_path / "run", on_round=_interrupt, progress=False)
+    assert not isinstance(end.value, SystemExit) and f'ff.resume("{tmp_path / "run"}")' in str(end.value)
+
+
+@pytest.mark.slow
+def test_a_script_that_gets_ctrl_c_exits_with_130(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text('import fleetfit as ff\nff.run(rounds=5000, out="r")\n')
+    with running([sys.executable, script], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as work:
+        wait_until(lambda: (tmp_path / "r/metrics.jsonl").exists(), work)
+        work.send_signal(signal.SIGINT)
+        assert work.wait(LIMIT_S) == 130 and work.stderr is not None
+        err = work.stderr.read()
+    assert "Traceback" not in err and err.endswith('\n    ff.resume("r")\n')
+
+
+@pytest.mark.slow
+def test_an_error_in_ipython_is_its_message_and_the_traceback_comes_on_request(tmp_path: Path) -> None:
+    pytest.importorskip("IPython")
+    cells = ["import fleetfit as ff", "ff.run(rounds='many')", "print('====')", "%env FLEETFIT_TRACEBACK=1", "%tb"]
+    script = ("from IPython.core.interactiveshell import InteractiveShell\nshell = InteractiveShell.instance()\n"
+              f"for cell in {cells!r}: shell.run_cell(cell)\n")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
+    error, again = done.stdout.split("====")
+    assert "'many'" in error and "Traceback" not in error and "load.py" not in error
+    assert "'many'" in again and "load.py" in again
+
+
+def test_errors_have_no_traceback_in_a_notebook_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (RunError("three 3"), ff.ConfigError("four", key="rounds"), ff.MissingExtra("x", "Five")):
+        with pytest.raises(ff.FleetFitError) as caught:
+            raise error
+        assert str(error) in "".join(caught.value._render_traceback_())
+        assert "test_progress.py" not in "".join(caught.value._render_traceback_())
+        with monkeypatch.context() as patch:
+            patch.setenv("FLEETFIT_TRACEBACK", "1")
+            assert "test_progress.py" in "".join(caught.value._render_traceback_())
 
 
 # ---- notebooks -------------------------------------------------------------------------------------------------------
@@ -184,6 +329,7 @@ def test_a_notebook_shows_progress_in_one_output_that_is_written_anew(
     ff.run(QUICK, out=tmp_path / "run")
     assert cell.handles == 1 and len(cell.shown) == 4
     assert "round 0/3" in cell.shown[0] and 'value="3" max="3"' in cell.shown[-1] and "by level: 1 " in cell.shown[-1]
+    capfd.readouterr()
     ff.run(QUICK, out=tmp_path / "quiet", progress=False)
     assert cell.handles == 1 and capfd.readouterr().out == ""
 

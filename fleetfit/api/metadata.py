@@ -6,6 +6,8 @@ have no fingerprint.
 """
 
 import contextlib
+import json
+import tomllib
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any, cast
 import torch
 
 from fleetfit.config import Assembly
+from fleetfit.config.dump import find_object_sections
 from fleetfit.data import AbsentData, Data
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import ConfigError, DataError, RunError, did_you_mean
@@ -40,6 +43,22 @@ def load_planned_nodes(files: RunFolder) -> list[NodeDescription]:
         return [parse_node_description(node) for node in files.json(NODES)["planned"]]
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"{files.path / NODES} is damaged: {error}.", path=files.path / NODES) from None
+
+
+def format_resume(folder: Path, is_script: bool = False) -> str:
+    """Return the command that continues a run, or the call: in a script, and for a run on objects.
+
+    Args:
+        folder: The run folder.
+        is_script: Whether the user works in Python.
+    """
+    table: dict[str, Any] = {}
+    with contextlib.suppress(RunError, ValueError):  # opening the run raises it
+        table = tomllib.loads(RunFolder(folder).text("config.toml"))
+    objects = [f"{section}=..." for section in find_object_sections(table)]
+    if not objects and not is_script:
+        return f"fleetfit resume {folder}"
+    return f"ff.resume({', '.join([json.dumps(folder.as_posix(), ensure_ascii=False), *objects])})"
 
 
 def open_fleet_run(folder: str | Path) -> RunFolder:

@@ -4,15 +4,19 @@ All facts come from the reports of rounds in `metrics.jsonl`, so another process
 `[privacy]` and `[secure]` withhold are left out.
 """
 
+import contextlib
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
+from fleetfit.api.metadata import format_resume
 from fleetfit.config import Experiment
-from fleetfit.errors import make_printable, truncate
+from fleetfit.errors import COMMAND, Interrupted, InterruptedScript, make_printable, truncate
 from fleetfit.markup import escape_html
 from fleetfit.report.text import format_bytes, format_duration, format_percent, format_privacy
 from fleetfit.state_checks import format_rollback
@@ -20,8 +24,11 @@ from fleetfit.state_checks import format_rollback
 if TYPE_CHECKING:  # `import fleetfit` does not import rich
     from rich.progress import Progress
 
+    from fleetfit.api.comparison.execute import ComparisonProgress
+    from fleetfit.api.results import Run
+
 ProgressOption = Literal["auto"] | bool
-"""Whether to show progress; "auto": in a notebook only."""
+"""Whether to show progress: in a notebook in the cell, elsewhere on stderr; False: nothing. "auto" is True."""
 OnReport = Callable[[Mapping[str, Any]], None]
 """Called with the report of each round."""
 _LEVELS = 8  # whose accuracies are shown
@@ -146,6 +153,7 @@ class RoundProgress:
         experiment: The experiment of the run.
         bars: Bars of several runs, which the caller closes; None: make bars for this run.
         format_time_left: Returns the time left of the whole comparison in words.
+        stream: The stream of bars and lines; stdout by default.
     """
 
     def __init__(
@@ -154,12 +162,14 @@ class RoundProgress:
         experiment: Experiment,
         bars: "Progress | None" = None,
         format_time_left: Callable[[], str] = str,
+        stream: TextIO | None = None,
     ) -> None:
         self._title, self._format_time_left = make_printable(title), format_time_left
+        self._stream = stream or sys.stdout
         self.facts = RoundFacts(experiment.rounds, experiment.evaluate.norms[0])
         self._bars, self._is_alone = bars, bars is None
-        if self._is_alone and sys.stdout.isatty():
-            self._bars = make_bars()
+        if self._is_alone and self._stream.isatty():
+            self._bars = make_bars(self._stream)
             self._bars.start()
         if self._bars is not None:
             self._task = self._bars.add_task(self._title, total=experiment.rounds, score="", time_left="", below=())
@@ -169,7 +179,7 @@ class RoundProgress:
         facts = self.facts
         facts.add(report)
         if facts.rollback:
-            print_above(self._bars, facts.rollback)
+            print_above(self._bars, facts.rollback, self._stream)
         if self._bars is not None:
             self._draw(self._bars)
             if facts.done == facts.rounds:
@@ -179,9 +189,9 @@ class RoundProgress:
         accuracies = facts.accuracies if facts.is_evaluated else ""
         parts = [f"round {facts.done}/{facts.rounds}", facts.loss, accuracies, facts.cohort, facts.traffic,
                  facts.time_left, self._format_time_left()]  # fmt: skip
-        print_above(None, prefix + "  ".join(filter(None, parts)))
+        print_above(None, prefix + "  ".join(filter(None, parts)), self._stream)
         if facts.is_evaluated and facts.level_accuracies:
-            print_above(None, f"{prefix}  {facts.level_accuracies}")
+            print_above(None, f"{prefix}  {facts.level_accuracies}", self._stream)
 
     def skip(self, report: Mapping[str, Any]) -> None:
         """Count a round without printing a line."""
@@ -282,8 +292,9 @@ class TaskProgress:
             self._bar.stop()
 
 
-def make_bars() -> "Progress":
+def make_bars(stream: TextIO | None = None) -> "Progress":
     """Return bars of rounds for a terminal, each with lines on its run. Long lines are cut, not wrapped."""
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.table import Column
     from rich.text import Text
@@ -302,16 +313,25 @@ def make_bars() -> "Progress":
     return RoundBars(
         make_column("{task.description}", _TITLE_WIDTH), BarColumn(None), MofNCompleteColumn(),
         make_column("{task.fields[score]}"), make_column("{task.fields[time_left]}"), expand=True,
+        console=Console(file=stream),
     )  # fmt: skip
 
 
-def print_above(bars: "Progress | None", text: str) -> None:
-    """Print a line to stdout, above the bars if there are any."""
+def print_above(bars: "Progress | None", text: str, stream: TextIO | None = None) -> None:
+    """Print a line to a stream, above the bars if there are any."""
     text = make_printable(text)
     if bars is not None:
         bars.console.print(text, markup=False, soft_wrap=True, highlight=False)
     else:
-        print(text, flush=True)
+        print(text, file=stream or sys.stdout, flush=True)
+
+
+def wrap_text(text: str, stream: TextIO) -> str:
+    """Return text for people in lines of the terminal's width; as it is where the stream is not a terminal."""
+    if not stream.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 # ---- in a notebook -------------------------------------------------------------------------------------------------
@@ -397,48 +417,164 @@ class Display(Protocol):
         """Restore the terminal. Called once, also after an error."""
 
 
-class _RoundDisplay:
-    """Shows the slow steps and the rounds of a run that was started from Python."""
+class _ScriptDisplay:
+    """Shows the slow steps and the rounds of a call from Python: in a notebook's cell, elsewhere on stderr."""
 
-    def __init__(self, progress: ProgressOption) -> None:
-        self._progress = progress
+    def __init__(self, progress: ProgressOption, folder: Path | None) -> None:
+        self.folder = folder
+        self._shows = progress is not False
+        self._stream = sys.stdout if is_notebook() else sys.stderr
         self._show: OnReport | None = None
 
     def say(self, sentence: str) -> None:
-        if _choose_progress(self._progress) is not None:
-            print_above(None, sentence)
+        if self._shows:
+            print_above(None, sentence, self._stream)
 
     def start(self, run: RunLike, notes: Sequence[str]) -> None:
-        if (make := _choose_progress(self._progress)) is not None:
-            for note in notes:
-                print_above(None, f"Note: {note}")
-            self._show = make("", run.experiment)
+        self.folder = run.folder
+        for note in notes:
+            self.say(wrap_text(f"Note: {note}", self._stream))
+        self.say(f"Run folder: {run.folder}")
+        if self._shows:
+            self._show = (
+                NotebookProgress().add_run("", run.experiment)
+                if is_notebook()
+                else RoundProgress("", run.experiment, stream=self._stream)
+            )
 
     def show_round(self, report: Mapping[str, Any]) -> None:
         if self._show is not None:
             self._show(report)
 
     def show_result(self, summary: Mapping[str, Any]) -> None:
-        pass
+        self.close()
 
     def close(self) -> None:
         if isinstance(self._show, RoundProgress):
             self._show.close()
 
 
-def _choose_progress(progress: ProgressOption) -> Callable[[str, Experiment], OnReport] | None:
-    """Return a function that makes a progress display from title and experiment; None: show nothing."""
-    if progress is False or (progress == "auto" and not is_notebook()):
-        return None
-    return NotebookProgress().add_run if is_notebook() else RoundProgress
+@contextlib.contextmanager
+def open_display(progress: ProgressOption | Display, folder: Path | None = None) -> Iterator[Display]:
+    """Yield the display of a call. In a script, Ctrl-C ends with the call that continues it.
+
+    Args:
+        progress: See `fleetfit.run`. The command line passes a display of its own, and explains Ctrl-C itself.
+        folder: The run folder, if it exists before the run starts.
+    """
+    if not isinstance(progress, bool | str):
+        yield progress
+        return
+    display = _ScriptDisplay(progress, folder)
+    with explain_interrupt(lambda: _format_advice(display.folder)):
+        yield display
 
 
-def make_display(progress: ProgressOption | Display) -> Display:
-    """Return the display of a run that was started from Python."""
-    return _RoundDisplay(progress) if isinstance(progress, bool | str) else progress
+def _format_advice(folder: Path | None) -> str:
+    if folder is None:
+        return "Nothing was written."
+    return f"Nothing is half written; continue with:{COMMAND}{format_resume(folder, is_script=True)}"
 
 
-def make_comparison_progress(progress: ProgressOption) -> Callable[[str, int, int, RunLike], OnReport] | None:
-    """Return a function that shows each run of a comparison started from Python; None: show nothing."""
-    make = _choose_progress(progress)
-    return make and (lambda title, number, count, run: make(f"[{number}/{count}] {title}", run.experiment))
+@contextlib.contextmanager
+def explain_interrupt(format_advice: Callable[[], str]) -> Iterator[None]:
+    """Turn Ctrl-C in a script into a sentence with what continues it. The exit code is 130, without a traceback.
+
+    Args:
+        format_advice: Returns what continues the call, as a sentence.
+    """
+    try:
+        yield
+    except Interrupted:
+        raise
+    except KeyboardInterrupt:
+        sentence = f"stopped. {format_advice()}"
+        if hasattr(sys, "ps1"):  # an interactive session goes on, and shows the error
+            raise Interrupted(sentence) from None
+        with contextlib.suppress(OSError, ValueError):
+            behind = "\n" if sys.stderr.isatty() else ""  # the terminal's ^C
+            print_above(None, f"{behind}fleetfit: {sentence}", sys.stderr)
+        raise InterruptedScript(sentence) from None
+
+
+# ---- the display of a comparison -----------------------------------------------------------------------------------
+
+
+class ComparisonDisplay:
+    """Shows the runs of a comparison and their rounds. It prints each note once per row, not once per seed.
+
+    Args:
+        jobs: Number of runs at a time.
+        stream: The stream of bars and lines.
+        quiet: Whether to print only the notes.
+    """
+
+    def __init__(self, jobs: int, stream: TextIO, quiet: bool = False) -> None:
+        self._stream, self._quiet, self._notes = stream, quiet, set[tuple[str, str]]()
+        self._has_started, self._time_left = False, ""
+        self._cell = NotebookProgress() if is_notebook() and not quiet else None
+        self._bars: Progress | None = None
+        if jobs > 1 and not quiet and stream.isatty():
+            self._bars = make_bars(stream)
+            self._bars.start()
+
+    def say(self, sentence: str) -> None:
+        """Print a sentence on a slow step."""
+        if not self._quiet:
+            print_above(self._bars, sentence, self._stream)
+
+    def show_run(self, title: str, number: int, count: int, run: "Run") -> OnReport | None:
+        """Print the title and the notes of a run; return its progress display, or None if nothing is shown."""
+        heading = title if self._quiet else f"[{number}/{count}] {title}"
+        for note in run.notes:
+            if (run.experiment.name, note) not in self._notes:
+                self._notes.add((run.experiment.name, note))
+                print_above(self._bars, wrap_text(f"{heading}: {note}", self._stream), self._stream)
+        if self._quiet:
+            return None
+        if run.finished:
+            self.say(f"{heading}: already finished.")
+            return None
+        if self._cell is not None:
+            return self._cell.add_run(heading, run.experiment)
+        return RoundProgress(heading, run.experiment, self._bars, lambda: self._time_left, self._stream)
+
+    def show_progress(self, progress: "ComparisonProgress") -> None:
+        """Print the number of runs at first, and the estimated duration once; the rounds show it from then on."""
+        if not self._has_started:
+            self._has_started = True
+            self.say(format_run_count(progress))
+        if progress.seconds_left:
+            is_first, about = not self._time_left, format_duration(progress.seconds_left)
+            is_guess = progress.rows_measured < progress.rows
+            self._time_left = f"{'perhaps ' * is_guess}{about} left of all"
+            if is_first:
+                rows = f" ({progress.rows_measured} of {progress.rows} rows measured)"
+                self.say(
+                    f"About {about} left for the whole comparison, estimated from the rounds so far{rows * is_guess}."
+                )
+
+    def close(self) -> None:
+        """Restore the terminal."""
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+
+def format_run_count(progress: "ComparisonProgress") -> str:
+    """Return the number of runs: "8 runs, of which 4 tune before the others; 3 are finished."."""
+    text = f"{progress.runs} run{'s' * (progress.runs != 1)}"
+    if progress.tuning:
+        text += f", of which {progress.tuning} tune before the others"
+    if progress.jobs > 1:
+        text += f", {progress.jobs} at a time"
+    if progress.finished:
+        text += f"; {progress.finished} {'is' if progress.finished == 1 else 'are'} finished"
+    return f"{text}."
+
+
+def make_comparison_display(progress: ProgressOption | ComparisonDisplay, jobs: int) -> ComparisonDisplay | None:
+    """Return the display of a comparison that was started from Python; None: show nothing."""
+    if isinstance(progress, ComparisonDisplay):
+        return progress
+    return ComparisonDisplay(jobs, sys.stdout if is_notebook() else sys.stderr) if progress else None

@@ -2,7 +2,7 @@
 
 import logging
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -19,11 +19,12 @@ from fleetfit.api.metadata import (
     NODES,
     find_accuracy,
     find_data_changes,
+    format_resume,
     load_planned_nodes,
     read_sample_shape,
     restore_facts,
 )
-from fleetfit.api.progress import RoundFacts, format_html
+from fleetfit.api.progress import Display, ProgressOption, RoundFacts, format_html, open_display
 from fleetfit.config import Assembly, Experiment, assemble, load_experiment
 from fleetfit.config.build.data import build_data
 from fleetfit.config.build.run import assemble_fleet, assemble_without_data
@@ -31,7 +32,7 @@ from fleetfit.config.detect import wrap_in_memory_data
 from fleetfit.config.dump import find_object_sections
 from fleetfit.data import AbsentData, Data, DataInMemory
 from fleetfit.data.files.folders import resolve_folder
-from fleetfit.errors import FleetFitError, RunError
+from fleetfit.errors import COMMAND, FleetFitError, RunError
 from fleetfit.layout import predictions
 from fleetfit.markup import escape_html
 from fleetfit.names import explain_plug_ins
@@ -152,7 +153,8 @@ class Run:
         """
         if not self.finished:
             raise RunError(
-                f'{self.folder} is not finished. Continue it with "fleetfit resume {self.folder}".', path=self.folder
+                f"{self.folder} is not finished. Continue it with:{COMMAND}{format_resume(self.folder)}",
+                path=self.folder,
             )
         self.files.read_summary()
         return dict(self.files.json("summary.json"))
@@ -309,7 +311,7 @@ class Run:
         out: str | Path,
         forms: Sequence[str] = ("onnx",),
         data: Data | None = None,
-        say: Callable[[str], None] = lambda what: None,
+        progress: ProgressOption | Display = "auto",
         prior: "Counts | str | Path | None" = None,
     ) -> "Export":
         """Export a level's model for devices: tensors, `torch.export` program, ONNX graphs, model card and more.
@@ -323,7 +325,7 @@ class Run:
             forms: Forms besides safetensors and the `torch.export` program: "onnx", "int8", "static-int8" (ONNX both),
                 "transformers", "executorch"; `fleetfit.inference.export.FORMS` describes them.
             data: Source of preprocessing and samples; the run's data by default.
-            say: Called with each form before it is written.
+            progress: Whether to name each form before it is written (see `fleetfit.run`).
             prior: A client's samples of each class, in order or by name; a JSON file with them; or "own": the labels of
                 `data`. Its log frequencies, relative to the fleet's, become part of the logits: personal predictions.
                 The files then reveal them.
@@ -337,7 +339,9 @@ class Run:
         from fleetfit.api import inference
         from fleetfit.inference.export import export
 
-        return export(inference.prepare_export(self, level, data, prior), out, forms, say)
+        with open_display(progress) as display:
+            model = inference.prepare_export(self, level, data, prior)
+            return export(model, out, forms, lambda form: display.say(f"Writing {form}"))
 
     @isolate_torch_state()
     @explain_plug_ins()
@@ -420,8 +424,8 @@ class Run:
         checkpoint = load_usable_checkpoint(self, due=due)
         if checkpoint is None:
             raise RunError(
-                f'{self.folder} has no checkpoint, and so no trained model. Continue it with "fleetfit resume '
-                f'{self.folder}".',
+                f"{self.folder} has no checkpoint, and so no trained model. Continue it with:{COMMAND}"
+                f"{format_resume(self.folder)}",
                 path=self.folder,
             )
         return checkpoint
@@ -476,9 +480,9 @@ def load(folder: str | Path, **sections: Any) -> Run:
     elif missing:
         arguments = ", ".join(f"{section}=..." for section in missing)
         raise RunError(
-            f'this run was started from Python with objects. Open it there: fleetfit.load("{files.path}", {arguments}) '
-            f"returns a run that predicts, evaluates, calibrates and exports; fleetfit.resume with the same arguments "
-            "continues it.",
+            "this run was started from Python with objects. Open it there, to predict, evaluate, calibrate and export, "
+            f'or continue it:{COMMAND}ff.load("{files.path}", {arguments}){COMMAND}'
+            f'ff.resume("{files.path}", {arguments})',
             key=missing[0],
             path=files.path,
         )

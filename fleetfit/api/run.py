@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import nn
 
-from fleetfit import names, rounds
+from fleetfit import files, names, rounds
 from fleetfit.api.callbacks import CallbackRunner, make_callbacks, split_callbacks
 from fleetfit.api.metadata import (
     COLUMNS,
@@ -28,10 +28,11 @@ from fleetfit.api.metadata import (
     DERIVED,
     describe_facts,
     find_data_changes,
+    format_resume,
     make_fingerprint,
     short_name,
 )
-from fleetfit.api.progress import Display, ProgressOption, make_display
+from fleetfit.api.progress import Display, ProgressOption, open_display
 from fleetfit.api.results import Run, load, load_usable_checkpoint
 from fleetfit.config import Assembly, Experiment, assemble, load_experiment, to_toml
 from fleetfit.config.assembly import UnusedKey
@@ -78,8 +79,8 @@ def run(
         on_round: Called with each round's report. An exception stops the run, which can be resumed.
         callbacks: Further callbacks besides the run file's: objects with methods of `fleetfit.Callback`, functions of a
             round's report, and names and tables as in a run file.
-        progress: Whether to show rounds while they run: "auto" in a notebook only, True also in a terminal. Or a
-            display (see `fleetfit.api.progress.Display`).
+        progress: Whether to show notes, slow steps and rounds: a bar or lines on stderr, in a notebook the cell; False
+            shows nothing. Or a display (see `fleetfit.api.progress.Display`).
         **sections: Sections of a run file, with names or objects: `model=MyArchitecture()`, `data=my_data`.
 
     Returns:
@@ -89,10 +90,15 @@ def run(
         FleetFitError: The experiment is wrong or the run fails. No files are written before the first round.
     """
     names.check_not_importing()
-    display = make_display(progress)
-    experiment = load_experiment(source, overrides, **sections)
-    new_run = prepare(experiment, out, display.say, callbacks)
-    _run_with_display(new_run, display, on_round, dropped_key_notes(experiment))
+    with open_display(progress) as display:
+        display.say("Preparing the data, the model and its levels.")
+        experiment = load_experiment(source, overrides, **sections)
+        if out is not None and not experiment.compare.set_keys:
+            path = files.parse_path(out)
+            with contextlib.suppress(OSError):  # making the folder raises it
+                RunFolder.check_unused(path, format_resume(path, is_script=isinstance(progress, bool | str)))
+        new_run = prepare(experiment, out, display.say, callbacks)
+        _run_with_display(new_run, display, on_round, dropped_key_notes(experiment))
     return new_run
 
 
@@ -128,10 +134,12 @@ def resume(
     if isinstance(old_run.assembly.data, AbsentData):
         raise old_run.assembly.data.make_error()
     old_run._callbacks = make_callbacks([*old_run.experiment.callbacks, *_parse_callbacks(entries)], objects)
-    if isinstance(progress, bool | str):  # the caller's display shows all notes
-        for sentence in find_data_changes(old_run.files, old_run.assembly):
-            logging.getLogger("fleetfit").warning("%s", sentence)
-    _run_with_display(old_run, make_display(progress), on_round)
+    with open_display(progress, old_run.folder) as display:
+        display.say("Preparing the data, the model and its levels.")
+        if progress is False:  # a display shows all notes
+            for sentence in find_data_changes(old_run.files, old_run.assembly):
+                logging.getLogger("fleetfit").warning("%s", sentence)
+        _run_with_display(old_run, display, on_round)
     return old_run
 
 
@@ -193,8 +201,9 @@ def derive(
     """
     positions = exits if isinstance(exits, str) else list(exits)
     section = {"exits": positions, "head": head, "weights": weights, "axes": dict(axes or {})}
-    experiment = load_experiment(data=data, model={"name": module, "derive": section})
-    problem = build_problem(experiment, build_data(experiment.data), make_display(progress).say)
+    with open_display(progress) as display:
+        experiment = load_experiment(data=data, model={"name": module, "derive": section})
+        problem = build_problem(experiment, build_data(experiment.data), display.say)
     derived = find_derived(problem.architecture)
     assert derived is not None
     return derived
@@ -402,9 +411,13 @@ def _run_with_display(target: Run, display: Display, on_round: OnRound | None, n
         if on_round is not None:
             on_round(report)
 
+    def after_result(summary: Mapping[str, Any]) -> None:
+        display.show_result(summary)
+        display.say("Drawing the plots and the page.")
+
     with contextlib.closing(display):
         display.start(target, (*notes, *target.notes))
-        run_remaining_rounds(target, after_round, on_result=display.show_result)
+        run_remaining_rounds(target, after_round, on_result=after_result)
 
 
 def run_remaining_rounds(

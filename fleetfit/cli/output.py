@@ -44,7 +44,7 @@ def explain_interrupt(command: str = "") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        advice = f"Nothing is half written; continue with: {command}" if command else "Nothing was written."
+        advice = f"Nothing is half written; continue with:{COMMAND}{command}" if command else "Nothing was written."
         raise UserInterrupt(f"stopped. {advice}") from None
 
 
@@ -103,6 +103,7 @@ def print_table(table: "Table", width: int | None = None) -> None:
     from rich.markup import escape
     from rich.table import Table as RichTable
 
+    from fleetfit.api.progress import wrap_text
     from fleetfit.report.tables import OF_THE_PAPER
 
     available = None if sys.stdout.isatty() else _PLAIN_WIDTH
@@ -120,7 +121,7 @@ def print_table(table: "Table", width: int | None = None) -> None:
             rich.add_row(*(escape(row[column.number]) for column in columns), style=style)
         console.print(rich)
     for note in table.notes:
-        print_line(_wrap(note))
+        print_line(wrap_text(note, sys.stdout))
 
 
 class _Column(NamedTuple):
@@ -168,13 +169,6 @@ def _widen_columns(
         spare -= more
 
 
-def _wrap(text: str) -> str:
-    """Return text for people in lines of the terminal's width; on one line where the output is not a terminal."""
-    if not sys.stdout.isatty():
-        return text
-    return textwrap.fill(text, shutil.get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
-
-
 def print_block(block: "str | Table") -> None:
     """Print a table, or text whose lines are wrapped at the output's width and keep their indent."""
     if not isinstance(block, str):
@@ -189,8 +183,10 @@ def print_block(block: "str | Table") -> None:
 
 def print_notes(notes: Iterable[str]) -> None:
     """Print notes, a line each."""
+    from fleetfit.api.progress import wrap_text
+
     for note in notes:
-        print_line(_wrap(f"Note: {note}"))
+        print_line(wrap_text(f"Note: {note}", sys.stdout))
 
 
 def print_summary(summary: Mapping[str, Any], printed_notes: Collection[str] = ()) -> None:

@@ -369,16 +369,16 @@ def test_deriving_names_its_steps_where_progress_is_shown(
     impatient: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ff.derive(Residual(8), make_data(), progress=True)
-    steps = list_steps(capsys.readouterr().out)
+    steps = list_steps(capsys.readouterr().err)
     assert all("Residual" in step for step in steps)
     assert any("stem" in step for step in steps) and any(step.startswith("Proving") for step in steps)
     ff.derive(Residual(8), make_data(), progress=False)
-    assert not list_steps(capsys.readouterr().out)
+    assert not list_steps(capsys.readouterr().err)
     derived = run(describe(NAMED, rounds=1), tmp_path / "run", progress=True)
-    out = capsys.readouterr().out
-    assert len(list_steps(out)) >= len(steps)
+    err = capsys.readouterr().err
+    assert len(list_steps(err)) >= len(steps)
     notes = derived.files.read_summary().notes
-    assert notes and all(f"Note: {note}" in out for note in notes)
+    assert notes and all(f"Note: {note}" in err for note in notes)
 
 
 def test_the_verbs_name_the_steps(impatient: None, tmp_path: Path) -> None:
@@ -393,7 +393,7 @@ def test_what_is_quick_names_no_step(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr("fleetfit.derivation._PATIENCE_S", 600.0)
     monkeypatch.setattr("fleetfit.check._PATIENCE_S", 600.0)
     ff.derive(Residual(8), make_data(), progress=True)
-    assert not list_steps(capsys.readouterr().out)
+    assert not list_steps(capsys.readouterr().err)
 
 
 def test_images_without_an_axis_of_channels_are_refused_with_the_way_to_add_it(tmp_path: Path) -> None:

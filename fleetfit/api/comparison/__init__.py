@@ -4,14 +4,23 @@
 """
 
 import contextlib
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fleetfit import files, names
-from fleetfit.api.comparison.execute import ComparisonProgress, OnProgress, OnRun, check_jobs, run_comparison
+from fleetfit.api.comparison.execute import (
+    ComparisonOutcome,
+    ComparisonProgress,
+    OnProgress,
+    OnRun,
+    check_jobs,
+    run_comparison,
+)
 from fleetfit.api.comparison.plan import (
     ComparisonPlan,
+    DryRun,
     began_without_smallest,
     check_folder,
     check_rows,
@@ -28,10 +37,15 @@ from fleetfit.api.comparison.results import (
     write_comparison,
     write_record,
 )
-from fleetfit.api.progress import ProgressOption, make_comparison_progress
+from fleetfit.api.progress import (
+    ComparisonDisplay,
+    ProgressOption,
+    explain_interrupt,
+    make_comparison_display,
+)
 from fleetfit.config import Experiment
 from fleetfit.config.build.data import share_data
-from fleetfit.errors import NoUsableUpdates
+from fleetfit.errors import COMMAND, NoUsableUpdates
 from fleetfit.files import make_slug
 from fleetfit.names import explain_plug_ins
 from fleetfit.records.schema import ComparisonResults
@@ -69,7 +83,7 @@ def compare(
     against: str | None = None,
     record: str | Path | None = None,
     on_progress: OnProgress | None = None,
-    progress: ProgressOption = "auto",
+    progress: ProgressOption | ComparisonDisplay = "auto",
     **sections: Any,
 ) -> Comparison:
     """Run every row of a file in every setting with every seed.
@@ -80,14 +94,14 @@ def compare(
         out: The folder. By default it is in `runs/` and its name depends on the runs, so the same call resumes. With
             objects in place of names it is a new folder each time.
         overrides: `a.b=c`, for all runs. They win over rows and settings.
-        on_run: Called before each run. Its result, if any, is called with each round's report.
+        on_run: Called before each run, in place of showing it. Its result, if any, is called with each round's report.
         jobs: Number of runs at a time. With more than one, each run has its own process, with one thread and its own
             data. The bits are the same.
         against: Label of the baseline row; by default `compare.against`, or the first row.
         on_progress: Called with the state and the estimated time left of the comparison: before the first run, after
             each round and after each run.
-        progress: Whether to show rounds while they run, if `on_run` is not set: "auto" in a notebook only, True also in
-            a terminal.
+        progress: Whether to show the runs and their rounds: bars or lines on stderr, in a notebook the cell; False
+            shows nothing.
         record: A folder for a copy of `results.json`, with the run file's name, after all runs are finished.
         **sections: Sections of a run file, with names or objects: `model=MyArchitecture()`, `data=my_data`. They win
             over rows and settings of `file`; without `file` they are the run file.
@@ -115,6 +129,38 @@ def compare(
         plan = plan.drop_smallest()
     plan.find_reference(against)
     check_jobs(plan, jobs)
+    display = make_comparison_display(progress, jobs)
+    with contextlib.ExitStack() as stack:
+        if not isinstance(progress, ComparisonDisplay):
+            stack.enter_context(explain_interrupt(functools.partial(_format_advice, folder)))
+        if display is not None:
+            stack.enter_context(contextlib.closing(display))
+            display.say("Checking every row and setting before the first run.")
+            on_run, on_progress = on_run or display.show_run, on_progress or display.show_progress
+        dry_run, results, outcome = _run_rows(plan, path, folder, against, jobs, on_run, on_progress)
+        if outcome.failures:
+            record_path = None  # only a finished comparison is copied
+        if record_path is not None:
+            write_record(results.results, record_path)
+        if display is not None:
+            display.close()
+            display.say("Drawing the plots and the page.")
+        tuned = {key: format_label(values) for key, values in outcome.tuned.items()}
+        notes = [*outcome.failures.values(), *dry_run.notes, *outcome.notes]
+        failures = tuple(outcome.failures)
+        return write_comparison(dry_run.plan, outcome.runs, tuned, results, notes, failures, record_path)
+
+
+def _run_rows(
+    plan: ComparisonPlan,
+    path: Path,
+    folder: Path,
+    against: str | None,
+    jobs: int,
+    on_run: OnRun | None,
+    on_progress: OnProgress | None,
+) -> tuple[DryRun, ResultsFile, ComparisonOutcome]:
+    """Check all rows and run them; see `compare`."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(share_data())
         dry_run = check_rows(plan, folder)
@@ -124,21 +170,15 @@ def compare(
             stack.close()
             trim_heap()
         stack.enter_context(hold_folder(plan, folder))
-        outcome = run_comparison(
-            plan,
-            folder,
-            dry_run,
-            results,
-            jobs,
-            make_comparison_progress(progress) if on_run is None else on_run,
-            on_progress,
-        )
+        outcome = run_comparison(plan, folder, dry_run, results, jobs, on_run, on_progress)
     if not outcome.runs:
         raise NoUsableUpdates(f"no run of the comparison had a usable update. {' '.join(outcome.failures.values())}")
-    if outcome.failures:
-        record_path = None  # only a finished comparison is copied
-    if record_path is not None:
-        write_record(results.results, record_path)
-    tuned = {key: format_label(values) for key, values in outcome.tuned.items()}
-    notes = [*outcome.failures.values(), *dry_run.notes, *outcome.notes]
-    return write_comparison(plan, outcome.runs, tuned, results, notes, tuple(outcome.failures), record_path)
+    return dry_run, results, outcome
+
+
+def _format_advice(folder: Path) -> str:
+    if not folder.is_dir():
+        return "Nothing was written."
+    return (
+        f'Nothing is half written; continue with the same arguments:{COMMAND}ff.compare(..., out="{folder.as_posix()}")'
+    )
