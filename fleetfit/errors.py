@@ -54,14 +54,14 @@ class FleetFitError(Exception):
         return [f"{type(self).__name__}: {self}", "", remedy]
 
 
-class Interrupted(KeyboardInterrupt):
+class Interrupt(KeyboardInterrupt):
     """Ctrl-C stopped a call from Python. The message has what continues it."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
 
 
-class InterruptedScript(Interrupted, SystemExit):
+class ScriptInterrupt(Interrupt, SystemExit):
     """Ctrl-C stopped a script, which has printed the message: the interpreter exits without a traceback."""
 
     def __init__(self, sentence: str) -> None:

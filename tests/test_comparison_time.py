@@ -8,8 +8,9 @@ import pytest
 from support import run_verb
 
 import fleetfit as ff
-from fleetfit.api.comparison.execute import ComparisonProgress, Eta
+from fleetfit.api.comparison.execute import Eta
 from fleetfit.api.comparison.plan import PlannedRun
+from fleetfit.api.progress import ComparisonProgress
 
 
 def planned(row: str, number: int = 0, rounds: int = 10, tried: Any = None) -> PlannedRun:

@@ -10,22 +10,20 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
 from fleetfit.api.metadata import format_resume
 from fleetfit.config import Experiment
-from fleetfit.errors import COMMAND, Interrupted, InterruptedScript, make_printable, truncate
+from fleetfit.errors import COMMAND, Interrupt, ScriptInterrupt, make_printable, truncate
 from fleetfit.markup import escape_html
 from fleetfit.report.text import format_bytes, format_duration, format_percent, format_privacy
 from fleetfit.state_checks import format_rollback
 
 if TYPE_CHECKING:  # `import fleetfit` does not import rich
     from rich.progress import Progress
-
-    from fleetfit.api.comparison.execute import ComparisonProgress
-    from fleetfit.api.results import Run
 
 ProgressOption = Literal["auto"] | bool
 """Whether to show progress: in a notebook in the cell, elsewhere on stderr; False: nothing. "auto" is True."""
@@ -383,6 +381,16 @@ class RunLike(Protocol):
     """The part of `fleetfit.Run` that a display needs: `fleetfit.api.results` imports this module."""
 
     @property
+    def finished(self) -> bool:
+        """Whether all rounds are finished and the summary is written."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes for the user."""
+        ...
+
+    @property
     def experiment(self) -> Experiment:
         """The experiment with all defaults."""
         ...
@@ -481,23 +489,46 @@ def explain_interrupt(format_advice: Callable[[], str]) -> Iterator[None]:
     """Turn Ctrl-C in a script into a sentence with what continues it. The exit code is 130, without a traceback.
 
     Args:
-        format_advice: Returns what continues the call, as a sentence.
+        format_advice: Returns how to continue, as a sentence.
     """
     try:
         yield
-    except Interrupted:
+    except Interrupt:
         raise
     except KeyboardInterrupt:
         sentence = f"stopped. {format_advice()}"
-        if hasattr(sys, "ps1"):  # an interactive session goes on, and shows the error
-            raise Interrupted(sentence) from None
+        if hasattr(sys, "ps1"):  # SystemExit would end an interactive session
+            raise Interrupt(sentence) from None
         with contextlib.suppress(OSError, ValueError):
             behind = "\n" if sys.stderr.isatty() else ""  # the terminal's ^C
             print_above(None, f"{behind}fleetfit: {sentence}", sys.stderr)
-        raise InterruptedScript(sentence) from None
+        raise ScriptInterrupt(sentence) from None
 
 
 # ---- the display of a comparison -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ComparisonProgress:
+    """State of a comparison.
+
+    Attributes:
+        runs: Number of runs, including tuning.
+        tuning: Number of tuning runs.
+        finished: Number of finished runs.
+        jobs: Runs at a time.
+        seconds_left: Estimated wall seconds left; None before the first round.
+        rows: Number of rows.
+        rows_measured: Number of rows with a finished round. The times of the others are guesses.
+    """
+
+    runs: int
+    tuning: int
+    finished: int
+    jobs: int
+    seconds_left: float | None
+    rows: int
+    rows_measured: int
 
 
 class ComparisonDisplay:
@@ -523,7 +554,7 @@ class ComparisonDisplay:
         if not self._quiet:
             print_above(self._bars, sentence, self._stream)
 
-    def show_run(self, title: str, number: int, count: int, run: "Run") -> OnReport | None:
+    def show_run(self, title: str, number: int, count: int, run: RunLike) -> OnReport | None:
         """Print the title and the notes of a run; return its progress display, or None if nothing is shown."""
         heading = title if self._quiet else f"[{number}/{count}] {title}"
         for note in run.notes:
@@ -539,7 +570,7 @@ class ComparisonDisplay:
             return self._cell.add_run(heading, run.experiment)
         return RoundProgress(heading, run.experiment, self._bars, lambda: self._time_left, self._stream)
 
-    def show_progress(self, progress: "ComparisonProgress") -> None:
+    def show_progress(self, progress: ComparisonProgress) -> None:
         """Print the number of runs at first, and the estimated duration once; the rounds show it from then on."""
         if not self._has_started:
             self._has_started = True
@@ -561,7 +592,7 @@ class ComparisonDisplay:
             self._bars = None
 
 
-def format_run_count(progress: "ComparisonProgress") -> str:
+def format_run_count(progress: ComparisonProgress) -> str:
     """Return the number of runs: "8 runs, of which 4 tune before the others; 3 are finished."."""
     text = f"{progress.runs} run{'s' * (progress.runs != 1)}"
     if progress.tuning:

@@ -12,7 +12,6 @@ from typing import Any
 from fleetfit import files, names
 from fleetfit.api.comparison.execute import (
     ComparisonOutcome,
-    ComparisonProgress,
     OnProgress,
     OnRun,
     check_jobs,
@@ -39,6 +38,7 @@ from fleetfit.api.comparison.results import (
 )
 from fleetfit.api.progress import (
     ComparisonDisplay,
+    ComparisonProgress,
     ProgressOption,
     explain_interrupt,
     make_comparison_display,

@@ -39,6 +39,7 @@ from fleetfit.api.comparison.plan import (
 )
 from fleetfit.api.comparison.results import ResultsFile, Runs
 from fleetfit.api.metadata import CHANGED, Fingerprint, format_difference, read_fingerprint
+from fleetfit.api.progress import ComparisonProgress
 from fleetfit.api.results import Run, load
 from fleetfit.api.run import OnRound, prepare, run_remaining_rounds
 from fleetfit.config import Experiment, to_table
@@ -69,29 +70,6 @@ OnRun = Callable[[str, int, int, Run], OnRound | None]
 
 
 # ---- progress ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ComparisonProgress:
-    """State of a comparison.
-
-    Attributes:
-        runs: Number of runs, including tuning.
-        tuning: Number of tuning runs.
-        finished: Number of finished runs.
-        jobs: Runs at a time.
-        seconds_left: Estimated wall seconds left; None before the first round.
-        rows: Number of rows.
-        rows_measured: Number of rows with a finished round. The times of the others are guesses.
-    """
-
-    runs: int
-    tuning: int
-    finished: int
-    jobs: int
-    seconds_left: float | None
-    rows: int
-    rows_measured: int
 
 
 OnProgress = Callable[[ComparisonProgress], None]
