@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import compare_text
+from support import compare_text, run_verb
 
 import fleetfit as ff
 from fleetfit.api.comparison import plan_comparison
@@ -191,3 +191,12 @@ def test_the_demo_has_one_recipe() -> None:
     assert [get_step(run) for run in runs] == [MOMENTUM] * 4
     assert {tuple(get_factors(run)) for run in runs} == {tuple(get_factors(runs[0]))}
     assert load_experiment(DEMO).compare.same_recipe
+
+
+def test_the_terminal_prints_the_table_first_and_what_its_accuracies_are(tmp_path: Path) -> None:
+    (tmp_path / "file.toml").write_text(f"{HEAD}[compare]\nsmallest = false\n{ROWS}")
+    printed = run_verb("compare", tmp_path / "file.toml", "--out", tmp_path / "out", "-q", code=0).out
+    order = ("method ", "local is ", "global is ", "Differences from ours", "multiply-adds ┃", "Results: ", "Page: ")
+    places = [printed.index(word) for word in order]
+    assert places == sorted(places)
+    assert "[95%" not in printed, "one seed has no interval"

@@ -5,6 +5,7 @@ table of methods whose rows differ in them says so. `compare.same_recipe` gives 
 optimiser of the first.
 """
 
+import contextlib
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -12,9 +13,9 @@ from typing import Any
 from fleetfit.config import Experiment, to_table
 from fleetfit.config.build.method import build_method_spec
 from fleetfit.config.dump import fill_in_defaults
-from fleetfit.config.merge import list_keys
+from fleetfit.config.merge import find_value, list_keys
 from fleetfit.config.parse import parse_experiment
-from fleetfit.errors import ConfigError
+from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.method import build
 from fleetfit.records.schema import SummaryRecord
 
@@ -38,8 +39,10 @@ def find_server_optimiser(experiment: Experiment) -> ServerOptimiser:
 
 
 def _find_momentum_key(experiment: Experiment) -> str:
-    """Return the method's key for momentum on the server, or ""."""
-    return build(build_method_spec(experiment)).gives_way.get("step", "")
+    """Return the method's key for momentum on the server; "" if it has none, or cannot be built here."""
+    with contextlib.suppress(FleetFitError):
+        return build(build_method_spec(experiment)).gives_way.get("step", "")
+    return ""
 
 
 def copy_recipe(first: Experiment, table: Mapping[str, Any], own_keys: Collection[str]) -> dict[str, Any]:
@@ -105,13 +108,7 @@ def _list_recipe(experiment: Experiment) -> dict[str, str]:
         "server momentum": f"{keys['momentum']:g}" if is_momentum else _format(name, keys),
     }
     rest = {"local": local, "cohort": cohort}
-    return recipe | {key: str(_get(rest, key)) for key in list_keys(rest)}
-
-
-def _get(table: Any, key: str) -> Any:
-    for part in key.split("."):
-        table = table[part]
-    return table
+    return recipe | {key: str(find_value(rest, key)[0]) for key in list_keys(rest)}
 
 
 def _format(name: str, keys: Mapping[str, Any]) -> str:
