@@ -223,6 +223,7 @@ KEYS = {
         "against",
         "differs",
         "smallest",
+        "same_recipe",
     ],
 }
 
