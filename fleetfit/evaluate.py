@@ -559,7 +559,7 @@ def _iter_tags(
     A client at the largest level has one "global" job for both columns, unless devices adapt jobs, perhaps by scope.
     """
     top, split = find_top_level(federation), scope.evaluation.split
-    ids = _draw_clients(federation, scope, known)
+    ids = _draw_clients(federation, scope)
     for norm in norms:
         for level in range(top, -1, -1):
             own = [client for client in ids if known[client] == level]
@@ -575,7 +575,7 @@ def _iter_tags(
             yield from (Tag(norm, "validation", top, client, "global") for client in ids)
 
 
-def _draw_clients(federation: Federation, scope: EvaluationScope, known: np.ndarray) -> Sequence[int]:
+def _draw_clients(federation: Federation, scope: EvaluationScope) -> Sequence[int]:
     """Return the clients of an evaluation; those of a part are the same each time, and as many of each level as fit."""
     ids: Sequence[int] = range(len(federation.clients))
     if scope.clients is not None and scope.clients < len(ids):
@@ -585,9 +585,10 @@ def _draw_clients(federation: Federation, scope: EvaluationScope, known: np.ndar
     count = None if scope.part is None else scope.part.clients
     if count is None or count >= len(ids):
         return ids
-    shuffled = make_numpy_rng(federation.seed, "evaluate.part").permutation(ids).tolist()
-    by_level = sorted(shuffled, key=lambda client: known[client])
-    return sorted(by_level[(2 * i + 1) * len(ids) // (2 * count)] for i in range(count))
+    order: list[int] = make_numpy_rng(federation.seed, "evaluate.part").permutation(ids).tolist()
+    if federation.method.needs_budgets:  # without, the levels that the server knows change
+        order.sort(key=lambda client: federation.level_of[client])
+    return sorted(order[(2 * i + 1) * len(ids) // (2 * count)] for i in range(count))
 
 
 def _iter_jobs(
