@@ -91,6 +91,31 @@ def test_the_search_finds(browser: Any, address: str, from_disk: bool) -> None:
     assert any("devices.html" in link.get_attribute("href") for link in found)
 
 
+@pytest.mark.parametrize("words", ["seed", "attack", "images", "receptive field"])
+def test_the_search_leads_to_pages_for_users_first(browser: Any, address: str, words: str) -> None:
+    browser.get(f"{address}/index.html")
+    field = until(lambda: browser.find_elements("css selector", "input.md-search__input"), "the field")[0]
+    until(lambda: browser.execute_script("return document.documentElement.classList.contains('js')"), "its script")
+    browser.execute_script("arguments[0].focus()", field)
+    field.send_keys(words)
+    found = until(lambda: browser.find_elements("css selector", "a.md-search-result__link"), "a result")
+    aside = [any(f"/{part}" in link.get_attribute("href") for part in ("repository/", "adr/")) for link in found]
+    assert len(aside) > 3 and not any(aside[:10])
+
+
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_code_in_the_tables_of_keys_is_not_broken_within_a_word(browser: Any, address: str, width: int) -> None:
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width == PHONE}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.get(f"{address}/keys.html")
+    codes = browser.execute_script(
+        "return [...document.querySelectorAll('td code')].map(c => [c.textContent, c.getClientRects().length])"
+    )
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert len(codes) > 100
+    assert not [code for code, lines in codes if lines > 1 and not any(sign in code for sign in " -/")]
+
+
 def test_dark_is_dark_and_light_is_light(browser: Any, address: str) -> None:
     grounds = {}
     for scheme in ("light", "dark"):
