@@ -31,7 +31,7 @@ from fleetfit.values import Local
 
 MADE = "<!-- made by docs/generate.py from {0}: change those -->"
 LIMITS = {"gt": "above {0:g}", "ge": "from {0:g}", "lt": "below {0:g}", "le": "up to {0:g}"}
-TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false", typing.Any: "name or table"}
+TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false", typing.Any: "name"}
 
 
 # ---- keys.md -------------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def type_in_words(kind: Any, metadata: list[Any] | None = None) -> str:
     if origin is typing.Literal:
         return " or ".join(f"`{written(word)}`" for word in inner)
     if origin in (list, tuple):
-        return f"list of {type_in_words(inner[0])}".replace("list of name or table", "list")
+        return f"list of {type_in_words(inner[0])}".replace("list of name", "list")
     if origin is dict or (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return "table"
     words = TYPES.get(kind, getattr(kind, "__name__", str(kind)))

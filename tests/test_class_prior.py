@@ -350,6 +350,56 @@ def _job_of(reply: Update | Failure) -> Job:
     return Job("labels", reply.round, 0, reply.index, reply.client, reply.dispatched, {}, {}, 0, reply.level)
 
 
+# ---- classes that are tokens -----------------------------------------------------------------------------------------
+
+SHORT: dict[str, Any] = {"rounds": 1, "local": {"max_steps": 1, "epochs": 1}, "evaluate": {"clients": 2}}
+
+
+def token_data(classes: int, task: str = "classification") -> Data:
+    """Windows of 6 of 30 tokens, whose labels are one of some classes, or the next token at each place."""
+    rng = torch.Generator().manual_seed(3)
+    x = torch.randint(30, (120, 7), generator=rng)
+    y = x[:, 1:] if task == "next_token" else x[:, -1] % classes
+    splits = {"train": torch.arange(90), "test": torch.arange(90, 120)}
+    return Data("tokens", x[:, :6], y, splits, classes, task=task, vocabulary=30)
+
+
+TEXT = "the tide took the ladder and the wheel to the other side of the quiet harbour "
+
+
+@pytest.mark.parametrize(
+    "data",
+    [token_data(30, "next_token"), token_data(30), token_data(27), "play.txt"],
+    ids=["next tokens", "the token after a window", "some tokens are no label", "a text file"],
+)
+def test_the_default_method_asks_nobody_for_a_histogram_of_words(
+    data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("play.txt").write_text(TEXT * 40)
+    section = {"path": data} if isinstance(data, str) else {"name": data, "partition": {"kind": "iid", "clients": 6}}
+    first = ff.run(data=section, **SHORT, out="first")
+    assert "prior" not in first.metrics[0] and not first.server.prior
+    assert 'name = "fleetfit"' in first.files.text("config.toml") and "tau = 0.0" in first.files.text("config.toml")
+    for index, method in enumerate(({"name": "fleetfit", "tau": 1.0}, {"name": "fleetfit", "plus": PRIOR})):
+        asked = ff.run(data=section, method=method, **SHORT, out=f"asked-{index}")
+        assert asked.metrics[0]["prior"]["clients"] > 0 and len(asked.server.prior) == asked.assembly.data.classes
+
+
+def test_classes_that_are_no_tokens_have_the_prior(tmp_path: Path) -> None:
+    run = ff.run(data=token_data(4), **SHORT, out=tmp_path / "run")
+    assert run.metrics[0]["prior"]["clients"] > 0 and "tau = 1.0" in run.files.text("config.toml")
+
+
+def test_a_run_folder_that_began_with_a_prior_on_tokens_goes_on_with_it(tmp_path: Path) -> None:
+    data = {"name": token_data(30, "next_token"), "partition": {"kind": "iid", "clients": 6}}
+    table = {**SHORT, "data": data, "method": {"name": "fleetfit", "tau": 1.0}, "rounds": 2}
+    whole = ff.run(table, out=tmp_path / "whole")
+    stop_before_round(table, tmp_path / "half", 1)
+    again = ff.resume(tmp_path / "half", data=data["name"])
+    assert have_same_state(again, whole) and len(whole.server.prior) == 30
+
+
 # ---- secure sums -----------------------------------------------------------------------------------------------------
 
 SECURE: dict[str, Any] = merge_tables(

@@ -149,6 +149,8 @@ def test_wrong_keys_and_values(overrides: list[str], expected: Expected) -> None
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
+        (["attack.scale=5"], Expected("[attack] scale", "fleetfit list attacks", key="attack.scale")),
+        (["attack.name=noise"], Expected("[attack] name", key="attack.name")),
         (["method.betta=1"], Expected('"betta"', "beta", key="method.betta")),
         (["method.name=scalfl"], Expected('"scalefl"')),
         (["method.beta=x"], Expected("[method] fleetfit: beta", key="method.beta")),

@@ -27,6 +27,9 @@ SMALL = ["data.name=tiny:tiny_data", "model.name=tiny:tiny", "data.partition.cli
         ("model = true", Expected("[model] name", '"cnn"', "True", key="model.name")),
         ("peft.name = ['a']", Expected("[peft] name", '"lora"', "['a']", key="peft.name")),
         ("data.name = 1979-05-27", Expected("[data] name", '"digits"', "datetime.date(1979", key="data.name")),
+        ("attack.kind = 7", Expected("[attack] kind", '"sign_flip"', 7, key="attack.kind")),
+        ("attack.kind = { name = 'noise' }", Expected("[attack] kind", "{'name': 'noise'}", key="attack.kind")),
+        ("attack.kind = ['noise']", Expected("[attack] kind", "['noise']", key="attack.kind")),
         ("data.server.name = 3", Expected("[data] server.name", '"cifar100"', 3, key="data.server.name")),
         ("method.name = ''", Expected("[method] name", '"scalefl"', "''", key="method.name")),
         (

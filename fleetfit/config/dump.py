@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pydantic
@@ -59,7 +60,7 @@ def to_table(experiment: Experiment) -> Table:
     if experiment.cohort.count is None and (partition["kind"] == "natural" or "clients" in partition or not is_sized):
         table["cohort"] = {"choose": table["cohort"]["choose"], "fraction": FRACTION, **table["cohort"]}
     kind = experiment.attack.kind
-    if kind is None:
+    if kind is None and not experiment.attack.settings:
         del table["attack"]
     elif isinstance(kind, str):
         table["attack"] = {**_find_defaults(names.resolve("attacks", kind), skip=()), **table["attack"]}
@@ -149,4 +150,6 @@ def dump_with_defaults(experiment: Experiment) -> Table:
 
 def fill_in_defaults(experiment: Experiment) -> Experiment:
     """Return the experiment as `config.toml` will describe it, so that a resumed run has the same bits."""
-    return parse_experiment(dump_with_defaults(experiment), is_complete=True)
+    filled = parse_experiment(dump_with_defaults(experiment), is_complete=True)
+    filled._overrides = replace(filled.overrides, given=experiment.overrides.given)
+    return filled

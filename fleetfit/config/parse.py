@@ -14,7 +14,7 @@ from fleetfit.config import schema as schedules
 from fleetfit.config.build.fleet import check_profiles
 from fleetfit.config.build.method import build_method_spec
 from fleetfit.config.detect import choose_model, choose_partition, choose_training, detect_data_source
-from fleetfit.config.merge import Table, deep_merge, merge_tables
+from fleetfit.config.merge import Table, deep_merge, list_keys, merge_tables
 from fleetfit.config.schema import Experiment, GroupSection, LocalSection, Overrides, ProfileSection
 from fleetfit.config.section import Section
 from fleetfit.data import DataInMemory
@@ -49,7 +49,8 @@ def parse_experiment(table: Mapping[str, Any], is_complete: bool = False) -> Exp
         ) from None
     if complete is not table:
         _mark_as_default(experiment, table)
-    experiment._overrides = Overrides(model=model)
+    sections = {key: value for key in ("local", "method") if isinstance(value := complete.get(key), Mapping)}
+    experiment._overrides = Overrides(model=model, given=None if is_complete else frozenset(list_keys(sections)))
     _check_finite(complete, ())
     _check_names(experiment)
     cohort = experiment.cohort
@@ -146,23 +147,26 @@ def _check_finite(value: Any, path: tuple[str, ...]) -> None:
         raise ConfigError(f"{_format_key(path)}: should be a finite number, got {value}.", key=".".join(path))
 
 
-_EXAMPLES = {"data": "digits", "data.server": "cifar100", "model": "cnn", "peft": "lora", "method": "scalefl",
-             "engine": "local"}  # fmt: skip
-"""An example of a name for each section that has one."""
+_EXAMPLES = {"data.name": "digits", "data.server.name": "cifar100", "model.name": "cnn", "peft.name": "lora",
+             "method.name": "scalefl", "engine.name": "local", "attack.kind": "sign_flip"}  # fmt: skip
+"""An example for each key that is a name."""
 
 
 def _check_names(experiment: Experiment) -> None:
     """Refuse values that are not names, and names that cannot be part of a folder's name."""
-    server = experiment.data.server
-    names = {section: getattr(experiment, section).name for section in _EXAMPLES if section != "data.server"}
-    if server is not None:
-        names["data.server"] = server.name
-    for section, name in names.items():
+    server, attack = experiment.data.server, experiment.attack.kind
+    names = {
+        f"{section}.name": getattr(experiment, section).name
+        for section in ("data", "model", "peft", "method", "engine")
+    }
+    names |= {} if server is None else {"data.server.name": server.name}
+    names |= {} if attack is None else {"attack.kind": attack}
+    for key, name in names.items():
         if name is None or name == "" or isinstance(name, bool | int | float | list | tuple | Mapping | date | time):
-            label = _format_key([*section.split("."), "name"])
             raise ConfigError(
-                f'{label}: should be a name in quotes, such as "{_EXAMPLES[section]}", got {truncate(repr(name))}.',
-                key=f"{section}.name",
+                f'{_format_key(key.split("."))}: should be a name in quotes, such as "{_EXAMPLES[key]}", got '
+                f"{truncate(repr(name))}.",
+                key=key,
             )
     for index, entry in enumerate(experiment.callbacks):
         name = entry.get("name") if isinstance(entry, Mapping) else entry

@@ -74,6 +74,10 @@ def restore_records(experiment: Experiment, recorded: Experiment) -> Experiment:
     if derived is not None and derived.plan is not None:  # of a run folder, which says it of every plain module
         derive = (experiment.model.derive or DeriveSection()).model_copy(update={"plan": derived.plan})
         changes["model"] = experiment.model.model_copy(update={"derive": derive})
+    given = experiment.overrides.given
+    if given is not None and experiment.method.name == recorded.method.name:
+        theirs = {key: value for key, value in recorded.method.settings.items() if f"method.{key}" not in given}
+        changes["method"] = experiment.method.model_copy(update=theirs)
     engine = experiment.engine
     if engine.speed == "fast" and not engine.chosen:
         changes["engine"] = engine.model_copy(update={"chosen": recorded.engine.chosen})

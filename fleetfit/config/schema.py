@@ -502,7 +502,7 @@ class CohortSection(Section):
         over_selection: Share of additional clients that are asked, so that the cohort fills up although some fail.
     """
 
-    choose: Any = "uniform"
+    choose: Any | dict[str, Any] = "uniform"
     fraction: Fraction | None = None
     count: Count | None = None
     deadline_s: Positive | None = None
@@ -605,11 +605,14 @@ class Overrides:
         keys: The dotted keys of `--set` and keywords.
         dropped: The file's keys that belonged to a name which an override replaced.
         model: The model that was chosen for the data; empty if the file names one.
+        given: The dotted keys of `[local]` and `[method]` that the file or the method sets, before defaults are filled
+            in; None where every default is decided, as in a run folder.
     """
 
     keys: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     model: str = ""
+    given: frozenset[str] | None = None
 
 
 class Experiment(Section):

@@ -242,15 +242,15 @@ class Node:
             self._memory.keep_base(header["base"], _get_part(parts, "base"))
         if header["what"] in ("setup", "base"):
             return pack_message(self._set_up(header))
-        if header["what"] == "secure":
-            return self._run_phase(header, parts)
-        if self._member is not None and header["job"].get("kind") != "evaluate":
-            raise RunError("this node has a key of a member, and trains in secure rounds only.", key="secure.member")
         if header["job"].get("kind") == "labels" and not self.settings.reports_labels:
             raise RunError(
                 "this node does not report how frequent its classes are. Set reports_labels in its configuration.",
                 key="reports_labels",
             )
+        if header["what"] == "secure":
+            return self._run_phase(header, parts)
+        if self._member is not None and header["job"].get("kind") != "evaluate":
+            raise RunError("this node has a key of a member, and trains in secure rounds only.", key="secure.member")
         return self._run_job(header, parts)
 
     def format_description(self) -> str:

@@ -35,6 +35,7 @@ class Method:
             channels in another way, "weight" where its `aggregate` does not weigh.
         defaults: The method's own defaults of keys of the run file, dotted: `{"local.optimiser": "adam"}`. A key of the
             file, an override or a keyword wins over them.
+        token_defaults: The method's own defaults of its hyperparameters where classes are tokens: `{"tau": 0.0}`.
         gives_way: Hooks that an option may set in the method's place, each with the hyperparameter of the method that
             makes it: `{"step": "momentum"}`. With that hyperparameter set, both at once are refused.
         describe: Returns notes for a run from its problem and levels, such as parts of the method without effect there.
@@ -64,6 +65,7 @@ class Method:
     settles: tuple[str, ...] = ()
     replaces: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    token_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     gives_way: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
     describe: hooks.DescribeFunction = hooks.describe_nothing
 
@@ -76,7 +78,8 @@ class Method:
             )
 
 
-DECLARED = ("needs_budgets", "own_data", "needs_prior", "settles", "replaces", "defaults", "gives_way", "describe")
+DECLARED = ("needs_budgets", "own_data", "needs_prior", "settles", "replaces", "defaults", "token_defaults",
+            "gives_way", "describe")  # fmt: skip
 """Fields of a method that are not hooks."""
 HOOKS = tuple(f.name for f in dataclasses.fields(Method) if f.name not in DECLARED)
 FEDAVG = Method()

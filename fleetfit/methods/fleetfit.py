@@ -6,7 +6,8 @@ Client k has the exits 1..l of its level, with outputs z_1..z_l, and minimises
 
 - Class prior: p_k are the client's class frequencies, p the fleet's, so that a client does not learn which classes are
   frequent on its own device alone (after Menon et al., ICLR 2021, and FedLC, Zhang et al., ICML 2022; see
-  `fleetfit.options.class_prior`). Tasks without classes have none.
+  `fleetfit.options.class_prior`). Tasks without classes have none. Where classes are tokens, frequencies are a
+  histogram of a client's words: there tau is 0 unless it is set.
 - Exits: ScaleFL's Eq. 5 (Ilhan et al., CVPR 2023) with equal weights, since each exit is the last one of some level; sg
   stops the gradient. Other tasks have their own loss and divergence (`fleetfit.tasks`).
 - Server: every client counts alike, as in ScaleFL's Eq. 2. Each element j that a client of the round trained moves
@@ -43,7 +44,8 @@ def fleetfit(tau: float = 1.0, beta: float = 0.5, temperature: float = 3.0, mome
     """Make the method.
 
     Args:
-        tau: Strength of the class prior, at least 0; 0 switches it off. `plus.class_prior` takes its place.
+        tau: Strength of the class prior, at least 0; 0 switches it off, and is the default where classes are tokens.
+            `plus.class_prior` takes its place.
         beta: Weight of the distillation from a client's deepest exit, at least 0; 0 switches it off.
         temperature: T, which softens the distributions that are compared.
         momentum: How much of its last movement the server keeps, in [0, 1); 0 switches it off. A server optimiser in
@@ -60,6 +62,7 @@ def fleetfit(tau: float = 1.0, beta: float = 0.5, temperature: float = 3.0, mome
         loss=partial(equal_exits_loss, beta=beta, temperature=temperature),
         weight=weigh_equally,
         step=fedavgm(momentum).step if momentum else take_mean,
+        token_defaults={"tau": 0.0},
         gives_way={"step": "momentum", "task": "tau"},
         defaults={"local.schedule.kind": "cosine", "local.schedule.minimum": 0.01},
         describe=partial(describe_single_exit, beta=beta, tau=tau, momentum=momentum),

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from support import raises
 from support.secure import Stopped
+from tiny import tiny_data
 
 import fleetfit as ff
 from fleetfit import secure
@@ -75,18 +76,41 @@ def test_a_fleet_ends_with_the_bits_of_the_simulation(tmp_path: Path) -> None:
 WITH_PRIOR = {**TABLE, "method": {"name": "scalefl", "plus": {"class_prior": {}}}}
 
 
+def reporting_lab(folder: Path, clients: Iterable[int] = range(CLIENTS)) -> Lab:
+    lab = lab_of(folder, WITH_PRIOR)
+    for client in clients:
+        lab.config(client, secure={"member": "own.member", "minimum": 2}, reports_labels=True)
+    return lab
+
+
 def test_a_fleet_adds_up_class_frequencies_as_the_simulation_does(tmp_path: Path) -> None:
-    """Its nodes do not report labels, which a sum does not show."""
     base = ff.run(WITH_PRIOR, out=tmp_path / "local")
-    run = lab_of(tmp_path, WITH_PRIOR).serve()
+    run = reporting_lab(tmp_path).serve()
     assert run.server.prior == base.server.prior != ()
     assert torch.equal(concat_state(run.server.state), concat_state(base.server.state))
     assert run.metrics[0]["prior"] == base.metrics[0]["prior"] == {"clients": CLIENTS, "failures": []}
 
 
+@pytest.mark.parametrize("reporting", [[0, 1, 2, 4], [0, 2, 3], []])
+def test_only_nodes_that_report_labels_are_in_the_sum_of_class_frequencies(
+    reporting: list[int], tmp_path: Path
+) -> None:
+    run = reporting_lab(tmp_path, reporting).serve()
+    data = tiny_data()
+    parts = assemble(load_experiment(WITH_PRIOR)).simulation.parts  # type: ignore[union-attr]
+    labels = [data.y[parts[client]["train"]].tolist() for client in reporting]
+    rows = [[(one.count(c) + 1) / (len(one) + 4) for c in range(4)] for one in labels]
+    mean = [sum(row[c] for row in rows) / len(rows) for c in range(4)] if rows else [0.25] * 4
+    assert run.server.prior == pytest.approx(mean, abs=1e-6)
+    prior = run.metrics[0]["prior"]
+    assert prior["clients"] == len(reporting)
+    assert [failure["client"] for failure in prior["failures"]] == sorted({*range(CLIENTS)} - {*reporting})
+    assert run.metrics[0]["train"]["clients"] == CLIENTS, "they train all the same"
+
+
 def test_a_node_adds_its_class_frequencies_once_in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server is stopped before it keeps the sum; the run goes on with a uniform one."""
-    lab = lab_of(tmp_path, WITH_PRIOR)
+    lab = reporting_lab(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr("fleetfit.rounds.run_round", stop)
         with pytest.raises(Stopped):

@@ -11,7 +11,7 @@ from fleetfit.config.build.data import build_data, build_partition
 from fleetfit.config.build.engine import Computing, choose_computing, find_server_device, set_feature_cache
 from fleetfit.config.build.fleet import DeviceBudgets, build_targets, deal_clients, target_full_model
 from fleetfit.config.build.local import build_local_training
-from fleetfit.config.build.method import build_method_spec, check_model, check_needs
+from fleetfit.config.build.method import build_method_spec, check_model, check_needs, choose_for_tokens
 from fleetfit.config.build.model import build_problem
 from fleetfit.config.components import check_keys
 from fleetfit.config.schema import CLIENTS, Experiment
@@ -50,6 +50,7 @@ class PlannedProblem:
     """The problem of a run, and its levels.
 
     Attributes:
+        experiment: The run, with the defaults that depend on its data and model.
         problem: With the exits of the levels.
         method: The method that the spec builds.
         method_spec: The spec, from which workers and nodes build the method.
@@ -59,6 +60,7 @@ class PlannedProblem:
         computing: How the levels are computed.
     """
 
+    experiment: Experiment
     problem: Problem
     method: Method
     method_spec: Mapping[str, Any]
@@ -69,19 +71,20 @@ class PlannedProblem:
 
 
 def plan_problem(
-    experiment: Experiment, method_spec: Mapping[str, Any], population: Population, base: State | None,
-    accelerator: torch.device | None = None, say: Callable[[str], None] | None = None,
+    experiment: Experiment, population: Population, base: State | None, accelerator: torch.device | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> PlannedProblem:  # fmt: skip
     """Build the problem and plan its levels.
 
     Args:
         experiment: The run.
-        method_spec: The method's.
         population: The clients.
         base: The part of the model that is never trained, or None to make it.
         accelerator: Device that computes the levels; the engine's by default.
         say: Called with a sentence before a slow step.
     """
+    experiment = choose_for_tokens(experiment, population.data)
+    method_spec = build_method_spec(experiment)
     method = build(method_spec)
     problem = apply_model_hook(build_problem(experiment, population.data, say), method_spec)
     budgets = population.find_budgets(problem, make_conditions(experiment, population.largest))
@@ -99,7 +102,7 @@ def plan_problem(
     device = accelerator or find_server_device(experiment.engine)
     computing = choose_computing(experiment.engine, problem, levels, device)
     problem = problem.replace_arithmetic(computing.computed)
-    return PlannedProblem(problem, method, method_spec, budgets, targets, levels, computing)
+    return PlannedProblem(experiment, problem, method, method_spec, budgets, targets, levels, computing)
 
 
 def make_conditions(experiment: Experiment, largest: int | None) -> Conditions:
@@ -185,8 +188,7 @@ def plan_levels(
     Raises:
         FleetFitError: Keys do not go together, or the data cannot be loaded.
     """
-    method_spec = build_method_spec(experiment)
-    check_needs(experiment, build(method_spec))
+    check_needs(experiment, build(build_method_spec(experiment)))
     check_keys(experiment)
     fleet, seed = experiment.fleet, experiment.seed
     data: Data | DataDescription
@@ -206,9 +208,9 @@ def plan_levels(
     population = Population(
         data, count, largest, lambda problem, conditions: deal_clients(fleet, problem, count, seed, conditions)
     )
-    planned = plan_problem(experiment, method_spec, population, {}, accelerator)
-    local = build_local_training(experiment.local, experiment.cohort)
-    return LevelPlan(experiment, planned, local, planned.budgets.conditions.batch_size, data)
+    planned = plan_problem(experiment, population, {}, accelerator)
+    local = build_local_training(planned.experiment.local, experiment.cohort)
+    return LevelPlan(planned.experiment, planned, local, planned.budgets.conditions.batch_size, data)
 
 
 # ---- the plan of a run ---------------------------------------------------------------------------------------------

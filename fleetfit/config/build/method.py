@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from fleetfit.config.schema import Experiment
+from fleetfit.data import Data
 from fleetfit.errors import ConfigError
-from fleetfit.method import FEDAVG, Method
+from fleetfit.method import FEDAVG, Method, build, find_replaced_parameters
 from fleetfit.method.hooks import get_round_submodel
 from fleetfit.options import krum, outliers, trimmed_mean
 from fleetfit.peft.lora import B
-from fleetfit.values import Federation, Problem
+from fleetfit.values import DataDescription, Federation, Problem
 
 
 def build_method_spec(experiment: Experiment) -> dict[str, Any]:
@@ -39,6 +40,20 @@ def build_method_spec(experiment: Experiment) -> dict[str, Any]:
     if experiment.cohort.deadline_s is not None and experiment.cohort.late == "shallower":
         plus = {**plus, "in_time": {}}
     return spec | ({"plus": plus} if plus else {}) | ({"hooks": section.hooks} if section.hooks else {})
+
+
+def choose_for_tokens(experiment: Experiment, data: Data | DataDescription) -> Experiment:
+    """Return the experiment with the method's defaults for data whose classes are tokens, unless the file sets them."""
+    given, section = experiment.overrides.given, experiment.method
+    are_tokens = data.task == "next_token" or 0 < data.vocabulary <= 2 * data.classes  # labels may lack some tokens
+    if given is None or not are_tokens or isinstance(section.name, Method):
+        return experiment
+    spec = build_method_spec(experiment)
+    method = build(spec)
+    open_keys = {key for key in method.token_defaults if f"method.{key}" not in given}
+    open_keys -= find_replaced_parameters({key: value for key, value in spec.items() if key not in open_keys})
+    update = {key: method.token_defaults[key] for key in open_keys}
+    return experiment.model_copy(update={"method": section.model_copy(update=update)})
 
 
 def check_needs(experiment: Experiment, method: Method) -> None:

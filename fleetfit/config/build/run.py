@@ -101,12 +101,12 @@ def _assemble(
     say: Callable[[str], None] | None = None,
 ) -> Assembly:
     attack = build_attack(experiment, on_a_fleet)
-    method_spec = build_method_spec(experiment)
-    method = build(method_spec)
+    method = build(build_method_spec(experiment))
     check_needs(experiment, method)
     clients = build_clients(experiment, method)
     population = clients.population
-    planned = plan_problem(experiment, method_spec, population, base, say=say)
+    planned = plan_problem(experiment, population, base, say=say)
+    experiment = planned.experiment
     members = clients.join(planned)
     federation = build_federation(experiment, population, planned, members)
     truth = replace(federation, clients=members.clients)  # for descriptions of the fleet; hidden from the server
@@ -124,7 +124,7 @@ def _assemble(
             planned.problem, experiment.local, planned.levels, find_split(method.levels, planned.targets)
         ),
         *describe_task(planned.problem),
-        *method.describe(planned.problem, planned.levels),
+        *planned.method.describe(planned.problem, planned.levels),
         *describe_split(truth, planned),
         *further,
         *describe_start(planned.problem),
