@@ -6,8 +6,8 @@ id. So all engines compute the same bits.
 
 A round without a usable update leaves the state as it was. So does a round that is rolled back, because a reply made a
 hook raise or because the new state would not be finite (`fleetfit.state_checks`). After `patience` such rounds in a
-row, or if all rounds are like that, the run stops with an error. Rounds in which no client was connected do not count.
-Under a simulated attack, such rounds do not stop a run that has received an update before.
+row, or if all rounds are like that, the run stops with an error. Rounds in which no client was connected do not count
+in a row. Under a simulated attack, such rounds do not stop a run that has received an update before.
 """
 
 import contextlib
@@ -538,7 +538,7 @@ def run(
         NoUsableUpdates: `settings.patience` rounds in a row had no usable update, or all rounds of the run.
     """
     empty_in_a_row: list[Mapping[str, Any]] = []
-    empty = [report for report in past_reports if _is_empty(report, settings)]
+    empty, away = [r for r in past_reports if _is_empty(r, settings)], [r for r in past_reports if _is_away(r)]
     is_usable = any(report["train"]["clients"] != 0 for report in past_reports)  # None where a run withholds it
     has_update = any(map(_has_update, past_reports)) if past_reports else server.round > 0
     keeps_going = bool(settings.hostile) and has_update
@@ -559,12 +559,13 @@ def run(
             is_usable, empty_in_a_row = True, []
         elif _is_empty(report, settings):
             empty_in_a_row, empty = [*empty_in_a_row, public], [*empty, public]
+        elif settings.privacy is None and _is_away(report):
+            away.append(public)
         keeps_going = keeps_going or (bool(settings.hostile) and _has_update(report))
         if not keeps_going and len(empty_in_a_row) >= settings.patience:
             raise NoUsableUpdates(explain_empty_rounds(empty_in_a_row, in_a_row=True))
-        is_last = server.round == settings.rounds
-        has_failed = bool(empty) and not is_usable and not keeps_going
-        statistics = None
+        is_last, statistics = server.round == settings.rounds, None
+        has_failed = bool(empty or away) and not is_usable and not keeps_going
         is_due = is_last or (settings.evaluate_every and server.round % settings.evaluate_every == 0)
         if is_due and not (is_last and has_failed):
             scope = settings.scope if is_last else settings.scope.reduce(settings.between)
@@ -573,8 +574,8 @@ def run(
             statistics = measured if scope.part is None else None
         public |= {"seconds": time.perf_counter() - began, "seconds_of": timer.read()}
         yield Round(server, public, statistics)
-    if empty and not is_usable and not keeps_going:
-        raise NoUsableUpdates(explain_empty_rounds(empty, in_a_row=False))
+    if (empty or away) and not is_usable and not keeps_going:
+        raise NoUsableUpdates(explain_empty_rounds(empty or away, in_a_row=False))
 
 
 def _ask_for_prior(
@@ -601,8 +602,14 @@ def _is_empty(report: Mapping[str, Any], settings: Settings) -> bool:
         return False
     if settings.privacy is not None and not failures and reason in (None, TOO_FEW):
         return False
+    return reason is not None or not _is_away(report)
+
+
+def _is_away(report: Mapping[str, Any]) -> bool:
+    """Return whether no client was connected in a round, or none stayed."""
+    failures = report["failures"]
     are_absent = bool(failures) and all(failure["absent"] for failure in failures)
-    return reason is not None or not (are_absent or report.get("online") == 0)
+    return report["train"]["clients"] == 0 and (are_absent or report.get("online") == 0)
 
 
 def _skip_round(federation: Federation, settings: Settings, server: Server) -> tuple[Server, dict[str, Any]]:

@@ -431,6 +431,7 @@ def explain_empty_rounds(reports: Sequence[Mapping[str, Any]], in_a_row: bool) -
             "out, or check what they send."
         )
     reasons = Counter(failure["reason"] for report in reports for failure in report["failures"])
+    reasons += Counter("no client was connected" for report in reports if report.get("online") == 0)
     listed = "; ".join(
         f"{reason} ({'once' if number == 1 else f'{number} times'})"
         for reason, number in reasons.most_common(_MOST_NAMED)

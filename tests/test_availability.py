@@ -173,10 +173,31 @@ def test_rounds_without_anybody_leave_all_as_it_was_and_the_run_goes_on() -> Non
     json.dumps(quiet, allow_nan=False)
 
 
-def test_everybody_going_away_does_not_stop_the_run_but_other_failures_do() -> None:
-    federation, simulation = coming({"name": "scalefl"}, Availability(6, leave=0.999999), cohort=3)
+@pytest.mark.parametrize(
+    ("availability", "failures"), [(Availability(6, leave=0.999999), 3), (only(length=9), 0)], ids=["left", "offline"]
+)
+def test_a_run_in_which_nobody_ever_stayed_has_no_usable_update(availability: Availability, failures: int) -> None:
+    """It ends after its last round, which is not evaluated: the model is untrained."""
+    federation, simulation = coming({"name": "scalefl"}, availability, cohort=3)
+    done: list[dict[str, Any]] = []
+    with raises(NoUsableUpdates):
+        outcomes = run(federation, local(simulation), replace(SETTINGS, rounds=9), start(federation))
+        done.extend(outcome.report for outcome in outcomes)
+    assert len(done) == 9 and [len(report["failures"]) for report in done] == [failures] * 9
+    assert "evaluate" not in done[-1]
+    with raises(NoUsableUpdates):  # as it was stopped and goes on
+        rest = run(federation, local(simulation), replace(SETTINGS, rounds=9), replace(start(federation), round=8),
+                   past_reports=done[:8])  # fmt: skip
+        list(rest)
+
+
+def test_one_round_with_somebody_is_enough() -> None:
+    federation, simulation = coming({"name": "scalefl"}, only(5, length=9), cohort=3)
     done = list(run(federation, local(simulation), replace(SETTINGS, rounds=9), start(federation)))
-    assert len(done) == 9 and all(len(r.report["failures"]) == 3 for r in done)
+    assert sum(outcome.report["train"]["clients"] for outcome in done) == 3 and "evaluate" in done[-1].report
+
+
+def test_other_failures_stop_the_run() -> None:
     federation, simulation = coming({"name": "scalefl"}, only(0, 2, 4, 6, 7), cohort=3)
     for part in simulation.parts:
         part["train"] = part["train"][:0]  # type: ignore[index]

@@ -5,6 +5,7 @@ from typing import Any
 
 from fleetfit.config.build.data import has_data_sized_clients
 from fleetfit.config.build.engine import Computing
+from fleetfit.config.build.local import restore_training
 from fleetfit.config.build.rounds import compute_cohort_size
 from fleetfit.config.schema import CLIENTS, FRACTION, DeriveSection, EvaluationPartSection, Experiment
 from fleetfit.rounds import Settings
@@ -76,8 +77,8 @@ def restore_records(experiment: Experiment, recorded: Experiment) -> Experiment:
         changes["model"] = experiment.model.model_copy(update={"derive": derive})
     given = experiment.overrides.given
     if given is not None and experiment.method.name == recorded.method.name:
-        theirs = {key: value for key, value in recorded.method.settings.items() if f"method.{key}" not in given}
-        changes["method"] = experiment.method.model_copy(update=theirs)
+        own = {key: value for key, value in recorded.method.settings.items() if f"method.{key}" not in given}
+        changes["method"] = experiment.method.model_copy(update=own)
     engine = experiment.engine
     if engine.speed == "fast" and not engine.chosen:
         changes["engine"] = engine.model_copy(update={"chosen": recorded.engine.chosen})
@@ -86,4 +87,5 @@ def restore_records(experiment: Experiment, recorded: Experiment) -> Experiment:
     if experiment.evaluate.every == "auto" and recorded.evaluate.every != "auto":
         update = {key: getattr(recorded.evaluate, key) for key in ("every", "between")}
         changes["evaluate"] = experiment.evaluate.model_copy(update=update)
-    return record_latencies(experiment, recorded.fleet.measured).model_copy(update=changes)
+    changed = record_latencies(experiment, recorded.fleet.measured).model_copy(update=changes)
+    return restore_training(changed, recorded)

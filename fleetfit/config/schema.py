@@ -406,8 +406,10 @@ class LocalSection(Section):
 
     Attributes:
         optimiser: "sgd", "adam" or "adamw"; by default "adamw" for built-in transformers, Vision Mamba and LSTMs, these
-            at `lr = 0.01`, unless `momentum` or `nesterov` is set. It begins anew in every job: nothing of it is kept
-            from round to round.
+            at `lr = 0.01`, unless `momentum` or `nesterov` is set, and for PyTorch modules of your own, at `lr = 0.005`
+            (0.001 from a million parameters on), unless a key of the optimiser or of clipping is set. It begins anew in
+            every job: nothing of it is kept from round to round.
+        clip_norm: Largest norm of the gradient; 1.0 by default where a module of your own is trained by "sgd".
         lr: Learning rate of the first round; `schedule` changes it.
         schedule: Learning rate over the rounds.
     """

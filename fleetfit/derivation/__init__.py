@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fleetfit.check import LayoutReport, check_layout, check_levels
 from fleetfit.derivation.architecture import DerivedArchitecture, check_same_as_instance, find_mismatch
 from fleetfit.derivation.copies import copy_instance
-from fleetfit.derivation.exits import NORMS, find_exits
+from fleetfit.derivation.exits import find_exits
 from fleetfit.derivation.fitting import SampleFacts, find_facts, fit_instance
 from fleetfit.derivation.labels import Reason, list_tensors
 from fleetfit.derivation.norms import find_kept_norms
@@ -32,7 +32,6 @@ from fleetfit.submodel import Submodel
 from fleetfit.tensor_defaults import isolate_torch_state
 
 __all__ = [
-    "NORMS",
     "WHOLE",
     "DerivedArchitecture",
     "DerivedPlan",

@@ -1,6 +1,7 @@
 """Runs of plain modules: same bits on every engine, resumed or not, with every method; and what does not fit."""
 
 import json
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tiny import spec_of, tiny_data
 from torch import Tensor, nn
 
 import fleetfit as ff
+from fleetfit.api.run import prepare
 from fleetfit.cli import main
 from fleetfit.config import assemble, load_experiment
 from fleetfit.config.dump import to_toml
@@ -25,6 +27,7 @@ from fleetfit.errors import ConfigError, FleetFitError, ModelError, RunError
 from fleetfit.names import list_names
 from fleetfit.training import initial_state
 from fleetfit.training.frozen import BATCH, find_frozen_prefix
+from fleetfit.values import Local
 
 CLIENTS = 4
 NAMED = {"name": "plain_models:Residual", "width": 8}
@@ -219,17 +222,71 @@ def test_levels_differ_in_width_where_there_are_too_few_exits(tmp_path: Path) ->
     assert not any("split" in note for note in run(describe(NAMED, rounds=1), tmp_path / "deep").notes)
 
 
-def test_a_cnn_without_norms_is_told_what_helps_where_it_does_not_learn() -> None:
-    def has_note(*norms: nn.Module, **local: Any) -> bool:
-        net = nn.Sequential(nn.Conv2d(1, 16, 3), *norms, nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 10))
-        data = {"name": "digits", "partition": {"kind": "iid", "clients": 4}}
-        fleet = {"groups": [{"budget": 0.5}, {"budget": 1.0}], "tolerance": 0.3}
-        experiment = load_experiment({"data": data, "model": {"name": net}, "fleet": fleet, "local": local})
-        return any("local.clip_norm" in note for note in assemble(experiment).notes)
+SGD, ADAMW = Local(), Local(optimiser="adamw")
 
-    assert has_note() and has_note(lr=0.3)
-    assert not has_note(nn.BatchNorm2d(16)) and not has_note(nn.GroupNorm(4, 16))
-    assert not has_note(clip_norm=5.0) and not has_note(optimiser="adamw")
+
+@pytest.mark.parametrize("norm", [[], [nn.BatchNorm2d(16)]], ids=["plain", "norm"])
+@pytest.mark.parametrize(
+    ("local", "expected"),
+    [
+        ({}, replace(ADAMW, lr=0.005)),
+        ({"epochs": 3}, replace(ADAMW, lr=0.005, epochs=3)),
+        ({"optimiser": "adamw"}, ADAMW),
+        ({"optimiser": "adamw", "lr": 0.03}, replace(ADAMW, lr=0.03)),
+        ({"optimiser": "sgd"}, replace(SGD, clip_norm=1.0)),
+        ({"lr": 0.3}, replace(SGD, lr=0.3, clip_norm=1.0)),
+        ({"momentum": 0.5}, replace(SGD, momentum=0.5, clip_norm=1.0)),
+        ({"clip_norm": 5.0}, replace(SGD, clip_norm=5.0)),
+        ({"clip_norm": None, "lr": 0.1}, SGD),
+        ({"clip_value": 2.0}, replace(SGD, clip_value=2.0)),
+        ({"lr": 0.1, "momentum": 0.9, "nesterov": False, "weight_decay": 5e-4}, SGD),
+    ],
+)
+def test_a_plain_module_has_a_recipe_of_its_own(
+    norm: list[nn.Module], local: dict[str, Any], expected: Local, tmp_path: Path
+) -> None:
+    """It stands in config.toml, from which another run trains alike."""
+    net = nn.Sequential(nn.Conv2d(1, 16, 3), *norm, nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 10))
+    data = {"name": "digits", "partition": {"kind": "iid", "clients": 4}}
+    fleet = {"groups": [{"budget": 0.5}, {"budget": 1.0}], "tolerance": 0.3}
+    table = {"data": data, "fleet": fleet, "local": local, "method": {"name": "fedavg"}}
+    new = prepare(load_experiment({**table, "model": {"name": net}}), tmp_path / "run")
+    assert new.assembly.settings.local == expected
+    chosen = [note for note in new.notes if "local.optimiser" in note or "local.clip_norm" in note]
+    assert bool(chosen) == (("optimiser" not in local and expected.optimiser == "adamw") or expected.clip_norm == 1.0)
+    assert ff.load(tmp_path / "run", model=net).assembly.settings.local == expected
+    again = load_experiment(tmp_path / "run" / "config.toml", model=net)
+    assert assemble(again).settings.local == expected
+
+
+def test_other_models_and_large_modules_have_other_recipes() -> None:
+    def find_local(model: Any, **sections: Any) -> Local:
+        data = {"name": "digits", "partition": {"kind": "iid", "clients": 4}}
+        table = {"data": data, "model": model, "fleet": {"groups": [{"budget": 1.0}]}, **sections}
+        return assemble(load_experiment(table)).settings.local
+
+    wide = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
+    )
+    small = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    assert find_local({"name": wide}) == ADAMW, "lr 0.001 from a million parameters on"
+    assert find_local("cnn") == SGD and find_local({"name": small}, method="fedsgd") == SGD
+    assert find_local({"name": "vit", "patch": 2}) == ADAMW
+
+
+def test_a_comparison_goes_on_with_the_recipe_that_its_runs_began_with(tmp_path: Path) -> None:
+    """A folder of before, in which a plain module was trained by SGD without clipping, is no other run."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    table = {
+        "rounds": 1, "data": {"name": "digits", "partition": {"kind": "iid", "clients": 4}}, "model": {"name": net},
+        "local": {"epochs": 1}, "compare": {"smallest": False, "row": [{"label": "a"}, {"label": "b", "seed": 7}]},
+    }  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fleetfit.config.build.levels.choose_training", lambda experiment, *_: experiment)
+        first = ff.compare(table, out=tmp_path / "out")
+    text = next((tmp_path / "out").rglob("config.toml")).read_text()
+    assert 'optimiser = "sgd"' in text and "clip_norm" not in text
+    assert ff.compare(table, out=tmp_path / "out").table == first.table
 
 
 @pytest.mark.parametrize("kind", ["file", "object", "exits"])

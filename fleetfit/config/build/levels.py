@@ -10,7 +10,7 @@ import torch
 from fleetfit.config.build.data import build_data, build_partition
 from fleetfit.config.build.engine import Computing, choose_computing, find_server_device, set_feature_cache
 from fleetfit.config.build.fleet import DeviceBudgets, build_targets, deal_clients, target_full_model
-from fleetfit.config.build.local import build_local_training
+from fleetfit.config.build.local import build_local_training, choose_training
 from fleetfit.config.build.method import build_method_spec, check_model, check_needs, choose_for_tokens
 from fleetfit.config.build.model import build_problem
 from fleetfit.config.components import check_keys
@@ -87,6 +87,7 @@ def plan_problem(
     method_spec = build_method_spec(experiment)
     method = build(method_spec)
     problem = apply_model_hook(build_problem(experiment, population.data, say), method_spec)
+    experiment = choose_training(experiment, problem.architecture, method)
     budgets = population.find_budgets(problem, make_conditions(experiment, population.largest))
     targets = (
         build_targets(experiment.fleet, budgets, problem.architecture.blocks)

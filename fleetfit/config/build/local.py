@@ -1,10 +1,20 @@
-"""Build the settings of local training from `[local]`."""
+"""Build the settings of local training from `[local]`, and choose them for models of one's own."""
 
+from collections.abc import Mapping
 from dataclasses import fields
+from typing import Any
 
-from fleetfit.config.schema import CohortSection, LocalSection
+from fleetfit.config.build.model import find_derived
+from fleetfit.config.schema import CohortSection, Experiment, LocalSection
+from fleetfit.layout import Architecture
+from fleetfit.method import Method
 from fleetfit.values import Local
 from fleetfit.values.local import OPTIMISER_KEYS, OPTIMISERS
+
+RECIPE = ("optimiser", *OPTIMISER_KEYS, "clip_norm", "clip_value")
+"""The keys of `[local]` that depend on the model by default."""
+_LR, _LARGE_LR, _LARGE = 0.005, 0.001, 1_000_000  # of modules below and from _LARGE parameters on
+_CLIP_NORM = 1.0
 
 
 def build_local_training(section: LocalSection, cohort: CohortSection) -> Local:
@@ -19,3 +29,58 @@ def build_local_training(section: LocalSection, cohort: CohortSection) -> Local:
     values = {key: getattr(section, key) for key in keys}
     values["batch_size"] = None if section.batch_size == "all" else section.batch_size
     return Local(**values, deadline_s=cohort.deadline_s, late=cohort.late)
+
+
+def list_open_keys(experiment: Experiment) -> set[str]:
+    """Return the keys of `RECIPE` that neither the run file nor its method sets; none of a run folder."""
+    given = experiment.overrides.given
+    return set() if given is None else {key for key in RECIPE if f"local.{key}" not in given}
+
+
+def choose_training(experiment: Experiment, architecture: Architecture, method: Method) -> Experiment:
+    """Return the experiment with the local training that suits a plain module, where the run file leaves it open.
+
+    SGD at its default learning rate learns next to nothing where no norm stands before a layer; AdamW at these rates
+    learns with and without norms, and SGD with clipped gradients (experiments/LOG.md). A file with all keys of its
+    optimiser, such as the `config.toml` of a run, leaves nothing open.
+    """
+    open_keys, local, derived = list_open_keys(experiment), experiment.local, find_derived(architecture)
+    is_closed = not open_keys & OPTIMISERS[local.optimiser].keys() or "momentum" in method.settles
+    if derived is None or is_closed:
+        return experiment
+    if open_keys == set(RECIPE):
+        parameters = sum(tensor.numel() for tensor in derived.net.parameters())
+        return _replace_recipe(experiment, {"optimiser": "adamw", "lr": _LR if parameters < _LARGE else _LARGE_LR})
+    if local.optimiser == "sgd" and {"clip_norm", "clip_value"} <= open_keys:
+        return experiment.model_copy(update={"local": local.model_copy(update={"clip_norm": _CLIP_NORM})})
+    return experiment
+
+
+def restore_training(experiment: Experiment, recorded: Experiment) -> Experiment:
+    """Return the experiment with the keys of `RECIPE` that it leaves open as an earlier run recorded them."""
+    values = {key: getattr(recorded.local, key) for key in RECIPE}
+    open_keys = list_open_keys(experiment)
+    values |= {key: getattr(experiment.local, key) for key in RECIPE if key not in open_keys}
+    return _replace_recipe(experiment, {key: value for key, value in values.items() if value is not None})
+
+
+def _replace_recipe(experiment: Experiment, recipe: Mapping[str, Any]) -> Experiment:
+    """Return the experiment with other keys of `RECIPE`; what is left out has the optimiser's defaults."""
+    others = {key: value for key, value in experiment.local if key not in RECIPE}
+    return experiment.model_copy(update={"local": LocalSection(**others, **recipe)})
+
+
+def describe_training(experiment: Experiment) -> list[str]:
+    """Return what was chosen for a plain module, for the first lines of a run."""
+    open_keys, local = list_open_keys(experiment), experiment.local
+    if local.optimiser == "adamw" and "optimiser" in open_keys:
+        return [
+            f'A module of your own is trained by "adamw" at lr = {local.lr:g}, since no key of [local] says how. For '
+            "another, set local.optimiser and local.lr."
+        ]
+    if local.clip_norm is not None and "clip_norm" in open_keys:
+        return [
+            f"A module of your own is trained by SGD with clip_norm = {local.clip_norm:g}. For another, set "
+            "local.clip_norm."
+        ]
+    return []

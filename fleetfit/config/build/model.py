@@ -12,10 +12,9 @@ from torch import nn
 from fleetfit import names
 from fleetfit.config.components import build_component, is_factory
 from fleetfit.config.parse import parse_section
-from fleetfit.config.schema import DeriveSection, Experiment, LocalSection
+from fleetfit.config.schema import DeriveSection, Experiment
 from fleetfit.data import Data
 from fleetfit.derivation import (
-    NORMS,
     DerivedArchitecture,
     SampleFacts,
     derive_architecture,
@@ -122,12 +121,11 @@ def find_derived(architecture: Architecture) -> DerivedArchitecture | None:
     return inner if isinstance(inner, DerivedArchitecture) else None
 
 
-def describe_derivation(problem: Problem, local: LocalSection, levels: Sequence[Level], split: str | None) -> list[str]:
+def describe_derivation(problem: Problem, levels: Sequence[Level], split: str | None) -> list[str]:
     """Return what was derived from a module, for the first lines of a run.
 
     Args:
         problem: The problem.
-        local: How it is trained.
         levels: Its levels.
         split: How the planner was to split them; None: they are not the planner's.
     """
@@ -141,13 +139,6 @@ def describe_derivation(problem: Problem, local: LocalSection, levels: Sequence[
         sentences.append(
             f'The levels differ in width alone: no exits of this model fit the budgets, as the split "{split}" wants. '
             'Name other exits in [model] derive, or split by "width".'
-        )
-    has_norms = any(isinstance(part, NORMS) for part in derived.net.modules())
-    has_convolutions = any(isinstance(part, nn.Conv1d | nn.Conv2d) for part in derived.net.modules())
-    if has_convolutions and not has_norms and local.optimiser == "sgd" and local.clip_norm is None:
-        sentences.append(
-            f"{type(derived.net).__name__} has no norms. If it does not learn at local.lr = {local.lr}, "
-            "set local.clip_norm = 1.0."
         )
     return sentences
 
