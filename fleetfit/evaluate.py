@@ -52,8 +52,9 @@ Statistics = dict[int, State]
 """Batch-norm statistics by level index: `layer.mean` and `layer.var`."""
 
 _MOST_STATISTICS_CLIENTS = 100
-_FEWEST_STATISTICS_SAMPLES = 10
-"""Of each client, where only a part is measured."""
+_PART_CLIENTS = 10
+"""Fewest clients with statistics jobs where a part is measured, and below their samples if there are more."""
+_PART_SAMPLES = 32
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def estimate_statistics(
     ids = np.flatnonzero(federation.clients.num_examples > 0)
     most = _MOST_STATISTICS_CLIENTS
     if scope.part is not None:  # jobs of a few samples each cost more than their samples
-        most = min(most, math.ceil(scope.statistics_samples / _FEWEST_STATISTICS_SAMPLES))
+        most = min(most, max(_PART_CLIENTS, math.ceil(scope.statistics_samples / _PART_SAMPLES)))
     if len(ids) > most:
         ids = np.sort(make_numpy_rng(federation.seed, "statistics").choice(ids, most, replace=False))
     each = max(2, math.ceil(scope.statistics_samples / max(1, len(ids))))
