@@ -467,11 +467,13 @@ def load(folder: str | Path, **sections: Any) -> Run:
             section.setdefault(
                 "exif_orientation", False
             )  # the run started before FleetFit applied the EXIF orientation
+    shape = _keep_layout(files, table["data"])
     engine = table.setdefault("engine", {})
     if isinstance(engine, dict) and engine.get("speed", "exact") == "exact":
         engine.setdefault("memory_format", "contiguous")  # the run started before rules chose it
     if "data" in sections:
-        sections["data"] = _restore_keys(table["data"], wrap_in_memory_data(sections["data"], read_sample_shape(files)))
+        given = wrap_in_memory_data(sections["data"], shape)
+        sections["data"] = _restore_keys(table["data"], given)
     missing = [section for section in find_object_sections(table) if section not in sections]
     if missing == ["data"] and files.has(FACTS):
         reason = "This run was started from Python with data in memory."
@@ -487,6 +489,21 @@ def load(folder: str | Path, **sections: Any) -> Run:
             path=files.path,
         )
     return Run(files, load_experiment(table, is_complete=True, **sections))
+
+
+def _keep_layout(files: RunFolder, data: dict[str, Any]) -> tuple[int, ...]:
+    """Return the shape of a sample whose channels come first; () if the layout is to be detected.
+
+    In runs from before `data.json` the second dimension of series has the channels, and `channels_last` moves them.
+    """
+    shape = read_sample_shape(files)
+    if len(shape) != 2:
+        return shape
+    if files.has(FACTS):
+        return ()
+    if data.get("name") == "arrays":
+        data["channels_last"] = "move" if data.get("channels_last") else False
+    return shape
 
 
 def _restore_keys(recorded: Mapping[str, Any], section: Any) -> Any:

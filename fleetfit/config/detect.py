@@ -1,11 +1,13 @@
 """Defaults of short run files: the data set for a path or for data in memory, and a model for the data."""
 
+import contextlib
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from fleetfit import names
 from fleetfit.config.merge import Table
@@ -131,6 +133,37 @@ def describe_data(data: Data) -> str:
     splits = [("test", "testing"), ("validation", "validation")]
     held_out = " and ".join(f"{len(data.split(name))} for {use}" for name, use in splits if len(data.split(name)))
     return f"{data.name}: {content}; {held_out or 'none'} held out."
+
+
+# ---- the series that a model expects ---------------------------------------------------------------------------------
+
+
+def choose_layout(data: Mapping[str, Any], model: Mapping[str, Any]) -> Table:
+    """Return `channels_last` of series where a module's convolution or recurrent layer has their number of channels.
+
+    Args:
+        data: The keys of `[data]`.
+        model: The keys of `[model]`.
+    """
+    net, name = model.get("name"), data.get("name")
+    shape: tuple[int, ...] = ()
+    if not isinstance(net, nn.Module) or "channels_last" in data:
+        return {}
+    if isinstance(name, DataInMemory):
+        shape = tuple(getattr(name.values.get("x"), "shape", ()))[1:]
+    elif name == "arrays" and isinstance(data.get("file"), str):
+        from fleetfit.data.files.arrays import find_sample_shape
+
+        with contextlib.suppress(DataError, ConfigError, OSError):  # loading the data raises the error
+            shape = find_sample_shape(str(data["file"]), data.get("x", "x"))
+    if len(shape) != 2:
+        return {}
+    for part in net.modules():
+        is_recurrent = isinstance(part, nn.RNNBase | nn.RNNCellBase)
+        channels = part.input_size if is_recurrent else part.in_channels if isinstance(part, nn.Conv1d) else None
+        if channels in shape:
+            return {"channels_last": is_recurrent if shape[0] == shape[1] else channels == shape[1]}
+    return {}
 
 
 # ---- the model that fits ---------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pydantic
 from fleetfit.config import schema as schedules
 from fleetfit.config.build.fleet import check_profiles
 from fleetfit.config.build.method import build_method_spec
-from fleetfit.config.detect import choose_model, choose_partition, choose_training, detect_data_source
+from fleetfit.config.detect import choose_layout, choose_model, choose_partition, choose_training, detect_data_source
 from fleetfit.config.merge import Table, deep_merge, list_keys, merge_tables
 from fleetfit.config.schema import Experiment, GroupSection, LocalSection, Overrides, ProfileSection
 from fleetfit.config.section import Section
@@ -70,8 +70,9 @@ def _fill_in_data_and_model(table: Mapping[str, Any]) -> tuple[Mapping[str, Any]
     if isinstance(data, Mapping) and data.get("path") is not None:
         data = detect_data_source(data, Path.cwd())
         table = {**table, "data": data}
-    if isinstance(data, Mapping) and isinstance(data.get("name"), DataInMemory):
-        data = choose_partition(data)
+    if isinstance(data, Mapping) and isinstance(model, Mapping):
+        data = {**data, **choose_layout(data, model)}
+        data = choose_partition(data) if isinstance(data.get("name"), DataInMemory) else data
         table = {**table, "data": data}
     if not isinstance(data, Mapping) or not isinstance(model, Mapping) or "name" in model:
         return table, ""

@@ -66,6 +66,8 @@ class Data:
         class_names: One name per class, or ().
         mean: Per channel, or one for all, subtracted after uint8 is scaled to [0, 1]; () leaves it there.
         std: Per channel, or one for all, divided by after that.
+        channels_last: Whether the channels of mean and std are the last dimension, as in series [N, time, channels];
+            else they are the second one.
         augment: Augmentation of training batches, a name in `augment.AUGMENTATIONS` or "resized-crop", or None.
         task: "classification", "next_token", "regression" or "multi_label".
         vocabulary: Above 0: x holds tokens in 0..vocabulary-1.
@@ -92,6 +94,7 @@ class Data:
     class_names: tuple[str, ...] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    channels_last: bool = False
     augment: str | None = None
     task: str = "classification"
     vocabulary: int = 0
@@ -457,7 +460,8 @@ def _compute_normalisation(data: Data) -> tuple[Tensor | None, Tensor | None]:
         return (torch.tensor(1 / 255).to(x.device), None) if x.dtype == torch.uint8 else (None, None)
     if x.dtype == torch.int64:
         raise DataError(f"{data.name}: int64 tokens cannot be normalised; leave mean and std empty.", key="mean")
-    channels = x.shape[1] if x.ndim > 1 else 1
+    axis = -1 if data.channels_last else 1
+    channels = x.shape[axis] if x.ndim > 1 else 1
     if len(mean) not in (1, channels):
         raise DataError(
             f"{data.name}: mean and std need 1 or {channels} values (one per channel), got {len(mean)}.", key="mean"
@@ -465,7 +469,8 @@ def _compute_normalisation(data: Data) -> tuple[Tensor | None, Tensor | None]:
     if min(std) <= 0:
         raise DataError(f"{data.name}: std must be positive, got {std}.", key="std")
     unit = 255.0 if x.dtype == torch.uint8 else 1.0
-    shape = (1, -1) + (1,) * (x.ndim - 2)
+    shape = [1] * x.ndim
+    shape[axis if x.ndim > 1 else 0] = -1
     scale = torch.tensor([1 / (unit * s) for s in std]).view(shape)
     shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]).view(shape)
     return scale.to(x.device), shift.to(x.device)

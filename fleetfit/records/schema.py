@@ -570,6 +570,7 @@ class DataRecord(Record):
     class_names: List[str] = []
     mean: List[Finite] = []
     std: List[Finite] = []
+    channels_last: bool = False
     vocabulary: Count = 0
     padding: int = -1
     resize: List[Count] | None = None

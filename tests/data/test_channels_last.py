@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 import torch
 from support import raises
+from torch import nn
 
 import fleetfit as ff
+from fleetfit.config import load_experiment
+from fleetfit.config.build.data import build_data
 from fleetfit.data.files.arrays import arrays, find_sample_shape, is_channels_last, wrap_arrays
 from fleetfit.errors import DataError
 
@@ -50,6 +53,9 @@ def test_others_stay_as_they_are(shape: tuple[int, ...], dtype: str) -> None:
     data = wrap_arrays(x, np.arange(20) % 2)
     assert np.array_equal(data.x.numpy().reshape(x.shape), x)  # type: ignore[union-attr]
     doubtful = shape[-1] in (1, 3, 4) and shape[0] not in (1, 3, 4) and len(shape) > 2
+    if len(shape) == 2 and dtype != "uint8":  # a series
+        assert not data.notes or data.channels_last
+        return
     assert [note for note in data.notes if "channels_last = true" in note] == list(data.notes)
     assert len(data.notes) == doubtful
 
@@ -112,3 +118,108 @@ def test_one_hot_labels_that_cannot_be_learned_name_the_remedy(tmp_path: Path, k
     if kind != "float32":
         with raises(DataError, "argmax(1)", key="y"):
             wrap_arrays(samples((5,), "float32"), y)
+
+
+# ---- series ----------------------------------------------------------------------------------------------------------
+
+
+def series(steps: int, channels: int, last: bool, count: int = 60) -> np.ndarray:
+    """Return series whose channels have scales from 0.01 to 1000, in either orientation."""
+    x = RNG.normal(size=(count, steps, channels)) * np.logspace(-2, 3, channels) + np.arange(channels)
+    return (x if last else x.swapaxes(1, 2)).astype(np.float32)
+
+
+def check_standardised(data: ff.Data, x: np.ndarray, last: bool) -> None:
+    """Compare batches with NumPy's standardisation of each channel over the training samples; x has its orientation."""
+    axes = (0, 1) if last else (0, 2)
+    train = x[data.split("train").numpy()].astype(np.float64)
+    expected = (x - train.mean(axes, keepdims=True)) / train.std(axes, keepdims=True)
+    batch = data.batch(torch.arange(len(x)))[0]
+    assert batch.shape == x.shape and np.allclose(batch.numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+SERIES = [(24, 3, True), (24, 3, False), (128, 9, True), (7, 40, True), (50, 1, True), (50, 1, False), (16, 8, True)]
+
+
+@pytest.mark.parametrize(("steps", "channels", "last"), SERIES)
+def test_each_channel_of_a_series_is_standardised(tmp_path: Path, steps: int, channels: int, last: bool) -> None:
+    x, y = series(steps, channels, last), np.arange(60) % 2
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    found = {} if steps >= 2 * channels else {"channels_last": last}
+    for data in (wrap_arrays(x, y, **found), arrays(str(tmp_path / "a.npz"), standardise=True, **found)):
+        check_standardised(data, x, last)
+        assert len([note for note in data.notes if "channels_last" in note]) == (channels > 1)
+    detected = build_data(load_experiment(data={"path": str(tmp_path / "a.npz"), **found}).data)
+    check_standardised(detected, x, last)
+
+
+@pytest.mark.parametrize(("steps", "channels"), [(20, 20), (30, 24), (12, 14)])
+def test_series_of_similar_sizes_need_the_key(tmp_path: Path, steps: int, channels: int) -> None:
+    x, y = series(steps, channels, True), np.arange(60) % 2
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    for read in (lambda: arrays(str(tmp_path / "a.npz"), standardise=True), lambda: wrap_arrays(x, y)):
+        with raises(DataError, key="channels_last"):
+            read()
+    for last in (True, False):
+        check_standardised(build_data(load_experiment(data={"name": (x, y), "channels_last": last}).data), x, last)
+    assert not wrap_arrays(x, y, standardise=False).mean and not arrays(str(tmp_path / "a.npz")).mean
+    moved = arrays(str(tmp_path / "a.npz"), channels_last="move", standardise=True)
+    check_standardised(moved, x.swapaxes(1, 2), False)
+    assert find_sample_shape(str(tmp_path / "a.npz"), channels_last="move") == (channels, steps)
+
+
+@pytest.mark.parametrize(("net", "last"), [
+    (nn.LSTM(24, 8, batch_first=True), True), (nn.Sequential(nn.Conv1d(24, 8, 3)), True),
+    (nn.Sequential(nn.Conv1d(30, 8, 3)), False), (nn.GRU(30, 4), False), (nn.Sequential(nn.Linear(24, 24)), None),
+])  # fmt: skip
+def test_the_layer_of_a_module_tells_the_channels(tmp_path: Path, net: nn.Module, last: bool | None) -> None:
+    """Samples of 30 by 24: a layer of 24 channels means the last dimension, whatever the module does before it."""
+    x, y = series(30, 24, True), np.arange(60) % 2
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    for data in ((x, y), {"path": str(tmp_path / "a.npz")}):
+        if last is None:
+            with raises(DataError, key="channels_last"):
+                build_data(load_experiment(data=data, model=net).data)
+            continue
+        section = load_experiment(data=data, model=net).data
+        assert section.settings["channels_last"] is last
+        check_standardised(build_data(section), x, last)
+
+
+class Reader(nn.Module):
+    """An LSTM of series [N, time, 3]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(3, 12, batch_first=True), nn.Linear(12, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states: torch.Tensor = self.lstm(x)[0]
+        result: torch.Tensor = self.head(states[:, -1])
+        return result
+
+
+def test_a_run_on_series_predicts_on_others_as_it_was_trained(tmp_path: Path) -> None:
+    x, y = series(20, 3, True), np.arange(60) % 2
+    run = ff.run(model=Reader(), data=(x, y), out=tmp_path / "run", **QUICK)
+    data = run.assembly.data
+    assert isinstance(data, ff.Data)
+    check_standardised(data, x, True)
+    again = ff.load(tmp_path / "run", model=Reader(), data=(x, y))
+    assert isinstance(again.assembly.data, ff.Data) and again.assembly.data.mean == data.mean
+    np.savez(tmp_path / "new.npz", x=x[:6] * 2, y=y[:6])
+    alone = ff.load(tmp_path / "run", model=Reader())
+    expected = run.evaluate(data=(x[:6] * 2, y[:6]))["static"]["full"]
+    assert alone.evaluate(data=tmp_path / "new.npz")["static"]["full"] == expected
+
+
+def test_a_run_of_before_keeps_the_second_dimension(tmp_path: Path) -> None:
+    """A folder without `data.json` is of a version that knew no other: 20 means of steps, not 3 of channels."""
+    np.savez(tmp_path / "a.npz", x=series(20, 3, True), y=np.arange(60) % 2)
+    data = {"path": str(tmp_path / "a.npz"), "channels_last": False}
+    run = ff.run(data=data, model="mlp", out=tmp_path / "run", **QUICK)
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace("channels_last = false\n", ""))
+    assert len(ff.load(tmp_path / "run").assembly.data.mean) == 3  # type: ignore[union-attr]
+    (tmp_path / "run" / "data.json").unlink()
+    assert ff.load(tmp_path / "run").assembly.data.mean == run.assembly.data.mean  # type: ignore[union-attr]

@@ -12,7 +12,7 @@ import os
 import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal
 
@@ -35,6 +35,7 @@ from fleetfit.machine import free_memory
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a file of NumPy arrays")
 
 Task = Literal["classification", "regression", "multi_label", "next_token"]
+ChannelsLast = bool | Literal["move"] | None
 _ROWS = 4096  # rows in memory at a time
 _SHOWN = 10  # classes in a sentence
 _LOG = logging.getLogger("fleetfit")
@@ -58,7 +59,7 @@ def arrays(
     classes: int | None = None,
     vocabulary: int = 0,
     padding: int = -1,
-    channels_last: bool | None = None,
+    channels_last: ChannelsLast = None,
     standardise: bool = False,
     mean: tuple[float, ...] = (),
     std: tuple[float, ...] = (),
@@ -87,9 +88,9 @@ def arrays(
             vocabulary. For text labels and multi-label it must equal the number in the data.
         vocabulary: Above 0: x holds tokens in 0..vocabulary-1.
         padding: The token that fills short samples; -1: none.
-        channels_last: Whether x is [N, ..., C], to be converted to [N, C, ...]; None: detected from its shape, such as
-            [N, 32, 32, 3], with a note.
-        standardise: Whether to compute mean and std from the training samples, per channel (the second dimension).
+        channels_last: Whether x is [N, ..., C]; None: detected from its shape, such as [N, 32, 32, 3], with a note.
+            Images become [N, C, ...]; series [N, time, C] stay as they are, and "move" makes them [N, C, time].
+        standardise: Whether to compute mean and std from the training samples, per channel.
         mean: Per channel, or one for all; of uint8 scaled to [0, 1]. Not together with `standardise`.
         std: Per channel, or one for all. Not together with `standardise`.
         validation: Share of the training samples to hold out, if the arrays have no validation split.
@@ -108,8 +109,8 @@ def arrays(
     name = path.resolve().stem
     parts = _find_parts(store, x)
     whole, tokens = store.concatenate(list(parts.values())), bool(vocabulary) or task == "next_token"
-    last = not tokens and is_channels_last(whole, f'{path}: "{x}"') if channels_last is None else channels_last
-    samples = convert_samples(whole, tokens, last)
+    layout = find_layout(whole, f'{name}: "{x}"', False if tokens else channels_last, standardise)
+    samples = convert_samples(whole, tokens, layout.moves)
     labels = _concatenate_parts(store, y, parts)
     if not samples.numel():
         raise DataError(
@@ -136,7 +137,7 @@ def arrays(
     strata = _choose_strata(group, target, task, len(samples))
     splits = fill_missing_splits(sizes, strata, validation, test, seed)
     notes = [*make_empty_split_notes(name, sizes)]
-    notes += _describe_channels(f'{name}: "{x}"', whole, last) if channels_last is None and not tokens else []
+    notes += layout.notes
     gaps = {split: f'"{part}" is not finite in {at}' for split, part in parts.items()
             if (at := find_not_finite(store.load(part)))}  # fmt: skip
     notes += [f"{name}: {gap}. {'Training diverges' if split == 'train' else 'What they score means nothing'}, unless "
@@ -144,7 +145,8 @@ def arrays(
     if task == "regression" and (at := find_not_finite(labels)):
         raise DataError(f'{path}: "{y}" is not finite in {at}. Leave these samples out.', path=path, column=y)
     if standardise:
-        mean, std = _compute_statistics(samples, splits["train"], f"{path}: {'; '.join(gaps.values())}")
+        gap = f"{path}: {'; '.join(gaps.values())}"
+        mean, std = _compute_statistics(samples, splits["train"], gap, layout.channels_last)
     return Data(
         name=name,
         x=samples,
@@ -155,6 +157,7 @@ def arrays(
         class_names=names,
         mean=mean,
         std=std,
+        channels_last=layout.channels_last,
         augment=augment,
         task=task,
         vocabulary=vocabulary,
@@ -183,7 +186,7 @@ def wrap_arrays(
     x: Any, y: Any, test_set: tuple[Any, Any] | None = None, begun_with: Sequence[int] = (),
     notes: Sequence[str] = (), task: Task | None = None,
     vocabulary: Annotated[int, pydantic.Field(ge=0)] = 0, padding: int = -1,
-    channels_last: bool | None = None, standardise: bool | None = None, validation: float = 0.1, test: float = 0.2,
+    channels_last: ChannelsLast = None, standardise: bool | None = None, validation: float = 0.1, test: float = 0.2,
     seed: int = 0, augment: str | None = None,
 ) -> Data:  # fmt: skip
     """Wrap samples and labels in memory (arrays, tensors or lists of numbers) as a data set.
@@ -192,7 +195,7 @@ def wrap_arrays(
         x: Samples [N, ...].
         y: Labels [N], or targets [N, targets].
         test_set: Test samples and labels; None: a share of x.
-        begun_with: The shape of a sample in the resumed run. If x has that shape, its channels stay in place.
+        begun_with: The shape of a sample in the resumed run. If x has that shape, its channels come first.
         notes: Sentences on how they were read.
         task: The task; None: text and whole numbers as labels are classes; a matrix of the whole numbers 0 and 1 has
             several labels per sample; other labels are a regression.
@@ -238,18 +241,20 @@ def wrap_arrays(
     target, count, _ = _convert_labels(answers, task, (vocabulary or None) if task == "next_token" else None)
     sizes = {split: len(rows) for split, rows in samples.items()}
     notes = [*notes, *make_empty_split_notes("data=(x, y)", sizes)]
-    last = bool(channels_last)
-    if channels_last is None and whole.shape[1:] != tuple(begun_with):
-        last = is_channels_last(whole, "data=(x, y): x")
-        notes += _describe_channels("data=(x, y): x", whole, last)
-    xs = convert_samples(whole, tokens=vocabulary > 0 or task == "next_token", channels_last=last)
+    tokens = vocabulary > 0 or task == "next_token"
+    if tokens or (channels_last is None and whole.shape[1:] == tuple(begun_with)):
+        channels_last = False
+    if standardise is None:
+        standardise = not tokens and whole.dtype != np.uint8 and whole.ndim in (2, 3)
+    layout = find_layout(whole, "data=(x, y): x", channels_last, standardise)
+    notes += layout.notes
+    xs = convert_samples(whole, tokens, layout.moves)
     notes += _describe_binary_targets(answers) if task == "regression" else []
     splits = fill_missing_splits(sizes, _choose_strata(None, target, task, len(xs)), validation, test, seed)
-    if standardise is None:
-        standardise = xs.is_floating_point() and xs.ndim in (2, 3)
-    mean, std = _compute_statistics(xs, splits["train"]) if standardise else ((), ())
+    mean, std = _compute_statistics(xs, splits["train"], "", layout.channels_last) if standardise else ((), ())
     indices = {split: torch.from_numpy(rows) for split, rows in splits.items()}
-    return Data("own-data", xs, target, indices, count, class_names=names, mean=mean, std=std, task=task,
+    return Data("own-data", xs, target, indices, count, class_names=names, mean=mean, std=std,
+                channels_last=layout.channels_last, task=task,
                 notes=tuple(notes), vocabulary=vocabulary, padding=padding, augment=augment,
                 exact_targets=_keep_digits(answers, target) if task == "regression" else None)  # fmt: skip
 
@@ -405,9 +410,8 @@ def prepare_arrays(x: Any, y: Any, run_data: Data) -> Data:
     """
     array = as_array(x, "x")
     shape = tuple(run_data.x.shape[1:])
-    channels_last = array.ndim > 3 and array.shape[1:] != shape and (array.shape[-1], *array.shape[1:-1]) == shape
-    tokens = run_data.x.dtype == torch.int64
-    samples = convert_samples(array, tokens, channels_last)
+    moves = array.ndim > 2 and array.shape[1:] != shape and (array.shape[-1], *array.shape[1:-1]) == shape
+    samples = convert_samples(array, run_data.x.dtype == torch.int64, moves)
     if run_data.resize is None and tuple(samples.shape[1:]) != shape:
         raise DataError(f"data=(x, y): x is {list(samples.shape)}, but a sample of the run is {list(shape)}.", key="x")
     kinds = {one.dtype.is_floating_point for one in (samples, run_data.x)}
@@ -425,7 +429,8 @@ def prepare_arrays(x: Any, y: Any, run_data: Data) -> Data:
         target = _encode_labels_like(as_array(y, "y"), len(samples), run_data)
     return Data(
         "own-data", samples, target, {"test": torch.arange(len(samples))}, run_data.classes,
-        class_names=run_data.class_names, mean=run_data.mean, std=run_data.std, task=run_data.task,
+        class_names=run_data.class_names, mean=run_data.mean, std=run_data.std,
+        channels_last=run_data.channels_last, task=run_data.task,
         resize=run_data.resize, vocabulary=run_data.vocabulary, padding=run_data.padding, labelled=y is not None,
         targets=tuple(tuple(m.tolist()) for m in run_data.target_scale) if run_data.task == "regression" else (),
     )  # fmt: skip
@@ -470,6 +475,65 @@ def _encode_classes(labels: NDArray[Any], run_data: Data) -> Tensor:
 
 _CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
 _FEW, _MANY = 4, 16  # pixels: a side has more than the first number, and a dimension of the second is certainly a side
+
+
+_CLEAR = 2  # times as many steps as channels
+
+
+@dataclass(frozen=True)
+class ChannelLayout:
+    """Where the channels of samples are.
+
+    Attributes:
+        moves: Whether the last dimension has the channels and is moved to the front.
+        channels_last: Whether mean and std are those of the last dimension, which stays there.
+        notes: Sentences on what was detected.
+    """
+
+    moves: bool = False
+    channels_last: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def find_layout(x: NDArray[Any], what: str, channels_last: ChannelsLast, standardise: bool) -> ChannelLayout:
+    """Return where the channels of samples are.
+
+    Series [N, time, channels] and [N, channels, time] stay as they are; the smaller of two clearly different dimensions
+    has the channels. It matters only where they are standardised.
+
+    Args:
+        x: Samples, [N, ...].
+        what: Name of the samples in messages.
+        channels_last: The user's answer; None: detected.
+        standardise: Whether samples are standardised per channel.
+
+    Raises:
+        DataError: The shape does not tell.
+    """
+    if x.ndim != 3 or x.dtype == np.uint8:
+        last = is_channels_last(x, what) if channels_last is None else bool(channels_last)
+        return ChannelLayout(
+            moves=last, notes=tuple(_describe_channels(what, x, last)) if channels_last is None else ()
+        )
+    if channels_last == "move" or not standardise:
+        return ChannelLayout(moves=channels_last == "move", channels_last=channels_last is True)
+    first, second = x.shape[1:]
+    if channels_last is None and 1 not in (first, second) and max(first, second) < _CLEAR * min(first, second):
+        raise DataError(
+            f"{what} {list(x.shape)} may be series [N, time, channels] or [N, channels, time]. Set channels_last = "
+            'true or false in [data], or in Python data={"name": (x, y), "channels_last": True}.',
+            key="channels_last",
+        )
+    last = second < first if channels_last is None else channels_last
+    channels, steps = (second, first) if last else (first, second)
+    if channels == 1:
+        return ChannelLayout(channels_last=last)
+    place, other = ("last dimension", "false") if last else ("second dimension", "true")
+    note = (
+        f"{what} {list(x.shape)} is taken as series of {steps} steps with {channels} channels ({place}), each of "
+        f"which is standardised. Set channels_last = {other} if that is wrong."
+    )
+    return ChannelLayout(channels_last=last, notes=(note,))
 
 
 def is_channels_last(x: NDArray[Any], what: str) -> bool:
@@ -550,7 +614,7 @@ def has_several_labels(y: NDArray[Any]) -> bool:
     return y.dtype.kind in "biu" and _is_binary(y) and not _is_one_hot(y)
 
 
-def find_sample_shape(file: str, x: str = "x", channels_last: bool | None = None) -> tuple[int, ...]:
+def find_sample_shape(file: str, x: str = "x", channels_last: ChannelsLast = None) -> tuple[int, ...]:
     """Return the shape of one sample in a file of arrays, as `arrays` returns it.
 
     Raises:
@@ -559,6 +623,8 @@ def find_sample_shape(file: str, x: str = "x", channels_last: bool | None = None
     store = Arrays(resolve_folder(file))
     samples = store.load(next(iter(_find_parts(store, x).values())))
     shape = tuple(samples.shape[1:])
+    if len(shape) == 2 and samples.dtype != np.uint8:
+        return shape[::-1] if channels_last == "move" else shape
     if (is_channels_last(samples, x) if channels_last is None else channels_last) and len(shape) > 1:
         return (shape[-1], *shape[:-1])
     return (1, *shape) if samples.dtype == np.uint8 and len(shape) == 2 else shape
@@ -692,17 +758,20 @@ def _choose_strata(groups: NDArray[np.int64] | None, y: Tensor, task: str, rows:
 
 
 def _compute_statistics(
-    x: Tensor, train: NDArray[np.int64], gaps: str = ""
+    x: Tensor, train: NDArray[np.int64], gaps: str = "", channels_last: bool = False
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation of each channel over the training samples; the deviation of constants is 1."""
     if not len(train) or x.dtype == torch.int64:
         raise DataError("standardise needs training samples of numbers, not tokens. Leave it out.", key="standardise")
-    channels = x.shape[1] if x.ndim > 1 else 1
+    axis = -1 if channels_last else min(1, x.ndim - 1)
+    channels = x.shape[axis] if x.ndim > 1 else 1
     total, squares = torch.zeros(2, channels, dtype=torch.float64)
     count = 0
     for start in range(0, len(train), _ROWS):
         some = x[torch.from_numpy(train[start : start + _ROWS])].double()
-        some = some.reshape(len(some), channels, -1) / (255 if x.dtype == torch.uint8 else 1)
+        some = some.movedim(axis, min(1, x.ndim - 1)).reshape(len(some), channels, -1) / (
+            255 if x.dtype == torch.uint8 else 1
+        )
         total += some.sum((0, 2))
         squares += some.square().sum((0, 2))
         count += len(some) * some.shape[2]
