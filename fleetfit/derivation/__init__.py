@@ -21,9 +21,11 @@ from fleetfit.derivation.copies import copy_instance
 from fleetfit.derivation.exits import find_exits
 from fleetfit.derivation.fitting import SampleFacts, find_facts, fit_instance
 from fleetfit.derivation.labels import Reason, list_tensors
+from fleetfit.derivation.masks import InputMask
 from fleetfit.derivation.norms import find_kept_norms
 from fleetfit.derivation.numbers import Trials
 from fleetfit.derivation.observe import Observation, list_aliases, observe
+from fleetfit.derivation.padding import list_masks
 from fleetfit.derivation.plan import DerivedPlan
 from fleetfit.derivation.units import CLASSES, Units
 from fleetfit.errors import ModelError, did_you_mean
@@ -35,10 +37,12 @@ __all__ = [
     "WHOLE",
     "DerivedArchitecture",
     "DerivedPlan",
+    "InputMask",
     "SampleFacts",
     "derive_architecture",
     "find_facts",
     "fit_instance",
+    "list_masks",
     "prove_layout",
     "restore_architecture",
 ]
@@ -58,6 +62,7 @@ def derive_architecture(
     exits: str | Sequence[str] = "auto",
     axes: Mapping[str, str] | None = None,
     say: Callable[[str], None] | None = None,
+    mask: InputMask | None = None,
 ) -> DerivedArchitecture:
     """Derive the levels of an instance, and prove them.
 
@@ -68,13 +73,14 @@ def derive_architecture(
         axes: By pattern of axis names another name, or "whole" for axes that are not cut. Axes that get the same name
             are cut as one.
         say: Called with a sentence from time to time, where it takes long.
+        mask: How it is told about padding.
 
     Raises:
         ModelError: It cannot be run or followed, or a level would compute something else.
     """
     now = _make_reporter(f"Deriving the levels of {type(net).__name__}", say)
     net, example = copy_instance(net), example[:2].clone()
-    observation = observe(net, example)
+    observation = observe(net, example, mask)
     names = _apply_axes(observation.units, axes or {})
     trained = {name for name, parameter in net.named_parameters() if parameter.requires_grad}
     kept = find_kept_norms(net, trained.__contains__)

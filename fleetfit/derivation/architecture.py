@@ -13,8 +13,10 @@ from fleetfit.check import LayoutReport
 from fleetfit.derivation.copies import copy_instance, copy_level
 from fleetfit.derivation.exits import ExitHead, ModuleWithExits
 from fleetfit.derivation.labels import list_tensors
+from fleetfit.derivation.masks import call_instance
 from fleetfit.derivation.norms import STATISTICS, find_kept_norms, is_trained, iter_norms
-from fleetfit.derivation.observe import get_logits, list_aliases
+from fleetfit.derivation.observe import list_aliases
+from fleetfit.derivation.outputs import get_logits
 from fleetfit.derivation.plan import DerivedPlan, ExitPoint, Segments
 from fleetfit.derivation.units import CLASSES, get_length
 from fleetfit.errors import ModelError, quote_some, truncate
@@ -45,6 +47,9 @@ class DerivedArchitecture(Architecture):
         plan: What was derived from it.
         report: Its proof, where it was made in this process.
     """
+
+    padding_change = 0.0
+    """By how much the logits of a text change beside a longer one, of their size, where padding cannot be masked."""
 
     falls_back_to_width = True
     """Levels differ in width alone where no depths fit: its exits were found, not made for a method."""
@@ -125,7 +130,7 @@ class DerivedArchitecture(Architecture):
         net = copy_level(self.net, self.plan, axes, self._list_absent(exits[-1]))
         points = self.plan.exits
         heads = {e: self._make_head(points[e - 1], axes) for e in self._list_added(exits)}
-        return ModuleWithExits(net, exits, points, heads).train()
+        return ModuleWithExits(net, exits, points, heads, self.plan.mask).train()
 
     @property
     def checkpoint(self) -> str:
@@ -179,17 +184,25 @@ class DerivedArchitecture(Architecture):
         if whole:
             more = f" {len(whole) - 1} more: `fleetfit check-model` lists them." if len(whole) > 1 else ""
             sentences.append(whole[0] + more)
+        if self.plan.mask is not None and self.plan.mask.argument:
+            sentences.append(f"forward gets {self.plan.mask.argument} for padding.")
+        if self.padding_change:
+            sentences.append(
+                f"The logits of {type(self.net).__name__} change with padding: those of a short text by "
+                f"{self.padding_change:.1%} of their size beside a longer one. Let forward take attention_mask, or "
+                "leave padded places out itself."
+            )
         return [*sentences, *self._describe_norms()]
 
     def keep_norms(self, outer: Architecture) -> "DerivedArchitecture":
         """Return the architecture in which norms that another one around it freezes keep their statistics."""
         trains = getattr(outer, "trains", self.trains)
         kept = find_kept_norms(self.net, lambda name: trains(f"{INSIDE}{name}"))
-        return (
-            self
-            if kept == self.plan.kept
-            else DerivedArchitecture(self.net, replace(self.plan, kept=kept), self.report)
-        )
+        if kept == self.plan.kept:
+            return self
+        architecture = DerivedArchitecture(self.net, replace(self.plan, kept=kept), self.report)
+        architecture.padding_change = self.padding_change
+        return architecture
 
     def _describe_norms(self) -> list[str]:
         """Return what is done with the statistics that norms have from a training before."""
@@ -256,7 +269,8 @@ def check_same_as_instance(architecture: DerivedArchitecture, example: torch.Ten
     net = copy_instance(architecture.net).eval()
     full = architecture.build(architecture.plan.axes, (architecture.blocks,)).eval()
     with torch.no_grad():
-        expected, logits = get_logits(net(example)), full(example)[-1]
+        expected = get_logits(call_instance(net, example, architecture.plan.mask))
+        logits = full(example)[-1]
     if not torch.equal(expected, logits):
         raise ModelError(
             f"a copy of the {type(net).__name__} computes other logits than the instance. Its forward depends on "

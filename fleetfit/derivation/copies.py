@@ -208,6 +208,10 @@ def _resize_transformer(whole: Any, part: Any) -> None:
     part.nhead = part.decoder.layers[0].self_attn.num_heads
 
 
+def _resize_encoder(whole: Any, part: Any) -> None:
+    part.use_nested_tensor = False  # PyTorch decides it where the encoder is made, by heads that a level may not have
+
+
 _RESIZE: tuple[tuple[Any, Any], ...] = (
     (nn.Linear, _resize_linear),
     (nn.modules.conv._ConvNd, _resize_convolution),
@@ -220,4 +224,5 @@ _RESIZE: tuple[tuple[Any, Any], ...] = (
     (nn.RNNCellBase, _resize_cell),
     (nn.PReLU, _resize_prelu),
     (nn.Transformer, _resize_transformer),
+    (nn.TransformerEncoder, _resize_encoder),
 )

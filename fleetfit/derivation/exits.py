@@ -9,7 +9,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from fleetfit.derivation.observe import Observation, get_first, get_logits
+from fleetfit.derivation.masks import InputMask, call_instance
+from fleetfit.derivation.observe import Observation, get_first
+from fleetfit.derivation.outputs import get_logits
 from fleetfit.derivation.plan import ExitPoint
 from fleetfit.errors import ModelError, did_you_mean
 from fleetfit.layout import Segment, evaluate_kept_norms
@@ -171,8 +173,8 @@ class ExitHead(nn.Module):
         self.norm, self.fc = nn.LayerNorm(channels), nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [batch, classes], or [batch, places, classes]."""
-        places = [d for d in range(1, x.dim()) if d != self.d]
+        """Return logits [batch, classes], or [batch, places, classes]; of 2 dimensions, the mean is taken already."""
+        places = [d for d in range(1, x.dim()) if d != self.d] if x.dim() > 2 else []
         # the copy, since an in-place operation may follow on what was read
         pooled = x.clone() if self.each_place or not places else x.mean(places)
         logits: Tensor = self.fc(self.norm(pooled))
@@ -191,13 +193,19 @@ class ModuleWithExits(nn.Module):
         exits: Block counts of its exits.
         points: The early exits of the full model; exit e is after `points[e - 1]`, the last is the module's own.
         heads: The early classifiers that the module has not itself, by block count.
+        mask: How the module is told about padding.
     """
 
     def __init__(
-        self, net: nn.Module, exits: tuple[int, ...], points: Sequence[ExitPoint], heads: Mapping[int, nn.Module]
+        self,
+        net: nn.Module,
+        exits: tuple[int, ...],
+        points: Sequence[ExitPoint],
+        heads: Mapping[int, nn.Module],
+        mask: InputMask | None = None,
     ) -> None:
         super().__init__()
-        self.net, self.exits = net, exits
+        self.net, self.exits, self.mask = net, exits, mask
         self.ends = tuple(points[e - 1].module for e in exits if e <= len(points))
         self.heads = nn.ModuleDict({str(e): head for e, head in heads.items()})
         self._visit: Callable[[int, Tensor], bool] | None = None
@@ -226,7 +234,7 @@ class ModuleWithExits(nn.Module):
             def read(module: nn.Module, args: Any, out: Any) -> None:
                 hidden = get_first(out)
                 assert hidden is not None  # the exit was found behind a tensor
-                add(i, self.heads[key](hidden) if key in self.heads else hidden)
+                add(i, self.heads[key](self._pool(self.heads[key], hidden, x)) if key in self.heads else hidden)
 
             return read
 
@@ -236,7 +244,7 @@ class ModuleWithExits(nn.Module):
             if i >= self._first
         ]
         try:
-            out = self.net(x)
+            out = call_instance(self.net, x, self.mask)
             add(last, get_logits(out))
         except _LastExit:
             pass
@@ -244,6 +252,14 @@ class ModuleWithExits(nn.Module):
             for handle in handles:
                 handle.remove()
         return logits
+
+    def _pool(self, head: nn.Module, hidden: Tensor, x: Tensor) -> Tensor:
+        """Return the mean over a text's own tokens, where a classifier takes the mean over places."""
+        d = getattr(head, "d", 0)
+        if self.mask is None or head.each_place or hidden.dim() != 3 or hidden.shape[3 - d] != x.shape[1]:
+            return hidden
+        tokens = self.mask.find_tokens(x).unsqueeze(d)
+        return hidden.masked_fill(~tokens, 0).sum(3 - d) / tokens.sum(3 - d)
 
     def visit_exits(self, x: Tensor, visit: Callable[[int, Tensor], bool], every: bool = True) -> None:
         """Call `visit(i, logits)` at each exit, shallow to deep, until it returns True; nothing behind is computed.

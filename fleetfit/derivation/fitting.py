@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit.derivation.copies import copy_instance
-from fleetfit.derivation.observe import check_outputs, check_types, get_logits, observe
+from fleetfit.derivation.masks import InputMask, call_instance
+from fleetfit.derivation.observe import check_types, observe
+from fleetfit.derivation.outputs import check_outputs, get_logits
 from fleetfit.derivation.units import CLASSES
 from fleetfit.errors import ModelError, format_cause
 from fleetfit.seeds import isolate_rng, make_torch_rng
@@ -24,19 +26,26 @@ class SampleFacts:
         vocabulary: Tokens; 0 for real numbers.
         classes: Logits per sample, or per place.
         next_tokens: Whether there are logits at each place.
+        padding: The token that fills short texts; -1: none.
+        mask: How the module is told about padding.
     """
 
     shape: Sequence[int]
     vocabulary: int
     classes: int
     next_tokens: bool = False
+    padding: int = -1
+    mask: InputMask | None = None
 
     def make_example(self) -> Tensor:
         """Return two samples, the same in every process."""
         rng = make_torch_rng("derive")
         shape = (_SAMPLES, *self.shape)
         if self.vocabulary:
-            return torch.randint(self.vocabulary, shape, generator=rng)
+            tokens = torch.randint(self.vocabulary, shape, generator=rng)
+            if self.mask is not None and self.mask.argument:  # a module may take another path without padding
+                tokens[-1, -(shape[1] // 3) :] = self.padding
+            return tokens
         return torch.randn(shape, generator=rng)
 
 
@@ -81,10 +90,10 @@ def fit_instance(net: nn.Module, facts: SampleFacts, head: str, weights: str, se
     with isolate_rng(torch.device("cpu"), seed):
         if weights == "new":
             _redraw(net)
-        logits = _run(net, example)
+        logits = _run(net, example, facts.mask)
         if head == "new":
-            _replace_classifier(net, example, facts.classes)
-            logits = _run(net, example)
+            _replace_classifier(net, example, facts.classes, facts.mask)
+            logits = _run(net, example, facts.mask)
     expected = (_SAMPLES, *([facts.shape[0]] if facts.next_tokens else []), facts.classes)
     if tuple(logits.shape) != expected:
         classes = logits.shape[-1]
@@ -102,7 +111,7 @@ def fit_instance(net: nn.Module, facts: SampleFacts, head: str, weights: str, se
     return net
 
 
-def _run(net: nn.Module, example: Tensor) -> Tensor:
+def _run(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> Tensor:
     """Return the logits of a copy, so that the module stays as it is.
 
     Raises:
@@ -112,7 +121,7 @@ def _run(net: nn.Module, example: Tensor) -> Tensor:
     copied = copy_instance(net).eval()
     try:
         with torch.no_grad():
-            out = copied(example)
+            out = call_instance(copied, example, mask)
         check_outputs(out)
         return get_logits(out)
     except ModelError:
@@ -137,13 +146,13 @@ def _run(net: nn.Module, example: Tensor) -> Tensor:
         ) from error
 
 
-def _replace_classifier(net: nn.Module, example: Tensor, classes: int) -> None:
+def _replace_classifier(net: nn.Module, example: Tensor, classes: int, mask: InputMask | None) -> None:
     """Replace the linear layer that gives the logits.
 
     Raises:
         ModelError: The logits do not come from one linear layer.
     """
-    units = observe(net, example).units
+    units = observe(net, example, mask).units
     owners = {name.rpartition(".")[0] for name, _ in units.homes.get(CLASSES, ())}
     owner = owners.pop() if len(owners) == 1 else ""
     part = net.get_submodule(owner) if owner else None

@@ -18,7 +18,9 @@ from torch import nn
 
 from fleetfit.derivation.copies import copy_level
 from fleetfit.derivation.labels import FLATTENED, OF_SAMPLES, Labels, Reason, is_hidden, list_tensors, vary
-from fleetfit.derivation.observe import Observation, get_logits, plain_kernels
+from fleetfit.derivation.masks import call_instance
+from fleetfit.derivation.observe import Observation, plain_kernels
+from fleetfit.derivation.outputs import get_logits
 from fleetfit.derivation.plan import DerivedPlan, Segments, SizeNumber
 from fleetfit.derivation.units import CLASSES, get_length
 from fleetfit.layout import Segment
@@ -116,6 +118,7 @@ class Trials:
                 for name, (size, reason) in units.whole.items()
                 if reason not in (OF_SAMPLES, FLATTENED)
             },
+            mask=self.observation.mask,
         )
 
     def list_plans(self, most: int) -> Iterator[DerivedPlan]:
@@ -162,7 +165,7 @@ class Trials:
         try:
             with isolate_rng(torch.device("cpu")), plain_kernels():
                 level = copy_level(observation.net, self.make_plan(), sizes).eval()
-                out = get_logits(level(observation.example))
+                out = get_logits(call_instance(level, observation.example, observation.mask))
         except Exception as error:  # other people's code may fail in any way
             return error
         if out.shape != observation.logits.shape:

@@ -15,8 +15,10 @@ from torch.nn.utils.parametrize import ParametrizationList
 from fleetfit.check.replay import use_plain_attention
 from fleetfit.derivation.copies import copy_instance
 from fleetfit.derivation.labels import LabelledPass, Labels, Reason, list_tensors, vary
+from fleetfit.derivation.masks import InputMask
+from fleetfit.derivation.outputs import get_logits
 from fleetfit.derivation.units import Units
-from fleetfit.errors import ModelError, format_cause, quote_some
+from fleetfit.errors import ModelError, format_cause
 from fleetfit.seeds import isolate_rng
 
 _CHANNELS = {2: 1, 3: 2, 4: 1, 5: 1}
@@ -70,6 +72,7 @@ class Observation:
         outputs: The outputs of its modules, in the order in which they ended.
         inputs: The inputs of its modules.
         vocabulary: Tokens that it knows; 0 for real numbers.
+        mask: How it is told about padding.
     """
 
     net: nn.Module
@@ -80,61 +83,12 @@ class Observation:
     outputs: Mapping[str, Output]
     inputs: Mapping[str, Input]
     vocabulary: int
+    mask: InputMask | None = None
 
     @property
     def first_use(self) -> Mapping[str, int]:
         """By tensor the number of the first operation that used it."""
         return self.units.labelled.first_use
-
-
-def get_logits(out: Any) -> Tensor:
-    """Return the logits among what a module returns.
-
-    Args:
-        out: A tensor, a list with those of each exit, a record with `logits`, or a tuple that begins with them.
-
-    Raises:
-        ModelError: It is something else.
-    """
-    if isinstance(out, Tensor):
-        return out
-    if isinstance(out, Mapping) and "logits" in out:
-        return get_logits(out["logits"])
-    if hasattr(out, "logits"):
-        return get_logits(out.logits)
-    fields = _list_fields(out)
-    if isinstance(out, list | tuple) and out and not fields:
-        return get_logits(out[-1 if isinstance(out, list) else 0])
-    got = f"{type(out).__name__} with {quote_some(fields)}" if fields else type(out).__name__
-    raise ModelError(
-        "forward must return logits: a tensor, a list with those of each exit, a record with `logits`, or a tuple that "
-        f"begins with them; got {got}. Return the logits from forward.",
-        key="model",
-    )
-
-
-def check_outputs(out: Any) -> None:
-    """Refuse a tuple in which the logits are not the only tensor of their shape.
-
-    Raises:
-        ModelError: It is one.
-    """
-    if not isinstance(out, tuple) or hasattr(out, "logits"):
-        return
-    logits = get_logits(out)
-    if any(isinstance(one, Tensor) and one.shape == logits.shape for one in out[1:]):
-        raise ModelError(
-            f"forward returns a tuple of {len(out)} with several tensors of shape {tuple(logits.shape)}. Return the "
-            "logits alone, or a list with those of each exit.",
-            key="model",
-        )
-
-
-def _list_fields(out: Any) -> list[str]:
-    """Return the names of a record's values: of a table, a dataclass or a named tuple."""
-    if isinstance(out, Mapping):
-        return [str(key) for key in out]
-    return [*(getattr(out, "_fields", None) or getattr(out, "__dataclass_fields__", None) or ())]
 
 
 def check_types(net: nn.Module) -> None:
@@ -170,22 +124,23 @@ def plain_kernels() -> Iterator[None]:
         torch.backends.mkldnn.enabled = before
 
 
-def observe(net: nn.Module, example: Tensor) -> Observation:
+def observe(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> Observation:
     """Run an instance once in evaluation mode, and find its units.
 
     Args:
         net: The instance; it is left as it is.
         example: Samples [batch, ...], as its forward takes them.
+        mask: How it is told about padding.
 
     Raises:
         ModelError: It cannot be run, a branch depends on the samples, or parameters are not used.
     """
     _check_instance(net)
-    first = _ObservedPass(net, example, None)
+    first = _ObservedPass(net, example, mask, None)
     labelled, out = first.labelled, first.out
     if labelled.flattened:  # of places that were flattened together, those can be cut that have more parameters
         choices = _choose_by_parameters(net, labelled)
-        first = _ObservedPass(net, example, choices)
+        first = _ObservedPass(net, example, mask, choices)
         labelled, out = first.labelled, first.out
     logits = get_logits(out)
     _check_branches(labelled.branches)
@@ -213,6 +168,7 @@ def observe(net: nn.Module, example: Tensor) -> Observation:
         first.outputs,
         first.inputs,
         labelled.vocabulary,
+        mask,
     )
 
 
@@ -233,7 +189,7 @@ def _find_classes(labelled: LabelledPass, logits: list[Tensor]) -> Labels | None
 class _ObservedPass:
     """A labelled pass of a copy: what a forward keeps, such as a table, must not stay in the instance."""
 
-    def __init__(self, net: nn.Module, example: Tensor, choices: list[int] | None) -> None:
+    def __init__(self, net: nn.Module, example: Tensor, mask: InputMask | None, choices: list[int] | None) -> None:
         copied = copy_instance(net).eval()
         self.labelled = LabelledPass(copied, example, choices)
         self.outputs: dict[str, Output] = {}
@@ -243,9 +199,10 @@ class _ObservedPass:
         for name, part in copied.named_modules():
             part.register_forward_pre_hook(functools.partial(self._enter, name))
             part.register_forward_hook(functools.partial(self._leave, name), always_call=True)
+        arguments = {} if mask is None else mask.make_arguments(example)  # outside: a path may depend on them
         with isolate_rng(torch.device("cpu")), plain_kernels(), self.labelled:
             try:
-                self.out = copied(example)
+                self.out = copied(example, **arguments)
             except ModelError:
                 raise
             except Exception as error:  # it runs, or `fit_instance` would have refused it

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from fleetfit.derivation.labels import Dimension
+from fleetfit.derivation.masks import InputMask
 from fleetfit.errors import ModelError, truncate
 from fleetfit.layout import Segment
 
@@ -73,6 +74,7 @@ class DerivedPlan:
         has_stages: Whether axes begin in the block of the first tensor that has them. In plans that do not say so, of
             runs that began earlier, all begin in the first block.
         kept: Norms that compute with their own running statistics, which are frozen; none in earlier plans.
+        mask: How it is told about padding; None in earlier plans.
     """
 
     tensors: Mapping[str, tuple[int, ...]]
@@ -88,6 +90,7 @@ class DerivedPlan:
     whole: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     has_stages: bool = True
     kept: frozenset[str] = frozenset()
+    mask: InputMask | None = None
 
     def rename_axes(self, names: Mapping[str, str]) -> "DerivedPlan":
         """Return the plan with other names of axes."""
@@ -149,6 +152,7 @@ class DerivedPlan:
             "whole": [[name, size, reason] for name, (size, reason) in self.whole.items()],
             "has_stages": self.has_stages,
             "kept": sorted(self.kept),
+            "mask": None if self.mask is None else self.mask.to_payload(),
         }
 
     @staticmethod
@@ -192,6 +196,7 @@ class DerivedPlan:
                 {_read(str, name): (_read_size(size), _read(str, reason)) for name, size, reason in payload["whole"]},
                 _read(bool, payload.get("has_stages", False)),
                 frozenset(_read(str, name) for name in payload.get("kept", ())),
+                InputMask.from_payload(payload.get("mask")),
             )
             plan._check()
         except (LookupError, TypeError, ValueError, AttributeError) as error:

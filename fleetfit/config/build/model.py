@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from fleetfit.config.schema import DeriveSection, Experiment
 from fleetfit.data import Data
 from fleetfit.derivation import (
     DerivedArchitecture,
+    DerivedPlan,
+    InputMask,
     SampleFacts,
     derive_architecture,
     find_facts,
     fit_instance,
+    list_masks,
     restore_architecture,
 )
 from fleetfit.errors import ConfigError, ModelError, format_cause
@@ -56,7 +60,7 @@ def build_problem(
     label = str(section.name) if spec else type(architecture).__name__
     peft = {"name": experiment.peft.name, **experiment.peft.settings}
     if isinstance(architecture, nn.Module):
-        facts = SampleFacts(shape, data.vocabulary, data.classes, data.task == "next_token")
+        facts = SampleFacts(shape, data.vocabulary, data.classes, data.task == "next_token", padding=data.padding)
         derive = section.derive or DeriveSection()
         architecture = derive_model(architecture, facts, derive, experiment.seed, say)
         if derive.plan is None:  # a plan says which norms keep their statistics
@@ -101,9 +105,8 @@ def derive_model(
         ModelError: It does not fit the data, or cannot be derived.
         ConfigError: The plan cannot be read.
     """
-    net = fit_instance(net, facts, section.head, section.weights, seed)
     if section.plan is None:
-        return derive_architecture(net, facts.make_example(), section.exits, section.axes, say)
+        return _derive_for_padding(net, facts, section, seed, say)
     try:
         payload = json.loads(Path(section.plan).read_text())
     except (OSError, ValueError) as error:
@@ -112,7 +115,29 @@ def derive_model(
             key="model.derive.plan",
             path=section.plan,
         ) from None
-    return restore_architecture(net, payload)
+    facts = replace(facts, mask=DerivedPlan.from_payload(payload).mask)
+    return restore_architecture(fit_instance(net, facts, section.head, section.weights, seed), payload)
+
+
+def _derive_for_padding(
+    net: nn.Module, facts: SampleFacts, section: DeriveSection, seed: int, say: Callable[[str], None] | None
+) -> DerivedArchitecture:
+    """Derive the levels of a module that gets a mask for padding if it takes one that can be followed."""
+    masks: list[tuple[InputMask | None, float]] = [(None, 0.0)]
+    if facts.vocabulary and len(facts.shape) == 1:
+        masks = list_masks(net, facts.shape[0], facts.vocabulary, facts.padding)
+    errors: list[ModelError] = []
+    for mask, change in masks:
+        own = replace(facts, mask=mask)
+        try:
+            fitted = fit_instance(net, own, section.head, section.weights, seed)
+            derived = derive_architecture(fitted, own.make_example(), section.exits, section.axes, say, mask)
+        except ModelError as error:  # packed sequences, for one, depend on the lengths
+            errors.append(error)
+        else:
+            derived.padding_change = change
+            return derived
+    raise errors[0]
 
 
 def find_derived(architecture: Architecture) -> DerivedArchitecture | None:
