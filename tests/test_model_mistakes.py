@@ -260,12 +260,11 @@ def fail(*given, **named):
 
 def data(): return fail()
 def deal(data, clients, rng): return fail()
-def measure(outputs, labels): return fail()
 def method(): return fail()
 def tune(architecture): return fail()
 def engine(simulation): return fail()
 """
-PLACES_OF_PLUG_INS = {"data": "data.name", "deal": "data.partition.kind", "measure": "evaluate.metrics",
+PLACES_OF_PLUG_INS = {"data": "data.name", "deal": "data.partition.kind",
                       "method": "method.name", "tune": "peft.name", "engine": "engine.name"}  # fmt: skip
 
 
@@ -275,6 +274,6 @@ def test_an_error_of_a_plug_in_names_its_line(function: str, tmp_path: Path) -> 
     file.write_text(PLUG_IN)
     value = f"{file}:{function}"
     settings = {"data.name": "digits", "rounds": 1, "local.max_steps": 1, "data.partition.clients": 2}
-    settings[PLACES_OF_PLUG_INS[function]] = f"['{value}']" if function == "measure" else value
+    settings[PLACES_OF_PLUG_INS[function]] = value
     with raises(ff.ConfigError, "KeyError", "spruce", "broken.py, line 3"):
         ff.run(overrides=[f"{key}={one}" for key, one in settings.items()], out=tmp_path / "run")

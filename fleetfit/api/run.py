@@ -59,7 +59,6 @@ OnRound = Callable[[Mapping[str, Any]], None]
 
 
 @isolate_torch_state()
-@names.explain_plug_ins()
 def run(
     source: str | Path | Mapping[str, Any] | Experiment | None = None,
     *,
@@ -103,7 +102,6 @@ def run(
 
 
 @isolate_torch_state()
-@names.explain_plug_ins()
 def resume(
     folder: str | Path,
     *,
@@ -269,6 +267,7 @@ def dropped_key_notes(experiment: Experiment) -> list[str]:
 # ---- before the first round ----------------------------------------------------------------------------------------
 
 
+@names.explain_plug_ins()
 def prepare(
     experiment: Experiment,
     out: str | Path | None = None,

@@ -47,7 +47,6 @@ from fleetfit.config import Experiment
 from fleetfit.config.build.data import share_data
 from fleetfit.errors import COMMAND, NoUsableUpdates
 from fleetfit.files import make_slug
-from fleetfit.names import explain_plug_ins
 from fleetfit.records.schema import ComparisonResults
 from fleetfit.report.record import read_results
 from fleetfit.stored import RUNS
@@ -72,7 +71,6 @@ _LONGEST_NAME = 200  # bytes of a comparison's name in its folder's name
 
 
 @isolate_torch_state()
-@explain_plug_ins()
 def compare(
     file: str | Path | Mapping[str, Any] | Experiment | None = None,
     *,

@@ -42,10 +42,12 @@ from fleetfit.errors import PlanError
 from fleetfit.layout import State
 from fleetfit.levels import find_split
 from fleetfit.method import Method, build
+from fleetfit.names import explain_plug_ins
 from fleetfit.training import describe_start
 from fleetfit.values import Clients, Federation, NodeDescription
 
 
+@explain_plug_ins()
 def assemble(experiment: Experiment, base: State | None = None, say: Callable[[str], None] | None = None) -> Assembly:
     """Build a run of simulated clients. Checks that need no data come first.
 
