@@ -73,7 +73,7 @@ def derive_architecture(
         axes: By pattern of axis names another name, or "whole" for axes that are not cut. Axes that get the same name
             are cut as one.
         say: Called with a sentence from time to time, where it takes long.
-        mask: How it is told about padding.
+        mask: Its mask for padding.
 
     Raises:
         ModelError: It cannot be run or followed, or a level would compute something else.

@@ -193,7 +193,7 @@ class ModuleWithExits(nn.Module):
         exits: Block counts of its exits.
         points: The early exits of the full model; exit e is after `points[e - 1]`, the last is the module's own.
         heads: The early classifiers that the module has not itself, by block count.
-        mask: How the module is told about padding.
+        mask: The mask of the module for padding.
     """
 
     def __init__(

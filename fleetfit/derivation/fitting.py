@@ -27,7 +27,7 @@ class SampleFacts:
         classes: Logits per sample, or per place.
         next_tokens: Whether there are logits at each place.
         padding: The token that fills short texts; -1: none.
-        mask: How the module is told about padding.
+        mask: The mask of the module for padding.
     """
 
     shape: Sequence[int]

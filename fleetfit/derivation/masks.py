@@ -14,7 +14,7 @@ TOKENS, PADDING, LENGTHS = KINDS = ("tokens", "padding", "lengths")
 
 @dataclass(frozen=True)
 class InputMask:
-    """How an instance is told which tokens are padding.
+    """The argument of forward that tells tokens from padding.
 
     Attributes:
         padding: The token that fills short texts.

@@ -72,7 +72,7 @@ class Observation:
         outputs: The outputs of its modules, in the order in which they ended.
         inputs: The inputs of its modules.
         vocabulary: Tokens that it knows; 0 for real numbers.
-        mask: How it is told about padding.
+        mask: Its mask for padding.
     """
 
     net: nn.Module
@@ -130,7 +130,7 @@ def observe(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> O
     Args:
         net: The instance; it is left as it is.
         example: Samples [batch, ...], as its forward takes them.
-        mask: How it is told about padding.
+        mask: Its mask for padding.
 
     Raises:
         ModelError: It cannot be run, a branch depends on the samples, or parameters are not used.

@@ -1,4 +1,4 @@
-"""Find how an instance is told about padding, by trying.
+"""Find the mask that an instance takes for padding, by trying.
 
 A short text alone and the same text padded beside a longer one must get the same logits.
 """
@@ -24,7 +24,7 @@ _CONVENTIONS = {_USUAL: TOKENS, "src_key_padding_mask": PADDING, "key_padding_ma
 
 
 def list_masks(net: nn.Module, length: int, vocabulary: int, padding: int) -> list[tuple[InputMask | None, float]]:
-    """Return how an instance can be told about padding, the best way first.
+    """Return the masks that an instance takes for padding, the best one first.
 
     Args:
         net: The instance; it is left as it is.

@@ -74,7 +74,7 @@ class DerivedPlan:
         has_stages: Whether axes begin in the block of the first tensor that has them. In plans that do not say so, of
             runs that began earlier, all begin in the first block.
         kept: Norms that compute with their own running statistics, which are frozen; none in earlier plans.
-        mask: How it is told about padding; None in earlier plans.
+        mask: Its mask for padding; None in earlier plans.
     """
 
     tensors: Mapping[str, tuple[int, ...]]
