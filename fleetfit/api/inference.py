@@ -23,8 +23,9 @@ from fleetfit.config.dump import dump_with_defaults
 from fleetfit.cost import submodel_cost
 from fleetfit.data import AbsentData, Data
 from fleetfit.data.files.arrays import prepare_arrays, read_arrays_like
+from fleetfit.data.files.devices import find_listed_files
 from fleetfit.data.files.folders import resolve_folder
-from fleetfit.data.files.images import list_images, read_images_like
+from fleetfit.data.files.images import SUFFIXES, list_images, read_images_like
 from fleetfit.data.files.memory import Samples, TableSplits, read_memory
 from fleetfit.data.files.table import encode_rows, encode_table
 from fleetfit.data.files.text import read_texts_like
@@ -262,9 +263,12 @@ def _read_new_samples(run: TrainedRun, name: str) -> Data | None:
         )
     if section.name != "images":
         return None
-    paths = list_images(path)
+    listed = None
+    if path.exists() and (path.is_file() or settings.get("image")):
+        listed = find_listed_files(path, SUFFIXES, settings.get("label"))
+    paths, labels = listed or (list_images(path), None)
     size, centre, upright = (settings.get(key) for key in ("size", "centre", "exif_orientation"))
-    return read_images_like(run_data, path, paths, size, centre or 1.0, upright is not False) if paths else None
+    return read_images_like(run_data, path, paths, size, centre or 1.0, upright is not False, labels) if paths else None
 
 
 def _read_prepared(run: TrainedRun, section: Mapping[str, Any], path: Path, halves: bool) -> Data:

@@ -13,13 +13,28 @@ from typing import Any
 
 from fleetfit import files
 from fleetfit.data.files import table
-from fleetfit.data.files.folders import is_saved_dataset, is_system_name, list_sample_files, resolve_folder
-from fleetfit.data.files.images import has_class_folders, sample_sizes, unpack_zip
-from fleetfit.data.files.text import TEXT_COLUMNS, has_text_folders, text
+from fleetfit.data.files.devices import find_file_table
+from fleetfit.data.files.folders import (
+    is_saved_dataset,
+    is_system_name,
+    list_class_folders,
+    list_sample_files,
+    resolve_folder,
+)
+from fleetfit.data.files.images import (
+    SUFFIXES,
+    has_class_folders,
+    has_devices,
+    sample_images,
+    sample_sizes,
+    unpack_zip,
+)
+from fleetfit.data.files.text import TEXT_COLUMNS, has_text_devices, has_text_folders, text
 from fleetfit.errors import DataError
 
 _LARGE, _SMALL = 64, 32  # sides for resizing images of several sizes, or large ones
 _MAX_ENTRIES = 10_000  # of a folder
+_NATURAL = {"kind": "natural"}
 
 Keys = Mapping[str, Any]
 """Keys of the section `[data]`."""
@@ -53,13 +68,15 @@ def detect_format(path: str, keys: Keys | None = None) -> Keys:
 def _detect_file(path: Path, keys: Keys) -> Keys:
     suffix = path.suffix.lower()
     if suffix in table.SUFFIXES:
-        return _detect_rows(path, path, keys)
+        return _detect_file_table(path, keys) or _detect_rows(path, path, keys)
     if suffix in (".jsonl", ".json"):
         return {"name": "text", "folder": str(path)}
     if suffix == ".npz":
         return _detect_arrays(path, keys)
     if suffix == ".zip":
-        return {"name": "images", "folder": str(path), **_choose_size(unpack_zip(path), keys)}
+        folder = unpack_zip(path)
+        partition = {"partition": _NATURAL} if has_devices(folder) else {}
+        return {"name": "images", "folder": str(path), **partition, **_choose_size(sample_images(folder), keys)}
     if suffix == ".npy":
         return _detect_array_folder(
             path.parent, keys, f"{path.name} is a single array, but samples and labels are needed"
@@ -77,10 +94,13 @@ def _detect_file(path: Path, keys: Keys) -> Keys:
 def _detect_folder(folder: Path, keys: Keys) -> Keys:
     if is_saved_dataset(folder):
         return _detect_saved_dataset(folder, keys)
+    if listed := _detect_file_table(folder, keys):
+        return listed
     if has_class_folders(folder):
-        return {"name": "images", "folder": str(folder), **_choose_size(folder, keys)}
+        partition = {"partition": _NATURAL} if has_devices(folder) else {}
+        return {"name": "images", "folder": str(folder), **partition, **_choose_size(sample_images(folder), keys)}
     if has_text_folders(folder):
-        return {"name": "text", "folder": str(folder)}
+        return {"name": "text", "folder": str(folder), **({"partition": _NATURAL} if has_text_devices(folder) else {})}
     entries = itertools.islice(os.scandir(folder), _MAX_ENTRIES)
     names = {entry.name.lower() for entry in entries if entry.is_file() and not is_system_name(entry.name)}
     if any(name.endswith(".npy") for name in names):
@@ -104,6 +124,21 @@ def _detect_folder(folder: Path, keys: Keys) -> Keys:
         ".txt files, or a data set of Hugging Face datasets (save_to_disk).",
         path=folder,
     )
+
+
+def _detect_file_table(path: Path, keys: Keys) -> Keys:
+    """Return the keys for a table of images beside them; {} if there is none, or class folders come first."""
+    if not (found := find_file_table(path, SUFFIXES, keys.get("label"), keys.get("groups"))):
+        return {}
+    is_asked = path.is_file() or "label" in keys or found.groups is not None
+    if not is_asked and has_class_folders(path) and len(list_class_folders(path)) > 1:
+        return {}
+    groups = {} if found.groups is None else {"groups": found.groups, "partition": _NATURAL}
+    paths = [one for one in found.paths if one is not None]
+    return {
+        "name": "images", "folder": str(path), "image": found.files, "label": found.label, **groups,
+        **_choose_size(paths, keys),
+    }  # fmt: skip
 
 
 def _detect_plain_text(path: Path) -> Keys:
@@ -154,9 +189,9 @@ def _detect_arrays(path: Path, keys: Keys) -> Keys:
     return result
 
 
-def _choose_size(folder: Path, keys: Keys) -> Keys:
+def _choose_size(images: list[Path], keys: Keys) -> Keys:
     """Return the side for resizing images of several sizes, or large ones."""
-    sizes = sample_sizes(folder, upright=keys.get("exif_orientation") is not False)
+    sizes = sample_sizes(images, upright=keys.get("exif_orientation") is not False)
     sides = [side for size in sizes for side in size]
     if not sides or (len(set(sizes)) == 1 and max(sides) <= _LARGE):
         return {}

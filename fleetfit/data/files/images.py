@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from fleetfit.data import cache
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files import parquet
+from fleetfit.data.files.devices import ListedFiles, describe_devices, find_file_table, list_devices, read_file_table
 from fleetfit.data.files.folders import (
     convert_saved_dataset,
     download,
@@ -68,7 +69,7 @@ _IMAGE = ("img", "image")
 _LABEL = ("label", "labels", "fine_label", "coarse_label", "character")
 _MAX_UNPACKED, _MAX_RATIO = 1 << 30, 200  # a zip archive that exceeds both limits is refused: bytes, times its own size
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)  # RuntimeError: a password
-_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 
 Index = tuple[NDArray[np.bytes_], NDArray[np.int64], dict[str, int]]
 """Names of the images, their labels, and the sizes of the splits."""
@@ -131,7 +132,11 @@ def images(
     name = folder.rpartition("/")[2] if hub else path.resolve().name.removesuffix(".zip")
     path = unpack_zip(path) if path.suffix.lower() == ".zip" else convert_saved_dataset(path)
     spec = ImageSpec(size, channels, centre, lazy, upright=exif_orientation)
-    if path.is_dir() and has_class_folders(path):
+    is_table = path.is_file() or (image, label, groups) != (None, None, None)
+    file_table = find_file_table(path, SUFFIXES, label, groups) if is_table else None
+    if file_table is not None:
+        labelled = read_listed_images(name, path if path.is_dir() else path.parent, read_file_table(file_table), spec)
+    elif path.is_dir() and has_class_folders(path):
         if (image, label, groups) != (None, None, None):
             raise DataError(
                 f"{path} has a folder per class and no columns. Leave image, label and groups out.", path=path
@@ -148,20 +153,27 @@ def list_images(path: Path) -> list[Path]:
     A folder of splits or of Parquet files has none: `images` reads it.
     """
     if path.is_file():
-        return [path] if path.suffix.lower() in _SUFFIXES else []
+        return [path] if path.suffix.lower() in SUFFIXES else []
     if not path.is_dir() or (path / "train").is_dir() or is_saved_dataset(path):
         return []
     paths = list_sample_files(path, "**/*")
     has_parquet = any(file.suffix.lower() == ".parquet" for file in paths)
-    return [] if has_parquet else [file for file in paths if file.suffix.lower() in _SUFFIXES]
+    return [] if has_parquet else [file for file in paths if file.suffix.lower() in SUFFIXES]
 
 
 def read_images_like(
-    trained: Data, path: Path, paths: Sequence[Path], size: int | None, centre: float, upright: bool
+    trained: Data,
+    path: Path,
+    paths: Sequence[Path],
+    size: int | None,
+    centre: float,
+    upright: bool,
+    listed: Sequence[str | None] | None = None,
 ) -> Data:
     """Return images as test samples in the shape of a training set. They stay encoded on disk.
 
-    An image has the label of the nearest folder that is named after a class. If one has none, the data have no labels.
+    An image has the label of its row in a table of files, or of the nearest folder that is named after a class. If one
+    has none, the data have no labels.
 
     Args:
         trained: The training set.
@@ -170,6 +182,7 @@ def read_images_like(
         size: Side to which training images were resized; None: they all had the same size.
         centre: Share of the shorter side that was kept.
         upright: Whether to apply the EXIF orientation.
+        listed: The label of each image in a table of files; None: without such a table.
 
     Raises:
         DataError: The first image cannot be opened.
@@ -178,7 +191,10 @@ def read_images_like(
     names = [file.relative_to(root) for file in paths]
     source = ImageFiles(root.absolute(), np.array([os.fsencode(name) for name in names], dtype=np.bytes_))
     class_names = trained.class_names or tuple(map(str, range(trained.classes)))
-    labels, notes = label_by_folders(names, class_names)
+    folders = (
+        names if listed is None else [Path(label or "", name.name) for label, name in zip(listed, names, strict=True)]
+    )
+    labels, notes = label_by_folders(folders, class_names)
     height, width = trained.x.shape[2:]
     first_width, first_height = read_first_size(source, upright)
     if size is None and (first_height, first_width) != (height, width):
@@ -225,6 +241,28 @@ class LabelledImages:
     groups: NDArray[np.int64] | None
     notes: tuple[str, ...] = ()
     file_names: NDArray[np.bytes_] | None = None
+
+
+def read_listed_images(name: str, folder: Path, files: ListedFiles, spec: ImageSpec) -> LabelledImages:
+    """Read the images of a table of files.
+
+    Raises:
+        DataError: An image is wrong.
+        MissingExtra: Pillow is not installed.
+    """
+    spec.check(name)
+    folder = folder.resolve()
+    names = np.array([os.fsencode(path.resolve().relative_to(folder)) for path in files.paths], dtype=np.bytes_)
+    return LabelledImages(
+        x=_load_images(name, folder, ImageFiles(folder, names), spec),
+        y=files.y,
+        sizes=files.sizes,
+        classes=len(files.class_names),
+        class_names=files.class_names,
+        groups=files.groups,
+        notes=files.notes,
+        file_names=names,
+    )
 
 
 def make_data(
@@ -431,7 +469,7 @@ def unpack_zip(path: Path) -> Path:
                 members = [
                     member
                     for member in archive.infolist()
-                    if member.filename.lower().endswith(_SUFFIXES)
+                    if member.filename.lower().endswith(SUFFIXES)
                     and not any(map(is_system_name, PurePosixPath(member.filename).parts))
                 ]
                 size = sum(member.file_size for member in members)
@@ -452,30 +490,48 @@ def unpack_zip(path: Path) -> Path:
 
 
 def has_class_folders(folder: Path) -> bool:
-    """Return whether a folder has class folders of images."""
+    """Return whether a folder has class folders of images, also within folders of devices."""
     train = folder / "train"
     if train.is_dir():
         return bool(list_class_folders(train))
-    return any(_list_images(class_folder) for class_folder in list_class_folders(folder))
+    return any(map(_list_images, list_class_folders(folder))) or bool(list_devices(folder, _list_images))
 
 
-def sample_sizes(folder: Path, count: int = 64, upright: bool = True) -> list[tuple[int, int]]:
-    """Return width and height of some evenly spaced images of class folders.
+def has_devices(folder: Path) -> bool:
+    """Return whether a set of class folders has them within folders of devices."""
+    train = folder / "train"
+    return bool(list_devices(train if train.is_dir() else folder, _list_images))
 
-    Args:
-        folder: The set's folder.
-        count: Approximate number of images.
-        upright: Whether to apply the EXIF orientation.
-    """
-    class_folders = list_class_folders(_find_split_folders(folder.name, folder)["train"])
+
+def _find_classes(split_folder: Path, by_device: bool) -> list[Path]:
+    """Return the class folders of a split, also those within folders of devices."""
+    outer = list_class_folders(split_folder)
+    return [path for device in outer for path in list_class_folders(device)] if by_device else outer
+
+
+def sample_images(folder: Path, count: int = 64) -> list[Path]:
+    """Return some evenly spaced images of class folders, about as many as `count`."""
+    class_folders = _find_classes(_find_split_folders(folder.name, folder)["train"], has_devices(folder))
     per_class = max(1, count // max(1, len(class_folders)))
-    sizes = []
+    images = []
     for class_folder in class_folders[:: max(1, len(class_folders) // count)]:
         names = _list_images(class_folder)
-        for name in names[:: max(1, len(names) // per_class)][:per_class]:
-            path = class_folder / name
-            with open_image(path.read_bytes(), Origin(path)) as image:
-                sizes.append(read_size(image, upright))
+        images += [class_folder / name for name in names[:: max(1, len(names) // per_class)][:per_class]]
+    return images
+
+
+def sample_sizes(images: Sequence[Path], count: int = 64, upright: bool = True) -> list[tuple[int, int]]:
+    """Return width and height of some evenly spaced images.
+
+    Args:
+        images: The images.
+        count: Approximate number of images to open.
+        upright: Whether to apply the EXIF orientation.
+    """
+    sizes = []
+    for path in images[:: max(1, len(images) // count)]:
+        with open_image(path.read_bytes(), Origin(path)) as image:
+            sizes.append(read_size(image, upright))
     return sizes
 
 
@@ -493,18 +549,21 @@ def read_class_folders(name: str, folder: Path, spec: ImageSpec) -> LabelledImag
     spec.check(name)
     folder = folder.resolve()
     split_folders = _find_split_folders(name, folder)
-    class_names = tuple(class_folder.name for class_folder in list_class_folders(split_folders["train"]))
+    by_device = has_devices(folder)
+    class_folders = {split: _find_classes(path, by_device) for split, path in split_folders.items()}
+    class_names = tuple(sorted({class_folder.name for class_folder in class_folders["train"]}))
     image_folders = [
         path
-        for split_folder in split_folders.values()
+        for split, split_folder in split_folders.items()
         for path in (
             split_folder,
-            *(path for top in list_class_folders(split_folder) for path in (top, top / "images") if path.is_dir()),
+            *(list_class_folders(split_folder) if by_device else ()),
+            *(path for top in class_folders[split] for path in (top, top / "images") if path.is_dir()),
         )
     ]
     key = cache.make_key(name, image_folders, ["class folders", *split_folders, *class_names], suffix="")
     names, y, sizes = cache.load_folder(
-        key, lambda target: _write_index(target, folder, split_folders, class_names), _read_index
+        key, lambda target: _write_index(target, folder, class_folders, class_names), _read_index
     )
     x = _load_images(name, folder, ImageFiles(folder, names), spec)
     counts = np.bincount(y[: sizes["train"]], minlength=len(class_names))
@@ -513,8 +572,12 @@ def read_class_folders(name: str, folder: Path, spec: ImageSpec) -> LabelledImag
         f"{name}: class folders without images in {split_folders['train']}: {quote_some(empty)} ({len(empty)} of "
         f"{len(class_names)}). They count as classes. Remove the folders to exclude them."
     )
-    notes = (note,) if empty else ()
-    return LabelledImages(x, y, sizes, len(class_names), class_names, groups=None, notes=notes, file_names=names)
+    notes, groups = [note] if empty else [], None
+    if by_device:
+        depth = len(split_folders["train"].relative_to(folder).parts)
+        devices, groups = np.unique([Path(os.fsdecode(one)).parts[depth] for one in names], return_inverse=True)
+        notes.insert(0, describe_devices(name, devices.tolist(), class_names))
+    return LabelledImages(x, y, sizes, len(class_names), class_names, groups, tuple(notes), names)
 
 
 def _list_images(class_folder: Path) -> list[str]:
@@ -522,7 +585,7 @@ def _list_images(class_folder: Path) -> list[str]:
     names = []
     for folder, prefix in ((class_folder, ""), (class_folder / "images", "images/")):
         if folder.is_dir():
-            entries = (e for e in os.scandir(folder) if e.name.lower().endswith(_SUFFIXES) and e.is_file())
+            entries = (e for e in os.scandir(folder) if e.name.lower().endswith(SUFFIXES) and e.is_file())
             names += [prefix + entry.name for entry in entries if not is_system_name(entry.name)]
     return sorted(names)
 
@@ -537,7 +600,7 @@ def _find_split_folders(name: str, folder: Path) -> dict[str, Path]:
     if "train" not in split_folders:
         return {"train": folder}
     for path in split_folders.values():
-        if not any(_list_images(class_folder) for class_folder in list_class_folders(path)):
+        if not any(map(_list_images, _find_classes(path, has_devices(folder)))):
             raise DataError(
                 f"{name}: {path} has no class folders with images. Put the images of each class into a folder with "
                 "the name of the training class.",
@@ -546,18 +609,18 @@ def _find_split_folders(name: str, folder: Path) -> dict[str, Path]:
     return split_folders
 
 
-def _write_index(target: Path, folder: Path, split_folders: dict[str, Path], class_names: Sequence[str]) -> None:
+def _write_index(target: Path, folder: Path, class_folders: dict[str, list[Path]], class_names: Sequence[str]) -> None:
     """Write the relative path of each image, its label, and the sizes of the splits."""
     labels = {name: label for label, name in enumerate(class_names)}
     names: list[bytes] = []
     y: list[int] = []
     sizes = {}
-    for split, split_folder in split_folders.items():
+    for split, split_class_folders in class_folders.items():
         start = len(names)
-        for class_folder in list_class_folders(split_folder):
+        for class_folder in split_class_folders:
             if class_folder.name not in labels:
                 raise DataError(
-                    f"{class_folder}: the class has no training images in {split_folders['train']}.",
+                    f"{class_folder}: the class has no training images.",
                     path=class_folder,
                 )
             paths = [class_folder / name for name in _list_images(class_folder)]

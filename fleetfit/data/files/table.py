@@ -1398,6 +1398,41 @@ def _encode_groups(sheet: TableSheet, column: Column, labelled: NDArray[np.bool_
     return np.unique(values, return_inverse=True)[1].astype(np.int64)
 
 
+@dataclass(frozen=True)
+class RowClasses:
+    """Classes and groups of the labelled rows of a table.
+
+    Attributes:
+        y: int64 [N].
+        class_names: One per class.
+        groups: int64 [N], or None.
+        labelled: Whether a row has a label, [rows].
+        sizes: Split -> number of labelled rows.
+    """
+
+    y: NDArray[np.int64]
+    class_names: tuple[str, ...]
+    groups: NDArray[np.int64] | None
+    labelled: NDArray[np.bool_]
+    sizes: dict[str, int]
+
+
+def read_classes(sheet: TableSheet, label: str, groups: str | None) -> RowClasses:
+    """Return classes and groups of a table without other columns.
+
+    Raises:
+        DataError: The label has no classes, or a labelled row has no group.
+    """
+    columns = detect_columns(sheet)
+    _check_label(sheet, columns[label])
+    classes = _fit_label(sheet, columns[label], "classification")[0]
+    y = encode_labels(sheet, columns, classes, "classification")
+    assert y is not None
+    labelled = ~columns[label].missing
+    group = None if groups is None else _encode_groups(sheet, columns[groups], labelled)
+    return RowClasses(y[labelled], classes.classes, group, labelled, _count_labelled(sheet, labelled))
+
+
 def _choose_strata(
     y: NDArray[Any] | None, task: Task, groups: NDArray[np.int64] | None, rows: int
 ) -> NDArray[np.int64]:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from fleetfit import files
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files import parquet
+from fleetfit.data.files.devices import describe_devices, list_devices
 from fleetfit.data.files.folders import (
     convert_saved_dataset,
     download,
@@ -329,7 +330,7 @@ def read_corpus(
     if path is not None and path.is_dir() and (class_files := _find_class_files(path)):
         if groups is not None:
             raise DataError(f"{name}: class folders have no column of groups. Leave groups out.", key="groups")
-        return _read_class_folders(class_files)
+        return _read_class_folders(name, class_files, has_text_devices(path))
     tables = {
         split: [_open_rows(file, header) for file in files] for split, files in find_text_files(name, path).items()
     }
@@ -483,53 +484,65 @@ ClassFiles = dict[str, dict[str, list[Path]]]
 
 
 def has_text_folders(path: Path) -> bool:
-    """Return whether a folder has a subfolder of .txt files per class."""
+    """Return whether a folder has a subfolder of .txt files per class, or per device and class."""
     return bool(_find_class_files(path))
+
+
+def has_text_devices(path: Path) -> bool:
+    """Return whether a folder has a folder of .txt files per device and class."""
+    train = path / "train"
+    return bool(list_devices(train if train.is_dir() else path, lambda folder: list_sample_files(folder, "*.txt")))
 
 
 def _find_class_files(path: Path) -> ClassFiles:
     """Return the files of each class and split, or {} if there are none."""
+    by_device = has_text_devices(path)
     splits = {split: classes for split, aliases in _ALIASES.items() for alias in aliases
-              if (classes := _list_class_files(path / alias))}  # fmt: skip
+              if (classes := _list_class_files(path / alias, by_device))}  # fmt: skip
     if "train" in splits:
         return {split: splits[split] for split in _ALIASES if split in splits}
-    classes = {} if splits else _list_class_files(path)
+    classes = {} if splits else _list_class_files(path, by_device)
     return {"train": classes} if classes else {}
 
 
-def _list_class_files(path: Path) -> dict[str, list[Path]]:
+def _list_class_files(path: Path, by_device: bool) -> dict[str, list[Path]]:
     if not path.is_dir():
         return {}
-    classes = {
-        folder.name: list_sample_files(folder, "*.txt")
-        for folder in list_class_folders(path)
-        if folder.name != _UNLABELLED
-    }
-    return {name: files for name, files in classes.items() if files}
+    folders = [one for device in list_class_folders(path) for one in list_class_folders(device)] if by_device else []
+    classes: dict[str, list[Path]] = {}
+    for folder in sorted(folders or list_class_folders(path), key=lambda folder: (folder.name, folder)):
+        if folder.name != _UNLABELLED and (files := list_sample_files(folder, "*.txt")):
+            classes.setdefault(folder.name, []).extend(files)
+    return classes
 
 
-def _read_class_folders(splits: ClassFiles) -> Corpus:
+def _read_class_folders(name: str, splits: ClassFiles, by_device: bool) -> Corpus:
     class_names = tuple(splits["train"])
     for split, classes in splits.items():
-        for name, paths in classes.items():
-            if name not in class_names:
+        for class_name, paths in classes.items():
+            if class_name not in class_names:
                 raise DataError(
                     f"{paths[0].parent} is a class of the {split} split, but not of the train split.",
                     path=paths[0].parent,
                 )
     files = [file for classes in splits.values() for paths in classes.values() for file in paths]
+    groups, notes = None, tuple[str, ...]()
+    if by_device:
+        devices, groups = np.unique([file.parent.parent.name for file in files], return_inverse=True)
+        notes = (describe_devices(name, devices.tolist(), class_names),)
     return Corpus(
         files=files,
         key=[],
         read_texts=lambda: [read_text(file, DataError) for file in files],
         y=np.array(
-            [class_names.index(name) for classes in splits.values() for name, paths in classes.items() for _ in paths],
+            [class_names.index(one) for classes in splits.values() for one, paths in classes.items() for _ in paths],
             dtype=np.int64,
         ),
         sizes={split: sum(map(len, classes.values())) for split, classes in splits.items()},
         classes=len(class_names),
         class_names=class_names,
-        groups=None,
+        groups=groups,
+        notes=notes,
     )
 
 

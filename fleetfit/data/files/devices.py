@@ -1,0 +1,234 @@
+"""Files of devices: a folder for each device and class, or a table of file, label and device beside the files.
+
+`DEVICE/CLASS/*` differs from `CLASS/*` in that the outer folders have no files of their own, and at least two of them
+share an inner folder's name. The images, sounds or texts of a device are a natural group.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetfit.data.files import table
+from fleetfit.data.files.folders import list_class_folders, list_sample_files
+from fleetfit.errors import DataError, quote_some, truncate
+
+GROUPS = ("device", "device_id", "client", "client_id", "user", "user_id", "camera", "sensor", "phone")
+"""Usual names of the column of the devices."""
+_SUFFIXES = (".csv", ".tsv")
+_SAMPLE = 200  # rows from which the column of files is found
+_START = 1 << 14  # bytes of a table in which a name of a file is looked for
+_MOST = 0.9  # share of values that must be files, and different ones
+
+
+def list_devices(folder: Path, has_files: Callable[[Path], object]) -> list[Path]:
+    """Return the folders of devices in a folder, sorted; empty if it has no DEVICE/CLASS folders.
+
+    Args:
+        folder: The folder of a set, or of one of its splits.
+        has_files: Whether a folder has samples directly in it.
+    """
+    outer = list_class_folders(folder)
+    if any(map(has_files, outer)):
+        return []
+    inner = {path: [one for one in list_class_folders(path) if has_files(one)] for path in outer}
+    devices = [path for path in outer if inner[path]]
+    if len(devices) < 2:
+        return []
+    if max(Counter(one.name for some in inner.values() for one in some).values()) < 2:
+        raise DataError(
+            f"{folder} has folders within folders, none of whose names occurs twice: "
+            f"{quote_some(f'{path.name}/{inner[path][0].name}' for path in devices)}. Expected DEVICE/CLASS, with the "
+            "same classes in several devices, or CLASS alone. Move the files of each class into one folder.",
+            path=folder,
+        )
+    return devices
+
+
+def describe_devices(name: str, devices: Collection[str], classes: Collection[str]) -> str:
+    """Describe the devices and classes that the folders were read as."""
+    return (
+        f"{name}: DEVICE/CLASS folders, {len(devices)} devices ({quote_some(devices)}) with {len(classes)} classes "
+        f"({quote_some(classes)}). If the outer folders are the classes, put their files directly into them."
+    )
+
+
+@dataclass(frozen=True)
+class FileTable:
+    """A table of files with labels.
+
+    Attributes:
+        sheet: Its rows.
+        files: The column of the files.
+        label: The column of the labels.
+        groups: The column of the devices, or None.
+        paths: The file of each row; None if it does not exist.
+    """
+
+    sheet: table.TableSheet
+    files: str
+    label: str
+    groups: str | None
+    paths: list[Path | None]
+
+
+def find_file_table(
+    path: Path, suffixes: tuple[str, ...], label: str | None = None, groups: str | None = None
+) -> FileTable | None:
+    """Return the table at a path or in a folder that names files below its folder; None if there is none.
+
+    Values are paths relative to the table, or names that one file below has, with or without suffix.
+
+    Args:
+        path: A CSV or TSV file, or the folder of one (or of `train.csv` and `test.csv`).
+        suffixes: Suffixes of the files, in lower case.
+        label: Column of the labels; None: `label`, `labels`, `target`, `class` or `y`, else the last one.
+        groups: Column of the devices; None: one of the usual names, if there is one.
+
+    Raises:
+        DataError: A named column does not exist.
+    """
+    found = _find_files(path, suffixes)
+    if found is None:
+        return None
+    sheet, files, paths = found
+    for column in (label, groups):
+        if column is not None:
+            sheet.check_column(column)
+    others = [name for name in sheet.table.column_names if name != files]
+    groups = groups or next((name for name in others if name.lower() in GROUPS and name != label), None)
+    others = [name for name in others if name != groups]
+    label = label or next((name for name in others if name.lower() in table.LABELS), others[-1] if others else None)
+    return None if label is None else FileTable(sheet, files, label, groups, paths)
+
+
+def find_listed_files(
+    path: Path, suffixes: tuple[str, ...], label: str | None
+) -> tuple[list[Path], list[str | None] | None] | None:
+    """Return the files that a table names, and their labels if it has the column; None if it is no such table.
+
+    Args:
+        path: As of `find_file_table`.
+        suffixes: As of `find_file_table`.
+        label: Column of the labels; None: `label`, `labels`, `target`, `class` or `y`.
+
+    Raises:
+        DataError: A file is missing.
+    """
+    found = _find_files(path, suffixes)
+    if found is None:
+        return None
+    sheet, files, paths = found
+    every = [_check_file(sheet, files, row, path) for row, path in enumerate(paths)]
+    names = table.LABELS if label is None else (label,)
+    column = next((name for name in sheet.table.column_names if name in names), None)
+    if column is None:
+        return every, None
+    codes, texts = table.detect_columns(sheet)[column].encode_values()
+    return every, [texts[code] if code >= 0 else None for code in codes.tolist()]
+
+
+def _find_files(path: Path, suffixes: tuple[str, ...]) -> tuple[table.TableSheet, str, list[Path | None]] | None:
+    """Return a table that names files, the column of the files, and the file of each row."""
+    try:
+        tables = [file for files in table.find_files(path).values() for file in files]
+    except DataError:
+        return None
+    is_csv = tables[0].suffix.lower() in _SUFFIXES
+    if not is_csv or (path.is_file() and not _has_names(path, suffixes)):
+        return None
+    every = _list_files(path if path.is_dir() else path.parent, suffixes)
+    sheet = table.read_sheet(path) if every else None
+    if sheet is None:
+        return None
+    found: dict[str, list[Path | None]] = {}
+    for name in sheet.table.column_names:
+        values = [None if value is None else str(value) for value in sheet.table.column(name).to_pylist()]
+        paths = [None if value is None else _locate(value, every) for value in values[:_SAMPLE]]
+        if len(set(paths) - {None}) >= _MOST * len(paths):
+            found[name] = [None if value is None else _locate(value, every) for value in values]
+    if not found:
+        return None
+    files = max(found, key=lambda name: sum(path is not None for path in found[name]))
+    return sheet, files, found[files]
+
+
+def _has_names(path: Path, suffixes: tuple[str, ...]) -> bool:
+    """Return whether the beginning of a table has names with a suffix: others are not worth a look at its folder."""
+    with path.open("rb") as file:
+        start = file.read(_START).lower()
+    return any(suffix.encode() in start for suffix in suffixes)
+
+
+def _check_file(sheet: table.TableSheet, files: str, row: int, path: Path | None) -> Path:
+    if path is None:
+        value = truncate(str(sheet.table.column(files)[row].as_py()))
+        raise sheet.error(files, f'has "{value}", which is no file below {sheet.path.parent}.', row)
+    return path
+
+
+def _list_files(root: Path, suffixes: tuple[str, ...]) -> dict[str, Path | None]:
+    """Return files by their relative path, by name and by stem; None if several have the name."""
+    every: dict[str, Path | None] = {}
+    paths = [path for path in list_sample_files(root, "**/*") if path.suffix.lower() in suffixes]
+    for names in ([path.stem for path in paths], [path.name for path in paths]):
+        counts = Counter(names)
+        every |= {name: path if counts[name] == 1 else None for name, path in zip(names, paths, strict=True)}
+    return every | {path.relative_to(root).as_posix(): path for path in paths}
+
+
+def _locate(value: str, every: dict[str, Path | None]) -> Path | None:
+    name = os.path.normpath(value.strip().replace("\\", "/"))
+    return every.get(name) or every.get(name.rpartition("/")[2])
+
+
+@dataclass(frozen=True)
+class ListedFiles:
+    """Files with labels, one split after the other.
+
+    Attributes:
+        paths: The files, [N].
+        y: int64 [N].
+        class_names: One per class.
+        groups: int64 [N], or None.
+        sizes: Split -> number of files, in their order.
+        notes: Sentences on the table.
+    """
+
+    paths: list[Path]
+    y: NDArray[np.int64]
+    class_names: tuple[str, ...]
+    groups: NDArray[np.int64] | None
+    sizes: dict[str, int]
+    notes: tuple[str, ...]
+
+
+def read_file_table(files: FileTable) -> ListedFiles:
+    """Return the files, labels and devices of a table. Rows without a label are left out.
+
+    Raises:
+        DataError: A file is missing, a device is missing, or the label is wrong.
+    """
+    sheet = files.sheet
+    labels = table.read_classes(sheet, files.label, files.groups)
+    rows = np.flatnonzero(labels.labelled).tolist()
+    paths = [_check_file(sheet, files.files, row, files.paths[row]) for row in rows]
+    used = [files.files, files.label, *([] if files.groups is None else [files.groups])]
+    others = [name for name in sheet.table.column_names if name not in used]
+    devices = "" if labels.groups is None else f', devices "{files.groups}" ({int(labels.groups.max()) + 1})'
+    left_out = f"; left out: {quote_some(others, len(others))}" if others else ""
+    more = " Set data.groups to the column of the devices for a client of each." if others and not devices else ""
+    note = f'{sheet.path.name}: columns used: files "{files.files}", label "{files.label}"{devices}{left_out}.{more}'
+    empty = len(labels.labelled) - len(rows)
+    return ListedFiles(
+        paths=paths,
+        y=labels.y,
+        class_names=labels.class_names,
+        groups=labels.groups,
+        sizes=labels.sizes,
+        notes=(note, *([f"{empty} rows without a label are left out."] if empty else [])),
+    )
