@@ -25,6 +25,7 @@ from fleetfit.data.files.images import (
     SUFFIXES,
     has_class_folders,
     has_devices,
+    has_images,
     sample_images,
     sample_sizes,
     unpack_zip,
@@ -96,7 +97,7 @@ def _detect_folder(folder: Path, keys: Keys) -> Keys:
         return _detect_saved_dataset(folder, keys)
     if listed := _detect_file_table(folder, keys):
         return listed
-    if has_class_folders(folder):
+    if has_class_folders(folder) and (has_images(folder) or not has_text_folders(folder)):
         partition = {"partition": _NATURAL} if has_devices(folder) else {}
         return {"name": "images", "folder": str(folder), **partition, **_choose_size(sample_images(folder), keys)}
     if has_text_folders(folder):

@@ -497,6 +497,12 @@ def has_class_folders(folder: Path) -> bool:
     return any(map(_list_images, list_class_folders(folder))) or bool(list_devices(folder, _list_images))
 
 
+def has_images(folder: Path) -> bool:
+    """Return whether the class folders of a set (of its training split) have images."""
+    train = folder / "train"
+    return any(map(_list_images, _find_classes(train if train.is_dir() else folder, has_devices(folder))))
+
+
 def has_devices(folder: Path) -> bool:
     """Return whether a set of class folders has them within folders of devices."""
     train = folder / "train"
