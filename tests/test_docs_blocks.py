@@ -13,7 +13,16 @@ from typing import Any
 
 import pytest
 import typer
-from support.pages import GUIDE_PAGES, exit_code, file_name, shell_lines, write_files, write_iris, write_photos
+from support.pages import (
+    GUIDE_PAGES,
+    exit_code,
+    file_name,
+    shell_lines,
+    write_cameras,
+    write_files,
+    write_iris,
+    write_photos,
+)
 
 import fleetfit as ff
 from fleetfit.cli.main import make_app
@@ -25,7 +34,7 @@ FENCE = re.compile(r"(?:^<!-- not run: ([^\n]*?) -->\n)?^( *)```(\w*)\n(.*?)^\2`
 
 IN_ORDER = {"own-model", "own-architecture", "add-a-method", "callbacks"}
 """Pages that tests of test_readme.py follow block by block."""
-WITH_COMMANDS = {"README", "start", "plug-ins", "which-method", "ship", *GUIDE_PAGES}
+WITH_COMMANDS = {"README", "start", "plug-ins", "which-method", "ship", "own-devices", *GUIDE_PAGES}
 """Pages whose commands tests of test_readme.py run, in order, with the files of the page."""
 MEASURED = "[budget]\nparameters = 0.2\n"
 """A budget file, as a block names one that `fleetfit profile` writes."""
@@ -96,6 +105,8 @@ def test_a_run_file_is_valid(block: Block, tmp_path: Path) -> None:
     (tmp_path / "kitchen-pi.toml").write_text(MEASURED)
     write_iris(tmp_path)
     write_photos(tmp_path)
+    if block.page == "own-devices":
+        write_cameras(tmp_path)
     (tmp_path / "run.toml").write_text(block.text)
     load_experiment(tmp_path / "run.toml")
 

@@ -24,6 +24,7 @@ from support.pages import (
     fenced,
     file_name,
     shell_lines,
+    write_cameras,
     write_files,
     write_iris,
     write_photos,
@@ -52,8 +53,9 @@ from fleetfit.values import Federation, Simulation
 from fleetfit.values.local import OPTIMISERS
 
 ROOT = Path(__file__).parents[1]
-README, START, PLUG_INS, WHICH = (
-    (ROOT / name).read_text() for name in ("README.md", "docs/start.md", "docs/plug-ins.md", "docs/which-method.md")
+README, START, PLUG_INS, WHICH, OWN_DEVICES = (
+    (ROOT / name).read_text()
+    for name in ("README.md", "docs/start.md", "docs/plug-ins.md", "docs/which-method.md", "docs/own-devices.md")
 )
 GUIDE = "\n".join((ROOT / "docs" / f"{name}.md").read_text() for name in [*GUIDE_PAGES, "plug-ins"])
 METHODS, ERRORS, OWN_MODEL, OWN_ARCHITECTURE, ADD_A_METHOD, SHIP = (
@@ -100,13 +102,16 @@ def shown(tmp_path_factory) -> Path:
         (START, {"plan", "run", "eval", "predict", "compare", "list", "calibrate", "export"}),
         (PLUG_INS, {"run", "check-model"}),
         (WHICH, {"compare"}),
+        (OWN_DEVICES, {"run", "predict", "eval", "compare", "export"}),
     ],
-    ids=["start", "plug-ins", "which-method"],
+    ids=["start", "plug-ins", "which-method", "own-devices"],
 )
 def test_the_commands_of_the_first_pages_work(tmp_path, monkeypatch, capsys, page, verbs):
     write_files(page, tmp_path)
     if page is START:
         write_photos(tmp_path)
+    if page is OWN_DEVICES:
+        write_cameras(tmp_path)
     monkeypatch.chdir(tmp_path)
     given = commands(page)
     assert verbs <= {arguments[0] for arguments in given}

@@ -11,6 +11,9 @@ A folder for each class, the layout of ImageNet: `train/CLASS/*.JPEG` and `val/C
 are `train`, `validation` (or `valid`, `val`) and `test`; without `train` the class folders are in the set's folder
 itself. Images may be one folder deeper, in `CLASS/images`, as in Tiny ImageNet. A `test` folder without class folders
 has unlabelled images and is left out. A zip archive of such folders is unpacked once into the cache.
+
+Images of devices: `DEVICE/CLASS/*.jpg` (`train/DEVICE/CLASS`, ...), or a CSV file of file, label and device beside the
+images (see `fleetfit.data.files.devices`).
 """
 
 import bisect
@@ -103,10 +106,11 @@ def images(
     Args:
         folder: The set's folder, or a zip archive of class folders. A relative path that does not exist is looked up in
             the folder FLEETFIT_DATA.
-        image: Column of the images; None: `img` or `image`.
+        image: Column of the images; None: `img` or `image`. In a table of files its column is found.
         label: Column of the labels, integers or text; None: `label`, `labels`, `fine_label`, `coarse_label` or
-            `character`.
-        groups: Column of a natural group such as "writer_id", numbered in ascending order; None: no groups.
+            `character`. In a table of files see `find_file_table`.
+        groups: Column of a natural group such as "writer_id", numbered in ascending order; None: no groups. Folders of
+            devices are groups.
         size: Side in pixels. Images are cut to a centred square and resized. None: all images must have the same size.
         centre: Share of the shorter side that the square keeps; with ImageNet often 0.875, 224 of 256 pixels.
         channels: 1 (grey) or 3 (RGB); None: 1 if every image is grey, else 3 (always 3 if images stay encoded).

@@ -3,7 +3,7 @@
 Examples are the unpacked IMDB, or your own table. A set is a folder with a train file (`train.csv`) and optionally
 `validation` (or `valid`, `val`, `dev`) and `test`, or a single file. Parquet files may be numbered like those of
 `images`. CSV may be quoted, TSV is not. All files are UTF-8. Folders are `train/CLASS/*.txt` and so on, or just
-`CLASS/*.txt`.
+`CLASS/*.txt`; texts of devices are in `DEVICE/CLASS/*.txt`.
 """
 
 import dataclasses
