@@ -5,7 +5,9 @@ A built-in name is a row of `BUILT_IN`: `resolve("methods", "fedrolex")` is func
 imported; a run file that names a plug-in runs its code (see SECURITY.md).
 """
 
+import ast
 import contextlib
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -175,6 +177,95 @@ def make_absolute(name: str, folder: Path) -> str:
     return f"{path if path.is_absolute() else (folder / path).resolve()}:{attribute}"
 
 
+# ---- the code of a user ----------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=256)
+def _list_imports(source: bytes) -> tuple[str, ...]:
+    """Return the dotted names that a file may import as modules; those of a relative import begin with dots."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # importing the file raises it
+        return ()
+    imports: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imports += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            imports += [base, *(f"{base}.{alias.name}" if node.module else base + alias.name for alias in node.names)]
+    return tuple(imports)
+
+
+def compute_code_digests(file: Path, root: Path | None = None) -> dict[str, str]:
+    """Return the SHA-256 of a file of Python and of the files beside it that it imports, by path.
+
+    Args:
+        file: The file. Installed ones and those of FleetFit have no digest.
+        root: The folder of what it imports; its own by default.
+    """
+    digests: dict[str, str] = {}
+    stack, root = [file], root or file.parent
+    while stack:
+        path = stack.pop()
+        is_installed = str(path).startswith((*_INSTALLED, _OWN_CODE)) or "site-packages" in path.parts
+        if str(path) in digests or is_installed:
+            continue
+        try:
+            source = files.read_bytes(path)
+        except OSError:
+            continue
+        digests[str(path)] = hashlib.sha256(source).hexdigest()
+        for name in _list_imports(source):
+            level = len(name) - len(name.lstrip("."))
+            folder = path.parents[min(level, len(path.parents)) - 1] if level else root
+            parts = [part for part in name.split(".") if part]
+            for count in range(1, len(parts) + 1):
+                target = folder.joinpath(*parts[:count])
+                stack += [
+                    one for one in (target.with_name(f"{target.name}.py"), target / "__init__.py") if one.exists()
+                ]
+    return digests
+
+
+def find_code(name: str) -> Path | None:
+    """Return the file of a plug-in's name; None for another name, and for a module that is not imported."""
+    source, colon, _ = name.rpartition(":")
+    if not colon or source.endswith(".py"):
+        return Path(source) if colon else None
+    file = getattr(sys.modules.get(source), "__file__", None)
+    return Path(file) if isinstance(file, str) else None
+
+
+_digests: dict[str, str] = {}
+"""Digest of each file of plug-ins, as it was when it was imported."""
+_code: dict[str, dict[str, str]] = {}
+"""The digests of each plug-in's module and of what it imports, when it was imported."""
+
+
+def _forget_edited(module: str, file: Path, root: Path) -> None:
+    """Remove the modules of a plug-in whose files have changed since their import, so that they are imported again."""
+    now = compute_code_digests(file, root)
+    if module not in _code or now == _code[module]:
+        return
+    stale = {str(file)}
+    for path in now:
+        digests = compute_code_digests(Path(path), root)
+        stale |= {path} if any(_digests.get(one, digest) != digest for one, digest in digests.items()) else set()
+    for name, loaded in list(sys.modules.items()):
+        if getattr(loaded, "__file__", None) in stale:
+            del sys.modules[name]
+    for path in stale:  # Python takes bytecode for new if seconds and size are those of the file
+        with contextlib.suppress(OSError, NotImplementedError):
+            Path(importlib.util.cache_from_source(path)).unlink()
+    importlib.invalidate_caches()
+
+
+def _record_code(module: str, file: Path, root: Path) -> None:
+    _code[module] = compute_code_digests(file, root)
+    _digests.update(_code[module])
+
+
 # ---- plug-ins --------------------------------------------------------------------------------------------------------
 
 _plug_ins: dict[str, str] = {}
@@ -232,7 +323,17 @@ def _import_module(module_name: str, name: str) -> ModuleType:
         raise ConfigError(f'"{name}": "{module_name}" is not a module name; write "package.module:function".')
     if "" not in sys.path and str(Path.cwd()) not in sys.path:  # an installed script does not see the working folder
         sys.path.append(str(Path.cwd()))
-    return importlib.import_module(module_name)
+    depth = module_name.count(".")
+    if module_name in _code:  # a module that the user's own program imports stays as it is there
+        file = find_code(f"{module_name}:")
+        if file is not None:
+            _forget_edited(module_name, file, file.parents[depth])
+    is_new = module_name not in sys.modules
+    module = importlib.import_module(module_name)
+    file = find_code(f"{module_name}:")
+    if is_new and file is not None and file.name != "__init__.py":
+        _record_code(module_name, file, file.parents[depth])
+    return module
 
 
 def _import_file(file_name: str, name: str) -> ModuleType:
@@ -242,6 +343,7 @@ def _import_file(file_name: str, name: str) -> ModuleType:
     except (ConfigError, OSError, RuntimeError) as error:  # RuntimeError: links in a circle
         raise ConfigError(f'"{name}": {error}', path=file_name) from None
     module_name = f"_fleetfit_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    _forget_edited(module_name, path, path.parent)
     if module_name in sys.modules:
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, path)
@@ -256,6 +358,7 @@ def _import_file(file_name: str, name: str) -> ModuleType:
     except BaseException:
         sys.modules.pop(module_name, None)
         raise
+    _record_code(module_name, path, path.parent)
     return module
 
 

@@ -368,3 +368,52 @@ def test_a_script_runs_its_own_class_on_workers_if_it_is_guarded(guarded: bool, 
 def test_an_option_in_the_place_of_a_method_is_named() -> None:
     with raises(ConfigError, "method.plus.fedprox", key="method.name"):
         names.resolve("methods", "fedprox")
+
+
+# ---- edited files ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["models", "callbacks", "hooks", "metrics"])
+def test_an_edited_file_is_read_again(kind: str, tmp_path: Path) -> None:
+    """Also within the second and with the size of the version before, for which Python keeps bytecode."""
+    file = tmp_path / "mine.py"
+    for value in (1, 2, 3):
+        file.write_text(f"def make():\n    return {value}\n")
+        first = names.resolve(kind, f"{file}:make")
+        assert first() == value and names.resolve(kind, f"{file}:make") is first, "while it stays, it is the same"
+
+
+@pytest.mark.parametrize(
+    ("edited", "imported"),
+    [
+        ("size_beside.py", "size_beside"),
+        ("parts_direct/sizes.py", "parts_direct.sizes"),
+        ("parts_within/inner.py", "parts_within"),
+    ],
+)
+def test_an_edited_file_beside_a_plug_in_is_read_again(edited: str, imported: str, tmp_path: Path) -> None:
+    """Two plug-ins that import it have one version of it after the edit, too."""
+    target = tmp_path / edited
+    target.parent.mkdir(exist_ok=True)
+    if imported == "parts_within":
+        (target.parent / "__init__.py").write_text("from .inner import size\n")
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.py").write_text(f"from {imported} import size\ndef make():\n    return size\n")
+    for value in (1, 2):
+        target.write_text(f"class size:\n    value = {value}\n")
+        one, two = (names.resolve("models", f"{tmp_path}/{name}.py:make")() for name in ("one", "two"))
+        assert one.value == value and one is two
+
+
+def test_an_edited_module_is_read_again_unless_the_program_imports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for module in ("edited_by_name", "edited_by_user"):
+        (tmp_path / f"{module}.py").write_text("def make():\n    return 1\n")
+    theirs = importlib.import_module("edited_by_user").make
+    assert names.resolve("models", "edited_by_name:make")() == 1
+    for module in ("edited_by_name", "edited_by_user"):
+        (tmp_path / f"{module}.py").write_text("def make():\n    return 2\n")
+    assert names.resolve("models", "edited_by_name:make")() == 2
+    assert names.resolve("models", "edited_by_user:make") is theirs

@@ -1,12 +1,17 @@
 """A number is printed where it was found: an accuracy in its round, an error after a temperature that was fitted."""
 
+import importlib
 import json
 import re
 from pathlib import Path
 
+import pytest
 import tomli_w
+import torch
 from run_folders import TINY
 from support import run_verb
+
+import fleetfit as ff
 
 
 def test_neither_accuracy_nor_calibration_error(tmp_path: Path) -> None:
@@ -24,3 +29,43 @@ def test_neither_accuracy_nor_calibration_error(tmp_path: Path) -> None:
     assert "temperature" in fitted and "error after it %" in fitted
     errors = json.loads(run_verb("calibrate", folder, "--temperature", "--json", code=0).out)["calibration_errors"]
     assert all(after is not None for _, after in errors)
+
+
+# ---- code that changed -----------------------------------------------------------------------------------------------
+
+NET = """
+from torch import nn
+from {beside} import join
+class Net(nn.Module):
+    def __init__(self, classes=3):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 12), nn.Linear(12, classes)
+    def forward(self, x):
+        return self.b(join(self.a(x)))
+"""
+
+
+@pytest.mark.parametrize("edited", ["net", "beside", "neither"])
+@pytest.mark.parametrize("given", ["name", "instance"])
+def test_code_that_changed_since_the_start_is_named(
+    given: str, edited: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At each opening of the run: to go on, to predict, to evaluate. A file that merely lies there is none of it."""
+    net, beside = f"net_{given}_{edited}", f"beside_{given}_{edited}"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    paths = {"net": tmp_path / f"{net}.py", "beside": tmp_path / f"{beside}.py", "neither": tmp_path / "readme.py"}
+    paths["net"].write_text(NET.replace("{beside}", beside))
+    paths["beside"].write_text("def join(x):\n    return x.relu()\n")
+    model = f"{paths['net']}:Net" if given == "name" else importlib.import_module(net).Net()
+    objects = {"data": (torch.randn(60, 6), torch.arange(60) % 3)} | ({"model": model} if given == "instance" else {})
+    sections = {"model": model, **objects, "method": {"name": "fedavg"}, "fleet": {"groups": [{"budget": 1.0}]}}
+    ff.run(rounds=1, out=tmp_path / "run", progress=False, **sections)
+    ff.load(tmp_path / "run", **objects)
+    assert not caplog.messages
+    with paths[edited].open("a") as file:
+        file.write("# other\n")
+    for open_run in (ff.load, ff.resume):
+        open_run(tmp_path / "run", **objects)
+        texts = [text for text in caplog.messages if str(paths[edited]) in text]
+        assert bool(texts) == (edited != "neither") and not any(str(paths["neither"]) in text for text in texts)
+        caplog.clear()

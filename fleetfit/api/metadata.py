@@ -6,6 +6,7 @@ have no fingerprint.
 """
 
 import contextlib
+import inspect
 import json
 import tomllib
 from collections.abc import Mapping
@@ -15,11 +16,12 @@ from typing import Any, cast
 
 import torch
 
-from fleetfit.config import Assembly
-from fleetfit.config.dump import find_object_sections
+from fleetfit import names
+from fleetfit.config import Assembly, Experiment
+from fleetfit.config.dump import dump_section, find_object_sections
 from fleetfit.data import AbsentData, Data
 from fleetfit.data.splits import SPLITS
-from fleetfit.errors import ConfigError, DataError, RunError, did_you_mean
+from fleetfit.errors import ConfigError, DataError, RunError, did_you_mean, one_line
 from fleetfit.records import RunFolder
 from fleetfit.records.schema import DataRecord
 from fleetfit.values import NodeDescription
@@ -205,13 +207,18 @@ def make_fingerprint(assembly: Assembly) -> Fingerprint | None:
     }
 
 
-def read_fingerprint(files: RunFolder) -> Fingerprint | None:
-    """Return the fingerprint in a run folder; None if it is missing or its file is damaged."""
+def read_environment(files: RunFolder) -> Mapping[str, Any]:
+    """Return the content of `environment.json`; empty if it is missing or damaged."""
     try:
         recorded = files.json("environment.json") if files.has("environment.json") else None
     except RunError:
-        return None
-    fingerprint = recorded.get(DATA) if isinstance(recorded, Mapping) else None
+        return {}
+    return recorded if isinstance(recorded, Mapping) else {}
+
+
+def read_fingerprint(files: RunFolder) -> Fingerprint | None:
+    """Return the fingerprint in a run folder; None if it is missing or its file is damaged."""
+    fingerprint = read_environment(files).get(DATA)
     return fingerprint if isinstance(fingerprint, Mapping) else None
 
 
@@ -249,3 +256,54 @@ def _format_value(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{count} {split}" for split, count in value.items())[:80]
     return str(value)[:80]
+
+
+# ---- the user's code -----------------------------------------------------------------------------------------------
+
+CODE = "code"
+"""Key of the digests of a user's code in `environment.json`."""
+
+
+def compute_code_digests(experiment: Experiment) -> dict[str, str]:
+    """Return the SHA-256 of the files of plug-ins and of the model's classes, by path.
+
+    A class of the running script has the digest of its own text: the rest of a script changes for other reasons.
+    """
+    digests: dict[str, str] = {}
+    stack: list[Any] = [dump_section(experiment, only_set=True)]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, Mapping):
+            stack += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple):
+            stack += value
+        elif isinstance(value, str) and (file := names.find_code(value)) is not None:
+            digests |= names.compute_code_digests(file)
+    model = experiment.model.name
+    if not isinstance(model, str):
+        modules = model.modules() if isinstance(model, torch.nn.Module) else [model]
+        for owner in {one if inspect.isroutine(one) or inspect.isclass(one) else type(one) for one in modules}:
+            with contextlib.suppress(OSError, TypeError):  # built in, or typed into a session
+                if owner.__module__ == "__main__":
+                    text = inspect.getsource(owner)
+                    digests[f"__main__:{owner.__qualname__}"] = sha256(text.encode()).hexdigest()
+                else:
+                    digests |= names.compute_code_digests(Path(inspect.getfile(owner)))
+    return digests
+
+
+def find_code_changes(files: RunFolder, experiment: Experiment) -> str:
+    """Return a sentence if code of a run has changed since its start; "" otherwise."""
+    recorded = read_environment(files).get(CODE)
+    if not isinstance(recorded, Mapping):
+        return ""
+    now = compute_code_digests(experiment)
+    for path in recorded.keys() - now.keys():
+        now |= names.compute_code_digests(Path(path))
+    changed = sorted(path for path, digest in recorded.items() if now.get(path, digest) != digest)
+    if not changed:
+        return ""
+    return (
+        f"{', '.join(one_line(path) for path in changed)}: this code has changed since {files.path} began. The new "
+        "version is used, but the model may have been trained with the old one. Restore the code, or start a new run."
+    )

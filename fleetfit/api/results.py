@@ -18,6 +18,7 @@ from fleetfit.api.metadata import (
     FACTS,
     NODES,
     find_accuracy,
+    find_code_changes,
     find_data_changes,
     format_resume,
     load_planned_nodes,
@@ -453,12 +454,6 @@ def load(folder: str | Path, **sections: Any) -> Run:
         raise RunError(f"{path} is damaged: it is nested too deeply.", path=path) from None
     if not isinstance(table.get("data"), dict):
         raise RunError(f"{path} is damaged: it has no [data].", key="data", path=path)
-    for name in files.find_edited_files():
-        logging.getLogger("fleetfit").warning(
-            "%s has changed since this run started. The new version is used, but the model may have been trained "
-            "with other values.",
-            files.path / name,
-        )
     if files.has(COLUMNS) and table["data"].get("name") == "table":
         table["data"]["columns"] = str(files.path / COLUMNS)  # the table may have changed since then
     _use_derived_plan(files, table, sections)
@@ -488,7 +483,20 @@ def load(folder: str | Path, **sections: Any) -> Run:
             key=missing[0],
             path=files.path,
         )
-    return Run(files, load_experiment(table, is_complete=True, **sections))
+    experiment = load_experiment(table, is_complete=True, **sections)
+    _warn_of_edits(files, experiment)
+    return Run(files, experiment)
+
+
+def _warn_of_edits(files: RunFolder, experiment: Experiment) -> None:
+    for name in files.find_edited_files():
+        logging.getLogger("fleetfit").warning(
+            "%s has changed since this run started. The new version is used, but the model may have been trained "
+            "with other values.",
+            files.path / name,
+        )
+    if sentence := find_code_changes(files, experiment):
+        logging.getLogger("fleetfit").warning("%s", sentence)
 
 
 def _keep_layout(files: RunFolder, data: dict[str, Any]) -> tuple[int, ...]:

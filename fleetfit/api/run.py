@@ -23,9 +23,11 @@ from torch import nn
 from fleetfit import files, names, rounds
 from fleetfit.api.callbacks import CallbackRunner, make_callbacks, split_callbacks
 from fleetfit.api.metadata import (
+    CODE,
     COLUMNS,
     DATA,
     DERIVED,
+    compute_code_digests,
     describe_facts,
     find_data_changes,
     format_resume,
@@ -371,6 +373,8 @@ def create_run_folder(
         files[DERIVED] = json.dumps(derived.plan.to_payload()) + "\n"
     fingerprint = make_fingerprint(assembly)
     facts = describe_environment() | ({} if fingerprint is None else {DATA: fingerprint})
+    if code := compute_code_digests(experiment):
+        facts[CODE] = code
     files["environment.json"] = json.dumps({**facts, "sha256": compute_checksums(files)}, indent=2) + "\n"
     if assembly.settings.secure is not None:
         files[SECURE_FILE] = format_secure_file(assembly.settings.secure)
