@@ -244,7 +244,7 @@ class Data:
         return moved
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DataInMemory:
     """Samples or a table in memory, in place of a name in `[data]`. The keys of the section apply to them.
 
@@ -258,6 +258,10 @@ class DataInMemory:
     make: Callable[..., Data]
     values: Mapping[str, Any]
     _data: dict[str, Data] = field(init=False, default_factory=dict)
+
+    def __repr__(self) -> str:
+        """Return what they are; never the values."""
+        return f"DataInMemory({self.label})"
 
     def load(self, settings: Mapping[str, Any], where: str = "[data]") -> Data:
         """Return the data set for the keys of a section. The last one is kept.

@@ -424,6 +424,10 @@ def test_keys_apply_to_arrays_in_memory() -> None:
     assert [len(data.split(name)) for name in ("train", "validation", "test")] == [75, 0, 75]
 
 
+def test_the_values_are_not_shown() -> None:
+    assert repr(load_experiment(data=(X, Y)).data.name) == "DataInMemory(arrays in memory)"
+
+
 def test_an_unknown_key_is_refused_by_name() -> None:
     for value, key in ((VISITS, "labell"), ((X, Y), "groups")):
         with raises(ff.errors.ConfigError, f'"{key}"', key=f"data.{key}"):
