@@ -3,6 +3,7 @@
 import csv
 import json
 import statistics
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -93,8 +94,8 @@ def test_another_reference_is_asked_for_without_training(place: Path, found: ff.
     before = {p: p.stat().st_mtime_ns for p in (place / "out").rglob("metrics.jsonl")}
     out = ["--out", str(place / "out"), "--quiet"]
     said = run_verb("compare", place / "three.toml", *out, "--against", "fedavg", code=0).out
-    table = said[said.index("Differences from fedavg") :].splitlines()
-    framed = [line for line in table if line[:1] in "┏┃┡│└"]
+    below = said[said.index("Differences from fedavg") :].splitlines()[1:]
+    framed = list(takewhile(lambda line: line[:1] in "┏┃┡│└", below))
     assert len(framed) > 8 and max(map(len, framed)) <= 100
     mean, low, high = expected(found, "a scaled row", "fedavg", "few of the clients", "local")
     assert f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]" in said
