@@ -34,11 +34,13 @@ from fleetfit.api.metadata import (
     make_fingerprint,
     short_name,
 )
+from fleetfit.api.outcome import describe_outcome
 from fleetfit.api.progress import Display, ProgressOption, open_display
 from fleetfit.api.results import Run, load, load_usable_checkpoint
 from fleetfit.config import Assembly, Experiment, assemble, load_experiment, to_toml
 from fleetfit.config.assembly import UnusedKey
 from fleetfit.config.build.data import build_data
+from fleetfit.config.build.local import describe_training
 from fleetfit.config.build.model import build_problem, find_derived
 from fleetfit.config.build.trust import SECURE_FILE, format_secure_file, resume_secure_run
 from fleetfit.config.dump import fill_in_defaults
@@ -99,7 +101,9 @@ def run(
             with contextlib.suppress(OSError):  # making the folder raises it
                 RunFolder.check_unused(path, format_resume(path, is_script=isinstance(progress, bool | str)))
         new_run = prepare(experiment, out, display.say, callbacks)
-        _run_with_display(new_run, display, on_round, dropped_key_notes(experiment))
+        _run_with_display(
+            new_run, display, on_round, (*dropped_key_notes(experiment), *describe_training(new_run.experiment))
+        )
     return new_run
 
 
@@ -553,6 +557,7 @@ def _write_results(
         "score": assembly.federation.problem.task.score,
     }
     results = make_summary(description, assembly.plan, metrics, assembly.notes)
+    results["notes"] += describe_outcome(assembly, results)
     summary: dict[str, Any] = to_json_value(add_seconds(results, saving.read()))
     if on_result is not None:
         on_result(summary)

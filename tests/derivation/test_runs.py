@@ -21,6 +21,7 @@ import fleetfit as ff
 from fleetfit.api.run import prepare
 from fleetfit.cli import main
 from fleetfit.config import assemble, load_experiment
+from fleetfit.config.build.local import describe_training
 from fleetfit.config.dump import to_toml
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, FleetFitError, ModelError, RunError
@@ -252,7 +253,7 @@ def test_a_plain_module_has_a_recipe_of_its_own(
     table = {"data": data, "fleet": fleet, "local": local, "method": {"name": "fedavg"}}
     new = prepare(load_experiment({**table, "model": {"name": net}}), tmp_path / "run")
     assert new.assembly.settings.local == expected
-    chosen = [note for note in new.notes if "local.optimiser" in note or "local.clip_norm" in note]
+    chosen = describe_training(new.experiment)
     assert bool(chosen) == (("optimiser" not in local and expected.optimiser == "adamw") or expected.clip_norm == 1.0)
     assert ff.load(tmp_path / "run", model=net).assembly.settings.local == expected
     again = load_experiment(tmp_path / "run" / "config.toml", model=net)
@@ -279,7 +280,8 @@ def test_a_comparison_goes_on_with_the_recipe_that_its_runs_began_with(tmp_path:
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     table = {
         "rounds": 1, "data": {"name": "digits", "partition": {"kind": "iid", "clients": 4}}, "model": {"name": net},
-        "local": {"epochs": 1}, "compare": {"smallest": False, "row": [{"label": "a"}, {"label": "b", "seed": 7}]},
+        "local": {"epochs": 1}, "compare": {
+            "smallest": False, "row": [{"label": "a"}, {"label": "b", "method": {"name": "heterofl"}}]},
     }  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fleetfit.config.build.levels.choose_training", lambda experiment, *_: experiment)

@@ -7,7 +7,6 @@ from fleetfit.config.assembly import Assembly
 from fleetfit.config.build.clients import FleetMembers, NodeClients, RecordedClients, SimulatedClients
 from fleetfit.config.build.data import describe_data_files
 from fleetfit.config.build.levels import PlannedProblem, Population, build_plan, describe_single_level, plan_problem
-from fleetfit.config.build.local import describe_training
 from fleetfit.config.build.method import build_method_spec, check_comparable, check_needs, describe_class_prior
 from fleetfit.config.build.model import describe_derivation, describe_task
 from fleetfit.config.build.rounds import (
@@ -124,7 +123,6 @@ def _assemble(
         *describe_data_files(experiment, population.data, population.count),
         *absent,
         *describe_derivation(planned.problem, planned.levels, find_split(method.levels, planned.targets)),
-        *describe_training(experiment),
         *describe_task(planned.problem),
         *planned.method.describe(planned.problem, planned.levels),
         *describe_split(truth, planned),
