@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from run_folders import METHODS, changed, checkpoints, parts_of, settings, stopped_run, written
+from run_folders import METHODS, TINY, changed, checkpoints, parts_of, settings, stopped_run, written
 from sampling import some_quick
 from support import raises
+from support.bits import have_same_state
 
 import fleetfit as ff
 from fleetfit.cli import main
@@ -433,3 +434,24 @@ def test_reports_that_are_gone_are_missed(
     assert "complete reports of only 1 rounds" in sentence(capsys, "resume", folder)
     (folder / "metrics.jsonl").write_bytes(b"".join(lines[:2]))
     assert [report["round"] for report in ff.resume(folder).metrics] == [1, 2, 3]
+
+
+# ---- more rounds -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("first", "then", "every"), [(1, 2, 1), (2, 5, 1), (3, 4, 2)])
+def test_a_finished_run_whose_file_asks_for_more_rounds_trains_them(
+    first: int, then: int, every: int, tmp_path: Path
+) -> None:
+    """With a constant rate it ends in the bits of the run that had them from the start; fewer rounds change nothing."""
+    tables = {**TINY, "checkpoint": {"every": every}, "local": {**TINY["local"], "schedule": {"kind": "constant"}}}
+    run = ff.run({**tables, "rounds": first}, out=tmp_path / "run", progress=False)
+    lines = (run.folder / "metrics.jsonl").read_text()
+    config = run.folder / "config.toml"
+    config.write_text(config.read_text().replace(f"\nrounds = {first}\n", f"\nrounds = {then}\n"))
+    longer = ff.resume(run.folder, progress=False)
+    assert longer.finished and longer.summary["rounds"] == then == len(longer.metrics)
+    assert (run.folder / "metrics.jsonl").read_text().startswith(lines)
+    assert have_same_state(longer, ff.run({**tables, "rounds": then}, out=tmp_path / "whole", progress=False))
+    config.write_text(config.read_text().replace(f"\nrounds = {then}\n", "\nrounds = 1\n"))
+    assert ff.resume(run.folder, progress=False).summary["rounds"] == then

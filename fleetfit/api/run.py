@@ -118,6 +118,8 @@ def resume(
 ) -> Run:
     """Continue a run after its newest checkpoint. A finished run is returned unchanged.
 
+    With more `rounds` in its `config.toml`, a finished run trains them. A schedule is then that of all rounds.
+
     Args:
         folder: The run folder.
         on_round: Called with each round's report.
@@ -133,7 +135,7 @@ def resume(
     names.check_not_importing()
     old_run = load(folder, **sections)
     entries, objects = split_callbacks(callbacks)
-    if old_run.finished:
+    if old_run.finished and old_run.files.read_summary().rounds >= old_run.experiment.rounds:
         return old_run
     if isinstance(old_run.assembly.data, AbsentData):
         raise old_run.assembly.data.make_error()
@@ -448,6 +450,7 @@ def run_remaining_rounds(
     target.__dict__["assembly"] = verify_layout(target.assembly)  # the layout of a resumed run is not verified yet
     with contextlib.closing(target._take_engine()) as engine, files.hold():
         checkpoint = _load_start(target)
+        (target.folder / "summary.json").unlink(missing_ok=True)  # of a finished run that trains further rounds
         server: Server = checkpoint["server"]
         files.read_class_counts()  # drawn at the end
         engine.load(checkpoint["clients"])
