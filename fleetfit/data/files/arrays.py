@@ -14,10 +14,9 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
-import pydantic
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -28,7 +27,7 @@ from fleetfit.data.cache import load_folder
 from fleetfit.data.dataset import MAX_CLASSES, Data, Facts
 from fleetfit.data.files.folders import list_sample_files, resolve_folder
 from fleetfit.data.splits import ALIASES, SPLITS, fill_missing_splits, make_empty_split_notes
-from fleetfit.errors import DataError, FleetFitError, did_you_mean, format_cause, truncate
+from fleetfit.errors import DataError, FleetFitError, check_range, did_you_mean, format_cause, truncate
 from fleetfit.factories import declare_unused
 from fleetfit.machine import free_memory
 
@@ -185,7 +184,7 @@ def _check_keys(classes: int | None, standardise: bool, mean: tuple[float, ...],
 def wrap_arrays(
     x: Any, y: Any, test_set: tuple[Any, Any] | None = None, begun_with: Sequence[int] = (),
     notes: Sequence[str] = (), task: Task | None = None,
-    vocabulary: Annotated[int, pydantic.Field(ge=0)] = 0, padding: int = -1,
+    vocabulary: int = 0, padding: int = -1,
     channels_last: ChannelsLast = None, standardise: bool | None = None, validation: float = 0.1, test: float = 0.2,
     seed: int = 0, augment: str | None = None,
 ) -> Data:  # fmt: skip
@@ -211,6 +210,7 @@ def wrap_arrays(
     Raises:
         DataError: Samples and labels do not match, or the place of the channels is ambiguous.
     """
+    check_range("vocabulary", vocabulary, 0, closed=True)
     parts = {"train": (x, y)} | ({} if test_set is None else {"test": test_set})
     samples = {split: as_array(pair[0], "x") for split, pair in parts.items()}
     labels = {split: as_array(pair[1], "y") for split, pair in parts.items()}
@@ -390,7 +390,7 @@ def read_arrays_like(run_data: Data, path: Path, x: str = "x", y: str = "y") -> 
     """
     store = Arrays(path)
     parts = _find_parts(store, x)
-    split = "test" if "test" in parts else "train"
+    split = next(split for split in ("test", "validation", "train") if split in parts)
     alias = parts[split][len(x) :]
     samples = store.load(parts[split])
     labels = store.load(f"{y}{alias}") if f"{y}{alias}" in store else None
@@ -423,15 +423,19 @@ def prepare_arrays(x: Any, y: Any, run_data: Data) -> Data:
         )
     if position := find_not_finite(array):
         _LOG.warning("data=(x, y): x is not finite in %s. Scores on these samples are meaningless.", position)
+    exact = None
     if y is None:
         target = torch.zeros(len(samples), *run_data.y.shape[1:], dtype=run_data.y.dtype)
     else:
-        target = _encode_labels_like(as_array(y, "y"), len(samples), run_data)
+        labels = as_array(y, "y")
+        target = _encode_labels_like(labels, len(samples), run_data)
+        exact = _keep_digits(labels, target) if run_data.task == "regression" else None
     return Data(
         "own-data", samples, target, {"test": torch.arange(len(samples))}, run_data.classes,
         class_names=run_data.class_names, mean=run_data.mean, std=run_data.std,
         channels_last=run_data.channels_last, task=run_data.task,
         resize=run_data.resize, vocabulary=run_data.vocabulary, padding=run_data.padding, labelled=y is not None,
+        exact_targets=exact,
         targets=tuple(tuple(m.tolist()) for m in run_data.target_scale) if run_data.task == "regression" else (),
     )  # fmt: skip
 
