@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fleetfit.config.build.data import build_data, build_partition, build_server_data
@@ -51,6 +52,9 @@ class FleetMembers:
     simulation: Simulation | None = None
 
 
+_FEW_SAMPLES, _SMALL_COHORT = 10, 2
+
+
 class SimulatedClients:
     """Clients whose data are parts of one data set, dealt to budget groups.
 
@@ -90,6 +94,8 @@ class SimulatedClients:
         resources, notes = members.simulation.resources, self._describe_uncounted_samples()
         if self._experiment.cohort.deadline_s is not None and not resources.speeds:
             notes.insert(0, "No group has a profile, so the deadline counts real time and results differ between runs.")
+        if not self._experiment.is_private:
+            notes += describe_small_data(federation, self._data, self._parts, self._experiment.evaluate.split)
         absent = describe_absent_clients(federation, planned.budgets)
         return absent, notes + describe_offline_clients(federation, resources) if len(federation.able) else notes
 
@@ -166,6 +172,42 @@ def build_clients(
             )
         labels = class_counts(data, [dict(part) for part in parts]).numpy()
     return Clients(count_samples(parts), budgets.budgets, budgets.tolerances, budgets.further, labels)
+
+
+def describe_small_data(
+    federation: Federation, data: Data, parts: Sequence[Mapping[str, Tensor]], split: str
+) -> list[str]:
+    """Name what makes results of small data uncertain: few evaluated samples, a small cohort, levels of one class.
+
+    Args:
+        federation: The clients that take part, with their levels.
+        data: The data set.
+        parts: The samples of each client, by split.
+        split: The evaluated one.
+    """
+    able, notes = federation.able.tolist(), []
+    evaluated = [len(parts[client].get(split, ())) for client in able]
+    if able and 0 < sum(evaluated) < _FEW_SAMPLES * len(able):
+        notes.append(
+            f"Clients have {sum(evaluated) / len(able):.2g} {split} samples on average, so that their accuracies are "
+            "coarse. Use fewer clients ([data] partition.clients) or more data."
+        )
+    if federation.cohort <= _SMALL_COHORT < len(able):
+        notes.append(
+            f"Each round trains {federation.cohort} of {len(able)} clients, so that rounds differ much. Set a larger "
+            "[cohort] count."
+        )
+    for index, level in enumerate(federation.levels if data.task == "classification" and data.classes > 1 else ()):
+        own = [parts[client]["train"] for client in able if federation.level_of[client] == index]
+        labels = data.y[torch.cat(own)].unique().tolist() if own else []
+        if len(labels) == 1:
+            label = labels[0]
+            name = data.class_names[label] if data.class_names else label
+            notes.append(
+                f"All clients of level {level.name} have one class ({quote_some([name])}), so that it learns no other "
+                "by itself. Divide the data more evenly ([data] partition), or use fewer levels."
+            )
+    return notes
 
 
 def describe_offline_clients(federation: Federation, resources: DeviceResources) -> list[str]:

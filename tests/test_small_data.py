@@ -1,0 +1,68 @@
+"""Notes on data that are too small for what is measured, each once."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fleetfit.config import assemble, load_experiment
+from fleetfit.data import Data
+
+
+def make_data(samples: int, tested: int, clients: int, classes_of: list[int] | None = None) -> Data:
+    """Clients with equal parts of the data; the classes of a client's training samples, or all of three."""
+    total = samples + tested
+    groups = torch.arange(clients).repeat_interleave(total // clients)
+    y = torch.arange(total) % 3
+    if classes_of is not None:
+        y = torch.tensor(classes_of).repeat_interleave(total // clients)
+    inside = torch.arange(total) % (total // clients)
+    is_test = inside < tested // clients
+    splits = {"train": torch.nonzero(~is_test).flatten(), "test": torch.nonzero(is_test).flatten()}
+    return Data("small", torch.randn(total, 5), y, splits, 3, groups=groups)
+
+
+def list_notes(data: Data, **sections: Any) -> tuple[str, ...]:
+    table = {"data": {"name": data, "partition": {"kind": "natural"}}, **sections}
+    return assemble(load_experiment(table)).notes
+
+
+@pytest.mark.parametrize(
+    ("tested", "clients", "is_said"), [(36, 4, True), (40, 4, False), (45, 5, True), (70, 7, False)]
+)
+def test_fewer_than_ten_test_samples_a_client_are_said_once(tested: int, clients: int, is_said: bool) -> None:
+    notes = list_notes(make_data(clients * 20, tested, clients), cohort={"count": 3})
+    said = [
+        note
+        for note in notes
+        if f"{tested / clients:.2g} test" in note and "data.partition" in note.replace("[data] ", "data.")
+    ]
+    assert len(said) == is_said
+
+
+@pytest.mark.parametrize(("count", "clients", "is_said"), [(2, 6, True), (1, 4, True), (3, 6, False), (2, 2, False)])
+def test_a_cohort_of_two_is_said_once(count: int, clients: int, is_said: bool) -> None:
+    notes = list_notes(make_data(clients * 20, clients * 12, clients), cohort={"count": count})
+    assert len([note for note in notes if f"{count} of {clients}" in note and "[cohort]" in note]) == is_said
+
+
+@pytest.mark.parametrize("single", [[0], [1], [0, 1], []])
+def test_levels_whose_clients_hold_one_class_are_said(single: list[int]) -> None:
+    """Clients of a level in `single` have the class of its index only, others two classes and more in all."""
+    sections: dict[str, Any] = {
+        "fleet": {"groups": [{"budget": 0.5}, {"budget": 1.0}]}, "method": {"name": "heterofl"}, "cohort": {"count": 4},
+    }  # fmt: skip
+    table = {"data": {"name": make_data(120, 72, 6), "partition": {"kind": "natural"}}, **sections}
+    federation = assemble(load_experiment(table)).federation
+    level_of = federation.level_of.tolist()
+    assert len(federation.levels) == len({*level_of}) == 2 and min(map(level_of.count, (0, 1))) > 1
+    classes_of = [
+        level if level in single else (level_of[:client].count(level) + level) % 3
+        for client, level in enumerate(level_of)
+    ]
+    assert [len({c for c, own in zip(classes_of, level_of, strict=True) if own == k}) == 1 for k in (0, 1)] == [
+        k in single for k in (0, 1)
+    ]
+    notes = list_notes(make_data(120, 72, 6, classes_of), **sections)
+    said = [note for note in notes if "one class" in note]
+    assert [f'("{level}")' in note for level, note in zip(single, said, strict=True)] == [True] * len(single)
