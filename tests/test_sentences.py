@@ -56,7 +56,7 @@ def test_from_python_messages_have_no_name_of_their_own(run: ff.Run, caplog: pyt
     from fleetfit.fleet.logs import _StderrHandler
 
     spoil(run, "data")
-    ff.resume(run.folder)
+    ff.resume(run.folder, progress=False)
     (record,) = [record for record in caplog.records if "data have changed" in record.getMessage().lower()]
     assert not record.getMessage().startswith("fleetfit")
     assert _StderrHandler().format(record).count("fleetfit: ") == 1
