@@ -190,6 +190,15 @@ def test_a_core_package_that_the_demo_leaves_out_is_a_sentence(
     assert found.err.count("\n") == 1 and "internal error" not in found.err
 
 
+def test_seeds_without_the_package_of_intervals_are_refused_before_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    Path(tmp_path, "c.toml").write_text('rounds = 1\n[compare.grid]\nseed = [0, 1]\n[[compare.row]]\nname = "a"\n')
+    found = run_verb("compare", tmp_path / "c.toml", "--out", tmp_path / "c", code=2)
+    assert "scipy" in found.err and not list(tmp_path.rglob("metrics.jsonl"))
+
+
 def test_the_demo_needs_only_what_make_demo_installs(tmp_path: Path) -> None:
     """`make demo` installs a part of the core dependencies; the demo runs and writes its page without the others."""
     root = Path(__file__).parents[1]

@@ -15,6 +15,7 @@ seed: a row that does not fit its data or its fleet is refused before another ro
 
 import contextlib
 import functools
+import importlib
 import inspect
 import itertools
 import json
@@ -810,6 +811,8 @@ def check_rows(
     measured: dict[RowSetting, dict[str, list[float]]] = {}
     unused: dict[RowSetting, list[tuple[UnusedKey, ...]]] = {}
     evaluations: dict[tuple[str, int], dict[str, Any]] = {}
+    if len(plan.seeds) > 1:
+        importlib.import_module("scipy.special")  # for the intervals; where it is missing, no run starts
     for run in plan.first_runs:
         measured[run.group], unused[run.group] = _read_measured(run, folder), []
         for position in dict.fromkeys([0, len(plan.tuning) - 1]):  # a key may have an effect with some values only
