@@ -194,7 +194,7 @@ def test_seeds_without_the_package_of_intervals_are_refused_before_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "scipy.special", None)
-    Path(tmp_path, "c.toml").write_text('rounds = 1\n[compare.grid]\nseed = [0, 1]\n[[compare.row]]\nname = "a"\n')
+    Path(tmp_path, "c.toml").write_text('rounds = 1\n[compare.grid]\nseed = [0, 1]\n[[compare.row]]\nlabel = "a"\n')
     found = run_verb("compare", tmp_path / "c.toml", "--out", tmp_path / "c", code=2)
     assert "scipy" in found.err and not list(tmp_path.rglob("metrics.jsonl"))
 

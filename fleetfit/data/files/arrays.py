@@ -524,8 +524,9 @@ def find_layout(x: NDArray[Any], what: str, channels_last: ChannelsLast, standar
     first, second = x.shape[1:]
     if channels_last is None and 1 not in (first, second) and max(first, second) < _CLEAR * min(first, second):
         raise DataError(
-            f"{what} {list(x.shape)} may be series [N, time, channels] or [N, channels, time]. Set channels_last = "
-            'true or false in [data], or in Python data={"name": (x, y), "channels_last": True}.',
+            f"{what} {list(x.shape)} may be series [N, time, channels] or [N, channels, time], or grey images. Set "
+            'channels_last = true or false in [data], or in Python data={"name": (x, y), "channels_last": True}. Give '
+            "grey images a dimension for their channel: x[:, None].",
             key="channels_last",
         )
     last = second < first if channels_last is None else channels_last
