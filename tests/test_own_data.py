@@ -174,7 +174,7 @@ def test_a_run_that_goes_on_with_other_data_says_so(
     folder, other = begun(table, tmp_path / "run"), begun(table, tmp_path / "other")
     assert data_noted(folder)["data"]["splits"] == {"train": 108, "validation": 12, "test": 30}
     written(table, rows)
-    found = ff.resume(folder)
+    found = ff.resume(folder, progress=False)
     (note,) = (note for note in found.summary["notes"] if note.startswith("The data have changed since this run began"))
     assert says in note and note in caplog.text
     assert f"began: {says}" in " ".join(called("resume", other).split())
