@@ -139,7 +139,7 @@ def describe_facts(data: Data) -> dict[str, str]:
         resize=None if data.resize is None else list(data.resize),
         targets=[moment.tolist() for moment in data.target_scale] if data.task == "regression" else [],
     )
-    texts = {FACTS: record.model_dump_json(exclude_defaults=True) + "\n"}
+    texts = {FACTS: json.dumps(record.model_dump(exclude_defaults=True)) + "\n"}  # ASCII
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if data.tokenizer:
             texts[TOKENISER] = Path(data.tokenizer).read_text(encoding="utf-8")

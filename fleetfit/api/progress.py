@@ -5,9 +5,7 @@ All facts come from the reports of rounds in `metrics.jsonl`, so another process
 """
 
 import contextlib
-import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ from fleetfit.api.metadata import format_resume
 from fleetfit.config import Experiment
 from fleetfit.errors import COMMAND, Interrupt, ScriptInterrupt, make_printable, truncate
 from fleetfit.markup import escape_html
-from fleetfit.report.text import format_bytes, format_duration, format_percent, format_privacy
+from fleetfit.report.text import format_bytes, format_duration, format_percent, format_privacy, wrap_text
 from fleetfit.state_checks import format_rollback
 
 if TYPE_CHECKING:  # `import fleetfit` does not import rich
@@ -322,14 +320,6 @@ def print_above(bars: "Progress | None", text: str, stream: TextIO | None = None
         bars.console.print(text, markup=False, soft_wrap=True, highlight=False)
     else:
         print(text, file=stream or sys.stdout, flush=True)
-
-
-def wrap_text(text: str, stream: TextIO) -> str:
-    """Return text for people in lines of the terminal's width; as it is where the stream is not a terminal."""
-    if not stream.isatty():
-        return text
-    width = shutil.get_terminal_size().columns
-    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 # ---- in a notebook -------------------------------------------------------------------------------------------------

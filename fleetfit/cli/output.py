@@ -103,8 +103,8 @@ def print_table(table: "Table", width: int | None = None) -> None:
     from rich.markup import escape
     from rich.table import Table as RichTable
 
-    from fleetfit.api.progress import wrap_text
     from fleetfit.report.tables import OF_THE_PAPER
+    from fleetfit.report.text import wrap_text
 
     available = None if sys.stdout.isatty() else _PLAIN_WIDTH
     if width is not None:
@@ -183,7 +183,7 @@ def print_block(block: "str | Table") -> None:
 
 def print_notes(notes: Iterable[str]) -> None:
     """Print notes, a line each."""
-    from fleetfit.api.progress import wrap_text
+    from fleetfit.report.text import wrap_text
 
     for note in notes:
         print_line(wrap_text(f"Note: {note}", sys.stdout))

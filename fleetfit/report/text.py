@@ -1,11 +1,13 @@
-"""A table of text with its Markdown and CSV, and the formats of numbers in tables."""
+"""A table of text with its Markdown and CSV, the formats of numbers in tables, and lines for a terminal."""
 
 import csv
 import io
+import shutil
 import statistics
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from fleetfit.errors import make_printable
 from fleetfit.markup import html_table
@@ -161,3 +163,11 @@ def format_mean(values: Sequence[float | None]) -> str:
     if len(numbers) == 1:
         return f"{numbers[0]:.2f}"
     return f"{statistics.mean(numbers):.2f} ± {statistics.stdev(numbers):.2f}"
+
+
+def wrap_text(text: str, stream: TextIO) -> str:
+    """Return text for people in lines of the terminal's width; as it is where the stream is not a terminal."""
+    if not stream.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
