@@ -24,7 +24,7 @@ from fleetfit.config import assemble, load_experiment
 from fleetfit.config.build.local import describe_training
 from fleetfit.config.dump import to_toml
 from fleetfit.data import Data
-from fleetfit.errors import ConfigError, FleetFitError, ModelError, RunError
+from fleetfit.errors import ConfigError, DataError, FleetFitError, ModelError, RunError
 from fleetfit.names import list_names
 from fleetfit.training import initial_state
 from fleetfit.training.frozen import BATCH, find_frozen_prefix
@@ -465,7 +465,7 @@ def test_images_without_an_axis_of_channels_are_refused_with_the_way_to_add_it(t
             return self.head(self.convolution(x).relu().mean((2, 3)))
 
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(60, 8, 8)).astype(np.float32), np.arange(60) % 2
+    x, y = rng.normal(size=(60, 8, 20)).astype(np.float32), np.arange(60) % 2
     table: dict[str, Any] = {
         "rounds": 1,
         "data": {"name": (x, y), "partition": {"kind": "iid", "clients": 2}},
@@ -473,7 +473,10 @@ def test_images_without_an_axis_of_channels_are_refused_with_the_way_to_add_it(t
         "fleet": {"groups": [{"budget": 1.0}]},
         "local": {"epochs": 1, "max_steps": 1},
     }
-    with raises(ModelError, Expected("(8, 8)", "x[:, None]"), key="model.name"):
+    with raises(ModelError, Expected("(8, 20)", "x[:, None]"), key="model.name"):
         ff.run(table, model=Net(), out=tmp_path / "run")
+    square = {**table, "data": {**table["data"], "name": (x[:, :, :8], y)}}
+    with raises(DataError, Expected("[60, 8, 8]", "x[:, None]"), key="channels_last"):
+        ff.run(square, model=Net(), out=tmp_path / "run")
     table["data"] |= {"name": (x[:, None], y)}
     assert ff.run(table, model=Net(), out=tmp_path / "run").finished
