@@ -196,7 +196,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 def _name_data_files(data: Mapping[str, Any]) -> str:
     """Return the summary's name for data from files; "" for a named data set."""
     path = data.get("file") or data.get("folder")
-    if data.get("name") not in ("table", "images", "arrays", "text") or not isinstance(path, str):
+    if data.get("name") not in ("table", "images", "sounds", "arrays", "text") or not isinstance(path, str):
         return ""
     is_folder = data["name"] == "images" or (data["name"] != "arrays" and Path(path).is_dir())
     return (Path(path).name if is_folder else Path(path).stem)[:_MOST_CHARACTERS]

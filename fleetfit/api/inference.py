@@ -23,10 +23,12 @@ from fleetfit.config.dump import dump_with_defaults
 from fleetfit.cost import submodel_cost
 from fleetfit.data import AbsentData, Data
 from fleetfit.data.files.arrays import prepare_arrays, read_arrays_like
-from fleetfit.data.files.devices import find_listed_files
+from fleetfit.data.files.devices import find_listed_files, list_new_files
 from fleetfit.data.files.folders import resolve_folder
-from fleetfit.data.files.images import SUFFIXES, list_images, read_images_like
+from fleetfit.data.files.images import SUFFIXES, read_images_like
 from fleetfit.data.files.memory import Samples, TableSplits, read_memory
+from fleetfit.data.files.sounds import SUFFIXES as SOUNDS
+from fleetfit.data.files.sounds import read_sounds_like
 from fleetfit.data.files.table import encode_rows, encode_table
 from fleetfit.data.files.text import read_texts_like
 from fleetfit.data.splits import SPLITS
@@ -252,7 +254,7 @@ def _check_source(name: str) -> None:
 
 
 def _read_new_samples(run: TrainedRun, name: str) -> Data | None:
-    """Read images or texts, also without labels, for a run on such data; None for anything else."""
+    """Read images, sounds or texts, also without labels, for a run on such data; None for anything else."""
     run_data, section = run.assembly.data, run.experiment.data
     if not isinstance(run_data, Data) or names.match_name("data", name) in names.list_names("data"):
         return None
@@ -261,12 +263,15 @@ def _read_new_samples(run: TrainedRun, name: str) -> Data | None:
         return read_texts_like(
             run_data, path, settings.get("text"), settings.get("label"), settings.get("header") is not False
         )
-    if section.name != "images":
+    if section.name not in ("images", "sounds"):
         return None
-    listed = None
-    if path.exists() and (path.is_file() or settings.get("image")):
-        listed = find_listed_files(path, SUFFIXES, settings.get("label"))
-    paths, labels = listed or (list_images(path), None)
+    is_sounds = section.name == "sounds"
+    suffixes, listed = SOUNDS if is_sounds else SUFFIXES, None
+    if path.exists() and (path.is_file() or settings.get("label" if is_sounds else "image")):
+        listed = find_listed_files(path, suffixes, settings.get("label"))
+    paths, labels = listed or (list_new_files(path, suffixes), None)
+    if is_sounds:
+        return read_sounds_like(run_data, path, paths, settings, labels) if paths else None
     size, centre, upright = (settings.get(key) for key in ("size", "centre", "exif_orientation"))
     return read_images_like(run_data, path, paths, size, centre or 1.0, upright is not False, labels) if paths else None
 

@@ -15,7 +15,7 @@ from fleetfit.config.toml import path_exists, resolve_path
 from fleetfit.data import Data, DataInMemory
 from fleetfit.errors import ConfigError, DataError, truncate
 
-OWN_FILES = ("arrays", "images", "plain_text", "table", "text")
+OWN_FILES = ("arrays", "images", "plain_text", "sounds", "table", "text")
 """Data sets that read the user's own files, of any size."""
 _LARGE_SIDE = 48  # pixels from which images get the larger of two models
 _DEEP_LSTM = {"name": "char_lstm", "embedding": 64, "hidden": 128, "layers": 4}  # the paper's two layers make 2 levels
@@ -117,8 +117,8 @@ def sets_client_count(name: Any) -> bool:
     return isinstance(name, Data | DataInMemory) or (isinstance(name, str) and name in OWN_FILES)
 
 
-def describe_data(data: Data) -> str:
-    """Describe a data set of the user's own files in one line."""
+def describe_data(data: Data, kind: Any = "images") -> str:
+    """Describe a data set of the user's own files in one line; the kind tells images from sounds."""
     shape, rows = data.sample_shape, f"{len(data.x):,}"
     if data.task == "next_token":
         content = f"{rows} windows of {shape[0]} tokens, {data.classes} different ones"
@@ -126,7 +126,10 @@ def describe_data(data: Data) -> str:
         content = f"{rows} texts of {shape[0]} tokens (of {data.vocabulary:,}), {data.classes} classes"
     elif data.x.dtype == torch.uint8 and len(shape) == 3:
         colours = "grey" if shape[0] == 1 else f"{shape[0]} channels"
-        content = f"{rows} images of {shape[1]}x{shape[2]} pixels (height x width), {colours}, {data.classes} classes"
+        samples = "sounds as images" if kind == "sounds" else "images"
+        content = (
+            f"{rows} {samples} of {shape[1]}x{shape[2]} pixels (height x width), {colours}, {data.classes} classes"
+        )
     else:
         target = f"{data.classes} classes" if data.task == "classification" else data.task.replace("_", "-")
         content = f"{rows} samples {list(shape)}, {target}"
@@ -193,6 +196,8 @@ def choose_model(data: Mapping[str, Any]) -> Table:
     if name == "images":
         side = data.get("resize") or data.get("size") or 0
         return {"name": "resnet20"} if isinstance(side, int) and side >= _LARGE_SIDE else {}
+    if name == "sounds":
+        return {"name": "resnet20"} if data.get("mels", 64) >= _LARGE_SIDE else {}
     if name == "arrays" and isinstance(data.get("file"), str):
         from fleetfit.data.files.arrays import find_sample_shape
 

@@ -1,8 +1,8 @@
 """Data sets: public sets by name, formats of files, and partitions among clients.
 
     sets/         public data sets, one or a family of them in a file: mnist, cifar, femnist, ...
-    files/        formats of files. images, text, plain_text, arrays and table are names of data as well; detect chooses
-                  one for a path; folders finds the files of a set; parquet, leaf, sounds, tokens, memory read data
+    files/        formats of files. images, sounds, text, plain_text, arrays and table are names of data as well; detect
+                  chooses one for a path; folders finds the files of a set; parquet, leaf, tokens, memory read data
     dataset.py    Data, the type of every data set, and its transfer to worker processes
     splits.py     train, validation and test; holding samples out
     partition.py  partitions among clients

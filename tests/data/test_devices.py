@@ -9,7 +9,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from support import raises
+from support import raises, run_verb
 
 import fleetfit as ff
 from fleetfit.cli.main import main
@@ -192,6 +192,72 @@ def test_texts_of_devices(splits: Sequence[str], tmp_path: Path) -> None:
     assert partition == "natural" and data.groups is not None
     counts = torch.zeros(3, 2, dtype=torch.int64).index_put_((data.groups, data.y), torch.tensor(1), accumulate=True)
     assert data.class_names == CLASSES and counts.tolist() == [[EACH, EACH]] * 3
+
+
+@pytest.mark.parametrize("form", ["folder", "csv", "tsv", "splits", "other names", "stems"])
+def test_a_table_of_texts(form: str, tmp_path: Path) -> None:
+    """Each text once, with the class and the device of its row."""
+    pytest.importorskip("tokenizers")
+    names = ["note", "what", "place"] if form == "other names" else ["file", "label", "device"]
+    cells, root = [], tmp_path / "flat"
+    for device, kind, brightness in ROWS:
+        name = f"{device}_{brightness}{'' if form == 'stems' else '.txt'}"
+        write_text(root / "notes" / f"{device}_{brightness}.txt", kind, device, brightness)
+        cells.append((name, kind, device))
+    frame = pandas.DataFrame(cells, columns=names)
+    if form == "splits":
+        frame[::2].to_csv(root / "train.csv", index=False)
+        frame[1::2].to_csv(root / "test.csv", index=False)
+    else:
+        frame.to_csv(root / f"i.{'tsv' if form == 'tsv' else 'csv'}", index=False, sep="\t" if form == "tsv" else ",")
+    keys = {"label": "what", "groups": "place"} if form == "other names" else {}
+    path = root / f"i.{form}" if form in ("csv", "tsv") else root
+    data, partition = load(path, **keys)
+    assert partition == "natural" and data.groups is not None and isinstance(data.x, torch.Tensor)
+    tokenizer = pytest.importorskip("tokenizers").Tokenizer.from_file(data.tokenizer)
+    found = sorted(
+        (DEVICES[group], data.class_names[y], tokenizer.decode(x).replace("##", "").replace(" ", ""))
+        for x, y, group in zip(data.x.tolist(), data.y.tolist(), data.groups.tolist(), strict=True)
+    )
+    assert found == sorted((row[0], row[1], describe(row[1], row[0], row[2]).replace(" ", "")) for row in ROWS)
+    assert form != "splits" or len(data.split("test")) == 30
+
+
+def describe(kind: str, device: str, number: int) -> str:
+    return f"{kind} seen by {device[-1]} as {'x' * (1 + number % 7)}"
+
+
+def write_text(path: Path, kind: str, device: str, number: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(describe(kind, device, number))
+
+
+@pytest.mark.parametrize("form", ["flat", "table", "table of a folder", "classes"])
+def test_new_texts_of_a_table_are_predicted_with_their_labels(form: str, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    cells = []
+    for device, kind, number in ROWS:
+        write_text(tmp_path / "flat" / f"{device}_{number}.txt", kind, device, number)
+        cells.append((f"{device}_{number}.txt", kind, device))
+    pandas.DataFrame(cells, columns=["file", "label", "device"]).to_csv(tmp_path / "flat" / "index.csv", index=False)
+    settings: dict[str, Any] = {"rounds": 1, "local": {"max_steps": 1}, "progress": False}
+    run = ff.run(data={"path": str(tmp_path / "flat")}, out=tmp_path / "run", **settings)
+    rows = [("dawn", "parked", 130), ("dusk", "empty", 10), ("dusk", "parked", 140)]
+    names = [f"{row[1]}/{row[0]}{row[2]}.txt" if form == "classes" else f"{row[0]}{row[2]}.txt" for row in rows]
+    for name, row in zip(names, rows, strict=True):
+        write_text(tmp_path / "new" / name, row[1], row[0], row[2])
+    if form.startswith("table"):
+        frame = pandas.DataFrame([(name, row[1]) for name, row in zip(names, rows, strict=True)])
+        frame.to_csv(tmp_path / "new" / "more.csv", index=False, header=["file", "label"])
+    path = tmp_path / "new" / "more.csv" if form == "table" else tmp_path / "new"
+    run_verb("predict", run.folder, "--data", path, "--out", tmp_path / "p.csv", code=0)
+    found = pandas.read_csv(tmp_path / "p.csv").set_index("file")
+    assert sorted(found.index) == sorted(names)
+    if form == "flat":
+        assert "label" not in found.columns
+        return
+    assert found.label[names].tolist() == [row[1] for row in rows]
+    assert run.evaluate(data=path)["static"]["samples"] == 3
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ from fleetfit.errors import ConfigError
 from fleetfit.factories import call_factory
 
 NAMES = ("ag_news", "arrays", "cifar10", "cifar100", "digits", "fashion_mnist", "femnist", "imagenet", "images",
-         "mnist", "plain_text", "shakespeare", "speech_commands", "sst2", "table", "text", "widar")  # fmt: skip
+         "mnist", "plain_text", "shakespeare", "sounds", "speech_commands", "sst2", "table", "text",
+         "widar")  # fmt: skip
 
 
 def test_names_stay() -> None:
@@ -25,7 +26,7 @@ def test_a_name_is_a_function_of_that_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["cache", "cifar", "dataset", "detect", "files", "folders", "image_reader", "parquet",
-                                  "partition", "sets", "short_texts", "sounds", "tokens"])  # fmt: skip
+                                  "partition", "sets", "short_texts", "tokens"])  # fmt: skip
 def test_modules_of_readers_are_not_sets(name: str) -> None:
     with raises(ConfigError, f'"{name}"', "ag_news, arrays, cifar10"):
         names.resolve("data", name)

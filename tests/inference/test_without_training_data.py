@@ -2,6 +2,7 @@
 
 import csv
 import json
+import wave
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,10 +46,20 @@ def write_texts(folder: Path, rows: slice) -> None:
     (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
 
 
+def write_sounds(folder: Path, rows: slice) -> None:
+    for i in range(120)[rows]:
+        (folder / "rows" / "abc"[Y[i]]).mkdir(parents=True, exist_ok=True)
+        with wave.open(str(folder / "rows" / "abc"[Y[i]] / f"{i}.wav"), "wb") as file:
+            file.setparams((1, 2, 8000, 0, "NONE", ""))
+            tone = 9000 * np.sin(np.arange(1600) * (0.3 + 0.6 * Y[i] + 0.001 * i))
+            file.writeframes(tone.astype("<i2").tobytes())
+
+
 KINDS: dict[str, tuple[Callable[[Path, slice], None], str, dict[str, Any]]] = {
     "table": (write_table, "rows.parquet", {"model": SMALL}),
     "arrays": (write_arrays, "rows.npz", {"model": SMALL}),
     "images": (write_images, "rows", {}),
+    "sounds": (write_sounds, "rows", {"model": "cnn"}),
     "texts": (write_texts, "rows.jsonl", {}),
 }
 

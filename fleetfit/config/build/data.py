@@ -127,7 +127,11 @@ def describe_data_files(experiment: Experiment, data: Data | DataDescription, cl
     name = experiment.data.name
     is_own = isinstance(name, DataInMemory) or name in OWN_FILES
     own_notes = not is_own or data.columns  # a table's notes describe it
-    notes = [*([] if own_notes else [describe_data(data)]), *data.notes, *_describe_joined_labels(data.class_names)]
+    notes = [
+        *([] if own_notes else [describe_data(data, name)]),
+        *data.notes,
+        *_describe_joined_labels(data.class_names),
+    ]
     if clients < CLIENTS and has_data_sized_clients(experiment):
         notes.append(
             f"The data are small, so they are divided among {clients} clients. Set [data] partition.clients for "

@@ -3,6 +3,7 @@
 It only reads names of files, headers of some images and arrays, and the first rows of a table.
 """
 
+import functools
 import inspect
 import itertools
 import json
@@ -13,7 +14,7 @@ from typing import Any
 
 from fleetfit import files
 from fleetfit.data.files import table
-from fleetfit.data.files.devices import find_file_table
+from fleetfit.data.files.devices import find_file_table, find_labelled_files, has_class_files, has_device_files
 from fleetfit.data.files.folders import (
     is_saved_dataset,
     is_system_name,
@@ -30,7 +31,9 @@ from fleetfit.data.files.images import (
     sample_sizes,
     unpack_zip,
 )
-from fleetfit.data.files.text import TEXT_COLUMNS, has_text_devices, has_text_folders, text
+from fleetfit.data.files.sounds import RATE, read_header
+from fleetfit.data.files.sounds import SUFFIXES as SOUNDS
+from fleetfit.data.files.text import FILE_SUFFIXES, TEXT_COLUMNS, text
 from fleetfit.errors import DataError
 
 _LARGE, _SMALL = 64, 32  # sides for resizing images of several sizes, or large ones
@@ -86,8 +89,8 @@ def _detect_file(path: Path, keys: Keys) -> Keys:
         return _detect_plain_text(path)
     raise DataError(
         f"data.path: {path} has an unknown suffix. Use .csv, .tsv or .parquet for a table, .npz for arrays, .txt for "
-        "running text, .csv, .jsonl or .parquet for labelled texts, and a folder per class (or a .zip of them) for "
-        "images. For other names set data.name.",
+        "running text, .csv, .jsonl or .parquet for labelled texts, and a folder per class for images (or a .zip of "
+        "them), sounds or texts. For other names set data.name.",
         path=path,
     )
 
@@ -97,11 +100,8 @@ def _detect_folder(folder: Path, keys: Keys) -> Keys:
         return _detect_saved_dataset(folder, keys)
     if listed := _detect_file_table(folder, keys):
         return listed
-    if has_class_folders(folder) and (has_images(folder) or not has_text_folders(folder)):
-        partition = {"partition": _NATURAL} if has_devices(folder) else {}
-        return {"name": "images", "folder": str(folder), **partition, **_choose_size(sample_images(folder), keys)}
-    if has_text_folders(folder):
-        return {"name": "text", "folder": str(folder), **({"partition": _NATURAL} if has_text_devices(folder) else {})}
+    if classes := _detect_class_folders(folder, keys):
+        return classes
     entries = itertools.islice(os.scandir(folder), _MAX_ENTRIES)
     names = {entry.name.lower() for entry in entries if entry.is_file() and not is_system_name(entry.name)}
     if any(name.endswith(".npy") for name in names):
@@ -121,25 +121,52 @@ def _detect_folder(folder: Path, keys: Keys) -> Keys:
         return detect_format(str(folder / archives[0]), keys)
     raise DataError(
         f"data.path: the format of {folder} is unknown. Expected a folder of images per class (CLASS/*.jpg, or "
-        "train/CLASS/*.jpg) or of .txt files per class, or a folder with train.csv, train.parquet, x.npy and y.npy, "
-        ".txt files, or a data set of Hugging Face datasets (save_to_disk).",
+        "train/CLASS/*.jpg), of sounds (.wav, .flac, .ogg) or of .txt files per class, or a folder with train.csv, "
+        "train.parquet, x.npy and y.npy, .txt files, or a data set of Hugging Face datasets (save_to_disk).",
         path=folder,
     )
 
 
+def _detect_class_folders(folder: Path, keys: Keys) -> Keys:
+    """Return the keys for class folders, also within folders of devices; {} if there are none."""
+    is_images = has_class_folders(folder)
+    if not (is_images and has_images(folder)):
+        for name, suffixes in (("sounds", SOUNDS), ("text", FILE_SUFFIXES)):
+            if has_class_files(folder, suffixes):
+                partition = {"partition": _NATURAL} if has_device_files(folder, suffixes) else {}
+                return {"name": name, "folder": str(folder), **partition, **_choose_rate(name, folder, keys)}
+    if not is_images:
+        return {}
+    partition = {"partition": _NATURAL} if has_devices(folder) else {}
+    return {"name": "images", "folder": str(folder), **partition, **_choose_size(sample_images(folder), keys)}
+
+
 def _detect_file_table(path: Path, keys: Keys) -> Keys:
-    """Return the keys for a table of images beside them; {} if there is none, or class folders come first."""
-    if not (found := find_file_table(path, SUFFIXES, keys.get("label"), keys.get("groups"))):
+    """Return the keys for a table of files beside them; {} if there is none, or class folders come first."""
+    for name, suffixes in (("images", SUFFIXES), ("sounds", SOUNDS), ("text", FILE_SUFFIXES)):
+        if not (found := find_file_table(path, suffixes, keys.get("label"), keys.get("groups"))):
+            continue
+        is_asked = path.is_file() or "label" in keys or found.groups is not None
+        has_classes = has_class_folders if name == "images" else functools.partial(has_class_files, suffixes=suffixes)
+        if not is_asked and has_classes(path) and len(list_class_folders(path)) > 1:
+            return {}
+        groups = {} if found.groups is None else {"groups": found.groups, "partition": _NATURAL}
+        columns = {"name": name, "folder": str(path), "label": found.label, **groups}
+        if name == "images":
+            paths = [one for one in found.paths if one is not None]
+            return {**columns, "image": found.files, **_choose_size(paths, keys)}
+        return {**columns, **_choose_rate(name, path, {**keys, **columns})}
+    return {}
+
+
+def _choose_rate(name: str, path: Path, keys: Keys) -> Keys:
+    """Return the most common sampling rate of training sounds, if it is not the default; {} for other files."""
+    if name != "sounds" or "rate" in keys:
         return {}
-    is_asked = path.is_file() or "label" in keys or found.groups is not None
-    if not is_asked and has_class_folders(path) and len(list_class_folders(path)) > 1:
-        return {}
-    groups = {} if found.groups is None else {"groups": found.groups, "partition": _NATURAL}
-    paths = [one for one in found.paths if one is not None]
-    return {
-        "name": "images", "folder": str(path), "image": found.files, "label": found.label, **groups,
-        **_choose_size(paths, keys),
-    }  # fmt: skip
+    listed = find_labelled_files(path.name, path, SOUNDS, keys.get("label"), keys.get("groups"))
+    rates = [] if listed is None else [read_header(file)[1] for file in listed.paths[: listed.sizes["train"]]]
+    rate = max(sorted(set(rates)), key=rates.count, default=RATE)
+    return {} if rate == RATE else {"rate": rate}
 
 
 def _detect_plain_text(path: Path) -> Keys:

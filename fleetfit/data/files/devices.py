@@ -6,19 +6,23 @@ share an inner folder's name. The images, sounds or texts of a device are a natu
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetfit.data.dataset import Data
 from fleetfit.data.files import table
-from fleetfit.data.files.folders import list_class_folders, list_sample_files
+from fleetfit.data.files.folders import is_saved_dataset, label_by_folders, list_class_folders, list_sample_files
+from fleetfit.data.splits import ALIASES
 from fleetfit.errors import DataError, quote_some, truncate
 
 GROUPS = ("device", "device_id", "client", "client_id", "user", "user_id", "camera", "sensor", "phone")
 """Usual names of the column of the devices."""
+SPLIT_FOLDERS = {**ALIASES, "validation": (*ALIASES["validation"], "dev")}
+_UNLABELLED = "unsup"  # the folder of unlabelled texts in IMDB
 _SUFFIXES = (".csv", ".tsv")
 _SAMPLE = 200  # rows from which the column of files is found
 _START = 1 << 14  # bytes of a table in which a name of a file is looked for
@@ -232,3 +236,137 @@ def read_file_table(files: FileTable) -> ListedFiles:
         sizes=labels.sizes,
         notes=(note, *([f"{empty} rows without a label are left out."] if empty else [])),
     )
+
+
+# ---- a folder for each class, or each device and class ---------------------------------------------------------------
+
+ClassFiles = dict[str, dict[str, list[Path]]]
+"""Split -> class -> files, "train" first."""
+
+
+def has_class_files(path: Path, suffixes: tuple[str, ...]) -> bool:
+    """Return whether a folder has a subfolder of files per class, or per device and class."""
+    return bool(_find_class_files(path, suffixes))
+
+
+def has_device_files(path: Path, suffixes: tuple[str, ...]) -> bool:
+    """Return whether a folder has a folder of files per device and class."""
+    train = path / "train"
+    return bool(list_devices(train if train.is_dir() else path, lambda folder: _list_direct_files(folder, suffixes)))
+
+
+def find_labelled_files(
+    name: str, path: Path, suffixes: tuple[str, ...], label: str | None, groups: str | None, in_table: bool = True
+) -> ListedFiles | None:
+    """Return the files of a set with their labels: of a table of files, or of class folders; None if there are none.
+
+    Args:
+        name: The set's name, for messages.
+        path: The set's folder, or its table.
+        suffixes: Suffixes of the files, in lower case.
+        label: As of `find_file_table`. Beside class folders, a table is read if `label` or `groups` is set.
+        groups: As of `find_file_table`.
+        in_table: Whether to look for a table of files.
+
+    Raises:
+        DataError: A file, a column, a label or a device is missing or wrong.
+    """
+    splits = _find_class_files(path, suffixes)
+    if in_table and path.exists() and (not splits or (label, groups) != (None, None)):
+        file_table = find_file_table(path, suffixes, label, groups)
+        if file_table is not None:
+            return read_file_table(file_table)
+    if splits and groups is not None:
+        raise DataError(f"{name}: class folders have no column of groups. Leave groups out.", key="groups")
+    return _read_class_files(name, splits, has_device_files(path, suffixes)) if splits else None
+
+
+def _find_class_files(path: Path, suffixes: tuple[str, ...]) -> ClassFiles:
+    """Return the files of each class and split, or {} if there are none."""
+    if not path.is_dir():
+        return {}
+    by_device = has_device_files(path, suffixes)
+    splits = {split: classes for split, aliases in SPLIT_FOLDERS.items() for alias in aliases
+              if (classes := _list_class_files(path / alias, suffixes, by_device))}  # fmt: skip
+    if "train" in splits:
+        return {split: splits[split] for split in SPLIT_FOLDERS if split in splits}
+    classes = {} if splits else _list_class_files(path, suffixes, by_device)
+    return {"train": classes} if classes else {}
+
+
+def _list_class_files(path: Path, suffixes: tuple[str, ...], by_device: bool) -> dict[str, list[Path]]:
+    if not path.is_dir():
+        return {}
+    folders = [one for device in list_class_folders(path) for one in list_class_folders(device)] if by_device else []
+    classes: dict[str, list[Path]] = {}
+    for folder in sorted(folders or list_class_folders(path), key=lambda folder: (folder.name, folder)):
+        if folder.name != _UNLABELLED and (files := _list_direct_files(folder, suffixes)):
+            classes.setdefault(folder.name, []).extend(files)
+    return classes
+
+
+def _list_direct_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    return [path for path in list_sample_files(folder, "*") if path.suffix.lower() in suffixes]
+
+
+def _read_class_files(name: str, splits: ClassFiles, by_device: bool) -> ListedFiles:
+    class_names = tuple(splits["train"])
+    for split, classes in splits.items():
+        for class_name, paths in classes.items():
+            if class_name not in class_names:
+                raise DataError(
+                    f"{paths[0].parent} is a class of the {split} split, but not of the train split.",
+                    path=paths[0].parent,
+                )
+    files = [file for classes in splits.values() for paths in classes.values() for file in paths]
+    groups, notes = None, tuple[str, ...]()
+    if by_device:
+        devices, groups = np.unique([file.parent.parent.name for file in files], return_inverse=True)
+        notes = (describe_devices(name, devices.tolist(), class_names),)
+    return ListedFiles(
+        paths=files,
+        y=np.array(
+            [class_names.index(one) for classes in splits.values() for one, paths in classes.items() for _ in paths],
+            dtype=np.int64,
+        ),
+        class_names=class_names,
+        groups=groups,
+        sizes={split: sum(map(len, classes.values())) for split, classes in splits.items()},
+        notes=notes,
+    )
+
+
+# ---- new files for a trained model -----------------------------------------------------------------------------------
+
+
+def list_new_files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """Return a file itself, or the files below a folder, sorted.
+
+    A folder of splits or of Parquet files has none: it is a data set.
+    """
+    if path.is_file():
+        return [path] if path.suffix.lower() in suffixes else []
+    if not path.is_dir() or (path / "train").is_dir() or is_saved_dataset(path):
+        return []
+    paths = list_sample_files(path, "**/*")
+    has_parquet = any(file.suffix.lower() == ".parquet" for file in paths)
+    return [] if has_parquet else [file for file in paths if file.suffix.lower() in suffixes]
+
+
+def label_new_files(
+    trained: Data, path: Path, paths: Sequence[Path], listed: Sequence[str | None] | None
+) -> tuple[NDArray[np.bytes_], NDArray[np.int64] | None, list[str]]:
+    """Return the names and labels of new files, both [N], and notes. The labels are None if a file has none.
+
+    Args:
+        trained: The training set.
+        path: The file or folder that the user named.
+        paths: Its files, at least one.
+        listed: The label of each in a table of files; None: the nearest folder that is named after a class.
+    """
+    names = [file.relative_to(path if path.is_dir() else path.parent) for file in paths]
+    folders = (
+        names if listed is None else [Path(label or "", name.name) for label, name in zip(listed, names, strict=True)]
+    )
+    labels, notes = label_by_folders(folders, trained.class_names or tuple(map(str, range(trained.classes))))
+    return np.array([os.fsencode(name) for name in names], dtype=np.bytes_), labels, notes

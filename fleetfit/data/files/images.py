@@ -34,17 +34,21 @@ from numpy.typing import NDArray
 from fleetfit.data import cache
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files import parquet
-from fleetfit.data.files.devices import ListedFiles, describe_devices, find_file_table, list_devices, read_file_table
+from fleetfit.data.files.devices import (
+    ListedFiles,
+    describe_devices,
+    find_file_table,
+    label_new_files,
+    list_devices,
+    read_file_table,
+)
 from fleetfit.data.files.folders import (
     convert_saved_dataset,
     download,
     find_or_download,
     find_parquet_files,
-    is_saved_dataset,
     is_system_name,
-    label_by_folders,
     list_class_folders,
-    list_sample_files,
     resolve_folder,
 )
 from fleetfit.data.image_reader import (
@@ -151,20 +155,6 @@ def images(
     return make_data(name, labelled, validation, test, seed, augment, mean, std, resize, samples)
 
 
-def list_images(path: Path) -> list[Path]:
-    """Return an image file itself, or the images below a folder, sorted.
-
-    A folder of splits or of Parquet files has none: `images` reads it.
-    """
-    if path.is_file():
-        return [path] if path.suffix.lower() in SUFFIXES else []
-    if not path.is_dir() or (path / "train").is_dir() or is_saved_dataset(path):
-        return []
-    paths = list_sample_files(path, "**/*")
-    has_parquet = any(file.suffix.lower() == ".parquet" for file in paths)
-    return [] if has_parquet else [file for file in paths if file.suffix.lower() in SUFFIXES]
-
-
 def read_images_like(
     trained: Data,
     path: Path,
@@ -191,14 +181,8 @@ def read_images_like(
     Raises:
         DataError: The first image cannot be opened.
     """
-    root = path if path.is_dir() else path.parent
-    names = [file.relative_to(root) for file in paths]
-    source = ImageFiles(root.absolute(), np.array([os.fsencode(name) for name in names], dtype=np.bytes_))
-    class_names = trained.class_names or tuple(map(str, range(trained.classes)))
-    folders = (
-        names if listed is None else [Path(label or "", name.name) for label, name in zip(listed, names, strict=True)]
-    )
-    labels, notes = label_by_folders(folders, class_names)
+    names, labels, notes = label_new_files(trained, path, paths, listed)
+    source = ImageFiles((path if path.is_dir() else path.parent).absolute(), names)
     height, width = trained.x.shape[2:]
     first_width, first_height = read_first_size(source, upright)
     if size is None and (first_height, first_width) != (height, width):

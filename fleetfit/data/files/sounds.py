@@ -1,4 +1,8 @@
-"""Read sounds as log-mel spectrograms, images of uint8.
+"""Labelled sounds on disk as log-mel spectrograms, images of uint8: class folders, or a table of files.
+
+Folders are `train/CLASS/*.wav` and so on, or just `CLASS/*.wav`. Sounds of devices are in `DEVICE/CLASS/*.wav`, or a
+CSV file names the file, label and device of each (see `fleetfit.data.files.devices`). Channels are averaged. PCM .wav
+files need no further package; the package soundfile reads FLAC, Ogg and other .wav files.
 
 The power spectrum of 25 ms windows every 10 ms is summed in triangular bands that are equally wide and half overlapping
 on the mel scale of O'Shaughnessy, mel(f) = 2595 log10(1 + f / 700) ("HTK"), from 0 Hz to half the sampling rate. The
@@ -9,23 +13,41 @@ Decibels from -120 to 0 become 0..255 in steps of 0.47 dB; smaller differences a
 silence, as the rounding to 16 bits alone makes more noise.
 """
 
+import functools
 import io
 import math
-from collections.abc import Callable, Iterable
+import statistics
+import wave
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fleetfit.data import cache
+from fleetfit.data.dataset import Data, Facts
+from fleetfit.data.files.devices import find_labelled_files, label_new_files
+from fleetfit.data.files.folders import resolve_folder
 from fleetfit.data.image_reader import Origin, count_threads
-from fleetfit.errors import DataError, import_optional
+from fleetfit.data.splits import fill_missing_splits
+from fleetfit.errors import DataError, MissingExtra, import_optional
+from fleetfit.files import check_file, read_bytes
 
+FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="folders of sounds, or a table of files")
+SUFFIXES = (".wav", ".flac", ".ogg")
+RATE, WINDOW_MS, HOP_MS = 16_000, 25.0, 10.0
+"""Samples per second, and milliseconds of a window and a hop, of `sounds`."""
+_MAX_RATE = 1_000_000
 _FLOOR_DB = -120.0
-_BATCH = 64  # number of sounds in memory
+_BATCH = 64  # number of sounds of a second in memory
+_UNREADABLE = (OSError, RuntimeError, TypeError, ValueError, MemoryError, EOFError, wave.Error)
 
 Sound = tuple[Callable[[], bytes], Origin]
 """A function that reads an encoded sound, and the sound's origin, for messages."""
@@ -41,6 +63,7 @@ class Spectrogram:
         mels: Number of bands, the image's height.
         window: Samples of a window (Hann).
         hop: Samples from one window to the next.
+        resamples: Whether sounds of other sampling rates are resampled; else they are refused.
     """
 
     rate: int
@@ -48,6 +71,7 @@ class Spectrogram:
     mels: int
     window: int
     hop: int
+    resamples: bool = False
 
     def __post_init__(self) -> None:
         """Check the sizes.
@@ -114,34 +138,86 @@ class Spectrogram:
         """Decode sounds and write their spectrograms to an array [N, 1, mels, frames].
 
         Raises:
-            DataError: A sound cannot be decoded or has another sampling rate.
-            MissingExtra: soundfile is not installed.
+            DataError: A sound cannot be decoded, or has another sampling rate and `resamples` is not set.
+            MissingExtra: soundfile is not installed, and a sound is not a PCM .wav file.
         """
         remaining, start = iter(sounds), 0
+        size = min(_BATCH, max(1, _BATCH * RATE // self.samples))
         with ThreadPoolExecutor(count_threads()) as pool:
-            while batch := list(islice(remaining, _BATCH)):
+            while batch := list(islice(remaining, size)):
                 waves = torch.from_numpy(np.stack(list(pool.map(lambda sound: self._read_wave(*sound), batch))))
                 target[start : start + len(batch)] = self.transform(waves).numpy()
                 start += len(batch)
 
     def _read_wave(self, read_bytes: Callable[[], bytes], origin: Origin) -> NDArray[np.float32]:
         """Return a sound, mono and of `samples` samples."""
-        soundfile = import_optional("soundfile", "audio", "Reading sounds")
         try:
-            wave, rate = soundfile.read(io.BytesIO(read_bytes()), dtype="float32", always_2d=True, frames=self.samples)
-        except (OSError, RuntimeError, TypeError, ValueError, MemoryError) as error:
+            with _open_sound(io.BytesIO(read_bytes())) as file:
+                rate = int(file.samplerate)
+                frames = -(-self.samples * rate // self.rate) if self.resamples else self.samples
+                sound = file.read(frames, dtype="float32", always_2d=True)
+        except _UNREADABLE as error:
             problem = f"{origin} cannot be decoded as a sound: {error}"
             raise DataError(problem, path=origin.path, row=origin.row) from error
         problem = ""
-        if not np.isfinite(wave).all():
+        if not np.isfinite(sound).all():
             problem = "has a sample that is not finite."
-        elif rate != self.rate:
+        elif rate != self.rate and not (self.resamples and 1 <= rate <= _MAX_RATE):
             problem = f"has {rate} samples per second, but {self.rate} are needed. Resample it."
         if problem:
             raise DataError(f"{origin} {problem}", path=origin.path, row=origin.row)
+        mono = sound.mean(1)
+        if rate != self.rate:
+            mono = resample(mono, rate, self.rate)[: self.samples]
         padded = np.zeros(self.samples, dtype=np.float32)
-        padded[: len(wave)] = wave.mean(1)
+        padded[: len(mono)] = mono
         return padded
+
+
+class _PlainWave:
+    """A PCM .wav file, read by the standard library in the form of `soundfile.SoundFile`."""
+
+    def __init__(self, content: IO[bytes]) -> None:
+        self._file = wave.open(content)  # noqa: SIM115
+        self.samplerate, self.frames = self._file.getframerate(), self._file.getnframes()
+
+    def __enter__(self) -> "_PlainWave":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def read(self, frames: int, dtype: str, always_2d: bool) -> NDArray[np.float32]:
+        """Return samples within -1..1, [frames, channels]."""
+        channels, width = self._file.getnchannels(), self._file.getsampwidth()
+        content = np.frombuffer(self._file.readframes(frames), dtype=np.uint8)
+        steps = content[: len(content) // (channels * width) * channels * width].reshape(-1, channels, width)
+        padded = np.zeros((*steps.shape[:2], 4), dtype=np.uint8)
+        padded[..., 4 - width :] = steps if width > 1 else steps ^ 128  # 8 bits have no sign
+        return (padded.view("<i4")[..., 0] / 2**31).astype(np.float32)
+
+
+def _open_sound(content: IO[bytes]) -> Any:
+    """Open a sound as a `soundfile.SoundFile`, or a `_PlainWave` where soundfile is not installed."""
+    try:
+        return import_optional("soundfile", "audio", "Reading sounds").SoundFile(content)
+    except MissingExtra:
+        try:
+            return _PlainWave(content)
+        except (wave.Error, EOFError):
+            pass
+        raise
+
+
+def resample(sound: NDArray[np.float32], rate: int, target: int) -> NDArray[np.float32]:
+    """Return a sound [n] at another sampling rate, without the frequencies from half the lower rate on.
+
+    The spectrum is cut or continued with zeros; silence before and after the sound keeps its ends apart.
+    """
+    seconds = len(sound) // rate + 2
+    spectrum = np.fft.rfft(sound, seconds * rate)[: seconds * min(rate, target) // 2]
+    samples = np.fft.irfft(spectrum, seconds * target) * (target / rate)
+    return samples[: -(-len(sound) * target // rate)].astype(np.float32)
 
 
 def hertz_to_mel(hertz: float) -> float:
@@ -152,3 +228,175 @@ def hertz_to_mel(hertz: float) -> float:
 def mel_to_hertz(mel: float) -> float:
     """Return the frequency of a value on the mel scale."""
     return 700 * (10 ** (mel / 2595) - 1)
+
+
+# ---- a set of labelled sounds ----------------------------------------------------------------------------------------
+
+
+def sounds(
+    folder: str,
+    label: str | None = None,
+    groups: str | None = None,
+    rate: int = RATE,
+    seconds: float | None = None,
+    mels: int = 64,
+    window_ms: float = WINDOW_MS,
+    hop_ms: float = HOP_MS,
+    validation: float = 0.1,
+    test: float = 0.2,
+    seed: int = 0,
+    augment: str | None = None,
+    mean: tuple[float, ...] = (0.39,),
+    std: tuple[float, ...] = (0.18,),
+) -> Data:
+    """Return labelled sounds as spectrograms [N, 1, mels, frames], uint8 and stored in the cache.
+
+    Shorter sounds are padded with silence at the end, longer ones are cut. Missing splits are held out of the training
+    sounds: in proportion for each label, or for each group if there are groups.
+
+    Args:
+        folder: A folder of class folders, a table of files, or the folder of one. A relative path that does not exist
+            is looked up in the folder FLEETFIT_DATA.
+        label: Column of the labels in a table of files (see `find_file_table`).
+        groups: Column of the devices in such a table. Folders of devices are groups.
+        rate: Samples per second. Sounds of other rates are resampled. `data.path` sets the most common rate of the
+            training sounds.
+        seconds: Length of a sound, rounded to whole hops; None: the most common one of the training sounds.
+        mels: Bands, the height of a spectrogram.
+        window_ms: Length of a window in milliseconds.
+        hop_ms: Milliseconds from one window to the next.
+        validation: Share of the training sounds to hold out, if there is no validation set.
+        test: Share of the sounds to hold out as the test set, if there is only a training set.
+        seed: Seed of held out samples.
+        augment: Augmentation of training batches, such as "crop", which moves them in time and pitch; None: nothing.
+        mean: Of the spectrogram's values in [0, 1].
+        std: Likewise.
+
+    Raises:
+        DataError: A file, a column or a sound is missing or wrong, or a parameter is out of range.
+        MissingExtra: soundfile is not installed, and a sound is not a PCM .wav file.
+    """
+    path = resolve_folder(folder)
+    name = path.resolve().stem if path.is_file() else path.resolve().name
+    if not 1 <= rate <= _MAX_RATE:
+        raise DataError(f"{name}: rate must be 1 to {_MAX_RATE:,} samples per second, got {rate}.", key="rate")
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise DataError(f"{name}: seconds must be above 0, got {seconds}.", key="seconds")
+    listed = find_labelled_files(name, path, SUFFIXES, label, groups)
+    if listed is None:
+        raise DataError(
+            f"{path} has no labelled sounds. Expected CLASS/*.wav (or {', '.join(SUFFIXES[1:])}), train/CLASS/*.wav, "
+            "DEVICE/CLASS/*.wav, or a CSV file of file and label beside the sounds.",
+            path=path,
+        )
+    headers = [read_header(file) for file in listed.paths[: listed.sizes["train"]]]
+    window, hop = round(window_ms * rate / 1000), round(hop_ms * rate / 1000)
+    lengths = [frames * rate / own for frames, own in headers]
+    hops = [round(length / max(1, hop)) for length in ([seconds * rate] if seconds is not None else lengths)]
+    count = max(statistics.median_high(statistics.multimode(hops)), -(-window // max(1, hop)), 1)
+    form = Spectrogram(rate, count * hop, mels, window, hop, resamples=True)
+    splits = fill_missing_splits(
+        listed.sizes, listed.y if listed.groups is None else listed.groups, validation, test, seed
+    )
+    return Data(
+        name=name,
+        x=torch.from_numpy(_load_sounds(name, listed.paths, form)),
+        y=torch.from_numpy(listed.y),
+        splits={split: torch.from_numpy(indices) for split, indices in splits.items()},
+        classes=len(listed.class_names),
+        groups=None if listed.groups is None else torch.from_numpy(listed.groups),
+        class_names=listed.class_names,
+        mean=mean,
+        std=std,
+        augment=None if augment == "none" else augment,
+        notes=(*listed.notes, _describe_lengths(name, form, headers, lengths)),
+    )
+
+
+def _describe_lengths(
+    name: str, form: Spectrogram, headers: Sequence[tuple[int, int]], lengths: Sequence[float]
+) -> str:
+    """Describe to which length and sampling rate sounds are brought, and how many were so already."""
+    shorter = sum(length < form.samples for length in lengths)
+    longer = sum(length > form.samples for length in lengths)
+    others = Counter(rate for _, rate in headers if rate != form.rate)
+    rates = "".join(f" {count} of {rate} samples per second are resampled." for rate, count in sorted(others.items()))
+    return (
+        f"{name}: sounds of {form.samples / form.rate:g} s (data.seconds) at {form.rate} samples per second "
+        f"(data.rate). Of {len(headers)} training sounds {shorter} are padded with silence and {longer} cut.{rates}"
+    )
+
+
+def read_header(file: Path) -> tuple[int, int]:
+    """Return the number of samples of a sound, of each channel, and its samples per second.
+
+    Raises:
+        DataError: The file cannot be read or decoded.
+        MissingExtra: soundfile is not installed, and the file is not a PCM .wav file.
+    """
+    check_file(file, DataError)
+    try:
+        with file.open("rb") as content, _open_sound(content) as sound:
+            frames, rate = int(sound.frames), int(sound.samplerate)
+    except _UNREADABLE as error:
+        raise DataError(f"{file} cannot be decoded as a sound: {error}", path=file) from error
+    if frames < 1 or not 1 <= rate <= _MAX_RATE:
+        raise DataError(f"{file} has {frames} samples at a rate of {rate} per second. Remove it.", path=file)
+    return frames, rate
+
+
+def _load_sounds(name: str, paths: Sequence[Path], form: Spectrogram) -> NDArray[np.uint8]:
+    """Return the spectrograms of files, from the cache if they are in it."""
+
+    def build(allocate: cache.Allocate) -> cache.Array:
+        array = allocate((len(paths), 1, form.mels, form.frames))
+        form.read_into(array, ((functools.partial(read_bytes, file, DataError), Origin(file)) for file in paths))
+        return array
+
+    key = cache.make_key(name, paths, ["sounds", form.rate, form.samples, form.mels, form.window, form.hop])
+    return cache.load_array(key, len(paths), build)
+
+
+def read_sounds_like(
+    trained: Data,
+    path: Path,
+    paths: Sequence[Path],
+    settings: Mapping[str, Any],
+    listed: Sequence[str | None] | None = None,
+) -> Data:
+    """Return sounds as test samples, with the spectrograms of a training set.
+
+    A sound has the label of its row in a table of files, or of the nearest folder that is named after a class. If one
+    has none, the data have no labels.
+
+    Args:
+        trained: The training set.
+        path: The file or folder that the user named.
+        paths: Its sounds, at least one.
+        settings: The keys of the training set.
+        listed: The label of each sound in a table of files; None: without such a table.
+
+    Raises:
+        DataError: A sound cannot be decoded.
+        MissingExtra: soundfile is not installed, and a sound is not a PCM .wav file.
+    """
+    names, labels, notes = label_new_files(trained, path, paths, listed)
+    rate = settings.get("rate", RATE)
+    window, hop = (
+        round(settings.get(f"{key}_ms", usual) * rate / 1000) for key, usual in (("window", WINDOW_MS), ("hop", HOP_MS))
+    )
+    mels, frames = trained.x.shape[2:]
+    form = Spectrogram(rate, (frames - 1) * hop, mels, window, hop, resamples=True)
+    return Data(
+        name=path.resolve().name,
+        x=torch.from_numpy(_load_sounds(path.resolve().name, paths, form)),
+        y=torch.from_numpy(np.zeros(len(names), dtype=np.int64) if labels is None else labels),
+        splits={"test": torch.arange(len(names))},
+        classes=trained.classes,
+        class_names=trained.class_names,
+        mean=trained.mean,
+        std=trained.std,
+        labelled=labels is not None,
+        notes=tuple(notes),
+        file_names=names,
+    )

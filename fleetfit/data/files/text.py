@@ -3,12 +3,12 @@
 Examples are the unpacked IMDB, or your own table. A set is a folder with a train file (`train.csv`) and optionally
 `validation` (or `valid`, `val`, `dev`) and `test`, or a single file. Parquet files may be numbered like those of
 `images`. CSV may be quoted, TSV is not. All files are UTF-8. Folders are `train/CLASS/*.txt` and so on, or just
-`CLASS/*.txt`; texts of devices are in `DEVICE/CLASS/*.txt`.
+`CLASS/*.txt`; texts of devices are in `DEVICE/CLASS/*.txt`, or a CSV file names the file, label and device of each (see
+`fleetfit.data.files.devices`).
 """
 
 import dataclasses
 import json
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,30 +22,28 @@ from numpy.typing import NDArray
 from fleetfit import files
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files import parquet
-from fleetfit.data.files.devices import describe_devices, list_devices
+from fleetfit.data.files.devices import SPLIT_FOLDERS, find_labelled_files, find_listed_files, label_new_files
 from fleetfit.data.files.folders import (
     convert_saved_dataset,
     download,
     find_or_download,
     find_parquet_files,
-    label_by_folders,
-    list_class_folders,
     list_sample_files,
     resolve_folder,
 )
 from fleetfit.data.files.table import read_cells
 from fleetfit.data.files.tokens import encode, encode_texts, load_tokenizer
-from fleetfit.data.splits import ALIASES, fill_missing_splits, hold_out, subsample
+from fleetfit.data.splits import fill_missing_splits, hold_out, subsample
 from fleetfit.errors import DataError, quote_some
 from fleetfit.files import parse_path, read_text
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a folder or a file of labelled texts")
+FILE_SUFFIXES = (".txt",)
+"""Suffixes of files with a text each."""
 SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".json")
 TEXT_COLUMNS = ("text", "sentence")
 """Usual names of the column of the texts."""
 _LABEL = ("label", "labels")
-_ALIASES = {**ALIASES, "validation": (*ALIASES["validation"], "dev")}
-_UNLABELLED = "unsup"  # the folder of unlabelled texts in IMDB
 _WITHHELD = -1
 _SHOWN = 20  # columns listed in a note
 
@@ -327,10 +325,19 @@ def read_corpus(
     Raises:
         DataError: A file or a column is missing or wrong.
     """
-    if path is not None and path.is_dir() and (class_files := _find_class_files(path)):
-        if groups is not None:
-            raise DataError(f"{name}: class folders have no column of groups. Leave groups out.", key="groups")
-        return _read_class_folders(name, class_files, has_text_devices(path))
+    listed = path and find_labelled_files(name, path, FILE_SUFFIXES, label, groups, in_table=text is None)
+    if listed:
+        return Corpus(
+            files=listed.paths,
+            key=[],
+            read_texts=lambda: [read_text(file, DataError) for file in listed.paths],
+            y=listed.y,
+            sizes=listed.sizes,
+            classes=len(listed.class_names),
+            class_names=listed.class_names,
+            groups=listed.groups,
+            notes=listed.notes,
+        )
     tables = {
         split: [_open_rows(file, header) for file in files] for split, files in find_text_files(name, path).items()
     }
@@ -407,7 +414,7 @@ def find_text_files(name: str, path: Path | None) -> dict[str, list[Path]]:
         for folder in (path, path / "data"):
             splits = {
                 split: [file for alias in aliases if (file := folder / f"{alias}{suffix}").is_file()][:1]
-                for split, aliases in _ALIASES.items()
+                for split, aliases in SPLIT_FOLDERS.items()
             }
             if splits["train"]:
                 return {split: files for split, files in splits.items() if files}
@@ -477,75 +484,6 @@ def _has_withheld_labels(rows: TextTable, label: str) -> bool:
     return values.dtype.kind == "i" and bool((values == _WITHHELD).all())
 
 
-# ---- a folder for each class -----------------------------------------------------------------------------------------
-
-ClassFiles = dict[str, dict[str, list[Path]]]
-"""Split -> class -> files, "train" first."""
-
-
-def has_text_folders(path: Path) -> bool:
-    """Return whether a folder has a subfolder of .txt files per class, or per device and class."""
-    return bool(_find_class_files(path))
-
-
-def has_text_devices(path: Path) -> bool:
-    """Return whether a folder has a folder of .txt files per device and class."""
-    train = path / "train"
-    return bool(list_devices(train if train.is_dir() else path, lambda folder: list_sample_files(folder, "*.txt")))
-
-
-def _find_class_files(path: Path) -> ClassFiles:
-    """Return the files of each class and split, or {} if there are none."""
-    by_device = has_text_devices(path)
-    splits = {split: classes for split, aliases in _ALIASES.items() for alias in aliases
-              if (classes := _list_class_files(path / alias, by_device))}  # fmt: skip
-    if "train" in splits:
-        return {split: splits[split] for split in _ALIASES if split in splits}
-    classes = {} if splits else _list_class_files(path, by_device)
-    return {"train": classes} if classes else {}
-
-
-def _list_class_files(path: Path, by_device: bool) -> dict[str, list[Path]]:
-    if not path.is_dir():
-        return {}
-    folders = [one for device in list_class_folders(path) for one in list_class_folders(device)] if by_device else []
-    classes: dict[str, list[Path]] = {}
-    for folder in sorted(folders or list_class_folders(path), key=lambda folder: (folder.name, folder)):
-        if folder.name != _UNLABELLED and (files := list_sample_files(folder, "*.txt")):
-            classes.setdefault(folder.name, []).extend(files)
-    return classes
-
-
-def _read_class_folders(name: str, splits: ClassFiles, by_device: bool) -> Corpus:
-    class_names = tuple(splits["train"])
-    for split, classes in splits.items():
-        for class_name, paths in classes.items():
-            if class_name not in class_names:
-                raise DataError(
-                    f"{paths[0].parent} is a class of the {split} split, but not of the train split.",
-                    path=paths[0].parent,
-                )
-    files = [file for classes in splits.values() for paths in classes.values() for file in paths]
-    groups, notes = None, tuple[str, ...]()
-    if by_device:
-        devices, groups = np.unique([file.parent.parent.name for file in files], return_inverse=True)
-        notes = (describe_devices(name, devices.tolist(), class_names),)
-    return Corpus(
-        files=files,
-        key=[],
-        read_texts=lambda: [read_text(file, DataError) for file in files],
-        y=np.array(
-            [class_names.index(one) for classes in splits.values() for one, paths in classes.items() for _ in paths],
-            dtype=np.int64,
-        ),
-        sizes={split: sum(map(len, classes.values())) for split, classes in splits.items()},
-        classes=len(class_names),
-        class_names=class_names,
-        groups=groups,
-        notes=notes,
-    )
-
-
 # ---- new texts for a trained model -----------------------------------------------------------------------------------
 
 
@@ -558,8 +496,9 @@ def read_texts_like(
 ) -> Data | None:
     """Return texts as test samples, with the tokens and the classes of a training set; None if there are no texts.
 
-    A row of a table has the label of its column, a .txt file in a folder that of the nearest folder that is named after
-    a class. A single .txt file has a text on each line, without labels. If a text has no label, the data have none.
+    A row of a table has the label of its column, a .txt file that of its row in a table of files, or of the nearest
+    folder that is named after a class. A single .txt file has a text on each line, without labels. If a text has no
+    label, the data have none.
 
     Args:
         trained: The training set.
@@ -574,11 +513,13 @@ def read_texts_like(
     """
     names, labels = None, None
     notes: list[str] = []
-    if path.is_dir() and not _is_data_set(path) and (files := list_sample_files(path, "**/*.txt")):
-        inside = [file.relative_to(path) for file in files]
-        names = np.array([os.fsencode(name) for name in inside], dtype=np.bytes_)
-        texts = [read_text(file, DataError) for file in files]
-        labels, notes = label_by_folders(inside, trained.class_names or tuple(map(str, range(trained.classes))))
+    is_listed = text is None and path.exists() and (path.is_file() or label is not None)
+    paths, listed = (find_listed_files(path, FILE_SUFFIXES, label) if is_listed else None) or ([], None)
+    if path.is_dir() and not paths and not _is_data_set(path):
+        paths = list_sample_files(path, "**/*.txt")
+    if paths:
+        names, labels, notes = label_new_files(trained, path, paths, listed)
+        texts = [read_text(file, DataError) for file in paths]
     elif path.suffix == ".txt" and path.is_file():
         lines = read_text(path, DataError).split("\n")
         texts = [line for line in lines if line.strip()]
@@ -617,7 +558,7 @@ def read_texts_like(
 def _is_data_set(folder: Path) -> bool:
     """Return whether a folder has a training split, or tables of texts."""
     return any(
-        file.suffix in SUFFIXES or (file.name in _ALIASES["train"] and file.is_dir()) for file in folder.iterdir()
+        file.suffix in SUFFIXES or (file.name in SPLIT_FOLDERS["train"] and file.is_dir()) for file in folder.iterdir()
     )
 
 
