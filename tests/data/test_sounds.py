@@ -89,7 +89,7 @@ def test_a_spectrogram_is_that_of_numpy(rate: int, tmp_path: Path) -> None:
     data, _ = load(tmp_path / "noise")
     hop = round(0.01 * rate)
     length = round(len(clips[0]) / hop) * hop
-    for name, number in zip(data.x, (0, 2, 4, 1, 3, 5), strict=True):
+    for name, number in zip(torch.as_tensor(data.x), (0, 2, 4, 1, 3, 5), strict=True):
         mono = np.rint(clips[number] * 32767).mean(1) / 32768
         expected = compute_spectrogram(np.pad(mono, (0, hop))[:length], rate)
         assert name.shape == (1, *expected.shape) and np.abs(name[0].numpy() - expected).max() < 0.52
@@ -271,7 +271,10 @@ def test_new_sounds_are_read_like_the_training_sounds(form: str, trained: ff.Run
     assert set(found) == {Path(name).name for name in names}
     data = load_other_data(trained, str(path))
     assert data.file_names is not None
-    pictures = {Path(os.fsdecode(name)).name: x[0].numpy() for name, x in zip(data.file_names, data.x, strict=True)}
+    pictures = {
+        Path(os.fsdecode(name)).name: x[0].numpy()
+        for name, x in zip(data.file_names, torch.as_tensor(data.x), strict=True)
+    }
     for name, row in zip(names, rows, strict=True):
         expected = compute_spectrogram(make_tone(row[2]), RATE, mels=24, hop=100)[:, 2:-2]
         difference = np.abs(pictures[Path(name).name][:, 2:-2] - expected)[expected > 160]
