@@ -79,12 +79,12 @@ def read_run_file(path: str | Path) -> Table:
             the command that takes it.
     """
     path = files.parse_path(path)
-    if path.is_dir():
+    if path_exists(path) and path.is_dir():
         raise ConfigError(f"{path} is a folder, not a run file. {_suggest_command(path)}", path=path)
     try:
         return read_toml(path)
     except ConfigError as error:
-        if error.key or path.suffix == ".toml" or not path.is_file():
+        if error.key or path.suffix == ".toml" or not path_exists(path):
             raise
         raise ConfigError(f"{error} For data, use the key data.path: --set data.path={path}", path=path) from None
 
