@@ -175,11 +175,7 @@ def test_reports_are_cached_by_the_parameters() -> None:
 def test_inputs_that_do_not_fit_are_refused() -> None:
     with raises(ModelError, key="input_shape"):
         check_layout(Deep())
-    with raises(
-        ModelError,
-        "Deep(keeps_all=False, axes={'a': Axis(size=6, granule=1, scaled=True, block=0, ordered=False)",
-        "Axis(size=3, granule=1, scaled=False, block=0, ordered=False)",
-    ):
+    with raises(ModelError, "Deep", "(4,)", "zoo.py"):
         check_layout(Deep(), input_shape=(4,))
     assert isinstance(blocked(3), Declaration)
 

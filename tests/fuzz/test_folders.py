@@ -179,7 +179,8 @@ def asked(folders: Folders, kind: str, verb: str, steps: list[Step], place: Path
     code, out, said = called(arguments, outside)
     assert code in (0, 2), (code, said)
     assert "Traceback" not in said and "internal error" not in said, said
-    assert code == 0 or said.strip().splitlines()[-1].startswith("fleetfit: "), said
+    lines = [line for line in said.splitlines() if line.strip() and not line.startswith("    fleetfit ")]
+    assert code == 0 or lines[-1].startswith("fleetfit: "), said
     assert content(elsewhere) == before, "written through a link"
     assert [p.name for p in folder.parent.iterdir() if not p.name.startswith(".")] == ["seed-3"], "it was not the run"
     assert not content(outside), "written into the working folder"
