@@ -67,6 +67,20 @@ def test_a_line_per_round_and_one_of_the_levels_where_it_was_evaluated(capsys: p
     ]
 
 
+def test_clients_that_were_measured_and_clients_that_trained_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also in a notebook; the last evaluation is of all clients."""
+    shown = progress.RoundProgress("", described())
+    shown(report(1, evaluate={**EVALUATED, "partial": {"clients": 11, "samples": 150}}))
+    first = capsys.readouterr().out.splitlines()[0]
+    accuracies = "local 50.00%  global 25.00% (on 11 clients)"
+    assert first == f"round 1/4  loss 1.250  {accuracies}  4 trained, 1 failed  1.5 kB sent  9.0 s left"
+    html = progress.format_html("a", shown.facts)
+    assert "4 trained" in html and "(on 11 clients)" in html and "4 clients" not in html
+    shown(report(4, evaluate=EVALUATED))
+    last = capsys.readouterr().out.splitlines()[0]
+    assert "4 clients" in last and "(on" not in last
+
+
 def test_what_is_withheld_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     shown = progress.RoundProgress("a", described())
     columns = {"local": None, "global": None, "avg": 0.5, "full": 0.25,

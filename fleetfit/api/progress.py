@@ -61,7 +61,7 @@ class RoundFacts:
         if columns:
             self._columns, self._evaluated_round = columns, self.done
             clients = report["evaluate"].get("partial", {}).get("clients")
-            self._part = f"  of {clients} clients" if clients else ""
+            self._part = f" (on {clients} clients)" if clients else ""
 
     @property
     def time_left(self) -> str:
@@ -84,7 +84,8 @@ class RoundFacts:
         if trained is None or "privacy" in self._report:
             return ""
         failed = len(self._report["failures"])
-        return f"{trained} client{'' if trained == 1 else 's'}" + (f", {failed} failed" if failed else "")
+        noun = "trained" if self._part else "client" if trained == 1 else "clients"  # beside those of a part
+        return f"{trained} {noun}" + (f", {failed} failed" if failed else "")
 
     @property
     def traffic(self) -> str:

@@ -141,10 +141,15 @@ def wrap_label(label: str, width: int, lines: int = 2) -> str:
 
 
 def add_notes(figure: "Figure", sentences: Sequence[str]) -> None:
-    """Write sentences below a figure, wrapped at its width."""
+    """Write sentences below a figure, wrapped at its width; above the legend of the whole figure if it has one."""
     width = int(figure.get_figwidth() * 17.5)  # characters per line at this font size
     lines = [line for sentence in sentences for line in textwrap.wrap(make_printable(sentence), width)]
-    if lines:
+    if lines and figure.legends:  # the layout puts a label of the figure and its legend in the same place
+        (legend,) = figure.legends
+        legend.set_title("\n".join(lines), prop={"size": 8})
+        legend.get_title().set_color(DARK)
+        legend.set_alignment("left")
+    elif lines:
         figure.supxlabel("\n".join(lines), fontsize=8, color=DARK, x=0.01, ha="left")
 
 

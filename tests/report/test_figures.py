@@ -12,10 +12,11 @@ from support.runs import make_run_record
 from fleetfit.errors import MissingExtra
 from fleetfit.records.schema import LevelRecord
 from fleetfit.report import drawing, figures
-from fleetfit.report.curves import cost_curve
+from fleetfit.report.curves import COSTS, cost_curve
 from fleetfit.report.record import RowRecord, RunRecord
 
 pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
+from matplotlib.text import Text
 
 SIZES = {"parameters": 100, "multiply_adds": 1000, "clients": 0}
 LEVELS = [
@@ -85,6 +86,28 @@ def test_accuracy_is_drawn_at_the_rounds_that_were_evaluated() -> None:
     assert set(lines_of(right)) == {"exit 1 (2)", "exit 2 (4)"}
     assert list(lines_of(right)["exit 1 (2)"].get_ydata()) == pytest.approx([70, 70])
     assert words_of(figure).startswith("scalefl on digits, seed 7")
+
+
+@pytest.mark.parametrize(
+    "rows", [{"a": 1}, {"a": 2, "b": 1}, {f"a long name of a row, number {i}": 1 for i in range(9)}]
+)
+@pytest.mark.parametrize("costs", [("multiply_adds", "simulated_s"), ()])
+def test_the_note_on_a_part_of_the_clients_and_the_legend_have_places_of_their_own(
+    rows: dict[str, int], costs: tuple[str, ...]
+) -> None:
+    """Also in a figure of one panel, where the note has several lines."""
+    metrics = [report(1, 0.4), report(2, 0.5)]
+    metrics[0]["evaluate"]["partial"] = {"clients": 11, "samples": 150}
+    metrics = [{key: value for key, value in one.items() if key in costs or key not in COSTS} for one in metrics]
+    run = make_run_record(SUMMARY, metrics)
+    figure = draw_costs({name: [run] * seeds for name, seeds in rows.items()})
+    figure.set_dpi(130)  # as files are written
+    figure.canvas.draw()
+    [note] = [text for text in figure.findobj(Text) if "11 clients" in text.get_text()]
+    texts = [text for text in figure.findobj(Text) if text.get_text().strip() and text is not note]
+    box = note.get_window_extent()
+    assert not [text.get_text() for text in texts if text.get_window_extent().overlaps(box)]
+    assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.width
 
 
 def test_what_was_not_measured_is_no_point_of_a_line() -> None:
