@@ -69,12 +69,12 @@ def write_photos(folder: Path) -> None:
 
 
 def write_cameras(folder: Path) -> None:
-    """Write the images of the page on devices: 20 cameras of two classes, and new images without classes."""
+    """Write the images of the page on devices: 20 cameras of two classes, new images without and with classes."""
     image = pytest.importorskip("PIL.Image", reason="the extra images is not installed")
     rng = np.random.default_rng(0)
     names = [f"cameras/cam-{camera + 1:02}/{kind}/{i:04}.jpg" for camera in range(20) for kind in ("empty", "parked")
              for i in range(1, 13)]  # fmt: skip
-    for name in [*names, "new/a.jpg", "new/b.jpg"]:
+    for name in [*names, "new/a.jpg", "new/b.jpg", "next-week/empty/a.jpg", "next-week/parked/b.jpg"]:
         pixels = rng.integers(0, 90, (24, 32, 3)) + 110 * ("parked" in name)
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         image.fromarray(pixels.astype(np.uint8)).save(folder / name)
