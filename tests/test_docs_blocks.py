@@ -107,6 +107,9 @@ def test_a_run_file_is_valid(block: Block, tmp_path: Path) -> None:
     write_photos(tmp_path)
     if block.page == "own-devices":
         write_cameras(tmp_path)
+    for kind in ("bark", "meow"):
+        (tmp_path / "clips" / kind).mkdir(parents=True)
+        (tmp_path / "clips" / kind / "0001.wav").touch()
     (tmp_path / "run.toml").write_text(block.text)
     load_experiment(tmp_path / "run.toml")
 
