@@ -221,8 +221,10 @@ def test_the_demo_needs_only_what_make_demo_installs(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_empty_is_refused(done: Path) -> None:
+    """Of a finished run with what opens it and what trains it longer, each on a line of its own."""
     found = run_verb("run", *SMALL, "--out", done, code=2)
-    assert "is not empty" in found.err
+    lines = [line.strip() for line in found.err.splitlines()]
+    assert f"fleetfit report {done}" in lines and f"fleetfit resume {done}" in lines
 
 
 def test_a_checkpoint_of_a_newer_version_is_refused(done: Path, tmp_path: Path) -> None:

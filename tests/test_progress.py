@@ -247,6 +247,8 @@ def test_ctrl_c_ends_a_script_with_the_call_that_continues_it(
         ff.resume(tmp_path / "run", **objects, on_round=lambda report: _interrupt({"round": 2}))
     assert capfd.readouterr().err.splitlines()[-1].strip() == call
     assert ff.resume(tmp_path / "run", **objects).finished
+    with raises(RunError, f"\n    {call.replace('resume', 'load')}\n", f"\n    {call}", path=tmp_path / "run"):
+        ff.run(tables, **objects, out=tmp_path / "run")
 
 
 def test_ctrl_c_before_the_first_round_and_in_a_comparison(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

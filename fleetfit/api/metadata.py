@@ -54,13 +54,23 @@ def format_resume(folder: Path, is_script: bool = False) -> str:
         folder: The run folder.
         is_script: Whether the user works in Python.
     """
+    return _format_call(folder, "resume", "resume", is_script)
+
+
+def format_open(folder: Path, is_script: bool = False) -> str:
+    """Return the command that writes the page of a run again, or the call that opens it, as `format_resume`."""
+    return _format_call(folder, "report", "load", is_script)
+
+
+def _format_call(folder: Path, verb: str, function: str, is_script: bool) -> str:
     table: dict[str, Any] = {}
     with contextlib.suppress(RunError, ValueError):  # opening the run raises it
         table = tomllib.loads(RunFolder(folder).text("config.toml"))
     objects = [f"{section}=..." for section in find_object_sections(table)]
     if not objects and not is_script:
-        return f"fleetfit resume {folder}"
-    return f"ff.resume({', '.join([json.dumps(folder.as_posix(), ensure_ascii=False), *objects])})"
+        return f"fleetfit {verb} {folder}"
+    arguments = ", ".join([json.dumps(folder.as_posix(), ensure_ascii=False), *objects])
+    return f"ff.{function}({arguments})"
 
 
 def open_fleet_run(folder: str | Path) -> RunFolder:

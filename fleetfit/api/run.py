@@ -30,6 +30,7 @@ from fleetfit.api.metadata import (
     compute_code_digests,
     describe_facts,
     find_data_changes,
+    format_open,
     format_resume,
     make_fingerprint,
     short_name,
@@ -98,8 +99,9 @@ def run(
         experiment = load_experiment(source, overrides, **sections)
         if out is not None and not experiment.compare.set_keys:
             path = files.parse_path(out)
+            is_script = isinstance(progress, bool | str)
             with contextlib.suppress(OSError):  # making the folder raises it
-                RunFolder.check_unused(path, format_resume(path, is_script=isinstance(progress, bool | str)))
+                RunFolder.check_unused(path, format_resume(path, is_script), format_open(path, is_script))
         new_run = prepare(experiment, out, display.say, callbacks)
         _run_with_display(
             new_run, display, on_round, (*dropped_key_notes(experiment), *describe_training(new_run.experiment))

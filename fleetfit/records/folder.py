@@ -94,7 +94,7 @@ class RunFolder:
         path = files.parse_path(path)
         try:
             target = files.follow_links(path)
-            RunFolder.check_unused(path, f"fleetfit resume {path}")
+            RunFolder.check_unused(path, f"fleetfit resume {path}", f"fleetfit report {path}")
             with files.atomic_folder(target) as part:
                 (part / "checkpoints").mkdir()
                 for name, text in texts.items():
@@ -117,12 +117,13 @@ class RunFolder:
         return RunFolder(path)
 
     @staticmethod
-    def check_unused(path: Path, command: str) -> None:
+    def check_unused(path: Path, resume_command: str, open_command: str) -> None:
         """Check that a path has nothing, or an empty folder.
 
         Args:
             path: The path.
-            command: What continues the run in a folder that has one.
+            resume_command: What continues the run in a folder that has one.
+            open_command: What opens it, if it is finished.
 
         Raises:
             RunError: It has something else.
@@ -131,7 +132,15 @@ class RunFolder:
         if path.exists() and not path.is_dir():
             raise RunError(f"{path} is a file. Choose another folder.", path=path)
         if path.exists() and any(path.iterdir()):
-            advice = f", or continue its run:{COMMAND}{command}" if files.is_file(path / "config.toml") else "."
+            config = path / "config.toml"
+            if files.is_file(config) and files.is_file(path / "summary.json"):
+                raise RunError(
+                    f"{path} has a finished run. Choose another folder, or open the run (first line). To train it "
+                    "longer, set more rounds in its config.toml and continue it (second line):"
+                    f"{COMMAND}{open_command}{COMMAND}{resume_command}",
+                    path=path,
+                )
+            advice = f", or continue its run:{COMMAND}{resume_command}" if files.is_file(config) else "."
             raise RunError(f"{path} is not empty. Choose another folder{advice}", path=path)
 
     @staticmethod
