@@ -101,10 +101,11 @@ def test_one_usable_round_is_enough_and_the_others_are_counted(tmp_path: Path) -
     assert not any("without a usable" in row[0] for row in make_total_table(learned.files.read_summary()).rows)
 
 
-def test_nobody_connected_is_no_failure(tmp_path: Path) -> None:
+def test_clients_that_all_go_away_teach_nothing(tmp_path: Path) -> None:
     given = {**FAST, "fleet": {**FAST["fleet"], "availability": {"leave": 0.999999}}}
-    run = ff.run(given, out=tmp_path / "run")
-    assert run.finished and run.summary["empty_rounds"] == 3
+    with raises(NoUsableUpdates, 12):
+        ff.run(given, out=tmp_path / "run")
+    assert len(ff.load(tmp_path / "run").metrics) == 3
 
 
 def test_private_runs_say_that_and_not_why(tmp_path: Path) -> None:
