@@ -146,6 +146,11 @@ class Data:
         return shape if self.resize is None else (*shape[:-2], *self.resize)
 
     @property
+    def channels(self) -> int:
+        """The channels of a sample, or its first dimension where none are last."""
+        return (*self.sample_shape, 1)[-2 if self.channels_last else 0]
+
+    @property
     def target_scale(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of a regression's training targets: prediction * std + mean has their unit.
 

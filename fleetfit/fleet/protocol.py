@@ -102,7 +102,7 @@ def _format_version(table: Mapping[str, Any]) -> str:
 def describe_data(data: Data) -> dict[str, Any]:
     """Return what a model needs to know of data, as plain values."""
     return {"name": data.name, "task": data.task, "sample_shape": list(data.sample_shape), "classes": data.classes,
-            "vocabulary": data.vocabulary, "padding": data.padding}  # fmt: skip
+            "vocabulary": data.vocabulary, "padding": data.padding, "channels_last": data.channels_last}  # fmt: skip
 
 
 def make_model_key(header: Header) -> str:

@@ -34,6 +34,7 @@ class DataDescription:
         classes: How many.
         vocabulary: Tokens, or 0.
         padding: The token that fills, or -1.
+        channels_last: Whether the channels of a sample are its last dimension.
     """
 
     name: str
@@ -42,6 +43,12 @@ class DataDescription:
     classes: int
     vocabulary: int = 0
     padding: int = -1
+    channels_last: bool = False
+
+    @property
+    def channels(self) -> int:
+        """The channels of a sample, or its first dimension where none are last."""
+        return (*self.sample_shape, 1)[-2 if self.channels_last else 0]
 
     @property
     def tokenizer(self) -> str:
@@ -55,7 +62,8 @@ class DataDescription:
 
     def __str__(self) -> str:
         """Return it as text."""
-        return f"{self.task}, samples {list(self.sample_shape)}, {self.classes} classes, {self.vocabulary} tokens"
+        samples = f"samples {list(self.sample_shape)}{' with channels last' * self.channels_last}"
+        return f"{self.task}, {samples}, {self.classes} classes, {self.vocabulary} tokens"
 
 
 @dataclass(frozen=True)

@@ -44,13 +44,14 @@ def _parse_facts(table: Any) -> DataDescription:
     try:
         shape, padding = table["sample_shape"], table["padding"]
         numbers = (table["classes"], table["vocabulary"], *shape)
-        texts = (table["name"], table["task"])
+        texts, channels_last = (table["name"], table["task"]), table.get("channels_last", False)
         is_valid = (
             isinstance(table, Mapping)
             and all(isinstance(text, str) and 0 < len(text) <= _MAX_CHARACTERS for text in texts)
             and all(text.isprintable() for text in texts)
             and all(map(_is_count, numbers))
             and type(padding) is int
+            and type(channels_last) is bool
             and -(2**40) < padding < 2**40
             and isinstance(shape, list)
             and len(shape) <= 8
@@ -58,11 +59,11 @@ def _parse_facts(table: Any) -> DataDescription:
             and table["vocabulary"] <= _MAX_SIZE
             and math.prod(shape) <= _MAX_SIZE
         )
-    except (KeyError, TypeError, IndexError):
+    except (KeyError, TypeError, IndexError, AttributeError):
         is_valid = False
     if not is_valid:
         raise RunError("its description of the data is missing or wrong.", key="facts")
-    return DataDescription(*texts, tuple(shape), table["classes"], table["vocabulary"], padding)
+    return DataDescription(*texts, tuple(shape), table["classes"], table["vocabulary"], padding, channels_last)
 
 
 def _parse_budget(value: Any) -> Budget | None:

@@ -1,7 +1,7 @@
 """Arrays with channels last are recognised by their shape, or refused where nobody can tell; NumPy moves the axis."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -10,10 +10,13 @@ from support import raises
 from torch import nn
 
 import fleetfit as ff
-from fleetfit.config import load_experiment
+from fleetfit.config import assemble, load_experiment
 from fleetfit.config.build.data import build_data
+from fleetfit.data import Data
 from fleetfit.data.files.arrays import arrays, find_sample_shape, is_channels_last, wrap_arrays
 from fleetfit.errors import DataError
+from fleetfit.fleet.protocol import describe_data
+from fleetfit.values.nodes import parse_node_description
 
 RNG = np.random.default_rng(0)
 LAST = [
@@ -223,3 +226,40 @@ def test_a_run_of_before_keeps_the_second_dimension(tmp_path: Path) -> None:
     assert len(ff.load(tmp_path / "run").assembly.data.mean) == 3  # type: ignore[union-attr]
     (tmp_path / "run" / "data.json").unlink()
     assert ff.load(tmp_path / "run").assembly.data.mean == run.assembly.data.mean  # type: ignore[union-attr]
+
+
+class Recurrent(nn.Module):
+    """An LSTM of the number of channels that it is given, over the samples [N, time, channels]."""
+
+    channels: ClassVar[list[int]] = []
+
+    def __init__(self, channels: int, classes: int, last: bool = True) -> None:
+        super().__init__()
+        self.channels.append(channels)
+        self.last = last
+        self.rnn, self.head = nn.LSTM(channels, 8, batch_first=True), nn.Linear(8, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.rnn(x if self.last else x.transpose(1, 2))[0][:, -1])
+        return out
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings", "last", "channels"),
+    [((24, 5), {}, True, 5), ((3, 17), {}, False, 3), ((6, 7), {"channels_last": True}, True, 7),
+     ((9, 4), {"channels_last": False}, False, 9), ((24, 5), {"channels_last": "move"}, False, 5)],
+)  # fmt: skip
+@pytest.mark.parametrize("source", ["path", "memory"])
+def test_a_class_gets_the_channels_of_series(
+    shape: tuple[int, int], settings: dict[str, Any], last: bool, channels: int, source: str, tmp_path: Path
+) -> None:
+    x, y = samples(shape, "float32", 130), np.arange(130) % 2
+    np.savez(tmp_path / "series.npz", x=x, y=y)
+    data = {"path": str(tmp_path / "series.npz")} if source == "path" else {"name": (x, y)}
+    Recurrent.channels.clear()
+    table = {"data": {**data, **settings}, "model": {"name": Recurrent, "last": last}, "method": "heterofl"}
+    facts = assemble(load_experiment(table)).data
+    assert {*Recurrent.channels} == {channels} == {facts.channels}
+    assert isinstance(facts, Data)
+    node = {"name": "a", "facts": describe_data(facts), "examples": {"train": 3}, "budget": None, "tolerance": 0.1}
+    assert parse_node_description(node).facts.channels == channels

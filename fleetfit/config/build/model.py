@@ -46,7 +46,7 @@ def build_problem(
     """
     section = experiment.model
     shape = data.sample_shape
-    context = {"classes": data.classes, "channels": shape[0] if shape else 1, "input_shape": shape,
+    context = {"classes": data.classes, "channels": data.channels, "input_shape": shape,
                "vocabulary": data.vocabulary, "padding": data.padding}  # fmt: skip
     spec: dict[str, Any] | None = None
     if is_factory(section.name) and not hasattr(section.name, "build"):
