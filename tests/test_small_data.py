@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from fleetfit.config import assemble, load_experiment
+from fleetfit.config.dump import to_table
+from fleetfit.config.records import restore_records
 from fleetfit.data import Data
 
 
@@ -32,12 +34,36 @@ def list_notes(data: Data, **sections: Any) -> tuple[str, ...]:
 )
 def test_fewer_than_ten_test_samples_a_client_are_said_once(tested: int, clients: int, is_said: bool) -> None:
     notes = list_notes(make_data(clients * 20, tested, clients), cohort={"count": 3})
-    said = [
-        note
-        for note in notes
-        if f"{tested / clients:.2g} test" in note and "data.partition" in note.replace("[data] ", "data.")
-    ]
-    assert len(said) == is_said
+    said = [note for note in notes if f"{tested / clients:.2g} test" in note]
+    assert len(said) == is_said and "partition" not in "".join(said)  # devices stay apart
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet", "shards"])
+def test_fewer_clients_are_suggested_where_their_number_is_free(kind: str) -> None:
+    partition = {"kind": kind, "clients": 6}
+    notes = assemble(load_experiment({"data": {"name": make_data(120, 30, 6), "partition": partition}})).notes
+    assert len([note for note in notes if "test" in note and "[data] partition.clients" in note]) == 1
+
+
+@pytest.mark.parametrize(
+    ("clients", "cohort", "size"),
+    [(8, {}, 4), (3, {}, 3), (39, {}, 4), (40, {}, 4), (60, {}, 6), (8, {"fraction": 0.1}, 1), (8, {"count": 2}, 2)],
+)
+def test_few_devices_have_a_cohort_of_four_that_a_run_keeps(clients: int, cohort: dict[str, Any], size: int) -> None:
+    data = make_data(clients * 6, clients * 2, clients)
+    table = {"data": {"name": data, "partition": {"kind": "natural"}}, "cohort": cohort}
+    run = assemble(load_experiment(table))
+    assert run.federation.cohort == size
+    recorded = to_table(run.experiment)
+    share = {"fraction": 0.1 if clients >= 40 else size / clients, **cohort}
+    share = {"count": 2} if "count" in cohort else share
+    assert {key: recorded["cohort"][key] for key in ("fraction", "count") if key in recorded["cohort"]} == share
+    again = assemble(load_experiment({"data": table["data"], "cohort": share}))
+    assert again.federation.cohort == size
+    begun = load_experiment({**table, "cohort": {"fraction": 0.1}})  # a folder of an earlier version
+    assert assemble(restore_records(load_experiment(table), begun)).federation.cohort == (
+        size if cohort else max(1, round(clients / 10))
+    )
 
 
 @pytest.mark.parametrize(("count", "clients", "is_said"), [(2, 6, True), (1, 4, True), (3, 6, False), (2, 2, False)])

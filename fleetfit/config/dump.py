@@ -57,7 +57,7 @@ def to_table(experiment: Experiment) -> Table:
             **_find_defaults(KINDS[partition["kind"]], skip=("data", "clients", "rng")),
             **partition,
         }
-    if experiment.cohort.count is None and (partition["kind"] == "natural" or "clients" in partition or not is_sized):
+    if experiment.cohort.count is None and ("clients" in partition or not is_sized):
         table["cohort"] = {"choose": table["cohort"]["choose"], "fraction": FRACTION, **table["cohort"]}
     kind = experiment.attack.kind
     if kind is None and not experiment.attack.settings:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fleetfit.config.build.data import has_data_sized_clients
+from fleetfit.config.build.data import has_data_sized_clients, has_data_sized_cohort
 from fleetfit.config.build.engine import Computing
 from fleetfit.config.build.local import restore_training
 from fleetfit.config.build.rounds import compute_cohort_size
@@ -35,13 +35,13 @@ def record_evaluations(experiment: Experiment, settings: Settings) -> Experiment
 
 
 def record_client_count(experiment: Experiment, count: int) -> Experiment:
-    """Return the experiment with its number of clients, if the size of the data determined it."""
+    """Return the experiment with its number of clients and its cohort, if the data determined them."""
     data, cohort = experiment.data, experiment.cohort
-    if not has_data_sized_clients(experiment):
-        return experiment
-    partition = data.partition.model_copy(update={"clients": count})
-    changes: dict[str, Any] = {"data": data.model_copy(update={"partition": partition})}
-    if cohort.count is None and cohort.fraction is None:
+    changes: dict[str, Any] = {}
+    if has_data_sized_clients(experiment):
+        partition = data.partition.model_copy(update={"clients": count})
+        changes["data"] = data.model_copy(update={"partition": partition})
+    if has_data_sized_cohort(experiment):
         fraction = FRACTION if count >= CLIENTS else compute_cohort_size(experiment, count) / count
         changes["cohort"] = cohort.model_copy(update={"fraction": fraction})
     return experiment.model_copy(update=changes)
@@ -65,8 +65,8 @@ def restore_records(experiment: Experiment, recorded: Experiment) -> Experiment:
         if has_data_sized_clients(experiment):
             partition = data.partition.model_copy(update={"clients": theirs.partition.clients})
             data = data.model_copy(update={"partition": partition})
-            if cohort.count is None and cohort.fraction is None:
-                changes["cohort"] = cohort.model_copy(update={"fraction": recorded.cohort.fraction})
+        if has_data_sized_cohort(experiment):
+            changes["cohort"] = cohort.model_copy(update={"fraction": recorded.cohort.fraction})
         for key in ("columns", "channels_last"):
             if (value := theirs.settings.get(key)) is not None and key not in data.settings:
                 data = data.model_copy(update={key: value})

@@ -95,7 +95,7 @@ class SimulatedClients:
         if self._experiment.cohort.deadline_s is not None and not resources.speeds:
             notes.insert(0, "No group has a profile, so the deadline counts real time and results differ between runs.")
         if not self._experiment.is_private:
-            notes += describe_small_data(federation, self._data, self._parts, self._experiment.evaluate.split)
+            notes += describe_small_data(federation, self._data, self._parts, self._experiment)
         absent = describe_absent_clients(federation, planned.budgets)
         return absent, notes + describe_offline_clients(federation, resources) if len(federation.able) else notes
 
@@ -175,7 +175,7 @@ def build_clients(
 
 
 def describe_small_data(
-    federation: Federation, data: Data, parts: Sequence[Mapping[str, Tensor]], split: str
+    federation: Federation, data: Data, parts: Sequence[Mapping[str, Tensor]], experiment: Experiment
 ) -> list[str]:
     """Name what makes results of small data uncertain: few evaluated samples, a small cohort, levels of one class.
 
@@ -183,14 +183,15 @@ def describe_small_data(
         federation: The clients that take part, with their levels.
         data: The data set.
         parts: The samples of each client, by split.
-        split: The evaluated one.
+        experiment: The run. The clients of a natural partition are what they are, so that no other is suggested.
     """
     able, notes = federation.able.tolist(), []
+    split, is_natural = experiment.evaluate.split, experiment.data.partition.kind == "natural"
     evaluated = [len(parts[client].get(split, ())) for client in able]
     if able and 0 < sum(evaluated) < _FEW_SAMPLES * len(able):
         notes.append(
             f"Clients have {sum(evaluated) / len(able):.2g} {split} samples on average, so that their accuracies are "
-            "coarse. Use fewer clients ([data] partition.clients) or more data."
+            f"coarse. {'Gather' if is_natural else 'Use fewer clients ([data] partition.clients) or'} more data."
         )
     if federation.cohort <= _SMALL_COHORT < len(able):
         notes.append(
@@ -205,7 +206,8 @@ def describe_small_data(
             name = data.class_names[label] if data.class_names else label
             notes.append(
                 f"All clients of level {level.name} have one class ({quote_some([name])}), so that it learns no other "
-                "by itself. Divide the data more evenly ([data] partition), or use fewer levels."
+                f"by itself. {'Use' if is_natural else 'Divide the data more evenly ([data] partition), or use'} fewer "
+                "levels."
             )
     return notes
 

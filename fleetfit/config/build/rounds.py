@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fleetfit.config.build.data import has_data_sized_clients
+from fleetfit.config.build.data import has_data_sized_cohort
 from fleetfit.config.build.local import build_local_training
 from fleetfit.config.schema import FRACTION, MIN_COHORT, CohortSection, Experiment
 from fleetfit.data import Data
@@ -160,7 +160,7 @@ def compute_cohort_size(experiment: Experiment, clients: int) -> int:
     section = experiment.cohort
     if section.count is None:
         fraction = FRACTION if section.fraction is None else section.fraction
-        fewest = min(MIN_COHORT, clients) if section.fraction is None and has_data_sized_clients(experiment) else 1
+        fewest = min(MIN_COHORT, clients) if has_data_sized_cohort(experiment) else 1
         return max(fewest, round(fraction * clients))
     if section.count > clients:
         raise ConfigError(
