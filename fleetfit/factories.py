@@ -68,12 +68,8 @@ def call_factory(
     arguments: dict[str, Any] = {}
     for key, value in values.items():
         if key not in keys and not is_open:
-            options = ", ".join((*own, *keys)) or "nothing"
-            raise ConfigError(
-                f'{section} {name} has no "{truncate(key)}"; it takes '
-                f"{options}.{did_you_mean(key, (*own, *keys, *hidden))}",
-                key=_join_key(section, key),
-            )
+            reason = _describe_unknown_key(key, section, (*own, *keys), hidden, context)
+            raise ConfigError(f"{section} {name} {reason}", key=_join_key(section, key))
         in_signature = key in parameters
         arguments[key] = _convert(value, factory, key, f"{section} {name}: {key}", section) if in_signature else value
     arguments |= {key: value for key, value in context.items() if key in parameters or is_open}
@@ -98,6 +94,19 @@ def call_factory(
         raise
     except SystemExit as error:  # which would end a run with exit code 0 and without a word
         raise ConfigError(f"{find_plug_in(error) or f'{section} {name}'} {describe_failure(error)}.") from error
+
+
+def _describe_unknown_key(
+    key: str, section: str, keys: Sequence[str], hidden: Sequence[str], context: Mapping[str, Any]
+) -> str:
+    """Return why a key cannot be set, and the closest name, which may be one that FleetFit passes."""
+    remedy = f"{'The data give' if section == '[model]' else 'FleetFit passes'} it: leave it out."
+    if key in context:
+        return f'does not take "{key}" here. {remedy}'
+    hint = did_you_mean(key, (*keys, *hidden, *context))
+    if hint and hint == did_you_mean(key, context):
+        hint += f" {remedy}"
+    return f'has no "{truncate(key)}"; it takes {", ".join(keys) or "nothing"}.{hint}'
 
 
 def _join_key(section: str, key: str) -> str:

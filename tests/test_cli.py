@@ -384,6 +384,16 @@ def test_list_explains_the_keys_of_one() -> None:
     assert wrong.code == 2 and "Did you mean" in wrong.err and "Traceback" not in wrong.err
 
 
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [(["rnu", "first.toml"], "run"), (["resme"], "resume"), (["comapre"], "compare"), (["run", "--sett"], "--set"),
+     (["flower", "membr"], "member")],
+)  # fmt: skip
+def test_the_nearest_verb_or_option_is_named_once(words: list[str], near: str) -> None:
+    wrong = run_verb(*words)
+    assert wrong.code == 2 and wrong.err.count(f"'{near}'") == 1, wrong.err
+
+
 @pytest.mark.parametrize("kind", ["methods", "options", "selection", "models", "data", "engines"])
 def test_every_key_is_explained(kind: str) -> None:
     for name in names.list_names(kind):

@@ -139,3 +139,21 @@ def test_annotations_that_cannot_be_read_check_nothing() -> None:
         return x
 
     assert call_factory(odd, "odd", "[s]", {"x": "anything"}) == "anything"
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [("clases", "classes"), ("inputshape", "input_shape"), ("chanels", "channels"), ("classes", None),
+     ("input_shape", None), ("channels", None)],
+)  # fmt: skip
+def test_keys_that_the_data_give_are_said_to_be_given(key: str, near: str | None) -> None:
+    def model(channels: int, depth: int = 2) -> int:
+        return channels + depth
+
+    given: dict[str, Any] = {"classes": 3, "channels": 6, "input_shape": (6, 60)}
+    with raises(ConfigError, f'"{key}"', "data", key=f"model.{key}") as caught:
+        call_factory(model, "net.py:model", "[model]", {key: 3}, own=("derive",), **given)
+    assert (f'"{near}"' in str(caught.value)) == (near is not None)
+    with raises(ConfigError, '"dept"', '"depth"', key="model.dept") as caught:
+        call_factory(model, "net.py:model", "[model]", {"dept": 3}, **given)
+    assert "data" not in str(caught.value) and call_factory(model, "m", "[model]", {"depth": 1}, **given) == 7

@@ -155,7 +155,10 @@ def describe_error(error: BaseException, words: Sequence[str] = ()) -> tuple[str
         if hint := _suggest_override(error, words):
             return hint, MISTAKE
         hint = f' Try "{context.command_path} --help".' if context is not None else ""
-        return f"{error.format_message()}{hint}", MISTAKE
+        suggests = (
+            hasattr(error, "possibilities") and "Did you mean" in error.message
+        )  # typer's, which click would repeat
+        return f"{error.message if suggests else error.format_message()}{hint}", MISTAKE
     if isinstance(error, MemoryError | RuntimeError) and is_out_of_memory(error):
         return f"out of memory: {format_cause(error)}. Use smaller batches, fewer workers or a smaller model.", MISTAKE
     if isinstance(error, OSError) and files.is_environment_error(error):
