@@ -4,7 +4,7 @@ import csv
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,29 @@ def test_other_verbs_take_a_path(done: ff.Run, called: Called, place: Path) -> N
     said = called("eval", done.folder, "--data", written(place / "bare.csv", range(9), label=False), code=2)
     assert "has no labels, so accuracy cannot be measured" in said
     assert "no such file or folder" in called("predict", done.folder, "--data", "nowhere/a.csv", code=2)
+
+
+@pytest.mark.parametrize("gaps", [(0,), (1, 4, 7), range(8)])
+def test_rows_without_a_label_are_left_out_of_an_evaluation(
+    gaps: Sequence[int], done: ff.Run, called: Called, place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a file and of a frame: the numbers are those of the table without such rows."""
+    rows = range(45, 145, 11)
+    frame = pandas.read_csv(written(place / "gaps.csv", rows))
+    kept = frame.drop(index=[*gaps])
+    frame.loc[[*gaps], "species"] = None
+    frame.to_csv(place / "gaps.csv", index=False)
+    kept.to_csv(place / "kept.csv", index=False)
+    found, expected = (
+        json.loads(called("eval", done.folder, "--data", place / f"{name}.csv", "--json")) for name in ("gaps", "kept")
+    )
+    assert found["static"] == expected["static"] and found["static"]["full"] < 1
+    assert done.evaluate(data=frame)["static"] == done.evaluate(data=kept)["static"]
+    assert f"{len(gaps)} of {len(frame)}" in caplog.text
+    assert "without labels" in called("predict", done.folder, "--data", place / "gaps.csv")
+    frame["species"] = None
+    with raises(ConfigError, key="data"):
+        done.evaluate(data=frame)
 
 
 def test_a_split_without_samples_is_no_table_of_dashes(tmp_path: Path, called: Called) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -187,6 +188,13 @@ def check_other_data(run: TrainedRun, data: Any, labels: bool = True) -> Data:
             f"{data.name} has {_describe_shape(data)}, but the run was trained on {_describe_shape(run_data)}.",
             key="data",
         )
+    if labels and data.labelled_rows is not None:
+        rows = data.labelled_rows
+        logging.getLogger("fleetfit").warning(
+            "%s: %d of %d samples have no label and are left out.", data.name, len(data.y) - len(rows), len(data.y)
+        )
+        splits = {name: data.split(name)[torch.isin(data.split(name), rows)] for name in SPLITS}
+        data = replace(data, splits=splits, labelled=True, labelled_rows=None)
     if labels and not data.labelled:
         raise ConfigError(
             f"{data.name} has no labels, so accuracy cannot be measured. Use predict, which needs none.", key="data"

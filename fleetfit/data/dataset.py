@@ -28,7 +28,7 @@ MAX_CLASSES = 1 << 20
 _SAMPLE_TYPES = (torch.uint8, torch.int64, torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _HELD_OUT = 0.1
 _PACKED_APART = ("x", "y", "splits")
-_NOT_PACKED = ("file_names", "exact_targets")
+_NOT_PACKED = ("file_names", "exact_targets", "labelled_rows")
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,8 @@ class Data:
             get them.
         exact_targets: Targets of a regression with more digits than y has, float64 [N, classes], for predictions; None:
             y has all. Workers do not get them.
+        labelled_rows: Indices of the samples with labels where only some have one, int64, for scores; then `labelled`
+            is False. Workers do not get them.
     """
 
     name: str
@@ -107,6 +109,7 @@ class Data:
     notes: tuple[str, ...] = ()
     file_names: NDArray[np.bytes_] | None = None
     exact_targets: NDArray[np.float64] | None = None
+    labelled_rows: Tensor | None = None
     _scale: Tensor | None = field(init=False, default=None)
     _shift: Tensor | None = field(init=False, default=None)
     _targets: tuple[Tensor, Tensor] | None = field(init=False, default=None)

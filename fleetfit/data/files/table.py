@@ -1619,14 +1619,14 @@ def encode_table(path: Path, text: str, halves: bool = False) -> Data:
     """
     encoder = TableEncoder.from_json(text, "columns.json")
     sheet = read_sheet(convert_saved_dataset(path), missing=encoder.missing, texts=encoder.number_forms)
-    x, y, notes = _encode(encoder, sheet)
+    x, y, labelled_rows, notes = _encode(encoder, sheet)
     splits = {"test": np.arange(len(x))}
     if len(sheet.sizes) > 1:
         splits = fill_missing_splits(sheet.sizes, np.zeros(len(x), dtype=np.int64), 0.0, 0.0, 0)
     elif halves:
         strata = _choose_strata(y, encoder.task, None, len(x))
         splits = dict(zip(("validation", "test"), hold_out(splits["test"], strata, 0.5, 0), strict=True))
-    return _wrap(path.resolve().stem, x, y, splits, encoder, None, notes)
+    return _wrap(path.resolve().stem, x, y, splits, encoder, None, notes, labelled_rows)
 
 
 def encode_rows(rows: Any, text: str) -> Data:
@@ -1640,27 +1640,30 @@ def encode_rows(rows: Any, text: str) -> Data:
         DataError: A column is missing, or a label is not a class of the model.
     """
     encoder = TableEncoder.from_json(text, "columns.json")
-    x, y, notes = _encode(encoder, make_sheet([("test", IN_MEMORY, rows)]))
-    return _wrap("table", x, y, {"test": np.arange(len(x))}, encoder, None, notes)
+    x, y, labelled_rows, notes = _encode(encoder, make_sheet([("test", IN_MEMORY, rows)]))
+    return _wrap("table", x, y, {"test": np.arange(len(x))}, encoder, None, notes, labelled_rows)
 
 
 def _encode(
     encoder: TableEncoder, sheet: TableSheet
-) -> tuple[NDArray[np.float32], NDArray[Any] | None, tuple[str, ...]]:
-    """Return rows as numbers, their labels if all have one, and notes."""
+) -> tuple[NDArray[np.float32], NDArray[Any] | None, NDArray[np.int64] | None, tuple[str, ...]]:
+    """Return rows as numbers, their labels (0 where one is missing), the labelled rows (None: all or none), notes."""
     sheet = replace(sheet, texts={encoder.label.name: [name.lower() for name in encoder.label.classes]})
     columns = encoder.detect_columns(sheet, encoder.missing)
     x, notes = encoder.transform(sheet, columns)
     y = encode_labels(sheet, columns, encoder.label, encoder.task)
+    labelled_rows = None
     if y is not None and (missing := columns[encoder.label.name].missing).any():
         notes.append(f"{int(missing.sum())} of {len(x)} rows have no label, so accuracy is not measured.")
-        y = None
-    return x, y, tuple(notes)
+        y = y.copy()
+        y[missing], labelled_rows = 0, np.flatnonzero(~missing)
+    return x, y, labelled_rows, tuple(notes)
 
 
 def _wrap(
     name: str, x: NDArray[np.float32], y: NDArray[Any] | None, splits: Mapping[str, NDArray[np.int64]],
     encoder: TableEncoder, groups: NDArray[np.int64] | None, notes: tuple[str, ...],
+    labelled_rows: NDArray[np.int64] | None = None,
 ) -> Data:  # fmt: skip
     is_regression, label = encoder.task == "regression", encoder.label
     exact = None
@@ -1678,7 +1681,8 @@ def _wrap(
         task=encoder.task,
         columns=encoder.to_json(),
         targets=((label.mean,), (label.std,)) if is_regression else (),
-        labelled=y is not None,
+        labelled=y is not None and labelled_rows is None,
         notes=notes,
         exact_targets=exact,
+        labelled_rows=None if labelled_rows is None else torch.from_numpy(labelled_rows),
     )
