@@ -16,7 +16,7 @@ import fleetfit as ff
 from fleetfit.config import assemble, load_experiment
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
-from fleetfit.errors import ConfigError
+from fleetfit.errors import ConfigError, NoUsableUpdates
 from fleetfit.evaluate import EvaluationScope
 from fleetfit.messages import pack, reply_size
 from fleetfit.network import AFTER_QUORUM, LinkFaults
@@ -135,19 +135,27 @@ def test_a_client_that_went_away_has_sent_nothing_that_could_be_lost() -> None:
     federation, simulation = tiny_federation({"name": "fedavg"}, 6, 6)
     gone = replace(simulation.resources, availability=Availability(6, leave=0.999999))
     simulation = replace(simulation, resources=gone)
-    [done], _ = rounds_of(federation, simulation, replace(SETTINGS, links=LinkFaults(lost_up=1.0, repeated=1.0)))
+    settings = replace(SETTINGS, links=LinkFaults(lost_up=1.0, repeated=1.0))
+    done = next(run(federation, Seen(simulation), settings, start(federation)))
     assert done.report["links"] == {"lost_down": 0, "lost_up": 0, "repeated": 0} and done.report["bytes_up"] == 0
     assert {f["reason"] for f in done.report["failures"]} == {"the client went away during the round"}
 
 
 @pytest.mark.parametrize("links", [LinkFaults(lost_down=1.0), LinkFaults(lost_up=1.0)])
-def test_a_run_of_which_everything_is_lost_ends(links: LinkFaults) -> None:
-    """More rounds in a row than patience allows for clients that fail."""
+def test_a_run_of_which_everything_is_lost_has_no_usable_update(links: LinkFaults) -> None:
+    """It has all its rounds, more in a row than patience allows for clients that fail."""
     federation, simulation = tiny_federation({"name": "fedavg"}, 6, 3)
-    done, engine = rounds_of(federation, simulation, replace(SETTINGS, rounds=8, links=links))
-    assert len(done) == 8 and len({bits(r) for r in done}) == 1
+    engine = Seen(simulation)
+    with raises(NoUsableUpdates, 24):
+        list(run(federation, engine, replace(SETTINGS, rounds=8, links=links), start(federation)))
     assert not links.lost_down or not engine.replies
-    assert done[-1].report["evaluate"]["static"]["global_clients"] == 6  # which no link keeps from anybody
+
+
+def test_rounds_without_an_update_leave_the_server_as_it_was() -> None:
+    federation, simulation = tiny_federation({"name": "fedavg"}, 6, 3)
+    settings = replace(SETTINGS, rounds=8, links=LinkFaults(lost_up=1.0))
+    rounds = run(federation, Seen(simulation), settings, start(federation))
+    assert len({bits(next(rounds)) for _ in range(8)}) == 1
 
 
 def test_the_same_is_lost_on_every_engine() -> None:
