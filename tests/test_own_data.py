@@ -425,6 +425,37 @@ def test_each_kind_is_found_with_a_model_that_fits(tmp_path: Path) -> None:
     assert chosen.model.name == "resnet20"
 
 
+@pytest.mark.parametrize(
+    ("sizes", "keys", "quoted"),
+    [
+        ([(50 + n, 120 - n) for n in range(24)], {}, ("50 to 120", "32x32")),
+        ([(96, 96)], {}, ("sides of 96 ", "64x64")),
+        ([(40, 40), (30, 44)], {"size": 12}, ("30 to 44", "12x12")),
+        ([(20, 24)], {}, ()),
+        ([(16, 16)], {"size": 16}, ()),
+    ],
+)
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_a_note_says_from_and_to_what_size_photos_are_resized(
+    sizes: list[tuple[int, int]], keys: dict[str, int], quoted: tuple[str, ...], is_listed: bool, tmp_path: Path
+) -> None:
+    """Of class folders and of a table of files."""
+    rows = []
+    for n in range(48):
+        file = f"{'ab'[n % 2]}/{n}.png"
+        (tmp_path / "photos" / "ab"[n % 2]).mkdir(parents=True, exist_ok=True)
+        Image.new("L", sizes[n % len(sizes)], 5 * n).save(tmp_path / "photos" / file)
+        rows.append((file, "ab"[n % 2]))
+    pandas.DataFrame(rows, columns=["file", "label"]).to_csv(tmp_path / "photos" / "list.csv", index=False)
+    path = tmp_path / "photos" / "list.csv" if is_listed else tmp_path / "photos"
+    data = {"path": str(path), "partition": {"kind": "iid", "clients": 4}, **keys}
+    run = ff.run({"data": data, "rounds": 1, "local": {"max_steps": 1}}, out=tmp_path / "run")
+    about = [note for note in run.notes if "data.size" in note]
+    assert len(about) == bool(quoted) and all(text in about[0] for text in quoted)
+    [description] = [note for note in run.notes if "height x width" in note]
+    assert ("resized" in description) == bool(quoted or keys)
+
+
 def test_both_places_of_a_path_that_is_nowhere_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sets").mkdir()
     monkeypatch.setenv("FLEETFIT_DATA", str(tmp_path / "sets"))

@@ -117,7 +117,7 @@ def sets_client_count(name: Any) -> bool:
     return isinstance(name, Data | DataInMemory) or (isinstance(name, str) and name in OWN_FILES)
 
 
-def describe_data(data: Data, kind: Any = "images") -> str:
+def describe_data(data: Data, kind: Any = "images", is_resized: bool = False) -> str:
     """Describe a data set of the user's own files in one line; the kind tells images from sounds."""
     shape, rows = data.sample_shape, f"{len(data.x):,}"
     if data.task == "next_token":
@@ -127,9 +127,8 @@ def describe_data(data: Data, kind: Any = "images") -> str:
     elif data.x.dtype == torch.uint8 and len(shape) == 3:
         colours = "grey" if shape[0] == 1 else f"{shape[0]} channels"
         samples = "sounds as images" if kind == "sounds" else "images"
-        content = (
-            f"{rows} {samples} of {shape[1]}x{shape[2]} pixels (height x width), {colours}, {data.classes} classes"
-        )
+        size = f"{'resized to' if is_resized else 'of'} {shape[1]}x{shape[2]} pixels (height x width)"
+        content = f"{rows} {samples} {size}, {colours}, {data.classes} classes"
     else:
         target = f"{data.classes} classes" if data.task == "classification" else data.task.replace("_", "-")
         content = f"{rows} samples {list(shape)}, {target}"

@@ -135,7 +135,7 @@ def describe_data_files(experiment: Experiment, data: Data | DataDescription, cl
     is_own = isinstance(name, DataInMemory) or name in OWN_FILES
     own_notes = not is_own or data.columns  # a table's notes describe it
     notes = [
-        *([] if own_notes else [describe_data(data, name)]),
+        *([] if own_notes else [describe_data(data, name, name == "images" and "size" in experiment.data.settings)]),
         *data.notes,
         *_describe_joined_labels(data.class_names),
     ]

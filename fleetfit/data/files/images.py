@@ -72,6 +72,8 @@ _MAX_BYTES = 4 << 30  # limit for the decoded images of a named set
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a folder of Parquet files or of classes")
 LAZY_ABOVE = 8 << 30
 """Bytes of decoded images above which they stay encoded, unless `lazy` is set."""
+_MOST_OPENED = 64  # files whose size is read, approximately, to tell what sizes there are
+
 _IMAGE = ("img", "image")
 _LABEL = ("label", "labels", "fine_label", "coarse_label", "character")
 _MAX_UNPACKED, _MAX_RATIO = 1 << 30, 200  # a zip archive that exceeds both limits is refused: bytes, times its own size
@@ -241,14 +243,15 @@ def read_listed_images(name: str, folder: Path, files: ListedFiles, spec: ImageS
     spec.check(name)
     folder = folder.resolve()
     names = np.array([os.fsencode(path.resolve().relative_to(folder)) for path in files.paths], dtype=np.bytes_)
+    images = ImageFiles(folder, names)
     return LabelledImages(
-        x=_load_images(name, folder, ImageFiles(folder, names), spec),
+        x=_load_images(name, folder, images, spec),
         y=files.y,
         sizes=files.sizes,
         classes=len(files.class_names),
         class_names=files.class_names,
         groups=files.groups,
-        notes=files.notes,
+        notes=(*_describe_resizing(name, images, spec), *files.notes),
         file_names=names,
     )
 
@@ -514,7 +517,24 @@ def sample_images(folder: Path, count: int = 64) -> list[Path]:
     return images
 
 
-def sample_sizes(images: Sequence[Path], count: int = 64, upright: bool = True) -> list[tuple[int, int]]:
+def _describe_resizing(name: str, images: ImageFiles, spec: ImageSpec) -> list[str]:
+    """Return a note on the sizes of the files, if they are resized."""
+    if spec.size is None:
+        return []
+    paths = [images.path(i) for i in range(0, len(images), max(1, len(images) // _MOST_OPENED))]
+    sides = [side for size in sample_sizes(paths, len(paths), spec.upright) for side in size]
+    low, high = min(sides), max(sides)
+    if low == high == spec.size:
+        return []
+    some = "the files" if len(paths) == len(images) else f"{len(paths)} of {len(images):,} files, which were opened,"
+    sides_range = f"{low}" if low == high else f"{low} to {high}"
+    return [
+        f"{name}: {some} have sides of {sides_range} pixels. Centred squares are resized to {spec.size}x{spec.size}; "
+        "data.size sets another side."
+    ]
+
+
+def sample_sizes(images: Sequence[Path], count: int = _MOST_OPENED, upright: bool = True) -> list[tuple[int, int]]:
     """Return width and height of some evenly spaced images.
 
     Args:
@@ -559,14 +579,15 @@ def read_class_folders(name: str, folder: Path, spec: ImageSpec) -> LabelledImag
     names, y, sizes = cache.load_folder(
         key, lambda target: _write_index(target, folder, class_folders, class_names), _read_index
     )
-    x = _load_images(name, folder, ImageFiles(folder, names), spec)
+    images = ImageFiles(folder, names)
+    x = _load_images(name, folder, images, spec)
     counts = np.bincount(y[: sizes["train"]], minlength=len(class_names))
     empty = [class_names[i] for i in np.flatnonzero(counts == 0)]
     note = (
         f"{name}: class folders without images in {split_folders['train']}: {quote_some(empty)} ({len(empty)} of "
         f"{len(class_names)}). They count as classes. Remove the folders to exclude them."
     )
-    notes, groups = [note] if empty else [], None
+    notes, groups = [*_describe_resizing(name, images, spec), *([note] if empty else [])], None
     if by_device:
         depth = len(split_folders["train"].relative_to(folder).parts)
         devices, groups = np.unique([Path(os.fsdecode(one)).parts[depth] for one in names], return_inverse=True)
