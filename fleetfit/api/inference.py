@@ -197,7 +197,9 @@ def check_other_data(run: TrainedRun, data: Any, labels: bool = True) -> Data:
         data = replace(data, splits=splits, labelled=True, labelled_rows=None)
     if labels and not data.labelled:
         raise ConfigError(
-            f"{data.name} has no labels, so accuracy cannot be measured. Use predict, which needs none.", key="data"
+            f"{data.name} lacks labels of some or all samples, so accuracy cannot be measured. Use predict, which "
+            "needs none.",
+            key="data",
         )
     return _rescale_targets(run_data, data)
 
