@@ -42,7 +42,9 @@ from fleetfit.files import check_file, read_bytes
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="folders of sounds, or a table of files")
 SUFFIXES = (".wav", ".flac", ".ogg")
-RATE, WINDOW_MS, HOP_MS = 16_000, 25.0, 10.0
+RATE = 16_000
+WINDOW_MS = 25.0
+HOP_MS = 10.0
 """Samples per second, and milliseconds of a window and a hop, of `sounds`."""
 _MAX_RATE = 1_000_000
 _FLOOR_DB = -120.0
