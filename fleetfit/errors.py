@@ -9,6 +9,8 @@
     |  |- NoUsableUpdates       no client returned a usable update
     |  |- Unexpected            an unexpected exception in a worker
     |- MissingExtra             an optional dependency is not installed
+    Interrupt                   Ctrl-C in a call from Python
+    |- ScriptInterrupt          Ctrl-C in a script
 
 A message has the error, its place, the expected and the actual value, and the fix, in this order. The attributes `key`
 and `path` have the place for programs. The command line prints the message without a traceback and exits with code 2.

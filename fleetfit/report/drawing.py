@@ -146,8 +146,8 @@ def add_notes(figure: "Figure", sentences: Sequence[str]) -> None:
     lines = [line for sentence in sentences for line in textwrap.wrap(make_printable(sentence), width)]
     if lines and figure.legends:  # the layout puts a label of the figure and its legend in the same place
         (legend,) = figure.legends
-        legend.set_title("\n".join(lines), prop={"size": 8})
-        legend.get_title().set_color(DARK)
+        legend.set_title("\n".join(lines))
+        legend.get_title().set(color=DARK, size=8)
         legend.set_alignment("left")
     elif lines:
         figure.supxlabel("\n".join(lines), fontsize=8, color=DARK, x=0.01, ha="left")

@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fleetfit.data.dataset import Data, DataInMemory
 from fleetfit.data.files.arrays import is_sparse, to_array, wrap_arrays
-from fleetfit.data.files.table import check_names, make_data_in_memory
 from fleetfit.data.splits import ALIASES
 from fleetfit.errors import DataError, format_cause, truncate
 from fleetfit.seeds import isolate_global_rngs
@@ -64,6 +63,8 @@ class TableSplits:
 
     def wrap(self, begun_with: Sequence[int] = ()) -> DataInMemory:
         """Return them for `[data]`; `begun_with` has no effect on a table."""
+        from fleetfit.data.files.table import make_data_in_memory
+
         return DataInMemory("table in memory", make_data_in_memory, {"splits": self.splits})
 
     def name_columns(self, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,6 +195,8 @@ def _decode_classes(feature: Any, column: Any) -> Any:
 
 def _make_table(names: Sequence[Any], columns: Sequence[Any]) -> Any:
     import pyarrow as pa
+
+    from fleetfit.data.files.table import check_names  # runs on other data start without it
 
     names = check_names("data: the table", [str(name) for name in names])
     lengths = {len(column) for column in columns}
