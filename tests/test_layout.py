@@ -36,7 +36,7 @@ from fleetfit.layout import (
     product,
     segments,
 )  # fmt: skip
-from fleetfit.layout.hints import explain_input_error
+from fleetfit.layout.hints import explain_errors
 from fleetfit.submodel import Submodel, get_slice_plan
 
 S = Segment
@@ -641,20 +641,26 @@ class Texts:
     tokens = 50
 
 
+def explain(architecture: object, error: Exception) -> str:
+    with pytest.raises(ModelError) as explained, explain_errors(architecture, (4,)):
+        raise error
+    return str(explained.value)
+
+
 def test_failed_calls_are_explained_by_their_input() -> None:
     """PyTorch's embedding on real numbers, its linear layer on tokens, and what has nothing to do with either."""
     with pytest.raises(RuntimeError) as real_to_embedding:
         nn.Embedding(3, 2)(torch.rand(4))
     with pytest.raises(RuntimeError) as tokens_to_linear:
         nn.Linear(4, 2)(torch.tensor([1, 2, 3, 0]))
-    assert "set self.tokens = vocabulary" in explain_input_error(object(), real_to_embedding.value)
-    assert "given tokens below 50" in explain_input_error(Texts(), tokens_to_linear.value)
-    assert explain_input_error(object(), IndexError("too many indices for a tensor of dimension 2")) == ""
-    assert (
-        explain_input_error(object(), tokens_to_linear.value)
-        == explain_input_error(Texts(), IndexError("indices"))
-        == ""
-    )
+    assert "set self.tokens = vocabulary" in explain(object(), real_to_embedding.value)
+    assert "given tokens below 50" in explain(Texts(), tokens_to_linear.value)
+    for architecture, error in (
+        (object(), IndexError("too many indices for a tensor of dimension 2")),
+        (object(), tokens_to_linear.value),
+        (Texts(), IndexError("indices")),
+    ):
+        assert "tokens" not in explain(architecture, error)
 
 
 class Tied(Architecture):
