@@ -96,10 +96,10 @@ def find_file_table(
     Raises:
         DataError: A named column does not exist.
     """
-    found = _find_files(path, suffixes)
-    if found is None:
+    listing = _find_files(path, suffixes)
+    if listing is None:
         return None
-    sheet, files, paths = found
+    sheet, files, paths = listing
     for column in (label, groups):
         if column is not None:
             sheet.check_column(column)
@@ -123,10 +123,10 @@ def find_listed_files(
     Raises:
         DataError: A file is missing.
     """
-    found = _find_files(path, suffixes)
-    if found is None:
+    listing = _find_files(path, suffixes)
+    if listing is None:
         return None
-    sheet, files, paths = found
+    sheet, files, paths = listing
     every = [_check_file(sheet, files, row, path) for row, path in enumerate(paths)]
     names = table.LABELS if label is None else (label,)
     column = next((name for name in sheet.table.column_names if name in names), None)
@@ -149,16 +149,16 @@ def _find_files(path: Path, suffixes: tuple[str, ...]) -> tuple[table.TableSheet
     sheet = table.read_sheet(path) if every else None
     if sheet is None:
         return None
-    found: dict[str, list[Path | None]] = {}
+    columns: dict[str, list[Path | None]] = {}
     for name in sheet.table.column_names:
         values = [None if value is None else str(value) for value in sheet.table.column(name).to_pylist()]
         paths = [None if value is None else _locate(value, every) for value in values[:_SAMPLE]]
         if len(set(paths) - {None}) >= _MOST * len(paths):
-            found[name] = [None if value is None else _locate(value, every) for value in values]
-    if not found:
+            columns[name] = [None if value is None else _locate(value, every) for value in values]
+    if not columns:
         return None
-    files = max(found, key=lambda name: sum(path is not None for path in found[name]))
-    return sheet, files, found[files]
+    files = max(columns, key=lambda name: sum(path is not None for path in columns[name]))
+    return sheet, files, columns[files]
 
 
 def _has_names(path: Path, suffixes: tuple[str, ...]) -> bool:
