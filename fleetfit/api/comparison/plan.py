@@ -300,7 +300,7 @@ class ComparisonPlan:
         return parse_experiment(merge_tables(table, self.run_overrides))
 
     def _make_runs(self) -> Iterator[PlannedRun]:
-        first = next(iter(self.rows))
+        first, parse_first = next(iter(self.rows)), functools.cache(self._parse_first)
         for row, setting, seed in itertools.product(self.rows, self.settings, self.seeds):
             changes = [self.settings[setting], self.run_overrides]
             if row == self.smallest:  # stays plain FedAvg
@@ -308,7 +308,7 @@ class ComparisonPlan:
             file_table = merge_tables(self.rows[row], changes[0])
             table = merge_tables(file_table, changes[1])
             if self.section.same_recipe and row != first:
-                table = copy_recipe(self._parse_first(setting), table, list(list_keys(self.row_changes.get(row, {}))))
+                table = copy_recipe(parse_first(setting), table, list(list_keys(self.row_changes.get(row, {}))))
             table |= {"seed": seed, "name": row}
             subfolder = Path(make_slug(row, _RESERVED)) / make_slug(setting) / f"seed-{seed}"
             yield PlannedRun(row, setting, seed, table, subfolder, join(row, setting, f"seed {seed}"), file_table)
