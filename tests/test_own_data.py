@@ -308,7 +308,7 @@ def test_tokens_in_memory_have_a_vocabulary(tmp_path: Path) -> None:
     y = np.arange(90) % 3
     x = np.random.default_rng(0).integers(0, 16, (90, 7)) + 16 * y[:, None]
     data = {"name": (x, y), "vocabulary": 50, "partition": {"kind": "iid", "clients": 3}}
-    run = ff.run(model=Bag(), data=data, rounds=8, out=tmp_path / "run")
+    run = ff.run(model=Bag(), data=data, rounds=8, cohort={"fraction": 1.0}, out=tmp_path / "run")
     assert (run.assembly.data.vocabulary, run.assembly.data.classes) == (50, 3) and run.accuracy("global") > 0.7
     with raises(ModelError, "vocabulary", 50, key="model.name"):
         ff.run(model=Bag(), data=(x, y), out=tmp_path / "numbers")

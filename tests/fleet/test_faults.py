@@ -59,7 +59,7 @@ def deployed(
 LINK = """
 import os, sys
 if "fleetfit.fleet.warm.supernode" in sys.orig_argv:
-    import contextlib, random
+    import contextlib, random, time
     import flwr.supernode.start_client_internal as inside
     whole, before, name = inside.http_request_response, [], os.environ["NODE"]
     on = lambda: os.path.exists(os.path.join(os.environ["LINKS"], "on"))
@@ -84,6 +84,7 @@ if "fleetfit.fleet.warm.supernode" in sys.orig_argv:
                     return set(), ""
                 if not on():
                     return send(message, tree, runtime)
+                time.sleep(1)  # the app's tensors are all here: a second sending would drop those that are still to come
                 for old in before:  # an answer of an earlier round comes again
                     noted("again", old[0])
                     send(*old)
