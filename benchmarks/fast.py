@@ -14,7 +14,7 @@ import torch
 from benchmarks.loops import Bare
 from benchmarks.measuring import Figure, Options, ratio
 from benchmarks.random_fleet import KINDS, LOCAL, fleet
-from fleetfit.config.build.engine import choose_computing
+from fleetfit.config.assemble.engine import choose_computing
 from fleetfit.config.schema import EngineSection
 from fleetfit.engines.local import local
 from fleetfit.rounds import Settings, run_round, start

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fleetfit.config.build.engine import choose_computing
+from fleetfit.config.assemble.engine import choose_computing
 from fleetfit.config.schema import EngineSection
 from fleetfit.data import Data
 from fleetfit.levels import split_levels

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from benchmarks.measuring import Figure, Options, of_many
 from benchmarks.random_fleet import CNN, RESNET20, VIT, Kind, make_random_data
-from fleetfit.config import assemble, load_experiment
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.run import assemble
 from fleetfit.rounds import run_round, start
 from fleetfit.training import run_job
 from fleetfit.values import Failure, Job, Update

@@ -18,7 +18,7 @@ from fleetfit.aggregate import Aggregate
 from fleetfit.api.run import resume
 from fleetfit.api.run import run as run_file
 from fleetfit.config import load_experiment
-from fleetfit.config.build.run import assemble
+from fleetfit.config.assemble.run import assemble
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
 from fleetfit.evaluate import EvaluationScope, build_level_module, evaluate

@@ -18,8 +18,8 @@ import fleetfit as ff
 from fleetfit import names
 from fleetfit.attack import Attack, Attackers, Knowledge, Move, Scene, draw_hostile_clients
 from fleetfit.attacks.min_max import compute_products, find_largest_gamma
-from fleetfit.config import assemble, load_experiment
-from fleetfit.config.build.run import assemble_fleet
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.run import assemble, assemble_fleet
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError
 from fleetfit.submodel import Submodel, concat_state, extract

@@ -12,7 +12,8 @@ import pytest
 from support import raises
 from tiny import plain, tiny_federation
 
-from fleetfit.config import assemble, load_experiment
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.run import assemble
 from fleetfit.config.dump import dump_section
 from fleetfit.config.trace import read_trace
 from fleetfit.engines.local import local

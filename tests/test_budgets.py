@@ -10,7 +10,8 @@ from support import raises
 
 import fleetfit as ff
 from fleetfit.cli.plan import PlanOptions, plan_model
-from fleetfit.config import assemble, load_experiment, to_toml
+from fleetfit.config import load_experiment, to_toml
+from fleetfit.config.assemble.run import assemble
 from fleetfit.cost import Conditions, compute_cost, latency
 from fleetfit.errors import ConfigError, PlanError
 from fleetfit.models.cnn import cnn

@@ -29,7 +29,8 @@ from fleetfit.class_frequencies import (
     iter_label_jobs,
     sum_class_frequencies,
 )
-from fleetfit.config import assemble, load_experiment
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.run import assemble
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError
 from fleetfit.layout import State

@@ -11,8 +11,9 @@ from support.devices import FIGURES, set_speeds
 from tiny import plain, tiny_federation
 
 from fleetfit import messages
-from fleetfit.config import assemble, load_experiment
-from fleetfit.config.build.fleet import draw_slow_clients
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.fleet import draw_slow_clients
+from fleetfit.config.assemble.run import assemble
 from fleetfit.cost import submodel_cost
 from fleetfit.engines.local import local
 from fleetfit.errors import ConfigError

@@ -13,7 +13,7 @@ import fleetfit as ff
 from fleetfit.api.comparison import plan_comparison
 from fleetfit.api.comparison.plan import PlannedRun
 from fleetfit.config import load_experiment
-from fleetfit.config.build.method import build_method_spec
+from fleetfit.config.assemble.method import build_method_spec
 from fleetfit.config.dump import fill_in_defaults
 from fleetfit.method import FEDAVG, build
 

@@ -10,9 +10,10 @@ import torch
 from pydantic import TypeAdapter
 from support import Expected, raises
 
-from fleetfit.config import Experiment, assemble, load_experiment, to_toml
-from fleetfit.config.build.fleet import compute_group_sizes
-from fleetfit.config.build.levels import format_ranges
+from fleetfit.config import Experiment, load_experiment, to_toml
+from fleetfit.config.assemble.fleet import compute_group_sizes
+from fleetfit.config.assemble.levels import format_ranges
+from fleetfit.config.assemble.run import assemble
 from fleetfit.config.dump import find_object_sections
 from fleetfit.config.load import parse_override
 from fleetfit.config.merge import merge_tables

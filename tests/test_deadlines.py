@@ -14,7 +14,8 @@ from tiny import plain, spec_of, tiny_federation
 
 import fleetfit
 from fleetfit import messages, names
-from fleetfit.config import assemble, load_experiment
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.run import assemble
 from fleetfit.cost import submodel_cost
 from fleetfit.engines.local import local
 from fleetfit.options import in_time

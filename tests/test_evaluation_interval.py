@@ -9,7 +9,8 @@ from run_folders import stopped_run
 from support import raises
 
 import fleetfit as ff
-from fleetfit.config import assemble, load_experiment
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.run import assemble
 from fleetfit.config.records import restore_records
 from fleetfit.config.schema import EvaluateSection, EvaluationPartSection
 from fleetfit.errors import ConfigError

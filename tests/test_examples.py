@@ -19,7 +19,8 @@ import fleetfit as ff
 from experiments.paper_plans import make_scalefl_table_1
 from fleetfit import rounds
 from fleetfit.api.comparison import plan_comparison
-from fleetfit.config import assemble, load_experiment
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.run import assemble
 from fleetfit.config.components import check_keys
 from fleetfit.config.load import resolve_paths
 from fleetfit.config.toml import read_toml

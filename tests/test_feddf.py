@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 import fleetfit
 from fleetfit.aggregate import Aggregate, apply_mean
-from fleetfit.config import assemble, load_experiment, to_toml
+from fleetfit.config import load_experiment, to_toml
+from fleetfit.config.assemble.run import assemble
 from fleetfit.data import Data, drop_labels
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.pool import dump_setup, load_setup

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 import fleetfit as ff
 from fleetfit.aggregate import Aggregate
-from fleetfit.config import assemble, load_experiment, to_table
+from fleetfit.config import load_experiment, to_table
+from fleetfit.config.assemble.run import assemble
 from fleetfit.config.dump import fill_in_defaults
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError

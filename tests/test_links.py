@@ -13,7 +13,8 @@ from support import raises
 from tiny import plain, tiny_federation
 
 import fleetfit as ff
-from fleetfit.config import assemble, load_experiment
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.run import assemble
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError, NoUsableUpdates

@@ -12,7 +12,8 @@ from support import aggregate_plainly, aggregate_updates, raises
 
 import fleetfit as ff
 from fleetfit.aggregate import Aggregate, apply_mean
-from fleetfit.config import assemble, load_experiment
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.run import assemble
 from fleetfit.errors import ConfigError
 from fleetfit.layout import State, infer_layout
 from fleetfit.method import build, keep_prefix, weigh_by_samples

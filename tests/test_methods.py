@@ -27,7 +27,8 @@ from support.training import (
 from tiny import plain, tiny_federation
 from torch import Tensor
 
-from fleetfit.config import assemble, load_experiment
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.run import assemble
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError, ModelError
 from fleetfit.layout import Axis, State

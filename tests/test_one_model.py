@@ -8,7 +8,8 @@ import tomli_w
 
 import fleetfit as ff
 from fleetfit.cli import main
-from fleetfit.config import assemble, load_experiment
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.run import assemble
 from fleetfit.report.text import format_count
 
 SMALL: dict[str, Any] = {

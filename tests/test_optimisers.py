@@ -13,10 +13,10 @@ from tiny import plain
 from torch.nn import functional as F
 
 import fleetfit as ff
-from fleetfit.config import assemble, load_experiment
-from fleetfit.config.build.levels import plan_levels
-from fleetfit.config.build.rounds import build_settings
-from fleetfit.config.build.run import assemble_fleet
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.levels import plan_levels
+from fleetfit.config.assemble.rounds import build_settings
+from fleetfit.config.assemble.run import assemble, assemble_fleet
 from fleetfit.config.load import parse_overrides
 from fleetfit.config.merge import merge_tables
 from fleetfit.config.parse import parse_experiment

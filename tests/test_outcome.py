@@ -10,7 +10,8 @@ from torch import nn
 
 import fleetfit as ff
 from fleetfit.api.outcome import describe_outcome, find_chance
-from fleetfit.config import assemble, load_experiment
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.run import assemble
 from fleetfit.data import Data
 from fleetfit.training.job import DIVERGED
 

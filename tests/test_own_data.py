@@ -24,7 +24,7 @@ from fleetfit.api.inference import load_other_data, prepare_export
 from fleetfit.cli import main
 from fleetfit.cli.listing import make_key_table
 from fleetfit.config import load_experiment
-from fleetfit.config.build.data import build_data
+from fleetfit.config.assemble.data import build_data
 from fleetfit.data.files.detect import detect_format
 from fleetfit.data.files.table import table
 from fleetfit.data.files.text import text as read_text_table

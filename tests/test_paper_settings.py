@@ -11,7 +11,7 @@ import pytest
 
 from fleetfit import names
 from fleetfit.api.comparison import plan_comparison
-from fleetfit.config.build.method import build_method_spec
+from fleetfit.config.assemble.method import build_method_spec
 from fleetfit.config.load import resolve_paths
 from fleetfit.config.parse import parse_experiment
 from fleetfit.config.toml import read_toml

@@ -22,7 +22,8 @@ from torch import Tensor
 
 import fleetfit as ff
 from fleetfit.api.comparison import plan_comparison
-from fleetfit.config import assemble, load_experiment
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.run import assemble
 from fleetfit.data import Data
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError

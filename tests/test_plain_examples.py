@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 import fleetfit as ff
-from fleetfit.config import Assembly, assemble, load_experiment
+from fleetfit.config import Assembly, load_experiment
+from fleetfit.config.assemble.run import assemble
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PLAIN = sorted(EXAMPLES.glob("*_plain.py"))

@@ -23,7 +23,8 @@ from support.privacy import KEY, WITHHELD, exact_delta, read_state
 import fleetfit as ff
 from fleetfit.api.run import prepare, run_remaining_rounds
 from fleetfit.cli import main
-from fleetfit.config import assemble, load_experiment
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.run import assemble
 from fleetfit.config.dump import to_table
 from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, NoUsableUpdates, RunError
 from fleetfit.privacy import (

@@ -18,7 +18,8 @@ from support.secure import HERE, TINY, WatchedEngine, make_block, merge_tables, 
 import fleetfit as ff
 from fleetfit import secure_engine
 from fleetfit.api.run import prepare
-from fleetfit.config import assemble, load_experiment
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.run import assemble
 from fleetfit.errors import ConfigError, NoUsableUpdates, RunError
 from fleetfit.privacy import Randomness, compute_epsilon, count_registered, find_noise
 from fleetfit.privacy.mechanism import Privacy

@@ -14,9 +14,9 @@ from fleetfit.api import profiling
 from fleetfit.api.profiling import Machine, ProfileResult, parse_wishes, profile
 from fleetfit.cli import main
 from fleetfit.cli.plan import PlanOptions, plan_model, plan_run_file
-from fleetfit.config import assemble, load_experiment
-from fleetfit.config.build.levels import plan_levels
-from fleetfit.config.build.run import assemble_fleet
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.levels import plan_levels
+from fleetfit.config.assemble.run import assemble, assemble_fleet
 from fleetfit.errors import ConfigError, DataError, PlanError
 from fleetfit.training.profiling import (
     EnergyMeter,

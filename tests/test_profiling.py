@@ -19,7 +19,7 @@ from waiting import LIMIT_S, listening_to_ctrl_c, running, wait_until
 
 from fleetfit.api.profiling import Machine, profile
 from fleetfit.config import load_experiment
-from fleetfit.config.build.levels import plan_levels
+from fleetfit.config.assemble.levels import plan_levels
 from fleetfit.cost import measure_latency, training_memory
 from fleetfit.errors import RunError
 from fleetfit.machine import free_memory

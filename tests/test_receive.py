@@ -13,7 +13,8 @@ from support.bits import assert_same_bits, has_same_bits
 from support.engines import LOCAL, make_fleet
 from tiny import plain, tiny_federation
 
-from fleetfit.config import assemble, load_experiment
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.run import assemble
 from fleetfit.engines.local import InProcess as LocalEngine
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes

@@ -16,7 +16,8 @@ from torch import Tensor
 
 import fleetfit as ff
 from fleetfit.aggregate import Aggregate
-from fleetfit.config import assemble, load_experiment
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.run import assemble
 from fleetfit.errors import ConfigError
 from fleetfit.method import build
 from fleetfit.movements import Movements

@@ -9,7 +9,8 @@ from support import Expected, check_error, raises
 
 import fleetfit as ff
 from fleetfit.api.run import prepare
-from fleetfit.config import assemble, load_experiment
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.run import assemble
 from fleetfit.config.toml import DEEPEST, read_toml
 from fleetfit.errors import ConfigError, FleetFitError, RunError
 

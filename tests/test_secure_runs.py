@@ -14,7 +14,8 @@ from support.secure import HERE, TINY, Stopped, WatchedEngine, make_block, merge
 import fleetfit as ff
 from fleetfit import secure_engine
 from fleetfit.aggregate import Mean, SummedBlock, apply_mean, average_sums
-from fleetfit.config import assemble, load_experiment
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.run import assemble
 from fleetfit.errors import ConfigError, RunError
 from fleetfit.rounds import run_round, start
 from fleetfit.secure_engine import SecureEngine

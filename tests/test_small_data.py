@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from fleetfit.config import assemble, load_experiment
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.run import assemble
 from fleetfit.config.dump import to_table
 from fleetfit.config.records import restore_records
 from fleetfit.data import Data

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import fleetfit as ff
 from fleetfit import names
-from fleetfit.config import assemble, load_experiment
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.run import assemble
 from fleetfit.cost import compute_cost
 from fleetfit.errors import ConfigError, PlanError
 from fleetfit.factories import call_factory

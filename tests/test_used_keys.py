@@ -22,7 +22,8 @@ from support.same import is_same
 import fleetfit as ff
 from fleetfit import names
 from fleetfit.api.run import prepare
-from fleetfit.config import Assembly, Experiment, assemble, load_experiment
+from fleetfit.config import Assembly, Experiment, load_experiment
+from fleetfit.config.assemble.run import assemble
 from fleetfit.config.dump import dump_section
 from fleetfit.config.schema import Cosine, Exponential, LevelSection, ProfileSection, Step
 from fleetfit.errors import ConfigError, FleetFitError

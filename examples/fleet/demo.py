@@ -17,7 +17,8 @@ from typing import Any
 from deployment import Deployment
 from open_updates import WITHOUT_MASKS, Search, needles
 
-from fleetfit.config import assemble, load_experiment
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.run import assemble
 from fleetfit.errors import FleetFitError
 from fleetfit.fleet.certificates import make_member
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fleetfit.config import assemble, load_experiment
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.run import assemble
 from fleetfit.privacy import Randomness
 from fleetfit.rounds import run_round, start
 from fleetfit.secure import Quantiser

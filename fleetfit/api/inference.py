@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from fleetfit import evaluate, inference, names
 from fleetfit.api.metadata import COLUMNS, short_name
 from fleetfit.api.progress import RunLike
-from fleetfit.config import Assembly, Experiment, assemble, load_experiment
-from fleetfit.config.build.data import build_data
-from fleetfit.config.build.levels import find_counted_submodel
-from fleetfit.config.build.rounds import build_settings
+from fleetfit.config import Assembly, Experiment, load_experiment
+from fleetfit.config.assemble.data import build_data
+from fleetfit.config.assemble.levels import find_counted_submodel
+from fleetfit.config.assemble.rounds import build_settings
+from fleetfit.config.assemble.run import assemble
 from fleetfit.config.detect import detect_data_source
 from fleetfit.config.dump import dump_with_defaults
 from fleetfit.cost import submodel_cost

@@ -11,8 +11,8 @@ import torch
 from fleetfit import names
 from fleetfit.check import WIDTHS, format_architecture, make_sample_levels, select_exits
 from fleetfit.check.explain import describe_axes, describe_declarations, describe_exits, describe_layout, describe_proof
-from fleetfit.config.build.levels import count_early_heads, find_counted_submodel
-from fleetfit.config.build.model import build_architecture
+from fleetfit.config.assemble.levels import count_early_heads, find_counted_submodel
+from fleetfit.config.assemble.model import build_architecture
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.derivation import DerivedArchitecture, prove_layout

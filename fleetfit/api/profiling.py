@@ -28,7 +28,7 @@ import torch
 
 from fleetfit.api.run import check_single_run
 from fleetfit.config import Experiment, load_experiment
-from fleetfit.config.build.levels import LevelPlan, plan_levels
+from fleetfit.config.assemble.levels import LevelPlan, plan_levels
 from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ConfigError, FleetFitError, PlanError, escape_controls
 from fleetfit.files import write_text

@@ -26,9 +26,9 @@ from fleetfit.api.metadata import (
     restore_facts,
 )
 from fleetfit.api.progress import Display, ProgressOption, RoundFacts, format_html, open_display
-from fleetfit.config import Assembly, Experiment, assemble, load_experiment
-from fleetfit.config.build.data import build_data
-from fleetfit.config.build.run import assemble_fleet, assemble_without_data
+from fleetfit.config import Assembly, Experiment, load_experiment
+from fleetfit.config.assemble.data import build_data
+from fleetfit.config.assemble.run import assemble, assemble_fleet, assemble_without_data
 from fleetfit.config.detect import wrap_in_memory_data
 from fleetfit.config.dump import find_object_sections
 from fleetfit.data import AbsentData, Data, DataInMemory

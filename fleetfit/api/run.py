@@ -38,12 +38,13 @@ from fleetfit.api.metadata import (
 from fleetfit.api.outcome import describe_outcome
 from fleetfit.api.progress import Display, ProgressOption, open_display
 from fleetfit.api.results import Run, load, load_usable_checkpoint
-from fleetfit.config import Assembly, Experiment, assemble, load_experiment, to_toml
+from fleetfit.config import Assembly, Experiment, load_experiment, to_toml
+from fleetfit.config.assemble.data import build_data
+from fleetfit.config.assemble.local import describe_training
+from fleetfit.config.assemble.model import build_problem, find_derived
+from fleetfit.config.assemble.run import assemble
+from fleetfit.config.assemble.trust import SECURE_FILE, format_secure_file, resume_secure_run
 from fleetfit.config.assembly import UnusedKey
-from fleetfit.config.build.data import build_data
-from fleetfit.config.build.local import describe_training
-from fleetfit.config.build.model import build_problem, find_derived
-from fleetfit.config.build.trust import SECURE_FILE, format_secure_file, resume_secure_run
 from fleetfit.config.dump import fill_in_defaults
 from fleetfit.config.records import replace_callbacks
 from fleetfit.data import AbsentData, Data, class_counts

@@ -106,7 +106,7 @@ def make_key_table(kind: str, name: str) -> Table:
     if kind == "profiles":
         name = names.find_match(name, PROFILES)
         if name not in PROFILES:
-            from fleetfit.config.build.fleet import find_profile
+            from fleetfit.config.assemble.fleet import find_profile
 
             find_profile(name)  # raises an error with the known names
         return make_profile_table({name: PROFILES[name]})

@@ -173,8 +173,9 @@ def plan_run_file(file: Path | None, overrides: Sequence[str]) -> list[PlanView]
     """Return the plan of a run file, or the distinct plans of its rows if it compares."""
     from fleetfit.api.comparison import list_plans
     from fleetfit.api.run import check_requested_keys, dropped_key_notes
-    from fleetfit.config import assemble, load_experiment
-    from fleetfit.config.build.splits import compare_splits
+    from fleetfit.config import load_experiment
+    from fleetfit.config.assemble.run import assemble
+    from fleetfit.config.assemble.splits import compare_splits
     from fleetfit.config.requirements import takes_levels
 
     experiment = load_experiment(file, overrides)
@@ -197,7 +198,7 @@ def _make_title(assembly: "Assembly", rows: Sequence[str] = ()) -> str:
 
 
 def _list_models(assembly: "Assembly") -> tuple["TimedModel", ...]:
-    from fleetfit.config.build.levels import find_counted_submodel
+    from fleetfit.config.assemble.levels import find_counted_submodel
 
     problem = assembly.federation.problem
     submodels = [find_counted_submodel(problem, level) for level in assembly.federation.levels]
@@ -221,7 +222,7 @@ def _make_timed(
 
 def plan_model(options: PlanOptions, overrides: Sequence[str]) -> PlanView:
     """Return the plan for a model and budgets."""
-    from fleetfit.config.build.model import build_architecture
+    from fleetfit.config.assemble.model import build_architecture
     from fleetfit.cost import Conditions, get_cost_kind
     from fleetfit.planner import Mode, get_sizes, make_plan
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from fleetfit.attack import Attackers
-from fleetfit.config.build.fleet import DeviceBudgets
+from fleetfit.config.assemble.fleet import DeviceBudgets
 from fleetfit.config.components import build_component
 from fleetfit.config.schema import Experiment
 from fleetfit.data import AbsentData, Data

@@ -10,7 +10,7 @@ import pydantic
 import tomli_w
 
 from fleetfit import names
-from fleetfit.config.build.method import build_method_spec
+from fleetfit.config.assemble.method import build_method_spec
 from fleetfit.config.detect import sets_client_count
 from fleetfit.config.merge import Table
 from fleetfit.config.parse import parse_experiment

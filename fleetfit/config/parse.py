@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import pydantic
 
 from fleetfit.config import schema as schedules
-from fleetfit.config.build.fleet import check_profiles
-from fleetfit.config.build.method import build_method_spec
+from fleetfit.config.assemble.fleet import check_profiles
+from fleetfit.config.assemble.method import build_method_spec
 from fleetfit.config.detect import choose_layout, choose_model, choose_partition, choose_training, detect_data_source
 from fleetfit.config.merge import Table, deep_merge, list_keys, merge_tables
 from fleetfit.config.schema import Experiment, GroupSection, LocalSection, Overrides, ProfileSection

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fleetfit.config.build.data import has_data_sized_clients, has_data_sized_cohort
-from fleetfit.config.build.engine import Computing
-from fleetfit.config.build.local import restore_training
-from fleetfit.config.build.rounds import compute_cohort_size
+from fleetfit.config.assemble.data import has_data_sized_clients, has_data_sized_cohort
+from fleetfit.config.assemble.engine import Computing
+from fleetfit.config.assemble.local import restore_training
+from fleetfit.config.assemble.rounds import compute_cohort_size
 from fleetfit.config.schema import CLIENTS, FRACTION, DeriveSection, EvaluationPartSection, Experiment
 from fleetfit.rounds import Settings
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fleetfit.config.assemble.engine import build_level
 from fleetfit.config.assembly import Assembly, UnusedKey
-from fleetfit.config.build.engine import build_level
 from fleetfit.config.components import find_function
 from fleetfit.config.schema import Experiment, LocalSection
 from fleetfit.config.section import OpenSection, Section

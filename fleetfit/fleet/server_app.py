@@ -31,10 +31,10 @@ from fleetfit.api.run import (
     verify_layout,
 )
 from fleetfit.config import Assembly, Experiment, load_experiment
-from fleetfit.config.build.clients import build_node_clients, find_common_data, find_node_budgets
-from fleetfit.config.build.method import build_method_spec
-from fleetfit.config.build.rounds import compute_cohort_size, count_asked_clients
-from fleetfit.config.build.run import assemble_fleet
+from fleetfit.config.assemble.clients import build_node_clients, find_common_data, find_node_budgets
+from fleetfit.config.assemble.method import build_method_spec
+from fleetfit.config.assemble.rounds import compute_cohort_size, count_asked_clients
+from fleetfit.config.assemble.run import assemble_fleet
 from fleetfit.config.components import build_component
 from fleetfit.config.dump import fill_in_defaults
 from fleetfit.config.schema import EngineSection, GroupSection

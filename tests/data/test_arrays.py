@@ -12,7 +12,7 @@ from support import Expected, raises
 
 import fleetfit as ff
 from fleetfit.config import load_experiment
-from fleetfit.config.build.data import build_data, share_data
+from fleetfit.config.assemble.data import build_data, share_data
 from fleetfit.data import partition
 from fleetfit.data.files import arrays as arrays_module
 from fleetfit.data.files.arrays import arrays, wrap_arrays

@@ -10,8 +10,9 @@ from support import raises
 from torch import nn
 
 import fleetfit as ff
-from fleetfit.config import assemble, load_experiment
-from fleetfit.config.build.data import build_data
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.data import build_data
+from fleetfit.config.assemble.run import assemble
 from fleetfit.data import Data
 from fleetfit.data.files.arrays import arrays, find_sample_shape, is_channels_last, wrap_arrays
 from fleetfit.errors import DataError

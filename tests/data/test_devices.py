@@ -14,7 +14,7 @@ from support import raises, run_verb
 import fleetfit as ff
 from fleetfit.cli.main import main
 from fleetfit.config import load_experiment
-from fleetfit.config.build.data import build_data
+from fleetfit.config.assemble.data import build_data
 from fleetfit.data import Data
 from fleetfit.errors import DataError
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import fleetfit as ff
 from fleetfit.config import load_experiment
-from fleetfit.config.build.data import build_data
+from fleetfit.config.assemble.data import build_data
 from fleetfit.data import Data
 from fleetfit.data.files.arrays import wrap_arrays
 from fleetfit.data.files.memory import Samples, TableSplits, read_memory

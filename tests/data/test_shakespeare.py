@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support import Expected, raises
 
 from fleetfit.config import load_experiment
-from fleetfit.config.build.data import build_partition
+from fleetfit.config.assemble.data import build_partition
 from fleetfit.data import Data, partition
 from fleetfit.data.files.leaf import find_leaf_files, read_leaf_users
 from fleetfit.data.files.plain_text import PRINTABLE, Vocabulary, build_vocabulary, cut_windows, plain_text, split_words

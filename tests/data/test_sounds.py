@@ -18,7 +18,7 @@ from support import Expected, raises, run_verb
 import fleetfit as ff
 from fleetfit.api.inference import load_other_data
 from fleetfit.config import load_experiment
-from fleetfit.config.build.data import build_data
+from fleetfit.config.assemble.data import build_data
 from fleetfit.data import Data
 from fleetfit.data.files import sounds as module
 from fleetfit.errors import ConfigError, DataError, MissingExtra

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 import fleetfit as ff
 from fleetfit.api.run import prepare
 from fleetfit.cli import main
-from fleetfit.config import assemble, load_experiment
-from fleetfit.config.build.local import describe_training
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.local import describe_training
+from fleetfit.config.assemble.run import assemble
 from fleetfit.config.dump import to_toml
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, FleetFitError, ModelError, RunError
@@ -284,7 +285,7 @@ def test_a_comparison_goes_on_with_the_recipe_that_its_runs_began_with(tmp_path:
             "smallest": False, "row": [{"label": "a"}, {"label": "b", "method": {"name": "heterofl"}}]},
     }  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fleetfit.config.build.levels.choose_training", lambda experiment, *_: experiment)
+        patch.setattr("fleetfit.config.assemble.levels.choose_training", lambda experiment, *_: experiment)
         first = ff.compare(table, out=tmp_path / "out")
     text = next((tmp_path / "out").rglob("config.toml")).read_text()
     assert 'optimiser = "sgd"' in text and "clip_norm" not in text

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import fleetfit as ff
+from fleetfit.config.assemble.run import assemble
 from fleetfit.submodel import extract
 from fleetfit.training.local_model import get_local_model, initial_state
 
@@ -91,7 +92,7 @@ def test_each_level_divides_by_its_own_largest_singular_value(kind: str, tmp_pat
 @pytest.mark.parametrize("kind", SPECTRAL)
 def test_a_client_that_loads_a_state_has_its_norm(kind: str) -> None:
     problem = ff.derive(Normed(kind), tiny_data())
-    assembly = ff.config.assemble(ff.config.load_experiment(TABLE, model=problem))
+    assembly = assemble(ff.config.load_experiment(TABLE, model=problem))
     problem, cpu = assembly.federation.problem, torch.device("cpu")
     state = {name: tensor.roll(1, 0) ** 3 for name, tensor in initial_state(problem, 0).items()}
     submodel = assembly.federation.levels[0].submodel

@@ -18,7 +18,8 @@ from fleet.waiting import finished, stop_run, until, worker_of
 
 import fleetfit as ff
 from fleetfit import rounds
-from fleetfit.config import Assembly, assemble, load_experiment
+from fleetfit.config import Assembly, load_experiment
+from fleetfit.config.assemble.run import assemble
 from fleetfit.values import Failure, Job, Update
 
 pytestmark = pytest.mark.fleet
@@ -84,7 +85,7 @@ if "fleetfit.fleet.warm.supernode" in sys.orig_argv:
                     return set(), ""
                 if not on():
                     return send(message, tree, runtime)
-                time.sleep(1)  # the app's tensors are all here: a second sending would drop those that are still to come
+                time.sleep(1)  # the app's tensors are all here then: a second sending drops those still to come
                 for old in before:  # an answer of an earlier round comes again
                     noted("again", old[0])
                     send(*old)

@@ -14,7 +14,8 @@ from tiny import tiny_data
 
 import fleetfit as ff
 from fleetfit import secure
-from fleetfit.config import assemble, load_experiment
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.run import assemble
 from fleetfit.errors import ConfigError, NoUsableUpdates
 from fleetfit.privacy import Privacy, count_registered
 from fleetfit.secure import Quantiser, keys

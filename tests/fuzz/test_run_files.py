@@ -24,7 +24,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fleetfit.api.comparison import check_rows, plan_comparison
-from fleetfit.config import Experiment, assemble, load_experiment, to_toml
+from fleetfit.config import Experiment, load_experiment, to_toml
+from fleetfit.config.assemble.run import assemble
 from fleetfit.config.dump import fill_in_defaults
 from fleetfit.errors import FleetFitError
 

@@ -44,7 +44,7 @@ from fleetfit.api.progress import (
     make_comparison_display,
 )
 from fleetfit.config import Experiment
-from fleetfit.config.build.data import share_data
+from fleetfit.config.assemble.data import share_data
 from fleetfit.errors import COMMAND, NoUsableUpdates
 from fleetfit.files import make_slug
 from fleetfit.records.schema import ComparisonResults

@@ -43,7 +43,7 @@ from fleetfit.api.progress import ComparisonProgress
 from fleetfit.api.results import Run, load
 from fleetfit.api.run import OnRound, prepare, run_remaining_rounds
 from fleetfit.config import Experiment, to_table
-from fleetfit.config.build.data import share_data
+from fleetfit.config.assemble.data import share_data
 from fleetfit.config.dump import fill_in_defaults, find_object_sections
 from fleetfit.config.merge import find_value, list_keys, merge_tables
 from fleetfit.config.parse import parse_experiment

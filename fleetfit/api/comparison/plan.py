@@ -32,10 +32,11 @@ from fleetfit import files
 from fleetfit.api.comparison.recipe import copy_recipe
 from fleetfit.api.results import load
 from fleetfit.api.run import is_related_key
-from fleetfit.config import Assembly, Experiment, assemble
+from fleetfit.config import Assembly, Experiment
+from fleetfit.config.assemble.data import share_data
+from fleetfit.config.assemble.method import build_method_spec
+from fleetfit.config.assemble.run import assemble
 from fleetfit.config.assembly import UnusedKey
-from fleetfit.config.build.data import share_data
-from fleetfit.config.build.method import build_method_spec
 from fleetfit.config.components import check_keys, find_function
 from fleetfit.config.dump import dump_section, fill_in_defaults
 from fleetfit.config.load import expand_sections, parse_overrides, read_run_file, resolve_paths

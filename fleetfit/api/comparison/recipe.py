@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fleetfit.config import Experiment, to_table
-from fleetfit.config.build.method import build_method_spec
+from fleetfit.config.assemble.method import build_method_spec
 from fleetfit.config.dump import fill_in_defaults
 from fleetfit.config.merge import find_value, list_keys
 from fleetfit.config.parse import parse_experiment

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fleetfit.config.build.data import build_data, build_partition, build_server_data
-from fleetfit.config.build.engine import find_server_device
-from fleetfit.config.build.fleet import DeviceBudgets, build_resources, compute_node_budgets, deal_clients
-from fleetfit.config.build.levels import (
+from fleetfit.config.assemble.data import build_data, build_partition, build_server_data
+from fleetfit.config.assemble.engine import find_server_device
+from fleetfit.config.assemble.fleet import DeviceBudgets, build_resources, compute_node_budgets, deal_clients
+from fleetfit.config.assemble.levels import (
     PlannedProblem,
     Population,
     describe_absent_clients,

@@ -3,21 +3,20 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from fleetfit.config.assembly import Assembly
-from fleetfit.config.build.clients import FleetMembers, NodeClients, RecordedClients, SimulatedClients
-from fleetfit.config.build.data import describe_data_files
-from fleetfit.config.build.levels import PlannedProblem, Population, build_plan, describe_single_level, plan_problem
-from fleetfit.config.build.method import build_method_spec, check_comparable, check_needs, describe_class_prior
-from fleetfit.config.build.model import describe_derivation, describe_task
-from fleetfit.config.build.rounds import (
+from fleetfit.config.assemble.clients import FleetMembers, NodeClients, RecordedClients, SimulatedClients
+from fleetfit.config.assemble.data import describe_data_files
+from fleetfit.config.assemble.levels import PlannedProblem, Population, build_plan, describe_single_level, plan_problem
+from fleetfit.config.assemble.method import build_method_spec, check_comparable, check_needs, describe_class_prior
+from fleetfit.config.assemble.model import describe_derivation, describe_task
+from fleetfit.config.assemble.rounds import (
     build_settings,
     check_personal,
     choose_evaluations,
     compute_cohort_size,
     configure_links,
 )
-from fleetfit.config.build.splits import describe_split
-from fleetfit.config.build.trust import (
+from fleetfit.config.assemble.splits import describe_split
+from fleetfit.config.assemble.trust import (
     apply_attack,
     apply_privacy,
     build_attack,
@@ -28,6 +27,7 @@ from fleetfit.config.build.trust import (
     describe_secure_run,
     draw_attackers,
 )
+from fleetfit.config.assembly import Assembly
 from fleetfit.config.records import (
     record_client_count,
     record_computing,

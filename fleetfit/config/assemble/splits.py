@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from fleetfit.config.assemble.fleet import build_targets, find_profile
+from fleetfit.config.assemble.levels import PlannedProblem
 from fleetfit.config.assembly import Assembly
-from fleetfit.config.build.fleet import build_targets, find_profile
-from fleetfit.config.build.levels import PlannedProblem
 from fleetfit.config.schema import Experiment
 from fleetfit.cost import Conditions, compute_cost, submodel_cost
 from fleetfit.errors import PlanError

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fleetfit.attack import Attack, Attackers, draw_hostile_clients
-from fleetfit.config.build.levels import format_ranges
+from fleetfit.config.assemble.levels import format_ranges
 from fleetfit.config.components import build_component
 from fleetfit.config.schema import FRACTION, Experiment
 from fleetfit.errors import ConfigError, RunError, truncate

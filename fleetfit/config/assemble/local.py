@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from fleetfit.config.build.model import find_derived
+from fleetfit.config.assemble.model import find_derived
 from fleetfit.config.schema import CohortSection, Experiment, LocalSection
 from fleetfit.layout import Architecture
 from fleetfit.method import Method

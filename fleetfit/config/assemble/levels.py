@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fleetfit.config.build.data import build_data, build_partition
-from fleetfit.config.build.engine import Computing, choose_computing, find_server_device, set_feature_cache
-from fleetfit.config.build.fleet import DeviceBudgets, build_targets, deal_clients, target_full_model
-from fleetfit.config.build.local import build_local_training, choose_training
-from fleetfit.config.build.method import build_method_spec, check_model, check_needs, choose_for_tokens
-from fleetfit.config.build.model import build_problem
+from fleetfit.config.assemble.data import build_data, build_partition
+from fleetfit.config.assemble.engine import Computing, choose_computing, find_server_device, set_feature_cache
+from fleetfit.config.assemble.fleet import DeviceBudgets, build_targets, deal_clients, target_full_model
+from fleetfit.config.assemble.local import build_local_training, choose_training
+from fleetfit.config.assemble.method import build_method_spec, check_model, check_needs, choose_for_tokens
+from fleetfit.config.assemble.model import build_problem
 from fleetfit.config.components import check_keys
 from fleetfit.config.schema import CLIENTS, Experiment
 from fleetfit.cost import Conditions, Cost, compute_cost, full_cost, submodel_cost, training_memory

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fleetfit.config.build.data import has_data_sized_cohort
-from fleetfit.config.build.local import build_local_training
+from fleetfit.config.assemble.data import has_data_sized_cohort
+from fleetfit.config.assemble.local import build_local_training
 from fleetfit.config.schema import FRACTION, MIN_COHORT, CohortSection, Experiment
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError
