@@ -279,7 +279,8 @@ def test_paths_are_relative_to_the_run_file(tmp_path: Path, monkeypatch: pytest.
     folder = tmp_path / "deep"
     (folder / "pictures").mkdir(parents=True)
     (folder / "own.py").write_text(
-        "from fleetfit.method import Method\n\ndef mine(step: int = 1):\n    return Method()\n"
+        "from fleetfit.method import Method\n\ndef mine(step: int = 1):\n    return Method()\n\n"
+        "def loss(job, device):\n    return None\n"
     )
     (folder / "run.toml").write_text(
         'method.name = "own.py:mine"\nmethod.step = 2\nmethod.hooks.loss = "own.py:loss"\n'
@@ -564,3 +565,12 @@ def test_the_problem_of_a_run_has_its_levels_here_and_rebuilt() -> None:
         assert [(piece.sizes, piece.exits) for piece in levels] == [
             (level.submodel.sizes, level.submodel.exits) for level in federation.levels
         ]
+
+
+@pytest.mark.parametrize("body", ["raise ValueError(f'lr of {7}')", "return 7", "return Method(replaces=('penalty',))"])
+def test_a_broken_method_fails_while_loading(body: str, tmp_path: Path) -> None:
+    """A method that cannot be built would lose the defaults that it declares, and train with other values."""
+    file = tmp_path / "broken_method.py"
+    file.write_text(f"from fleetfit import Method\ndef broken():\n    {body}\n")
+    with raises(ConfigError, "7" if "7" in body else "penalty"):
+        load_experiment({"method": f"{file}:broken"})

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import pydantic
 
+from fleetfit import names
 from fleetfit.config import schema as schedules
 from fleetfit.config.assemble.fleet import check_profiles
 from fleetfit.config.assemble.method import build_method_spec
@@ -93,12 +94,14 @@ _SHOW_OPTIMISER = {"optimiser", *(OPTIMISERS["sgd"].keys() - OPTIMISERS["adamw"]
 
 
 def fill_in_method_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the tables merged into the defaults that their method declares (`Method.defaults`)."""
+    """Return the tables merged into the defaults that their method declares (`Method.defaults`).
+
+    Raises:
+        ConfigError: `[method]` or `[cohort]` is wrong, or the method cannot be built.
+    """
     sections = {key: value for key, value in table.items() if key in ("method", "cohort")}
-    try:
-        defaults = dict(build(build_method_spec(Experiment.model_validate(sections))).defaults)
-    except Exception:  # assembling the run raises the error
-        return table
+    with names.explain_plug_ins():
+        defaults = dict(build(build_method_spec(parse_section(Experiment, sections))).defaults)
     cohort = table.get("cohort", {})
     if isinstance(cohort, Mapping) and cohort.keys() & {"fraction", "count"}:  # a run takes one of the two
         defaults = {key: value for key, value in defaults.items() if key not in ("cohort.fraction", "cohort.count")}
@@ -156,13 +159,13 @@ _EXAMPLES = {"data.name": "digits", "data.server.name": "cifar100", "model.name"
 def _check_names(experiment: Experiment) -> None:
     """Refuse values that are not names, and names that cannot be part of a folder's name."""
     server, attack = experiment.data.server, experiment.attack.kind
-    names = {
+    by_key = {
         f"{section}.name": getattr(experiment, section).name
         for section in ("data", "model", "peft", "method", "engine")
     }
-    names |= {} if server is None else {"data.server.name": server.name}
-    names |= {} if attack is None else {"attack.kind": attack}
-    for key, name in names.items():
+    by_key |= {} if server is None else {"data.server.name": server.name}
+    by_key |= {} if attack is None else {"attack.kind": attack}
+    for key, name in by_key.items():
         if name is None or name == "" or isinstance(name, bool | int | float | list | tuple | Mapping | date | time):
             raise ConfigError(
                 f'{_format_key(key.split("."))}: should be a name in quotes, such as "{_EXAMPLES[key]}", got '
