@@ -11,7 +11,7 @@ from benchmarks.measuring import Figure, Options, Step, ratio
 from fleetfit import names
 from fleetfit.layout import infer_layout
 from fleetfit.messages import dump_state, pack, unpack
-from fleetfit.records.checkpoints import read_checkpoint, write_checkpoint
+from fleetfit.runs.checkpoints import read_checkpoint, write_checkpoint
 from fleetfit.state import concat_state
 from fleetfit.submodel import full_submodel, get_slice_plan
 

@@ -53,10 +53,10 @@ if TYPE_CHECKING:
     from fleetfit.planner import Plan as Plan
     from fleetfit.planner import Targets as Targets
     from fleetfit.report.page import write_report as write_report
-    from fleetfit.stored import ClearedRun as ClearedRun
-    from fleetfit.stored import StoredRun as StoredRun
-    from fleetfit.stored import clear_checkpoints as clear_checkpoints
-    from fleetfit.stored import runs as runs
+    from fleetfit.runs.listing import RemovedCheckpoints as RemovedCheckpoints
+    from fleetfit.runs.listing import RunInfo as RunInfo
+    from fleetfit.runs.listing import clear_checkpoints as clear_checkpoints
+    from fleetfit.runs.listing import list_runs as list_runs
     from fleetfit.submodel import Submodel as Submodel
     from fleetfit.submodel import extract as extract
     from fleetfit.values import Device as Device
@@ -73,7 +73,6 @@ _HOMES = {
     "Architecture": "layout",
     "Axis": "layout",
     "Callback": "callbacks",
-    "ClearedRun": "stored",
     "Comparison": "api.comparison",
     "ConfigError": "errors",
     "Data": "data",
@@ -94,12 +93,13 @@ _HOMES = {
     "Plan": "planner",
     "PlanError": "errors",
     "Problem": "values",
+    "RemovedCheckpoints": "runs.listing",
     "Run": "api.results",
     "RunError": "errors",
+    "RunInfo": "runs.listing",
     "RunStart": "callbacks",
     "Server": "values",
     "State": "layout",
-    "StoredRun": "stored",
     "Submodel": "submodel",
     "Targets": "planner",
     "Update": "values",
@@ -108,12 +108,13 @@ _HOMES = {
     "block": "layout",
     "blocked": "layout",
     "check_layout": "check",
-    "clear_checkpoints": "stored",
+    "clear_checkpoints": "runs.listing",
     "compare": "api.comparison",
     "derive": "api.run",
     "exit_after": "layout",
     "extract": "submodel",
     "interleaved": "layout",
+    "list_runs": "runs.listing",
     "load": "api.results",
     "load_comparison": "api.comparison",
     "outputs": "layout",
@@ -122,7 +123,6 @@ _HOMES = {
     "profile": "api.profiling",
     "resume": "api.run",
     "run": "api.run",
-    "runs": "stored",
     "scalars": "callbacks",
     "segments": "layout",
     "split_levels": "levels",

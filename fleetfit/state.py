@@ -8,7 +8,7 @@ values refer to the buffers:
     {"$t": [dtype, shape]}            a tensor            {"$a": [dtype, shape]}    a NumPy array
     {"$u": [values]}                  a tuple             {"$d": [[key, value]]}    a table whose keys are not all text
 
-Both together are a message (`fleetfit.messages`) or a file (`fleetfit.records.checkpoints`). Either may come from a
+Both together are a message (`fleetfit.messages`) or a file (`fleetfit.runs.checkpoints`). Either may come from a
 stranger: `unflatten` compares what is announced with the buffers before it makes anything of it.
 """
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from fleetfit.errors import ModelError, RunError, one_line
 from fleetfit.layout import Layout, State, batch_norms, build_module
 from fleetfit.layout.meta import on_meta
-from fleetfit.records.checkpoints import CheckpointError, validate_checkpoint
+from fleetfit.runs.checkpoints import CheckpointError, validate_checkpoint
 from fleetfit.submodel import Submodel, find_mismatch, is_finite, parse_submodel
 from fleetfit.validation import find_prior_error
 from fleetfit.values import Failure, Federation, Level, Problem, Server, Update

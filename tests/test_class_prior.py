@@ -38,8 +38,8 @@ from fleetfit.messages import dump_job, job_size, load_job, pack, reply_size, un
 from fleetfit.method import Method, build
 from fleetfit.methods.heterofl import width_loss
 from fleetfit.options.class_prior import adjust_task, compute_offset
-from fleetfit.records.checkpoints import CheckpointError
 from fleetfit.rounds import Settings, run, start
+from fleetfit.runs.checkpoints import CheckpointError
 from fleetfit.secure import keys, pack_message
 from fleetfit.secure_engine import SecureEngine
 from fleetfit.state_checks import check_checkpoint

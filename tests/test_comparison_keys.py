@@ -16,7 +16,7 @@ from fleetfit.errors import ConfigError, RunError
 from fleetfit.report.page.blocks import Sheet
 from fleetfit.report.page.comparison_page import make_runs_page
 from fleetfit.report.page.run_set import group_runs
-from fleetfit.report.record import read_run
+from fleetfit.runs.read import read_run
 
 HEAD = """
 rounds = 2
@@ -342,7 +342,7 @@ def test_labels_are_folders_inside_of_the_comparisons_and_ordinary_ones_stay_wha
     assert all(len(name.encode()) < 255 for name in names)
     assert (names[3], names[10]) == ("hidden", "scale-fl-v1.0")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "two.toml"], "nothing lies elsewhere"
-    children = next(one for one in ff.runs(tmp_path) if one.kind == "comparison").children
+    children = next(one for one in ff.list_runs(tmp_path) if one.kind == "comparison").children
     assert len(children) == len(labels) and len(ff.load_comparison(tmp_path / "out").runs) == len(labels)
 
 
@@ -358,7 +358,7 @@ def test_a_row_called_tune_keeps_apart_from_the_runs_that_tune(tmp_path: Path) -
     found = compared(tmp_path, rows + "[compare.tune]\nlocal.lr = [0.1, 0.05]\n", "rounds=1")
     assert len(list((tmp_path / "out" / "tune").rglob("summary.json"))) == 4
     assert len(ff.load_comparison(tmp_path / "out").runs) == len(found.runs) == 2
-    one = next(one for one in ff.runs(tmp_path) if one.kind == "comparison")
+    one = next(one for one in ff.list_runs(tmp_path) if one.kind == "comparison")
     assert (one.rounds, one.asked, len(one.children)) == (2, 2, 6)
 
 

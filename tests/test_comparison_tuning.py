@@ -12,8 +12,8 @@ from support import compare_text, raises, run_verb
 import fleetfit as ff
 from fleetfit.api.comparison import read_results
 from fleetfit.errors import ConfigError
-from fleetfit.records.schema import TuningCandidate, TuningResult
 from fleetfit.report.tables import find_grid_edges, make_tuning_table
+from fleetfit.runs.schema import TuningCandidate, TuningResult
 
 DATA = """
 import torch

@@ -15,7 +15,7 @@ from fleetfit.config.records import restore_records
 from fleetfit.config.schema import EvaluateSection, EvaluationPartSection
 from fleetfit.errors import ConfigError
 from fleetfit.report.columns import make_accuracy_curve
-from fleetfit.report.record import explain_partial, read_run
+from fleetfit.runs.read import explain_partial, read_run
 
 TABLE: dict[str, Any] = {
     "rounds": 40,

@@ -36,16 +36,16 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_of_a_table_goes_on_and_is_listed(stopped: Path) -> None:
-    (before,) = ff.runs(stopped / "runs")
+    (before,) = ff.list_runs(stopped / "runs")
     assert (before.rounds, before.asked, before.finished, before.data) == (1, 3, False, "größen")
     run = ff.resume(stopped / "runs" / "one")
     assert run.finished and run.summary["data"] == "größen"
     again = ff.load(stopped / "runs" / "one")
     assert again.accuracy("local") == run.accuracy("local") is not None
-    (after,) = ff.runs(stopped / "runs")
+    (after,) = ff.list_runs(stopped / "runs")
     assert (after.rounds, after.finished, after.damage, after.local) == (3, True, "", run.accuracy("local"))
     ff.clear_checkpoints(stopped / "runs")
-    assert ff.runs(stopped / "runs")[0].checkpoints == 1
+    assert ff.list_runs(stopped / "runs")[0].checkpoints == 1
 
 
 def test_the_page_is_one_file_in_utf_8(stopped: Path) -> None:

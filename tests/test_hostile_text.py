@@ -55,9 +55,9 @@ from fleetfit.inference.export import to_transformers
 from fleetfit.markup import html_table
 from fleetfit.report import drawing
 from fleetfit.report.comparison_csv import format_comparison_csv
-from fleetfit.report.record import read_results
 from fleetfit.report.results import format_results
 from fleetfit.report.text import Table
+from fleetfit.runs.comparison import read_results
 from fleetfit.training.profiling import Measurement, Timing
 
 TEXTS = (CODES, LONG, TITLE, COLOUR, C1, BACK, TURNED, LINES)

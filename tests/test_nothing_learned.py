@@ -11,8 +11,8 @@ from support import raises
 import fleetfit as ff
 from fleetfit.cli import main
 from fleetfit.errors import NO_STATISTICS, ConfigError, NoUsableUpdates
-from fleetfit.records.schema import SummaryRecord
 from fleetfit.report.tables import explain_missing, make_total_table
+from fleetfit.runs.schema import SummaryRecord
 from fleetfit.training.job import DIVERGED
 
 FAST: dict[str, Any] = {

@@ -29,7 +29,7 @@ from fleetfit.api.comparison.plan import is_running, list_planned_runs
 from fleetfit.cli import run as verbs
 from fleetfit.errors import RunError
 from fleetfit.markup import html_table
-from fleetfit.records import RunFolder
+from fleetfit.runs import RunFolder
 
 QUICK: dict[str, Any] = {**TINY, "evaluate": {"every": 2, "statistics_samples": 60, "norms": ["static"]}}
 HERE = Path(__file__).parent

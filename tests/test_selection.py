@@ -19,8 +19,8 @@ from fleetfit.engines.local import local
 from fleetfit.errors import ConfigError
 from fleetfit.messages import pack
 from fleetfit.method import FEDAVG, Method, build
-from fleetfit.records.checkpoints import read_checkpoint, write_checkpoint
 from fleetfit.rounds import Settings, run, run_round, start
+from fleetfit.runs.checkpoints import read_checkpoint, write_checkpoint
 from fleetfit.seeds import make_numpy_rng
 from fleetfit.selection import diversity, rl
 from fleetfit.selection._sampling import sample_by_weight, take_best

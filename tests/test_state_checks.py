@@ -12,8 +12,8 @@ from support import raises
 from tiny import tiny_federation
 
 from fleetfit.layout import State, build_module
-from fleetfit.records.checkpoints import CheckpointError
 from fleetfit.rounds import start
+from fleetfit.runs.checkpoints import CheckpointError
 from fleetfit.state_checks import (
     check_checkpoint,
     explain_empty_rounds,

@@ -12,11 +12,11 @@ from experiments.verdicts.judging import Judged, Verdict
 from experiments.verdicts.measured import compared, places_of
 from experiments.verdicts.stored import ExperimentResults, value_of
 from fleetfit import files
-from fleetfit.records.schema import LevelRecord, LevelResult, RunResult
 from fleetfit.report.columns import FURTHER, ON_THE_WAY
 from fleetfit.report.drawing import COLORS, DARK, LIGHT, get_color, get_line_style, label_axes, make_figure
 from fleetfit.report.figures import draw_levels
 from fleetfit.report.statistics import confidence_interval
+from fleetfit.runs.schema import LevelRecord, LevelResult, RunResult
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

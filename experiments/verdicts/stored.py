@@ -6,9 +6,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fleetfit.errors import RunError, truncate
-from fleetfit.records.schema import ComparisonResults, LevelResult, RunResult, TuningResult
 from fleetfit.report.columns import is_rounds, number_name
-from fleetfit.report.record import read_results
+from fleetfit.runs.comparison import read_results
+from fleetfit.runs.schema import ComparisonResults, LevelResult, RunResult, TuningResult
 
 ROUNDS = "rounds"
 _REACHED = "rounds_to_"

@@ -20,8 +20,8 @@ from fleetfit.callbacks import HOOKS, RunStart
 from fleetfit.config.components import build_component, find_function, make_signature_stub
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, format_exception, truncate
 from fleetfit.factories import call_factory
-from fleetfit.records import RunFolder
-from fleetfit.records.schema import CallbacksRecord
+from fleetfit.runs import RunFolder
+from fleetfit.runs.schema import CallbacksRecord
 
 FILE = "callbacks.json"
 _logger = logging.getLogger("fleetfit")

@@ -41,8 +41,8 @@ from fleetfit.inference.export import LevelModel
 from fleetfit.inference.export.prior import Counts, make_offset
 from fleetfit.layout import make_input
 from fleetfit.planner import Amount, parse_amount
-from fleetfit.records import RunFolder
 from fleetfit.report.text import exit_names
+from fleetfit.runs import RunFolder
 from fleetfit.training.runtime import prepare_model
 from fleetfit.values import DataDescription, Device, Level, Server
 

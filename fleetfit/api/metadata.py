@@ -22,8 +22,8 @@ from fleetfit.config.dump import dump_section, find_object_sections
 from fleetfit.data import AbsentData, Data
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import ConfigError, DataError, RunError, did_you_mean, one_line
-from fleetfit.records import RunFolder
-from fleetfit.records.schema import DataRecord
+from fleetfit.runs import RunFolder
+from fleetfit.runs.schema import DataRecord
 from fleetfit.values import NodeDescription
 from fleetfit.values.nodes import parse_node_description
 

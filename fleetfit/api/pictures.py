@@ -37,7 +37,7 @@ from fleetfit.report.figures import (
     draw_run,
     format_cost,
 )
-from fleetfit.report.record import read_run
+from fleetfit.runs.read import read_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

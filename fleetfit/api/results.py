@@ -38,10 +38,10 @@ from fleetfit.layout import predictions
 from fleetfit.markup import escape_html
 from fleetfit.names import explain_plug_ins
 from fleetfit.planner import Plan
-from fleetfit.records import RunFolder
-from fleetfit.records.checkpoints import CheckpointError
-from fleetfit.records.schema import FleetRecord, RoundRecord
 from fleetfit.report.tables import make_level_table, make_total_table
+from fleetfit.runs import RunFolder
+from fleetfit.runs.checkpoints import CheckpointError
+from fleetfit.runs.schema import FleetRecord, RoundRecord
 from fleetfit.state_checks import check_base, check_checkpoint
 from fleetfit.tensor_defaults import isolate_torch_state
 from fleetfit.values import Server

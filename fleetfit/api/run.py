@@ -1,6 +1,6 @@
 """Execute a run from start to end: `run`, `resume`, and their steps.
 
-`run` writes a run folder (see `fleetfit.records`), and `resume` continues one. After a kill at any moment, `resume`
+`run` writes a run folder (see `fleetfit.runs`), and `resume` continues one. After a kill at any moment, `resume`
 continues from the newest checkpoint, and the final state has the same bits as after an uninterrupted run.
 
 An override or keyword (`--set`, `local={...}`) is refused if its key has no effect, because the user meant to change
@@ -53,9 +53,10 @@ from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.planner import Plan
 from fleetfit.privacy import check_key_place, load_key, load_or_create_key
 from fleetfit.privacy.ledger import FILE as LEDGER
-from fleetfit.records import RunFolder, choose_path, compute_checksums, describe_environment, to_json_value
-from fleetfit.report.record import add_seconds, make_summary, read_run
-from fleetfit.stored import RUNS
+from fleetfit.runs import RunFolder, choose_path, compute_checksums, describe_environment, to_json_value
+from fleetfit.runs.listing import RUNS
+from fleetfit.runs.read import read_run
+from fleetfit.runs.summary import add_seconds, make_summary
 from fleetfit.tensor_defaults import isolate_torch_state
 from fleetfit.timekeeper import Timekeeper
 from fleetfit.values import Server

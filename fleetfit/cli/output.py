@@ -191,8 +191,8 @@ def print_notes(notes: Iterable[str]) -> None:
 
 def print_summary(summary: Mapping[str, Any], printed_notes: Collection[str] = ()) -> None:
     """Print the tables of a finished run, its levels and its totals, without the notes that are already printed."""
-    from fleetfit.records.schema import SummaryRecord
     from fleetfit.report.tables import make_level_table, make_total_table
+    from fleetfit.runs.schema import SummaryRecord
 
     notes = [note for note in summary["notes"] if note not in printed_notes]
     record = SummaryRecord.load({**summary, "notes": notes})

@@ -94,7 +94,7 @@ def evaluate(
 ) -> None:
     """Evaluate the newest checkpoint of a run again. Writes no files."""
     from fleetfit.api.results import load
-    from fleetfit.records import to_json_value
+    from fleetfit.runs import to_json_value
 
     section: dict[str, Any] = {"split": split} | ({} if batch_size is None else {"batch_size": batch_size})
     sections = {"evaluate": section} | ({} if data is None else {"data": {"name": data}})
@@ -115,8 +115,8 @@ def make_evaluation_tables(columns: Mapping[str, Any], score: str) -> Iterator[T
         columns: Result of `Run.evaluate`.
         score: Name of the task's accuracy.
     """
-    from fleetfit.records.schema import NO_ACCURACIES
     from fleetfit.report.tables import format_sample_counts
+    from fleetfit.runs.schema import NO_ACCURACIES
 
     for norm in ("static", "batch"):
         if norm not in columns:

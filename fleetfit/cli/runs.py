@@ -9,12 +9,11 @@ from typing import Annotated, cast
 
 import typer
 
-from fleetfit import stored
 from fleetfit.cli import output
 from fleetfit.cli.arguments import Folder, OtherData, parse_folder, parse_output_file
 from fleetfit.errors import ConfigError, did_you_mean
 from fleetfit.report.text import Table, format_bytes, format_percent
-from fleetfit.stored import ClearedRun, StoredRun
+from fleetfit.runs.listing import RUNS, RemovedCheckpoints, RunInfo, list_runs, plan_cleanup, remove_checkpoints
 
 _MOST_METHODS = 32
 """Width of the methods of a comparison in a table, in characters."""
@@ -28,7 +27,7 @@ def runs(
             parser=parse_folder,
             metavar="[FOLDER]",
         ),
-    ] = stored.RUNS,
+    ] = RUNS,
     clear: Annotated[
         bool,
         typer.Option(
@@ -61,20 +60,20 @@ def runs(
             raise ConfigError(
                 f"{listed_options}: only with --clear-checkpoints. Add it, or leave them out.", key=options[0]
             )
-        stored_runs = stored.runs(folder)
+        infos = list_runs(folder)
         if as_json:
-            output.print_json([run.to_dict() for run in stored_runs])
+            output.print_json([run.to_dict() for run in infos])
         else:
-            _print_table_or_title(make_run_table(stored_runs, folder))
+            _print_table_or_title(make_run_table(infos, folder))
         return
     if as_json and not yes:
         raise ConfigError("--json with --clear-checkpoints cannot ask for confirmation. Add --yes.", key="yes")
-    cleanup = stored.plan_cleanup(stored.runs(folder), last=last, unfinished=unfinished)
+    cleanup = plan_cleanup(list_runs(folder), last=last, unfinished=unfinished)
     if not as_json:
         _print_table_or_title(make_cleanup_table(cleanup, folder))
         if any(run.files for run in cleanup) and not yes:
             _confirm(cleanup)
-    cleared = [stored.remove_checkpoints(run) for run in cleanup]
+    cleared = [remove_checkpoints(run) for run in cleanup]
     if as_json:
         output.print_json([
             {"folder": str(run.folder), "removed": [str(path) for path in run.files], "size_bytes": run.size_bytes,
@@ -95,13 +94,13 @@ def _print_table_or_title(table: Table) -> None:
             output.print_line(line)
 
 
-def make_run_table(stored_runs: Sequence[StoredRun], folder: Path) -> Table:
+def make_run_table(infos: Sequence[RunInfo], folder: Path) -> Table:
     """Return runs of a folder as a table."""
     columns = ("folder", "what", "done", "local / global %", "begun", "size", "in checkpoints")
-    if not stored_runs:
+    if not infos:
         return Table(columns, (), f"No runs in {folder}.")
     rows = []
-    for run in stored_runs:
+    for run in infos:
         content = f"{_format_methods(run) or '?'}, {run.model or '?'} on {run.data or '?'}"
         unit = " runs" if run.kind == "comparison" else ""
         state = "damaged" if run.damage else "finished" if run.finished else "unfinished"
@@ -113,8 +112,8 @@ def make_run_table(stored_runs: Sequence[StoredRun], folder: Path) -> Table:
             run.begun[:10] or "-", format_bytes(run.size_bytes),
             f"{format_bytes(run.checkpoints_bytes)} ({run.checkpoints})" if run.checkpoints else "-",
         ))  # fmt: skip
-    notes = [f"Damaged: {_shorten(run, folder)}: {run.damage}." for run in stored_runs if run.damage]
-    total, checkpoints = sum(run.size_bytes for run in stored_runs), sum(run.checkpoints_bytes for run in stored_runs)
+    notes = [f"Damaged: {_shorten(run, folder)}: {run.damage}." for run in infos if run.damage]
+    total, checkpoints = sum(run.size_bytes for run in infos), sum(run.checkpoints_bytes for run in infos)
     notes.append(
         f"{format_bytes(total)} in all, {format_bytes(checkpoints)} of it checkpoints. --clear-checkpoints removes "
         "old ones."
@@ -122,7 +121,7 @@ def make_run_table(stored_runs: Sequence[StoredRun], folder: Path) -> Table:
     return Table(columns, tuple(rows), f"Runs in {folder}", tuple(notes))
 
 
-def _format_methods(run: StoredRun) -> str:
+def _format_methods(run: RunInfo) -> str:
     """Return the method of a run, or the methods of a comparison if they fit, else their number."""
     if run.kind != "comparison":
         return run.method
@@ -135,7 +134,7 @@ def _format_methods(run: StoredRun) -> str:
     return run.method if len(run.method) <= _MOST_METHODS else f"{len(methods)} methods"
 
 
-def make_cleanup_table(cleanup: Sequence[ClearedRun], folder: Path) -> Table:
+def make_cleanup_table(cleanup: Sequence[RemovedCheckpoints], folder: Path) -> Table:
     """Return the checkpoints to remove as a table, with notes on the consequences."""
     rows = tuple(
         (_shorten(run, folder), "finished" if run.finished else "unfinished", str(len(run.files)),
@@ -154,7 +153,7 @@ def make_cleanup_table(cleanup: Sequence[ClearedRun], folder: Path) -> Table:
     return Table(("folder", "run", "checkpoints", "size", "left"), rows, title, tuple(notes))
 
 
-def _confirm(cleanup: Sequence[ClearedRun]) -> None:
+def _confirm(cleanup: Sequence[RemovedCheckpoints]) -> None:
     """Ask for confirmation to remove checkpoints.
 
     Raises:
@@ -170,13 +169,13 @@ def _confirm(cleanup: Sequence[ClearedRun]) -> None:
         raise typer.Exit
 
 
-def _format_amount(cleanup: Sequence[ClearedRun]) -> str:
+def _format_amount(cleanup: Sequence[RemovedCheckpoints]) -> str:
     count, runs = sum(len(run.files) for run in cleanup), sum(bool(run.files) for run in cleanup)
     total = format_bytes(sum(run.size_bytes for run in cleanup))
     return f"{count} checkpoint{'s' * (count != 1)} of {runs} run{'s' * (runs != 1)}, {total}"
 
 
-def _shorten(run: StoredRun | ClearedRun, folder: Path) -> str:
+def _shorten(run: RunInfo | RemovedCheckpoints, folder: Path) -> str:
     """Return a run's folder, relative to `folder` if it is inside."""
     name = str(run.folder.relative_to(folder)) if run.folder.is_relative_to(folder) else str(run.folder)
     return str(run.folder) if name == "." else name

@@ -18,7 +18,7 @@ from fleetfit.inference.stopping import (
     choose_policy,
     fit_temperature,
 )
-from fleetfit.records.schema import CalibrationRecord
+from fleetfit.runs.schema import CalibrationRecord
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from fleetfit.report.text import format_mean
 
 if TYPE_CHECKING:  # `list` prints a table without pydantic
-    from fleetfit.records.schema import RoundRecord, SummaryRecord
+    from fleetfit.runs.schema import RoundRecord, SummaryRecord
 
 ROUNDS = "rounds"
 PERSONAL = "personal"

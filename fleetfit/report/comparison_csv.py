@@ -16,10 +16,10 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from fleetfit.errors import escape_controls
-from fleetfit.records.schema import ComparisonResults, RunResult, TuningResult
 from fleetfit.report.columns import ATTACKED, PERSONAL, list_number_names, number_name, rounds_column
 from fleetfit.report.statistics import Difference
 from fleetfit.report.tables import format_values
+from fleetfit.runs.schema import ComparisonResults, RunResult, TuningResult
 
 _FIRST = ("what", "row", "setting", "seed", "against", "seeds", "tuned", "rounds", "validation")
 _LABELS = _FIRST[:7]

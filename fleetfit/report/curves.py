@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fleetfit.records.schema import RoundRecord
-from fleetfit.report.record import RowRecord, RunRecord
 from fleetfit.report.text import exit_names
+from fleetfit.runs.comparison import RowRecord
+from fleetfit.runs.read import RunRecord
+from fleetfit.runs.schema import RoundRecord
 
 KINDS = {
     "local": "local",

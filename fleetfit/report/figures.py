@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fleetfit.files import make_slug
-from fleetfit.records.schema import LevelRecord
 from fleetfit.report.columns import ON_THE_WAY
 from fleetfit.report.curves import (
     COSTS,
@@ -53,8 +52,10 @@ from fleetfit.report.drawing import (
     wrap_label,
 )
 from fleetfit.report.order import explain_order, explain_row_order, is_behind
-from fleetfit.report.record import RowRecord, RunRecord, explain_partial
 from fleetfit.report.text import format_count, format_mean, format_percent, get_score_name
+from fleetfit.runs.comparison import RowRecord
+from fleetfit.runs.read import RunRecord, explain_partial
+from fleetfit.runs.schema import LevelRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

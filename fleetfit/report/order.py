@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from fleetfit.report.text import describe_data
 
 if TYPE_CHECKING:  # `list` prints a table without pydantic
-    from fleetfit.records.schema import SummaryRecord
+    from fleetfit.runs.schema import SummaryRecord
 
 K = TypeVar("K")
 

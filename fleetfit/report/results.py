@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fleetfit.errors import escape_controls
-from fleetfit.records import to_json_value
-from fleetfit.records.schema import ComparisonResults, CurvesRecord, Record, RoundRecord
+from fleetfit.runs import to_json_value
+from fleetfit.runs.schema import ComparisonResults, CurvesRecord, Record, RoundRecord
 
 MOST_POINTS = 20
 """Maximal number of points of a curve."""

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from fleetfit.records.schema import ComparisonResults
 from fleetfit.report.columns import number_name
+from fleetfit.runs.schema import ComparisonResults
 
 LEVEL = 0.95
 _EQUAL = 1e-9

@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # `list` prints a table without them
     from fleetfit.cost import Cost, Latency
     from fleetfit.data import Facts
     from fleetfit.planner import Mode, Plan, SplitLevel
-    from fleetfit.records.schema import AccuracyRecord, LevelRecord, SummaryRecord, TuningCandidate, TuningResult
     from fleetfit.report.statistics import Difference
+    from fleetfit.runs.schema import AccuracyRecord, LevelRecord, SummaryRecord, TuningCandidate, TuningResult
 
 _SMALL = 0.05  # parts of a run's time below this share are on the page only
 

@@ -13,7 +13,7 @@ from fleetfit.errors import make_printable
 from fleetfit.markup import html_table
 
 if TYPE_CHECKING:  # `list` prints a table without pydantic
-    from fleetfit.records.schema import SummaryRecord
+    from fleetfit.runs.schema import SummaryRecord
 
 _LONGEST_CELL = 1000
 

@@ -51,7 +51,7 @@ INPUTS: dict[str, tuple[Callable[[Path], Target], list[str]]] = {
     "messages": (messages, ["fleetfit.validation", "fleetfit.messages", "fleetfit.fleet.protocol"]),
     "run_files": (run_files, ["fleetfit.config", "fleetfit.files"]),
     "data_files": (data_files, ["fleetfit.data", "fleetfit.files"]),
-    "folders": (folders, ["fleetfit.records", "fleetfit.files", "fleetfit.rounds"]),
+    "folders": (folders, ["fleetfit.runs", "fleetfit.files", "fleetfit.rounds"]),
 }
 """How each kind of input is made of bytes and delivered, and the modules whose lines lead the search."""
 

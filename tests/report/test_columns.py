@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetfit.records.schema import EvaluationRecord, RoundRecord, SummaryRecord
 from fleetfit.report import columns, tables
+from fleetfit.runs.schema import EvaluationRecord, RoundRecord, SummaryRecord
 
 CURVE = [(1, 0.5), (2, 0.7), (3, 0.6), (4, 0.8), (6, 0.9)]
 

@@ -12,7 +12,8 @@ from fleetfit.report.curves import KINDS, Point, Series, choose_unit, fit_unit
 from fleetfit.report.page.blocks import Page, Plots
 from fleetfit.report.page.comparison_page import make_runs_page
 from fleetfit.report.page.run_page import make_run_page
-from fleetfit.report.record import RowRecord, RunRecord
+from fleetfit.runs.comparison import RowRecord
+from fleetfit.runs.read import RunRecord
 
 SIZES = {"blocks": 4, "parameters": 100, "multiply_adds": 1000, "clients": 2, "local": None}
 LEVELS = [

@@ -10,10 +10,11 @@ from support import raises
 from support.runs import make_run_record
 
 from fleetfit.errors import MissingExtra
-from fleetfit.records.schema import LevelRecord
 from fleetfit.report import drawing, figures
 from fleetfit.report.curves import COSTS, cost_curve
-from fleetfit.report.record import RowRecord, RunRecord
+from fleetfit.runs.comparison import RowRecord
+from fleetfit.runs.read import RunRecord
+from fleetfit.runs.schema import LevelRecord
 
 pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
 from matplotlib.text import Text

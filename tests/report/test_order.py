@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from fleetfit.records.schema import EvaluationRecord, LevelAccuracy, PrivacyRecord, SummaryRecord
 from fleetfit.report.order import BEHIND, explain_order, explain_row_order, is_behind
 from fleetfit.report.tables import make_total_table
+from fleetfit.runs.schema import EvaluationRecord, LevelAccuracy, PrivacyRecord, SummaryRecord
 
 LEVELS = [{"level": "S1", "local": 0.6}, {"level": "M1", "local": 0.5}]
 

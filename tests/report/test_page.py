@@ -18,15 +18,16 @@ from support import raises
 import fleetfit as ff
 from fleetfit.cli.main import run_command
 from fleetfit.errors import RunError
-from fleetfit.records.schema import EnvironmentRecord, RoundRecord
 from fleetfit.report import page
 from fleetfit.report.curves import Point, Series, accuracy_curves
 from fleetfit.report.page import participants, plots, provenance, render
 from fleetfit.report.page.accuracy import make_run_accuracy_section
 from fleetfit.report.page.blocks import Page, Plots
 from fleetfit.report.page.run_page import make_run_page
-from fleetfit.report.record import RowRecord, read_run
 from fleetfit.report.text import format_bytes, format_percent
+from fleetfit.runs.comparison import RowRecord
+from fleetfit.runs.read import read_run
+from fleetfit.runs.schema import EnvironmentRecord, RoundRecord
 
 ASSETS = Path(page.__file__).parent / "assets"
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&"

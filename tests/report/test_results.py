@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fleetfit.records.schema import ComparisonResults, CurvesRecord, RunResult, TuningCandidate, TuningResult
-from fleetfit.report.record import read_results
 from fleetfit.report.results import format_results
+from fleetfit.runs.comparison import read_results
+from fleetfit.runs.schema import ComparisonResults, CurvesRecord, RunResult, TuningCandidate, TuningResult
 
 VERSIONS = {"fleetfit": "0.1.0", "torch": "2.13.0+cpu", "python": "3.11.9"}
 SETTINGS = {name: {f"key_{i}": i for i in range(10)} for name in ("data", "model", "fleet", "local", "cohort")}

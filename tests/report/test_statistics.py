@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fleetfit.records.schema import ComparisonResults, CurvesRecord, RunResult
 from fleetfit.report.comparison_csv import format_comparison_csv
 from fleetfit.report.statistics import Difference, confidence_interval, explain_smallest, paired_differences
 from fleetfit.report.tables import make_difference_table
+from fleetfit.runs.schema import ComparisonResults, CurvesRecord, RunResult
 
 Finals = Mapping[tuple[str, str], Mapping[int, Mapping[str, float]]]
 

@@ -7,10 +7,10 @@ import pytest
 from fleetfit.cost import Cost
 from fleetfit.data import Facts
 from fleetfit.planner import Plan, PlannedLevel
-from fleetfit.records.schema import SummaryRecord
 from fleetfit.report import tables
-from fleetfit.report.record import make_summary
 from fleetfit.report.text import Table, format_bytes, format_count, format_duration, format_mean
+from fleetfit.runs.schema import SummaryRecord
+from fleetfit.runs.summary import make_summary
 
 PLAN = Plan(
     "parameters",

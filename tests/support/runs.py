@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleetfit.records.schema import EnvironmentRecord, FleetRecord, NodesRecord, RoundRecord, SummaryRecord
-from fleetfit.report.record import RunRecord
+from fleetfit.runs.read import RunRecord
+from fleetfit.runs.schema import EnvironmentRecord, FleetRecord, NodesRecord, RoundRecord, SummaryRecord
 
 
 def make_run_record(

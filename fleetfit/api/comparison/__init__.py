@@ -47,9 +47,9 @@ from fleetfit.config import Experiment
 from fleetfit.config.assemble.data import share_data
 from fleetfit.errors import COMMAND, NoUsableUpdates
 from fleetfit.files import make_slug
-from fleetfit.records.schema import ComparisonResults
-from fleetfit.report.record import read_results
-from fleetfit.stored import RUNS
+from fleetfit.runs.comparison import read_results
+from fleetfit.runs.listing import RUNS
+from fleetfit.runs.schema import ComparisonResults
 from fleetfit.tensor_defaults import isolate_torch_state
 from fleetfit.training.runtime import trim_heap
 

@@ -58,8 +58,8 @@ from fleetfit.errors import (
     truncate,
 )
 from fleetfit.names import describe_failure, find_plug_in
-from fleetfit.records.schema import TuningCandidate, TuningResult
 from fleetfit.report.columns import ROUNDS, find_rounds_to, keep_best, make_accuracy_curve
+from fleetfit.runs.schema import TuningCandidate, TuningResult
 
 _ENGINES_WITH_WORKERS = ("processes", "ray")
 _STOP_S = 20.0  # between the signal to a process and its kill

@@ -48,8 +48,8 @@ from fleetfit.config.toml import find_base_folder
 from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, truncate
 from fleetfit.files import make_slug
 from fleetfit.method import build
-from fleetfit.records.schema import PlannedRunsRecord
 from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, PERSONAL, ROUNDS, expand_columns
+from fleetfit.runs.schema import PlannedRunsRecord
 
 RowSetting = tuple[str, str]
 """The labels of a row and a setting."""

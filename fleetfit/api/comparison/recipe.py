@@ -17,7 +17,7 @@ from fleetfit.config.merge import find_value, list_keys
 from fleetfit.config.parse import parse_experiment
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.method import build
-from fleetfit.records.schema import SummaryRecord
+from fleetfit.runs.schema import SummaryRecord
 
 _SERVER_OPTIMISERS = ("fedadam", "fedavgm", "fedyogi")
 _PLAIN_MEAN = {"momentum": 0.0, "lr": 1.0}

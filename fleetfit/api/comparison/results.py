@@ -35,22 +35,12 @@ from fleetfit.config.parse import parse_experiment
 from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, RunError
 from fleetfit.files import write_text
 from fleetfit.markup import escape_html
-from fleetfit.records import RunFolder
-from fleetfit.records.schema import (
-    ComparisonResults,
-    EnvironmentRecord,
-    LevelResult,
-    RunResult,
-    SummaryRecord,
-    TuningResult,
-)
 from fleetfit.report import figures, page
 from fleetfit.report.columns import MEANINGS, find_numbers, is_rounds, make_final_numbers
 from fleetfit.report.comparison_csv import format_comparison_csv
 from fleetfit.report.drawing import make_plots_folder, save_figures
 from fleetfit.report.order import explain_row_order
 from fleetfit.report.page.run_set import collect_comparison
-from fleetfit.report.record import read_comparison, read_entries, read_results
 from fleetfit.report.results import format_results, make_curves, to_percent
 from fleetfit.report.statistics import LEVEL, Difference, explain_smallest, paired_differences
 from fleetfit.report.tables import (
@@ -60,6 +50,16 @@ from fleetfit.report.tables import (
     make_tuning_table,
 )
 from fleetfit.report.text import Table, describe_data, get_score_name
+from fleetfit.runs import RunFolder
+from fleetfit.runs.comparison import read_comparison, read_entries, read_results
+from fleetfit.runs.schema import (
+    ComparisonResults,
+    EnvironmentRecord,
+    LevelResult,
+    RunResult,
+    SummaryRecord,
+    TuningResult,
+)
 
 Runs = dict[RowSetting, list[Run]]
 _SECTIONS = ("data", "model", "peft", "fleet", "method", "local", "cohort", "attack", "engine", "evaluate")

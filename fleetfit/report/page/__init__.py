@@ -7,7 +7,7 @@
     run_page, comparison_page                    the page of one run; of a comparison, or of several folders
     render                                       blocks -> HTML, with the template and plotly.js from `assets/`
 
-Pages only use `fleetfit.report.record`. Run folders do not contain the numbers that `[privacy]` and `[secure]`
+Pages only use `fleetfit.runs.read`. Run folders do not contain the numbers that `[privacy]` and `[secure]`
 withhold, and pages would leave them out, too. Text of users and nodes is escaped.
 """
 
@@ -22,7 +22,8 @@ from fleetfit.report.page.comparison_page import make_comparison_page, make_runs
 from fleetfit.report.page.render import to_html
 from fleetfit.report.page.run_page import make_run_page
 from fleetfit.report.page.run_set import group_runs
-from fleetfit.report.record import ComparisonRecord, RowRecord, RunRecord, is_comparison, read_comparison, read_run
+from fleetfit.runs.comparison import ComparisonRecord, RowRecord, is_comparison, read_comparison
+from fleetfit.runs.read import RunRecord, read_run
 
 __all__ = ["NAME", "write_comparison_page", "write_report", "write_run_page"]
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fleetfit.records.schema import NO_ACCURACIES, EvaluationRecord, SummaryRecord
 from fleetfit.report.curves import (
     COSTS,
     KINDS,
@@ -37,9 +36,11 @@ from fleetfit.report.page.plots import (
     share_accuracy_axis,
 )
 from fleetfit.report.page.run_set import MAIN_KINDS, PRIVATE_KINDS, RunSet, capitalise
-from fleetfit.report.record import RowRecord, RunRecord, explain_partial
 from fleetfit.report.tables import make_total_table
 from fleetfit.report.text import Table, exit_names, format_mean, format_percent, get_score_name
+from fleetfit.runs.comparison import RowRecord
+from fleetfit.runs.read import RunRecord, explain_partial
+from fleetfit.runs.schema import NO_ACCURACIES, EvaluationRecord, SummaryRecord
 
 _MEANING = (
     "Local: each client with the model of its own level. Global: each client with the largest model. Worst tenth: "

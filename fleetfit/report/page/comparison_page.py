@@ -13,10 +13,10 @@ from fleetfit.report.page.participants import make_participation_section, make_p
 from fleetfit.report.page.plan import make_plans_section
 from fleetfit.report.page.provenance import list_links, make_comparison_provenance_section, make_runs_provenance_section
 from fleetfit.report.page.run_set import PRIVATE_KINDS, RunSet, collect_comparison, collect_runs
-from fleetfit.report.record import ComparisonRecord, RowRecord
 from fleetfit.report.statistics import paired_differences
 from fleetfit.report.tables import make_difference_table
 from fleetfit.report.text import Table, format_bytes, format_percent
+from fleetfit.runs.comparison import ComparisonRecord, RowRecord
 
 _MOST_RUNS = 300
 _MOST_PROBLEMS = 20

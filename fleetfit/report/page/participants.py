@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from fleetfit.errors import truncate
-from fleetfit.records.schema import FleetRecord, MemberRecord, RoundRecord
 from fleetfit.report.curves import MOST_CLIENTS
 from fleetfit.report.page.blocks import Block, PageSection, Paragraph, Plot, Plots, Sheet
 from fleetfit.report.page.plots import (
@@ -18,8 +17,10 @@ from fleetfit.report.page.plots import (
     plot_class_counts,
     plot_stacked_bars,
 )
-from fleetfit.report.record import RowRecord, RunRecord
 from fleetfit.report.text import Table
+from fleetfit.runs.comparison import RowRecord
+from fleetfit.runs.read import RunRecord
+from fleetfit.runs.schema import FleetRecord, MemberRecord, RoundRecord
 
 _MOST_BARS = 200
 _MOST_REASONS = 25

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
-from fleetfit.records.schema import LevelRecord
 from fleetfit.report.page.blocks import Block, LevelRectangle, LevelRectangles, PageSection, Paragraph, Sheet
 from fleetfit.report.page.plots import get_level_color
-from fleetfit.report.record import RowRecord, RunRecord
 from fleetfit.report.tables import make_level_table, make_plan_table
 from fleetfit.report.text import format_count, format_percent, get_score_name
+from fleetfit.runs.comparison import RowRecord
+from fleetfit.runs.read import RunRecord
+from fleetfit.runs.schema import LevelRecord
 
 _LEGEND = Paragraph(
     "Grey frame: the full model, width across and depth down. Coloured: the level. Lines: exits. Dashed: the smaller "

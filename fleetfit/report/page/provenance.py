@@ -8,10 +8,11 @@ from typing import Any
 from urllib.parse import quote
 
 from fleetfit.errors import truncate
-from fleetfit.records.schema import EnvironmentRecord, FleetRecord
 from fleetfit.report.page.blocks import Block, Fact, FactList, Fold, Link, Listing, PageSection, Sheet
-from fleetfit.report.record import ComparisonRecord, RowRecord, RunRecord
 from fleetfit.report.text import Table
+from fleetfit.runs.comparison import ComparisonRecord, RowRecord
+from fleetfit.runs.read import RunRecord
+from fleetfit.runs.schema import EnvironmentRecord, FleetRecord
 
 _RUN_FILES = ("config.toml", "metrics.jsonl", "summary.json", "plan.toml", "fleet.json", "environment.json",
               "nodes.json", "privacy.json", "secure.json", "plots")  # fmt: skip

@@ -11,8 +11,8 @@ from fleetfit.report.page.participants import make_clients_section, make_run_par
 from fleetfit.report.page.plan import make_plan_section
 from fleetfit.report.page.plots import ROUNDS, Line, PlotAxis, plot_lines
 from fleetfit.report.page.provenance import make_run_provenance_section
-from fleetfit.report.record import RunRecord
 from fleetfit.report.text import Table, format_bytes, format_duration, format_percent, get_score_name
+from fleetfit.runs.read import RunRecord
 
 
 def make_run_page(run: RunRecord, page: Path) -> Page:

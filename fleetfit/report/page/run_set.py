@@ -4,12 +4,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fleetfit.records.schema import ComparisonResults, CurvesRecord, EntryRecord, RunResult
 from fleetfit.report.columns import is_rounds, make_final_numbers, number_name
 from fleetfit.report.curves import KINDS, to_percent
-from fleetfit.report.record import ComparisonRecord, RowRecord, RunRecord
 from fleetfit.report.tables import make_comparison_table, make_tuning_table
 from fleetfit.report.text import Table, describe_data, get_score_name
+from fleetfit.runs.comparison import ComparisonRecord, RowRecord
+from fleetfit.runs.read import RunRecord
+from fleetfit.runs.schema import ComparisonResults, CurvesRecord, EntryRecord, RunResult
 
 MAIN_KINDS = ("local", "global")
 """The accuracies of the papers' tables."""

@@ -17,7 +17,7 @@ from fleetfit import files
 from fleetfit.errors import FleetFitError, RunError
 
 if TYPE_CHECKING:  # imports pydantic
-    from fleetfit.records.schema import AccuracyRecord, SummaryRecord
+    from fleetfit.runs.schema import AccuracyRecord, SummaryRecord
 
 RUNS = Path("runs")
 """The default folder of run folders."""
@@ -29,7 +29,7 @@ _MOST_CHARACTERS = 80  # of a name
 
 
 @dataclasses.dataclass(frozen=True)
-class StoredRun:
+class RunInfo:
     """A run or a comparison on disk.
 
     Attributes:
@@ -66,7 +66,7 @@ class StoredRun:
     checkpoints_bytes: int = 0
     checkpoints: int = 0
     damage: str = ""
-    children: "tuple[StoredRun, ...]" = ()
+    children: "tuple[RunInfo, ...]" = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for `fleetfit runs --json`."""
@@ -74,7 +74,7 @@ class StoredRun:
         return table | {"folder": str(self.folder), "children": [child.to_dict() for child in self.children]}
 
 
-def runs(folder: str | Path = RUNS) -> list[StoredRun]:
+def list_runs(folder: str | Path = RUNS) -> list[RunInfo]:
     """Return the runs and comparisons in a folder. A run's folder returns the run, a comparison's folder its runs.
 
     Args:
@@ -97,14 +97,14 @@ def runs(folder: str | Path = RUNS) -> list[StoredRun]:
     return list(_iter_folders(root, _MOST_FOLDERS))
 
 
-def _iter_folders(root: Path, depth: int) -> Iterator[StoredRun]:
+def _iter_folders(root: Path, depth: int) -> Iterator[RunInfo]:
     with os.scandir(root) as entries:
         names = [e.name for e in entries if not e.name.startswith(".") and e.is_dir(follow_symlinks=False)]
     for folder in (root / name for name in sorted(names)):
         try:
             inner = _list_names(folder)
         except OSError as error:
-            yield StoredRun(folder, damage=f"it cannot be read: {files.format_os_error(error)}")
+            yield RunInfo(folder, damage=f"it cannot be read: {files.format_os_error(error)}")
             continue
         if _is_run(inner):
             yield _read_run(folder)
@@ -126,7 +126,7 @@ def _list_names(folder: Path) -> set[str]:
 # ---- one folder ------------------------------------------------------------------------------------------------------
 
 
-def _read_run(folder: Path) -> StoredRun:
+def _read_run(folder: Path) -> RunInfo:
     checkpoints = list_checkpoints(folder)
     values: dict[str, Any] = {
         "kind": "fleet" if _is_file(folder / "nodes.json") else "run",
@@ -144,15 +144,15 @@ def _read_run(folder: Path) -> StoredRun:
             damage.append(f"{name} cannot be read: {files.format_os_error(error)}")
         except (FleetFitError, ValueError, RecursionError) as error:
             damage.append(str(error)[:200] or type(error).__name__)
-    return StoredRun(folder, **values, damage="; ".join(damage))
+    return RunInfo(folder, **values, damage="; ".join(damage))
 
 
-def _read_comparison(folder: Path) -> StoredRun:
+def _read_comparison(folder: Path) -> RunInfo:
     children = tuple(_iter_folders(folder, _MOST_FOLDERS))
     rows = [child for child in children if folder / "tune" not in child.folder.parents]
     damage = [f"{child.folder.relative_to(folder)}: {child.damage}" for child in children if child.damage]
     finished, is_complete = sum(child.finished for child in rows), _is_file(folder / "compare.json")
-    return StoredRun(
+    return RunInfo(
         folder,
         "comparison",
         method=_join_names(child.method for child in rows),
@@ -204,7 +204,7 @@ def _name_data_files(data: Mapping[str, Any]) -> str:
 
 def _read_rounds(folder: Path) -> dict[str, Any]:
     """Read `metrics.jsonl` backwards to the last evaluation. An incomplete last line does not count."""
-    from fleetfit.records.schema import RoundRecord  # imports pydantic
+    from fleetfit.runs.schema import RoundRecord  # imports pydantic
 
     if not _is_file(folder / "metrics.jsonl"):
         return {}
@@ -228,7 +228,7 @@ def _read_rounds(folder: Path) -> dict[str, Any]:
 
 
 def _read_summary(folder: Path) -> dict[str, Any]:
-    from fleetfit.records.schema import SummaryRecord  # imports pydantic
+    from fleetfit.runs.schema import SummaryRecord  # imports pydantic
 
     if not _is_file(folder / "summary.json"):
         return {}
@@ -250,7 +250,7 @@ def _get_accuracies(record: "AccuracyRecord | SummaryRecord | None") -> dict[str
 
 
 def _read_start(folder: Path) -> str:
-    from fleetfit.records.schema import EnvironmentRecord  # imports pydantic
+    from fleetfit.runs.schema import EnvironmentRecord  # imports pydantic
 
     try:
         return EnvironmentRecord.load(files.parse_json(_read_text(folder / "environment.json"))).time[:25]
@@ -309,7 +309,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClearedRun:
+class RemovedCheckpoints:
     """Checkpoints of a run to remove, or removed ones.
 
     Attributes:
@@ -329,43 +329,43 @@ class ClearedRun:
     kept: str = ""
 
 
-def iter_runs(stored_runs: Sequence[StoredRun]) -> Iterator[StoredRun]:
+def iter_runs(runs: Sequence[RunInfo]) -> Iterator[RunInfo]:
     """Yield runs, with those of comparisons in place of these."""
-    for run in stored_runs:
+    for run in runs:
         yield from iter_runs(run.children) if run.kind == "comparison" else [run]
 
 
-def plan_cleanup(stored_runs: Sequence[StoredRun], *, last: bool = False, unfinished: bool = False) -> list[ClearedRun]:
+def plan_cleanup(runs: Sequence[RunInfo], *, last: bool = False, unfinished: bool = False) -> list[RemovedCheckpoints]:
     """Return the checkpoints that `clear_checkpoints` would remove.
 
     Args:
-        stored_runs: Runs and comparisons.
+        runs: Runs and comparisons.
         last: Also remove the newest readable checkpoint, without which a run has no trained model.
         unfinished: Also clear unfinished runs, by the same rule.
     """
-    plans = [_plan_run(run, last) for run in iter_runs(stored_runs) if unfinished or run.finished]
+    plans = [_plan_run(run, last) for run in iter_runs(runs) if unfinished or run.finished]
     return [plan for plan in plans if plan.files or plan.kept]
 
 
-def _plan_run(run: StoredRun, last: bool) -> ClearedRun:
+def _plan_run(run: RunInfo, last: bool) -> RemovedCheckpoints:
     checkpoints = list_checkpoints(run.folder)
     count = len(checkpoints)
     if not last and checkpoints:
         if run.damage:
-            return ClearedRun(run.folder, finished=run.finished, kept=f"the folder is damaged: {run.damage}")
+            return RemovedCheckpoints(run.folder, finished=run.finished, kept=f"the folder is damaged: {run.damage}")
         count = _find_newest_readable(checkpoints)
         if count < 0:
-            return ClearedRun(run.folder, finished=run.finished, kept="none of its checkpoints can be read")
+            return RemovedCheckpoints(run.folder, finished=run.finished, kept="none of its checkpoints can be read")
     old = checkpoints[:count]
     size = sum(path.lstat().st_size for path in old if path.exists())
-    return ClearedRun(run.folder, tuple(old), size, bool(old) and len(old) == len(checkpoints), run.finished)
+    return RemovedCheckpoints(run.folder, tuple(old), size, bool(old) and len(old) == len(checkpoints), run.finished)
 
 
 def _find_newest_readable(checkpoints: Sequence[Path]) -> int:
     """Return the position of the newest intact checkpoint, or -1. A single checkpoint is not read."""
     if len(checkpoints) == 1:
         return 0
-    from fleetfit.records.checkpoints import read_checkpoint  # imports PyTorch
+    from fleetfit.runs.checkpoints import read_checkpoint  # imports PyTorch
 
     for position in reversed(range(len(checkpoints))):
         try:
@@ -376,7 +376,9 @@ def _find_newest_readable(checkpoints: Sequence[Path]) -> int:
     return -1
 
 
-def clear_checkpoints(folder: str | Path = RUNS, *, last: bool = False, unfinished: bool = False) -> list[ClearedRun]:
+def clear_checkpoints(
+    folder: str | Path = RUNS, *, last: bool = False, unfinished: bool = False
+) -> list[RemovedCheckpoints]:
     """Remove old checkpoints of the runs in a folder. Each finished run keeps its newest readable one.
 
     Args:
@@ -392,14 +394,14 @@ def clear_checkpoints(folder: str | Path = RUNS, *, last: bool = False, unfinish
     Raises:
         RunError: The folder is missing.
     """
-    return [remove_checkpoints(plan) for plan in plan_cleanup(runs(folder), last=last, unfinished=unfinished)]
+    return [remove_checkpoints(plan) for plan in plan_cleanup(list_runs(folder), last=last, unfinished=unfinished)]
 
 
-def remove_checkpoints(plan: ClearedRun) -> ClearedRun:
+def remove_checkpoints(plan: RemovedCheckpoints) -> RemovedCheckpoints:
     """Remove checkpoints of a run while its folder is locked, and return the removed ones."""
     if not plan.files:
         return plan
-    from fleetfit.records import RunFolder  # imports PyTorch
+    from fleetfit.runs import RunFolder  # imports PyTorch
 
     removed: list[Path] = []
     reason = ""

@@ -15,9 +15,9 @@ A folder may be untrusted. Only regular files are read, and links in the folder 
 validates types and ranges of files, and `fleetfit.state_checks` compares tensors with the model.
 """
 
-from fleetfit.records.checkpoints import FORMAT
-from fleetfit.records.environment import describe_environment, get_processor_name
-from fleetfit.records.folder import RunFolder, choose_path, compute_checksums, to_json_value
+from fleetfit.runs.checkpoints import FORMAT
+from fleetfit.runs.environment import describe_environment, get_processor_name
+from fleetfit.runs.folder import RunFolder, choose_path, compute_checksums, to_json_value
 
 __all__ = [
     "FORMAT",

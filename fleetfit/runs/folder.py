@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fleetfit import files
 from fleetfit.errors import COMMAND, RunError
-from fleetfit.records.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
-from fleetfit.records.environment import describe_environment
+from fleetfit.runs.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
+from fleetfit.runs.environment import describe_environment
 
 if TYPE_CHECKING:  # imports pydantic
-    from fleetfit.records.schema import InvalidRecord, Record, RoundRecord, SummaryRecord
+    from fleetfit.runs.schema import InvalidRecord, Record, RoundRecord, SummaryRecord
 
 R = TypeVar("R", bound="Record")
 
@@ -233,7 +233,7 @@ class RunFolder:
         Raises:
             RunError: The file is missing or damaged, or a later version of FleetFit wrote it.
         """
-        from fleetfit.records.schema import SummaryRecord  # imports pydantic
+        from fleetfit.runs.schema import SummaryRecord  # imports pydantic
 
         return self.read(
             "summary.json", SummaryRecord, f'Remove it, and "fleetfit resume {self.path}" writes it again.'
@@ -245,7 +245,7 @@ class RunFolder:
         Raises:
             RunError: `fleet.json` is damaged.
         """
-        from fleetfit.records.schema import FleetRecord  # imports pydantic
+        from fleetfit.runs.schema import FleetRecord  # imports pydantic
 
         if not self.has("fleet.json"):
             return []
@@ -372,7 +372,7 @@ class RunFolder:
         lines: list[tuple[str, dict[str, Any]]],
     ) -> "tuple[list[RoundRecord], InvalidRecord | None]":
         """Return the reports before the first invalid one, and its error."""
-        from fleetfit.records.schema import InvalidRecord, RoundRecord  # imports pydantic
+        from fleetfit.runs.schema import InvalidRecord, RoundRecord  # imports pydantic
 
         records: list[RoundRecord] = []
         for _, report in lines:

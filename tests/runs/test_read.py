@@ -10,9 +10,11 @@ from support import raises
 from fleetfit.cost import Cost
 from fleetfit.errors import RunError
 from fleetfit.planner import Plan, PlannedLevel
-from fleetfit.records import RunFolder
-from fleetfit.records.schema import NO_ACCURACIES, AccuracyRecord, RoundRecord, SummaryRecord
-from fleetfit.report.record import make_summary, read_comparison, read_run
+from fleetfit.runs import RunFolder
+from fleetfit.runs.comparison import read_comparison
+from fleetfit.runs.read import read_run
+from fleetfit.runs.schema import NO_ACCURACIES, AccuracyRecord, RoundRecord, SummaryRecord
+from fleetfit.runs.summary import make_summary
 
 PLAN = Plan(
     "parameters",

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Field, Tag
 from torch import Tensor
 
-from fleetfit.records.schema import Count, Digits, List, Record, Share
+from fleetfit.runs.schema import Count, Digits, List, Record, Share
 
 State = dict[str, Tensor]
 Version = Annotated[int, Field(ge=-1, lt=2**63 - 1)]

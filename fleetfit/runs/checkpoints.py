@@ -172,8 +172,8 @@ def validate_checkpoint(payload: Any, round: int) -> dict[str, Any]:
     Raises:
         CheckpointError: A type is wrong, or the checkpoint is of another round.
     """
-    from fleetfit.records.checkpoint_schema import CheckpointRecord  # imports pydantic
-    from fleetfit.records.schema import InvalidRecord
+    from fleetfit.runs.checkpoint_schema import CheckpointRecord  # imports pydantic
+    from fleetfit.runs.schema import InvalidRecord
 
     try:
         CheckpointRecord.load(payload, separator="/")

@@ -17,9 +17,9 @@ from support import raises, run_verb
 
 import fleetfit as ff
 from fleetfit.cli import runs as verbs
-from fleetfit.records import RunFolder
+from fleetfit.runs import RunFolder
 
-TINY = Path(__file__).parent / "tiny.py"
+TINY = Path(__file__).parents[1] / "tiny.py"
 SECTIONS: dict[str, Any] = {
     "rounds": 3,
     "data": {"name": f"{TINY}:tiny_data", "partition": {"kind": "iid", "clients": 4}},
@@ -78,8 +78,8 @@ def checkpoints(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoints").iterdir())
 
 
-def by_name(folder: Path) -> dict[str, ff.StoredRun]:
-    return {str(one.folder.relative_to(folder)): one for one in ff.runs(folder)}
+def by_name(folder: Path) -> dict[str, ff.RunInfo]:
+    return {str(one.folder.relative_to(folder)): one for one in ff.list_runs(folder)}
 
 
 NAMES = [f"round-00000{n}.safetensors" for n in (1, 2, 3)]
@@ -107,10 +107,10 @@ def test_runs_are_found_and_told(made: Path) -> None:
 
 
 def test_a_run_or_a_comparison_may_be_named(made: Path) -> None:
-    assert [one.folder for one in ff.runs(made / "whole")] == [made / "whole"]
-    assert [one.folder.name for one in ff.runs(made / "compared")] == ["seed-0", "seed-0"]
+    assert [one.folder for one in ff.list_runs(made / "whole")] == [made / "whole"]
+    assert [one.folder.name for one in ff.list_runs(made / "compared")] == ["seed-0", "seed-0"]
     with raises(ff.RunError, path=made / "nothing"):
-        ff.runs(made / "nothing")
+        ff.list_runs(made / "nothing")
 
 
 def test_a_comparison_that_is_not_finished_says_no_count(own: Path) -> None:
@@ -131,7 +131,7 @@ def test_links_are_not_followed(own: Path, tmp_path: Path) -> None:
     assert "whole" not in by_name(own)
     (own / "round").symlink_to(own)
     assert list(by_name(own)) == ["compared", "group/half"]
-    (linked,) = ff.runs(own / "whole")
+    (linked,) = ff.list_runs(own / "whole")
     assert linked.finished, "one that somebody names is theirs to follow"
 
 
@@ -208,9 +208,9 @@ def test_data_at_a_path_have_one_name_before_and_after_the_end(kind: str, tmp_pa
     asked = {"rounds": 3, "data": {"path": str(place), "partition": {"clients": 2}}, "local": {"epochs": 1}}
     with pytest.raises(Stop):
         ff.run(asked, out=tmp_path / "runs/one", on_round=cut_off)
-    (before,) = ff.runs(tmp_path / "runs")
+    (before,) = ff.list_runs(tmp_path / "runs")
     ff.resume(tmp_path / "runs/one")
-    (after,) = ff.runs(tmp_path / "runs")
+    (after,) = ff.list_runs(tmp_path / "runs")
     assert not before.finished and after.finished
     assert before.data == after.data == place.stem
 
@@ -248,7 +248,7 @@ def test_a_line_for_each(made: Path) -> None:
 
 def test_json_has_the_same(made: Path) -> None:
     nest = json.loads(fleetfit(made, "--json")[1])
-    assert nest == [one.to_dict() for one in ff.runs(made)]
+    assert nest == [one.to_dict() for one in ff.list_runs(made)]
     assert nest[2]["global"] == ff.load(made / "whole").accuracy("global")
     assert [child["method"] for child in nest[0]["children"]] == ["fedavg", "scalefl"]
 

@@ -17,8 +17,8 @@ from support import raises
 
 from fleetfit.errors import RunError
 from fleetfit.files import write_text
-from fleetfit.records import RunFolder, choose_path, describe_environment, to_json_value
-from fleetfit.records.checkpoints import read_checkpoint, write_checkpoint
+from fleetfit.runs import RunFolder, choose_path, describe_environment, to_json_value
+from fleetfit.runs.checkpoints import read_checkpoint, write_checkpoint
 
 FILES = {"config.toml": "seed = 0\n", "environment.json": "{}\n"}
 
@@ -196,7 +196,7 @@ def test_what_is_no_run_folder(tmp_path: Path) -> None:
 
 def test_one_process_at_a_time(folder: RunFolder) -> None:
     program = (
-        "import sys; from pathlib import Path; from fleetfit.records import RunFolder\n"
+        "import sys; from pathlib import Path; from fleetfit.runs import RunFolder\n"
         "with RunFolder(Path(sys.argv[1])).hold(): pass"
     )
     with folder.hold():

@@ -1,0 +1,159 @@
+"""Typed records of comparisons on disk, finished or not.
+
+A folder may be untrusted. A missing or damaged file is left out of the record and listed in `problems`. Only a folder
+without a comparison raises an error.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from fleetfit.errors import RunError
+from fleetfit.files import parse_path
+from fleetfit.runs import RunFolder
+from fleetfit.runs.read import RunRecord, read_run
+from fleetfit.runs.schema import ComparisonResults, EntryRecord, RunResult
+
+_TUNING = "tune"
+"""The folder of a comparison's tuning runs."""
+
+
+@dataclass(frozen=True)
+class RowRecord:
+    """The runs of one row in one setting.
+
+    Attributes:
+        row: Label of the row.
+        setting: Label of the setting; "" if there is only one.
+        runs: Seeds and runs.
+    """
+
+    row: str
+    setting: str
+    runs: Sequence[tuple[int, RunRecord]]
+
+    @property
+    def label(self) -> str:
+        """The labels of row and setting."""
+        return ", ".join(filter(None, [self.row, self.setting]))
+
+    @property
+    def records(self) -> list[RunRecord]:
+        """The runs."""
+        return [run for _, run in self.runs]
+
+    @property
+    def is_private(self) -> bool:
+        """Whether a run withholds participation."""
+        return any(run.is_private for run in self.records)
+
+
+@dataclass(frozen=True)
+class ComparisonRecord:
+    """The folder of a comparison.
+
+    Attributes:
+        folder: The folder.
+        results: Its `results.json`.
+        entries: Its `compare.json`; empty if the comparison is not finished.
+        notes: The sentences below the table in `table.md`.
+        rows: Its runs, by row and setting.
+        problems: Sentences on unreadable files.
+    """
+
+    folder: Path
+    results: ComparisonResults
+    entries: Sequence[EntryRecord]
+    notes: Sequence[str]
+    rows: Sequence[RowRecord]
+    problems: tuple[str, ...]
+
+
+def is_comparison(folder: str | Path) -> bool:
+    """Return whether a folder is a comparison's."""
+    path = parse_path(folder)
+    return not (path / "config.toml").exists() and (path / "results.json").is_file()
+
+
+def read_comparison(folder: str | Path) -> ComparisonRecord:
+    """Return the record of a comparison's folder.
+
+    Raises:
+        RunError: It has no readable `results.json`.
+    """
+    path = parse_path(folder)
+    files = RunFolder(path)
+    results = read_results(path / "results.json")
+    problems: list[str] = []
+    entries: list[EntryRecord] = []
+    notes: list[str] = []
+    try:
+        entries = read_entries(files)
+        notes = find_notes(files.text("table.md")) if files.has("table.md") else []
+    except RunError as error:
+        problems.append(f"It is left out: {error}")
+    rows: dict[tuple[str, str], list[tuple[int, RunRecord]]] = {}
+    for result, record in _iter_runs(path, results.runs):
+        rows.setdefault((result.row, result.setting), []).append((result.seed, record))
+        problems += [f"{result.row}, seed {result.seed}: {sentence}" for sentence in record.problems]
+    records = [RowRecord(*key, runs) for key, runs in rows.items()]
+    return ComparisonRecord(path, results, entries, notes, records, tuple(problems))
+
+
+def read_results(path: str | Path) -> ComparisonResults:
+    """Read the results of a comparison from a file of `fleetfit compare`.
+
+    Args:
+        path: `results.json` of a comparison's folder, or a copy by `--record`.
+
+    Raises:
+        RunError: The file cannot be read, has no results, or has an unknown format.
+    """
+    return ComparisonResults.read(Path(path))
+
+
+def read_entries(files: RunFolder) -> list[EntryRecord]:
+    """Return the runs of `compare.json`; empty if the comparison is not finished.
+
+    Raises:
+        RunError: The file is damaged.
+    """
+    if not files.has("compare.json"):
+        return []
+    try:
+        return TypeAdapter(list[EntryRecord]).validate_python(files.json("compare.json"))
+    except ValidationError:
+        path = files.path / "compare.json"
+        raise RunError(
+            f"{path} is damaged. Run the same fleetfit compare command to write it again; finished runs are not "
+            "repeated.",
+            path=path,
+        ) from None
+
+
+def _iter_runs(folder: Path, results: Sequence[RunResult]) -> Iterator[tuple[RunResult, RunRecord]]:
+    """Yield the runs whose folders exist and whose configuration has the result's checksum."""
+    folders: dict[str, list[Path]] = {}
+    for config in sorted(folder.glob("*/**/config.toml")):
+        if config.relative_to(folder).parts[0] != _TUNING and config.is_file():
+            folders.setdefault(hashlib.sha256(config.read_bytes()).hexdigest(), []).append(config.parent)
+    for result in results:
+        candidates = folders.get(result.digest, [])
+        if candidates:
+            yield result, read_run(candidates.pop(0) if len(candidates) > 1 else candidates[0])
+
+
+def find_notes(markdown: str) -> list[str]:
+    """Return the sentences below the first table of a `table.md`."""
+    notes, has_table = [], False
+    for line in markdown.splitlines():
+        if line.startswith("|"):
+            has_table = True
+        elif has_table and line.startswith("**"):
+            break
+        elif has_table and line.strip():
+            notes.append(line.strip())
+    return notes
