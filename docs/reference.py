@@ -295,7 +295,7 @@ def verbs_page() -> str:
         "# Every verb",
         MADE.format("fleetfit/cli/"),
         "The output of `fleetfit VERB --help`, on one page. Exit codes: 0, done; 1, a fault of FleetFit; 2, an error; "
-        "130, stopped with Ctrl-C ([errors](errors.md)).",
+        "3, no usable update; 130, stopped with Ctrl-C ([errors](errors.md)).",
         "Before any verb: " + ", ".join(f"`{p.opts[0]}` ({(p.help or '').rstrip('.')})" for p in root.params[:3]) + ".",
     ]
     for name, command in verbs_of(root, "fleetfit"):

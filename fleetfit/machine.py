@@ -4,7 +4,9 @@ import contextlib
 import gc
 import importlib
 import os
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,23 @@ if TYPE_CHECKING:  # verbs that list or print do not load PyTorch
 _OUT_OF_MEMORY = (  # of FleetFit, PyTorch and the C++ library
     "no memory was left", "allocate memory", "out of memory", "not enough memory", "bad_alloc",
 )  # fmt: skip
+
+PARENT = "FLEETFIT_PARENT"
+"""Environment variable: a descriptor that ends when the process that started this one is gone, or stops it."""
+
+
+def stop_with_parent() -> None:
+    """Interrupt this process as Ctrl-C does when the descriptor in `PARENT` ends, if the variable is set."""
+    descriptor = os.environ.pop(PARENT, "")
+    if not descriptor:
+        return
+
+    def wait() -> None:
+        os.read(int(descriptor), 1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def available_cores() -> int:

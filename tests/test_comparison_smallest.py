@@ -11,8 +11,9 @@ from support.comparisons import compare_text
 
 import fleetfit as ff
 from fleetfit.api.comparison import load_comparison, plan_comparison
-from fleetfit.api.comparison.plan import SMALLEST, list_planned_runs
+from fleetfit.api.comparison.plan import SMALLEST
 from fleetfit.config.toml import read_toml
+from fleetfit.runs.planned import list_planned_runs
 
 ROOT = Path(__file__).parents[1]
 HEAD = """

@@ -53,7 +53,7 @@ def test_reasons_are_counted_over_all_rounds(tmp_path: Path) -> None:
     assert re.search(r"even.*\(9 times\).*odd.*\(3 times\)", said)
 
 
-def test_the_command_line_ends_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_ends_with_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(
             [
@@ -69,7 +69,7 @@ def test_the_command_line_ends_with_2(tmp_path: Path, capsys: pytest.CaptureFixt
             ]
         )
     printed = capsys.readouterr()
-    assert end.value.code == 2 and "(2 times)" in printed.err and "global accuracy" not in printed.out
+    assert end.value.code == 3 and "(2 times)" in printed.err and "global accuracy" not in printed.out
 
 
 def test_a_run_that_goes_on_counts_the_rounds_of_before(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_its_row_fails_and_the_others_finish(compared: Callable[..., Any], tmp_p
     assert not ff.load_comparison(tmp_path / "compared").finished
 
 
-def test_the_command_line_prints_the_table_and_ends_with_2(
+def test_the_command_line_prints_the_table_and_ends_with_3(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], compared: Callable[..., Any]
 ) -> None:
     compared(ROWS)
@@ -175,7 +175,7 @@ def test_the_command_line_prints_the_table_and_ends_with_2(
     with pytest.raises(SystemExit) as end:
         main(["compare", str(tmp_path / "c.toml"), "--out", str(tmp_path / "compared"), "-q"])
     printed = capsys.readouterr()
-    assert end.value.code == 2 and "bad" in printed.err and "good" in printed.out
+    assert end.value.code == 3 and "bad" in printed.err and "good" in printed.out
 
 
 def test_values_that_diverge_are_not_chosen(compared: Callable[..., Any]) -> None:

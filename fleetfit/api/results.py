@@ -69,9 +69,8 @@ class Run:
     ) -> None:
         self.files, self.experiment, self._engine = folder, experiment, engine
         self._models: dict[str, nn.Module] = {}  # of levels, for predictions
-        self._notes: tuple[str, ...] | None = None  # if another process assembled the run
+        self._notes: tuple[str, ...] | None = None  # of a run of a comparison, or of another process
         self._callbacks: list[NamedCallback] | None = None
-        self._comparison = ("", "")  # title in a comparison, and the comparison's name
         if assembly is not None:
             self.__dict__["assembly"] = assembly
 

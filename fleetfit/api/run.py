@@ -55,6 +55,7 @@ from fleetfit.privacy import check_key_place, load_key, load_or_create_key
 from fleetfit.privacy.ledger import FILE as LEDGER
 from fleetfit.runs import RunFolder, choose_path, compute_checksums, describe_environment, to_json_value
 from fleetfit.runs.listing import RUNS
+from fleetfit.runs.planned import find_comparison
 from fleetfit.runs.read import read_run
 from fleetfit.runs.summary import add_seconds, make_summary
 from fleetfit.tensor_defaults import isolate_torch_state
@@ -465,7 +466,7 @@ def run_remaining_rounds(
             files.rewind(server.round)
             files.record_resumption(server.round)
         saving = Timekeeper()
-        with CallbackRunner(files, callbacks, *target._comparison) as runner:
+        with CallbackRunner(files, callbacks, *find_comparison(files.path)) as runner:
             runner.start(target.experiment.rounds, server.round)
             for report in _write_rounds(target, engine, server, renew, saving):
                 runner.round(report)
@@ -568,7 +569,8 @@ def _write_results(
     summary: dict[str, Any] = to_json_value(add_seconds(results, saving.read()))
     if on_result is not None:
         on_result(summary)
-    if not any(target._comparison):  # a comparison draws all its runs together; `fleetfit pictures` draws a single one
+    title, _ = find_comparison(target.folder)
+    if not title:  # a comparison draws all its runs together; `fleetfit pictures` draws a single one
         record = read_run(target.folder, summary)
         with contextlib.suppress(MissingExtra):  # the command line reports missing plots
             save_figures(figures.draw_run(record), make_plots_folder(target.folder))

@@ -15,13 +15,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from fleetfit.cli.output import UserInterrupt, print_sentence, setup_logging
-from fleetfit.errors import FleetFitError, Unexpected, format_cause, make_printable
-from fleetfit.machine import is_out_of_memory
+from fleetfit.errors import FleetFitError, NoUsableUpdates, Unexpected, format_cause, make_printable
+from fleetfit.machine import is_out_of_memory, stop_with_parent
 
 if TYPE_CHECKING:
     import typer
 
-FAULT, MISTAKE, STOPPED = 1, 2, 130
+FAULT, MISTAKE, NO_UPDATES, STOPPED = 1, 2, 3, 130
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -33,6 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments is not None:
         sys.exit(run_command(arguments))
     _open_streams()
+    stop_with_parent()
     code = run_command(sys.argv[1:])
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the process at once
@@ -149,7 +150,7 @@ def describe_error(error: BaseException, words: Sequence[str] = ()) -> tuple[str
     if isinstance(error, Unexpected):
         return f"{error} Add --traceback for the traceback.", MISTAKE if error.foreign else FAULT
     if isinstance(error, FleetFitError):
-        return str(error), MISTAKE
+        return str(error), NO_UPDATES if isinstance(error, NoUsableUpdates) else MISTAKE
     if isinstance(error, usage_error):
         context = getattr(error, "ctx", None)
         if hint := _suggest_override(error, words):

@@ -132,8 +132,8 @@ def watch(
 
     Works on runs of a fleet, too. Writes no files.
     """
-    from fleetfit.api.comparison.plan import list_planned_runs
     from fleetfit.api.progress import make_bars
+    from fleetfit.runs.planned import list_planned_runs
 
     if files.is_file(folder / "config.toml"):
         _follow(folder, [_WatchedRun(folder, "", None)], once)

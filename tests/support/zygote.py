@@ -84,13 +84,18 @@ class Zygote:
             )
         self._socket = ours
 
-    def start(self, command: Sequence[str], pass_fds: Sequence[int], env: dict[str, str], **_: Any) -> ForkedProcess:
+    def start(
+        self, command: Sequence[str], pass_fds: Sequence[int], env: dict[str, str], stdout: int = 1,
+        stderr: Any = None, **_: Any
+    ) -> ForkedProcess:  # fmt: skip
         """Fork a process that runs `python -m MODULE ARGUMENTS...` or `python -c PROGRAM` as a fresh one would.
 
         Args:
             command: The command of the fresh process.
             pass_fds: One descriptor, which has the same number there.
             env: Its environment.
+            stdout: A descriptor, or `subprocess.DEVNULL`.
+            stderr: A file; by default that of this process.
         """
         (descriptor,) = pass_fds
         request = {
@@ -98,10 +103,11 @@ class Zygote:
             "import": [name for name in _HEAVY if name in sys.modules],
         }  # fmt: skip
         reports, end = os.pipe()
-        try:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], [descriptor, end, 1, 2])
-        finally:
-            os.close(end)
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, end)
+            out = stack.enter_context(Path(os.devnull).open("wb")).fileno() if stdout == subprocess.DEVNULL else stdout
+            err = 2 if stderr is None else stderr.fileno()
+            socket.send_fds(self._socket, [json.dumps(request).encode()], [descriptor, end, out, err])
         return ForkedProcess(reports)
 
     def close(self) -> None:

@@ -1,33 +1,33 @@
-"""Execute the runs of a comparison: first tuning, then the table; in sequence, or in several processes.
+"""Execute the runs of a comparison: first tuning, then the table; in sequence, or several at a time.
 
 Finished runs are skipped, and interrupted runs are resumed. A run without a usable update fails alone. Any other error
 ends the comparison, and the same command resumes it.
 
-With several jobs, each run has a process with one thread, and the same bits as in this process. A process executes one
-run after another and keeps their shared data. Tasks and reports are JSON over a socket pair. The processes end with
-this one, even if it is killed.
+With several jobs, each run is `fleetfit run` or `fleetfit resume` in a process of its own, with one thread, and the
+same bits as in this process. Its progress is read from its folder. The processes end with this one, even if it is
+killed.
 """
 
 import contextlib
 import itertools
 import json
+import logging
 import os
-import queue
-import signal
-import socket
 import statistics
 import subprocess
 import sys
-import threading
-import traceback
+import tempfile
+import time
+import tomllib
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from fleetfit import errors
+import tomli_w
+
+from fleetfit import files
 from fleetfit.api.comparison.plan import (
     NO_VALIDATION,
     ComparisonPlan,
@@ -43,26 +43,20 @@ from fleetfit.api.progress import ComparisonProgress
 from fleetfit.api.results import Run, load
 from fleetfit.api.run import OnRound, prepare, run_remaining_rounds
 from fleetfit.config import Experiment, to_table
-from fleetfit.config.assemble.data import share_data
-from fleetfit.config.dump import fill_in_defaults, find_object_sections
+from fleetfit.config.dump import fill_in_defaults, find_object_sections, make_plain
 from fleetfit.config.merge import find_value, list_keys, merge_tables
 from fleetfit.config.parse import parse_experiment
-from fleetfit.config.records import record_latencies, replace_callbacks, restore_records
-from fleetfit.errors import (
-    ConfigError,
-    FleetFitError,
-    NoUsableUpdates,
-    RunError,
-    Unexpected,
-    refuse_on_windows,
-    truncate,
-)
-from fleetfit.names import describe_failure, find_plug_in
+from fleetfit.config.records import restore_records
+from fleetfit.errors import ConfigError, FleetFitError, NoUsableUpdates, RunError, refuse_on_windows, truncate
+from fleetfit.machine import PARENT
 from fleetfit.report.columns import ROUNDS, find_rounds_to, keep_best, make_accuracy_curve
+from fleetfit.runs import compute_checksums
 from fleetfit.runs.schema import TuningCandidate, TuningResult
 
 _ENGINES_WITH_WORKERS = ("processes", "ray")
-_STOP_S = 20.0  # between the signal to a process and its kill
+_STOP_S = 20.0  # between the interrupt of a process and its kill
+_POLL_S = 0.1  # between two looks at the processes and their folders
+_NO_UPDATES = 3  # exit code of `fleetfit run` without a usable update
 _MOST_TITLES = 4  # runs listed in a note on changed data
 
 OnRun = Callable[[str, int, int, Run], OnRound | None]
@@ -290,7 +284,6 @@ class _Executor:
         self.data, self.failures = _DataCheck(), dict[str, str]()
         runs = [*plan.tuning_runs, *plan.runs]
         self._folders = {run.subfolder: _find_folder(folder, run.subfolder) for run in runs}
-        self._group = folder.resolve().name
         self._eta = Eta(runs, jobs)
         for planned in runs:
             if (self._folders[planned.subfolder] / "config.toml").is_file():
@@ -355,14 +348,11 @@ class _Executor:
             self._on_progress(self._eta.progress)
 
     def _make_task(self, planned: PlannedRun) -> "_Task":
-        return _Task(
-            title=planned.title,
-            table=self._dry_run.share_evaluations(planned),
-            measured=self._dry_run.measured[planned.group],
-            folder=str(self._folders[planned.subfolder]),
-            suppressed_notes=self._dry_run.suppressed_notes[planned.group],
-            group=self._group,
-        )
+        table, measured = self._dry_run.share_evaluations(planned), self._dry_run.measured[planned.group]
+        if measured:
+            own = planned.experiment.fleet.measured
+            table = merge_tables(table, {"fleet": {"measured": {**measured, **own}}})
+        return _Task(planned.title, table, self._folders[planned.subfolder], self._dry_run.notes_of[planned.group])
 
     def _load_existing(self, planned: PlannedRun) -> Run | None:
         """Return the existing run of the folder, or None.
@@ -466,44 +456,46 @@ def _rank(plan: ComparisonPlan, candidates: Sequence[TuningCandidate]) -> tuple[
 
 @dataclass(frozen=True)
 class _Task:
-    """A run as its process receives it. Except for objects in `table`, all values are plain.
+    """A run to execute.
 
     Attributes:
         title: The title of the run.
         table: Its run file.
-        measured: Measurements for its row and setting.
         folder: Its folder.
-        suppressed_notes: Notes that it leaves out.
-        group: Name of the comparison's folder.
+        notes: Notes of its row and setting for the user.
     """
 
     title: str
     table: Mapping[str, Any]
-    measured: Mapping[str, list[float]]
-    folder: str
-    suppressed_notes: Sequence[str]
-    group: str
+    folder: Path
+    notes: Sequence[str]
 
-    def start(self) -> Run:
-        """Return the assembled run, new or resumed."""
+    @property
+    def has_begun(self) -> bool:
+        """Whether the folder has a run, to resume."""
+        return files.is_file(self.folder / "config.toml")
+
+    def restore(self) -> Run:
+        """Return the run of the folder, which follows the callbacks of this comparison from now on."""
         experiment = parse_experiment(self.table)
-        if (Path(self.folder) / "config.toml").is_file():
-            run = load(self.folder, **_find_objects(self.table, experiment))
-            run.experiment = replace_callbacks(run.experiment, experiment.callbacks)
-        else:
-            experiment = fill_in_defaults(experiment)
-            experiment = record_latencies(experiment, {**self.measured, **experiment.fleet.measured})
-            run = prepare(experiment, self.folder)
-        notes = tuple(note for note in run.assembly.notes if note not in self.suppressed_notes)
-        run.__dict__["assembly"] = replace(run.assembly, notes=notes)
-        run._comparison = (self.title, self.group)
-        return run
+        objects = _find_objects(self.table, experiment)
+        run = load(self.folder, **objects)
+        if run.experiment.callbacks == experiment.callbacks:
+            return run
+        table = {**tomllib.loads(run.files.text("config.toml")), "callbacks": experiment.callbacks}
+        text = tomli_w.dumps({key: value for key, value in table.items() if key != "callbacks" or value})
+        environment = {**run.files.json("environment.json"), "sha256": compute_checksums({"config.toml": text})}
+        run.files.write("environment.json", json.dumps(environment, indent=2) + "\n")
+        run.files.write("config.toml", text)
+        return load(self.folder, **objects)
 
 
 def _run_here(tasks: Sequence[tuple[int, _Task]], on_start: OnStart) -> Generator[Outcome]:
     """Run tasks in sequence in this process."""
     for number, task in tasks:
-        run = task.start()
+        run = task.restore() if task.has_begun else prepare(parse_experiment(task.table), task.folder)
+        changes = [note for note in run.assembly.notes if note.startswith(CHANGED)]
+        run._notes = (*task.notes, *changes)
         try:
             run_remaining_rounds(run, on_start(number, run))
         except NoUsableUpdates as error:
@@ -518,197 +510,120 @@ def _run_here(tasks: Sequence[tuple[int, _Task]], on_start: OnStart) -> Generato
 
 
 def _run_in_processes(tasks: Sequence[tuple[int, _Task]], jobs: int, on_start: OnStart) -> Generator[Outcome]:
-    """Run tasks in at most `jobs` processes.
+    """Run tasks in at most `jobs` processes at a time.
 
     An error of a run ends all processes. If a process is killed, the other runs finish first.
 
     Raises:
         FleetFitError: A run raised it, or a process died.
     """
-    waiting = deque(tasks)
-    lost: list[str] = []
-    workers: list[_Worker] = []
-    try:
-        while waiting or any(worker.task is not None for worker in workers):
-            for worker in workers:
-                if worker.task is None and waiting:
-                    worker.start(*waiting.popleft())
-            while waiting and len(workers) < jobs:
-                workers.append(_Worker())
-                workers[-1].start(*waiting.popleft())
-            by_connection = {worker.connection: worker for worker in workers if worker.task is not None}
-            for connection in wait(list(by_connection)):
-                worker = by_connection[connection]  # type: ignore[index]
-                try:
-                    outcome = worker.receive(on_start)
-                except EOFError:
-                    lost.append(worker.format_end())
-                    workers.remove(worker)
-                    continue
-                if outcome is not None:
-                    yield outcome
-    except BaseException:
-        _stop(workers, signal.SIGTERM)
-        raise
-    _stop(workers)
+    waiting, processes, lost = deque(tasks), list[_RunProcess](), list[str]()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            while waiting or processes:
+                while waiting and len(processes) < jobs:
+                    processes.append(_RunProcess(*waiting.popleft(), Path(folder)))
+                for process in list(processes):
+                    code = process.process.poll()  # before reading, so that the last rounds are read below
+                    process.report(on_start)
+                    if code is None:
+                        continue
+                    processes.remove(process)
+                    process.interrupt()
+                    if code < 0:
+                        lost.append(f"the process of {process.task.title} ended by signal {-code}")
+                    else:
+                        yield process.number, process.read_outcome(code)
+                time.sleep(_POLL_S)
+        finally:
+            for process in processes:
+                process.interrupt()
+            for process in processes:
+                process.wait()
     if lost:
         raise RunError(f"{'; '.join(lost)}. Its checkpoints are kept. Run the same command to resume it.")
 
 
-def _stop(workers: Sequence["_Worker"], how: signal.Signals | None = None) -> None:
-    for worker in workers:
-        worker.connection.close()
-        if how is not None:
-            worker.process.send_signal(how)
-    for worker in workers:
-        try:
-            worker.process.wait(timeout=_STOP_S)
-        except subprocess.TimeoutExpired:
-            worker.process.kill()
-            worker.process.wait()
-
-
-class _Worker:
-    """A process that runs one task at a time.
-
-    Attributes:
-        process: The process.
-        connection: The socket to it.
-        task: Its task; None while it has none.
-    """
-
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        path = os.pathsep.join([p for p in sys.path if p] + [str(Path.cwd())])
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", f"from {__name__} import serve_tasks; serve_tasks({theirs.fileno()})"],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **threads, "PYTHONPATH": path},
-            process_group=0,  # Ctrl-C in a terminal reaches only this process, which ends the others
-        )
-        theirs.close()
-        self.connection = Connection(ours.detach())
-        self.task: _Task | None = None
-        self._number = 0
-        self._on_round: OnRound | None = None
-
-    def start(self, number: int, task: _Task) -> None:
-        """Send a task to the process."""
-        self.task, self._number = task, number
-        self._send(vars(task))
-
-    def _send(self, message: Any) -> None:
-        with contextlib.suppress(OSError):  # `receive` notices a dead process
-            self.connection.send_bytes(json.dumps(message).encode())
-
-    def receive(self, on_start: OnStart) -> Outcome | None:
-        """Handle the next message; return the outcome of the task, or None if it is still running.
-
-        Raises:
-            EOFError: The process is dead.
-            FleetFitError: The run raised it.
-        """
-        assert self.task is not None
-        try:
-            message = json.loads(self.connection.recv_bytes())
-        except OSError:
-            raise EOFError from None
-        if "notes" in message:
-            run = load(self.task.folder)
-            run._notes = tuple(message["notes"])
-            self._on_round = on_start(self._number, run)
-            self._send("continue")
-            return None
-        if "round" in message:
-            assert self._on_round is not None
-            self._on_round(message["round"])
-            return None
-        task, self.task = self.task, None
-        if "error" not in message:
-            return self._number, load(task.folder)
-        error = unpack_error(message, task.title)
-        if isinstance(error, NoUsableUpdates):
-            return self._number, error
-        raise error
-
-    def format_end(self) -> str:
-        """Describe how the process ended."""
-        assert self.task is not None
-        self.connection.close()
-        code = self.process.wait()
-        cause = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return f"the process of {self.task.title} ended by {cause}"
-
-
-def pack_error(error: Exception) -> dict[str, Any]:
-    """Return an error of a run as a message."""
-    if isinstance(error, FleetFitError):
-        return {
-            "error": str(error), "kind": type(error).__name__, "attributes": {"path": error.path, **vars(error)}
-        }  # fmt: skip
-    plug_in = find_plug_in(error)
-    details = "".join(traceback.format_exception(error))
-    return {
-        "error": f"{plug_in or 'FleetFit'} {describe_failure(error)}.",
-        "kind": Unexpected.__name__,
-        "attributes": {"details": details, "foreign": plug_in is not None, "key": None, "path": None},
-    }
-
-
-def unpack_error(message: Mapping[str, Any], title: str) -> FleetFitError:
-    """Return the error in the message of a process, with its class, key, path and further attributes."""
-    kind = getattr(errors, message["kind"], RunError)
-    error: FleetFitError = kind.__new__(kind)  # constructors of subclasses take more arguments
-    error.args = (message["error"] if kind is NoUsableUpdates else f"{title}: {message['error']}",)
-    for name, value in message["attributes"].items():
-        setattr(error, name, Path(value) if name == "path" and value is not None else value)
-    return error
-
-
-def serve_tasks(descriptor: int) -> None:
-    """Run tasks in this process until the other end closes, or until SIGTERM.
+class _RunProcess:
+    """`fleetfit run` or `fleetfit resume` of one run in a process of its own, followed by its folder.
 
     Args:
-        descriptor: File descriptor of the socket.
+        number: The number of the task.
+        task: The run.
+        folder: A folder for the run file and the messages of the process.
     """
-    connection = Connection(descriptor)
-    messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def interrupt(number: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise KeyboardInterrupt
+    def __init__(self, number: int, task: _Task, folder: Path) -> None:
+        self.number, self.task = number, task
+        self._on_round: OnRound | None = None
+        self._rounds = 0  # those that were reported
+        self._messages, file = folder / f"{number}.txt", folder / f"{number}.toml"
+        if task.has_begun:
+            checkpoints = task.restore().files.checkpoints()
+            self._rounds = int(checkpoints[-1].stem.rpartition("-")[2]) if checkpoints else 0
+            words = ["resume", str(task.folder)]
+        else:
+            file.write_text(tomli_w.dumps(make_plain(task.table)), encoding="utf-8")
+            words = ["run", str(file), "--out", str(task.folder)]
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        path = os.pathsep.join([p for p in sys.path if p] + [str(Path.cwd())])
+        theirs, self._ours = os.pipe()
+        with self._messages.open("wb") as messages:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "fleetfit", *words, "--quiet"],
+                pass_fds=[theirs],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=messages,
+                env={**os.environ, **threads, "PYTHONPATH": path, PARENT: str(theirs)},
+                process_group=0,  # Ctrl-C in a terminal reaches only this process, which ends the others
+            )
+        os.close(theirs)
 
-    def listen() -> None:
-        """Receive messages. When the other end closes, end this process, even during a run."""
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                messages.put(json.loads(connection.recv_bytes()))
-        os.kill(os.getpid(), signal.SIGTERM)
+    def report(self, on_start: OnStart) -> None:
+        """Report the start of the run, and its new rounds."""
+        if not self.task.has_begun:
+            return
+        if self._on_round is None:
+            run = load(self.task.folder)
+            run._notes = tuple(self.task.notes)
+            self._on_round = on_start(self.number, run)
+        for report in self._read_reports():
+            self._rounds += 1
+            self._on_round(report)
 
-    def send(**message: Any) -> None:
-        connection.send_bytes(json.dumps(message, default=str).encode())
+    def _read_reports(self) -> list[Mapping[str, Any]]:
+        path = self.task.folder / "metrics.jsonl"
+        lines = path.read_bytes().split(b"\n")[self._rounds : -1] if files.is_file(path) else []
+        with contextlib.suppress(ValueError):  # the process itself reports a damaged line
+            return [json.loads(line) for line in lines]
+        return []
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, interrupt)
-    threading.Thread(target=listen, daemon=True).start()
-    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError, ConnectionError), share_data():
-        while True:
-            _serve_task(messages, send)
+    def read_outcome(self, code: int) -> Run | NoUsableUpdates:
+        """Return the outcome of a process that has ended; print its warnings.
 
+        Raises:
+            RunError: The run failed.
+        """
+        *warnings, error = self._messages.read_text(encoding="utf-8", errors="replace").split("fleetfit: ")
+        if code == 0:
+            warnings, error = [*warnings, error], ""
+        for sentence in filter(None, map(str.strip, warnings)):
+            logging.getLogger("fleetfit").warning("%s: %s", self.task.title, sentence)
+        if code == 0:
+            return load(self.task.folder)
+        if code == _NO_UPDATES:
+            return NoUsableUpdates(error.strip())
+        raise RunError(f"{self.task.title}: {error.strip()}", path=self.task.folder)
 
-def _serve_task(messages: "queue.SimpleQueue[Any]", send: Callable[..., None]) -> None:
-    task = _Task(**messages.get())
-    try:
-        run = task.start()
-        send(notes=list(run.notes))
-        messages.get()  # until the caller has been notified
-        run_remaining_rounds(run, lambda report: send(round=dict(report)))
-        run._release_memory()
-    except ConnectionError:
-        raise
-    except Exception as error:
-        send(**pack_error(error))
-    else:
-        send(done=True)
+    def interrupt(self) -> None:
+        """End the pipe. If the process is still running, this interrupts it, as Ctrl-C does."""
+        os.close(self._ours)
+
+    def wait(self) -> None:
+        """Wait for the end of an interrupted process; kill it if it takes too long."""
+        try:
+            self.process.wait(timeout=_STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()

@@ -49,7 +49,7 @@ from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, 
 from fleetfit.files import make_slug
 from fleetfit.method import build
 from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, PERSONAL, ROUNDS, expand_columns
-from fleetfit.runs.schema import PlannedRunsRecord
+from fleetfit.runs.planned import RUNS_FILE, list_planned_runs
 
 RowSetting = tuple[str, str]
 """The labels of a row and a setting."""
@@ -64,8 +64,6 @@ _FEDAVG = {"method": {"name": "fedavg"}}
 TUNING_FOLDER = "tune"
 """Folder of the tuning runs, in the comparison's folder."""
 RESULTS_FILE = "results.json"
-RUNS_FILE = "runs.json"
-"""File with the list of all runs, for other processes."""
 _LOCK = ".lock"
 _LONGEST_LABEL = 200
 _NOT_IN_RUN_FILES = ("label", "printed")
@@ -773,7 +771,7 @@ class DryRun:
     Attributes:
         plan: The comparison, without the row "smallest model" if it is implied and does not fit the data or the fleet.
         notes: Notes of the plan, and on keys that all rows share and that have no effect in any run.
-        suppressed_notes: For each row and setting, its notes on unused shared keys that another run uses.
+        notes_of: The notes of each row and setting, without those on unused shared keys that another run uses.
         measured: Measurements for each row and setting, by the check or by earlier runs in the folder.
         evaluations: Tables with the evaluations that the first row chose for `evaluate.every = "auto"`, by setting and
             number of rounds: curves of all rows have the same rounds, clients and samples.
@@ -781,7 +779,7 @@ class DryRun:
 
     plan: ComparisonPlan
     notes: Sequence[str]
-    suppressed_notes: Mapping[RowSetting, Sequence[str]]
+    notes_of: Mapping[RowSetting, Sequence[str]]
     measured: Mapping[RowSetting, Mapping[str, list[float]]]
     evaluations: Mapping[tuple[str, int], Mapping[str, Any]]
 
@@ -812,6 +810,7 @@ def check_rows(
     measured: dict[RowSetting, dict[str, list[float]]] = {}
     unused: dict[RowSetting, list[tuple[UnusedKey, ...]]] = {}
     evaluations: dict[tuple[str, int], dict[str, Any]] = {}
+    notes_of: dict[RowSetting, Sequence[str]] = {}
     if len(plan.seeds) > 1:
         importlib.import_module("scipy.special")  # for the intervals; where it is missing, no run starts
     for run in plan.first_runs:
@@ -827,6 +826,7 @@ def check_rows(
             unused[run.group].append(assembly.unused)
             if run.experiment.evaluate.every == "auto":
                 evaluations.setdefault((run.setting, run.experiment.rounds), _make_evaluations(plan, assembly))
+            notes_of.setdefault(run.group, assembly.notes)
             if position == 0 and on_assembly is not None:
                 on_assembly(run, assembly)
     notes, used = _check_keys(plan, unused)
@@ -837,11 +837,10 @@ def check_rows(
         is_shared = all(find_value(run.table, key) == find_value(shared, key) for key in keys)
         return bool(keys) and is_shared and used.issuperset(keys)
 
-    suppressed_notes = {
-        run.group: [str(one) for keys in unused[run.group] for one in keys if is_used_elsewhere(run, one.key)]
-        for run in plan.first_runs
-    }
-    return DryRun(plan, [*plan.notes, *notes], suppressed_notes, measured, evaluations)
+    for run in plan.first_runs:
+        others = {str(one) for keys in unused[run.group] for one in keys if is_used_elsewhere(run, one.key)}
+        notes_of[run.group] = [note for note in notes_of[run.group] if note not in others]
+    return DryRun(plan, [*plan.notes, *notes], notes_of, measured, evaluations)
 
 
 def _make_evaluations(plan: ComparisonPlan, assembly: Assembly) -> dict[str, Any]:
@@ -949,19 +948,6 @@ def list_plans(file: str | Path, overrides: Sequence[str] = ()) -> list[tuple[li
 # ---- runs.json: the runs of a comparison, for other processes -------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ListedRun:
-    """A run of a comparison. It may not have started.
-
-    Attributes:
-        subfolder: Its folder, relative to the comparison's.
-        title: Row, setting and seed, or the tried values.
-    """
-
-    subfolder: Path
-    title: str
-
-
 def check_folder(plan: ComparisonPlan, folder: Path) -> None:
     """Check that a folder is new or empty, or has a comparison or one of its rows.
 
@@ -989,29 +975,6 @@ def hold_folder(plan: ComparisonPlan, folder: Path) -> Iterator[None]:
     with files.open_in_folder(folder / _LOCK, os.O_RDWR | os.O_CREAT) as file:
         files.share_lock(file)
         yield
-
-
-def list_planned_runs(folder: Path) -> list[ListedRun]:
-    """Return the runs of the comparison in a folder; empty if the folder has no comparison.
-
-    Raises:
-        RunError: `runs.json` is damaged.
-    """
-    path = folder / RUNS_FILE
-    if not files.is_file(path):
-        return []
-    try:
-        record = PlannedRunsRecord.load(files.parse_json(files.read_text(path)))
-        runs = [ListedRun(Path(run.place), run.title) for run in record.runs]
-        if any(run.subfolder.is_absolute() or ".." in run.subfolder.parts for run in runs):
-            raise ValueError("a path in it is outside of the folder")
-    except (ValueError, OSError) as error:
-        raise RunError(
-            f"{path} is damaged: {error}. Run the same fleetfit compare command to write it again.",
-            key=getattr(error, "key", None),
-            path=path,
-        ) from None
-    return runs
 
 
 def began_without_smallest(folder: Path) -> bool:

@@ -24,7 +24,6 @@ from fleetfit.api.comparison.plan import (
     RowSetting,
     format_label,
     join,
-    list_planned_runs,
 )
 from fleetfit.api.comparison.recipe import describe_costs, describe_recipes
 from fleetfit.api.results import Run, load
@@ -52,6 +51,7 @@ from fleetfit.report.tables import (
 from fleetfit.report.text import Table, describe_data, get_score_name
 from fleetfit.runs import RunFolder
 from fleetfit.runs.comparison import read_comparison, read_entries, read_results
+from fleetfit.runs.planned import list_planned_runs
 from fleetfit.runs.schema import (
     ComparisonResults,
     EnvironmentRecord,
