@@ -63,14 +63,24 @@ def configs(found: ff.Comparison) -> dict[tuple[str, str], dict[str, Any]]:
 # ---- who wins ----------------------------------------------------------------------------------------------------
 
 
-def test_an_override_wins_over_rows_and_settings_and_the_table_says_so(tmp_path: Path) -> None:
+def test_an_override_changes_what_rows_share_and_the_table_says_so(tmp_path: Path) -> None:
     found = compared(tmp_path, ROWS + SETTINGS, "rounds=1", "local.lr=0.05")
-    assert {table["rounds"] for table in configs(found).values()} == {1}
+    rounds = {row: table["rounds"] for (row, _), table in configs(found).items()}
+    assert rounds == {"Scale": 3, "fedavg": 1}, "a row keeps its own value"
     assert {table["local"]["lr"] for table in configs(found).values()} == {0.05}
-    assert {len(group[0].metrics) for group in found.runs.values()} == {1}
-    assert [note for note in found.table.notes if note.startswith("Changed")] == [
-        "Changed for this table, in every row and setting: rounds = 1, local.lr = 0.05."
-    ]
+    assert {row: len(group[0].metrics) for (row, _), group in found.runs.items()} == rounds
+    (note,) = (note for note in found.table.notes if note.startswith("Changed"))
+    assert "rounds = 1, local.lr = 0.05" in note
+
+
+def test_an_override_of_a_name_keeps_rows_what_their_labels_say(tmp_path: Path) -> None:
+    """Rows that name their method keep it, with its keys; a row without a name gets the override's."""
+    found = compared(tmp_path, ROWS + "[[compare.row]]\nlocal.lr = 0.3\n", "method.name=heterofl", "rounds=1")
+    methods = {row: table["method"] for (row, _), table in configs(found).items()}
+    assert {row: method["name"] for row, method in methods.items()} == {
+        "Scale": "scalefl", "fedavg": "fedavg", "heterofl": "heterofl"
+    }  # fmt: skip
+    assert methods["Scale"]["beta"] == 0.2
 
 
 def test_a_setting_wins_over_a_row_and_a_row_over_the_file(tmp_path: Path) -> None:
@@ -120,17 +130,15 @@ def test_a_column_of_batch_statistics_needs_them(tmp_path: Path, override: str, 
 @pytest.mark.parametrize(
     ("text", "overrides", "key", "mention"),
     [
-        ("[compare.grid]\nlocal.lr = [0.1, 0.2]\n", ["local.lr=0.3"], "local.lr", "compare.grid.local.lr"),
-        ("[compare.grid]\nseed = [0, 1]\n", ["seed=3"], "seed", "compare.grid.seed"),
-        ("[compare.tune]\nlocal.lr = [0.1, 0.2]\n", ["local.lr=0.3"], "local.lr", "compare.tune.local.lr"),
-        (ROWS, ["method.name=heterofl"], "method.name", "row #1 sets method.beta"),
-        (ROWS.replace("method.beta = 0.2\nrounds = 3\n", ""), ["method.name=heterofl"], "method.name",
-         '"Scale" and "heterofl"'),
-        (ROWS.replace("method.beta = 0.2\n", ""), ["method.name=heterofl"], "method.name", "--set method.name"),
-        (ROWS, ["method.beta=0.3"], None, 'row "fedavg": [method] fedavg has no "beta"'),
-        ("[[compare.row]]\nlabel='a'\nrounds = 1\n[[compare.row]]\nlabel='b'\nrounds = 2\n", ["rounds=3"],
-         "rounds", '"a" and "b"'),
-        (SETTINGS, ["cohort.count=3"], "cohort.count", '"many" and "few"'),
+        ("[compare.grid]\nlocal.lr = [0.1, 0.2]\n", ["local.lr=0.3"], "local.lr", "--set local.lr"),
+        ("[compare.grid]\nseed = [0, 1]\n", ["seed=3"], "seed", "--set seed"),
+        ("[compare.tune]\nlocal.lr = [0.1, 0.2]\n", ["local.lr=0.3"], "local.lr", "--set local.lr"),
+        (ROWS, ["method.name=heterofl"], "method.name", "--set method.name"),
+        (ROWS, ["method.beta=0.3"], "method.beta", "--set method.beta"),
+        ("[[compare.row]]\nlabel='a'\nrounds = 1\n[[compare.row]]\nlabel='b'\nrounds = 2\n",
+         ["rounds=3", "compare.smallest=false"],
+         "rounds", "--set rounds"),
+        (SETTINGS, ["cohort.count=3"], "cohort.count", "--set cohort.count"),
         (ROWS, ["cohort.late=drop"], "cohort.late", "deadline_s"),
         (ROWS.replace("rounds = 3", "seed = 3"), [], "compare.row.0.seed", "row #1 seed"),
         (ROWS.replace("rounds = 3", 'name = "x"'), [], "compare.row.0.name", "row #1 name"),
@@ -181,9 +189,9 @@ def test_keys_of_a_method_that_no_row_has_are_a_note(tmp_path: Path) -> None:
 
 
 def test_another_comparison_in_the_same_folder_is_told_apart_by_its_keys(tmp_path: Path) -> None:
-    compared(tmp_path, ROWS, "rounds=1")
+    compared(tmp_path, ROWS, "cohort.count=3")
     folder = tmp_path / "out" / "scale" / "seed-0"
-    with raises(RunError, "rounds is 1 there and 3 here", "local.lr is 0.1 there and 0.05 here", path=folder):
+    with raises(RunError, "cohort.count is 3 there and 2 here", "local.lr is 0.1 there and 0.05 here", path=folder):
         compared(tmp_path, ROWS, "local.lr=0.05")
 
 

@@ -67,7 +67,7 @@ def test_it_is_plain_fedavg_with_the_sections_that_rows_share(tmp_path: Path) ->
     """Method keys of the file, of settings and overrides are for the other rows; all other keys are for all."""
     base = HEAD + 'method = { name = "scalefl", plus.fedavgm.momentum = 0.5 }\n'
     settings = '[[compare.setting]]\nlabel = "s"\nmethod.plus.fedprox.mu = 0.1\nlocal.momentum = 0.3\n'
-    plan = planned(tmp_path, base + ROWS + settings, overrides=["method.plus.fedprox.mu=0.5", "local.epochs=3"])
+    plan = planned(tmp_path, base + ROWS + settings, overrides=["method.plus.fedavgm.momentum=0.4", "local.epochs=3"])
     (run,) = (run for run in plan.runs if run.row == SMALLEST)
     method, local = run.experiment.method, run.experiment.local
     assert (method.name, method.settings, method.plus) == ("fedavg", {}, {})
@@ -128,19 +128,13 @@ def test_the_page_says_where_it_is_as_good(tmp_path: Path) -> None:
     assert not any("mallest model" in note for note in without.table.notes)
 
 
-def test_a_comparison_that_began_without_it_goes_on_without_it(tmp_path: Path) -> None:
-    """The key adds it in the same folder; a comparison that has it keeps it when the command is repeated."""
-    before = compare_text(tmp_path, HEAD + WITHOUT + ROWS)
-    digests = {row: run["digest"] for row, run in finals(before).items()}
-    again = compare_text(tmp_path, HEAD + ROWS)
-    assert [row for row, *_ in again.table.rows] == ["A", "B"]
-    assert {row: run["digest"] for row, run in finals(again).items()} == digests
-    assert "smallest" not in json.loads((again.folder / "results.json").read_text())
-    added = compare_text(tmp_path, HEAD + WITH + ROWS)
-    assert {row: run["digest"] for row, run in finals(added).items()}.items() > digests.items()
-    assert SMALLEST in finals(compare_text(tmp_path, HEAD + ROWS))
-    (added.folder / "runs.json").write_text("{")
-    assert SMALLEST in finals(compare_text(tmp_path, HEAD + ROWS))
+def test_the_key_decides_also_in_a_folder_that_has_runs(tmp_path: Path) -> None:
+    before = finals(compare_text(tmp_path, HEAD + WITHOUT + ROWS))
+    digests = {row: run["digest"] for row, run in before.items()}
+    assert set(digests) == {"A", "B"}
+    for key in (WITH, ""):
+        after = {row: run["digest"] for row, run in finals(compare_text(tmp_path, HEAD + key + ROWS)).items()}
+        assert after.items() > digests.items() and SMALLEST in after
 
 
 def test_an_interrupted_comparison_goes_on_with_it(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from fleetfit.api.comparison.execute import (
 from fleetfit.api.comparison.plan import (
     ComparisonPlan,
     DryRun,
-    began_without_smallest,
     check_folder,
     check_rows,
     format_label,
@@ -91,7 +90,7 @@ def compare(
             tables, or an `Experiment`.
         out: The folder. By default it is in `runs/` and its name depends on the runs, so the same call resumes. With
             objects in place of names it is a new folder each time.
-        overrides: `a.b=c`, for all runs. They win over rows and settings.
+        overrides: `a.b=c`. They change what all rows share; a row or setting with the key keeps its value.
         on_run: Called before each run, in place of showing it. Its result, if any, is called with each round's report.
         jobs: Number of runs at a time. With more than one, each run has its own process, with one thread and its own
             data. The bits are the same.
@@ -101,8 +100,8 @@ def compare(
         progress: Whether to show the runs and their rounds: bars or lines on stderr, in a notebook the cell; False
             shows nothing.
         record: A folder for a copy of `results.json`, with the run file's name, after all runs are finished.
-        **sections: Sections of a run file, with names or objects: `model=MyArchitecture()`, `data=my_data`. They win
-            over rows and settings of `file`; without `file` they are the run file.
+        **sections: Sections of a run file, with names or objects: `model=MyArchitecture()`, `data=my_data`. They are
+            overrides of `file`; without `file` they are the run file.
 
     Returns:
         The comparison. Its `failures` has the runs without a usable update; all others are finished. All rows tune over
@@ -123,8 +122,6 @@ def compare(
         is_usable = plan.name == Path(plan.name).name and len(plan.name.encode(errors="replace")) <= _LONGEST_NAME
         folder = RUNS / f"compare-{plan.name if is_usable else make_slug(plan.name)}-{plan.fingerprint}"
     check_folder(plan, folder)
-    if plan.has_implied_smallest and began_without_smallest(folder):
-        plan = plan.drop_smallest()
     plan.find_reference(against)
     check_jobs(plan, jobs)
     display = make_comparison_display(progress, jobs)

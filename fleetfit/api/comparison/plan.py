@@ -5,6 +5,9 @@ lists in `[compare.grid]`, or both combined. `[compare.tune]` adds runs that try
 setting on validation data, as in ReeFL, appendix A. They have their own seeds, because values chosen with the seed of a
 run would be biased towards that run.
 
+The tables of a run are merged in one order: the file, overrides, its row, its setting, its values of the grid, tuned
+values. The later wins. Rows and settings so are what their labels say, whatever the overrides are.
+
 The row "smallest model" is plain FedAvg at the smallest budget, with the file's own `[local]` and all other sections
 that the rows share, except `[method]` and `fleet.split`. Where it is as good as the other rows, a fleet needs no
 levels. By default it never refuses a comparison: if it does not fit, a note says why it is left out.
@@ -21,7 +24,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -40,7 +43,7 @@ from fleetfit.config.assembly import UnusedKey
 from fleetfit.config.components import check_keys, find_function
 from fleetfit.config.dump import dump_section, fill_in_defaults
 from fleetfit.config.load import expand_sections, parse_overrides, read_run_file, resolve_paths
-from fleetfit.config.merge import deep_merge, find_value, list_choosers, list_keys, merge_tables
+from fleetfit.config.merge import deep_merge, find_value, list_keys, merge_tables
 from fleetfit.config.parse import parse_experiment
 from fleetfit.config.records import record_latencies
 from fleetfit.config.schema import CompareSection, MethodSection
@@ -49,7 +52,7 @@ from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, 
 from fleetfit.files import make_slug
 from fleetfit.method import build
 from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, PERSONAL, ROUNDS, expand_columns
-from fleetfit.runs.planned import RUNS_FILE, list_planned_runs
+from fleetfit.runs.planned import RUNS_FILE
 
 RowSetting = tuple[str, str]
 """The labels of a row and a setting."""
@@ -93,7 +96,6 @@ class PlannedRun:
         table: Tables of its run file.
         subfolder: Its folder, relative to the comparison's.
         title: Its name in progress and tables, such as "fedavg, IID, seed 0".
-        file_table: The tables without overrides.
         values: The values that a tuning run tries; None for a run of the table.
     """
 
@@ -103,7 +105,6 @@ class PlannedRun:
     table: Mapping[str, Any]
     subfolder: Path
     title: str
-    file_table: Mapping[str, Any]
     values: TunedValues | None = None
 
     @property
@@ -163,9 +164,8 @@ class ComparisonPlan:
     Attributes:
         name: Name of the comparison.
         section: The section `[compare]`.
-        base: The tables that all rows share.
-        overrides: The given overrides.
-        run_overrides: The overrides that change runs; they win over rows and settings.
+        base: The tables that all rows share: those of the file, with the overrides.
+        overrides: The overrides.
         entries: The rows and settings of the file.
         rows: The tables of each row, by label.
         settings: The changes of each setting, by label; one empty label if the file has one setting.
@@ -183,7 +183,6 @@ class ComparisonPlan:
     section: CompareSection
     base: Mapping[str, Any]
     overrides: Mapping[str, Any]
-    run_overrides: Mapping[str, Any]
     entries: Sequence[ComparisonEntry]
     rows: Mapping[str, Mapping[str, Any]]
     settings: Mapping[str, Mapping[str, Any]]
@@ -295,22 +294,18 @@ class ComparisonPlan:
 
     def _parse_first(self, setting: str) -> Experiment:
         """Return the first row in a setting."""
-        table = merge_tables(next(iter(self.rows.values())), self.settings[setting])
-        return parse_experiment(merge_tables(table, self.run_overrides))
+        return parse_experiment(merge_tables(next(iter(self.rows.values())), self.settings[setting]))
 
     def _make_runs(self) -> Iterator[PlannedRun]:
         first, parse_first = next(iter(self.rows)), functools.cache(self._parse_first)
         for row, setting, seed in itertools.product(self.rows, self.settings, self.seeds):
-            changes = [self.settings[setting], self.run_overrides]
-            if row == self.smallest:  # stays plain FedAvg
-                changes = [_drop_method(change) for change in changes]
-            file_table = merge_tables(self.rows[row], changes[0])
-            table = merge_tables(file_table, changes[1])
+            change = self.settings[setting]  # the smallest model stays plain FedAvg
+            table = merge_tables(self.rows[row], _drop_method(change) if row == self.smallest else change)
             if self.section.same_recipe and row != first:
                 table = copy_recipe(parse_first(setting), table, list(list_keys(self.row_changes.get(row, {}))))
             table |= {"seed": seed, "name": row}
             subfolder = Path(make_slug(row, _RESERVED)) / make_slug(setting) / f"seed-{seed}"
-            yield PlannedRun(row, setting, seed, table, subfolder, join(row, setting, f"seed {seed}"), file_table)
+            yield PlannedRun(row, setting, seed, table, subfolder, join(row, setting, f"seed {seed}"))
 
     def _make_tuning_runs(self) -> Iterator[PlannedRun]:
         for run, values, seed in itertools.product(self.first_runs, self.tuning, self.tune_seeds):
@@ -356,34 +351,30 @@ def _expand_all(table: Mapping[str, Any]) -> dict[str, Any]:
     return tables
 
 
-def _make_plan(base: Mapping[str, Any], stem: str, overrides: Mapping[str, Any]) -> ComparisonPlan:
-    experiment = parse_experiment(merge_tables(base, overrides))
+def _make_plan(file: Mapping[str, Any], stem: str, overrides: Mapping[str, Any]) -> ComparisonPlan:
+    table = merge_tables(file, overrides)
+    experiment = parse_experiment(table)
     section = experiment.compare
-    run_overrides = {key: value for key, value in overrides.items() if key not in ("name", "seed", "compare")}
+    base = {key: value for key, value in table.items() if key != "compare"}
     entries = [*_list_entries("row", section.row), *_list_entries("setting", section.setting)]
     grid, tune = _read_lists(section.grid, "compare.grid"), _read_lists(section.tune, "compare.tune")
     _check_allowed_keys(entries, grid, tune)
-    _check_sources(entries, grid, tune, overrides)
-    shared = {key: value for key, value in base.items() if key != "compare"}
-    rows, settings = _make_rows(section, shared, run_overrides), _make_settings(section)
-    _check_entries_differ({"rows": rows, "settings": settings}, run_overrides)
-    seeds = grid.get("seed", [experiment.seed])
+    seeds, rows = grid.get("seed", [experiment.seed]), _make_rows(section, base)
     plan = ComparisonPlan(
         name=experiment.name or stem,
         section=section,
-        base=shared,
+        base=base,
         overrides=overrides,
-        run_overrides=run_overrides,
         entries=entries,
         rows=rows,
-        settings=settings,
+        settings=_make_settings(section),
         grid=grid,
         columns=_list_columns(experiment),
         seeds=seeds,
         tuning=list(_combine(tune)),
         # a seed that is not a number is refused below
         tune_seeds=section.tune_seeds or [max((seed for seed in seeds if isinstance(seed, int)), default=0) + 1],
-        printed=_read_printed(base),
+        printed=_read_printed(file, list(rows)) if any("printed" in row for row in section.row) else {},
     )
     if section.smallest or (section.smallest is None and _compares_methods(plan)):
         extended = plan.add_smallest()
@@ -429,14 +420,12 @@ def _list_entries(kind: str, tables: Sequence[Mapping[str, Any]]) -> list[Compar
     return [ComparisonEntry(kind, position, table) for position, table in enumerate(tables)]
 
 
-def _make_rows(
-    section: CompareSection, base: Mapping[str, Any], overrides: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """Return the tables of each row by its label. The default label is the method's name after overrides."""
+def _make_rows(section: CompareSection, base: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the tables of each row by its label. The default label is the method's name."""
     rows: dict[str, dict[str, Any]] = {}
     for entry in _list_entries("row", section.row or [{}]):
         table = merge_tables(base, entry.change)
-        method = merge_tables(table, overrides).get("method", {}).get("name", MethodSection().name)
+        method = table.get("method", {}).get("name", MethodSection().name)
         label = _check_label(entry) if entry.table.get("label") else truncate(method, _LONGEST_LABEL)
         if label in rows:
             raise ConfigError(
@@ -526,12 +515,11 @@ def _list_columns(experiment: Experiment) -> list[str]:
     return expand_columns(list(dict.fromkeys(columns)), section.targets)
 
 
-def _read_printed(base: Mapping[str, Any]) -> PrintedNumbers:
-    """Return a paper's numbers: in each row one per column and setting, "-" for a missing number."""
-    experiment = parse_experiment(base)
+def _read_printed(file: Mapping[str, Any], labels: Sequence[str]) -> PrintedNumbers:
+    """Return a paper's numbers: in each row one per column and setting of the file, "-" for a missing number."""
+    experiment = parse_experiment(file)
     section, columns = experiment.compare, _list_columns(experiment)
     cells = [(setting, column) for setting in _make_settings(section) for column in columns]
-    labels = _make_rows(section, {key: value for key, value in base.items() if key != "compare"}, {})
     printed: dict[tuple[str, str, str], float] = {}
     for label, entry in zip(labels, _list_entries("row", section.row), strict=False):
         key, numbers = f"{entry.key}.printed", entry.table.get("printed", [])
@@ -603,7 +591,7 @@ def format_label(values: TunedValues) -> str:
 
 
 def _check_plan(plan: ComparisonPlan) -> None:
-    _check_names_stay(plan)
+    _check_effect(plan)
     _check_folders_differ(plan)
     for run in plan.runs:
         _check_run(run, plan)
@@ -611,8 +599,8 @@ def _check_plan(plan: ComparisonPlan) -> None:
     _check_splits(plan)
 
 
-def _check_allowed_keys(entries: Sequence[ComparisonEntry], grid: Iterable[str], tune: Iterable[str]) -> None:
-    """Refuse keys that all runs share, and keys of rows in a list of values."""
+def _check_allowed_keys(entries: Sequence[ComparisonEntry], grid: Mapping[str, Any], tune: Mapping[str, Any]) -> None:
+    """Refuse keys that all runs share, keys of rows in a list of values, and keys that are set in two places."""
     sources = [
         *((entry.heading, entry.key, list(entry.change)) for entry in entries),
         ("[compare.grid]", "compare.grid", [key.partition(".")[0] for key in grid if key != "seed"]),
@@ -626,68 +614,45 @@ def _check_allowed_keys(entries: Sequence[ComparisonEntry], grid: Iterable[str],
                 raise ConfigError(
                     f"{heading} {key}: is a key of rows, not of runs. Move it to a row.", key=f"{section}.{key}"
                 )
-
-
-def _check_sources(
-    entries: Sequence[ComparisonEntry], grid: Mapping[str, Any], tune: Mapping[str, Any], overrides: Mapping[str, Any]
-) -> None:
-    """Refuse a key that two parts of the file set, or that the file and an override set."""
-    for key in grid:
-        if any(is_related_key(key, other) for other in tune):
-            raise ConfigError(
-                f"[compare.tune] {key}: [compare.grid] sets it, too. Leave it out of one of them.",
-                key=f"compare.tune.{key}",
-            )
-    lists = {**dict.fromkeys(grid, "compare.grid"), **dict.fromkeys(tune, "compare.tune")}
-    for key, other in itertools.product(list_keys({k: v for k, v in overrides.items() if k != "compare"}), lists):
-        if is_related_key(key, other):
-            raise ConfigError(
-                f"--set {key}: [{lists[other]}] has a list of values for it. Set the list instead: --set "
-                f"'{lists[other]}.{other}=[...]'.",
-                key=key,
-            )
-    for entry in entries:
-        for key, other in itertools.product(list_keys(entry.change), lists):
+    changes = [(one.heading, one.key, list(list_keys(one.change)), {*grid, *tune}) for one in entries]
+    for heading, section, keys, lists in [*changes, ("[compare.tune]", "compare.tune", list(tune), {*grid})]:
+        for key, other in itertools.product(keys, lists):
             if is_related_key(key, other):
+                where = "[compare.grid]" if other in grid else "[compare.tune]"
                 raise ConfigError(
-                    f"{entry.heading} {key}: [{lists[other]}] has a list of values for it, which wins in every run. "
-                    "Leave it out of one of them.",
-                    key=f"{entry.key}.{key}",
+                    f"{heading} {key}: {where} has a list of values for {other}. Leave it out of one of them.",
+                    key=f"{section}.{key}",
                 )
 
 
-def _check_entries_differ(parts: Mapping[str, Mapping[str, Mapping[str, Any]]], overrides: Mapping[str, Any]) -> None:
-    """Refuse overrides that make two different rows or settings equal."""
-    for kind, tables in parts.items() if overrides else ():
-        for (label, a), (other, b) in itertools.combinations(tables.items(), 2):
-            if a != b and merge_tables(a, overrides) == merge_tables(b, overrides):
+def _list_sources(plan: ComparisonPlan) -> list[tuple[str, str, list[tuple[str, Any]], Sequence[PlannedRun]]]:
+    """Return what changes runs: its name in messages, its key, its dotted keys with values, and its runs."""
+
+    def list_values(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        return [(key, find_value(table, key)[0]) for key in list_keys(table)]
+
+    overrides = {key: value for key, value in plan.overrides.items() if key not in ("name", "compare")}
+    grid = [(key, value) for key, values in plan.grid.items() if key != "seed" for value in values]
+    tuned = [pair for values in plan.tuning for pair in values]
+    return [
+        ("--set", "", list_values(overrides), plan.first_runs),
+        *((one.heading, f"{one.key}.", list_values(one.change), plan.select_runs(one)) for one in plan.entries),
+        ("[compare.grid]", "compare.grid.", grid, plan.first_runs),
+        ("[compare.tune]", "compare.tune.", tuned, plan.first_runs),
+    ]
+
+
+def _check_effect(plan: ComparisonPlan) -> None:
+    """Refuse a key that something later in the order replaces in every run."""
+    for heading, section, values, runs in _list_sources(plan)[: 1 + len(plan.entries)]:  # without lists of values
+        merged = [merge_tables(run.table, make_tables(tuned)) for run in runs for tuned in plan.tuning]
+        for key, value in values:
+            if not any(find_value(table, key) == (value,) for table in merged):
                 raise ConfigError(
-                    f'--set {" ".join(list_keys(overrides))}: the {kind} "{label}" and "{other}" differ only in this '
-                    "key, and would become the same run. Leave it out, or compare other rows.",
-                    key=next(list_keys(overrides)),
+                    f"{heading} {key}: another row, setting or list of values replaces it in every run. Leave it out "
+                    "of one of them.",
+                    key=f"{section}{key}",
                 )
-
-
-def _check_names_stay(plan: ComparisonPlan) -> None:
-    """Refuse overrides that name another component for a row or a setting, which drops its keys."""
-    overrides, runs = plan.run_overrides, [run for run in plan.runs if run.row != plan.smallest]
-    for run in runs:
-        keys = set(list_keys(run.table))
-        for entry in plan.entries:
-            for key in list_keys(entry.change):
-                if find_value(run.file_table, key) == find_value(entry.change, key) and key not in keys:
-                    raise ConfigError(
-                        f"--set {' '.join(list_keys(overrides))}: {entry.heading} sets {key}, which the override "
-                        "drops. Leave it out, or edit the rows.",
-                        key=next(list_keys(overrides)),
-                    )
-    for key in list_choosers(overrides):
-        if len({str(find_value(run.file_table, key)) for run in runs}) > 1:
-            raise ConfigError(
-                f"--set {key}: rows or settings differ in this key, so their labels would be wrong. Leave it out, or "
-                "edit the rows.",
-                key=key,
-            )
 
 
 def _check_folders_differ(plan: ComparisonPlan) -> None:
@@ -723,13 +688,13 @@ def _check_run(run: PlannedRun, plan: ComparisonPlan) -> None:
 
 def _check_heads(plan: ComparisonPlan) -> None:
     """Refuse rows with different kinds of classifiers, unless `compare.differs` mentions heads."""
-    kinds = {}  # only rows whose model has a parameter `head`
-    for row, table in plan.rows.items():
-        section = parse_experiment(table).model
-        if isinstance(section.name, str):
+    kinds: dict[str, str] = {}  # only rows whose model has a parameter `head`
+    for run in plan.first_runs:
+        section = run.experiment.model
+        if run.setting == plan.first_runs[0].setting and isinstance(section.name, str):
             parameter = inspect.signature(find_function("models", section.name)[0]).parameters.get("head")
             if parameter is not None:
-                kinds[row] = str(section.settings.get("head", parameter.default))
+                kinds[run.row] = str(section.settings.get("head", parameter.default))
     is_declared = re.search(r"\bheads?\b|\bclassifiers?\b", plan.section.differs, re.IGNORECASE)
     is_tuned = any("model.head" in dict(values) for values in plan.tuning)
     if not is_declared and (is_tuned or len(set(kinds.values())) > 1):
@@ -830,11 +795,10 @@ def check_rows(
             if position == 0 and on_assembly is not None:
                 on_assembly(run, assembly)
     notes, used = _check_keys(plan, unused)
-    shared = merge_tables(plan.base, plan.run_overrides)
 
     def is_used_elsewhere(run: PlannedRun, unused: str) -> bool:
-        keys = [key for key in list_keys(shared) if is_related_key(unused, key)]
-        is_shared = all(find_value(run.table, key) == find_value(shared, key) for key in keys)
+        keys = [key for key in list_keys(plan.base) if is_related_key(unused, key)]
+        is_shared = all(find_value(run.table, key) == find_value(plan.base, key) for key in keys)
         return bool(keys) and is_shared and used.issuperset(keys)
 
     for run in plan.first_runs:
@@ -893,24 +857,11 @@ def _check_keys(
                 return None
         return reason
 
-    def refuse(keys: Iterable[str], runs: Sequence[PlannedRun], heading: str, section: str) -> None:
-        for key in keys:
-            if (reason := find_unused(key, runs)) is not None:
+    for heading, section, values, runs in _list_sources(plan):
+        for key, value in values:
+            those = [run for run in runs if find_value(run.table, key) == (value,)] if heading == "--set" else runs
+            if (reason := find_unused(key, those)) is not None:
                 raise ConfigError(f"{heading} {key}: {reason} Leave it out.", key=f"{section}{key}")
-
-    for entry in plan.entries:
-        runs = plan.select_runs(entry)
-        for key in list_keys(entry.change):
-            if not any(find_value(run.file_table, key) == find_value(entry.change, key) for run in runs):
-                raise ConfigError(
-                    f"{entry.heading} {key}: every setting replaces it. Leave it out of the row or of the settings.",
-                    key=f"{entry.key}.{key}",
-                )
-        refuse(list_keys(entry.change), runs, entry.heading, f"{entry.key}.")
-    refuse([key for key in plan.grid if key != "seed"], first, "[compare.grid]", "compare.grid.")
-    tuned = [key for key, _ in plan.tuning[0]]
-    refuse(tuned, first, "[compare.tune]", "compare.tune.")
-    refuse(list_keys(plan.run_overrides), first, "--set", "")
     reasons = {
         key: find_unused(key, [run for run in first if find_value(run.table, key) == find_value(plan.base, key)])
         for key in list_keys(plan.base)
@@ -921,8 +872,8 @@ def _check_keys(
         if not any(find_value(run.table, key) for run in first)
     ]
     notes = [*dropped, *dict.fromkeys(str(reason) for reason in reasons.values() if reason is not None)]
-    used_keys = {*list_keys(plan.run_overrides), *(key for key, reason in reasons.items() if reason is None)}
-    return notes, used_keys - {*tuned}
+    used_keys = {key for key, reason in reasons.items() if reason is None}
+    return notes, used_keys - {key for key, _ in plan.tuning[0]}
 
 
 def list_plans(file: str | Path, overrides: Sequence[str] = ()) -> list[tuple[list[str], Assembly]]:
@@ -975,16 +926,6 @@ def hold_folder(plan: ComparisonPlan, folder: Path) -> Iterator[None]:
     with files.open_in_folder(folder / _LOCK, os.O_RDWR | os.O_CREAT) as file:
         files.share_lock(file)
         yield
-
-
-def began_without_smallest(folder: Path) -> bool:
-    """Return whether a folder has a comparison without the row "smallest model", such as one of an earlier version."""
-    row = make_slug(SMALLEST)
-    try:
-        rows = {run.subfolder.parts[0] for run in list_planned_runs(folder)}
-    except RunError:  # the comparison writes the damaged file again
-        return not (folder / row).is_dir()
-    return row not in rows and (bool(rows) or files.is_file(folder / RESULTS_FILE))
 
 
 def is_running(folder: Path) -> bool:

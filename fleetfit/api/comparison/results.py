@@ -29,7 +29,7 @@ from fleetfit.api.comparison.recipe import describe_costs, describe_recipes
 from fleetfit.api.results import Run, load
 from fleetfit.config import to_table
 from fleetfit.config.dump import make_plain
-from fleetfit.config.merge import find_value, list_keys, merge_tables
+from fleetfit.config.merge import find_value, list_keys
 from fleetfit.config.parse import parse_experiment
 from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, RunError
 from fleetfit.files import write_text
@@ -153,7 +153,7 @@ class ResultsFile:
     def results(self) -> ComparisonResults:
         """The added results, in the order of the table."""
         finished = [run for run in self._plan.runs if run.subfolder in self._runs]
-        table = to_table(parse_experiment(merge_tables(self._plan.base, self._plan.run_overrides)))
+        table = to_table(parse_experiment(self._plan.base))
         cores = (one.processors for one in self._environments if one.processors is not None)
         file, working_folder = self._file.resolve(), Path.cwd()
         return ComparisonResults(
@@ -353,7 +353,7 @@ def _list_notes(plan: ComparisonPlan, tuned: Mapping[RowSetting, str], score: st
     if plan.overrides:
         keys = list_keys(plan.overrides)
         changed = [f"{key} = {json.dumps(find_value(plan.overrides, key)[0], default=str)}" for key in keys]
-        notes.append(f"Changed for this table, in every row and setting: {', '.join(changed)}.")
+        notes.append(f"Changed for this table, where no row or setting has its own: {', '.join(changed)}.")
     return notes
 
 
