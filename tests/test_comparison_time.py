@@ -15,7 +15,7 @@ from fleetfit.api.progress import ComparisonProgress
 
 def planned(row: str, number: int = 0, rounds: int = 10, tried: Any = None) -> PlannedRun:
     place = Path(f"{'tune/' if tried else ''}{row}/{number}")
-    return PlannedRun(row, "", number, {"rounds": rounds}, place, f"{row}, {number}", {}, tried)
+    return PlannedRun(row, "", number, {"rounds": rounds}, place, f"{row}, {number}", tried)
 
 
 def add_rounds(eta: Eta, run: PlannedRun, seconds: Sequence[float], first: int = 1) -> None:
