@@ -15,19 +15,10 @@ from pydantic.fields import FieldInfo
 from fleetfit import names
 from fleetfit.cli import listing
 from fleetfit.cli.main import make_app
-from fleetfit.config.schema import (
-    Constant,
-    Cosine,
-    Experiment,
-    Exponential,
-    GroupSection,
-    LevelSection,
-    PartitionSection,
-    Step,
-)
-from fleetfit.config.section import OpenSection, Section, Unit
+from fleetfit.config.schema import Experiment, GroupSection, LevelSection, PartitionSection
 from fleetfit.data.partition import KINDS
-from fleetfit.values import Local
+from fleetfit.values.local import OPTIMISERS, Constant, Cosine, Exponential, Step
+from fleetfit.values.section import OpenSection, Section, Unit
 
 MADE = "<!-- made by docs/generate.py from {0}: change those -->"
 LIMITS = {"gt": "above {0:g}", "ge": "from {0:g}", "lt": "below {0:g}", "le": "up to {0:g}"}
@@ -89,9 +80,15 @@ def type_in_words(kind: Any, metadata: list[Any] | None = None) -> str:
     return f"{words} {between}".strip()
 
 
-def default_of(field: FieldInfo) -> str:
+def default_of(name: str, field: FieldInfo) -> str:
     """Return a key's default as a run file has it, or an empty string."""
-    if field.is_required() or field.default_factory_takes_validated_data:  # which depends on another key
+    if field.default_factory_takes_validated_data:  # which depends on the optimiser
+        optimisers: dict[str, list[str]] = {}
+        for optimiser, settings in OPTIMISERS.items():
+            if name in settings:
+                optimisers.setdefault(written(settings[name]), []).append(optimiser)
+        return ", ".join(f"`{value}` ({', '.join(names)})" for value, names in optimisers.items())
+    if field.is_required():
         return ""
     value = field.get_default(call_default_factory=True)
     return "" if value in (None, "", {}, []) else f"`{written(value)}`"
@@ -133,7 +130,7 @@ def keys_table(
         said = meanings[name] if name in meanings else first_sentences(field.annotation)
         there = {anchors[inner] for inner in inner_sections(field.annotation) if anchors and inner in anchors}
         said += "".join(f" [Its keys](#{anchor})." for anchor in sorted(there))
-        default = "" if is_section else default_of(field)
+        default = "" if is_section else default_of(name, field)
         cells = (f"`{name}`", type_in_words(field.annotation, field.metadata), default, said)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join([*lines, *(partition_rows() if section is PartitionSection else ())])
@@ -177,8 +174,6 @@ def keys_page() -> str:
     for section, where in places.items():
         doc = inspect.cleandoc(section.__doc__ or "")
         meanings = explained(doc)
-        if where == "local":
-            meanings = explained(Local.__doc__ or "") | meanings
         first = first_sentences(section)
         own = (
             " Further keys are those of its kind."

@@ -258,7 +258,7 @@ def dump_job(job: Job, layout: Layout) -> dict[str, Any]:
     """Return a job as a payload for `pack`; functions without an import path become their representation."""
     fields = dict(
         vars(job), submodel=dump_submodel(job.submodel), state=dump_state(job.state, layout, job.submodel),
-        local=dict(vars(job.local)), evaluation=dict(vars(job.evaluation), metrics=list(job.evaluation.metrics)),
+        local=job.local.dump(), evaluation=dict(vars(job.evaluation), metrics=list(job.evaluation.metrics)),
     )  # fmt: skip
     del fields["levels"]  # a device has them from its problem
     if not job.evaluation.metrics:  # which earlier versions do not know
@@ -284,7 +284,7 @@ def load_job(payload: Mapping[str, Any], layout: Layout) -> Job:
         submodel, evaluation = parse_submodel(payload["submodel"]), payload["evaluation"]
         fields = {
             **payload, "submodel": submodel, "state": _load_state(payload["state"], layout, submodel),
-            "local": Local(**payload["local"]),
+            "local": Local.load(payload["local"]),
             "evaluation": Evaluation(**{**evaluation, "metrics": tuple(evaluation.get("metrics", ()))}),
         }  # fmt: skip
         return Job(**fields)

@@ -71,19 +71,13 @@ class Engine(Protocol):
         ...
 
 
-def constant_schedule(round: int) -> float:
-    """Keep the learning rate."""
-    return 1.0
-
-
 @dataclass(frozen=True)
 class Settings:
     """The settings of a run's rounds.
 
     Attributes:
         rounds: Number of rounds.
-        local: Local training; its `lr` is multiplied by `schedule(round)`.
-        schedule: Factor on the learning rate of each round, 0-based.
+        local: Local training.
         evaluate_every: Rounds between two evaluations; the last round is always evaluated. 0 for the last only.
         scope: Scope of the last evaluation. Earlier ones cover clients, with the first norm only, and the whole test
             set if `scope.always`.
@@ -99,7 +93,6 @@ class Settings:
 
     rounds: int
     local: Local = field(default_factory=Local)
-    schedule: Callable[[int], float] = constant_schedule
     evaluate_every: int = 0
     scope: EvaluationScope = field(default_factory=EvaluationScope)
     between: EvaluationPart | None = None
@@ -143,7 +136,7 @@ def run_round(
         leaves the state and all memories as they were; its report has the reason under "undone".
     """
     method, timer = federation.method, timer or Timekeeper()
-    local = replace(settings.local, lr=settings.local.lr * settings.schedule(server.round))
+    local = settings.local.at_round(settings.rounds, server.round)
     unchanged = replace(server, round=server.round + 1)
 
     # 1. Select clients, and assign a sub-model to each.
@@ -615,6 +608,6 @@ def _is_away(report: Mapping[str, Any]) -> bool:
 def _skip_round(federation: Federation, settings: Settings, server: Server) -> tuple[Server, dict[str, Any]]:
     """Skip a secure round that was begun before."""
     unchanged = replace(server, round=server.round + 1)
-    local = replace(settings.local, lr=settings.local.lr * settings.schedule(server.round))
+    local = settings.local.at_round(settings.rounds, server.round)
     record = make_rollback_record(SKIPPED, [], {})
     return unchanged, make_round_report(federation, unchanged, local, []) | {"undone": record}

@@ -15,7 +15,7 @@ under a run's name of their own, since journals count rounds.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -203,7 +203,7 @@ def digest_state(block: int, sent: Tensor) -> bytes:
 
 def _digest_terms(job: Job, grid: Quantiser, setting: str) -> bytes:
     """Return the digest of all settings of a job that are the same for its cohort."""
-    terms = (job.kind, job.round, job.rounds, job.method, asdict(job.local), *astuple(grid), setting, *job.prior)
+    terms = (job.kind, job.round, job.rounds, job.method, job.local.dump(), *astuple(grid), setting, *job.prior)
     return digest("fleetfit secure terms", json.dumps(terms, sort_keys=True, default=repr))
 
 

@@ -20,8 +20,7 @@ from fleetfit.layout import batch_norms, build_module, make_input, outputs
 from fleetfit.layout.meta import on_meta
 from fleetfit.messages import LIGHTER, decompress, scale_shapes
 from fleetfit.submodel import Submodel, check_shapes, compute_norm, find_mismatch, get_slice_plan
-from fleetfit.values import FREQUENCIES, Evaluation, Failure, Federation, Job, Local, Problem, RoundSums, Update
-from fleetfit.values.local import OPTIMISERS
+from fleetfit.values import FREQUENCIES, Evaluation, Failure, Federation, Job, Problem, RoundSums, Update
 
 _WORD = 200  # characters of a stranger's text that go into a sentence,
 _REASON = 500  # and of a whole reason
@@ -478,11 +477,7 @@ def find_job_error(job: Job, problem: Problem) -> str | None:
     A job must be of a known kind, with a sub-model of this problem and a state that fits it, and settings in range.
     """
     try:
-        return (
-            _find_field_error(job)
-            or _find_settings_error(job.local, job.evaluation)
-            or _find_content_error(job, problem)
-        )
+        return _find_field_error(job) or _find_settings_error(job.evaluation) or _find_content_error(job, problem)
     except FleetFitError as error:
         return one_line(str(error))
     except Exception as error:
@@ -504,44 +499,23 @@ def _find_field_error(job: Job) -> str | None:
     return _find_tensor_error("state", job.state) or _find_tensor_error("statistics", job.statistics)
 
 
-def _find_settings_error(local: Local, evaluation: Evaluation) -> str | None:
+def _find_settings_error(evaluation: Evaluation) -> str | None:
     words: tuple[tuple[Any, tuple[Any, ...]], ...] = (
-        (local.late, ("shallower", "stop", "drop")),
-        (local.optimiser, tuple(OPTIMISERS)),
-        (local.schedule_in_round, ("constant", "cosine")),
-        (local.compress, (None, *LIGHTER)),
         (evaluation.norm, ("static", "batch")),
         (evaluation.split, ("test", "validation", "train")),
         (evaluation.scope, ("local", "global")),
     )
     for value, choices in words:
-        if not isinstance(value, str | None) or value not in choices:
+        if not isinstance(value, str) or value not in choices:
             return f"it has {_format_value(value)}, expected one of {', '.join(map(str, choices))}."
-    whole: dict[str, Any] = {
-        "epochs": local.epochs, "batch_size": local.batch_size, "max_steps": local.max_steps,
-        "patience": local.patience, "check_every": local.check_every, "samples": evaluation.samples,
-        "evaluation's batch_size": evaluation.batch_size,
-    }  # fmt: skip
-    for name, value in whole.items():
-        needed = name in ("epochs", "evaluation's batch_size")
-        if not (_is_count(value) and (value > 0 or name == "samples")) and (value is not None or needed):
-            return f"its {name} is {_format_value(value)}, expected a whole number above 0."
-    for name in ("lr", "momentum", "weight_decay", "eps", "clip_norm", "clip_value", "deadline_s"):
-        value = getattr(local, name)
-        if not _is_non_negative(value) and (value is not None or name in local.own):
-            return f"its {name} is {_format_value(value)}, expected a number from 0 on."
-    betas: Any = local.betas if "betas" in local.own else (0, 0)
-    if not isinstance(betas, tuple) or len(betas) != 2 or not all(_is_non_negative(b) and b < 1 for b in betas):
-        return f"its betas are {_format_value(betas)}, expected two numbers from 0 to 1."
+    if not _is_count(evaluation.batch_size) or not evaluation.batch_size:
+        return f"its batch_size is {_format_value(evaluation.batch_size)}, expected a whole number above 0."
+    if evaluation.samples is not None and not _is_count(evaluation.samples):
+        return f"its samples is {_format_value(evaluation.samples)}, expected a whole number."
     if not all(isinstance(name, str) for name in evaluation.metrics):
         return "the names of metrics are not text."
-    nesterov = False if local.nesterov is None else local.nesterov
-    flags = (nesterov, evaluation.shuffle, evaluation.own, evaluation.personal)
+    flags = (evaluation.shuffle, evaluation.own, evaluation.personal)
     return None if all(isinstance(flag, bool) for flag in flags) else "its flags are not true or false."
-
-
-def _is_non_negative(value: Any) -> bool:
-    return _is_count(value) if type(value) is int else _is_number(value) and bool(0 <= value <= _LARGEST)
 
 
 def _find_content_error(job: Job, problem: Problem) -> str | None:

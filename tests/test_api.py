@@ -215,7 +215,7 @@ def test_client_memory_and_server_memory_are_in_the_checkpoint(tmp_path: Path) -
         "    return {'rounds': (device.memory or {'rounds': 0})['rounds'] + 1}\n\n"
         "def adapt(job, device):\n"
         "    rounds = device.memory['rounds'] if device.memory else 0\n"
-        "    return replace(job, local=replace(job.local, lr=job.local.lr / (1 + rounds)))\n\n"
+        "    return replace(job, local=job.local.replace(lr=job.local.lr / (1 + rounds)))\n\n"
         "def step(federation, server, aggregate, reports):\n"
         "    after = take_mean(federation, server, aggregate, reports)\n"
         "    return replace(after, memory=(server.memory or 0) + len(reports))\n\n"

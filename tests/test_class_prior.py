@@ -151,7 +151,7 @@ def test_heterofl_masks_first_and_adds_the_offset_then() -> None:
 
 # ---- training, by a plain loop ---------------------------------------------------------------------------------------
 
-LOCAL = plain(lr=0.2, epochs=3, batch_size=None)
+LOCAL = plain(lr=0.2, epochs=3, batch_size="all")
 
 
 def train_plainly(job: Job, simulation: Simulation, offset: Tensor, beta: float | None) -> State:
@@ -214,7 +214,7 @@ def test_early_stopping_checks_the_adjusted_loss(monkeypatch: pytest.MonkeyPatch
         return checked[-1]
 
     monkeypatch.setattr(jobs.EarlyStopping, "_compute_loss", noted)
-    job = replace(make_job(federation, 2, 2, local=replace(LOCAL, patience=5, check_every=1)), prior=PRIOR_BY_HAND)
+    job = replace(make_job(federation, 2, 2, local=LOCAL.replace(patience=5, check_every=1)), prior=PRIOR_BY_HAND)
     device = simulation.device(2)
     train_job(job, device)
     x, y = device.data.batch(device.data.split("validation"))

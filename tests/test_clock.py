@@ -167,7 +167,7 @@ def test_clock_is_not_sent() -> None:
 
 def by_enumeration(local: Local, samples: int, looked: int) -> int:
     """Count passes batch by batch; a single last sample joins the batch before it."""
-    size, passes, steps = local.batch_size or samples, 0, 0
+    size, passes, steps = local.count_batch(samples), 0, 0
     for _ in range(local.epochs):
         left = samples
         while left:
@@ -182,7 +182,7 @@ def by_enumeration(local: Local, samples: int, looked: int) -> int:
 @pytest.mark.parametrize("samples", [1, 2, 8, 9, 17, 25])
 @pytest.mark.parametrize("looked", [0, 5])
 def test_planned_passes_cover_all_steps(samples: int, looked: int) -> None:
-    for size in (None, 4, 8):
+    for size in ("all", 4, 8):
         for epochs in (1, 3):
             for most in (None, 1, 2, 5, 100):
                 local = plain(epochs=epochs, batch_size=size, max_steps=most)

@@ -178,7 +178,7 @@ def test_compressed_updates_pass_validation_or_are_named() -> None:
 )
 def test_the_same_bits_on_two_workers(spec: Mapping[str, Any], kind: str) -> None:
     federation, simulation = fleets(spec)
-    smaller = replace(SETTINGS, local=replace(SETTINGS.local, compress=kind))
+    smaller = replace(SETTINGS, local=SETTINGS.local.replace(compress=kind))
     expected = finished(federation, local(simulation), smaller)
     assert not expected.report["failures"]
     engine = processes(simulation, workers=2)
@@ -196,7 +196,7 @@ def test_the_method_s_memory_is_its_own_and_survives_a_change_of_the_setting() -
     federation = replace(federation, cohort=7)
     engine, server = local(simulation), start(federation)
     for kind in (None, "int8", "float16", None):
-        settings = replace(SETTINGS, local=replace(SETTINGS.local, compress=kind))
+        settings = replace(SETTINGS, local=SETTINGS.local.replace(compress=kind))
         server, report = run_round(federation, engine, settings, server)
         assert not report["failures"]
     memories = engine.save()
@@ -227,7 +227,7 @@ def test_the_size_of_an_update_is_counted_as_it_travels() -> None:
 def test_the_size_of_an_update_is_known_before_there_is_one(kind: str | None) -> None:
     """To the byte, but for what it counts and reports."""
     job, update = job_and_update(level=2)
-    job = replace(job, local=replace(job.local, compress=kind))
+    job = replace(job, local=job.local.replace(compress=kind))
     found = replace(update, num_examples=0, metrics={})
     if kind is not None:
         found, _ = compress(found, job, LAYOUT, kind, None)
@@ -262,7 +262,7 @@ def test_a_client_that_fails_keeps_both_of_its_memories(kind: str) -> None:
     job = Job("train", 0, 9, 0, 4, piece, sent, spec, 11, 1, plain(lr=0.1, batch_size=8, compress=kind))
     reply, memory = run_job(job, simulation.device(4))
     assert isinstance(reply, Update) and reply.compressed == kind and len(memory) == 2
-    diverging = replace(job, round=1, memory_version=0, local=replace(job.local, lr=1e30))
+    diverging = replace(job, round=1, memory_version=0, local=job.local.replace(lr=1e30))
     reply, after = run_job(diverging, simulation.device(4, memory))
     assert isinstance(reply, Failure) and after is memory
     again = replace(job, round=2, memory_version=0)

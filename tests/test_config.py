@@ -18,11 +18,11 @@ from fleetfit.config.dump import find_object_sections
 from fleetfit.config.load import parse_override
 from fleetfit.config.merge import merge_tables
 from fleetfit.config.parse import find_keys
-from fleetfit.config.schema import Schedule
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, PlanError
 from fleetfit.method import Method, rebuild_problem
 from fleetfit.models.cnn import cnn
+from fleetfit.values.local import Schedule
 
 SMALL = ("data.partition.clients=8", "rounds=1")
 
@@ -453,7 +453,7 @@ def test_cohort_is_a_rounded_fraction() -> None:
 
 def test_all_samples_in_one_batch() -> None:
     found = assemble(load_experiment({}, [*SMALL, "local.batch_size=all"]))
-    assert found.settings.local.batch_size is None
+    assert found.settings.local.batch_size == "all"
 
 
 # ---- schedules -----------------------------------------------------------------------------------------------------
@@ -478,7 +478,7 @@ def test_the_schedule_reaches_the_settings() -> None:
     found = assemble(
         load_experiment({}, ["data.partition.clients=8", "rounds=3", "local.schedule={kind='step', at=[2]}"])
     )
-    assert [found.settings.schedule(t) for t in range(3)] == [1, 1, 0.1]
+    assert [found.settings.local.at_round(3, t).lr for t in range(3)] == pytest.approx([0.1, 0.1, 0.01])
 
 
 # ---- tuning, and levels that are given -------------------------------------------------

@@ -80,7 +80,7 @@ def test_shallower_update_is_in_time() -> None:
     whole = one_job(federation, plain(epochs=2, batch_size=8))
     samples = len(simulation.parts[2]["train"])
     limit = seconds_of(federation, whole, 2, samples, 5e5) + 0.01
-    job = one_job(federation, replace(whole.local, deadline_s=limit))
+    job = one_job(federation, whole.local.replace(deadline_s=limit))
     update, _ = run_job(job, device_of(simulation, 2, 5e5))
     assert isinstance(update, Update)
     assert update.submodel.exits == (1, 2) and update.dispatched.exits == (1, 2, 3)
@@ -110,14 +110,14 @@ def test_training_stops_at_the_last_step_that_ends_in_time(late: Any) -> None:
         job = one_job(federation, plain(epochs=3, batch_size=8))
         without = seconds_of(federation, job, 1, 0, speed)
         limit = without + (passes + 0.5) * forward / speed
-        job = replace(job, local=replace(job.local, deadline_s=limit, late=late))
+        job = replace(job, local=job.local.replace(deadline_s=limit, late=late))
         found, _ = run_job(job, device_of(simulation, 2, speed))
         assert isinstance(found, Update)
         assert found.metrics["steps"] == wanted and found.metrics["stopped"] is True
         assert count_deadlines([found]) == {"shallower": 0, "stopped": 1, "late": 0}
         assert found.multiply_adds == passes * forward
         assert found.simulated_s is not None and found.simulated_s <= limit
-        free = replace(job, local=replace(job.local, deadline_s=None, max_steps=wanted))
+        free = replace(job, local=job.local.replace(deadline_s=None, max_steps=wanted))
         expected, _ = run_job(free, simulation.device(2))
         assert isinstance(expected, Update)
         assert all(torch.equal(found.state[name], tensor) for name, tensor in expected.state.items())
@@ -147,11 +147,11 @@ def test_deadlines_foresee_extra_work_of_a_loss() -> None:
     whole = one_job(federation, plain(epochs=2, batch_size=8))
     limit = seconds_of(federation, whole, 3, samples, speed) + 0.01
     assert limit < seconds_of(federation, whole, 3, samples, speed) + EXTRA * samples * 2 / speed
-    job = one_job(federation, replace(whole.local, deadline_s=limit))
+    job = one_job(federation, whole.local.replace(deadline_s=limit))
     update, _ = run_job(job, device_of(simulation, 2, speed))
     assert isinstance(update, Update) and update.submodel.exits == (1, 2)
 
-    job = replace(job, local=replace(job.local, late="stop"))
+    job = replace(job, local=job.local.replace(late="stop"))
     update, _ = run_job(job, device_of(simulation, 2, speed))
     forward = submodel_cost(federation.problem.architecture, job.submodel, (1, 4, 4)).multiply_adds
     work = (limit - seconds_of(federation, job, 3, 0, speed)) * speed
@@ -175,7 +175,7 @@ def test_unexpectedly_large_reply_is_late() -> None:
     federation, simulation = tiny_federation({"name": "fedavg"})
     job = one_job(federation, plain(epochs=1, batch_size=8))
     limit = seconds_of(federation, job, 3, len(simulation.parts[2]["train"]), 1e6) + 0.5
-    job = replace(job, local=replace(job.local, deadline_s=limit, late="stop"))
+    job = replace(job, local=job.local.replace(deadline_s=limit, late="stop"))
     assert isinstance(run_job(job, device_of(simulation, 2, 1e6))[0], Update)
     talkative = replace(job, method={"name": "fedavg", "hooks": {"loss": talking_loss}})
     found, _ = run_job(talkative, device_of(simulation, 2, 1e6))
@@ -233,11 +233,11 @@ def test_a_deadline_works_with_max_steps_and_patience() -> None:
     federation, simulation = tiny_federation(SHALLOWER)
     samples, speed = len(simulation.parts[2]["train"]), 5e5
     job = one_job(federation, plain(epochs=4, batch_size=8))
-    limit = seconds_of(federation, replace(job, local=replace(job.local, epochs=1)), 3, samples, speed) + 1e-6
+    limit = seconds_of(federation, replace(job, local=job.local.replace(epochs=1)), 3, samples, speed) + 1e-6
     forward = submodel_cost(federation.problem.architecture, job.submodel, (1, 4, 4)).multiply_adds
 
     def found(**more: Any) -> Update:
-        update, _ = run_job(replace(job, local=replace(job.local, deadline_s=limit, **more)),
+        update, _ = run_job(replace(job, local=job.local.replace(deadline_s=limit, **more)),
                             device_of(simulation, 2, speed))  # fmt: skip
         assert isinstance(update, Update)
         return update
@@ -330,12 +330,12 @@ def test_real_time_stops_before_late_step() -> None:
         expected += 1
     assert found.metrics["steps"] == expected and found.metrics["stopped"] is True
     assert found.simulated_s is None
-    dropped, _ = run_job(replace(job, local=replace(job.local, late="drop")), passing(simulation, Ticking(1.0)))
+    dropped, _ = run_job(replace(job, local=job.local.replace(late="drop")), passing(simulation, Ticking(1.0)))
     assert isinstance(dropped, Failure) and dropped.late and dropped.simulated_s is None
     assert dropped.multiply_adds == found.multiply_adds
-    none, _ = run_job(replace(job, local=replace(job.local, deadline_s=1.5)), passing(simulation, Ticking(1.0)))
+    none, _ = run_job(replace(job, local=job.local.replace(deadline_s=1.5)), passing(simulation, Ticking(1.0)))
     assert isinstance(none, Failure) and none.late and "out of time" in none.reason
-    all_of_it, _ = run_job(replace(job, local=replace(job.local, deadline_s=1e3)), passing(simulation, Ticking(1.0)))
+    all_of_it, _ = run_job(replace(job, local=job.local.replace(deadline_s=1e3)), passing(simulation, Ticking(1.0)))
     assert isinstance(all_of_it, Update) and "stopped" not in all_of_it.metrics
 
 
@@ -356,7 +356,7 @@ def test_real_time_exit_follows_last_speed() -> None:
     clock.record_speed(began, 6 * samples * forward[2])  # two exits' training took 4 s
     now[0] = 0.0
     for deadline_s, exits in ((4.01, 2), (3.99, 1), (4.01 * forward[3] / forward[2], 3), (0.01, 1)):
-        timed = replace(job, local=replace(job.local, deadline_s=deadline_s))
+        timed = replace(job, local=job.local.replace(deadline_s=deadline_s))
         adapted = in_time.train_shallower(timed, clock.start_clock(timed, device))
         assert len(adapted.submodel.exits) == exits, deadline_s
 
@@ -372,7 +372,7 @@ def test_real_time_job_records_speed() -> None:
     first, _ = run_job(job, device)
     took = now.time - began
     assert isinstance(first, Update) and first.submodel.exits == (1, 2, 3)
-    hurried = replace(job, local=replace(job.local, deadline_s=0.8 * took))
+    hurried = replace(job, local=job.local.replace(deadline_s=0.8 * took))
     second, _ = run_job(hurried, device)
     assert isinstance(second, Update) and second.submodel.exits == (1, 2)
 

@@ -20,7 +20,7 @@ from fleetfit.method import weigh_equally
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.values import Local
 
-LOCAL = Local(lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=2, batch_size=None)
+LOCAL = Local(lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=2, batch_size="all")
 
 
 def written_out(weight: float, temperature: float) -> Losses:

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import pytest
 
 import fleetfit
-from fleetfit.config.section import Fraction, Section
 from fleetfit.data.partition import KINDS
 from fleetfit.method import FEDAVG, HOOKS, Method, hooks
 from fleetfit.method.building import DECLARED
+from fleetfit.values.section import Fraction, Section
 
 DOCS = Path(__file__).parents[1] / "docs"
 RENEW = "run .venv/bin/python docs/generate.py"

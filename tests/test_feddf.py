@@ -357,7 +357,7 @@ def test_the_server_s_job_runs_in_one_thread() -> None:
         torch.set_num_threads(before)
     assert set(seen) == {1}
     with raises(RunError, 5, DIVERGED, key="method"):
-        run_on_server(replace(job, local=plain(math.inf)), simulation.device(None))
+        run_on_server(replace(job, local=plain().model_copy(update={"lr": math.inf})), simulation.device(None))
 
 
 def test_feddf_without_server_data_is_refused() -> None:

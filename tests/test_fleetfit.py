@@ -111,7 +111,7 @@ def test_of_several_labels_each_is_a_coin() -> None:
 def test_training_is_plain_sgd_on_that_loss(tau: float) -> None:
     """Gradients flow into the deepest exit from its own cross-entropy only, and the class prior is in that alone."""
     federation, simulation = tiny_fleet({"name": "fleetfit", "tau": tau}, norm=False)
-    device, local = simulation.device(2), plain(lr=0.3, epochs=3, batch_size=None)
+    device, local = simulation.device(2), plain(lr=0.3, epochs=3, batch_size="all")
     x, y = device.data.batch(device.data.split("train"))
     fleet = (0.4, 0.3, 0.2, 0.1)
     counts = [sum(int(label) == c for label in y) for c in range(4)]

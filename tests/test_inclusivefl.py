@@ -23,7 +23,7 @@ from fleetfit.models.resnet import resnet
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.values import Failure, Federation, Level, Local, Server, Simulation
 
-LOCAL = Local(lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=2, batch_size=None)
+LOCAL = Local(lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=2, batch_size="all")
 # clients 0 and 3 are of level 1, 1 and 4 of level 2, 2 and 5 of level 3 (of the last level where there are two)
 ROUNDS = [[0, 3, 1, 2], [0, 1, 5], [], [0, 2], [0, 1, 4, 5], [3, 1]]
 Plain = dict[str, Tensor]

@@ -6,16 +6,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support import raises
 from support.training import assert_close, last_exit_loss, make_job, plain_outputs, plain_sgd, tiny_fleet, train_job
 from tiny import plain
 from torch import Tensor
 
-from fleetfit.training import run_job
-from fleetfit.values import Device, Failure, Local
+from fleetfit.errors import ConfigError
+from fleetfit.values import Device, Local
 
 
 def at_once(epochs: int = 3, **more: Any) -> Local:
-    return plain(lr=0.5, epochs=epochs, batch_size=None, **more)
+    return plain(lr=0.5, epochs=epochs, batch_size="all", **more)
 
 
 def whole_batch(device: Device) -> tuple[Tensor, Tensor]:
@@ -50,10 +51,10 @@ def test_max_steps_ends_training() -> None:
     device = simulation.device(5)
     local = plain(lr=0.1, epochs=4, batch_size=8)
     for most in (1, 3, 5):
-        found = train_job(make_job(federation, 5, 2, local=replace(local, max_steps=most)), device)
+        found = train_job(make_job(federation, 5, 2, local=local.replace(max_steps=most)), device)
         assert found.metrics["steps"] == most
     free = train_job(make_job(federation, 5, 2, local=local), device)
-    bounded = train_job(make_job(federation, 5, 2, local=replace(local, max_steps=free.metrics["steps"])), device)
+    bounded = train_job(make_job(federation, 5, 2, local=local.replace(max_steps=free.metrics["steps"])), device)
     assert all(torch.equal(bounded.state[n], t) for n, t in free.state.items())
 
 
@@ -62,7 +63,7 @@ def test_early_stopping_keeps_the_best_epoch() -> None:
     federation, simulation = tiny_fleet(norm=False)
     device, patience = simulation.device(5), 2
     local = at_once(12, momentum=0.9)
-    job = make_job(federation, 5, 2, local=replace(local, patience=patience))
+    job = make_job(federation, 5, 2, local=local.replace(patience=patience))
     x, y = device.data.batch(device.data.split("validation"))
     states = [plain_sgd(job.state, (1, 2, 3), [whole_batch(device)] * n, last_exit_loss, local) for n in range(1, 13)]
     losses = [float(F.cross_entropy(plain_outputs(s, x.double(), (1, 2, 3))[-1], y)) for s in states]
@@ -83,7 +84,7 @@ def test_check_every_step_equals_every_epoch_of_one_batch() -> None:
     federation, simulation = tiny_fleet(norm=False)
     device, local = simulation.device(5), at_once(12, momentum=0.9, patience=2)
     found = [
-        train_job(make_job(federation, 5, 2, local=replace(local, check_every=every)), device) for every in (None, 1)
+        train_job(make_job(federation, 5, 2, local=local.replace(check_every=every)), device) for every in (None, 1)
     ]
     assert found[0].metrics == found[1].metrics and found[0].metrics["steps"] < 12
     assert all(torch.equal(found[1].state[n], t) for n, t in found[0].state.items())
@@ -93,7 +94,7 @@ def test_check_every_third_step() -> None:
     """It stops where the validation loss of a third, sixth, ... step has not been the lowest for so many steps."""
     federation, simulation = tiny_fleet(norm=False)
     device, local = simulation.device(5), at_once(30, momentum=0.9)
-    job = make_job(federation, 5, 2, local=replace(local, patience=6, check_every=3))
+    job = make_job(federation, 5, 2, local=local.replace(patience=6, check_every=3))
     x, y = device.data.batch(device.data.split("validation"))
     steps = range(0, 31, 3)
     states = [plain_sgd(job.state, (1, 2, 3), [whole_batch(device)] * n, last_exit_loss, local) for n in steps]
@@ -138,7 +139,9 @@ def test_checks_restore_training_mode(loss: type[Watched], every: int | None) ->
 def test_adam_along_a_cosine_is_torch_s() -> None:
     federation, simulation = tiny_fleet(norm=False)
     device = simulation.device(5)
-    local = Local(0.01, 7, None, weight_decay=0.1, max_steps=7, optimiser="adam", schedule_in_round="cosine")
+    local = Local(
+        lr=0.01, epochs=7, batch_size="all", weight_decay=0.1, max_steps=7, optimiser="adam", schedule_in_round="cosine"
+    )
     job = make_job(federation, 5, 2, local=local)
     leaves = {n: t.double().requires_grad_() for n, t in job.state.items()}
     adam = torch.optim.Adam(list(leaves.values()), lr=0.01, weight_decay=0.1)
@@ -153,11 +156,10 @@ def test_adam_along_a_cosine_is_torch_s() -> None:
     assert_close(train_job(job, device).state, {n: t.detach() for n, t in leaves.items()}, atol=1e-5)
 
 
-def test_unknown_optimiser_is_refused() -> None:
-    federation, simulation = tiny_fleet()
-    job = make_job(federation, 5, 2, local=Local(lr=0.1, optimiser="adagrad"))  # type: ignore[arg-type]
-    reply, _ = run_job(job, simulation.device(5))
-    assert isinstance(reply, Failure) and "must be one of sgd, adam, adamw, got 'adagrad'" in reply.reason
+@pytest.mark.parametrize(("key", "value"), [("optimiser", "adagrad"), ("lr", -1.0), ("epochs", 0.5), ("odd", 1)])
+def test_a_hook_cannot_set_what_a_run_file_cannot(key: str, value: Any) -> None:
+    with raises(ConfigError, repr(value), key=f"local.{key}"):
+        plain().replace(**{key: value})
 
 
 def test_no_early_stopping_without_validation_data() -> None:

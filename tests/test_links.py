@@ -203,7 +203,7 @@ def test_nobody_is_waited_for_once_the_quorum_is_there_and_everybody_until_then(
     _, lost, _ = draw_clients(links, 6)
     there = [c for c in range(6) if c not in lost]
     assert lost and len(there) >= 2, "another seed"
-    settings = replace(SETTINGS, links=links, local=replace(SETTINGS.local, deadline_s=20.0, late="drop"))
+    settings = replace(SETTINGS, links=links, local=SETTINGS.local.replace(deadline_s=20.0, late="drop"))
     [enough], _ = rounds_of(federation, simulation, replace(settings, quorum=2))
     assert enough.report["train"]["clients"] == 2
     assert enough.report["simulated_s"] == pytest.approx(there[1] + 1.0, abs=1e-3)

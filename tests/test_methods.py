@@ -43,7 +43,7 @@ from fleetfit.submodel import extract, put_back
 from fleetfit.training import get_local_model, run_job
 from fleetfit.values import Evaluation, Federation, Job, Level, Local, Server, Simulation, Update
 
-AT_ONCE = Local(lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=3, batch_size=None)
+AT_ONCE = Local(lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=3, batch_size="all")
 
 
 def everybody(federation: Federation, server: Server, rng: np.random.Generator) -> list[int]:

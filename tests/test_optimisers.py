@@ -1,7 +1,8 @@
 """Optimisers of local training: PyTorch's own, bit for bit, as a run file names them; a setting has one declaration."""
 
-from dataclasses import fields
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -20,18 +21,17 @@ from fleetfit.config.assemble.run import assemble, assemble_fleet
 from fleetfit.config.load import parse_overrides
 from fleetfit.config.merge import merge_tables
 from fleetfit.config.parse import parse_experiment
-from fleetfit.config.schema import LocalSection
 from fleetfit.cost import training_memory
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
 from fleetfit.layout import build_module
-from fleetfit.rounds import Settings
+from fleetfit.rounds import Settings, run_round, start
 from fleetfit.seeds import make_torch_rng
 from fleetfit.training.batches import count_steps, iter_epochs
 from fleetfit.training.clock import count_planned_passes, count_validation_samples
 from fleetfit.values import DataDescription, Local, NodeDescription
-from fleetfit.values.local import OPTIMISERS
+from fleetfit.values.local import OPTIMISERS, LocalSection
 
 KINDS: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 VIT = {
@@ -51,13 +51,43 @@ VIT = {
 
 
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
-def test_section_and_local_have_equal_defaults(optimiser: Any) -> None:
-    """Time is the cohort's, and the schedule over the rounds makes one learning rate of each round."""
-    section, local = LocalSection(optimiser=optimiser), Local(optimiser=optimiser)
-    here, there = set(LocalSection.model_fields), {field.name for field in fields(Local)}
-    assert here - there == {"schedule"} and there - here == {"deadline_s", "late"}
-    assert {key: getattr(section, key) for key in here & there} == {key: getattr(local, key) for key in here & there}
-    assert build_settings(load_experiment({"local": {"optimiser": optimiser}})).local == local
+def test_a_job_has_the_settings_of_the_section(optimiser: Any) -> None:
+    """Of a run file's `[local]`, and from `[cohort]` the deadline; each key has one declaration."""
+    assert set(Local.model_fields) - set(LocalSection.model_fields) == {"deadline_s", "late"}
+    assert set(vars(Local)["__annotations__"]) == {"deadline_s", "late"}
+    local = build_settings(load_experiment({"local": {"optimiser": optimiser}})).local
+    assert local.at_round(1, 0) == Local(optimiser=optimiser)
+    assert local.optimiser_settings == dict(OPTIMISERS[optimiser])
+
+
+def has_rate(value: Any, lr: float) -> bool:
+    """Return whether a value is this learning rate, or a table of settings with it; a round's report is neither."""
+    if not isinstance(value, dict) or "failures" in value:
+        return isinstance(value, float) and value == lr
+    inner = value.get("local")
+    return bool(value.get("lr") == lr or (isinstance(inner, dict) and inner.get("lr") == lr))
+
+
+def test_the_learning_rate_passes_at_most_seven_modules() -> None:
+    """Every module with a function that has it, as a number or in a table, from the run file to the optimiser."""
+    lr, modules = 0.0123456, set[str]()
+
+    def note(frame: FrameType, event: str, result: Any) -> None:
+        name = frame.f_globals.get("__name__", "")
+        is_new = event == "return" and name.startswith("fleetfit.") and name not in modules
+        if is_new and any(has_rate(value, lr) for value in (result, *frame.f_locals.values())):
+            modules.add(name)
+
+    tables = {"rounds": 1, "data": {"name": "digits", "partition": {"clients": 2}}, "local": {"lr": lr, "epochs": 1}}
+    sys.setprofile(note)
+    try:
+        assembly = assemble(load_experiment({**tables, "cohort": {"count": 1}}))
+        assert assembly.simulation is not None
+        federation, engine = assembly.federation, local_engine(assembly.simulation)
+        run_round(federation, engine, assembly.settings, start(federation))
+    finally:
+        sys.setprofile(None)
+    assert "fleetfit.values.local" in modules and len(modules) <= 7, modules
 
 
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
@@ -73,7 +103,7 @@ def test_all_keys_reach_local() -> None:
              "weight_decay": 0.3, "clip_norm": 1.5, "clip_value": 0.5, "max_steps": 9, "patience": 4, "check_every": 2,
              "compress": "int8", "schedule_in_round": "cosine"}  # fmt: skip
     found = build_settings(load_experiment({"local": given, "cohort": {"deadline_s": 3.0, "late": "stop"}})).local
-    assert found == Local(**{**given, "betas": (0.8, 0.95)}, deadline_s=3.0, late="stop")
+    assert found.at_round(1, 0) == Local(**{**given, "betas": (0.8, 0.95)}, deadline_s=3.0, late="stop")
     sgd = {"momentum": 0.3, "nesterov": True}
     found = build_settings(load_experiment({"local": sgd})).local
     assert (found.momentum, found.nesterov) == (0.3, True)
@@ -193,7 +223,7 @@ def test_nesterov_equals_torch() -> None:
     device = simulation.device(5)
     states = []
     for nesterov in (True, False):
-        local = Local(lr=0.2, epochs=4, batch_size=None, momentum=0.8, weight_decay=0.0, nesterov=nesterov)
+        local = Local(lr=0.2, epochs=4, batch_size="all", momentum=0.8, weight_decay=0.0, nesterov=nesterov)
         job = make_job(federation, 5, 2, local=local)
         module = build_module(federation.problem.architecture, federation.problem.layout.full_sizes, (1, 2, 3))
         module.load_state_dict(job.state)

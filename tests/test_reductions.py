@@ -43,7 +43,7 @@ class Case:
 REDUCES = [
     Case({"name": "all_large"}),
     Case({"name": "exclusivefl"}),
-    Case({"name": "fedsgd"}, {"epochs": 1, "batch_size": None}),
+    Case({"name": "fedsgd"}, {"epochs": 1, "batch_size": "all"}),
     Case({"name": "decoupled"}, under="level1/"),
     Case({"name": "decoupled", "split": "both"}, under="level1/"),
     Case({"name": "heterofl"}),
@@ -111,7 +111,7 @@ BASE = Local(lr=0.1, epochs=2, batch_size=6, momentum=0.9, weight_decay=1e-3, cl
 
 @pytest.mark.parametrize("case", REDUCES, ids=lambda c: str(c.spec))
 def test_equals_fedavg_bit_for_bit(case: Case) -> None:
-    local = replace(BASE, **case.local)
+    local = BASE.replace(**case.local)
     expected = final({"name": "fedavg"}, local, dropout=0.2)
     found = final(case.spec, local, dropout=0.2)
     for name, tensor in expected.items():
@@ -165,8 +165,8 @@ def test_printed_weights_are_half_the_loss() -> None:
 
     Halving is exact in floating point, so the states are equal bit for bit.
     """
-    local = replace(BASE, weight_decay=0.0, clip_norm=None)
-    expected = final({"name": "fedavg"}, replace(local, lr=local.lr / 2))
+    local = BASE.replace(weight_decay=0.0, clip_norm=None)
+    expected = final({"name": "fedavg"}, local.replace(lr=local.lr / 2))
     found = final({"name": "scalefl", "printed": True}, local)
     assert all(torch.equal(found[n], expected[n]) for n in expected)
 
@@ -192,7 +192,7 @@ def test_one_batch_and_one_epoch_is_one_step_on_the_pooled_data(name: str) -> No
     sizes = (5, 9, 16, 1, 28, 20)
     federation, simulation = fleet({"name": name}, sizes=sizes, norm=False)
     federation = replace(federation, cohort=len(sizes))
-    local = plain(lr=0.5, epochs=7, batch_size=3) if name == "fedsgd" else plain(lr=0.5, epochs=1, batch_size=None)
+    local = plain(lr=0.5, epochs=7, batch_size=3) if name == "fedsgd" else plain(lr=0.5, epochs=1, batch_size="all")
     state = start(federation).state
     pooled = torch.cat([part["train"] for part in simulation.parts])
     x, y = simulation.data.batch(pooled)
@@ -213,7 +213,7 @@ def test_two_rounds_of_fedsgd_are_two_steps() -> None:
 def test_fedsgd_is_fedavg_with_one_batch_and_one_epoch() -> None:
     """Bit for bit, with unequal clients, momentum (which a single step does not see) and batch norm."""
     sizes = (5, 9, 16, 12, 28, 20)
-    expected = final({"name": "fedavg"}, replace(BASE, epochs=1, batch_size=None), sizes=sizes)
+    expected = final({"name": "fedavg"}, BASE.replace(epochs=1, batch_size="all"), sizes=sizes)
     found = final({"name": "fedsgd"}, BASE, sizes=sizes)
     assert all(torch.equal(found[n], expected[n]) for n in expected)
 

@@ -1,6 +1,6 @@
 """The round loop: order, failures, what is refused, memories, bytes, patience, schedules."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,9 +24,24 @@ from fleetfit.method import Loss
 from fleetfit.rounds import Round, Settings, run, run_round, sort_by_cost, start
 from fleetfit.submodel import Submodel, extract
 from fleetfit.training.job import DIVERGED
-from fleetfit.values import Device, Evaluation, Failure, Job, Update
+from fleetfit.values import Device, Evaluation, Failure, Job, Local, Update
+from fleetfit.values.local import Step
 
 # ---- order -------------------------------------------------
+
+
+class Listed:
+    """A schedule with a factor for each round."""
+
+    def __init__(self, factors: Sequence[float]) -> None:
+        self.factors = factors
+
+    def factor_at(self, rounds: int, round: int) -> float:
+        return self.factors[round]
+
+
+def set_schedule(local: Local, factors: Sequence[float]) -> Local:
+    return local.model_copy(update={"schedule": Listed(factors)})
 
 
 def test_the_order_is_largest_first_then_client() -> None:
@@ -176,7 +191,7 @@ def test_a_run_under_attack_stops_only_without_any_update() -> None:
     broken = Settings(9, plain(lr=1e30, epochs=4, batch_size=8), patience=3, hostile=frozenset({1}))
     with raises(NoUsableUpdates, 3, DIVERGED):
         list(run(federation, local_engine(simulation), broken, start(federation)))
-    later = replace(broken, local=replace(LOCAL, epochs=3), schedule=lambda r: 1.0 if r == 0 else 1e31)
+    later = replace(broken, local=LOCAL.replace(epochs=3, schedule=Step(kind="step", at=[1], factor=1e31)))
     left = list(run(federation, local_engine(simulation), later, start(federation)))
     assert [one.report["train"]["clients"] for one in left] == [6] + [0] * 8
     assert_same_bits(left[0].server.state, left[-1].server.state)
@@ -186,7 +201,7 @@ def test_a_run_under_attack_stops_only_without_any_update() -> None:
 
 def test_a_usable_round_in_between_starts_the_count_again() -> None:
     federation, simulation = make_fleet()
-    settings = Settings(8, replace(LOCAL, epochs=3), lambda r: 1.0 if r % 3 == 2 else 1e31, patience=3)
+    settings = Settings(8, set_schedule(LOCAL.replace(epochs=3), [1e31, 1e31, 1.0] * 3), patience=3)
     reports = [r.report for r in run(federation, local_engine(simulation), settings, start(federation))]
     assert [r["train"]["clients"] for r in reports] == [0, 0, 6, 0, 0, 6, 0, 0]
 
@@ -440,7 +455,7 @@ def test_the_schedule_multiplies_the_learning_rate() -> None:
     """One client, one step a round, no norm layers: w <- w - lr f(r) g(w), with factors 1, 0 and 1/4."""
     federation, simulation = make_fleet("fedsgd", choose=choose_always(2), norm=False, hooks={"weight": "by_count"})
     factors = (1.0, 0.0, 0.25)
-    settings = Settings(3, plain(lr=0.4), lambda r: factors[r])
+    settings = Settings(3, set_schedule(plain(lr=0.4), factors))
     done = list(run(federation, local_engine(simulation), settings, start(federation)))
     assert [d.report["lr"] for d in done] == [0.4, 0.0, 0.1]
     assert_same_bits(done[0].server.state, done[1].server.state)

@@ -108,7 +108,7 @@ def test_what_nobody_trained_stays_bit_for_bit(option: str) -> None:
 
 # ---- FedDyn against a plain run ----------------------------------------------------------------------------------
 
-LOCAL = plain(lr=0.05, epochs=3, batch_size=None)
+LOCAL = plain(lr=0.05, epochs=3, batch_size="all")
 CHOSEN = {0: [0, 1, 2, 3], 1: [1, 2], 2: [0, 2, 5]}
 
 
@@ -193,7 +193,7 @@ def test_each_level_of_decoupled_has_its_own_moments(option: str) -> None:
         federation, simulation = tiny_federation({**spec, "hooks": hooks}, norm=False)
         engine, server = local_engine(simulation), start(federation)
         for _ in chosen:
-            server, report = run_round(federation, engine, Settings(3, plain(lr=0.1, batch_size=None)), server)
+            server, report = run_round(federation, engine, Settings(3, plain(lr=0.1, batch_size="all")), server)
             assert not report["failures"]
         return server
 

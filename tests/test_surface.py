@@ -13,14 +13,9 @@ from support import raises
 import fleetfit
 from fleetfit import errors
 from fleetfit.cli.main import make_app
-from fleetfit.config.schema import (
-    Constant,
-    Cosine,
-    Experiment,
-    Exponential,
-    Step,
-)
+from fleetfit.config.schema import Experiment
 from fleetfit.errors import ConfigError
+from fleetfit.values.local import Constant, Cosine, Exponential, Step
 
 NAMES = {
     "Aggregate",

@@ -112,7 +112,7 @@ def test_local_training_is_plain_sgd(local: Local, level: int) -> None:
     never used (the shallow ones of level 3) stay as they were sent, and are named.
     """
     federation, simulation = tiny_fleet()
-    local = replace(local, epochs=4, batch_size=None)
+    local = local.replace(epochs=4, batch_size="all")
     job = make_job(federation, 5, level, local=local)
     device = simulation.device(5)
     expected = plain_sgd(
@@ -140,9 +140,9 @@ class Idle(nn.Module):
 
 def test_one_gradient_counts_as_trained() -> None:
     federation, simulation = tiny_fleet({"name": Method(loss=lambda job, device: Idle())})
-    many = replace(plain(lr=0.1, weight_decay=0.1), epochs=3, batch_size=None)
+    many = plain(lr=0.1, weight_decay=0.1).replace(epochs=3, batch_size="all")
     assert train_job(make_job(federation, 5, 2, local=many), simulation.device(5)).untrained == ()
-    one = train_job(make_job(federation, 5, 2, local=replace(many, epochs=1)), simulation.device(5))
+    one = train_job(make_job(federation, 5, 2, local=many.replace(epochs=1)), simulation.device(5))
     assert set(one.untrained) == {f"heads.{e}.{kind}" for e in (1, 2) for kind in ("weight", "bias")}
 
 
@@ -150,7 +150,7 @@ def test_mean_skips_parameters_without_gradient() -> None:
     """With FedAvg's loss only level 1 trains classifier 1: it is level 1's, whatever others that have it sent back."""
     federation, simulation = tiny_fleet(clients=3, cohort=3)
     server, seen = start(federation), {}
-    settings = Settings(1, plain(lr=0.1, weight_decay=0.1, batch_size=None))
+    settings = Settings(1, plain(lr=0.1, weight_decay=0.1, batch_size="all"))
     engine = local_engine(simulation)
 
     class Watching:
@@ -176,7 +176,7 @@ def test_mean_skips_parameters_without_gradient() -> None:
 def test_clipping_bounds_the_step() -> None:
     """One step of length lr * clip_norm, whatever the gradient: |w' - w| = 1 * 0.01."""
     federation, simulation = tiny_fleet()
-    job = make_job(federation, 5, 2, local=plain(lr=1.0, batch_size=None, clip_norm=0.01))
+    job = make_job(federation, 5, 2, local=plain(lr=1.0, batch_size="all", clip_norm=0.01))
     found = train_job(job, simulation.device(5)).state
     length = sum(((found[n] - job.state[n]).double() ** 2).sum() for n in found) ** 0.5
     assert float(length) == pytest.approx(0.01, rel=1e-3)
@@ -209,9 +209,9 @@ def rows(x: Tensor) -> list[tuple[float, ...]]:
 
 @pytest.mark.parametrize(
     ("n", "size", "expected"),
-    [(16, 8, [8, 8]), (17, 8, [8, 9]), (18, 8, [8, 8, 2]), (9, 8, [9]), (5, 8, [5]), (7, None, [7])],
+    [(16, 8, [8, 8]), (17, 8, [8, 9]), (18, 8, [8, 8, 2]), (9, 8, [9]), (5, 8, [5]), (7, "all", [7])],
 )
-def test_batches(n: int, size: int | None, expected: list[int]) -> None:
+def test_batches(n: int, size: Any, expected: list[int]) -> None:
     """Each sample exactly once per epoch, in an order of its own; a last batch of one sample joins the batch before
     it.
     """
@@ -271,7 +271,7 @@ def test_jobs_are_independent() -> None:
 
 def test_job_seed_draws_dropout() -> None:
     """All samples at once and no dropout: the seed moves only roundings; with dropout it moves more."""
-    local = plain(lr=0.1, batch_size=None)
+    local = plain(lr=0.1, batch_size="all")
     for dropout, differs in ((0.0, False), (0.5, True)):
         federation, simulation = tiny_fleet(dropout=dropout)
         a, b = (train_job(make_job(federation, 5, 2, local=local, seed=s), simulation.device(5)) for s in (7, 8))
@@ -301,7 +301,7 @@ def infinite_loss(job: Job, device: Device) -> Any:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"local": plain(lr=1e38, batch_size=None)}, {"method": {"hooks": {"loss": infinite_loss}}}]
+    "fields", [{"local": plain(lr=1e38, batch_size="all")}, {"method": {"hooks": {"loss": infinite_loss}}}]
 )
 def test_state_and_loss_must_be_finite(fields: dict[str, Any]) -> None:
     """One step from a finite loss to a state that is not, and an infinite constant, which has no gradient."""

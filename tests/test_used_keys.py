@@ -25,12 +25,13 @@ from fleetfit.api.run import prepare
 from fleetfit.config import Assembly, Experiment, load_experiment
 from fleetfit.config.assemble.run import assemble
 from fleetfit.config.dump import dump_section
-from fleetfit.config.schema import Cosine, Exponential, LevelSection, ProfileSection, Step
+from fleetfit.config.schema import LevelSection, ProfileSection
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.fleet.settings import read_settings
 from fleetfit.method import FEDAVG, HOOKS, CoverageMean, Method, find_unused_parts
 from fleetfit.methods.scalefl import scalefl
 from fleetfit.planner import Plan
+from fleetfit.values.local import Cosine, Exponential, Step
 
 TINY: dict[str, Any] = {
     "rounds": 3,
@@ -358,7 +359,13 @@ def held(assembly: Assembly) -> dict[str, Any]:
     assert a.simulation is not None
     resources, experiment = a.simulation.resources, a.experiment
     return {
-        "settings": (s.rounds, s.local, [s.schedule(r) for r in range(s.rounds)], s.evaluate_every, s.scope, s.between),
+        "settings": (
+            s.rounds,
+            [s.local.at_round(s.rounds, r) for r in range(s.rounds)],
+            s.evaluate_every,
+            s.scope,
+            s.between,
+        ),
         "way": (s.links, s.quorum),
         "levels": (f.levels, f.cohort, f.seed, a.plan),
         "clients": {field.name: plain(getattr(f.clients, field.name)) for field in fields(f.clients)},

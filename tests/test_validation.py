@@ -21,6 +21,7 @@ from fleetfit.data import Data
 from fleetfit.engines.local import local
 from fleetfit.errors import RunError
 from fleetfit.evaluate import evaluate
+from fleetfit.messages import dump_job, load_job
 from fleetfit.method import build
 from fleetfit.rounds import run, run_round, start
 from fleetfit.submodel import Submodel, extract
@@ -40,11 +41,11 @@ from fleetfit.values import (
     Federation,
     Job,
     Level,
-    Local,
     Problem,
     Simulation,
     Update,
 )
+from fleetfit.values.local import Cosine
 
 FEDERATION, SIMULATION = tiny_federation({"name": "fedavg"})
 
@@ -324,16 +325,6 @@ def test_statistics_of_an_evaluation_are_right() -> None:
         ({"submodel": Submodel({"a": range(10**9)}, (1, 2))}, "channels that the model does not have"),
         ({"submodel": Submodel({"b": (0, 1, 3, 4)}, (1, 2))}, "whole granules"),
         ({"submodel": Submodel({}, (9,))}, "exits that the model does not have"),
-        ({"local": plain(lr=math.nan)}, "its lr"), ({"local": plain(epochs=0)}, "its epochs"),
-        ({"local": plain(epochs="9")}, "its epochs"), ({"local": plain(batch_size=-1)}, "its batch_size"),
-        ({"local": plain(clip_norm="x")}, "its clip_norm"), ({"local": plain(late="now")}, "expected one of"),
-        ({"local": Local(optimiser=["sgd"])}, "expected one of"), ({"local": plain(compress="zip")}, "expected one of"),
-        ({"local": plain(schedule_in_round=1)}, "expected one of"), ({"local": plain(nesterov=1)}, "true or false"),
-        ({"local": plain(nesterov=[])}, "true or false"),
-        ({"local": plain(momentum=-1)}, "its momentum"), ({"local": plain(weight_decay=10**31)}, "its weight_decay"),
-        ({"local": Local(optimiser="adam", betas=(0.9, 1.0))}, "its betas"),  # type: ignore[arg-type]
-        ({"local": Local(optimiser="adamw", betas=("0", 0.9))}, "its betas"),  # type: ignore[arg-type]
-        ({"local": Local(optimiser="adam", eps=-1)}, "its eps"), ({"local": plain(check_every=0)}, "its check_every"),
         ({"evaluation": Evaluation(samples=1.5)}, "its samples"),
         ({"evaluation": Evaluation(split="all")}, "'all'"),
         ({"evaluation": Evaluation(batch_size=0)}, "batch_size"),
@@ -342,6 +333,29 @@ def test_statistics_of_an_evaluation_are_right() -> None:
 def test_what_a_server_asks_is_looked_at(changes: dict[str, Any], message: str) -> None:
     assert find_job_error(JOB, FEDERATION.problem) is None
     assert message in str(find_job_error(replace(JOB, **changes), FEDERATION.problem))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("lr", math.nan), ("lr", -1.0), ("lr", "0.1"), ("lr", 10**400), ("lr", 1e39), ("clip_norm", 1e39),
+     ("epochs", 0), ("epochs", "9"), ("epochs", None), ("batch_size", -1), ("batch_size", None),
+     ("clip_norm", "x"), ("late", "now"), ("optimiser", ["sgd"]),
+     ("optimiser", "adamx"), ("compress", "zip"), ("schedule_in_round", 1), ("nesterov", 1), ("nesterov", []),
+     ("momentum", -1), ("weight_decay", 10**400), ("betas", [0.9, 1.0]), ("betas", ["0", 0.9]), ("eps", -1),
+     ("check_every", 0), ("deadline_s", 0), ("odd", 1)],
+)  # fmt: skip
+def test_settings_of_a_job_are_those_of_a_run_file(key: str, value: Any) -> None:
+    layout = FEDERATION.problem.layout
+    payload = dump_job(JOB, layout)
+    assert load_job(payload, layout).local == JOB.local
+    with raises(RunError, key):
+        load_job({**payload, "local": {**payload["local"], key: value}}, layout)
+
+
+def test_a_schedule_may_end_at_0() -> None:
+    layout, local = FEDERATION.problem.layout, plain(schedule=Cosine(kind="cosine"))
+    last = replace(JOB, local=local.at_round(9, 8))
+    assert last.local.lr == 0.0 and load_job(dump_job(last, layout), layout).local == last.local
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,9 +16,9 @@ from fleetfit.tasks import classification
 from fleetfit.values import Clients, DeviceResources, Federation, Level, Local, Problem, Simulation
 
 
-def plain(lr: float = 0.1, epochs: int = 1, batch_size: int | None = 16, **settings: Any) -> Local:
+def plain(lr: float = 0.1, epochs: int = 1, batch_size: int | Literal["all"] = 16, **settings: Any) -> Local:
     """Return settings of local training without momentum and decay, unless they are given, and of one epoch."""
-    return Local(lr, epochs, batch_size, **{"momentum": 0.0, "weight_decay": 0.0, **settings})
+    return Local(lr=lr, epochs=epochs, batch_size=batch_size, **{"momentum": 0.0, "weight_decay": 0.0, **settings})
 
 
 class TinyNet(ExitModel):

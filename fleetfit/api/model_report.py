@@ -214,7 +214,7 @@ def _time_step(problem: Problem, level: Level, state: State, data: Data) -> tupl
 def _run_step(problem: Problem, level: Level, state: State, data: Data) -> tuple[float, State, float]:
     """Run one training step as a client does; return its loss, the state after it, and the time in seconds."""
     job = Job("train", 0, 1, 0, 0, level.submodel, state, {"name": "scalefl"}, seed=0,
-              local=Local(lr=_LR, epochs=1, batch_size=None, momentum=0.0, weight_decay=0.0))  # fmt: skip
+              local=Local(lr=_LR, epochs=1, batch_size="all", momentum=0.0, weight_decay=0.0))  # fmt: skip
     start = time.perf_counter()
     try:
         reply, _ = run_job(job, Device(problem, data))

@@ -429,7 +429,7 @@ def _measure_levels(
 ) -> list[ProfiledLevel]:
     """Measure level by level. Each gets an equal share of the remaining time."""
     planned, cost = plan.planned.levels, plan.experiment.fleet.cost
-    local = replace(plan.local, lr=_LR, batch_size=plan.batch_size, max_steps=None, patience=None, deadline_s=None,
+    local = plan.local.replace(lr=_LR, batch_size=plan.batch_size, max_steps=None, patience=None,
                     compress=None)  # fmt: skip
     host_bytes = None if machine.device.startswith("cuda") else free
     levels: list[ProfiledLevel] = []

@@ -20,7 +20,6 @@ from fleetfit.config.dump import dump_section
 from fleetfit.config.merge import CHOOSERS, Table, deep_merge, list_keys, merge_tables
 from fleetfit.config.parse import parse_experiment, parse_section
 from fleetfit.config.schema import Experiment
-from fleetfit.config.section import NotNegative, Positive, Section, Unit
 from fleetfit.config.toml import (
     DEEPEST,
     check_paths,
@@ -34,6 +33,7 @@ from fleetfit.config.toml import (
 from fleetfit.data.partition import KINDS
 from fleetfit.errors import COMMAND, ConfigError, truncate
 from fleetfit.profiles import PROFILES
+from fleetfit.values.section import NotNegative, Positive, Section, Unit
 
 # ---- a budget file -------------------------------------------------------------------------------------------------
 

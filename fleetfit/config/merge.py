@@ -8,8 +8,8 @@ hooks stay, because they fit any method.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fleetfit.config.schema import EngineSection, Experiment, LocalSection
-from fleetfit.values.local import OPTIMISER_KEYS
+from fleetfit.config.schema import EngineSection, Experiment
+from fleetfit.values.local import OPTIMISER_KEYS, LocalSection
 
 Table = dict[str, Any]
 

@@ -11,17 +11,16 @@ from typing import Any, TypeVar
 import pydantic
 
 from fleetfit import names
-from fleetfit.config import schema as schedules
 from fleetfit.config.assemble.fleet import check_profiles
 from fleetfit.config.assemble.method import build_method_spec
 from fleetfit.config.detect import choose_layout, choose_model, choose_partition, choose_training, detect_data_source
 from fleetfit.config.merge import Table, deep_merge, list_keys, merge_tables
-from fleetfit.config.schema import Experiment, GroupSection, LocalSection, Overrides, ProfileSection
-from fleetfit.config.section import Section
+from fleetfit.config.schema import Experiment, GroupSection, Overrides, ProfileSection
 from fleetfit.data import DataInMemory
 from fleetfit.errors import ConfigError, did_you_mean, format_expected, truncate
 from fleetfit.method import build
-from fleetfit.values.local import OPTIMISERS
+from fleetfit.values.local import OPTIMISERS, Constant, Cosine, Exponential, LocalSection, Step
+from fleetfit.values.section import Section
 
 S = TypeVar("S", bound=Section)
 
@@ -250,10 +249,10 @@ def _describe_error(error: Any, schema: type[Section], words: Sequence[str] = ()
 _SEEDS = "A comparison lists seeds in [compare.grid]: seed = [0, 1, 2]."
 
 _TABLES: dict[str, type[Section]] = {
-    "constant": schedules.Constant,
-    "step": schedules.Step,
-    "cosine": schedules.Cosine,
-    "exponential": schedules.Exponential,
+    "constant": Constant,
+    "step": Step,
+    "cosine": Cosine,
+    "exponential": Exponential,
     "ProfileSection": ProfileSection,
 }
 """Sections that are members of unions, by pydantic's names."""

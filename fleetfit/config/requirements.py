@@ -12,13 +12,14 @@ from typing import Any
 from fleetfit.config.assemble.engine import build_level
 from fleetfit.config.assembly import Assembly, UnusedKey
 from fleetfit.config.components import find_function
-from fleetfit.config.schema import Experiment, LocalSection
-from fleetfit.config.section import OpenSection, Section
+from fleetfit.config.schema import Experiment
 from fleetfit.data import DataInMemory
 from fleetfit.data.partition import KINDS
 from fleetfit.factories import find_unused_parameters, is_default
 from fleetfit.method import FEDAVG, find_unused_parts
 from fleetfit.training.runtime import has_convolutions
+from fleetfit.values.local import LocalSection
+from fleetfit.values.section import OpenSection, Section
 
 
 @dataclass(frozen=True)

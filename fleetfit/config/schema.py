@@ -3,14 +3,14 @@
 `load` merges the tables, `parse` validates them, and `build` makes the objects of a run.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr
 
-from fleetfit.config.section import (
-    Below1,
+from fleetfit.values.arithmetic import MemoryFormat, Precision
+from fleetfit.values.local import Late, LocalSection
+from fleetfit.values.section import (
     Count,
     Fraction,
     Norm,
@@ -21,60 +21,6 @@ from fleetfit.config.section import (
     Section,
     Unit,
 )
-from fleetfit.values import Local
-from fleetfit.values.arithmetic import MemoryFormat, Precision
-from fleetfit.values.local import OPTIMISER_KEYS, OPTIMISERS
-
-# ---- schedules of the learning rate: `[local] schedule` ------------------------------------------------------------
-
-
-class Constant(Section):
-    """The same learning rate in all rounds."""
-
-    kind: Literal["constant"] = "constant"
-
-    def factor_at(self, rounds: int, round: int) -> float:
-        """Return the multiplier of the learning rate in a round, counted from 0."""
-        return 1.0
-
-
-class Step(Section):
-    """Multiply by `factor` from each round in `at` on."""
-
-    kind: Literal["step"]
-    at: list[Annotated[int, Field(ge=0)]]
-    factor: Positive = 0.1
-
-    def factor_at(self, rounds: int, round: int) -> float:
-        """Return factor^n after n of the rounds in `at`."""
-        return float(self.factor ** sum(round >= r for r in self.at))
-
-
-class Cosine(Section):
-    """Fall along half a cosine from 1 in the first round to `minimum` in the last."""
-
-    kind: Literal["cosine"]
-    minimum: NotNegative = 0.0
-
-    def factor_at(self, rounds: int, round: int) -> float:
-        """Return minimum + (1 - minimum) * (1 + cos(pi * round / (rounds - 1))) / 2."""
-        progress = round / max(1, rounds - 1)
-        return self.minimum + (1 - self.minimum) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
-
-
-class Exponential(Section):
-    """Multiply by `factor` each round."""
-
-    kind: Literal["exponential"]
-    factor: Positive
-
-    def factor_at(self, rounds: int, round: int) -> float:
-        """Return factor^round."""
-        return float(self.factor**round)
-
-
-Schedule = Annotated[Constant | Step | Cosine | Exponential, Field(discriminator="kind")]
-
 
 # ---- `[compare]` ---------------------------------------------------------------------------------------------------
 
@@ -396,49 +342,6 @@ class MethodSection(OpenSection):
     hooks: dict[str, Any] = Field(default_factory=dict)
 
 
-def _make_optimiser_field(key: str) -> Any:
-    """Return a field whose default is the optimiser's; None for an optimiser without the key."""
-    return Field(default_factory=lambda values: OPTIMISERS.get(values.get("optimiser", ""), {}).get(key))
-
-
-class LocalSection(Section):
-    """`[local]`: training on a client. Defaults and meanings are those of `fleetfit.values.Local`.
-
-    Attributes:
-        optimiser: "sgd", "adam" or "adamw"; by default "adamw" for built-in transformers, Vision Mamba and LSTMs, these
-            at `lr = 0.01`, unless `momentum` or `nesterov` is set, and for PyTorch modules of your own, at `lr = 0.005`
-            (0.001 from a million parameters on), unless a key of the optimiser or of clipping is set. It begins anew in
-            every job: nothing of it is kept from round to round.
-        clip_norm: Largest norm of the gradient; 1.0 by default where a module of your own is trained by "sgd".
-        lr: Learning rate of the first round; `schedule` changes it.
-        schedule: Learning rate over the rounds.
-    """
-
-    optimiser: Literal["sgd", "adam", "adamw"] = Local.optimiser
-    epochs: Count = Local.epochs
-    batch_size: Count | Literal["all"] = Field(default_factory=lambda: Local.batch_size or "all")
-    lr: Positive = _make_optimiser_field("lr")
-    momentum: Below1 = _make_optimiser_field("momentum")
-    nesterov: bool = _make_optimiser_field("nesterov")
-    betas: Annotated[tuple[Below1, Below1], Field(strict=False)] = _make_optimiser_field("betas")
-    eps: Positive = _make_optimiser_field("eps")
-    weight_decay: NotNegative = _make_optimiser_field("weight_decay")
-    clip_norm: Positive | None = Local.clip_norm
-    clip_value: Positive | None = Local.clip_value
-    max_steps: Count | None = Local.max_steps
-    patience: Count | None = Local.patience
-    check_every: Count | None = Local.check_every
-    compress: Literal["float16", "int8"] | None = Local.compress
-    schedule: Schedule = Field(default_factory=Constant)
-    schedule_in_round: Literal["constant", "cosine"] = Local.schedule_in_round
-
-    @property
-    def foreign(self) -> list[str]:
-        """The set keys that the optimiser does not take."""
-        taken = OPTIMISERS[self.optimiser]
-        return [key for key in OPTIMISER_KEYS if key in self.model_fields_set and key not in taken]
-
-
 class AttackSection(OpenSection):
     """`[attack]`: hostile clients, in a simulation. Further keys (scale, z, target, trigger, ...) are the attack's own.
 
@@ -499,7 +402,9 @@ class CohortSection(Section):
         fraction: p: max(1, round(p * clients)) clients take part; 0.1 by default.
         count: Number of clients, instead of a fraction.
         deadline_s: Seconds after which a round ends; none by default.
-        late: Treatment of a client that needs longer (see `fleetfit.values.Local`).
+        late: What a client does that cannot train everything in time. "shallower": it trains the deepest exit of its
+            sub-model that it can finish, and stops at the last finished step where it finishes none; "stop": it stops
+            at the last finished step; "drop": its work is lost.
         quorum: Share of the cohort whose updates end a round; below 1 the server does not wait for the slowest.
         over_selection: Share of additional clients that are asked, so that the cohort fills up although some fail.
     """
@@ -508,7 +413,7 @@ class CohortSection(Section):
     fraction: Fraction | None = None
     count: Count | None = None
     deadline_s: Positive | None = None
-    late: Literal["shallower", "stop", "drop"] = Local.late
+    late: Late = "shallower"
     quorum: Fraction = 1.0
     over_selection: NotNegative = 0.0
 

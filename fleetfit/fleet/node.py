@@ -398,7 +398,7 @@ class Node:
 
     def _make_device(self, problem: Problem, job: Job, cost: str, memory: Any) -> Device:
         settings, data = self.settings, self.data
-        size = job.local.batch_size or len(data.split("train")) or BATCH_SIZE
+        size = job.local.count_batch(len(data.split("train"))) or BATCH_SIZE
         conditions = Conditions(size, moments=job.local.moments)
         return Device(problem, data, job.client, _compute_budgets(settings, problem, cost, conditions),
                       settings.tolerance, conditions, memory, self._accelerator)  # fmt: skip

@@ -9,7 +9,6 @@ from pydantic import Field
 from fleetfit import files, names
 from fleetfit.config.load import is_budget_file, read_budget_file, resolve_paths
 from fleetfit.config.parse import parse_section
-from fleetfit.config.section import Count, NotNegative, OpenSection, Positive, Section, Unit
 from fleetfit.config.toml import read_toml
 from fleetfit.cost import COSTS
 from fleetfit.data import Data
@@ -18,6 +17,7 @@ from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.factories import call_factory
 from fleetfit.planner import Budget, find_budget_error, parse_amount
 from fleetfit.values.nodes import NODE_NAME
+from fleetfit.values.section import Count, NotNegative, OpenSection, Positive, Section, Unit
 
 
 class NodePartition(OpenSection):

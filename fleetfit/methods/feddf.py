@@ -71,7 +71,7 @@ def feddf(
     base = Method(levels=partial(split_levels, mode="width"), weight=weigh_equally)
     if not steps:
         return base
-    local = Local(lr, steps, batch_size, clip_norm=CLIP_NORM, max_steps=steps, patience=patience,
+    local = Local(lr=lr, epochs=steps, batch_size=batch_size, clip_norm=CLIP_NORM, max_steps=steps, patience=patience,
                   check_every=check_every, optimiser="adam", schedule_in_round="cosine")  # fmt: skip
     return replace(base, aggregate=partial(DistilledMean, local=local, temperature=temperature), own_data=True)
 

@@ -24,14 +24,14 @@ def iter_epochs(indices: Tensor, local: Local, rng: torch.Generator) -> Iterator
     """Yield the batches of all local epochs, each with whether it ends its epoch. Each epoch has a new order."""
     for _ in range(local.epochs):
         left = len(indices)
-        for batch in iter_batches(indices[torch.randperm(left, generator=rng)], local.batch_size or left):
+        for batch in iter_batches(indices[torch.randperm(left, generator=rng)], local.count_batch(left)):
             left -= len(batch)
             yield batch, not left
 
 
 def compute_batch_sizes(local: Local, samples: int) -> list[int]:
     """Return the batch sizes of one epoch; each batch is a step."""
-    return [len(batch) for batch in iter_batches(range(samples), local.batch_size or samples)]
+    return [len(batch) for batch in iter_batches(range(samples), local.count_batch(samples))]
 
 
 def count_steps(local: Local, samples: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleetfit.errors import ConfigError, FleetFitError, RunError, truncate
+from fleetfit.errors import FleetFitError, RunError
 from fleetfit.layout import outputs
 from fleetfit.messages import compress
 from fleetfit.method import Method, build
@@ -229,20 +229,11 @@ _OPTIMISERS: dict[str, Any] = {
 
 
 def make_optimiser(model: LocalModel, local: Local) -> torch.optim.Optimizer:
-    """Return a new optimiser of all trained parameters as one tensor, for which the fused kernel needs one pass.
-
-    Raises:
-        ConfigError: There is no such optimiser.
-    """
-    if local.optimiser not in _OPTIMISERS:
-        raise ConfigError(
-            f"the optimiser must be one of {', '.join(_OPTIMISERS)}, got {truncate(repr(local.optimiser))}.",
-            key="local.optimiser",
-        )
+    """Return a new optimiser of all trained parameters as one tensor, for which the fused kernel needs one pass."""
     parameter = nn.Parameter(model.trained)
     parameter.grad = model.grad
-    settings = {key: getattr(local, key) for key in local.own}
-    optimiser: torch.optim.Optimizer = _OPTIMISERS[local.optimiser]([parameter], fused=True, **settings)
+    make = _OPTIMISERS[local.optimiser]
+    optimiser: torch.optim.Optimizer = make([parameter], fused=True, **local.optimiser_settings)
     return optimiser
 
 

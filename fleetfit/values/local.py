@@ -1,8 +1,66 @@
-"""The settings of local training. Each is declared here, with its only default: a run file's `[local]` has the same."""
+"""The settings of local training: `[local]` of a run file, and the same in each job. Each is declared here only."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
+
+import torch
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
+
+from fleetfit.errors import ConfigError, truncate
+from fleetfit.values.section import Below1, Count, NotNegative, Positive, Section
+
+# ---- schedules of the learning rate: `[local] schedule` ------------------------------------------------------------
+
+
+class Constant(Section):
+    """The same learning rate in all rounds."""
+
+    kind: Literal["constant"] = "constant"
+
+    def factor_at(self, rounds: int, round: int) -> float:
+        """Return the multiplier of the learning rate in a round, counted from 0."""
+        return 1.0
+
+
+class Step(Section):
+    """Multiply by `factor` from each round in `at` on."""
+
+    kind: Literal["step"]
+    at: list[Annotated[int, Field(ge=0)]]
+    factor: Positive = 0.1
+
+    def factor_at(self, rounds: int, round: int) -> float:
+        """Return factor^n after n of the rounds in `at`."""
+        return float(self.factor ** sum(round >= r for r in self.at))
+
+
+class Cosine(Section):
+    """Fall along half a cosine from 1 in the first round to `minimum` in the last."""
+
+    kind: Literal["cosine"]
+    minimum: NotNegative = 0.0
+
+    def factor_at(self, rounds: int, round: int) -> float:
+        """Return minimum + (1 - minimum) * (1 + cos(pi * round / (rounds - 1))) / 2."""
+        progress = round / max(1, rounds - 1)
+        return self.minimum + (1 - self.minimum) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
+
+
+class Exponential(Section):
+    """Multiply by `factor` each round."""
+
+    kind: Literal["exponential"]
+    factor: Positive
+
+    def factor_at(self, rounds: int, round: int) -> float:
+        """Return factor^round."""
+        return float(self.factor**round)
+
+
+Schedule = Annotated[Constant | Step | Cosine | Exponential, Field(discriminator="kind")]
+
+# ---- optimisers ----------------------------------------------------------------------------------------------------
 
 OPTIMISERS: Mapping[str, Mapping[str, Any]] = {
     "sgd": {"lr": 0.1, "weight_decay": 5e-4, "momentum": 0.9, "nesterov": False},
@@ -10,79 +68,144 @@ OPTIMISERS: Mapping[str, Mapping[str, Any]] = {
     "adamw": {"lr": 1e-3, "weight_decay": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8},
 }
 """The settings that each optimiser takes, with its defaults: of Adam and AdamW those of PyTorch."""
-OPTIMISER_KEYS = tuple(dict.fromkeys(key for own in OPTIMISERS.values() for key in own))
+OPTIMISER_KEYS = tuple(dict.fromkeys(key for keys in OPTIMISERS.values() for key in keys))
 """The settings that some optimiser takes."""
-FROM_OPTIMISER: Any = None
-"""Stands for a default that depends on the optimiser; where the optimiser takes no such setting, it is the value."""
 
 
-@dataclass(frozen=True)
-class Local:
-    """Settings of one round's local training.
+def _make_optimiser_field(key: str) -> Any:
+    """Return a field whose default is the optimiser's; None for an optimiser without the key."""
+    return Field(default_factory=lambda values: OPTIMISERS.get(values.get("optimiser", ""), {}).get(key))
+
+
+_LARGEST = torch.finfo(torch.float32).max
+Late = Literal["shallower", "stop", "drop"]
+
+# ---- `[local]` -----------------------------------------------------------------------------------------------------
+
+
+class LocalSection(Section):
+    """`[local]`: training on a client.
 
     Attributes:
-        lr: Learning rate of this round.
+        optimiser: "sgd", "adam" or "adamw"; by default "adamw" for built-in transformers, Vision Mamba and LSTMs, these
+            at `lr = 0.01`, unless `momentum` or `nesterov` is set, and for PyTorch modules of your own, at `lr = 0.005`
+            (0.001 from a million parameters on), unless a key of the optimiser or of clipping is set. It begins anew in
+            every job: nothing of it is kept from round to round.
         epochs: Passes over the client's data.
-        batch_size: Samples per step; None for all at once.
-        momentum: Of SGD.
-        weight_decay: Times the weights, added to the gradient; by AdamW taken from the weights instead, times lr.
-        clip_norm: Largest norm of the gradient, or None.
-        clip_value: Largest absolute value of each of its elements, or None; before `clip_norm`.
-        max_steps: Largest number of optimiser steps, or None.
-        patience: Stop after this number of epochs in a row without a lower loss on the client's validation data, and go
-            back to the weights of the best one; None, or no such data: train all epochs.
-        deadline_s: Seconds within which the update must be there, or None for no end.
-        late: What a client does that cannot train everything in time. "shallower": it trains the deepest exit of its
-            sub-model that it can finish, and stops at the last finished step where it finishes none; "stop": it stops
-            at the last finished step; "drop": its work is lost.
-        check_every: Evaluate on the validation data every `check_every` steps instead, and before the first; `patience`
-            is then counted in steps. None: after every epoch.
-        optimiser: "sgd", "adam" or "adamw". It begins anew in every job: nothing of it is kept from round to round.
+        batch_size: Samples per step, or "all".
+        lr: Learning rate of the first round; `schedule` changes it.
+        momentum: Momentum of SGD.
         nesterov: Whether SGD's momentum is Nesterov's.
-        betas: Of Adam and AdamW: by how much the two moving averages keep of their past, from step to step.
-        eps: Of Adam and AdamW: added to the root of the second moving average.
+        betas: Decay rates of the two moving averages of Adam and AdamW.
+        eps: Added to the root of the second moving average of Adam and AdamW.
+        weight_decay: Times the weights, added to the gradient; by AdamW taken from the weights instead, times lr.
+        clip_norm: Largest norm of the gradient; 1.0 by default where a module of your own is trained by "sgd".
+        clip_value: Largest absolute value of an element of the gradient; applied before `clip_norm`.
+        max_steps: Largest number of optimiser steps.
+        patience: Early stopping: stop after this many epochs without improvement of the client's validation loss, and
+            restore the best weights. A client without validation data trains all epochs.
+        check_every: Steps between two checks of early stopping, with one before the first step; `patience` then counts
+            steps. By default it checks after every epoch.
+        compress: Send the change of the state in "float16" or "int8" (`fleetfit.messages`), instead of the state.
+        schedule: Learning rate over the rounds.
         schedule_in_round: "cosine" lets the learning rate fall to 0 along half a cosine over the round's steps.
-        compress: Send what training changed in "float16" or "int8" (`fleetfit.messages`); None: the state itself.
     """
 
-    lr: float = FROM_OPTIMISER
-    epochs: int = 5
-    batch_size: int | None = 16
-    momentum: float = FROM_OPTIMISER
-    weight_decay: float = FROM_OPTIMISER
-    clip_norm: float | None = None
-    clip_value: float | None = None
-    max_steps: int | None = None
-    patience: int | None = None
-    deadline_s: float | None = None
-    late: Literal["shallower", "stop", "drop"] = "shallower"
-    check_every: int | None = None
     optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
-    nesterov: bool = FROM_OPTIMISER
-    betas: tuple[float, float] = FROM_OPTIMISER
-    eps: float = FROM_OPTIMISER
-    schedule_in_round: Literal["constant", "cosine"] = "constant"
+    epochs: Count = 5
+    batch_size: Count | Literal["all"] = 16
+    lr: Positive = _make_optimiser_field("lr")
+    momentum: Below1 = _make_optimiser_field("momentum")
+    nesterov: bool = _make_optimiser_field("nesterov")
+    betas: Annotated[tuple[Below1, Below1], Field(strict=False)] = _make_optimiser_field("betas")
+    eps: Positive = _make_optimiser_field("eps")
+    weight_decay: NotNegative = _make_optimiser_field("weight_decay")
+    clip_norm: Positive | None = None
+    clip_value: Positive | None = None
+    max_steps: Count | None = None
+    patience: Count | None = None
+    check_every: Count | None = None
     compress: Literal["float16", "int8"] | None = None
-
-    def __post_init__(self) -> None:
-        """Fill in the defaults of the optimiser."""
-        for key, default in self.own.items():
-            if getattr(self, key) is FROM_OPTIMISER:
-                object.__setattr__(self, key, default)
-        if isinstance(self.betas, list):  # as it comes out of a message
-            object.__setattr__(self, "betas", tuple(self.betas))
+    schedule: Schedule = Field(default_factory=Constant)
+    schedule_in_round: Literal["constant", "cosine"] = "constant"
 
     @property
-    def own(self) -> Mapping[str, Any]:
-        """The settings that the optimiser takes, with their defaults; none of an optimiser that is unknown."""
-        return OPTIMISERS.get(self.optimiser, {}) if isinstance(self.optimiser, str) else {}
+    def foreign(self) -> list[str]:
+        """The set keys that the optimiser does not take."""
+        taken = OPTIMISERS[self.optimiser]
+        return [key for key in OPTIMISER_KEYS if key in self.model_fields_set and key not in taken]
+
+    @property
+    def optimiser_settings(self) -> dict[str, Any]:
+        """The settings that the optimiser takes, by PyTorch's names."""
+        return {key: getattr(self, key) for key in OPTIMISERS[self.optimiser]}
 
     @property
     def moments(self) -> int:
-        """Numbers that the optimiser keeps of each trained parameter."""
-        return count_moments(self.optimiser)
+        """Numbers that the optimiser keeps of each trained parameter; SGD counts as with momentum."""
+        return 2 if "betas" in OPTIMISERS[self.optimiser] else 1
+
+    def count_batch(self, samples: int) -> int:
+        """Return the largest batch of a client with this many samples."""
+        return samples if self.batch_size == "all" else self.batch_size
 
 
-def count_moments(optimiser: str) -> int:
-    """Return the numbers that an optimiser keeps of each trained parameter; SGD counts as with momentum."""
-    return 2 if "betas" in OPTIMISERS.get(optimiser, {}) else 1
+class Local(LocalSection):
+    """Local training in one round: `[local]` with the round's learning rate, and the deadline of `[cohort]`.
+
+    Attributes:
+        deadline_s: That of `[cohort]`.
+        late: That of `[cohort]`.
+    """
+
+    deadline_s: Positive | None = None
+    late: Late = "shallower"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_foreign(cls, values: Any) -> Any:
+        """Leave out settings that are None since another optimiser takes them."""
+        if not isinstance(values, Mapping):
+            return values
+        return {key: value for key, value in values.items() if value is not None or key not in OPTIMISER_KEYS}
+
+    @field_validator("lr", mode="wrap")
+    @classmethod
+    def _accept_zero(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        """Accept 0, at which a schedule may end."""
+        return value if value == 0.0 and type(value) is float else validate(value)
+
+    @field_validator("*")
+    @classmethod
+    def _check_size(cls, value: Any) -> Any:
+        """Refuse numbers that a tensor cannot have."""
+        if isinstance(value, float) and value > _LARGEST:
+            raise ValueError(f"Input should be at most {_LARGEST:g}")
+        return value
+
+    def at_round(self, rounds: int, round: int) -> Self:
+        """Return the settings with the learning rate of a round, counted from 0."""
+        lr = self.lr * self.schedule.factor_at(rounds, round)
+        return self.model_copy(update={"lr": lr, "schedule": Constant()})
+
+    def replace(self, **changes: Any) -> Self:
+        """Return the settings with other values; raise a `ConfigError` as `load` does."""
+        return self.load({**dict(self), **changes})
+
+    def dump(self) -> dict[str, Any]:
+        """Return the settings of a round as a job carries them."""
+        return {key: value for key, value in self if key != "schedule"}
+
+    @classmethod
+    def load(cls, settings: Any) -> Self:
+        """Return the settings of a table.
+
+        Raises:
+            ConfigError: A key is unknown, or a value is of another type or out of range.
+        """
+        try:
+            return cls.model_validate(settings)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, ("local", *first["loc"])))
+        raise ConfigError(f"{key}: {first['msg']}, got {truncate(repr(first['input']))}.", key=key)

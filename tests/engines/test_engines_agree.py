@@ -122,7 +122,7 @@ def test_deadlines_by_simulated_clocks_give_the_same_bits() -> None:
     seen = {"shallower": 0, "stopped": 0, "late": 0}
     try:
         for late in ("shallower", "stop", "drop"):
-            timed = replace(SETTINGS, local=replace(SETTINGS.local, max_steps=None, deadline_s=0.85, late=late))
+            timed = replace(SETTINGS, local=SETTINGS.local.replace(max_steps=None, deadline_s=0.85, late=late))
             expected = finished(federation, local(simulation), timed)
             same(expected, finished(federation, engine, timed))
             seen = {key: count + expected.report["deadline"][key] for key, count in seen.items()}

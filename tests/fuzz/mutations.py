@@ -98,7 +98,7 @@ def real() -> Real:
     layout = federation.problem.layout
     found: dict[str, tuple[tuple[Job, Reply], ...]] = {"train": trained}
     for kind in ("float16", "int8"):
-        pairs = [(replace(job, local=replace(job.local, compress=kind)), reply) for job, reply in trained]
+        pairs = [(replace(job, local=job.local.replace(compress=kind)), reply) for job, reply in trained]
         found[kind] = tuple((job, compress(reply, job, layout, kind, None)[0])
                             for job, reply in pairs if isinstance(reply, Update))  # fmt: skip
     for kind in ("evaluate", "statistics"):

@@ -10,7 +10,7 @@ import torch
 from fleetfit.config.assemble.data import build_data, build_partition
 from fleetfit.config.assemble.engine import Computing, choose_computing, find_server_device, set_feature_cache
 from fleetfit.config.assemble.fleet import DeviceBudgets, build_targets, deal_clients, target_full_model
-from fleetfit.config.assemble.local import build_local_training, choose_training
+from fleetfit.config.assemble.local import choose_training
 from fleetfit.config.assemble.method import build_method_spec, check_model, check_needs, choose_for_tokens
 from fleetfit.config.assemble.model import build_problem
 from fleetfit.config.components import check_keys
@@ -25,7 +25,6 @@ from fleetfit.report.text import format_count
 from fleetfit.submodel import Submodel
 from fleetfit.training import initial_base
 from fleetfit.values import DataDescription, Federation, Level, Local, Problem
-from fleetfit.values.local import count_moments
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +113,7 @@ def make_conditions(experiment: Experiment, largest: int | None) -> Conditions:
         raise ConfigError(
             '[local] batch_size: "all" needs the data. Set a number: --set local.batch_size=64.', key="local.batch_size"
         )
-    return Conditions(size, dict(experiment.fleet.measured), count_moments(local.optimiser))
+    return Conditions(size, dict(experiment.fleet.measured), local.moments)
 
 
 def _add_further_costs(levels: Iterable[Level], problem: Problem, budgets: DeviceBudgets) -> tuple[Level, ...]:
@@ -210,7 +209,7 @@ def plan_levels(
         data, count, largest, lambda problem, conditions: deal_clients(fleet, problem, count, seed, conditions)
     )
     planned = plan_problem(experiment, population, {}, accelerator)
-    local = build_local_training(planned.experiment.local, experiment.cohort)
+    local = Local.load(dict(planned.experiment.local))
     return LevelPlan(planned.experiment, planned, local, planned.budgets.conditions.batch_size, data)
 
 

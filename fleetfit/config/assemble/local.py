@@ -1,34 +1,18 @@
-"""Build the settings of local training from `[local]`, and choose them for models of one's own."""
+"""Choose the settings of local training for models of one's own."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from fleetfit.config.assemble.model import find_derived
-from fleetfit.config.schema import CohortSection, Experiment, LocalSection
+from fleetfit.config.schema import Experiment
 from fleetfit.layout import Architecture
 from fleetfit.method import Method
-from fleetfit.values import Local
-from fleetfit.values.local import OPTIMISER_KEYS, OPTIMISERS
+from fleetfit.values.local import OPTIMISER_KEYS, OPTIMISERS, LocalSection
 
 RECIPE = ("optimiser", *OPTIMISER_KEYS, "clip_norm", "clip_value")
 """The keys of `[local]` that depend on the model by default."""
 _LR, _LARGE_LR, _LARGE = 0.005, 0.001, 1_000_000  # of modules below and from _LARGE parameters on
 _CLIP_NORM = 1.0
-
-
-def build_local_training(section: LocalSection, cohort: CohortSection) -> Local:
-    """Return the settings of local training: each field from the key of its name, plus the cohort's deadline.
-
-    Keys of other optimisers stay at their defaults, and so does `check_every` without `patience`.
-    """
-    keys = LocalSection.model_fields.keys() & {field.name for field in fields(Local)}
-    keys -= set(OPTIMISER_KEYS) - OPTIMISERS[section.optimiser].keys()
-    if section.patience is None:
-        keys -= {"check_every"}
-    values = {key: getattr(section, key) for key in keys}
-    values["batch_size"] = None if section.batch_size == "all" else section.batch_size
-    return Local(**values, deadline_s=cohort.deadline_s, late=cohort.late)
 
 
 def list_open_keys(experiment: Experiment) -> set[str]:

@@ -1,6 +1,5 @@
 """Build `Settings` of rounds from `[cohort]`, `[evaluate]`, `[fleet] links` and others."""
 
-import functools
 import math
 from dataclasses import replace
 from typing import NamedTuple
@@ -8,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from fleetfit.config.assemble.data import has_data_sized_cohort
-from fleetfit.config.assemble.local import build_local_training
 from fleetfit.config.schema import FRACTION, MIN_COHORT, CohortSection, Experiment
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError
@@ -16,7 +14,7 @@ from fleetfit.evaluate import EvaluationPart, EvaluationScope, has_batch_norm
 from fleetfit.network import LinkFaults
 from fleetfit.rounds import Settings
 from fleetfit.training.clock import count_planned_passes, forward_work
-from fleetfit.values import DataDescription, Evaluation, Federation, Simulation
+from fleetfit.values import DataDescription, Evaluation, Federation, Local, Simulation
 
 _EVALUATION_SHARE = 0.1
 """Work of evaluations, relative to that of training, with `evaluate.every = "auto"`; likewise their numbers below."""
@@ -43,10 +41,10 @@ def build_settings(experiment: Experiment) -> Settings:
         samples=evaluate.samples,
         always=evaluate.whole,
     )
-    training = build_local_training(local, experiment.cohort)
-    schedule = functools.partial(local.schedule.factor_at, experiment.rounds)
+    cohort = experiment.cohort
+    training = Local.load({**dict(local), "deadline_s": cohort.deadline_s, "late": cohort.late})
     every = 0 if evaluate.every == "auto" else evaluate.every
-    return Settings(experiment.rounds, training, schedule, every, scope)
+    return Settings(experiment.rounds, training, every, scope)
 
 
 def check_personal(experiment: Experiment, federation: Federation) -> None:

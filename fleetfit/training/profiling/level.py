@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ class ProfileRequest:
     def to_json(self, share_s: float, limit_s: float) -> str:
         """Return the request as the process reads it; see `profile_level` for the times."""
         table = {key: value for key, value in vars(self).items() if key not in ("submodel", "local")}
-        table |= {"sizes": self.submodel.sizes, "exits": list(self.submodel.exits), "local": asdict(self.local)}
+        table |= {"sizes": self.submodel.sizes, "exits": list(self.submodel.exits), "local": self.local.dump()}
         return json.dumps({**table, "share_s": share_s, "end_s": limit_s + _GRACE_S, "at": time.time()})
 
 

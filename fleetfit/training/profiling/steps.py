@@ -56,7 +56,7 @@ def train_until(job: Job, problem: Problem, data: Data, accelerator: torch.devic
     watched = WatchedData(**{f.name: getattr(data, f.name) for f in fields(Data) if f.init}, before_step=before_step)
     device = Device(problem, watched.to(accelerator), accelerator=accelerator)
     try:
-        reply, _ = run_job(replace(job, local=replace(job.local, epochs=_ENDLESS)), device)
+        reply, _ = run_job(replace(job, local=job.local.replace(epochs=_ENDLESS)), device)
     except EnoughSteps:
         return
     raise RunError(reply.reason if isinstance(reply, Failure) else "the training ended by itself")
