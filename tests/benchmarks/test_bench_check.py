@@ -40,11 +40,11 @@ def bench(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(written, "FILE", file)
     monkeypatch.setitem(PARTS, "toy", "nothing")
 
-    def run(found, *given):
+    def run(source, *arguments):
         toy = types.ModuleType("benchmarks.toy")
-        toy.figures = lambda options: iter(found) if isinstance(found, list) else found(options)
+        toy.figures = lambda options: iter(source) if isinstance(source, list) else source(options)
         monkeypatch.setitem(sys.modules, "benchmarks.toy", toy)
-        code = main(["toy", *given])
+        code = main(["toy", *arguments])
         return code, capsys.readouterr().out
 
     run.file = file
@@ -52,8 +52,8 @@ def bench(tmp_path, monkeypatch, capsys):
 
 
 def test_passes_within_the_margin(bench):
-    code, said = bench(figures(1.099, 1.801), "--check")
-    assert code == 0 and "bench-check: passed" in said and "FAILED" not in said
+    code, output = bench(figures(1.099, 1.801), "--check")
+    assert code == 0 and "bench-check: passed" in output and "FAILED" not in output
 
 
 @pytest.mark.parametrize(
@@ -65,18 +65,18 @@ def test_passes_within_the_margin(bench):
     ],
 )
 def test_fails_beyond_the_margin_and_says_which_figure(bench, lower, higher, complaint):
-    code, said = bench(figures(lower, higher), "--check")
-    assert code == 1 and complaint in said and "bench-check: FAILED" in said
-    assert said.count("expected at ") == 1
+    code, output = bench(figures(lower, higher), "--check")
+    assert code == 1 and complaint in output and "bench-check: FAILED" in output
+    assert output.count("expected at ") == 1
 
 
 def test_a_figure_that_is_better_or_new_is_noted_and_does_not_fail(bench):
-    found = [*figures(0.8, 2.3), Figure("new", 1.0, 1.0, 1.0, 1)]
-    code, said = bench(found, "--check")
+    measured = [*figures(0.8, 2.3), Figure("new", 1.0, 1.0, 1.0, 1)]
+    code, output = bench(measured, "--check")
     assert code == 0
-    assert "found 0.800, better than the 1.000 written down" in said
-    assert "found 2.300, better than the 2.000 written down" in said
-    assert "toy, new: 1.000 is not written down yet." in said
+    assert "found 0.800, better than the 1.000 written down" in output
+    assert "found 2.300, better than the 2.000 written down" in output
+    assert "toy, new: 1.000 is not written down yet." in output
 
 
 def test_another_processor_is_noted(bench):
@@ -86,8 +86,8 @@ def test_another_processor_is_noted(bench):
 
 
 def test_a_written_figure_that_was_not_measured_fails(bench):
-    code, said = bench(figures(1.0, 2.0)[1:], "--check")
-    assert code == 1 and "toy, ours against theirs: written down as 1.000, but nothing was measured." in said
+    code, output = bench(figures(1.0, 2.0)[1:], "--check")
+    assert code == 1 and "toy, ours against theirs: written down as 1.000, but nothing was measured." in output
 
 
 def test_a_part_that_raises_fails_and_keeps_the_figures_before_it(bench):
@@ -95,25 +95,27 @@ def test_a_part_that_raises_fails_and_keeps_the_figures_before_it(bench):
         yield figures(1.0, 2.0)[0]
         raise OSError("no such thing")
 
-    code, said = bench(broken)
+    code, output = bench(broken)
     assert (
-        code == 1 and "toy failed: OSError: no such thing" in said and "| toy | ours against theirs | 1.000 |" in said
+        code == 1
+        and "toy failed: OSError: no such thing" in output
+        and "| toy | ours against theirs | 1.000 |" in output
     )
 
 
 def test_a_part_without_written_figures_cannot_be_checked(bench):
     bench.file.write_text("")
-    code, said = bench(figures(1.0, 2.0), "--check")
-    assert code == 1 and "has no figure of these parts" in said
+    code, output = bench(figures(1.0, 2.0), "--check")
+    assert code == 1 and "has no figure of these parts" in output
 
 
 def test_write_keeps_margins_and_other_parts_and_leaves_amounts_out(bench):
     bench.file.write_text(WRITTEN + '[other.one]\nvalue = 3.0\nmargin = 0.2\nbetter = "lower"\nmachine = "some"\n')
     new = Figure("new", 1.0, 0.9, 1.3, 5)
     code, _ = bench([*figures(1.5, 1.9), new], "--write")
-    known = written.read(bench.file)
-    assert code == 0 and known["other"]["one"].value == 3.0
-    assert {name: (entry.value, entry.margin) for name, entry in known["toy"].items()} == {
+    before = written.read(bench.file)
+    assert code == 0 and before["other"]["one"].value == 3.0
+    assert {name: (entry.value, entry.margin) for name, entry in before["toy"].items()} == {
         "ours against theirs": (1.5, 0.1), "a speed-up": (1.9, 0.1), "new": (1.0, 0.3),
     }  # fmt: skip
     assert bench([*figures(1.6, 1.8), new], "--check")[0] == 0
@@ -129,9 +131,9 @@ def test_a_broken_entry_is_named(bench):
 
 
 def test_the_table_says_what_is_not_met(bench):
-    code, said = bench([Figure("one", 1.2, 1.1, 1.4, 5, wanted=1.04, detail="a | b")])
+    code, output = bench([Figure("one", 1.2, 1.1, 1.4, 5, wanted=1.04, detail="a | b")])
     assert code == 0
-    assert "| toy | one | 1.200 | 1.100-1.400 | 5 | at most 1.04: **not met** | " in said and "a / b" in said
+    assert "| toy | one | 1.200 | 1.100-1.400 | 5 | at most 1.04: **not met** | " in output and "a / b" in output
 
 
 def test_unknown_parts_are_refused(bench, capsys):
@@ -173,17 +175,17 @@ def test_a_ratio_is_the_median_of_its_pairs_without_the_first(monkeypatch):
     """The pairs are 9/1 (unmeasured), 2/1, 3/1, 8/2 seconds: quotients 2, 3, 4; medians 3 s and 1 s."""
     hands = Hands()
     monkeypatch.setattr(measuring, "time", hands)
-    found = ratio("x", hands.side(9, 2, 3, 8), hands.side(1, 1, 1, 2), 3)
-    assert (found.value, found.low, found.high, found.repetitions) == (3.0, 2.0, 4.0, 3)
-    assert found.detail == "3,000 ms against 1,000 ms; wall 3.000"
+    figure = ratio("x", hands.side(9, 2, 3, 8), hands.side(1, 1, 1, 2), 3)
+    assert (figure.value, figure.low, figure.high, figure.repetitions) == (3.0, 2.0, 4.0, 3)
+    assert figure.detail == "3,000 ms against 1,000 ms; wall 3.000"
 
 
 def test_every_written_figure_belongs_to_a_part():
     assert written.read().keys() <= PARTS.keys() | WHEN_NAMED.keys()
 
 
-@pytest.mark.parametrize(("busy", "own", "said"), [(10.0, 9.0, "quiet"), (25.0, 10.0, "busy (1.5 cores)")])
-def test_others_work_is_told_apart_from_ours(monkeypatch, busy, own, said):
+@pytest.mark.parametrize(("busy", "own", "verdict"), [(10.0, 9.0, "quiet"), (25.0, 10.0, "busy (1.5 cores)")])
+def test_others_work_is_told_apart_from_ours(monkeypatch, busy, own, verdict):
     """In ten seconds the machine works `busy` core seconds, of which `own` are ours."""
     clocks = {"_busy_s": busy, "_own_s": own, "_uptime_s": 10.0}
     for name in clocks:
@@ -191,4 +193,4 @@ def test_others_work_is_told_apart_from_ours(monkeypatch, busy, own, said):
     watch = machine.Watch()
     for name, passed in clocks.items():
         monkeypatch.setattr(machine, name, lambda passed=passed: 100.0 + passed)
-    assert watch.verdict() == said
+    assert watch.verdict() == verdict

@@ -30,19 +30,19 @@ def test_the_plain_model_is_ours_with_its_last_classifier(name, tmp_path):
 def test_a_task_is_read_as_it_was_made(name, last, test, tmp_path):
     task = TASKS[name]
     make(task, tmp_path)
-    found = Loaded(tmp_path)
-    x, y = found.client(last)
-    assert found.task == task
-    assert x.shape == (task.samples, 1, task.side, task.side) and len(found.y) == found.trained + test
-    assert torch.equal(y, found.y[last * task.samples : found.trained])
-    assert abs(found.accuracy(tmp_path / "first.npz") - 0.1) < 0.15  # untrained: about as if drawn
+    loaded = Loaded(tmp_path)
+    x, y = loaded.client(last)
+    assert loaded.task == task
+    assert x.shape == (task.samples, 1, task.side, task.side) and len(loaded.y) == loaded.trained + test
+    assert torch.equal(y, loaded.y[last * task.samples : loaded.trained])
+    assert abs(loaded.accuracy(tmp_path / "first.npz") - 0.1) < 0.15  # untrained: about as if drawn
 
 
 def test_a_round_is_the_mean_of_those_after_the_first():
     """Rounds end after 10, 12, 16 and 90 CPU s; the last does not count: a round takes 3, and the start took 7."""
-    seen = Seen([(10.0, 20.0), (12.0, 21.0), (16.0, 23.0), (90.0, 99.0)])
-    assert seen.per_round(3) == (3.0, 1.5)
-    assert seen.start(3) == (7.0, 18.5)
+    side = Seen([(10.0, 20.0), (12.0, 21.0), (16.0, 23.0), (90.0, 99.0)])
+    assert side.per_round(3) == (3.0, 1.5)
+    assert side.start(3) == (7.0, 18.5)
 
 
 BURN = "import time\nwhile time.process_time() < {}: pass\n"
@@ -59,9 +59,9 @@ sys.exit(int(sys.argv[1]))
 
 
 def test_children_that_ended_and_orphans_that_live_are_counted(tmp_path):
-    seen = observe([sys.executable, "-c", FAMILY, "0"], tmp_path)
-    assert len(seen.rounds) == 1 and seen.rounds[0][0] >= 1.0 - 0.03  # three processes, in ticks of 10 ms
-    assert seen.peak_bytes > 1_000_000
+    side = observe([sys.executable, "-c", FAMILY, "0"], tmp_path)
+    assert len(side.rounds) == 1 and side.rounds[0][0] >= 1.0 - 0.03  # three processes, in ticks of 10 ms
+    assert side.peak_bytes > 1_000_000
 
 
 def test_a_side_that_fails_is_an_error(tmp_path):
@@ -75,12 +75,12 @@ def turn(cpu_s, accuracy=0.9):
 
 def test_ratios_are_of_turns_beside_each_other():
     """Flower takes 3 and 8 s where we take 1 and 2: quotients 3 and 4, median 3.5."""
-    found = list(compared("cnn", {OURS: [turn(1), turn(2)], "Flower": [turn(3), turn(8)]}))
-    ratio = found[0]
+    ratios = list(compared("cnn", {OURS: [turn(1), turn(2)], "Flower": [turn(3), turn(8)]}))
+    ratio = ratios[0]
     assert ratio.name == "cnn, Flower against exact, CPU seconds of a round"
     assert (ratio.value, ratio.low, ratio.high, ratio.unit, ratio.better) == (3.5, 3.0, 4.0, "", "higher")
-    assert all(figure.unit for figure in found[1:])
-    assert table(found).splitlines()[2] == (
+    assert all(figure.unit for figure in ratios[1:])
+    assert table(ratios).splitlines()[2] == (
         "| cnn | exact | 1.500 | 3.00 s on the clock; accuracy 0.900 | 1.000 | 1.0 s on the clock | 100.0 MB |"
     )
 

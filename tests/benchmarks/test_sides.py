@@ -51,12 +51,12 @@ def test_the_naive_average_is_ours():
 def test_the_naive_round_trains_every_client_once_and_changes_the_model(monkeypatch):
     federation, simulation = fleet(CNN, 8, 8, samples=32)
     naive = Naive(federation, simulation)
-    seen = []
+    calls = []
     train = naive.train
-    monkeypatch.setattr(naive, "train", lambda module, who: (seen.append(who), train(module, who)))
+    monkeypatch.setattr(naive, "train", lambda module, who: (calls.append(who), train(module, who)))
     before = {name: tensor.clone() for name, tensor in naive.state.items()}
     naive.round([(0, 0), (3, 3)])
-    assert seen == [0, 3]
+    assert calls == [0, 3]
     assert not any(torch.equal(before[name], tensor) for name, tensor in naive.state.items() if tensor.dim() > 1)
 
 
@@ -82,8 +82,8 @@ def test_both_sides_of_a_technique_do_the_same_steps(technique):
 def test_the_table_of_techniques_has_a_row_for_each_that_was_measured():
     names = [f"cnn, {name}: {what} with it against without" for name, what in
              (("FedDyn", "a step"), ("FedDyn", "a round"), ("compression to int8", "a round"))]  # fmt: skip
-    found = [Figure(name, value, value, value, 1) for name, value in zip(names, (1.154, 0.98, 1.02), strict=True)]
-    assert techniques.table(found).splitlines()[2:] == [
+    measured = [Figure(name, value, value, value, 1) for name, value in zip(names, (1.154, 0.98, 1.02), strict=True)]
+    assert techniques.table(measured).splitlines()[2:] == [
         "| FedDyn | +15% | -2% |",
         "| compression to int8 | | +2% |",
     ]

@@ -185,10 +185,10 @@ def test_a_level_computes_nothing_behind_its_last_exit(kind: str) -> None:
 def test_exits_give_what_their_classifier_makes_of_the_instance(kind: str) -> None:
     architecture, x = derive(kind), EXAMPLES.get(kind, VECTORS)
     net, level = architecture.net, architecture.build(architecture.plan.axes, architecture.positions).eval()
-    seen: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
     handles = [
         net.get_submodule(name).register_forward_hook(
-            lambda part, args, out, name=name: seen.update({name: out.clone()})
+            lambda part, args, out, name=name: outputs.update({name: out.clone()})
         )
         for name in AUTO[kind]
     ]
@@ -201,16 +201,16 @@ def test_exits_give_what_their_classifier_makes_of_the_instance(kind: str) -> No
         handle.remove()
     assert len(logits) == architecture.blocks
     assert torch.equal(logits[-1], last[-1] if isinstance(last, list) else last)
-    for e, (name, given) in enumerate(zip(AUTO[kind], logits, strict=False), 1):
-        hidden = seen[name]
+    for e, (name, logit) in enumerate(zip(AUTO[kind], logits, strict=False), 1):
+        hidden = outputs[name]
         if kind == "own":
-            assert torch.equal(given, hidden)
+            assert torch.equal(logit, hidden)
             continue
         pooled = hidden.mean((2, 3)) if hidden.dim() == 4 else hidden
         mean, deviation = pooled.mean(1, keepdim=True), pooled.var(1, keepdim=True, correction=0).add(1e-5).sqrt()
         head = level.heads[str(e)]
-        by_hand = ((pooled - mean) / deviation) @ head.fc.weight.T + head.fc.bias
-        assert torch.allclose(given, by_hand, atol=1e-5)
+        expected = ((pooled - mean) / deviation) @ head.fc.weight.T + head.fc.bias
+        assert torch.allclose(logit, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["blocks", "stages", "own"])

@@ -121,8 +121,8 @@ def test_statistics_are_kept(case: str, tmp_path: Path) -> None:
     with torch.no_grad():
         torch.testing.assert_close(last(run.model()(x)), net.eval()(x), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(last(ff.load(run.folder, model=net, data=make_images()).model()(x)), net(x))
-    kept = case != "norms of buffers"
-    assert any('"norm1", "norm2"' in note for note in run.notes) == kept
+    is_noted = case != "norms of buffers"
+    assert any('"norm1", "norm2"' in note for note in run.notes) == is_noted
 
 
 def test_training_leaves_the_statistics(tmp_path: Path) -> None:

@@ -99,8 +99,8 @@ class Here:
     def receive(self) -> Sequence[Mapping[str, Any]] | None:
         if any(self.pool.deadly(one) for _, one in self.given):
             return None
-        told = zip(self.given, self.memories, strict=True)
-        return [{**self.pool.answered(one, memory), "seconds": 0.001} for (_, one), memory in told]
+        pairs = zip(self.given, self.memories, strict=True)
+        return [{**self.pool.answered(one, memory), "seconds": 0.001} for (_, one), memory in pairs]
 
     def end(self) -> None:
         self.pool.ended += 1
@@ -119,8 +119,8 @@ class Pretended(Pool):
     def answered(self, one: Job, memory: Any) -> Mapping[str, Any]:
         """Return a worker's reply to a job."""
         task = unpack(pack({"job": dump_job(one, self._layout), "memory": memory}))
-        found: Mapping[str, Any] = unpack(run_message(task, self.simulation))
-        return found
+        reply: Mapping[str, Any] = unpack(run_message(task, self.simulation))
+        return reply
 
     def deadly(self, one: Job) -> bool:
         """Tell whether a job kills the worker this time: the jobs of a client do, so many times."""
@@ -147,14 +147,14 @@ def test_bits_equal_local_also_when_workers_die(deaths: Mapping[int, int]) -> No
 class Refusing(Pretended):
     """A pool whose workers answer each job with a failure, and which counts the jobs that are made and not answered."""
 
-    made = 0
+    count = 0
 
     def answered(self, one: Job, memory: Any) -> Mapping[str, Any]:
         return {"reply": dump_reply(Failure.of(one, "no"), self._layout), "memory": None}
 
     def counted(self, jobs: Sequence[Job]) -> Iterator[Job]:
         for one in jobs:
-            self.made += 1
+            self.count += 1
             yield one
 
 
@@ -164,7 +164,7 @@ def test_replies_keep_the_jobs_order() -> None:
     jobs = [replace(job(100), index=number) for number in range(200)]
     for number, reply in enumerate(pool.run(pool.counted(jobs))):
         assert reply.index == number
-        assert pool.made - number <= 41
+        assert pool.count - number <= 41
     assert [place for places in pool.messages for place in places] == list(range(200))
     assert max(map(len, pool.messages)) == 9, "half of what each would get of the 39 in sight"
 
@@ -173,7 +173,7 @@ def test_large_jobs_are_made_when_a_worker_is_there_for_them() -> None:
     pool = Refusing(fleets({"name": "fedavg"})[1])
     jobs = [replace(job(2000), index=number) for number in range(20)]
     for number, _ in enumerate(pool.run(pool.counted(jobs))):
-        assert pool.made - number <= 4
+        assert pool.count - number <= 4
     assert max(map(len, pool.messages)) == 1
 
 

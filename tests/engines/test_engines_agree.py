@@ -119,16 +119,16 @@ def test_deadlines_by_simulated_clocks_give_the_same_bits() -> None:
     }
     simulation = replace(simulation, resources=replace(simulation.resources, speeds=speeds, jitter=0.3))
     engine = processes(simulation, workers=2)
-    seen = {"shallower": 0, "stopped": 0, "late": 0}
+    counts = {"shallower": 0, "stopped": 0, "late": 0}
     try:
         for late in ("shallower", "stop", "drop"):
             timed = replace(SETTINGS, local=SETTINGS.local.replace(max_steps=None, deadline_s=0.85, late=late))
             expected = finished(federation, local(simulation), timed)
             same(expected, finished(federation, engine, timed))
-            seen = {key: count + expected.report["deadline"][key] for key, count in seen.items()}
+            counts = {key: count + expected.report["deadline"][key] for key, count in counts.items()}
     finally:
         engine.close()
-    assert min(seen.values()) > 0, seen
+    assert min(counts.values()) > 0, counts
 
 
 def test_a_worker_that_dies_loses_no_round(tmp_path: Path, two_workers: Engine) -> None:
@@ -136,9 +136,9 @@ def test_a_worker_that_dies_loses_no_round(tmp_path: Path, two_workers: Engine) 
     (tmp_path / "died").touch()
     expected = finished(federation, local(simulation))
     (tmp_path / "died").unlink()
-    found = finished(federation, two_workers)
+    result = finished(federation, two_workers)
     assert (tmp_path / "died").exists()
-    same(expected, found)
+    same(expected, result)
 
 
 @pytest.mark.slow

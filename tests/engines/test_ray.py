@@ -61,7 +61,7 @@ def two_actors(cluster: Any) -> Iterator[Actors]:
     assert cluster.is_initialized()
 
 
-def asked(engine: Actors, worker: int, question: Any) -> Any:
+def ask(engine: Actors, worker: int, question: Any) -> Any:
     """Ask an actor's process something."""
     import ray as library
 
@@ -116,13 +116,13 @@ def test_short_jobs_share_a_message_and_a_state_is_sent_once(
     sent: list[tuple[int, int]] = []
     send = engines_ray._ActorWorker.send
 
-    def noted(worker: Any, jobs: Any, memories: Any) -> None:
+    def send_and_count(worker: Any, jobs: Any, memories: Any) -> None:
         before = set(worker.state_numbers)
         send(worker, jobs, memories)
         counts.append(len(jobs))
         sent.extend((id(worker), number) for number in worker.state_numbers - before)
 
-    monkeypatch.setattr(engines_ray._ActorWorker, "send", noted)
+    monkeypatch.setattr(engines_ray._ActorWorker, "send", send_and_count)
     federation, simulation = fleets({"name": "scalefl"})
     same(finished(federation, local(simulation)), finished(federation, two_actors))
     assert max(counts) > 1
@@ -130,7 +130,7 @@ def test_short_jobs_share_a_message_and_a_state_is_sent_once(
 
 
 def test_one_thread_means_one(two_actors: Actors) -> None:
-    def seen(actor: Any) -> Any:
+    def read_threads(actor: Any) -> Any:
         import os
 
         import torch
@@ -138,8 +138,8 @@ def test_one_thread_means_one(two_actors: Actors) -> None:
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
         return torch.get_num_threads(), torch.get_num_interop_threads(), *(os.environ[name] for name in names)
 
-    assert asked(two_actors, 0, seen) == (1, 1, "1", "1", "1")
-    assert asked(two_actors, 1, lambda actor: os.nice(0)) == os.nice(0)
+    assert ask(two_actors, 0, read_threads) == (1, 1, "1", "1", "1")
+    assert ask(two_actors, 1, lambda actor: os.nice(0)) == os.nice(0)
 
 
 # ---- deaths -------------------------------------------------
@@ -150,9 +150,9 @@ def test_an_actor_that_dies_in_a_job_loses_no_round(tmp_path: Path, two_actors: 
     (tmp_path / "died").touch()
     expected = finished(federation, local(simulation))
     (tmp_path / "died").unlink()
-    found = finished(federation, two_actors)
+    result = finished(federation, two_actors)
     assert (tmp_path / "died").exists()
-    same(expected, found)
+    same(expected, result)
 
 
 def test_an_actor_killed_between_rounds_loses_no_round(two_actors: Actors) -> None:
@@ -161,7 +161,7 @@ def test_an_actor_killed_between_rounds_loses_no_round(two_actors: Actors) -> No
     two_actors.load({})
     rounds = run(federation, two_actors, SETTINGS, start(federation))
     next(rounds)
-    pid = asked(two_actors, 0, lambda actor: os.getpid())
+    pid = ask(two_actors, 0, lambda actor: os.getpid())
     os.kill(pid, signal.SIGKILL)
     psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=LIMIT_S)
     *_, last = rounds
@@ -241,11 +241,11 @@ PATHS = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
 def script(text: str) -> str:
     """Run a script; return what it printed."""
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(paths=PATHS) + text], capture_output=True, text=True, timeout=LIMIT_S
     )
-    assert found.returncode == 0, found.stderr[-3000:]
-    return found.stdout
+    assert process.returncode == 0, process.stderr[-3000:]
+    return process.stdout
 
 
 def test_a_machine_that_dies_loses_no_round() -> None:

@@ -22,22 +22,22 @@ def test_every_number_that_the_claims_ask_for_is_measured(tmp_path: Path, capsys
     """But for the levels: this run has two, those of the claims are 2 and 4."""
     ff.run(out=tmp_path / "run", overrides=SHORT)
     main([str(tmp_path / "run"), "--setting", "x", "--record", str(tmp_path / "kept"), "--turns", "3"])
-    found = read_results(tmp_path / "kept" / "devices.json")
-    (run,) = found.runs
+    results = read_results(tmp_path / "kept" / "devices.json")
+    (run,) = results.runs
     assert (run.row, run.setting, run.seed) == ("ScaleFL", "x", 0)
-    asked = {
+    needed = {
         place.column.replace("level 2", "level 1").replace("level 4", "level 2")
         for table in read(ROOT / "experiments" / "claims.toml").table
         for claim in table.every
         for contrast in contrasts(table, claim)
         for place in (*contrast.plus, *contrast.minus)
-        if f"experiments/{place.file}" == found.file
+        if f"experiments/{place.file}" == results.file
     }
-    assert len(asked) == 9
+    assert len(needed) == 9
     here = describe_environment()
-    assert (found.commit, found.machine["processor"]) == (here["fleetfit_commit"], here["processor"])
-    assert found.settings["data"]["partition"]["clients"] == 4
-    assert asked <= set(run.final)
+    assert (results.commit, results.machine["processor"]) == (here["fleetfit_commit"], here["processor"])
+    assert results.settings["data"]["partition"]["clients"] == 4
+    assert needed <= set(run.final)
     assert run.final["parameters of level 1"] < run.final["parameters of level 2"]
     assert run.final["latency_ms of level 1"] > 0
     assert 0 <= run.final["accuracy with early exits"] <= 100

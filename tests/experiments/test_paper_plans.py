@@ -49,32 +49,34 @@ def tables() -> dict[str, PaperTable]:
 def numbers(table: PaperTable, row: tuple[Value, ...]) -> tuple[float, float, float, float]:
     """Parameters and multiply-adds, each as computed and as printed."""
     at = [i for i, column in enumerate(table.columns) if column == "printed"][:2]
-    found = [row[i] for place in at for i in (place - 1, place)]
-    assert all(isinstance(value, float) for value in found)
-    return tuple(found)  # type: ignore[return-value]
+    values = [row[i] for place in at for i in (place - 1, place)]
+    assert all(isinstance(value, float) for value in values)
+    return tuple(values)  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("name", list(PRINTED))
 def test_every_row_has_the_printed_costs(name: str, tables: dict[str, PaperTable]) -> None:
     """A printed number has two or three digits, so a parameter count may also be off by less than the last of them."""
-    table, seen = tables[name], {}
+    table, costs = tables[name], {}
     assert {len(row) for row in table.rows} == {len(table.columns)}
     for row in table.rows:
-        parameters, said, multiply_adds, said_too = numbers(table, row)
+        parameters, printed_parameters, multiply_adds, printed_adds = numbers(table, row)
         level = str(row[0])
         if level.endswith(", as printed"):
-            assert parameters < 0.8 * said and multiply_adds < 0.8 * said_too  # the printed ratio is plainly wrong
+            assert (
+                parameters < 0.8 * printed_parameters and multiply_adds < 0.8 * printed_adds
+            )  # the printed ratio is plainly wrong
             continue
-        seen[level] = said, said_too
-        assert abs(parameters - said) <= max(0.01 * said, LAST_DIGIT[name]), level
-        off = abs(multiply_adds / said_too - 1)
+        costs[level] = printed_parameters, printed_adds
+        assert abs(parameters - printed_parameters) <= max(0.01 * printed_parameters, LAST_DIGIT[name]), level
+        off = abs(multiply_adds / printed_adds - 1)
         assert (off > 0.03) == ((name, level, "multiply-adds") in INCONSISTENT), (level, off)
-    assert seen == PRINTED[name]
+    assert costs == PRINTED[name]
 
 
 def test_rows_whose_printed_ratio_is_wrong_say_so(tables: dict[str, PaperTable]) -> None:
-    found = {(name, row[0], row[2]) for name, table in tables.items() for row in table.rows if "printed" in str(row[0])}
-    assert found == {
+    wrong = {(name, row[0], row[2]) for name, table in tables.items() for row in table.rows if "printed" in str(row[0])}
+    assert wrong == {
         ("scalefl-table-6", "2-w, as printed", 0.45), ("scalefl-table-6", "1-w, as printed", 0.30),
         ("scalefl-table-8", "2-dw, as printed", 0.65), ("scalefl-table-8", "1-dw, as printed", 0.65),
     }  # fmt: skip
@@ -165,9 +167,9 @@ class Counter:
 
 @pytest.fixture
 def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
-    made = Counter()
-    monkeypatch.setattr(latency, "time", made)
-    return made
+    clock = Counter()
+    monkeypatch.setattr(latency, "time", clock)
+    return clock
 
 
 @pytest.fixture
@@ -188,9 +190,9 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., Printed]:
 def test_every_row_has_the_printed_latency(name: str, printed: Callable[..., Printed], counter: Counter) -> None:
     """Also those that stand there twice. Nothing is measured where nobody asks for it."""
     rows, out, err = printed(name)
-    found = {row[0]: float(row[-1]) for row in rows}
-    assert {level: ms for level, ms in found.items() if "as printed" not in level} == PRINTED_MS[name]
-    assert all(found[level] == PRINTED_MS[name][level.removesuffix(", as printed")] for level in found)
+    latencies = {row[0]: float(row[-1]) for row in rows}
+    assert {level: ms for level, ms in latencies.items() if "as printed" not in level} == PRINTED_MS[name]
+    assert all(latencies[level] == PRINTED_MS[name][level.removesuffix(", as printed")] for level in latencies)
     assert (counter.looks, err) == (0, "") and "easured" not in out
 
 
@@ -201,15 +203,15 @@ def test_table_1_prints_no_latencies() -> None:
 def test_a_tables_latencies_stand_beside_the_printed_ones_and_as_fractions() -> None:
     """Rows of Table 7, 10 ms for the first and 1 ms less for each: 0.9, 0.8 of it; printed are 42.1 of 46.6 ms."""
     table = TABLES["scalefl-table-7"]()
-    found = [Latency(0.010 - 0.001 * i, 0.0012, 5) for i in range(7)]
-    shown = table.add_latencies(found, ["Measured so."]).to_tables()[0]
-    assert shown.columns[-4:] == ("measured latency ± spread (ms)", "printed", "measured / full", "printed")
-    assert [row[-4:] for row in shown.rows[:3]] == [
+    latencies = [Latency(0.010 - 0.001 * i, 0.0012, 5) for i in range(7)]
+    sheet = table.add_latencies(latencies, ["Measured so."]).to_tables()[0]
+    assert sheet.columns[-4:] == ("measured latency ± spread (ms)", "printed", "measured / full", "printed")
+    assert [row[-4:] for row in sheet.rows[:3]] == [
         ("10 ± 1.2", "46.6", "1.000", "1.000"), ("9 ± 1.2", "42.1", "0.900", "0.903"),
         ("8 ± 1.2", "34.9", "0.800", "0.749"),
     ]  # fmt: skip
-    assert "Measured so." in shown.notes
-    assert [row[:-4] for row in shown.rows] == [row[:-1] for row in table.to_tables()[0].rows]
+    assert "Measured so." in sheet.notes
+    assert [row[:-4] for row in sheet.rows] == [row[:-1] for row in table.to_tables()[0].rows]
 
 
 def test_plan_measures_the_rows_of_a_table(printed: Callable[..., Printed], counter: Counter) -> None:

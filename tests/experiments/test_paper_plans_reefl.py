@@ -39,13 +39,13 @@ def tables() -> dict[str, PaperTable]:
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_every_cell_is_the_printed_one_but_for_one(name: str, tables: Mapping[str, PaperTable]) -> None:
-    cells = {(mode, method): said for mode, line in PRINTED[name].items()
-             for method, said in zip(METHODS, line.split(), strict=True)}  # fmt: skip
+    cells = {(mode, method): cell for mode, line in PRINTED[name].items()
+             for method, cell in zip(METHODS, line.split(), strict=True)}  # fmt: skip
     assert len(cells) == len(tables[name].rows) == 30
     for mode, method, counted, printed, _ in tables[name].rows:
-        said = cells[str(mode), str(method)]
-        assert f"{printed:.2f}" == said
-        assert f"{counted:.2f}" == OFF.get((name, str(mode), str(method)), said), (mode, method)
+        cell = cells[str(mode), str(method)]
+        assert f"{printed:.2f}" == cell
+        assert f"{counted:.2f}" == OFF.get((name, str(mode), str(method)), cell), (mode, method)
 
 
 def module_of(mode: str, depth: int, ree: bool, exits: tuple[int, ...], width: float = 1.0) -> dict[str, torch.Tensor]:

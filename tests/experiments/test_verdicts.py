@@ -151,21 +151,21 @@ def test_several_differences_are_one_claim_and_the_weakest_decides(repository: R
     )
     repository.results([*flat(), *(r for name, mean in {"Ten": 10, "Nine": 9, "Two": 2, "Below": -10}.items()
                                    for r in spread(name, mean))])  # fmt: skip
-    found = repository.judged()
-    assert found["all-hold"][:2] == [
+    verdicts = repository.judged()
+    assert verdicts["all-hold"][:2] == [
         "+3.00 pp",
         "+9.00 pp [+6.52, +11.48]; of 2: Nine over Base (global)",
     ]
-    assert found["all-hold"][-1] == "holds"
+    assert verdicts["all-hold"][-1] == "holds"
     repository.claims(table(claim("other-decides", last.format("Eleven"))))
     repository.results([*flat(), *spread("Ten", 10), *spread("Eleven", 11)])
     assert repository.judged()["other-decides"][0] == "+4.00 pp", "9 - 5 is Ten's, though Eleven's 8 - 5 is smaller"
     repository.results([*flat(), *spread("Ten", 10)])
     assert repository.judged()["other-decides"][0] == "+3.00 pp or more", "of what was not run the smallest"
-    assert found["one-open"][1:] == [
+    assert verdicts["one-open"][1:] == [
         "+2.00 pp [-0.48, +4.48]; of 2: Two over Base (global)", "3", "0.074", "inconclusive",
     ]  # fmt: skip
-    assert found["one-against"][1:] == [
+    assert verdicts["one-against"][1:] == [
         "-10.00 pp [-12.48, -7.52]; of 2: Below over Base (global)", "3", "0.007", "contradicted",
     ]  # fmt: skip
 
@@ -198,9 +198,9 @@ def test_how_much_may_be_lost_and_how_much_must_be_won(repository: Repository) -
         table(claim("much", 'greater = { row = "Below" }\nlesser = { row = "Base" }\nby = -30.0'), title="Table 2"),
     )
     repository.results([*flat(), *spread("Below", -10)])
-    found = repository.judged()
-    assert found["little"][3:] == ["0.225", "inconclusive"]
-    assert found["much"] == [
+    verdicts = repository.judged()
+    assert verdicts["little"][3:] == ["0.225", "inconclusive"]
+    assert verdicts["much"] == [
         "order only; claimed: loses under 30 pp", "-10.00 pp [-12.48, -7.52]", "3", "<0.001", "holds",
     ]  # fmt: skip
 
@@ -220,9 +220,9 @@ def test_numbers_without_chance_need_one_run(repository: Repository) -> None:
               lesser = { row = "A", column = "size 2", printed = 2.0 }"""
     repository.claims(table(claim("smaller", body), claim("too-much", body.replace("3.6", "5.0"))))
     repository.results([run("A", 0, {"size 4": 400.0, "size 2": 100.0})])
-    found = repository.judged()
-    assert found["smaller"] == ["4.00x; claimed: at least 3.6x", "4.00x", "1", "exact", "holds"]
-    assert found["too-much"][-1] == "contradicted"
+    verdicts = repository.judged()
+    assert verdicts["smaller"] == ["4.00x; claimed: at least 3.6x", "4.00x", "1", "exact", "holds"]
+    assert verdicts["too-much"][-1] == "contradicted"
     repository.results([run("A", 0, {"size 4": 400.0, "size 2": 0.0})])
     assert set(repository.verdicts().values()) == {"inconclusive"}
     assert "a number that is divided by is not above zero" in repository.page
@@ -248,18 +248,18 @@ def test_rounds_are_compared_as_ratios(repository: Repository) -> None:
         table(claim("ratio", RATIO.format(""))), table(claim("ten", RATIO.format("by = 10.0")), title="B")
     )
     repository.results([*timed("Slow", [80.0, 160.0, 320.0]), *timed("Fast", [10.0, 10.0, 10.0])])
-    found = repository.judged()
-    assert found["ratio"] == ["30.0x", "16.0x [2.86x, 89.5x]", "3", "0.020", "holds"]
-    assert found["ten"][-1] == "inconclusive"
+    verdicts = repository.judged()
+    assert verdicts["ratio"] == ["30.0x", "16.0x [2.86x, 89.5x]", "3", "0.020", "holds"]
+    assert verdicts["ten"][-1] == "inconclusive"
 
 
 def test_who_never_reaches_the_target_is_slower_at_least(repository: Repository) -> None:
     """250 / 10, 500 / 10 and 500 / 11: the third root of 25 x 50 x 45.45 is 38.4."""
     repository.claims(table(claim("ratio", RATIO.format(""))))
     repository.results([*timed("Slow", [250.0, None, None]), *timed("Fast", [10.0, 10.0, 11.0])])
-    found = repository.judged()["ratio"]
-    assert found[1].startswith("at least 38.4x [")
-    assert found[-1] == "holds"
+    verdict = repository.judged()["ratio"]
+    assert verdict[1].startswith("at least 38.4x [")
+    assert verdict[-1] == "holds"
 
 
 def test_a_fast_row_that_never_arrives_shows_nothing(repository: Repository) -> None:
@@ -293,8 +293,8 @@ def test_levels_and_exits_are_columns(repository: Repository) -> None:
         run("A", s, per_level={"1": 40.0, "4": 50.0 + s - 1}, per_exit={"2": 20.0, "9": 25.0, "10": 32.0 + s - 1})
         for s in (0, 1, 2)
     ])  # fmt: skip
-    found = repository.judged()
-    assert [found[name][1] for name in ("levels", "exits")] == [
+    verdicts = repository.judged()
+    assert [verdicts[name][1] for name in ("levels", "exits")] == [
         "+10.00 pp [+7.52, +12.48]",
         "+12.00 pp [+9.52, +14.48]",
     ]
@@ -441,7 +441,7 @@ def test_levels_are_drawn_where_more_than_one_was_evaluated(repository: Reposito
     repository.claims(table(above("clear", "ScaleFL", "HeteroFL")))
     runs = [*drawable("HeteroFL", 0.0), *drawable("ScaleFL", 10.0)]
 
-    def drawn() -> set[str]:
+    def figure_names() -> set[str]:
         repository.results(runs, levels=TWO_LEVELS)
         return {one.name for one in built(repository.root)[1]} & {
             "small-made-up-levels.svg",
@@ -450,10 +450,10 @@ def test_levels_are_drawn_where_more_than_one_was_evaluated(repository: Reposito
 
     for one in runs:
         one["per_level"] = {"1": 40.0}
-    assert drawn() == set()
+    assert figure_names() == set()
     for one in runs[:3]:  # a row of one level stands beside one of two
         one["per_level"] = {"1": 40.0, "2": 45.0}
-    assert "small-made-up-levels.svg" in drawn()
+    assert "small-made-up-levels.svg" in figure_names()
 
 
 def test_exits_of_one_row_are_drawn_where_claims_compare_them(repository: Repository) -> None:
@@ -535,14 +535,14 @@ def test_every_row_is_shown_with_what_tuning_chose(repository: Repository) -> No
     chosen = [("Base", 0.1), ("Ten", 0.3)]
     tuning = [{"row": row, "setting": "", "chosen": {"local.lr": lr}, "candidates": tried} for row, lr in chosen]
     repository.results(runs, tuning=tuning)
-    shown = """\
+    expected = """\
 | row | learning rate | seeds | global |
 | --- | --- | --- | --- |
 | Base | 0.1 | 3 | 57.0 ± 7.0 |
 | Ten | 0.3, the largest of 3 | 3 | 78.0 ± 8.0 |
 | Not claimed | - | 1 | 2.50 |
 """
-    assert repository.page.replace("\u00a0", " ").count(shown) == 1, "once, though two tables are judged by it"
+    assert repository.page.replace("\u00a0", " ").count(expected) == 1, "once, though two tables are judged by it"
 
 
 def test_rows_of_another_experiment_that_are_compared_follow(repository: Repository) -> None:
@@ -552,13 +552,13 @@ def test_rows_of_another_experiment_that_are_compared_follow(repository: Reposit
     tuning = [{"row": "Base", "setting": "", "chosen": {"local.lr": 0.1}, "candidates": tried}]
     repository.results(spread("Ten", 10))
     repository.results([*flat(), *flat("Not compared")], name="other", file="small/other.toml", tuning=tuning)
-    shown = """\
+    expected = """\
 | row | learning rate | seeds | global |
 | --- | --- | --- | --- |
 | Ten | - | 3 | 67.0 ± 8.0 |
 | Base (other) | 0.1, the smallest of 2 | 3 | 57.0 ± 7.0 |
 """
-    assert shown in repository.page.replace("\u00a0", " ") and "Not compared" not in repository.page
+    assert expected in repository.page.replace("\u00a0", " ") and "Not compared" not in repository.page
 
 
 def test_columns_are_in_order_and_one_row_reads_downwards(repository: Repository) -> None:
@@ -568,7 +568,7 @@ def test_columns_are_in_order_and_one_row_reads_downwards(repository: Repository
     repository.claims(beside + claim("own", body))
     runs = [run("Ten", s, {"waste": 2.5}, per_exit={"9": 1.0 + s, "10": 10.0, "11": 20.0}) for s in (0, 1)]
     repository.results(runs)
-    shown = """\
+    expected = """\
 |  | Ten |
 | --- | --- |
 | exit first | 1.50 ± 0.71 |
@@ -577,7 +577,7 @@ def test_columns_are_in_order_and_one_row_reads_downwards(repository: Repository
 | exit last | 20.0 |
 | waste | 2.50 |
 """
-    assert shown in repository.page.replace("\u00a0", " ")
+    assert expected in repository.page.replace("\u00a0", " ")
     repository.results([*runs, run("Two", 0, {"waste": 3.0})])
     assert "| row | seeds | exit first | exit 9 | exit 10 | exit last | waste |\n" in repository.page
 
@@ -627,11 +627,11 @@ def test_what_a_reader_has_to_know_of_a_paper_stands_in_its_chapter(
 
 def test_what_critiques_suggest_is_counted_apart(repository: Repository) -> None:
     (repository.root / "README.md").write_text(f"{headline.BEGIN}\n{headline.END}\n")
-    own, asked = table(above("one", "Ten"), above("two", "Ten")), table(above("three", "Ten"), title="2")
-    repository.claims(own, asked.replace('"Paper"', '"Critique of Paper"'))
+    own, suggested = table(above("one", "Ten"), above("two", "Ten")), table(above("three", "Ten"), title="2")
+    repository.claims(own, suggested.replace('"Paper"', '"Critique of Paper"'))
     assert main([], repository.root) == 0
-    said = " ".join((repository.root / "README.md").read_text().split())
-    assert "Of 2 claims of papers and 1 of critiques, " in said and " 3 are not run yet: " in said
+    page = " ".join((repository.root / "README.md").read_text().split())
+    assert "Of 2 claims of papers and 1 of critiques, " in page and " 3 are not run yet: " in page
 
 
 def test_numbers_are_of_the_settings_that_claims_compare(repository: Repository) -> None:
@@ -665,7 +665,7 @@ def test_rows_that_did_not_get_to_a_target_are_shown_as_at_least(repository: Rep
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "mention"),
     [
         (table(above("a", "X"), above("a", "Y")), 'two claims have the id "a"'),
         (table(claim("a", 'greater = { row = "X" }')), 'claim "a": greater and lesser stand together'),
@@ -677,25 +677,25 @@ def test_rows_that_did_not_get_to_a_target_are_shown_as_at_least(repository: Rep
         (table(above("a", "X") + "\nby = nan"), 'claim "a", by: '),
         (table(above("a", "X") + '\nmeasure = "ratio"\nby = -2.0'), 'claim "a": by is a ratio here and must be'),
         (table(claim("a", 'chain = [{ row = "X" }]')), 'claim "a", chain: '),
-        (table(above("a", "X").replace("says", "said")), "said: unknown key. Did you mean"),
+        (table(above("a", "X").replace("says", "mention")), "said: unknown key. Did you mean"),
         ('[[table]]\npaper = "P"\ntitle = "T"\nfile = "x.toml"\n', "table #1, claim: this key is needed."),
         ("table = 3", "table: "),
         ("[[table]", "valid TOML"),
     ],
 )  # fmt: skip
 def test_a_broken_claims_file_gives_a_sentence(
-    repository: Repository, capsys: pytest.CaptureFixture[str], broken: str, said: str
+    repository: Repository, capsys: pytest.CaptureFixture[str], broken: str, mention: str
 ) -> None:
     repository.claims(broken)
     assert main([], repository.root) == 2
     error = capsys.readouterr().err
     assert "claims.toml" in error
-    assert said in error
+    assert mention in error
     assert len(error.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "mention"),
     [
         ("{", "it is not JSON"),
         ('{"format": 2}', "has format 2; this version of FleetFit reads format 1"),
@@ -705,14 +705,14 @@ def test_a_broken_claims_file_gives_a_sentence(
     ],
 )  # fmt: skip
 def test_a_broken_file_of_results_gives_a_sentence(
-    repository: Repository, capsys: pytest.CaptureFixture[str], text: str, said: str
+    repository: Repository, capsys: pytest.CaptureFixture[str], text: str, mention: str
 ) -> None:
     repository.claims(table(above("a", "X")))
     (repository.root / "experiments" / "results" / "bad.json").write_text(text)
     assert main([], repository.root) == 2
     error = capsys.readouterr().err
     assert "bad.json" in error
-    assert said in error
+    assert mention in error
     assert len(error.splitlines()) == 1
 
 
@@ -720,9 +720,9 @@ def test_a_broken_file_of_results_gives_a_sentence(
 
 
 def test_the_page_is_as_the_stored_results_say() -> None:
-    text, drawn, judged = built()
+    text, figures, judged = built()
     assert (ROOT / PAGE).read_text() == text, "run make results"
-    names = {one.name for one in drawn}
+    names = {one.name for one in figures}
     assert {path.name for path in (ROOT / PAGE.with_suffix("")).glob("*")} == names, "run make results"
     assert set(re.findall(r"\]\(results/([\w.-]+)\)", text)) == names
     assert len(judged) > 80
@@ -733,11 +733,11 @@ def test_the_first_pages_have_the_sentence_that_the_stored_results_make() -> Non
     _, _, judged = built()
     pages = headline.pages(judged, ROOT)
     assert {path.relative_to(ROOT).as_posix() for path in pages} == set(headline.PLACES)
-    assert not [path for path, said in pages.items() if path.read_text() != said], "run make results"
-    for path, said in pages.items():
-        sentence = said.partition(headline.BEGIN)[2].partition(headline.END)[0]
+    assert not [path for path, content in pages.items() if path.read_text() != content], "run make results"
+    for path, content in pages.items():
+        sentence = content.partition(headline.BEGIN)[2].partition(headline.END)[0]
         assert len(re.findall(r"\]\((?:docs/)?results\.md\)", sentence)) == 1, path
-        assert "| verdict |" not in said, "the tables stay on their page"
+        assert "| verdict |" not in content, "the tables stay on their page"
         numbers = [int(number) for number in re.findall(r"\d+", sentence)]
         assert sum(numbers[:2]) == sum(numbers[2:]) == len(judged), "each claim has a verdict"
         assert numbers[2] == sum(one.verdict.value == "holds" for one in judged)
@@ -747,20 +747,20 @@ def test_the_first_experiment_that_was_run_is_shown(repository: Repository, monk
     repository.claims(table(above("clear", "Ten")))
     (repository.root / "README.md").write_text(f"a\n{headline.BEGIN}\nstale\n{headline.END}\nb\n")
     assert main([], repository.root) == 0
-    said = (repository.root / "README.md").read_text()
-    assert said.startswith(f"a\n{headline.BEGIN}\n") and said.endswith(f"{headline.END}\nb\n") and "stale" not in said
-    assert " 1 are not run yet: " in " ".join(said.split()) and "| verdict |" not in said
+    page = (repository.root / "README.md").read_text()
+    assert page.startswith(f"a\n{headline.BEGIN}\n") and page.endswith(f"{headline.END}\nb\n") and "stale" not in page
+    assert " 1 are not run yet: " in " ".join(page.split()) and "| verdict |" not in page
     repository.results([*flat(), *spread("Ten", 10)])
     assert main(["--check"], repository.root) == 1
     [file] = {one.table.file for one in built(repository.root)[2]}
     monkeypatch.setattr(headline, "PREFERRED", ("nothing.toml", file))
     assert main([], repository.root) == 0
-    said = (repository.root / "README.md").read_text()
-    assert " 1 hold: " in " ".join(said.split()) and "(docs/results.md)" in said
+    page = (repository.root / "README.md").read_text()
+    assert " 1 hold: " in " ".join(page.split()) and "(docs/results.md)" in page
     figure = "small-made-up-rows.svg"
-    drawn = (repository.root / PAGE.with_suffix("") / figure).read_text()
-    assert all(f">{row}</text>" in drawn for row in ("Base", "Ten"))
-    assert "accuracy (%)" in drawn, "global is one"
+    svg = (repository.root / PAGE.with_suffix("") / figure).read_text()
+    assert all(f">{row}</text>" in svg for row in ("Base", "Ten"))
+    assert "accuracy (%)" in svg, "global is one"
     (repository.root / "README.md").write_text("no marks")
     with pytest.raises(ValueError, match="the page has no"):
         main([], repository.root)

@@ -168,8 +168,8 @@ def wait_for(what, seconds: float, message: str):
     """Return the first true value of a function."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        if found := what():
-            return found
+        if value := what():
+            return value
         time.sleep(0.1)
     raise AssertionError(f"not within {seconds:.0f} s: {message}")
 
@@ -244,22 +244,26 @@ class Lab:
 
     def new_key(self) -> Path:
         """Make a node's key."""
-        made = ec.generate_private_key(ec.SECP384R1())
+        private_key = ec.generate_private_key(ec.SECP384R1())
         kinds = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
         path = self.folder / f"key-{next(self._numbers)}"
-        path.write_bytes(made.private_bytes(*kinds))
-        public = made.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+        path.write_bytes(private_key.private_bytes(*kinds))
+        public = private_key.public_key().public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
         path.with_suffix(".pub").write_bytes(public + b"\n")
         return path
 
-    def node(self, name: str, key: Path | None, environment: dict[str, str] | None = None, **given) -> subprocess.Popen:
+    def node(
+        self, name: str, key: Path | None, environment: dict[str, str] | None = None, **options
+    ) -> subprocess.Popen:
         """Start the launcher; its output goes to `NAME.log`."""
         config = self.folder / f"{name} node.toml"
         config.write_text("")
-        asked = {"superlink": f"127.0.0.1:{self.port}", "root_certificates": str(self.folder / "server-ca.crt")}
-        asked |= {"config": str(config), "app": "toy_client:app"} | ({"key": str(key)} if key else {})
-        asked |= {"preload": ["numpy", "flwr.supernode.runtime.run_clientapp"], **given}
-        return self._start(name, [sys.executable, "node.py", json.dumps(asked)], **(environment or {}))
+        settings = {"superlink": f"127.0.0.1:{self.port}", "root_certificates": str(self.folder / "server-ca.crt")}
+        settings |= {"config": str(config), "app": "toy_client:app"} | ({"key": str(key)} if key else {})
+        settings |= {"preload": ["numpy", "flwr.supernode.runtime.run_clientapp"], **options}
+        return self._start(name, [sys.executable, "node.py", json.dumps(settings)], **(environment or {}))
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
@@ -276,15 +280,15 @@ class Lab:
         (app / "toy_server.py").write_text(SERVER)
         (app / "toy_client.py").write_text(CLIENT)
         out = self.folder / f"{name}.json"
-        known = re.findall(r"SuperNode ID: (\d+)", self.log(node))
-        values = {"out": str(out), "node": known[-1], **config}
+        numbers = re.findall(r"SuperNode ID: (\d+)", self.log(node))
+        values = {"out": str(out), "node": numbers[-1], **config}
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
         self._done(["flwr", "run", str(app), "lab", "--run-config", text])
         return out
 
-    def found(self, name: str, node: str, seconds: float = 400, **given) -> list[dict]:
+    def run_app(self, name: str, node: str, seconds: float = 400, **options) -> list[dict]:
         """Run the toy app with one node and return what its server found."""
-        out = self.submit(name, node, **given)
+        out = self.submit(name, node, **options)
         wait_for(out.exists, seconds, f"the run ends; the SuperLink says:\n{self.log('superlink')[-3000:]}")
         return json.loads(out.read_text())
 
@@ -305,20 +309,20 @@ class Lab:
 
 def descendants(process: subprocess.Popen) -> list[psutil.Process]:
     try:
-        found = psutil.Process(process.pid)
-        return [found, *found.children(recursive=True)]
+        parent = psutil.Process(process.pid)
+        return [parent, *parent.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
 
 
 def alive(processes: list[psutil.Process]) -> list[str]:
     """Return those that still run, not counting what only waits to be collected."""
-    found = []
+    lines = []
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(f"{process.pid} {' '.join(process.cmdline())[:150]}")
-    return found
+                lines.append(f"{process.pid} {' '.join(process.cmdline())[:150]}")
+    return lines
 
 
 def cpu_s(process: subprocess.Popen) -> float:
@@ -339,7 +343,7 @@ def _certify(folder: Path, name: str) -> None:
     """Write an authority, and a server's certificate from it."""
     now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
 
-    def made(subject: str, issuer: str, key, signer, authority: bool) -> x509.Certificate:
+    def make_certificate(subject: str, issuer: str, key, signer, authority: bool) -> x509.Certificate:
         names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, each)]) for each in (subject, issuer)]
         builder = x509.CertificateBuilder(names[1], names[0], key.public_key(), x509.random_serial_number())
         builder = builder.not_valid_before(now - day).not_valid_after(now + day)
@@ -349,9 +353,9 @@ def _certify(folder: Path, name: str) -> None:
 
     keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
     pem = serialization.Encoding.PEM
-    authority = made(f"{name} authority", f"{name} authority", keys[0], keys[0], True)
+    authority = make_certificate(f"{name} authority", f"{name} authority", keys[0], keys[0], True)
     (folder / f"{name}-ca.crt").write_bytes(authority.public_bytes(pem))
-    server = made("127.0.0.1", f"{name} authority", keys[1], keys[0], False)
+    server = make_certificate("127.0.0.1", f"{name} authority", keys[1], keys[0], False)
     (folder / f"{name}.pem").write_bytes(server.public_bytes(pem))
     text = keys[1].private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     (folder / f"{name}.key").write_bytes(text)

@@ -44,10 +44,10 @@ def no_proxy_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fault(connection: Connection, lasting: bool) -> str:
-    found = find_fault(connection)
-    assert found is not None and found.lasting == lasting, found
-    assert found.cause.isprintable()
-    return found.cause
+    result = find_fault(connection)
+    assert result is not None and result.lasting == lasting, result
+    assert result.cause.isprintable()
+    return result.cause
 
 
 # ---- certificates --------------------------------------------------------------------------------------------------
@@ -77,15 +77,15 @@ def _early(authority: Authority) -> ssl.SSLContext:
 
 @pytest.mark.parametrize("kind", CERTIFICATES)
 def test_faults_of_certificates(kind: str, tmp_path: Path) -> None:
-    made, words = CERTIFICATES[kind]
+    make_server, words = CERTIFICATES[kind]
     authority = Authority(tmp_path)
-    with serving(made(authority)) as port:
-        said = fault(Connection(f"127.0.0.1:{port}", authority.file), lasting=True)
-    assert words in said and f"127.0.0.1:{port}" in said
-    assert sum(each in said for each in (", not for ", LATER, EARLIER, "is not of an authority")) == 1
+    with serving(make_server(authority)) as port:
+        cause = fault(Connection(f"127.0.0.1:{port}", authority.file), lasting=True)
+    assert words in cause and f"127.0.0.1:{port}" in cause
+    assert sum(each in cause for each in (", not for ", LATER, EARLIER, "is not of an authority")) == 1
     day = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
-    assert (words not in (LATER, EARLIER)) or day in said
-    assert ("It is valid from" in said) == (kind.endswith("early") and words == LATER and "authority" not in kind)
+    assert (words not in (LATER, EARLIER)) or day in cause
+    assert ("It is valid from" in cause) == (kind.endswith("early") and words == LATER and "authority" not in kind)
 
 
 def test_a_right_certificate_is_accepted(tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_a_right_certificate_is_accepted(tmp_path: Path) -> None:
     with serving(authority.server("localhost", "127.0.0.1")) as port:
         for host in ("127.0.0.1", "localhost"):
             assert find_fault(Connection(f"{host}:{port}", authority.file)) is None
-        said = fault(Connection(f"127.0.0.1:{port}"), lasting=True)  # an authority that the system does not know
-        assert "the system's list of authorities" in said
+        cause = fault(Connection(f"127.0.0.1:{port}"), lasting=True)  # an authority that the system does not know
+        assert "the system's list of authorities" in cause
     own = tmp_path / "own"
     make_certificates(own, ["fleet.example.org"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -106,8 +106,8 @@ def test_a_right_certificate_is_accepted(tmp_path: Path) -> None:
 def test_names_of_a_stranger_do_not_reach_the_terminal(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     with serving(authority.server("x\x1b]0;owned\x07.example", f"{'n' * 300}.example")) as port:
-        said = fault(Connection(f"127.0.0.1:{port}", authority.file), lasting=True)
-    assert "owned" in said and "\x1b" not in said and "n" * 100 not in said
+        cause = fault(Connection(f"127.0.0.1:{port}", authority.file), lasting=True)
+    assert "owned" in cause and "\x1b" not in cause and "n" * 100 not in cause
 
 
 # ---- servers that are not there ------------------------------------------------------------------------------------
@@ -116,22 +116,22 @@ def test_names_of_a_stranger_do_not_reach_the_terminal(tmp_path: Path) -> None:
 def test_faults_of_unreachable_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port, authority = free_port(), Authority(tmp_path)
     for address in (f"127.0.0.1:{port}", f"localhost:{port}"):
-        said = fault(Connection(address, authority.file), lasting=False)
-        assert f"{address} refuses the connection: no program listens on port {port}" in said
+        cause = fault(Connection(address, authority.file), lasting=False)
+        assert f"{address} refuses the connection: no program listens on port {port}" in cause
     for name in ("no-such-host.invalid", "a.b.c.invalid", "fleet.test.invalid"):
-        said = fault(Connection(f"{name}:8000", authority.file), lasting=False)
-        assert f"{name}:8000: {name} cannot be resolved" in said
+        cause = fault(Connection(f"{name}:8000", authority.file), lasting=False)
+        assert f"{name}:8000: {name} cannot be resolved" in cause
     monkeypatch.setattr(module, "_TIMEOUT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
-        said = fault(Connection(f"127.0.0.1:{deaf.getsockname()[1]}", authority.file), lasting=False)
-    assert "does not answer within" in said
+        cause = fault(Connection(f"127.0.0.1:{deaf.getsockname()[1]}", authority.file), lasting=False)
+    assert "does not answer within" in cause
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
 def test_an_address_in_brackets_is_an_address(tmp_path: Path) -> None:
     port = free_port()
-    said = fault(Connection(f"[::1]:{port}", Authority(tmp_path).file), lasting=False)
-    assert f"[::1]:{port} " in said
+    cause = fault(Connection(f"[::1]:{port}", Authority(tmp_path).file), lasting=False)
+    assert f"[::1]:{port} " in cause
 
 
 def test_faults_of_servers_that_are_not_superlinks(tmp_path: Path) -> None:
@@ -164,10 +164,10 @@ def test_a_proxy_that_applies_is_named_without_its_password(tmp_path: Path, monk
         ):
             with monkeypatch.context() as patch:
                 patch.setenv(name, value)
-                said = fault(connection, lasting=False)
-                assert words in said and name in said and "secret" not in said
-                assert f"unset {name} or add 127.0.0.1 to no_proxy" in said
-                assert "--superlink" not in said
+                cause = fault(connection, lasting=False)
+                assert words in cause and name in cause and "secret" not in cause
+                assert f"unset {name} or add 127.0.0.1 to no_proxy" in cause
+                assert "--superlink" not in cause
                 patch.setenv("no_proxy", "127.0.0.1")
                 assert find_fault(connection) is None
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{closed}")  # of connections without TLS
@@ -178,14 +178,14 @@ def test_a_proxy_that_applies_is_named_without_its_password(tmp_path: Path, monk
 
 
 def test_an_ipv6_address_without_brackets_is_refused_with_them() -> None:
-    for given, better in (
+    for address, better in (
         ("::1:8000", '"[::1]:8000"'),
         ("2001:db8::1:8000", '"[2001:db8::1]:8000"'),
         ("fe80::1%eth0:8000", '"[fe80::1%eth0]:8000"'),
         ("2001:db8:0:0:0:0:0:1", '"[2001:db8:0:0:0:0:0:1]:PORT"'),
     ):
         with raises(ConfigError, better, key="superlink"):
-            check_superlink(given)
+            check_superlink(address)
     for right in ("[::1]:8000", "[2001:db8::1]:8000", "10.0.0.1:8000", "fleet.example.org:1"):
         check_superlink(right)
 
@@ -230,8 +230,8 @@ def date(off: float) -> dict[str, str]:
     ],
 )  # fmt: skip
 def test_a_clock_that_is_off_by_more_than_is_accepted(off: float, words: str) -> None:
-    said = find_clock_fault(date(off), 5, 305)
-    assert (words in said or words.replace(str(abs(off)), str(abs(off) + 1)) in said) if words else not said
+    cause = find_clock_fault(date(off), 5, 305)
+    assert (words in cause or words.replace(str(abs(off)), str(abs(off) + 1)) in cause) if words else not cause
 
 
 def test_a_server_that_tells_no_time_has_no_fault() -> None:
@@ -245,8 +245,8 @@ def test_a_server_that_tells_no_time_has_no_fault() -> None:
 def test_a_cause_is_reported_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    said: list[float] = []
-    reporter = FaultReporter(lambda: Fault("closed"), lambda cause: said.append(now[0] - 1000))
+    times: list[float] = []
+    reporter = FaultReporter(lambda: Fault("closed"), lambda cause: times.append(now[0] - 1000))
 
     def at(second: float) -> None:
         now[0] = 1000 + second
@@ -256,11 +256,11 @@ def test_a_cause_is_reported_at_growing_intervals(monkeypatch: pytest.MonkeyPatc
 
     for second in range(2000):
         at(second)
-    assert said[:6] == [0, 10, 30, 70, 150, 310] and said[-1] - said[-2] == 600
+    assert times[:6] == [0, 10, 30, 70, 150, 310] and times[-1] - times[-2] == 600
     reporter.note_success()
-    said.clear()
+    times.clear()
     at(2001)
-    assert said == [2001]
+    assert times == [2001]
 
 
 # ---- the launcher ---------------------------------------------------------------------------------

@@ -132,9 +132,9 @@ def test_the_compose_file_starts_a_fleet_that_trains(tmp_path: Path) -> None:
         for name in fleet.services:
             assert name in fleet.started, f"the run does not wait for {name}"
         fleet.completed("run")
-        found = list((tmp_path / "volumes" / "runs").glob("*/summary.json"))
-        assert len(found) == 1, fleet.log("run") + fleet.log("apps")
-        enrolled = json.loads((found[0].parent / "nodes.json").read_text())
+        summaries = list((tmp_path / "volumes" / "runs").glob("*/summary.json"))
+        assert len(summaries) == 1, fleet.log("run") + fleet.log("apps")
+        enrolled = json.loads((summaries[0].parent / "nodes.json").read_text())
         for name in ("phone", "pi", "jetson"):
             assert name in json.dumps(enrolled)
             assert fleet.started[name].poll() is None, fleet.log(name)
@@ -162,23 +162,23 @@ def instructions(text: str) -> list[tuple[str, str]]:
 def complaints(text: str) -> list[str]:
     """Return what is wrong with a Containerfile by the rules that can be held without a container engine."""
     steps = instructions(text)
-    known = {"FROM", "ARG", "ENV", "WORKDIR", "COPY", "RUN", "USER", "EXPOSE", "HEALTHCHECK", "CMD"}
-    found = [f"{word} is not expected" for word, _ in steps if word not in known]
+    allowed = {"FROM", "ARG", "ENV", "WORKDIR", "COPY", "RUN", "USER", "EXPOSE", "HEALTHCHECK", "CMD"}
+    problems = [f"{word} is not expected" for word, _ in steps if word not in allowed]
     if not any(word == "HEALTHCHECK" for word, _ in steps):
-        found.append("there is no health check")
+        problems.append("there is no health check")
     if "HEALTHCHECK NONE" in text and sum(word == "HEALTHCHECK" for word, _ in steps) < 2:
-        found.append("only the node does without")
+        problems.append("only the node does without")
     for word, rest in steps:
         if word == "COPY" and "--from=" not in rest:
             sources = rest.split()[:-1]
-            found += [f"COPY {s}" for s in sources if s in (".", "*") or not (ROOT / s).exists()]
+            problems += [f"COPY {s}" for s in sources if s in (".", "*") or not (ROOT / s).exists()]
         if word == "RUN" and "pip install" in rest and "==" not in rest and "--constraint" not in rest:
-            found.append(f"unpinned: {rest}")
+            problems.append(f"unpinned: {rest}")
         if word in ("RUN", "ENV", "ARG") and re.search(r"(?i)password|secret\b|token|api_key", rest):
-            found.append(f"a secret? {rest}")
+            problems.append(f"a secret? {rest}")
         if word in ("CMD", "HEALTHCHECK") and (start := rest.find("[")) >= 0:
             json.loads(rest[start:])
-    return found + [f"{stage}: {what}" for stage, what in stages_that_fail(steps)]
+    return problems + [f"{stage}: {what}" for stage, what in stages_that_fail(steps)]
 
 
 def stages_that_fail(steps: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:

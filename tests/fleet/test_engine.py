@@ -128,8 +128,8 @@ def test_a_client_is_measured_on_its_own_level_only(tmp_path: Path) -> None:
     top = [c for c, level in enumerate(base.assembly.federation.level_of) if level == 1]
     assert ours["global_clients"] == len(top) < theirs["global_clients"] == CLIENTS
     assert ours["per_client"]["global"] == {str(c): ours["per_client"]["local"][str(c)] for c in top}
-    asked = [unpack(transport.read_parts(m)["header"]) for m in lab.grid.sent]
-    jobs = [(h["job"]["client"], h["job"]["level"]) for h in asked if h["what"] == "job"]
+    headers = [unpack(transport.read_parts(m)["header"]) for m in lab.grid.sent]
+    jobs = [(h["job"]["client"], h["job"]["level"]) for h in headers if h["what"] == "job"]
     assert all(level <= base.assembly.federation.level_of[client] for client, level in jobs)
 
 
@@ -261,11 +261,11 @@ def reply_twisted(lab: Lab, client: int, change: Callable[[dict[str, Any]], Any]
 
 
 def in_reply(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    return lambda nest: {**nest, "reply": {**nest["reply"], **fields}}
+    return lambda payload: {**payload, "reply": {**payload["reply"], **fields}}
 
 
 def in_state(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    return lambda nest: {**nest, "reply": {**nest["reply"], "state": change(nest["reply"]["state"])}}
+    return lambda payload: {**payload, "reply": {**payload["reply"], "state": change(payload["reply"]["state"])}}
 
 
 def first(state: Mapping[str, Any], change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
@@ -294,24 +294,24 @@ LIES = {
     "a negative number of samples": in_reply(num_examples=-1),
     "another client": in_reply(client=4),
     "another round": in_reply(round=7),
-    "no table": lambda nest: {**nest, "reply": [1, 2]},
-    "no reply": lambda nest: {"protocol": 1},
-    "another protocol": lambda nest: {**nest, "protocol": 2},
-    "no message of ours": lambda nest: b"GARBAGE" * 9,
-    "a message cut off": lambda nest: pack(nest)[:-5],
-    "another format version": lambda nest: pack(nest)[:4] + bytes([9]) + pack(nest)[5:],
-    "no part": lambda nest: RecordDict({}),
-    "another record": lambda nest: RecordDict({"answer": ConfigRecord({"bytes": b"123"})}),
-    "a false label": lambda nest: RecordDict(
+    "no table": lambda payload: {**payload, "reply": [1, 2]},
+    "no reply": lambda payload: {"protocol": 1},
+    "another protocol": lambda payload: {**payload, "protocol": 2},
+    "no message of ours": lambda payload: b"GARBAGE" * 9,
+    "a message cut off": lambda payload: pack(payload)[:-5],
+    "another format version": lambda payload: pack(payload)[:4] + bytes([9]) + pack(payload)[5:],
+    "no part": lambda payload: RecordDict({}),
+    "another record": lambda payload: RecordDict({"answer": ConfigRecord({"bytes": b"123"})}),
+    "a false label": lambda payload: RecordDict(
         {"answer": ArrayRecord({"bytes": Array("uint8", (9,), "numpy.ndarray", Array(torch.ones(3).numpy()).data)})}
     ),
-    "numbers that are tensors": lambda nest: {**nest, "protocol": torch.ones(2)},
+    "numbers that are tensors": lambda payload: {**payload, "protocol": torch.ones(2)},
     "flags that are tensors": in_reply(compressed=torch.ones(2)),
     "a huge number": in_reply(metrics={"loss": 10**400, "steps": 1}),
-    "a nest that cannot be": lambda nest: raw(b'{"$u":5}'),
-    "a nest without end": lambda nest: raw(b"[" * 600 + b"]" * 600),
-    "a shape without end": lambda nest: raw(b'{"$t":["uint8",[Infinity]]}'),
-    "a refusal": lambda nest: {"protocol": 1, "refused": "not today"},
+    "a nest that cannot be": lambda payload: raw(b'{"$u":5}'),
+    "a nest without end": lambda payload: raw(b"[" * 600 + b"]" * 600),
+    "a shape without end": lambda payload: raw(b'{"$t":["uint8",[Infinity]]}'),
+    "a refusal": lambda payload: {"protocol": 1, "refused": "not today"},
 }
 
 
@@ -322,7 +322,7 @@ def without_one(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any
     table = described({"name": "scalefl"}, rounds=2, cohort={"fraction": 1.0}, seed=0)
     lab, _ = lab_of(folder, table)
     nodes_side.get_node.cache_clear()
-    reply_twisted(lab, 0, lambda nest: {"protocol": 1, "refused": "the reference"})
+    reply_twisted(lab, 0, lambda payload: {"protocol": 1, "refused": "the reference"})
     return table, lab.budgets, lab.serve()
 
 
@@ -342,7 +342,7 @@ def test_false_sums_are_refused_and_leave_the_state_unchanged(lie: str, without_
 def test_a_round_ends_at_the_deadline_without_the_late_answer(without_one: Any, tmp_path: Path) -> None:
     table, budgets, _ = without_one
     lab = Lab(tmp_path, table, budgets)
-    reply_twisted(lab, 0, lambda nest: None)
+    reply_twisted(lab, 0, lambda payload: None)
     began = time.monotonic()
     run = lab.serve(deadline_s=1.0)
     assert time.monotonic() - began > 1.0
@@ -354,17 +354,17 @@ def test_a_round_ends_at_the_deadline_without_the_late_answer(without_one: Any, 
 
 def test_a_late_answer_frees_its_node(tmp_path: Path) -> None:
     lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=4, cohort={"fraction": 1.0}))
-    kept: list[tuple[str, Message]] = []
+    late: list[tuple[str, Message]] = []
 
     def twist(message: Message, reply: Message) -> Message | None:
         metadata = message.metadata
         if metadata.message_type == "train" and metadata.dst_node_id == 101 and metadata.group_id == "1":
-            kept.append((metadata.message_id, reply))
+            late.append((metadata.message_id, reply))
             return None
-        if metadata.message_type == "train" and metadata.group_id == "2" and kept:
+        if metadata.message_type == "train" and metadata.group_id == "2" and late:
             time.sleep(0.3)
-            lab.grid.replies.update(kept)
-            kept.clear()
+            lab.grid.replies.update(late)
+            late.clear()
         return reply
 
     lab.grid.twist = twist
@@ -379,9 +379,9 @@ def test_an_answer_that_comes_again_counts_once(tmp_path: Path) -> None:
     pull, before = lab.grid.pull_messages, list[Message]()
 
     def again(ids: Any) -> list[Message]:
-        found = list(pull(ids))
-        repeated = [*found, *found, *before] if found else []
-        before[:] = [*before, *found][-20:]
+        replies = list(pull(ids))
+        repeated = [*replies, *replies, *before] if replies else []
+        before[:] = [*before, *replies][-20:]
         return repeated
 
     lab.grid.pull_messages = again  # type: ignore[method-assign]
@@ -394,7 +394,7 @@ def test_an_answer_that_comes_again_counts_once(tmp_path: Path) -> None:
 def test_enough_answers_end_a_round(without_one: Any, tmp_path: Path) -> None:
     table, budgets, _ = without_one
     lab = Lab(tmp_path, {**table, "cohort": {"fraction": 1.0, "quorum": 0.8}}, budgets)
-    reply_twisted(lab, 0, lambda nest: None)
+    reply_twisted(lab, 0, lambda payload: None)
     began = time.monotonic()
     run = lab.serve(deadline_s=300.0)
     assert time.monotonic() - began < 100
@@ -403,7 +403,7 @@ def test_enough_answers_end_a_round(without_one: Any, tmp_path: Path) -> None:
 
 def test_over_selection_fills_the_cohort(tmp_path: Path) -> None:
     lab, _ = lab_of(tmp_path, described({"name": "fedavg"}, rounds=1, cohort={"count": 3, "over_selection": 0.5}))
-    reply_twisted(lab, 0, lambda nest: None)
+    reply_twisted(lab, 0, lambda payload: None)
     reply_twisted_too = lab.grid.twist
     lab.grid.twist = lambda m, r: None if m.metadata.dst_node_id == 102 and m.metadata.message_type == "train" else (
         reply_twisted_too(m, r))  # fmt: skip
@@ -459,11 +459,11 @@ def test_a_reply_that_hangs_does_not_delay_the_others(tmp_path: Path) -> None:
 
 def test_a_run_waits_while_no_node_is_connected(tmp_path: Path) -> None:
     lab, _ = lab_of(tmp_path, described({"name": "fedavg"}, rounds=2))
-    gone = threading.Event()
+    disconnected = threading.Event()
 
     def twist(message: Message, reply: Message) -> Message:
-        if message.metadata.message_type == "train" and not gone.is_set():
-            gone.set()
+        if message.metadata.message_type == "train" and not disconnected.is_set():
+            disconnected.set()
             lab.grid.offline = set(lab.grid.contexts)
             threading.Timer(1.0, lab.grid.offline.clear).start()
         return reply
@@ -570,8 +570,8 @@ def test_untrained_tensors_are_sent_once_and_again_after_a_loss(tmp_path: Path) 
     lab, base = lab_of(tmp_path, table)
     run = lab.serve()
     assert have_same_state(base, run)
-    asked = [(unpack(transport.read_parts(m)["header"])["what"], m.metadata.dst_node_id) for m in lab.grid.sent]
-    assert sorted(node for what, node in asked if what == "base") == [101, 102, 103, 104, 105]
+    requests = [(unpack(transport.read_parts(m)["header"])["what"], m.metadata.dst_node_id) for m in lab.grid.sent]
+    assert sorted(node for what, node in requests if what == "base") == [101, 102, 103, 104, 105]
     for path in (tmp_path / "node-0").rglob("base/*.ffit"):
         path.write_bytes(b"damaged")
     nodes_side.get_node.cache_clear()
@@ -643,11 +643,11 @@ def test_a_superlink_that_is_away_for_a_moment_is_tried_again(tmp_path: Path) ->
     import httpx
 
     lab, base = lab_of(tmp_path, described({"name": "scalefl"}, rounds=2))
-    pull, asked = lab.grid.pull_messages, []
+    pull, calls = lab.grid.pull_messages, []
 
     def away(ids: Any) -> Any:
-        asked.append(1)
-        if len(asked) % 2:
+        calls.append(1)
+        if len(calls) % 2:
             raise httpx.ConnectError("away")
         return pull(ids)
 
@@ -665,7 +665,7 @@ def fleet_folder(folder: Path) -> Path:
     return folder / "run"
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[Any, str]:
+def run_command(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[Any, str]:
     with pytest.raises(SystemExit) as ended:
         main([str(word) for word in words])
     captured = capsys.readouterr()
@@ -684,10 +684,10 @@ def test_a_fleets_run_is_evaluated_and_calibrated_on_local_data(
         str(level): pytest.approx(share) for level, share in right.items()
     }
     assert columns["full"] == pytest.approx(right[2]) and columns["samples"] == len(y)
-    code, text = said(capsys, "eval", run, *here)
+    code, text = run_command(capsys, "eval", run, *here)
     assert code == 0 and f"{100 * right[1]:.2f}" in text and f"{100 * right[2]:.2f}" in text
     for verb in (("calibrate", run, "--level", 2), ("predict", run, "--level", 2, "--stop"), ("pictures", run)):
-        code, text = said(capsys, *verb, *here)
+        code, text = run_command(capsys, *verb, *here)
         assert code == 0, text
     assert (run / "plots" / "stopping.png").is_file()
     assert json.loads((run / "inference" / "level-2.json").read_text())["data"] == "tiny"
@@ -699,9 +699,9 @@ def test_without_data_the_sentence_says_where_they_are(
 ) -> None:
     run = fleet_folder(tmp_path)
     assert "data" not in json.loads((run / "environment.json").read_text()), "nothing to compare them by is written"
-    code, text = said(capsys, verb, run)
+    code, text = run_command(capsys, verb, run)
     assert code == 2 and "on the nodes of a fleet" in text and "--data" in text
-    code, text = said(capsys, verb, run, "--data", "digits")
+    code, text = run_command(capsys, verb, run, "--data", "digits")
     assert code == 2 and "[1, 8, 8], 10 classes" in text and "[1, 4, 4], 4 classes" in text
 
 
@@ -710,9 +710,9 @@ def test_the_run_folder_describes_the_nodes(tmp_path: Path) -> None:
     data = json.loads((run / "nodes.json").read_text())["data"]
     assert (data["sample_shape"], data["classes"], data["task"]) == ([1, 4, 4], 4, "classification")
     groups = ff.load(run).experiment.fleet.groups
-    told = ff.load(run).assembly.fleet
+    budgets = ff.load(run).assembly.fleet
     assert [group.name for group in groups] == [f"node-{i}" for i in range(CLIENTS)]
-    assert [group.budget for group in groups] == list(told.budgets)
+    assert [group.budget for group in groups] == list(budgets.budgets)
     assert "on its nodes" in (run / "config.toml").read_text()
 
 
@@ -722,8 +722,8 @@ def test_the_run_folder_describes_the_nodes(tmp_path: Path) -> None:
 def private_table(folder: Path, **changes: Any) -> dict[str, Any]:
     privacy = {"clip": 0.5, "noise": 1.0, "delta": 0.01, "key_file": str(folder / "keys" / "run.key")}
     model = {"name": "tiny:tiny", "norm": False}
-    given = {"rounds": 6, "model": model, "cohort": {"fraction": 0.5}, "privacy": privacy, "evaluate": {"every": 0}}
-    return described({"name": "scalefl"}, **{**given, **changes})
+    table = {"rounds": 6, "model": model, "cohort": {"fraction": 0.5}, "privacy": privacy, "evaluate": {"every": 0}}
+    return described({"name": "scalefl"}, **{**table, **changes})
 
 
 def test_a_private_fleet_waits_for_all_drawn_nodes_and_has_the_bits_of_local(
@@ -734,8 +734,8 @@ def test_a_private_fleet_waits_for_all_drawn_nodes_and_has_the_bits_of_local(
     monkeypatch.setattr("secrets.token_hex", lambda size: "5a" * size)
     lab, base = lab_of(tmp_path, private_table(tmp_path))
     run = lab.serve()
-    asked = [unpack(transport.read_parts(m)["header"]) for m in lab.grid.sent]
-    rounds = [h["job"]["round"] for h in asked if h["what"] == "job" and h["job"]["kind"] == "train"]
+    headers = [unpack(transport.read_parts(m)["header"]) for m in lab.grid.sent]
+    rounds = [h["job"]["round"] for h in headers if h["what"] == "job" and h["job"]["kind"] == "train"]
     assert max(map(rounds.count, rounds)) > round(0.5 * CLIENTS)
     assert have_same_state(base, run)
     assert [r["privacy"] for r in run.metrics] == [r["privacy"] for r in base.metrics]
@@ -749,11 +749,11 @@ def test_a_private_fleet_reports_its_budget_only_and_pays_again_on_resume(
     lab, _ = lab_of(tmp_path, private_table(tmp_path, rounds=3))
     real, calls = Privacy.aggregate, []
 
-    def cut_off(*given: Any) -> Any:
+    def cut_off(*arguments: Any) -> Any:
         calls.append(1)
         if len(calls) == 1:
             raise KeyboardInterrupt
-        return real(*given)
+        return real(*arguments)
 
     monkeypatch.setattr(Privacy, "aggregate", cut_off)
     with pytest.raises((KeyboardInterrupt, FleetFitError)):

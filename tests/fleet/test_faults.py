@@ -48,13 +48,13 @@ def deployed(
 ) -> Iterator[Deployment]:
     """A fleet with its server app in a process of its own, so that it outlives the SuperLink."""
     nodes = {name: settings_of(client) for client, name in enumerate(names)}
-    with Deployment(folder / "lab", nodes, own_process=True, kept=kept) as made:
-        made.register(*names)
+    with Deployment(folder / "lab", nodes, own_process=True, kept=kept) as deployment:
+        deployment.register(*names)
         for name in names:
-            made.start_node(name, environment={
-                "FLEETFIT_TRACE": str(made.folder / f"{name}.trace"), "NODE": name, **(environment or {})
+            deployment.start_node(name, environment={
+                "FLEETFIT_TRACE": str(deployment.folder / f"{name}.trace"), "NODE": name, **(environment or {})
             })  # fmt: skip
-        yield made
+        yield deployment
 
 
 LINK = """
@@ -110,8 +110,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("faults")
     (folder / "links").mkdir()
     (folder / "links" / "sitecustomize.py").write_text(LINK)
-    with deployed(folder, NAMES, False, {"PYTHONPATH": str(folder / "links"), "LINKS": str(folder / "links")}) as made:
-        yield made
+    with deployed(
+        folder, NAMES, False, {"PYTHONPATH": str(folder / "links"), "LINKS": str(folder / "links")}
+    ) as deployment:
+        yield deployment
 
 
 class Going:
@@ -178,17 +180,17 @@ def test_half_of_the_answers_are_lost_and_others_come_twice(lab: Deployment, tmp
         run = finished(lab, "links", table, tmp_path / "run")
     finally:
         (links / "on").unlink()  # the next tests have links that hold
-    told = {c: [line.split() for line in (links / name).read_text().splitlines()] for c, name in enumerate(NAMES)}
-    asked = {(int(r) - 1, c) for c, lines in told.items() for what, r in lines if what == "asked"}
-    lost = {(int(r) - 1, c) for c, lines in told.items() for what, r in lines if what == "lost"}
-    words = [what for lines in told.values() for what, _ in lines]
-    assert len(lost) >= 3 and words.count("twice") >= 2 and words.count("again") >= 1, told
+    events = {c: [line.split() for line in (links / name).read_text().splitlines()] for c, name in enumerate(NAMES)}
+    requests = {(int(r) - 1, c) for c, lines in events.items() for what, r in lines if what == "asked"}
+    lost = {(int(r) - 1, c) for c, lines in events.items() for what, r in lines if what == "lost"}
+    words = [what for lines in events.values() for what, _ in lines]
+    assert len(lost) >= 3 and words.count("twice") >= 2 and words.count("again") >= 1, events
     failed = {(m["round"] - 1, f["client"]) for m in run.metrics for f in m["failures"]}
-    assert lost <= failed and len(failed) < len(asked)
-    assert sum(trained(m) for m in run.metrics) == len(asked - failed)
+    assert lost <= failed and len(failed) < len(requests)
+    assert sum(trained(m) for m in run.metrics) == len(requests - failed)
 
     simulated = assemble(load_experiment({**table, "cohort": {"fraction": 1.0}, "engine": {"name": "local"}}))
-    trace = np.array([[(r, c) in asked for c in range(len(NAMES))] for r in range(table["rounds"])])
+    trace = np.array([[(r, c) in requests for c in range(len(NAMES))] for r in range(table["rounds"])])
     federation = replace(simulated.federation, connected=lambda r: trace[r])
     engine: Any = LeavesOut(simulated, failed)
     *_, last = rounds.run(federation, engine, simulated.settings, rounds.start(federation))

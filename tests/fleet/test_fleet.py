@@ -57,11 +57,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         settings[name]["data"]["client"] = client
         if budget == min(BUDGETS.values()):
             settings[name]["memory_limit"] = f"{SMALLEST_MB} MB"
-    with Deployment(folder / "lab", settings, kept=False) as made:
-        made.register(*BUDGETS)
+    with Deployment(folder / "lab", settings, kept=False) as deployment:
+        deployment.register(*BUDGETS)
         for name in BUDGETS:
-            made.start_node(name)
-        yield made
+            deployment.start_node(name)
+        yield deployment
 
 
 @pytest.mark.parametrize("method", ["scalefl", "adaptivefl"])

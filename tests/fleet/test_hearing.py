@@ -45,9 +45,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("hearing")
     nodes = {name: {"budget": 1.0, "data": {"name": "digits"}} for name in WAYS}
     (folder / "sitecustomize.py").write_text(STALLS)
-    with Deployment(folder / "lab", nodes, kept=False) as made:
-        made.register(*WAYS)
-        yield made
+    with Deployment(folder / "lab", nodes, kept=False) as deployment:
+        deployment.register(*WAYS)
+        yield deployment
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ def clocked(lab, seconds):
     return {"PYTHONPATH": path, "CLOCK_OFF": str(seconds)}
 
 
-def told(lab, name):
+def own_lines(lab, name):
     """Return what the launcher and its SuperNode said of their own."""
     return [line for line in lab.log(name).splitlines() if line.startswith("fleetfit: ")]
 
@@ -61,7 +61,7 @@ def test_a_clock_that_is_off_ends_the_node_with_how_much(lab, seconds, minutes, 
     name = f"clock{seconds}"
     node = lab.node(name, lab.key(), clocked(lab, seconds), warm=warm)
     assert node.wait(LIMIT_S) == 2, lab.log(name)
-    [line] = told(lab, name)
+    [line] = own_lines(lab, name)
     assert line.startswith("fleetfit: This device's clock is ") and "Set the clock" in line
     if minutes:
         assert f"{minutes} min {direction}" in line
@@ -76,7 +76,7 @@ def test_a_clock_that_is_off_by_little_is_accepted(lab, seconds):
     node = lab.node(name, lab.key(), clocked(lab, seconds))
     lab.accepted(name)
     node.terminate()
-    assert node.wait(LIMIT_S) == 0 and not told(lab, name)
+    assert node.wait(LIMIT_S) == 0 and not own_lines(lab, name)
 
 
 CERTIFICATES = {
@@ -89,12 +89,12 @@ CERTIFICATES = {
 
 @pytest.mark.parametrize("kind", CERTIFICATES)
 def test_a_wrong_certificate_ends_the_node_with_its_fault(lab, kind):
-    made, words = CERTIFICATES[kind]
+    make_server, words = CERTIFICATES[kind]
     authority = Authority(lab.folder / kind)
-    with serving(made(authority)) as port:
+    with serving(make_server(authority)) as port:
         node = lab.node(kind, lab.new_key(), superlink=f"127.0.0.1:{port}", root_certificates=str(authority.file))
         assert node.wait(LIMIT_S) == 2, lab.log(kind)
-    [line] = told(lab, kind)
+    [line] = own_lines(lab, kind)
     assert words in line
 
 
@@ -102,7 +102,7 @@ def test_a_server_without_tls_ends_the_node(lab):
     with serving() as port:
         node = lab.node("open", lab.new_key(), superlink=f"127.0.0.1:{port}")
         assert node.wait(LIMIT_S) == 2
-    assert "does not speak TLS" in told(lab, "open")[-1]
+    assert "does not speak TLS" in own_lines(lab, "open")[-1]
 
 
 AWAY = {
@@ -117,13 +117,15 @@ def test_a_node_waits_for_an_absent_server_and_reports_the_cause(lab):
     port = free_port()
     nodes = {}
     for name, (address, environment, _) in AWAY.items():
-        given = {key: value.format(port=port) for key, value in environment.items()}
-        nodes[name] = lab.node(name, lab.new_key(), given, superlink=address.format(port=port), warm=False)
+        variables = {key: value.format(port=port) for key, value in environment.items()}
+        nodes[name] = lab.node(name, lab.new_key(), variables, superlink=address.format(port=port), warm=False)
     for name, (*_, words) in AWAY.items():
-        wait_for(lambda name=name: told(lab, name), LIMIT_S, f"{name} tells why:\n{lab.log(name)}")
-        assert words.format(port=port) in told(lab, name)[0] and "The node keeps trying." in told(lab, name)[0]
-    wait_for(lambda: len(told(lab, "closed")) > 1, LIMIT_S, "the cause is told again")
-    assert lab.log("closed").count("Connection attempt failed") > len(told(lab, "closed"))
+        wait_for(lambda name=name: own_lines(lab, name), LIMIT_S, f"{name} tells why:\n{lab.log(name)}")
+        assert (
+            words.format(port=port) in own_lines(lab, name)[0] and "The node keeps trying." in own_lines(lab, name)[0]
+        )
+    wait_for(lambda: len(own_lines(lab, "closed")) > 1, LIMIT_S, "the cause is told again")
+    assert lab.log("closed").count("Connection attempt failed") > len(own_lines(lab, "closed"))
     for name, node in nodes.items():
         assert node.poll() is None, lab.log(name)
         node.send_signal(signal.SIGTERM)
@@ -134,18 +136,18 @@ def test_a_proxy_that_refuses_is_tried_again(lab):
     with serving(status=403) as proxy:
         environment = {"https_proxy": f"http://127.0.0.1:{proxy}"}
         node = lab.node("forbidden", lab.new_key(), environment, warm=False)
-        wait_for(lambda: len(told(lab, "forbidden")) > 1, LIMIT_S, f"it tries again:\n{lab.log('forbidden')}")
+        wait_for(lambda: len(own_lines(lab, "forbidden")) > 1, LIMIT_S, f"it tries again:\n{lab.log('forbidden')}")
         assert node.poll() is None
         node.terminate()
         assert node.wait(LIMIT_S) == 0
-    assert all("the proxy refuses (403 Forbidden)" in line for line in told(lab, "forbidden"))
+    assert all("the proxy refuses (403 Forbidden)" in line for line in own_lines(lab, "forbidden"))
 
 
 def test_a_node_joins_when_its_server_comes(lab, tmp_path):
     """The SuperLink of the lab, by way of a port that opens late."""
     port, key = free_port(), lab.key()
     node = lab.node("early bird", key, superlink=f"127.0.0.1:{port}")
-    wait_for(lambda: told(lab, "early bird"), LIMIT_S, "it tells why")
+    wait_for(lambda: own_lines(lab, "early bird"), LIMIT_S, "it tells why")
     code = (
         "import socket, sys, threading\n"
         "def pipe(a, b):\n"
@@ -173,15 +175,15 @@ def test_a_key_that_the_superlink_forgets_ends_the_node(lab):
     number = lab.log("forgotten").split("SuperNode ID: ")[1].split()[0]
     lab._done(["flwr", "supernode", "unregister", number, "lab"])
     assert node.wait(LIMIT_S) == 2, lab.log("forgotten")
-    said = told(lab, "forgotten")
-    assert "does not accept this node's signature" in said[0] and "it is not registered" in said[-1]
+    lines = own_lines(lab, "forgotten")
+    assert "does not accept this node's signature" in lines[0] and "it is not registered" in lines[-1]
 
 
 def test_wrong_arguments_are_refused_before_a_process_starts(lab, tmp_path, capsys):
     config = tmp_path / "node.toml"
     config.write_text('name = "a"\n[data]\nname = "digits"\n')
     key, ca = lab.new_key(), lab.folder / "server-ca.crt"
-    for words, said in (
+    for words, mention in (
         (["--superlink", "::1:8000", "--ca", ca, "--key", key], '"[::1]:8000", got "::1:8000"'),
         (["--superlink", "127.0.0.1:1", "--ca", ca, "--key", key.with_suffix(".pub")], "should be a node's, as"),
         (["--superlink", "127.0.0.1:1", "--ca", key, "--key", key], "should have certificates in PEM form"),
@@ -189,4 +191,4 @@ def test_wrong_arguments_are_refused_before_a_process_starts(lab, tmp_path, caps
     ):
         with pytest.raises(SystemExit) as end:
             main(["flower", "node", str(config), *map(str, words)])
-        assert end.value.code == 2 and said in capsys.readouterr().err
+        assert end.value.code == 2 and mention in capsys.readouterr().err

@@ -46,7 +46,7 @@ def warm(lab, warm_key):
 def measured(lab, node, name, messages=4):
     """Return what the server found, and the median seconds of the messages after the first."""
     before, began = cpu_s(node), time.monotonic()
-    first, *rows = lab.found(name, name, messages=messages, kind="train")
+    first, *rows = lab.run_app(name, name, messages=messages, kind="train")
     spent, took = cpu_s(node) - before, time.monotonic() - began
     wall = statistics.median(row["wall_s"] for row in rows)
     print(f"\n{name}: first {first['wall_s']:.2f} s, median of {messages - 1} further {wall:.2f} s (each: "
@@ -56,10 +56,10 @@ def measured(lab, node, name, messages=4):
 
 
 def test_an_app_that_names_another_client_app_is_refused(lab, warm):
-    [row] = lab.found("other", "warm", client="toy_client:other")
+    [row] = lab.run_app("other", "warm", client="toy_client:other")
     assert row["code"] == 2
     assert 'runs the client app "toy_client:app" only' in row["reason"] and '"toy_client:other"' in row["reason"]
-    [row] = lab.found("same", "warm")
+    [row] = lab.run_app("same", "warm")
     assert row["home"] == "lib"
     assert not (lab.folder / "home of warm" / "apps").exists(), "what the server sent was unpacked"
 
@@ -86,7 +86,7 @@ def test_a_message_is_answered_after_its_process_was_killed(lab, warm):
     wait_for(out.exists, LIMIT_S, f"an answer comes:\n{lab.log('warm')}")
     [row] = json.loads(out.read_text())
     assert "ended by signal 9" in row["reason"]
-    [row] = lab.found("next", "warm")
+    [row] = lab.run_app("next", "warm")
     assert row["zygote"] == "1"
 
 
@@ -135,7 +135,7 @@ def test_a_killed_node_can_join_again(lab):
     node = lab.node("again", key)
     wait_for(lambda: "Next try in 5 s" in lab.log("again"), LIMIT_S, f"it is refused:\n{lab.log('again')}")
     lab.accepted("again")
-    [row] = lab.found("again", "again")
+    [row] = lab.run_app("again", "again")
     assert row["zygote"] == "1"
     node.terminate()
     assert node.wait(LIMIT_S) == 0
@@ -179,7 +179,7 @@ def test_where_flower_has_changed_the_ordinary_way_is_taken(lab):
     [line] = [each for each in lab.log("moved").splitlines() if each.startswith("fleetfit: ")]
     assert "lacks flwr.supercore.superexec.run_superexec.get_executor(executor_type=)" in line
     assert "ordinary way" in line
-    [row] = lab.found("moved", "moved", kind="train")
+    [row] = lab.run_app("moved", "moved", kind="train")
     assert row["sum"] == 3 and row["zygote"] == ""
     node.terminate()
     assert node.wait(LIMIT_S) == 0

@@ -36,7 +36,7 @@ def fleet(folder: Path) -> tuple[Lab, ff.Run]:
     return Lab(folder, table, [float(b) for b in base.assembly.fleet.budgets]), base
 
 
-def asked(lab: Lab) -> list[str]:
+def list_requests(lab: Lab) -> list[str]:
     """What the first node was asked for, in order, from its first job on."""
     heads = [unpack(transport.read_parts(m)["header"]) for m in lab.grid.sent if m.metadata.dst_node_id == 101]
     words = [head["job"]["kind"] if head["what"] == "job" else head["what"] for head in heads]
@@ -66,7 +66,7 @@ def test_an_answer_that_got_lost_is_asked_for_again(times: int, tmp_path: Path) 
     lab.grid.twist = twist
     run = lab.serve(deadline_s=60.0)
     assert is_same_without_failures(base, run) and run.metrics[0]["bytes_up"] == base.metrics[0]["bytes_up"]
-    assert asked(lab)[: 2 * times + 1] == ["train", "hello"] * times + ["train"]
+    assert list_requests(lab)[: 2 * times + 1] == ["train", "hello"] * times + ["train"]
     assert lab.heard.count("Node node-0 has nothing to do, and its answer has not come: it gets its job again") == times
 
 
@@ -76,14 +76,14 @@ def test_a_late_answer_to_a_lost_job_is_not_used(tmp_path: Path, monkeypatch: py
     waiting: list[int] = []
     close = transport.Transport.close
     monkeypatch.setattr(transport.Transport, "close", lambda self: (waiting.append(self._waiting_bytes), close(self)))
-    kept: list[tuple[str, Message]] = []
+    late: list[tuple[str, Message]] = []
 
     def twist(message: Message, reply: Message) -> Message | None:
-        if is_first_job(message) and not kept:
-            kept.append((message.metadata.message_id, reply))
+        if is_first_job(message) and not late:
+            late.append((message.metadata.message_id, reply))
             return None
         if is_first_job(message):
-            lab.grid.replies.update(kept)
+            lab.grid.replies.update(late)
         return reply
 
     lab.grid.twist = twist
@@ -117,7 +117,7 @@ def test_a_node_at_work_gets_its_job_once_and_fewer_questions(tmp_path: Path) ->
     assert is_same_without_failures(base, run) and jobs() == 1
     lasting = [m.metadata.ttl for m in lab.grid.sent if m.metadata.dst_node_id == 101 and m.metadata.ttl < 30]
     assert len(lasting) >= 3 and lasting == [0.2 * 2**i for i in range(len(lasting))]
-    assert asked(lab)[: len(lasting) + 1] == ["train", *["hello"] * len(lasting)]
+    assert list_requests(lab)[: len(lasting) + 1] == ["train", *["hello"] * len(lasting)]
 
 
 def test_an_answer_that_is_just_coming_is_waited_for(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_an_answer_that_is_just_coming_is_waited_for(tmp_path: Path) -> None:
     lab.grid.pull_messages = pulling  # type: ignore[method-assign]
     run = lab.serve(deadline_s=60.0)
     assert slow and is_same_without_failures(base, run) and sum(map(is_first_job, lab.grid.sent)) == 1
-    assert "hello" in asked(lab)  # it has said meanwhile that it has nothing to do
+    assert "hello" in list_requests(lab)  # it has said meanwhile that it has nothing to do
 
 
 def test_a_message_that_was_sent_in_part_is_sent_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

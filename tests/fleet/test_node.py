@@ -48,17 +48,17 @@ def config(folder: Path, **changes: Any) -> Path:
     return folder / "node.toml"
 
 
-def told(folder: Path, **changes: Any) -> dict[str, Any]:
-    nest = read_answer(answer(str(config(folder, **changes)), {"header": pack_message(HELLO)}))
-    found: dict[str, Any] = nest.get("hello", nest)
-    return found
+def say_hello(folder: Path, **changes: Any) -> dict[str, Any]:
+    payload = read_answer(answer(str(config(folder, **changes)), {"header": pack_message(HELLO)}))
+    hello: dict[str, Any] = payload.get("hello", payload)
+    return hello
 
 
 # ---- configuration -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "mention"),
     [
         ({"name": None}, "name: missing. Set this key."),
         ({"name": "a b"}, "at most 60 letters"),
@@ -81,29 +81,31 @@ def told(folder: Path, **changes: Any) -> dict[str, Any]:
         ({"budget": {"memory": 0.5}}, '"memory" is no cost'),
     ],
 )
-def test_a_wrong_configuration_is_a_sentence(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_a_wrong_configuration_is_a_sentence(changes: dict[str, Any], mention: str, tmp_path: Path) -> None:
     answered = read_answer(answer(str(config(tmp_path, **changes)), {"header": pack_message(HELLO)}))
-    assert said in answered["refused"] and "Traceback" not in answered["refused"], answered
+    assert mention in answered["refused"] and "Traceback" not in answered["refused"], answered
 
 
 def test_paths_are_seen_from_the_files_folder(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("from tiny import tiny_data as load\n")
     (tmp_path / "budget.toml").write_text("budget = { parameters = 0.3 }\ntolerance = 0.2\n")
-    found = read_settings(config(tmp_path, data={"name": "mine.py:load"}, budget="budget.toml", allow=["m.py:f"]))
-    assert found.data.name == f"{tmp_path / 'mine.py'}:load" and found.allow == [f"{tmp_path / 'm.py'}:f"]
-    assert found.budget == {"parameters": 0.3} and found.tolerance == 0.2
-    assert found.folder == str(tmp_path / "fleetfit-node" / "pi")
+    settings = read_settings(config(tmp_path, data={"name": "mine.py:load"}, budget="budget.toml", allow=["m.py:f"]))
+    assert settings.data.name == f"{tmp_path / 'mine.py'}:load" and settings.allow == [f"{tmp_path / 'm.py'}:f"]
+    assert settings.budget == {"parameters": 0.3} and settings.tolerance == 0.2
+    assert settings.folder == str(tmp_path / "fleetfit-node" / "pi")
 
 
 def test_a_node_describes_itself(tmp_path: Path) -> None:
-    found = told(tmp_path)
-    assert found["examples"] == {"train": 168, "validation": 24, "test": 48} and found["budget"] == 0.5
-    assert found["facts"]["sample_shape"] == [1, 4, 4] and "labels" not in found
-    shy = told(tmp_path, reports_budget=False, reports_labels=True)
+    hello = say_hello(tmp_path)
+    assert hello["examples"] == {"train": 168, "validation": 24, "test": 48} and hello["budget"] == 0.5
+    assert hello["facts"]["sample_shape"] == [1, 4, 4] and "labels" not in hello
+    shy = say_hello(tmp_path, reports_budget=False, reports_labels=True)
     assert "budget" not in shy and sum(shy["labels"]) == 168
     part = {"kind": "iid", "clients": 4}
-    assert told(tmp_path, data={"name": "tiny:tiny_data", "client": 1, "partition": part})["examples"]["train"] == 42
-    assert parse_node_description(found).num_examples == 168 and parse_node_description(
+    assert (
+        say_hello(tmp_path, data={"name": "tiny:tiny_data", "client": 1, "partition": part})["examples"]["train"] == 42
+    )
+    assert parse_node_description(hello).num_examples == 168 and parse_node_description(
         parse_node_description(shy).payload
     ) == parse_node_description(shy)
 
@@ -174,21 +176,21 @@ ODD: tuple[Any, ...] = (None, True, -1, 1 << 70, 1.5, float("nan"), "x", "", [],
                         {2: 3}, {True: {}}, {"a": [{None: 1}]})  # fmt: skip
 
 
-def places(nest: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def places(payload: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The paths of all values of a nest, and of a key that it does not have."""
-    found: list[tuple[Any, ...]] = [path] if path else []
-    if isinstance(nest, dict):
-        found += [(*path, None)]
-    inner = nest.items() if isinstance(nest, dict) else enumerate(nest) if isinstance(nest, list) else ()
-    return found + [place for key, value in inner for place in places(value, (*path, key))]
+    paths: list[tuple[Any, ...]] = [path] if path else []
+    if isinstance(payload, dict):
+        paths += [(*path, None)]
+    inner = payload.items() if isinstance(payload, dict) else enumerate(payload) if isinstance(payload, list) else ()
+    return paths + [place for key, value in inner for place in places(value, (*path, key))]
 
 
-def replaced(nest: Any, path: tuple[Any, ...], value: Any) -> Any:
+def replaced(payload: Any, path: tuple[Any, ...], value: Any) -> Any:
     if not path:
         return value
-    if isinstance(nest, list):
-        return [replaced(inner, path[1:], value) if i == path[0] else inner for i, inner in enumerate(nest)]
-    return {**nest, path[0]: replaced(nest.get(path[0], {}), path[1:], value)}
+    if isinstance(payload, list):
+        return [replaced(inner, path[1:], value) if i == path[0] else inner for i, inner in enumerate(payload)]
+    return {**payload, path[0]: replaced(payload.get(path[0], {}), path[1:], value)}
 
 
 @pytest.mark.parametrize("part", ["problem", "method", "job", ""])
@@ -253,24 +255,24 @@ HELLO_REPLY: dict[str, Any] = {
 
 @settings(max_examples=300, deadline=None)
 @given(NESTS, st.sampled_from([*HELLO_REPLY, None]))
-def test_no_hello_breaks_the_server(nest: Any, where: str | None) -> None:
-    for tried in (nest, {**HELLO_REPLY, **({} if where is None else {where: nest})}):
+def test_no_hello_breaks_the_server(payload: Any, where: str | None) -> None:
+    for tried in (payload, {**HELLO_REPLY, **({} if where is None else {where: payload})}):
         try:
-            found = parse_node_description(tried)
+            description = parse_node_description(tried)
         except RunError:
             continue
-        assert isinstance(found.name, str) and found.num_examples >= 0 and found.facts.classes >= 1
-        assert 0 <= found.tolerance < 100 and parse_node_description(found.payload) == found
+        assert isinstance(description.name, str) and description.num_examples >= 0 and description.facts.classes >= 1
+        assert 0 <= description.tolerance < 100 and parse_node_description(description.payload) == description
 
 
 @settings(max_examples=200, deadline=None)
 @given(NESTS)
-def test_no_header_breaks_a_node(nest: Any) -> None:
+def test_no_header_breaks_a_node(payload: Any) -> None:
     try:
-        check_header(nest)
+        check_header(payload)
     except RunError:
         return
-    assert nest["what"] in ("hello", "setup", "base", "job")
+    assert payload["what"] in ("hello", "setup", "base", "job")
 
 
 def test_a_hello_that_lies_in_its_numbers() -> None:
@@ -289,40 +291,40 @@ def test_a_hello_that_lies_in_its_numbers() -> None:
 
 
 def test_the_last_two_versions_are_kept(tmp_path: Path) -> None:
-    kept, run = NodeFiles(tmp_path / "node"), "0123456789abcdef"
-    assert kept.load(run, -1) == (None, False) and kept.load(run, 3) == (None, True)
-    kept.keep(run, -1, 0, {"mean": torch.ones(2)})
-    kept.keep(run, 0, 4, {"mean": torch.zeros(2)})
-    assert torch.equal(kept.load(run, 0)[0]["mean"], torch.ones(2))  # round 4 may never have counted
-    kept.keep(run, 0, 5, "five")
-    assert kept.load(run, 4) == (None, True) and kept.load(run, 5) == ("five", False)
-    kept.keep(run, 5, 6, ("a", 1, None))
+    files, run = NodeFiles(tmp_path / "node"), "0123456789abcdef"
+    assert files.load(run, -1) == (None, False) and files.load(run, 3) == (None, True)
+    files.keep(run, -1, 0, {"mean": torch.ones(2)})
+    files.keep(run, 0, 4, {"mean": torch.zeros(2)})
+    assert torch.equal(files.load(run, 0)[0]["mean"], torch.ones(2))  # round 4 may never have counted
+    files.keep(run, 0, 5, "five")
+    assert files.load(run, 4) == (None, True) and files.load(run, 5) == ("five", False)
+    files.keep(run, 5, 6, ("a", 1, None))
     assert NodeFiles(tmp_path / "node").load(run, 6) == (("a", 1, None), False)
-    assert kept.load(run, 0) == (None, True)
+    assert files.load(run, 0) == (None, True)
     [path] = (tmp_path / "node").rglob("*.ffit")
     path.write_bytes(path.read_bytes()[:-3])
-    assert kept.load(run, 6) == (None, True)
+    assert files.load(run, 6) == (None, True)
     assert stat.S_IMODE((tmp_path / "node").stat().st_mode) == 0o700
 
 
 def test_runs_long_ago_are_forgotten(tmp_path: Path) -> None:
-    kept = NodeFiles(tmp_path)
+    files = NodeFiles(tmp_path)
     for number in range(12):
-        kept.keep(f"{number:016x}", -1, 0, number)
-    assert len(list(tmp_path.rglob("*.ffit"))) == 8 and kept.load(f"{11:016x}", 0) == (11, False)
+        files.keep(f"{number:016x}", -1, 0, number)
+    assert len(list(tmp_path.rglob("*.ffit"))) == 8 and files.load(f"{11:016x}", 0) == (11, False)
 
 
 def test_tensors_that_are_never_trained_are_those_of_the_digest(tmp_path: Path) -> None:
-    kept, content = NodeFiles(tmp_path), pack({"w": torch.ones(3)})
-    assert kept.load_base(compute_digest(content)) is None
-    kept.keep_base(compute_digest(content), content)
-    assert torch.equal(unpack(kept.load_base(compute_digest(content)) or b"")["w"], torch.ones(3))
+    files, content = NodeFiles(tmp_path), pack({"w": torch.ones(3)})
+    assert files.load_base(compute_digest(content)) is None
+    files.keep_base(compute_digest(content), content)
+    assert torch.equal(unpack(files.load_base(compute_digest(content)) or b"")["w"], torch.ones(3))
     next(iter(tmp_path.rglob("*.ffit"))).write_bytes(b"x")
-    assert kept.load_base(compute_digest(content)) is None
+    assert files.load_base(compute_digest(content)) is None
     with raises(RunError, key="base"):
-        kept.keep_base(compute_digest(content), b"other")
+        files.keep_base(compute_digest(content), b"other")
     with raises(RunError, key="digest"):
-        kept.load_base(compute_digest(content)[:32])
+        files.load_base(compute_digest(content)[:32])
 
 
 # ---- the worker --------------------------------------------------------------------------------------------------
@@ -400,8 +402,8 @@ def test_a_worker_stops_when_its_client_app_has_ended(tmp_path: Path, monkeypatc
                     time.sleep(0.05)
                 second = subprocess.Popen(command, stdout=subprocess.PIPE)  # waits, since the worker is at work
                 first.kill()
-            found, _ = second.communicate(timeout=240)
-            assert read_answer(found)["hello"]["name"] == "pi"
+            output, _ = second.communicate(timeout=240)
+            assert read_answer(output)["hello"]["name"] == "pi"
         finally:
             node.kill()
 
@@ -450,12 +452,12 @@ def test_the_example_of_a_run_file_is_valid(tmp_path: Path) -> None:
 
 def test_certificates_name_the_hosts_and_secrets_are_secret(tmp_path: Path) -> None:
     make_certificates(tmp_path, ["10.0.0.1", "fleet.example.org"], days=10)
-    found = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
-    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    certificate = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fleet.example.org"]
     assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.1"]
     authority = x509.load_pem_x509_certificate((tmp_path / "ca.crt").read_bytes())
-    found.verify_directly_issued_by(authority)
+    certificate.verify_directly_issued_by(authority)
     for name in ("ca.key", "server.key"):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
     with raises(ConfigError, path="server.pem"):
@@ -501,14 +503,14 @@ def test_a_job_without_memory_is_tried_again_once(fails: int, tmp_path: Path, mo
     path = str(config(tmp_path, allow=["tiny:tiny"], memory_limit="2 GB"))
     header = {**SETUP, "what": "job", "problem": {**SETUP["problem"], "exits": list(problem.exits)}}
     bare = dump_job(dataclasses.replace(job, state={}), problem.layout)
-    found = read_answer(
+    payload = read_answer(
         answer(
             path,
             {"header": pack_message({**header, "job": bare}), "state": pack(dump_state(state, problem.layout, sub))},
         )
     )
-    assert len(calls) == min(fails, 1) + 1, found
-    assert ("no memory was left" in str(found["reply"].get("reason"))) == (fails == 2), found
+    assert len(calls) == min(fails, 1) + 1, payload
+    assert ("no memory was left" in str(payload["reply"].get("reason"))) == (fails == 2), payload
 
 
 def test_the_memory_limit_counts_written_memory() -> None:
@@ -523,8 +525,8 @@ def test_the_memory_limit_counts_written_memory() -> None:
 
     limit = MemoryLimit(100 << 20)
     assert fits(80) and not fits(120)
-    with mmap.mmap(-1, 200 << 20, mmap.MAP_PRIVATE) as kept:
+    with mmap.mmap(-1, 200 << 20, mmap.MAP_PRIVATE) as block:
         assert fits(80) and not fits(120)
-        kept[: 60 << 20] = bytes(60 << 20)
+        block[: 60 << 20] = bytes(60 << 20)
         assert fits(20) and not fits(80)
     assert fits(80)

@@ -131,23 +131,23 @@ def test_the_server_gets_and_keeps_no_single_update(
 ) -> None:
     """Not in any reply, nor in what it says and writes; without masks the same search finds every client's."""
     lab, came = lab_of(tmp_path), []
-    wanted = needles(TABLE)
+    updates = needles(TABLE)
     if not masks:
         monkeypatch.setattr(keys, "add_mask", lambda words, key, sign: None)
 
-    def kept(message: Message, reply: Message) -> Message:
+    def record(message: Message, reply: Message) -> Message:
         came.append(b"".join(bytes(part) for part in transport.read_parts(reply).values()))
         return reply
 
-    lab.grid.twist = kept
+    lab.grid.twist = record
     run = lab.serve()
     assert all(report["failures"] == [] for report in run.metrics), "sums are right either way"
     files = [path.read_bytes() for path in run.folder.rglob("*") if path.is_file()]
     everything = [*came, *files, lab.heard.encode()]
-    found = {
-        client for client, pieces in wanted.items() for piece in pieces if any(piece in text for text in everything)
+    leaked = {
+        client for client, pieces in updates.items() for piece in pieces if any(piece in text for text in everything)
     }
-    assert len(wanted) == CLIENTS and found == (set() if masks else set(range(CLIENTS)))
+    assert len(updates) == CLIENTS and leaked == (set() if masks else set(range(CLIENTS)))
 
 
 @pytest.mark.parametrize("phase", ["keys", "shares", "train", "sign", "unmask"])
@@ -238,7 +238,7 @@ def test_a_server_that_sends_different_settings_gets_noise(
 ) -> None:
     from fleetfit.fleet import secure_aggregation
 
-    lab, answer, seen = lab_of(tmp_path), secure_aggregation.Member.make_finish, []
+    lab, answer, lies = lab_of(tmp_path), secure_aggregation.Member.make_finish, []
     changes: dict[str, Callable[[dict[str, Any]], Any]] = {
         "range": lambda h: h["secure"].update(range=h["secure"]["range"] * 1e6),
         "bits": lambda h: h["secure"].update(bits=19),
@@ -246,8 +246,8 @@ def test_a_server_that_sends_different_settings_gets_noise(
     }
 
     def lied(self: Any, header: Any, message: bytes) -> Any:
-        if not seen:
-            seen.append(changes[twist](header))
+        if not lies:
+            lies.append(changes[twist](header))
         return answer(self, header, message)
 
     monkeypatch.setattr(secure_aggregation.Member, "make_finish", lied)
@@ -290,38 +290,38 @@ def test_a_private_server_has_no_update_and_no_sum_without_noise(
     masks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not in any reply, nor in what it says and writes; without masks and noise the same search finds both."""
-    wanted: dict[str, list[bytes]] = {"updates": [], "means": []}
+    traces: dict[str, list[bytes]] = {"updates": [], "means": []}
     words, released, came = BlockLayout.quantise_update, Privacy.release, []
 
-    def sent(*given: Any) -> Any:
-        found = words(*given)
-        wanted["updates"] += [part.tobytes()[:64] for part in found[0].values()]
-        return found
+    def sent(*arguments: Any) -> Any:
+        messages = words(*arguments)
+        traces["updates"] += [part.tobytes()[:64] for part in messages[0].values()]
+        return messages
 
-    def noted(self: Privacy, federation: Any, server: Any, total: torch.Tensor) -> Any:
+    def record_mean(self: Privacy, federation: Any, server: Any, total: torch.Tensor) -> Any:
         members = count_registered(federation, server.round) * self.rate
-        wanted["means"].append((total / members + concat_state(server.state)).numpy().tobytes()[:64])
+        traces["means"].append((total / members + concat_state(server.state)).numpy().tobytes()[:64])
         return released(self, federation, server, total)
 
-    def kept(message: Message, reply: Message) -> Message:
+    def record_message(message: Message, reply: Message) -> Message:
         came.append(b"".join(bytes(part) for part in transport.read_parts(reply).values()))
         return reply
 
     monkeypatch.setattr(BlockLayout, "quantise_update", sent)
-    monkeypatch.setattr(Privacy, "release", noted)
+    monkeypatch.setattr(Privacy, "release", record_mean)
     if not masks:
         monkeypatch.setattr(keys, "add_mask", lambda words, key, sign: None)
         monkeypatch.setattr(Privacy, "_add_noise", lambda self, total, round: None)
     lab = lab_of(tmp_path, private_table(tmp_path))
-    lab.grid.twist = kept
+    lab.grid.twist = record_message
     run = lab.serve()
     secret = (tmp_path / "keys" / "run.key").read_text().strip()
     files = [path.read_bytes() for path in run.folder.rglob("*") if path.is_file()]
     everything = [*came, *files, lab.heard.encode()]
     assert not any(secret.encode() in text or bytes.fromhex(secret) in text for text in everything)
-    found = {kind for kind, parts in wanted.items() for part in parts if any(part in text for text in everything)}
-    assert len(wanted["updates"]) >= 2 * CLIENTS and len(wanted["means"]) == 2
-    assert found == (set() if masks else {"updates", "means"})
+    messages = {kind for kind, parts in traces.items() for part in parts if any(part in text for text in everything)}
+    assert len(traces["updates"]) >= 2 * CLIENTS and len(traces["means"]) == 2
+    assert messages == (set() if masks else {"updates", "means"})
     assert not re.search(r"\d updates", lab.heard) and lab.heard.count("epsilon") >= 2
 
 
@@ -332,7 +332,7 @@ def test_a_server_that_changes_a_nodes_clip_gets_noise(
     """To a longer movement, or to none, or to one that does not lie within the range, which the node refuses."""
     from fleetfit.fleet import secure_aggregation
 
-    lab, answer, seen = lab_of(tmp_path, private_table(tmp_path, rounds=1)), secure_aggregation.Member.make_finish, []
+    lab, answer, lies = lab_of(tmp_path, private_table(tmp_path, rounds=1)), secure_aggregation.Member.make_finish, []
     changes: dict[str, Callable[[dict[str, Any]], Any]] = {
         "clip": lambda h: h["secure"].update(clip=0.9),
         "none": lambda h: h["secure"].pop("clip"),
@@ -340,14 +340,14 @@ def test_a_server_that_changes_a_nodes_clip_gets_noise(
     }
 
     def lied(self: Any, header: Any, message: bytes) -> Any:
-        if not seen:
-            seen.append(changes[twist](header))
+        if not lies:
+            lies.append(changes[twist](header))
         return answer(self, header, message)
 
     monkeypatch.setattr(secure_aggregation.Member, "make_finish", lied)
     run = lab.serve() if twist == "beyond" else in_vain(lab)
     undone = run.metrics[0].get("undone", {}).get("reason", "")
-    assert len(seen) == 1 and (twist == "beyond") == (undone == "")
+    assert len(lies) == 1 and (twist == "beyond") == (undone == "")
     assert twist == "beyond" or "an opened sum is out of range" in undone
     assert undone in lab.heard
 
@@ -357,18 +357,18 @@ def test_a_node_that_could_not_train_sends_zeros(tmp_path: Path, monkeypatch: py
 
     def broken(job: Any, device: Any) -> Any:
         trained.append(job.client)
-        found = real(job, device)
-        return (Failure.of(job, "it diverged"), None) if job.client == 1 and job.kind == "train" else found
+        result = real(job, device)
+        return (Failure.of(job, "it diverged"), None) if job.client == 1 and job.kind == "train" else result
 
     monkeypatch.setattr(nodes_side, "run_job", broken)
     reported: list[Any] = []
     real_released = Privacy.release_sums
 
-    def noted(self: Privacy, federation: Any, server: Any, summed: Any) -> Any:
+    def record_sums(self: Privacy, federation: Any, server: Any, summed: Any) -> Any:
         reported.append(summed)
         return real_released(self, federation, server, summed)
 
-    monkeypatch.setattr(Privacy, "release_sums", noted)
+    monkeypatch.setattr(Privacy, "release_sums", record_sums)
     lab_of(tmp_path, private_table(tmp_path, rounds=1)).serve()
     assert trained.count(1) == 1 and max(block.clients for block in reported[0].blocks) == CLIENTS
     assert not any(isinstance(report, Failure) for report in reported[0].reports)

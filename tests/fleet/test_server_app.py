@@ -53,11 +53,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def superlink() -> Iterator[_SuperLink]:
-    with _SuperLink() as found:
-        thread = threading.Thread(target=found.serve_forever, args=(0.05,))
+    with _SuperLink() as link:
+        thread = threading.Thread(target=link.serve_forever, args=(0.05,))
         thread.start()
-        yield found
-        found.shutdown()
+        yield link
+        link.shutdown()
         thread.join()
 
 
@@ -71,8 +71,8 @@ def test_a_server_app_that_is_killed_has_failed_at_once(superlink: _SuperLink) -
     waiting.wait_until(lambda: superlink.told)
     [(path, headers, content)] = superlink.told
     assert path.endswith("/push-task-output") and "secret" in headers
-    said = PushTaskOutputRequest.FromString(content)
-    assert said.sub_status == "failed" and said.details == "The server app's process was killed."
+    request = PushTaskOutputRequest.FromString(content)
+    assert request.sub_status == "failed" and request.details == "The server app's process was killed."
 
 
 @pytest.mark.parametrize(("end", "code"), [("well", 0), ("error", 3)])

@@ -30,21 +30,21 @@ def fresh_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 def recorded(folder: Path, budgets: list[float], **changes: Any) -> tuple[ff.Run, list[tuple[int, Any, Any, bytes]]]:
     """A run, and each of its messages: node, header, answer, the answer's bytes."""
     lab = Lab(folder, described(SILENT, evaluate={"every": 1}, **changes), budgets)
-    found: list[tuple[int, Any, Any, bytes]] = []
+    messages: list[tuple[int, Any, Any, bytes]] = []
 
     def note(message: Message, reply: Message) -> Message:
         header, content = unpack(transport.read_parts(message)["header"]), transport.read_parts(reply)["answer"]
-        found.append((message.metadata.dst_node_id, header, unpack(content), bytes(content)))
+        messages.append((message.metadata.dst_node_id, header, unpack(content), bytes(content)))
         return reply
 
     lab.grid.twist = note
-    return lab.serve(), found
+    return lab.serve(), messages
 
 
-def by_node(found: list[tuple[int, Any, Any, bytes]]) -> dict[int, list[tuple[str, bytes]]]:
+def by_node(messages: list[tuple[int, Any, Any, bytes]]) -> dict[int, list[tuple[str, bytes]]]:
     """What each node was asked and answered, in its order; which node is ahead of another is a matter of threads."""
     answers = defaultdict(list)
-    for node, header, _, content in found:
+    for node, header, _, content in messages:
         answers[node].append((header["what"], content))
     return answers
 
@@ -59,15 +59,15 @@ def test_messages_do_not_depend_on_a_nodes_budget(tmp_path: Path) -> None:
 
 
 def test_a_node_is_asked_for_no_larger_model_than_it_has_trained(tmp_path: Path) -> None:
-    run, found = recorded(tmp_path, [0.25, 0.5, 1.0, 0.5, 0.25], rounds=6)
+    run, messages = recorded(tmp_path, [0.25, 0.5, 1.0, 0.5, 0.25], rounds=6)
     levels, trained, kinds = run.assembly.federation, defaultdict(set), set()
-    for node, header, nest, _ in found:
+    for node, header, payload, _ in messages:
         if header["what"] == "hello":
-            assert nest["hello"].keys() == {"name", "facts", "examples"}
+            assert payload["hello"].keys() == {"name", "facts", "examples"}
         if header["what"] != "job":
             continue
         job = load_job({**header["job"], "state": {}, "statistics": {}}, levels.problem.layout)
-        reply = load_reply(nest["reply"], levels.problem.layout)
+        reply = load_reply(payload["reply"], levels.problem.layout)
         kinds.add(job.kind)
         if job.kind == "train":
             trained[node] |= {levels.level_index(reply.submodel)} if isinstance(reply, Update) else set()
@@ -76,25 +76,28 @@ def test_a_node_is_asked_for_no_larger_model_than_it_has_trained(tmp_path: Path)
             assert levels.level_index(job.submodel) <= max(trained[node])  # an error where it has trained nothing
             assert not job.evaluation.own
     assert kinds == {"train", "evaluate", "statistics"}
-    columns, shown = run.columns["static"], {node - 101: max(found) for node, found in trained.items() if found}
-    assert columns["local_clients"] == len(shown) == CLIENTS
-    assert columns["per_client"]["global"].keys() == {str(c) for c, level in shown.items() if level == 2}
+    columns, levels_reached = (
+        run.columns["static"],
+        {node - 101: max(messages) for node, messages in trained.items() if messages},
+    )
+    assert columns["local_clients"] == len(levels_reached) == CLIENTS
+    assert columns["per_client"]["global"].keys() == {str(c) for c, level in levels_reached.items() if level == 2}
     assert {name: entry["clients"] for name, entry in columns["levels"].items()} == {
-        name: list(shown.values()).count(i) for i, name in enumerate(("S1", "M1", "L1"))
+        name: list(levels_reached.values()).count(i) for i, name in enumerate(("S1", "M1", "L1"))
     }
 
 
 def test_a_node_does_not_reveal_which_model_it_affords(tmp_path: Path) -> None:
     lab = Lab(tmp_path, described(SILENT, rounds=1), [1.0] * CLIENTS)
-    asked = []
+    messages = []
 
     def note(message: Message, reply: Message) -> Message:
-        asked.append((transport.read_parts(message), reply))
+        messages.append((transport.read_parts(message), reply))
         return reply
 
     lab.grid.twist = note
     lab.serve()
-    parts = next(p for p, _ in asked if unpack(p["header"]).get("job", {}).get("kind") == "evaluate")
+    parts = next(p for p, _ in messages if unpack(p["header"]).get("job", {}).get("kind") == "evaluate")
     header = unpack(parts["header"])
     header["job"]["evaluation"]["own"] = True
     from fleetfit.fleet.protocol import pack_message

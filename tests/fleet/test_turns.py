@@ -49,7 +49,7 @@ class SuperLink:
         message.metadata.__dict__["_message_id"] = message.object_id
         with no_object_id_recompute():
             objects = get_all_nested_objects(message)
-            self.contents |= {name: found.deflate() for name, found in objects.items()} if whole else {}
+            self.contents |= {name: part.deflate() for name, part in objects.items()} if whole else {}
         self.messages.append(message)
         return message
 
@@ -83,8 +83,8 @@ class SuperLink:
 
     def push(self, message: Message, tree: Any, seconds: float) -> tuple[set[str], str]:
         self.going(message.metadata.run_id)
-        said = message.error.reason if message.has_error() else "an answer"
-        self.replies.append((message.metadata.reply_to_message_id, str(said)))
+        reason = message.error.reason if message.has_error() else "an answer"
+        self.replies.append((message.metadata.reply_to_message_id, str(reason)))
         return {tree.object_id}, "session"
 
 
@@ -149,8 +149,8 @@ class Node:
         with no_object_id_recompute():
             session = self.state.start_session(message.metadata.run_id)
             self.state.store_message_and_object_tree(reply, get_object_tree(reply), session)
-            for name, found in get_all_nested_objects(reply).items() if whole else ():
-                self.state.store_object(message.metadata.run_id, session, name, found.deflate())
+            for name, part in get_all_nested_objects(reply).items() if whole else ():
+                self.state.store_object(message.metadata.run_id, session, name, part.deflate())
         self.state.finish_task(begun[0], SubStatus.COMPLETED if whole else SubStatus.FAILED, "")
 
 

@@ -13,11 +13,11 @@ from waiting import LIMIT_S
 import fleetfit as ff
 
 
-def until(true: Callable[[], Any], what: str, said: Callable[[], str]) -> None:
+def until(true: Callable[[], Any], what: str, read_log: Callable[[], str]) -> None:
     """Wait until something is true."""
     began = time.monotonic()
     while not true():
-        assert time.monotonic() - began < LIMIT_S, f"{what} did not come within {LIMIT_S:g} s:\n{said()[-4000:]}"
+        assert time.monotonic() - began < LIMIT_S, f"{what} did not come within {LIMIT_S:g} s:\n{read_log()[-4000:]}"
         time.sleep(0.2)
 
 

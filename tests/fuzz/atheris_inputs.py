@@ -43,8 +43,8 @@ def folders(place: Path) -> Target:
     from fleetfit.api import profiling
 
     profiling.profile_level = measured_as_said
-    made = made_folders(place)
-    return _of_hypothesis(st.tuples(kinds, verbs, several), lambda case: one(made, *case))
+    originals = made_folders(place)
+    return _of_hypothesis(st.tuples(kinds, verbs, several), lambda case: one(originals, *case))
 
 
 INPUTS: dict[str, tuple[Callable[[Path], Target], list[str]]] = {
@@ -62,11 +62,11 @@ def _of_hypothesis(strategy: Any, deliver: Callable[[Any], object]) -> Target:
 
     @settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(strategy)
-    def case(given: Any) -> None:
-        deliver(given)
+    def case(value: Any) -> None:
+        deliver(value)
 
-    found: Target = case.hypothesis.fuzz_one_input  # type: ignore[attr-defined]
-    return found
+    target: Target = case.hypothesis.fuzz_one_input  # type: ignore[attr-defined]
+    return target
 
 
 def main() -> None:
@@ -76,13 +76,13 @@ def main() -> None:
         raise SystemExit("atheris is not installed: pip install atheris (Linux, Python 3.11 to 3.13)") from None
     if len(sys.argv) < 2 or sys.argv[1] not in INPUTS:
         raise SystemExit(f"say which inputs: {', '.join(INPUTS)}.")
-    made, led_by = INPUTS[sys.argv.pop(1)]
+    make_target, led_by = INPUTS[sys.argv.pop(1)]
     with tempfile.TemporaryDirectory(prefix="fleetfit-fuzz-") as place:
         os.environ.update(FLEETFIT_CACHE=f"{place}/cache", HF_HUB_OFFLINE="1")
         os.environ.pop("FLEETFIT_DATA", None)
         os.chdir(place)
         with atheris.instrument_imports(include=led_by):
-            target = made(Path(place))
+            target = make_target(Path(place))
         atheris.Setup(sys.argv, target)
         atheris.Fuzz()
 

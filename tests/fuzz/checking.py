@@ -18,7 +18,7 @@ from typing import Any
 
 import tomli_w
 import torch
-from fuzz.mutations import KINDS, SETTINGS, WANTED, Draw, Reply, answer_to, asked, failed, mutated, real
+from fuzz.mutations import KINDS, SETTINGS, WANTED, Draw, Reply, answer_to, failed, make_parts, mutated, real
 from support.bits import assert_same_bits
 
 from fleetfit.aggregate import Mean, apply_mean
@@ -56,16 +56,16 @@ class Given:
 
 
 def after_round(place: int, reply: Reply) -> tuple[Server, dict[str, Any]]:
-    given = {(job.kind, job.index): honest for job, honest in real().round}
+    replies = {(job.kind, job.index): honest for job, honest in real().round}
     job = real().round[place][0]
-    engine: Any = Given({**given, (job.kind, job.index): reply})
+    engine: Any = Given({**replies, (job.kind, job.index): reply})
     return run_round(real().federation, engine, SETTINGS, real().server)
 
 
 def after_evaluation(job: Job, reply: Reply) -> tuple[dict[str, Any], dict[int, State]]:
-    given = {(j.kind, j.index): honest for j, honest in real().evaluation}
+    replies = {(j.kind, j.index): honest for j, honest in real().evaluation}
     server = replace(real().server, round=1)
-    return evaluate(real().federation, Given({**given, (job.kind, job.index): reply}), server, WANTED)
+    return evaluate(real().federation, Given({**replies, (job.kind, job.index): reply}), server, WANTED)
 
 
 @cache
@@ -76,31 +76,31 @@ def without(kind: str, place: int) -> Any:
     )
 
 
-def taken(kind: str, place: int, content: bytes) -> str:
+def take(kind: str, place: int, content: bytes) -> str:
     """Let the server have a reply among honest ones; return what became of it.
 
     Whatever it is, the server ends as without this client, or as with the reply if that is admitted.
     """
     job = real().replies[kind][place][0]
     try:
-        nest = read_answer(content).get("reply")
-        reply = load_reply(nest if isinstance(nest, Mapping) else {}, layout())
+        payload = read_answer(content).get("reply")
+        reply = load_reply(payload if isinstance(payload, Mapping) else {}, layout())
     except FleetFitError as error:
-        return said(error, UNPARSED)
-    found = validate_and_measure(reply, job, real().federation)
-    assert (found.round, found.index, found.client, found.level) == (job.round, job.index, job.client, job.level)
-    if isinstance(found, Failure):
-        assert readable(found.reason) and "could not be looked at" not in found.reason, found.reason
+        return check_readable(error, UNPARSED)
+    result = validate_and_measure(reply, job, real().federation)
+    assert (result.round, result.index, result.client, result.level) == (job.round, job.index, job.client, job.level)
+    if isinstance(result, Failure):
+        assert readable(result.reason) and "could not be looked at" not in result.reason, result.reason
     if job.kind == "train":
-        harmless_round(kind, place, reply, found)
+        harmless_round(kind, place, reply, result)
     else:
-        harmless_evaluation(kind, place, reply, found)
-    if isinstance(found, Update):
+        harmless_evaluation(kind, place, reply, result)
+    if isinstance(result, Update):
         return "admitted"
-    return "malformed" if "malformed" in found.reason else "refused" if isinstance(reply, Update) else "a failure"
+    return "malformed" if "malformed" in result.reason else "refused" if isinstance(reply, Update) else "a failure"
 
 
-def said(error: Exception, outcome: str) -> str:
+def check_readable(error: Exception, outcome: str) -> str:
     assert readable(str(error)), error
     return outcome
 
@@ -109,26 +109,26 @@ def readable(text: str) -> bool:
     return text.isprintable() and len(text) <= 700 and "Traceback" not in text
 
 
-def harmless_round(kind: str, place: int, reply: Reply, found: Reply) -> None:
+def harmless_round(kind: str, place: int, reply: Reply, result: Reply) -> None:
     after, report = after_round(place, reply)
     assert after.round == 1 and "undone" not in report
-    if isinstance(found, Failure):
+    if isinstance(result, Failure):
         assert_same_bits(after.state, without(kind, place).state)
-        assert [f["client"] for f in report["failures"]] == [found.client]
+        assert [f["client"] for f in report["failures"]] == [result.client]
         return
     mean = Mean(real().federation.problem.layout)
     for at, (_, honest) in enumerate(real().round):
-        update = found if at == place else honest
+        update = result if at == place else honest
         assert isinstance(update, Update)
         mean.add(update.submodel, update.state, real().federation.method.weight(update), update.untrained)
     assert_same_bits(after.state, apply_mean(real().server.state, mean.result()))
     assert all(bool(torch.isfinite(t).all()) for t in after.state.values())
 
 
-def harmless_evaluation(kind: str, place: int, reply: Reply, found: Reply) -> None:
+def harmless_evaluation(kind: str, place: int, reply: Reply, result: Reply) -> None:
     job = real().replies[kind][place][0]
     columns, moments = after_evaluation(job, reply)
-    if isinstance(found, Failure):
+    if isinstance(result, Failure):
         expected = without(kind, place)
         assert {n: c for n, c in columns.items() if n != "failures"} == {
             n: c for n, c in expected[0].items() if n != "failures"
@@ -145,15 +145,20 @@ def harmless_evaluation(kind: str, place: int, reply: Reply, found: Reply) -> No
 def introduced(content: bytes) -> str:
     """Let the server have an answer to its hello; return what became of it."""
     try:
-        nest = read_answer(content)
+        payload = read_answer(content)
     except FleetFitError as error:
-        return said(error, UNPARSED)
+        return check_readable(error, UNPARSED)
     try:
-        told = parse_node_description(nest.get("hello"))
+        description = parse_node_description(payload.get("hello"))
     except FleetFitError as error:
-        return said(error, "refused")
-    assert readable(told.name) and readable(str(told.facts)) and readable(told.facts.name) and told.num_examples >= 0
-    assert readable(str(told.budget)) and math.isfinite(told.tolerance)
+        return check_readable(error, "refused")
+    assert (
+        readable(description.name)
+        and readable(str(description.facts))
+        and readable(description.facts.name)
+        and description.num_examples >= 0
+    )
+    assert readable(str(description.budget)) and math.isfinite(description.tolerance)
     return "admitted"
 
 
@@ -169,18 +174,18 @@ def node_config() -> str:
     return str(folder / "node.toml")
 
 
-def heard(parts: Mapping[str, bytes]) -> str:
+def hear(parts: Mapping[str, bytes]) -> str:
     """Let a node have a message; return what became of it. It has an answer to whatever comes."""
     if much_work(parts):
         return "not done: more work than a test has time for"
-    found = read_answer(answer(node_config(), parts))
-    if "refused" in found:
-        assert readable(found["refused"]), found["refused"]
-        assert "unexpectedly" not in found["refused"], found["refused"]
-        return UNPARSED if "a message" in found["refused"] else "refused"
-    if "reply" not in found:
+    reply_payload = read_answer(answer(node_config(), parts))
+    if "refused" in reply_payload:
+        assert readable(reply_payload["refused"]), reply_payload["refused"]
+        assert "unexpectedly" not in reply_payload["refused"], reply_payload["refused"]
+        return UNPARSED if "a message" in reply_payload["refused"] else "refused"
+    if "reply" not in reply_payload:
         return "admitted"
-    reply = load_reply(found["reply"], layout())
+    reply = load_reply(reply_payload["reply"], layout())
     return "admitted" if isinstance(reply, Update) else "a failure"
 
 
@@ -198,7 +203,7 @@ def much_work(parts: Mapping[str, bytes]) -> bool:
 
 def lives() -> bytes:
     """Return a node's answer to an honest message."""
-    return answer(node_config(), asked("train", 0))
+    return answer(node_config(), make_parts("train", 0))
 
 
 # ---- many of them ------------------------------------------------------------------------------------------------
@@ -211,16 +216,16 @@ def one(draw: Draw) -> str:
         if kind == "hello":
             return introduced(mutated(hello(), draw))
         place = draw(len(real().replies[kind]) - 1)
-        return taken(kind, place, mutated(answer_to(real().replies[kind][place][1]), draw))
-    parts = asked(ASKED[draw(len(ASKED) - 1)], draw(5))
+        return take(kind, place, mutated(answer_to(real().replies[kind][place][1]), draw))
+    parts = make_parts(ASKED[draw(len(ASKED) - 1)], draw(5))
     names = sorted(parts)
     name = "header" if draw(2) else names[draw(len(names) - 1)]
-    return heard({**parts, name: mutated(parts[name], draw)})
+    return hear({**parts, name: mutated(parts[name], draw)})
 
 
 @cache
 def hello() -> bytes:
-    return answer(node_config(), asked("hello", 0))
+    return answer(node_config(), make_parts("hello", 0))
 
 
 def drawing(rng: random.Random) -> Draw:
@@ -251,15 +256,15 @@ def lines_reached(
 ) -> dict[str, tuple[int, int, list[int]]]:
     """Do some work; return by module the lines inside functions that it reached, of how many, and which it did not."""
     files = {str(module.__file__): module.__name__ for module in modules}
-    seen: dict[str, set[int]] = {file: set() for file in files}
+    visited: dict[str, set[int]] = {file: set() for file in files}
 
     def local_trace(frame: types.FrameType, event: str, arg: Any) -> Any:
         if event == "line":
-            seen[frame.f_code.co_filename].add(frame.f_lineno)
+            visited[frame.f_code.co_filename].add(frame.f_lineno)
         return local_trace
 
     def trace(frame: types.FrameType, event: str, arg: Any) -> Any:
-        return local_trace if frame.f_code.co_filename in seen else None
+        return local_trace if frame.f_code.co_filename in visited else None
 
     before = sys.gettrace()
     sys.settrace(trace)
@@ -267,25 +272,25 @@ def lines_reached(
         work()
     finally:
         sys.settrace(before)
-    found = {}
+    report = {}
     for file, name in files.items():
         all_lines = lines_in_functions(compile(Path(file).read_text(), file, "exec"))
-        reached = seen[file] & all_lines
-        found[name] = (len(reached), len(all_lines), sorted(all_lines - reached))
-    return found
+        reached = visited[file] & all_lines
+        report[name] = (len(reached), len(all_lines), sorted(all_lines - reached))
+    return report
 
 
 def lines_in_functions(code: types.CodeType) -> set[int]:
-    found: set[int] = set()
+    numbers: set[int] = set()
     for inner in (c for c in code.co_consts if isinstance(c, types.CodeType)):
         if (
             inner.co_flags & 0x02 == 0
             or not inner.co_name.startswith("<")
             or inner.co_name in ("<genexpr>", "<lambda>")
         ):
-            found |= {line for _, _, line in inner.co_lines() if line is not None and line != inner.co_firstlineno}
-        found |= lines_in_functions(inner)
-    return found
+            numbers |= {line for _, _, line in inner.co_lines() if line is not None and line != inner.co_firstlineno}
+        numbers |= lines_in_functions(inner)
+    return numbers
 
 
 if __name__ == "__main__":

@@ -72,12 +72,12 @@ class Listening:
     def run(self, jobs: Iterator[Job]) -> Iterator[Reply]:
         waiting: list[Job] = []
 
-        def noted() -> Iterator[Job]:
+        def record() -> Iterator[Job]:
             for job in jobs:
                 waiting.append(job)
                 yield job
 
-        for reply in self.inner.run(noted()):
+        for reply in self.inner.run(record()):
             self.seen.append((waiting.pop(0), reply))
             yield reply
 
@@ -96,15 +96,15 @@ def real() -> Real:
     evaluate(federation, engine, after, WANTED)
     measured = tuple(engine.seen)
     layout = federation.problem.layout
-    found: dict[str, tuple[tuple[Job, Reply], ...]] = {"train": trained}
+    pairs_by_kind: dict[str, tuple[tuple[Job, Reply], ...]] = {"train": trained}
     for kind in ("float16", "int8"):
         pairs = [(replace(job, local=job.local.replace(compress=kind)), reply) for job, reply in trained]
-        found[kind] = tuple((job, compress(reply, job, layout, kind, None)[0])
+        pairs_by_kind[kind] = tuple((job, compress(reply, job, layout, kind, None)[0])
                             for job, reply in pairs if isinstance(reply, Update))  # fmt: skip
     for kind in ("evaluate", "statistics"):
-        found[kind] = tuple((job, reply) for job, reply in measured if job.kind == kind)
-    found["failure"] = tuple((job, failed(job)) for job, _ in trained)
-    return Real(federation, server, found, trained, measured)
+        pairs_by_kind[kind] = tuple((job, reply) for job, reply in measured if job.kind == kind)
+    pairs_by_kind["failure"] = tuple((job, failed(job)) for job, _ in trained)
+    return Real(federation, server, pairs_by_kind, trained, measured)
 
 
 def failed(job: Job) -> Failure:
@@ -130,44 +130,44 @@ TYPES = (torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, 
 Path = tuple[Any, ...]
 
 
-def paths(nest: Any, at: Path = ()) -> Iterator[tuple[Path, Any]]:
+def paths(payload: Any, at: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yield where everything in a nest stands, and what it is."""
     if at:
-        yield at, nest
-    inner = nest.items() if isinstance(nest, dict) else enumerate(nest) if isinstance(nest, list) else ()
+        yield at, payload
+    inner = payload.items() if isinstance(payload, dict) else enumerate(payload) if isinstance(payload, list) else ()
     for key, value in inner:
         yield from paths(value, (*at, key))
 
 
-def parent(nest: Any, at: Path) -> Any:
+def parent(payload: Any, at: Path) -> Any:
     for key in at[:-1]:
-        nest = nest[key]
-    return nest
+        payload = payload[key]
+    return payload
 
 
 @cache
 def shapes_by_size() -> dict[tuple[bool, int], dict[str, tuple[int, ...]]]:
     """Return the shapes of each level's state, and of its scales, by whether they are scales and how many numbers."""
-    layout, found = real().federation.problem.layout, {}
+    layout, shapes_by_key = real().federation.problem.layout, {}
     for level in real().federation.levels:
         shapes = layout.shapes(level.submodel.sizes, level.submodel.exits)
         rows: dict[str, tuple[int, ...]] = {name: (count_scales(shape),) for name, shape in shapes.items()}
         for scales, each in ((False, dict(shapes)), (True, rows)):
-            found[scales, sum(math.prod(shape) for shape in each.values())] = each
-    return found
+            shapes_by_key[scales, sum(math.prod(shape) for shape in each.values())] = each
+    return shapes_by_key
 
 
-def by_name(nest: Any, key: Any = None) -> Any:
+def by_name(payload: Any, key: Any = None) -> Any:
     """Return a nest that says in full what its reader would know: states by name, and the sub-model once more."""
-    if isinstance(nest, torch.Tensor) and nest.ndim == 1:
-        shapes = shapes_by_size().get((key == "scales", nest.numel()))
-        return nest if shapes is None else dict(FlatState(nest, shapes))
-    if isinstance(nest, dict):
-        found = {name: by_name(value, name) for name, value in nest.items()}
-        if found.get("kind") == "update" and "dispatched" in found:  # said, though it is the same
-            found.setdefault("submodel", copy.deepcopy(found["dispatched"]))
-        return found
-    return nest
+    if isinstance(payload, torch.Tensor) and payload.ndim == 1:
+        shapes = shapes_by_size().get((key == "scales", payload.numel()))
+        return payload if shapes is None else dict(FlatState(payload, shapes))
+    if isinstance(payload, dict):
+        named = {name: by_name(value, name) for name, value in payload.items()}
+        if named.get("kind") == "update" and "dispatched" in named:  # said, though it is the same
+            named.setdefault("submodel", copy.deepcopy(named["dispatched"]))
+        return named
+    return payload
 
 
 def odd_value(draw: Draw) -> Any:
@@ -177,13 +177,13 @@ def odd_value(draw: Draw) -> Any:
     return copy.deepcopy(ODD[draw(len(ODD) - 1)])
 
 
-def in_nest(nest: Any, draw: Draw) -> None:
+def in_nest(payload: Any, draw: Draw) -> None:
     """Change one place: another value, none, a further one, another name, or two places exchanged."""
-    everywhere = [at for at, _ in paths(nest)]
+    everywhere = [at for at, _ in paths(payload)]
     if draw(2):  # the many tensors of a state must not crowd out the few fields
         everywhere = [at for at in everywhere if "state" not in at[:-1] and "scales" not in at[:-1]] or everywhere
     at = everywhere[draw(len(everywhere) - 1)]
-    box, key, how = parent(nest, at), at[-1], draw(9)
+    box, key, how = parent(payload, at), at[-1], draw(9)
     if how == 0:
         del box[key]
     elif how == 1 and isinstance(box, dict):
@@ -192,7 +192,7 @@ def in_nest(nest: Any, draw: Draw) -> None:
         box[f"{key}{'x' * draw(2)}\x07"] = box.pop(key)
     elif how == 3:
         other = everywhere[draw(len(everywhere) - 1)]
-        box[key] = copy.deepcopy(parent(nest, other)[other[-1]])
+        box[key] = copy.deepcopy(parent(payload, other)[other[-1]])
     elif how == 4:
         for _ in range(draw(80)):
             box[key] = [box[key]]
@@ -202,14 +202,14 @@ def in_nest(nest: Any, draw: Draw) -> None:
         box[key] = odd_value(draw)
 
 
-def in_tensor(nest: Any, draw: Draw) -> None:
+def in_tensor(payload: Any, draw: Draw) -> None:
     """Change one tensor: its numbers, one of them, its shape or its type; where there is none, the nest."""
-    places = [at for at, value in paths(nest) if isinstance(value, torch.Tensor)]
+    places = [at for at, value in paths(payload) if isinstance(value, torch.Tensor)]
     if not places:
-        in_nest(nest, draw)
+        in_nest(payload, draw)
         return
     at = places[draw(len(places) - 1)]
-    box, key, how = parent(nest, at), at[-1], draw(9)
+    box, key, how = parent(payload, at), at[-1], draw(9)
     tensor = box[key].clone()
     value = VALUES[draw(len(VALUES) - 1)]
     if how <= 2 and tensor.numel() and tensor.dtype.is_floating_point:
@@ -222,7 +222,7 @@ def in_tensor(nest: Any, draw: Draw) -> None:
         tensor = reshaped(tensor, draw(4)) if tensor.ndim else tensor[None]
     elif how == 7:
         other = places[draw(len(places) - 1)]
-        tensor = parent(nest, other)[other[-1]].clone()
+        tensor = parent(payload, other)[other[-1]].clone()
     else:
         tensor = tensor + (draw(200) - 100) / 100 if tensor.dtype.is_floating_point else tensor ^ 1
     box[key] = tensor.contiguous()
@@ -235,21 +235,21 @@ def reshaped(tensor: torch.Tensor, how: int) -> torch.Tensor:
 
 def in_bytes(content: bytes, draw: Draw) -> bytes:
     """Change bytes, whatever they are."""
-    found, at = bytearray(content), draw(len(content) - 1)
+    changed, at = bytearray(content), draw(len(content) - 1)
     how = draw(5)
     if how == 0:
-        found[at] ^= 1 << draw(7)
+        changed[at] ^= 1 << draw(7)
     elif how == 1:
-        del found[at:]
+        del changed[at:]
     elif how == 2:
-        found[at:at] = bytes(draw(40))
+        changed[at:at] = bytes(draw(40))
     elif how == 3:
-        found[8:16] = draw(2**40).to_bytes(8, "little")
+        changed[8:16] = draw(2**40).to_bytes(8, "little")
     elif how == 4:
-        found[at : at + draw(30)] = b""
+        changed[at : at + draw(30)] = b""
     else:
-        found += bytes(1 + draw(40))
-    return bytes(found)
+        changed += bytes(1 + draw(40))
+    return bytes(changed)
 
 
 def in_header(content: bytes, draw: Draw) -> bytes:
@@ -281,13 +281,13 @@ def in_header(content: bytes, draw: Draw) -> bytes:
 
 def mutated(content: bytes, draw: Draw) -> bytes:
     """Return a message spoilt in one to three places, mostly so that it can still be parsed."""
-    nest, how = unpack(content), draw(19)
-    nest = by_name(nest) if draw(2) else nest
+    payload, how = unpack(content), draw(19)
+    payload = by_name(payload) if draw(2) else payload
     if how == 0:
         return in_bytes(content, draw)
     if how == 1:
         return in_header(content, draw)
-    box = [nest]  # a flat state alone has no inner place
+    box = [payload]  # a flat state alone has no inner place
     for _ in range(1 + draw(3) // 2):
         target = box[0] if isinstance(box[0], dict | list) and box[0] else box
         (in_nest if how <= 10 else in_tensor)(target, draw)
@@ -307,7 +307,7 @@ SETUP: dict[str, Any] = {
 }  # fmt: skip
 
 
-def asked(kind: str, place: int) -> dict[str, bytes]:
+def make_parts(kind: str, place: int) -> dict[str, bytes]:
     """Return the parts of a server's message: kind "hello", "setup", "train", "evaluate" or "statistics"."""
     if kind == "hello":
         return {"header": pack_message({"what": "hello", "asks_budget": True, "asks_labels": True})}

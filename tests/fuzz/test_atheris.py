@@ -26,10 +26,10 @@ def test_bytes_become_cases(kind: str, tmp_path: Path, monkeypatch: pytest.Monke
     delivered: list[str] = []
     real = atheris_inputs._of_hypothesis
 
-    def noted(strategy: Any, deliver: Callable[[Any], object]) -> Any:
+    def make_target(strategy: Any, deliver: Callable[[Any], object]) -> Any:
         return real(strategy, lambda case: delivered.append(str(deliver(case))))
 
-    monkeypatch.setattr(atheris_inputs, "_of_hypothesis", noted)
+    monkeypatch.setattr(atheris_inputs, "_of_hypothesis", make_target)
     target, rng = INPUTS[kind][0](tmp_path), random.Random(0)
     for _ in range(40):
         target(rng.randbytes(rng.choice([500, 4000])))

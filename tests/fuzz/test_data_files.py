@@ -172,21 +172,21 @@ def column(content: bytes, name: str, how: str, row: int) -> bytes:
         return content
     values, place = table.column(name).to_pylist(), table.column_names.index(name)
     if how == "twice":
-        made = arrow.Table.from_arrays([*table.columns, table.column(name)], [*table.column_names, name])
+        changed = arrow.Table.from_arrays([*table.columns, table.column(name)], [*table.column_names, name])
     elif how == "gone":
-        made = table.drop_columns([name])
+        changed = table.drop_columns([name])
     elif how == "no rows":
-        made = table.slice(0, 0)
+        changed = table.slice(0, 0)
     elif how == "nested":
-        made = table.set_column(place, name, arrow.array([[value] for value in values]))
+        changed = table.set_column(place, name, arrow.array([[value] for value in values]))
     elif how == "dictionary":
-        made = table.set_column(place, name, table.column(name).dictionary_encode())
+        changed = table.set_column(place, name, table.column(name).dictionary_encode())
     else:
         odd = {"null": None, "negative": -1, "huge": 2**40, "empty": type(values[0])()}[how]
         values[row % len(values)] = odd
-        made = table.set_column(place, name, arrow.array(values))
+        changed = table.set_column(place, name, arrow.array(values))
     out = io.BytesIO()
-    parquet.write_table(made, out)
+    parquet.write_table(changed, out)
     return out.getvalue()
 
 
@@ -199,10 +199,10 @@ def cast(content: bytes, name: str, kind: str) -> bytes:
     return out.getvalue()
 
 
-def metadata(content: bytes, said: str) -> bytes:
+def metadata(content: bytes, text: str) -> bytes:
     """Set the metadata in which class names stand."""
     out = io.BytesIO()
-    parquet.write_table(parquet.read_table(io.BytesIO(content)).replace_schema_metadata({"huggingface": said}), out)
+    parquet.write_table(parquet.read_table(io.BytesIO(content)).replace_schema_metadata({"huggingface": text}), out)
     return out.getvalue()
 
 
@@ -212,8 +212,8 @@ def cell(content: bytes, name: str, row: int, place: float, value: int) -> bytes
     values = table.column(name).to_pylist()
     inner = values[row % len(values)]
     whole = isinstance(inner, dict)
-    found = byte(inner["bytes"] if whole else inner, place, value)
-    values[row % len(values)] = {**inner, "bytes": found} if whole else found
+    changed = byte(inner["bytes"] if whole else inner, place, value)
+    values[row % len(values)] = {**inner, "bytes": changed} if whole else changed
     out = io.BytesIO()
     parquet.write_table(table.set_column(table.column_names.index(name), name, arrow.array(values)), out)
     return out.getvalue()
@@ -221,8 +221,8 @@ def cell(content: bytes, name: str, row: int, place: float, value: int) -> bytes
 
 def array(content: bytes, name: str, kind: str) -> bytes:
     """Give an array of an .npz file another type, shape or values."""
-    with np.load(io.BytesIO(content)) as found:
-        every = {key: found[key] for key in found.files}
+    with np.load(io.BytesIO(content)) as archive:
+        every = {key: archive[key] for key in archive.files}
     x = every[name]
     with np.errstate(all="ignore"):
         every[name] = {
@@ -251,13 +251,13 @@ def member(content: bytes, name: str, place: float, value: int) -> bytes:
 
 def value(content: bytes, path: list[str | int], odd: Any) -> bytes:
     """Put another value into JSON; "..." stands for a deep nest."""
-    nest = json.loads(content.splitlines()[0]) if content.count(b"\n") > 1 else json.loads(content)
-    inside = nest
+    payload = json.loads(content.splitlines()[0]) if content.count(b"\n") > 1 else json.loads(content)
+    inside = payload
     for key in path[:-1]:
         inside = inside[key]
     inside[path[-1]] = odd
-    said = json.dumps(nest).replace('"..."', "[" * 3000 + "]" * 3000).encode()
-    return b"\n".join([said, *content.splitlines()[1:]])
+    line = json.dumps(payload).replace('"..."', "[" * 3000 + "]" * 3000).encode()
+    return b"\n".join([line, *content.splitlines()[1:]])
 
 
 CHANGES: dict[str, Callable[..., bytes]] = {
@@ -344,9 +344,9 @@ def checked(read: Read, place: Path) -> str:
                 assert len(x) == len(y) == min(4, len(indices))
                 assert x.shape[1:] == data.sample_shape or data.vocabulary or data.resize
     except FleetFitError as error:
-        said = str(error)
-        assert said.strip() and "Traceback" not in said and len(said) < 4000
-        return said
+        message = str(error)
+        assert message.strip() and "Traceback" not in message and len(message) < 4000
+        return message
     if data.task == "classification":
         assert not len(data.y) or 0 <= int(data.y.min()) <= int(data.y.max()) < data.classes
     assert sum(len(data.split(split)) for split in ("train", "validation", "test")) <= len(data.x)
@@ -375,8 +375,8 @@ def test_every_change_changes_something() -> None:
 
 @pytest.mark.parametrize("case", json.loads(CORPUS.read_text(encoding="utf-8")), ids=lambda case: case["what"])
 def test_what_once_failed(case: dict[str, Any]) -> None:
-    said = outcome(case["kind"], case["changes"])
-    assert case["says"] in said if case["says"] else said == ""
+    message = outcome(case["kind"], case["changes"])
+    assert case["says"] in message if case["says"] else message == ""
 
 
 SETTINGS: dict[str, Any] = {

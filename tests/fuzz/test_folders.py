@@ -67,7 +67,7 @@ class Answer:
 
     code: int
     out: str
-    said: str
+    err: str
     files: dict[str, bytes]
     written: dict[str, bytes]
 
@@ -93,10 +93,10 @@ class Folders:
 
     def answer(self, kind: str, verb: str) -> Answer:
         """Return the answer of the undamaged folder, which is asked once."""
-        kept = _ANSWERS.setdefault(self.root, {})
-        if (kind, verb) not in kept:
-            kept[kind, verb] = asked(self, kind, verb, [], self.root / f"as-it-was-{len(kept)}")
-        return kept[kind, verb]
+        answers = _ANSWERS.setdefault(self.root, {})
+        if (kind, verb) not in answers:
+            answers[kind, verb] = ask(self, kind, verb, [], self.root / f"as-it-was-{len(answers)}")
+        return answers[kind, verb]
 
 
 _ANSWERS: dict[Path, dict[tuple[str, str], Answer]] = {}
@@ -104,51 +104,51 @@ _ANSWERS: dict[Path, dict[tuple[str, str], Answer]] = {}
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folders]:
-    made = made_folders(tmp_path_factory.mktemp("folders"))
-    before = {kind: content(made.of(kind)) for kind in KINDS}
-    yield made
-    assert {kind: content(made.of(kind)) for kind in KINDS} == before, "the originals were touched"
-    _ANSWERS.pop(made.root, None)
+    originals = made_folders(tmp_path_factory.mktemp("folders"))
+    before = {kind: content(originals.of(kind)) for kind in KINDS}
+    yield originals
+    assert {kind: content(originals.of(kind)) for kind in KINDS} == before, "the originals were touched"
+    _ANSWERS.pop(originals.root, None)
 
 
 def made_folders(root: Path) -> Folders:
     """Make the folders that are damaged."""
-    made = Folders(root)
+    originals = Folders(root)
     for kind in KINDS:
         name = {"finished": "scalefl, directions", "stopped": "feddyn, lost by compression, losses"}.get(kind, "lora")
-        (made.root / kind).mkdir()
-        wanted = _longer(tables(name)) if kind == "stopped" else tables(name)
-        (made.root / kind / "rows.toml").write_text(_file(wanted))
-        (made.root / kind / "run.toml").write_text(tomli_w.dumps(wanted))
+        (originals.root / kind).mkdir()
+        table = _longer(tables(name)) if kind == "stopped" else tables(name)
+        (originals.root / kind / "rows.toml").write_text(_file(table))
+        (originals.root / kind / "run.toml").write_text(tomli_w.dumps(table))
         if kind == "stopped":
-            stopped_run({**wanted, "name": "of a row"}, made.of(kind), after=3)
+            stopped_run({**table, "name": "of a row"}, originals.of(kind), after=3)
         else:
-            ff.run({**wanted, "name": "of a row"}, out=made.of(kind))
+            ff.run({**table, "name": "of a row"}, out=originals.of(kind))
         if kind == "finished":
-            ff.load(made.of(kind)).calibrate(3)
-    return made
+            ff.load(originals.of(kind)).calibrate(3)
+    return originals
 
 
-def _longer(wanted: dict[str, Any]) -> dict[str, Any]:
+def _longer(table: dict[str, Any]) -> dict[str, Any]:
     """Return the tables of a run that has a round left when it is stopped."""
-    return {**wanted, "rounds": 4}
+    return {**table, "rounds": 4}
 
 
-def _file(wanted: dict[str, Any]) -> str:
-    row = {"label": "of a row", **{key: wanted[key] for key in ("method",)}}
-    return tomli_w.dumps({**{k: v for k, v in wanted.items() if k not in row}, "compare": {"row": [row]}})
+def _file(table: dict[str, Any]) -> str:
+    row = {"label": "of a row", **{key: table[key] for key in ("method",)}}
+    return tomli_w.dumps({**{k: v for k, v in table.items() if k not in row}, "compare": {"row": [row]}})
 
 
 def content(folder: Path) -> dict[str, bytes]:
     """Return all files of a folder, links as what they say."""
-    found = {}
+    contents = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.is_symlink():
-            found[name] = os.fsencode(path.readlink())
+            contents[name] = os.fsencode(path.readlink())
         elif path.is_file():
-            found[name] = path.read_bytes()
-    return found
+            contents[name] = path.read_bytes()
+    return contents
 
 
 # ---- asking --------------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class TooLong(BaseException):
     """A command did not end."""
 
 
-def asked(folders: Folders, kind: str, verb: str, steps: list[Step], place: Path) -> Answer:
+def ask(folders: Folders, kind: str, verb: str, steps: list[Step], place: Path) -> Answer:
     """Damage a copy of a folder, call a verb on it, and look at everything but the answer itself."""
     copy = place / "copy"
     shutil.copytree(folders.root / kind, copy)
@@ -176,17 +176,17 @@ def asked(folders: Folders, kind: str, verb: str, steps: list[Step], place: Path
         "ABOVE": copy / "compared",
     }
     arguments = [str(_filled(word, words)) for word in VERBS[verb]]
-    code, out, said = called(arguments, outside)
-    assert code in (0, 2), (code, said)
-    assert "Traceback" not in said and "internal error" not in said, said
-    lines = [line for line in said.splitlines() if line.strip() and not line.startswith("    fleetfit ")]
-    assert code == 0 or lines[-1].startswith("fleetfit: "), said
+    code, out, err = called(arguments, outside)
+    assert code in (0, 2), (code, err)
+    assert "Traceback" not in err and "internal error" not in err, err
+    lines = [line for line in err.splitlines() if line.strip() and not line.startswith("    fleetfit ")]
+    assert code == 0 or lines[-1].startswith("fleetfit: "), err
     assert content(elsewhere) == before, "written through a link"
     assert [p.name for p in folder.parent.iterdir() if not p.name.startswith(".")] == ["seed-3"], "it was not the run"
     assert not content(outside), "written into the working folder"
     left = [path for path in place.rglob("*.part") if not path.is_symlink()] if code == 0 and not steps else []
     assert not left
-    return Answer(code, out, said, content(folder), content(place / "out"))
+    return Answer(code, out, err, content(folder), content(place / "out"))
 
 
 def _filled(word: str, words: dict[str, Path]) -> str:
@@ -204,7 +204,7 @@ def called(arguments: list[str], outside: Path) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
     log = logging.StreamHandler(err)
     log.setFormatter(logging.Formatter("%(message)s"))
-    kept = signal.signal(signal.SIGALRM, stop)
+    handler = signal.signal(signal.SIGALRM, stop)
     signal.alarm(MOST_S)
     logging.getLogger("fleetfit").addHandler(log)
     try:
@@ -215,39 +215,39 @@ def called(arguments: list[str], outside: Path) -> tuple[int, str, str]:
                 code = ended.code if isinstance(ended.code, int) else 1
     finally:
         signal.alarm(0)
-        signal.signal(signal.SIGALRM, kept)
+        signal.signal(signal.SIGALRM, handler)
         logging.getLogger("fleetfit").removeHandler(log)
     return code, out.getvalue(), err.getvalue()
 
 
 def check(folders: Folders, kind: str, verb: str, steps: list[Step], place: Path) -> Answer:
     """Ask a damaged folder, and compare its answer with that of the folder as it was."""
-    found = asked(folders, kind, verb, steps, place)
+    answer = ask(folders, kind, verb, steps, place)
     touched = {step[1] for step in steps} | {step[2] for step in steps if step[0] == "swap"}
     settings_changed = touched & {"config.toml", "nodes.json"} or any(
-        mark in found.said for mark in ("Skipped ", "is not used")
+        mark in answer.err for mark in ("Skipped ", "is not used")
     )
-    if found.code == 0 and verb in OPENS and _settings_differ(found, folders.answer(kind, verb), steps):
-        assert "config.toml has changed since" in found.said
-    if found.code == 0 and not settings_changed:
+    if answer.code == 0 and verb in OPENS and _settings_differ(answer, folders.answer(kind, verb), steps):
+        assert "config.toml has changed since" in answer.err
+    if answer.code == 0 and not settings_changed:
         expected = folders.answer(kind, verb)
         if verb == "eval" and not _of_an_earlier_round(steps):
-            assert found.out == expected.out, "another answer, and no word of it"
+            assert answer.out == expected.out, "another answer, and no word of it"
         if verb == "export" and not _of_an_earlier_round(steps):
-            assert found.written["model.safetensors"] == expected.written["model.safetensors"]
+            assert answer.written["model.safetensors"] == expected.written["model.safetensors"]
         if verb == "resume" and kind == "stopped":
             (last,) = [name for name in expected.files if name.startswith("checkpoints/") and "000004" in name]
-            assert found.files[last] == expected.files[last]
-    return found
+            assert answer.files[last] == expected.files[last]
+    return answer
 
 
-def _settings_differ(found: Answer, expected: Answer, steps: list[Step]) -> bool:
+def _settings_differ(answer: Answer, expected: Answer, steps: list[Step]) -> bool:
     """Tell whether other settings stand in the folder than at first, and its checksum of them can be read."""
-    told = all("environment.json" not in step for step in steps)
+    has_checksum = all("environment.json" not in step for step in steps)
     return (
-        told
+        has_checksum
         and all(step[0] in ("flip", "cut", "fill") for step in steps if "config.toml" in step)
-        and (found.files.get("config.toml") != expected.files["config.toml"])
+        and (answer.files.get("config.toml") != expected.files["config.toml"])
     )
 
 
@@ -287,7 +287,7 @@ steps = st.one_of(
     step("cut", anything, places),
     step("remove", anything),
     step("remove", st.sampled_from(FOLDERS)),
-    st.tuples(anything, fillings).map(lambda given: ["fill", given[0], *given[1]]),
+    st.tuples(anything, fillings).map(lambda pair: ["fill", pair[0], *pair[1]]),
     step("swap", anything, anything),
     step("link", st.sampled_from([*CHECKPOINTS, *TEXTS, *SETTINGS, *OTHERS, *FOLDERS])),
     step("loop", anything),
@@ -345,10 +345,10 @@ def test_five_hundred_damaged_folders(folders: Folders, part: int) -> None:
 @pytest.mark.parametrize("file", sorted(CORPUS.glob("*.json")), ids=lambda file: file.stem)
 def test_what_once_failed(folders: Folders, file: Path, tmp_path: Path) -> None:
     """Each file: a kind of folder, a verb, the steps, and what must be said (or "" where it must go well)."""
-    told = json.loads(file.read_text())
-    found = check(folders, told["folder"], told["verb"], told["steps"], tmp_path)
-    assert found.code == (2 if told["said"] and not told.get("goes_on") else 0), found.said
-    assert told["said"] in found.said
+    case = json.loads(file.read_text())
+    answer = check(folders, case["folder"], case["verb"], case["steps"], tmp_path)
+    assert answer.code == (2 if case["said"] and not case.get("goes_on") else 0), answer.err
+    assert case["said"] in answer.err
 
 
 @pytest.mark.parametrize("verb", ["eval", "resume"])
@@ -361,13 +361,13 @@ def test_settings_that_were_changed_are_used_and_said(folders: Folders, tmp_path
     text = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(text.replace("lr = 0.05", "lr = 0.06"))
     assert (folder / "config.toml").read_text() != text
-    code, _, said = called(arguments, tmp_path)
-    assert code == 0 and "config.toml has changed since this run started" in said
-    noted = json.loads((folder / "environment.json").read_text())
-    del noted["sha256"]
-    (folder / "environment.json").write_text(json.dumps(noted))
-    code, _, said = called(arguments, tmp_path)
-    assert code == 0 and "has changed since" not in said
+    code, _, err = called(arguments, tmp_path)
+    assert code == 0 and "config.toml has changed since this run started" in err
+    environment = json.loads((folder / "environment.json").read_text())
+    del environment["sha256"]
+    (folder / "environment.json").write_text(json.dumps(environment))
+    code, _, err = called(arguments, tmp_path)
+    assert code == 0 and "has changed since" not in err
 
 
 @pytest.mark.slow
@@ -388,7 +388,7 @@ def test_the_real_command_too(folders: Folders, tmp_path: Path, verb: str, done:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
     ) as process:  # fmt: skip
-        _, said = process.communicate(timeout=600)
-    assert process.returncode in (0, 2), said
-    assert "Traceback" not in said and content(tmp_path / "elsewhere") == before
-    assert process.returncode == 0 or said.startswith("fleetfit: ")
+        _, err = process.communicate(timeout=600)
+    assert process.returncode in (0, 2), err
+    assert "Traceback" not in err and content(tmp_path / "elsewhere") == before
+    assert process.returncode == 0 or err.startswith("fleetfit: ")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
-from fuzz.checking import UNPARSED, heard, hello, introduced, lives, many, one, past_parsing, taken
-from fuzz.mutations import answer_to, asked, by_name, parent, real
+from fuzz.checking import UNPARSED, hear, hello, introduced, lives, many, one, past_parsing, take
+from fuzz.mutations import answer_to, by_name, make_parts, parent, real
 
 from fleetfit.messages import pack, unpack
 
@@ -50,12 +50,12 @@ def content_of(entry: dict[str, Any], honest: bytes) -> bytes:
         parts = [part if isinstance(part, str) else part[0] * part[1] for part in entry["header"]]
         text = f"[{{}},{''.join(parts)}]".encode()
         return b"FFIT" + bytes([2, 0, 0, 0]) + len(text).to_bytes(8, "little") + text
-    nest = by_name(unpack(honest))
+    payload = by_name(unpack(honest))
     for *at, value in entry["set"]:
-        parent(nest, tuple(at))[at[-1]] = special(value)
+        parent(payload, tuple(at))[at[-1]] = special(value)
     for at in entry.get("remove", []):
-        del parent(nest, tuple(at))[at[-1]]
-    return pack(nest)
+        del parent(payload, tuple(at))[at[-1]]
+    return pack(payload)
 
 
 def special(value: Any) -> Any:
@@ -72,14 +72,14 @@ def test_what_once_failed_fails_no_more(path: Path) -> None:
     entry = json.loads(path.read_text())
     kind, part = entry["kind"], entry.get("part", "header")
     if entry["side"] == "node":
-        before, parts = lives(), asked(kind, 0)
-        assert heard({**parts, part: content_of(entry, parts[part])}) == entry["becomes"]
+        before, parts = lives(), make_parts(kind, 0)
+        assert hear({**parts, part: content_of(entry, parts[part])}) == entry["becomes"]
         assert lives() == before
     elif kind == "hello":
         assert introduced(content_of(entry, hello())) == entry["becomes"]
     else:
         honest = answer_to(real().replies[kind][0][1])
-        assert taken(kind, 0, content_of(entry, honest)) == entry["becomes"]
+        assert take(kind, 0, content_of(entry, honest)) == entry["becomes"]
 
 
 def test_the_corpus_is_there() -> None:

@@ -159,8 +159,8 @@ def tables(draw: st.DrawFn) -> str:
     table = parsed(draw(st.sampled_from(TEXTS)))
     mild = draw(st.booleans())
     for _ in range(draw(st.integers(1, 3))):
-        known = [place for place in places(table) if not any(isinstance(part, Raw) for part in place)]
-        place = draw(st.sampled_from(known)) if known else ("local",)
+        known_places = [place for place in places(table) if not any(isinstance(part, Raw) for part in place)]
+        place = draw(st.sampled_from(known_places)) if known_places else ("local",)
         like = [value for value in PLAUSIBLE if type(value) is type(at(table, place))] or PLAUSIBLE
         value = draw(st.sampled_from(like)) if mild else Raw(draw(st.sampled_from(STRANGE)))
         if mild or draw(st.booleans()):
@@ -205,7 +205,7 @@ def bounded() -> Iterator[None]:
         raise TimeoutError(f"a run file took more than {LONGEST_S} s")
 
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    before, kept = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGALRM, late)
+    before, handler = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGALRM, late)
     signal.alarm(LONGEST_S)
     resource.setrlimit(resource.RLIMIT_AS, (used + MOST_BYTES, before[1]))
     try:
@@ -213,7 +213,7 @@ def bounded() -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
         signal.alarm(0)
-        signal.signal(signal.SIGALRM, kept)
+        signal.signal(signal.SIGALRM, handler)
 
 
 def outcome(path: Path, data: bytes) -> str:
@@ -221,23 +221,28 @@ def outcome(path: Path, data: bytes) -> str:
     path.write_bytes(data)
     with bounded():
         try:
-            found = load_experiment(path)
-            if found.compare.is_set:
+            experiment = load_experiment(path)
+            if experiment.compare.is_set:
                 plan = plan_comparison(path)
                 if len(plan.runs) <= 8 and all(is_small(entry.experiment) for entry in plan.runs):
                     check_rows(plan)
                 return "a comparison"
-            assert to_toml(assemble(fill_in_defaults(load_experiment(path))).experiment if is_small(found) else found)
+            assert to_toml(
+                assemble(fill_in_defaults(load_experiment(path))).experiment if is_small(experiment) else experiment
+            )
             return "a run"
         except FleetFitError as error:
             check_sentence(str(error), path, data)
             return type(error).__name__
 
 
-def is_small(found: Experiment) -> bool:
+def is_small(experiment: Experiment) -> bool:
     """Tell whether a run is assembled within a second: a small model, or data that are not here."""
-    small = found.model.name in ("cnn", "mlp_2nn", "tiny:tiny") or found.data.name not in ("digits", "tiny:tiny_data")
-    return small and found.engine.name in ("local", "processes")
+    small = experiment.model.name in ("cnn", "mlp_2nn", "tiny:tiny") or experiment.data.name not in (
+        "digits",
+        "tiny:tiny_data",
+    )
+    return small and experiment.engine.name in ("local", "processes")
 
 
 def check_sentence(message: str, path: Path, data: bytes) -> None:
@@ -246,8 +251,8 @@ def check_sentence(message: str, path: Path, data: bytes) -> None:
     assert not any(not c.isprintable() and c != "\n" for c in message), repr(message[:300])
     assert "Traceback" not in message and "pydantic" not in message
     words = set(re.findall(r"\w{3,}", data.decode("utf-8", "replace").lower()))
-    said = set(re.findall(r"\w{3,}", message.lower()))
-    assert path.name in message or said & (words | {"data", "model", "fleet", "local"}), message
+    mentioned = set(re.findall(r"\w{3,}", message.lower()))
+    assert path.name in message or mentioned & (words | {"data", "model", "fleet", "local"}), message
 
 
 @pytest.fixture(autouse=True)
@@ -271,18 +276,18 @@ def test_a_broken_run_file_is_a_sentence(tmp_path: Path, data: bytes) -> None:
 
 @pytest.mark.slow
 def test_a_thousand_broken_run_files_are_sentences(tmp_path: Path) -> None:
-    found: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
 
     @settings(FUZZ, max_examples=1000)
     @given(data=FILES)
     def run(data: bytes) -> None:
-        found[outcome(tmp_path / "run.toml", data)] += 1
+        outcomes[outcome(tmp_path / "run.toml", data)] += 1
 
     run()
     gc.collect()
-    assert sum(found.values()) >= 1000
-    assert len(found) >= 4 and math.prod(found.values()) > 0, found
-    print("run files:", dict(found))
+    assert sum(outcomes.values()) >= 1000
+    assert len(outcomes) >= 4 and math.prod(outcomes.values()) > 0, outcomes
+    print("run files:", dict(outcomes))
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)

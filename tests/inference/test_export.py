@@ -67,8 +67,8 @@ FAMILIES = ["resnet18", "mobilenetv2", "msdnet", "bert", "vit", "char_lstm", "ml
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_form_has_the_models_logits_at_any_batch_size(name: str, tmp_path: Path) -> None:
     level_model = make_level_model(name)
-    found = export(level_model, tmp_path / "out")
-    out, x = found.folder, level_model.samples("test", 24)[0]
+    result = export(level_model, tmp_path / "out")
+    out, x = result.folder, level_model.samples("test", 24)[0]
     config = json.loads((out / "config.json").read_text())
     segments = [out / file for file in config["onnx"]["float"]["segments"]]
     assert len(segments) == len(level_model.exits) == 2
@@ -82,8 +82,8 @@ def test_every_form_has_the_models_logits_at_any_batch_size(name: str, tmp_path:
             torch.stack(program(batch)).detach(),
         ):
             assert float((ours - theirs).abs().max()) < 1e-4 * scale, batch.shape
-    assert {v.name for v in found.variants} == {"pytorch", "float"}
-    assert ("exactly 7 tokens" in str(found.notes)) == (name == "char_lstm")  # torch unrolls an LSTM over its steps
+    assert {v.name for v in result.variants} == {"pytorch", "float"}
+    assert ("exactly 7 tokens" in str(result.notes)) == (name == "char_lstm")  # torch unrolls an LSTM over its steps
     state = load_file(out / "model.safetensors")
     assert state.keys() == level_model.module.state_dict().keys()
     assert all(torch.equal(state[n], t) for n, t in level_model.module.state_dict().items())
@@ -116,8 +116,8 @@ def _holds_nothing_of_this_machine(folder: Path) -> None:
             continue
         contents = [path.read_bytes()]
         if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as opened:
-                contents += [opened.read(name) for name in opened.namelist()]
+            with zipfile.ZipFile(path) as archive:
+                contents += [archive.read(name) for name in archive.namelist()]
         for content in contents:
             for sign in signs:
                 assert sign.encode() not in content, (path.name, sign)
@@ -126,8 +126,8 @@ def _holds_nothing_of_this_machine(folder: Path) -> None:
 @pytest.mark.slow
 def test_a_recurrent_exit_is_exported_with_its_queue(tmp_path: Path) -> None:
     level_model = make_level_model("vit", width=1.0, method="reefl")
-    found = export(level_model, tmp_path / "out")
-    assert found.variants[1].difference < 1e-4
+    result = export(level_model, tmp_path / "out")
+    assert result.variants[1].difference < 1e-4
     assert len(open_session(tmp_path / "out" / "segment2.onnx").get_inputs()) > 2
 
 
@@ -169,9 +169,9 @@ def test_the_loader_stops_as_the_model_does_in_pytorch(measure: Any, tmp_path: P
     out = export(level_model, tmp_path / "out").folder
     expected = stop_early(level_model.module, Preprocessing(level_model.data)(x), policy)
     assert 0 < int(expected.exits.sum()) < 24
-    found = on_device(out, x, "--stop")
-    assert found[:, 0].tolist() == expected.logits.argmax(1).tolist()
-    assert found[:, 1].tolist() == (expected.exits + 1).tolist()
+    result = on_device(out, x, "--stop")
+    assert result[:, 0].tolist() == expected.logits.argmax(1).tolist()
+    assert result[:, 1].tolist() == (expected.exits + 1).tolist()
     last = on_device(out, x)
     assert last[:, 0].tolist() == logits_of(level_model, x)[-1].argmax(1).tolist() and set(last[:, 1]) == {2}
 
@@ -227,31 +227,31 @@ def test_train_calibrate_export_run(name: str, tmp_path: Path) -> None:
     level = 2
     costs = run.calibrate(level, budget=1.0).costs
     calibration = run.calibrate(level, budget=(costs[0] + costs[-1]) / 2, temperature=True)
-    found = run.export(level, tmp_path / "out", ["int8", "static-int8"])
+    result = run.export(level, tmp_path / "out", ["int8", "static-int8"])
     level_model = ff.api.inference.prepare_export(run, level, None)
     x, y = level_model.samples("test", 10**6)
     expected = stop_early(level_model.module, Preprocessing(level_model.data)(x), calibration.policy)
-    answers = on_device(found.folder, x, "--stop")
+    answers = on_device(result.folder, x, "--stop")
     same = (answers[:, 0] == expected.logits.argmax(1).numpy()) & (answers[:, 1] == expected.exits.numpy() + 1)
     assert same.mean() > 0.99  # a confidence may lie on its threshold
     assert (answers[:, 0] == y.numpy()).mean() == pytest.approx(calibration.test.accuracy, abs=0.01)
-    named = {variant.name: variant for variant in found.variants}
+    named = {variant.name: variant for variant in result.variants}
     assert named["float"].accuracies == named["pytorch"].accuracies and named["float"].difference < 1e-4 * 20
     for kind in ("int8", "static-int8"):
         assert named[kind].size_bytes < named["float"].size_bytes and min(named[kind].agreement) > 0.8, named[kind]
-        right = on_device(found.folder, x, "--variant", kind)[:, 0] == y.numpy()
+        right = on_device(result.folder, x, "--variant", kind)[:, 0] == y.numpy()
         assert right.mean() == pytest.approx(named["pytorch"].accuracies[-1], abs=0.08)
-    card = (found.folder / "README.md").read_text()
+    card = (result.folder / "README.md").read_text()
     assert "Early stopping" in card and f"{100 * calibration.test.accuracy:.2f}%" in card
-    _holds_nothing_of_this_machine(found.folder)
+    _holds_nothing_of_this_machine(result.folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "mobilenetv2"])
 def test_executorch_runs_every_segment(name: str, tmp_path: Path) -> None:
     pytest.importorskip("executorch", reason="the extra executorch is not installed")
-    found = export(make_level_model(name), tmp_path / "out", ["executorch"])
-    [pytorch, lowered] = found.variants
+    result = export(make_level_model(name), tmp_path / "out", ["executorch"])
+    [pytorch, lowered] = result.variants
     assert lowered.name == "executorch" and lowered.difference < 1e-4 and lowered.agreement == (1.0, 1.0)
     assert lowered.samples == pytorch.samples > 8  # more than one batch
     assert (tmp_path / "out" / "model.pte").stat().st_size == lowered.size_bytes
@@ -310,10 +310,10 @@ def test_a_module_without_segments_is_exported_whole_with_a_note(tmp_path: Path)
         def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
             return [self.a(x), self.b(x)]
 
-    found = export(of_module(Two(), (1, 2)), tmp_path / "out")
-    assert "cannot stop early" in found.notes[0] and "no exits, no start" in found.notes[0]
+    result = export(of_module(Two(), (1, 2)), tmp_path / "out")
+    assert "cannot stop early" in result.notes[0] and "no exits, no start" in result.notes[0]
     assert "run.py" not in (tmp_path / "out" / "README.md").read_text()
-    assert not (tmp_path / "out" / "run.py").exists() and found.variants[1].difference < 1e-5
+    assert not (tmp_path / "out" / "run.py").exists() and result.variants[1].difference < 1e-5
 
 
 def test_a_graph_that_computes_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,8 +328,8 @@ def test_the_model_of_a_fleet_whose_data_are_elsewhere(tmp_path: Path) -> None:
     facts = DataDescription("d", "classification", (2,), 2)
     there = of_module(nn.Sequential(nn.Linear(2, 2)))
     level_model = LevelModel("1", there.architecture, there.sizes, there.exits, there.module, facts)
-    found = export(level_model, tmp_path / "out")
-    assert found.variants[1].accuracies == () and found.variants[1].difference < 1e-5
+    result = export(level_model, tmp_path / "out")
+    assert result.variants[1].accuracies == () and result.variants[1].difference < 1e-5
     with raises(ConfigError, "--data", key="data"):
         export(level_model, tmp_path / "other", ["static-int8"])
 
@@ -389,9 +389,9 @@ def test_a_calibration_of_another_round_is_not_followed(tmp_path: Path) -> None:
     )  # fmt: skip
     run.calibrate(2, 1.0)
     path = tmp_path / "run" / "inference" / "level-2.json"
-    found = json.loads(path.read_text())
-    assert found["round"] == 1 and ff.api.inference.load_calibration(run, 2) == found
-    path.write_text(json.dumps({**found, "round": 0}))
+    payload = json.loads(path.read_text())
+    assert payload["round"] == 1 and ff.api.inference.load_calibration(run, 2) == payload
+    path.write_text(json.dumps({**payload, "round": 0}))
     with raises(ConfigError, "level-2.json", 0, 1):
         run.export(2, tmp_path / "out")
 
@@ -401,8 +401,8 @@ def test_an_offset_is_in_the_logits_of_every_form(name: str, tmp_path: Path) -> 
     """The plain logits and log frequencies, at every exit and in every graph; the parameters are the plain ones."""
     plain = make_level_model(name)
     offset = torch.linspace(-1.0, 2.0, plain.data.classes)
-    made = export(replace(plain, offset=offset), tmp_path / "out", ["onnx", "int8"])
-    out, x = made.folder, plain.samples("test", 24)[0]
+    result = export(replace(plain, offset=offset), tmp_path / "out", ["onnx", "int8"])
+    out, x = result.folder, plain.samples("test", 24)[0]
     expected, config = logits_of(plain, x) + offset, json.loads((out / "config.json").read_text())
     scale = max(1.0, float(expected.abs().max()))
     segments = [out / file for file in config["onnx"]["float"]["segments"]]
@@ -417,7 +417,7 @@ def test_an_offset_is_in_the_logits_of_every_form(name: str, tmp_path: Path) -> 
     assert (Loader(out).predict(x.numpy())[0] == expected[-1].argmax(1).numpy()).all()
     assert config["added_to_logits"] == pytest.approx(offset.tolist())
     assert load_file(out / "model.safetensors").keys() == plain.module.state_dict().keys()
-    (note,) = (note for note in made.notes if "frequencies" in note)
+    (note,) = (note for note in result.notes if "frequencies" in note)
     assert note in (out / "README.md").read_text()
     without = export(plain, tmp_path / "without")
     assert "added_to_logits" not in (without.folder / "config.json").read_text() and not without.notes
@@ -427,10 +427,10 @@ def test_an_offset_is_in_the_logits_of_every_form(name: str, tmp_path: Path) -> 
 def test_executorch_has_the_offset(tmp_path: Path) -> None:
     pytest.importorskip("executorch", reason="the extra executorch is not installed")
     plain = make_level_model("mlp_2nn")
-    made = export(
+    result = export(
         replace(plain, offset=torch.linspace(-1.0, 2.0, plain.data.classes)), tmp_path / "out", ["executorch"]
     )
-    assert made.variants[-1].name == "executorch" and made.variants[-1].difference < 1e-4
+    assert result.variants[-1].name == "executorch" and result.variants[-1].difference < 1e-4
 
 
 def test_thresholds_without_the_offset_have_a_note(tmp_path: Path) -> None:
@@ -449,12 +449,12 @@ def test_a_regression_answers_in_the_unit_of_its_targets(tmp_path: Path) -> None
     mean, std = data.target_scale
     there = of_module(nn.Sequential(nn.Linear(2, 1)))
     level_model = LevelModel("1", there.architecture, there.sizes, there.exits, there.module, data)
-    found = export(level_model, tmp_path / "out")  # and there is no test split
+    result = export(level_model, tmp_path / "out")  # and there is no test split
     [z] = run_whole(tmp_path / "out" / "model.onnx", x)
     assert torch.allclose(z, (there.module(x) * std + mean).detach(), rtol=1e-5)
-    assert found.variants[1].agreement == () and found.variants[1].samples == 10
-    assert found.samples == "validation" and "On 10 validation samples: " in (found.folder / "README.md").read_text()
-    assert make_export_table(found).title == "level 1 on 10 validation samples"
+    assert result.variants[1].agreement == () and result.variants[1].samples == 10
+    assert result.samples == "validation" and "On 10 validation samples: " in (result.folder / "README.md").read_text()
+    assert make_export_table(result).title == "level 1 on 10 validation samples"
 
 
 def test_a_carry_that_is_no_batch_has_no_segments(tmp_path: Path) -> None:
@@ -471,11 +471,11 @@ def test_a_carry_that_is_no_batch_has_no_segments(tmp_path: Path) -> None:
             return self.blocks[i](carry[0]), carry[1]
 
         def head(self, i: int, carry: Any) -> torch.Tensor:
-            found: torch.Tensor = self.heads[str(i + 1)](carry[0])
-            return found
+            result: torch.Tensor = self.heads[str(i + 1)](carry[0])
+            return result
 
-    found = export(of_module(Constant(), (1, 2)), tmp_path / "out")
-    assert "a int that is not a tensor with the batch first" in found.notes[0]
+    result = export(of_module(Constant(), (1, 2)), tmp_path / "out")
+    assert "a int that is not a tensor with the batch first" in result.notes[0]
 
 
 def test_it_is_written_into_an_empty_folder_that_somebody_stands_in(
@@ -491,7 +491,7 @@ def test_it_is_written_into_an_empty_folder_that_somebody_stands_in(
 def test_what_can_be_refused_is_refused_before_anything_is_traced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleetfit.inference.export.folder.write_program", lambda *given: pytest.fail("traced"))
+    monkeypatch.setattr("fleetfit.inference.export.folder.write_program", lambda *arguments: pytest.fail("traced"))
     for form, expected in (
         ("static-int8", Expected("int8", kind=DataError)),
         ("transformers", Expected("BERT", kind=ModelError)),

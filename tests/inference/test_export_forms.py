@@ -39,8 +39,8 @@ class Stack(ExitModel):
         self.heads = nn.ModuleDict({str(e): head() for e in self.exits})
 
     def start(self, x: Tensor) -> Tensor:
-        found: Tensor = self.stem(x)
-        return found
+        y: Tensor = self.stem(x)
+        return y
 
 
 class Permuted(nn.Module):
@@ -51,8 +51,8 @@ class Permuted(nn.Module):
         self.norm = nn.LayerNorm(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.norm(x.movedim(1, -1)).movedim(-1, 1)
-        return found
+        y: Tensor = self.norm(x.movedim(1, -1)).movedim(-1, 1)
+        return y
 
 
 class Added(nn.Module):
@@ -61,8 +61,8 @@ class Added(nn.Module):
         self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = x + self.inner(x)
-        return found
+        y: Tensor = x + self.inner(x)
+        return y
 
 
 class Recurrent(nn.Module):
@@ -73,8 +73,8 @@ class Recurrent(nn.Module):
         self.lstm = nn.LSTM(before, hidden, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.lstm(x.transpose(1, 2))[0].transpose(1, 2)
-        return found
+        y: Tensor = self.lstm(x.transpose(1, 2))[0].transpose(1, 2)
+        return y
 
 
 class Last(nn.Module):
@@ -85,8 +85,8 @@ class Last(nn.Module):
         self.fc = nn.Linear(channels, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.fc(x.flatten(2).mean(-1))
-        return found
+        y: Tensor = self.fc(x.flatten(2).mean(-1))
+        return y
 
 
 class Attention(nn.Module):
@@ -102,8 +102,8 @@ class Attention(nn.Module):
         if self.embed is not None:
             x = torch.cat([self.first.expand(len(x), 1, -1), self.embed(x)], dim=1).transpose(1, 2)
         q, k, v = self.qkv(self.norm(x).transpose(1, 2)).unsqueeze(1).chunk(3, dim=-1)
-        found: Tensor = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v)).squeeze(1).transpose(1, 2)
-        return found
+        y: Tensor = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v)).squeeze(1).transpose(1, 2)
+        return y
 
 
 class Series(nn.Module):
@@ -114,8 +114,8 @@ class Series(nn.Module):
         self.conv, self.norm = nn.Conv1d(before, channels, 3, padding=1), Permuted(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.norm(self.conv(x)).relu()
-        return found
+        y: Tensor = self.norm(self.conv(x)).relu()
+        return y
 
 
 OWN: dict[str, tuple[tuple[int, ...], Callable[[], Stack]]] = {
@@ -134,8 +134,8 @@ OWN: dict[str, tuple[tuple[int, ...], Callable[[], Stack]]] = {
 class Own(Architecture):
     blocks = 3
 
-    def __init__(self, made: Callable[[], nn.Module]) -> None:
-        self.axes, self.made = {"classes": Axis(CLASSES, scaled=False)}, made
+    def __init__(self, make: Callable[[], nn.Module]) -> None:
+        self.axes, self.made = {"classes": Axis(CLASSES, scaled=False)}, make
 
     def build(self, axes: Any, exits: Any) -> nn.Module:
         return self.made()
@@ -144,8 +144,8 @@ class Own(Architecture):
 def make_level_model(name: str) -> LevelModel:
     """A model with its parameters far from where they begin, so that logits of other samples are other ones."""
     if name in OWN:
-        shape, made = OWN[name]
-        family: Architecture = Own(made)
+        shape, make = OWN[name]
+        family: Architecture = Own(make)
         sizes, exits, data = {"classes": CLASSES}, (1, 3), _data(shape, tokens=name == "tokens")
     elif name in FOREIGN:
         foreign = FOREIGN[name]
@@ -209,11 +209,11 @@ def near(theirs: Tensor, ours: Tensor) -> None:
 
 def batches(level_model: LevelModel, free_tokens: bool, longest: int) -> list[Tensor]:
     x = level_model.samples("test", 24)[0]
-    found = [x[:1], x[:3], x[5:16], x]
+    inputs = [x[:1], x[:3], x[5:16], x]
     if free_tokens:
         more = torch.cat([x, x.flip(1)], dim=1).clamp(min=1)  # whole samples, without padding
-        found += [more[:n, :length].contiguous() for n, length in ((1, 4), (4, 9), (5, 2), (7, longest))]
-    return found
+        inputs += [more[:n, :length].contiguous() for n, length in ((1, 4), (4, 9), (5, 2), (7, longest))]
+    return inputs
 
 
 def judge(name: str, forms: tuple[str, ...], out: Path) -> tuple[str, ...]:
@@ -281,8 +281,8 @@ def test_a_carry_is_traced_row_by_row(name: str) -> None:
     first, last = make_segment_graphs(level_model, examples(level_model), free_tokens=name == "tokens")
     logits, *carry = trace_program(first, executorch.MOST).module()(*first.inputs)
     assert len(carry) == len(last.inputs) == 1
-    for given in (*first.inputs, *last.inputs, *carry):
-        assert given.stride() == torch.empty(given.shape).stride()
+    for tensor in (*first.inputs, *last.inputs, *carry):
+        assert tensor.stride() == torch.empty(tensor.shape).stride()
     ours = plain(level_model, examples(level_model))
     same(logits.detach(), ours[0])
     same(trace_program(last, executorch.MOST).module()(*carry)[0].detach(), ours[1])
@@ -308,11 +308,11 @@ BATCHED, SINGLE, FIXED = "", "one sample at a time", f"exactly {LENGTH} tokens"
 
 
 @pytest.mark.parametrize(
-    ("loses", "said"),
+    ("loses", "quoted"),
     [(set(), [BATCHED]), ({8}, [SINGLE]), ({8, 1}, [FIXED]), ({8, 1, "batch"}, [SINGLE, FIXED])],
 )
 def test_a_size_that_the_lowering_loses_is_fixed_and_a_note_says_so(
-    loses: set[Any], said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loses: set[Any], quoted: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first program is kept that gives the right numbers: with fewer free sizes, where it takes that."""
     level_model, tried = make_level_model("tokens"), []
@@ -330,8 +330,8 @@ def test_a_size_that_the_lowering_loses_is_fixed_and_a_note_says_so(
     monkeypatch.setattr(executorch, "write_executorch", write)
     monkeypatch.setattr(executorch, "run_executorch", run)
     notes = [note for note in export(level_model, tmp_path / "out", ["executorch"]).notes if "ExecuTorch" in note]
-    assert len(notes) == len([each for each in said if each]) == len({each for each in said if each})
-    assert all(each in " ".join(notes) for each in said)
+    assert len(notes) == len([each for each in quoted if each]) == len({each for each in quoted if each})
+    assert all(each in " ".join(notes) for each in quoted)
     assert tried == [(8, True), (1, True), (8, False), (1, False)][: len(tried)]
 
 

@@ -22,19 +22,21 @@ class Hub:
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.refusal = refusal
 
-    def __call__(self, **given: Any) -> "Hub":
-        self.asked.append(("api", given))
+    def __call__(self, **arguments: Any) -> "Hub":
+        self.asked.append(("api", arguments))
         return self
 
-    def create_repo(self, repo_id: str, **given: Any) -> Any:
-        self.asked.append(("create", {"repo_id": repo_id, **given}))
+    def create_repo(self, repo_id: str, **arguments: Any) -> Any:
+        self.asked.append(("create", {"repo_id": repo_id, **arguments}))
         full = repo_id if "/" in repo_id else f"me/{repo_id}"
         return hub.RepoUrl(f"https://huggingface.co/{full}", endpoint="https://huggingface.co")
 
-    def upload_folder(self, **given: Any) -> None:
+    def upload_folder(self, **arguments: Any) -> None:
         if self.refusal is not None:
             raise self.refusal
-        self.asked.append(("upload", {**given, "files": sorted(p.name for p in Path(given["folder_path"]).iterdir())}))
+        self.asked.append(
+            ("upload", {**arguments, "files": sorted(p.name for p in Path(arguments["folder_path"]).iterdir())})
+        )
 
 
 @pytest.fixture
@@ -57,9 +59,9 @@ def test_a_repository_is_made_and_the_folder_uploaded(folder: Path, monkeypatch:
     fake = Hub()
     monkeypatch.setattr(hub, "HfApi", fake)
     assert push(folder, "level2") == "https://huggingface.co/me/level2"
-    (_, api), (first, made), (second, sent) = fake.asked
+    (_, api), (first, repository), (second, sent) = fake.asked
     assert (api["token"], first, second) == (TOKEN, "create", "upload")
-    assert made == {"repo_id": "level2", "repo_type": "model", "private": True, "exist_ok": True}
+    assert repository == {"repo_id": "level2", "repo_type": "model", "private": True, "exist_ok": True}
     assert sent["repo_id"] == "me/level2" and sent["repo_type"] == "model" and "delete_patterns" not in sent
     assert sent["files"] == ["deep", "model.onnx"] and sent["commit_message"] == "Upload from FleetFit"
     push(str(folder), "me/open", private=False, message="Level 2")
@@ -91,9 +93,9 @@ def test_no_token(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (hub.errors.OfflineModeIsEnabled(f"offline,\nwith {TOKEN}"), ConnectionError("refused."), OSError()):
-        said = refused_by(error, folder, monkeypatch)
-        assert type(error).__name__ in said and ".." not in said
-        assert said.endswith("Check the network. The folder is complete, and can be pushed later.")
+        message = refused_by(error, folder, monkeypatch)
+        assert type(error).__name__ in message and ".." not in message
+        assert message.endswith("Check the network. The folder is complete, and can be pushed later.")
 
 
 @pytest.mark.parametrize(

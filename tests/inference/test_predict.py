@@ -45,12 +45,12 @@ def test_adaptive_predictions_are_those_of_the_forward_pass_and_cost_nothing_twi
     x, counted = torch.rand(5, 1, 4, 4), Counted(module)
     steps = predictions(counted, x)
     expected = module(x)
-    seen = []
+    sizes = []
     for i, logits in enumerate(steps):
         assert torch.equal(logits, expected[i]) and not logits.requires_grad
-        seen.append(list(counted.ran))
-    assert seen[0] == ["start", "segment0", "head0"]  # nothing beyond what the first prediction needs
-    assert seen[-1] == ["start", "segment0", "head0", "segment1", "head1", "segment2", "head2"]
+        sizes.append(list(counted.ran))
+    assert sizes[0] == ["start", "segment0", "head0"]  # nothing beyond what the first prediction needs
+    assert sizes[-1] == ["start", "segment0", "head0", "segment1", "head1", "segment2", "head2"]
 
 
 def test_without_adaptive_only_the_last_classifier_runs(module: nn.Module) -> None:

@@ -63,13 +63,13 @@ WRONG: dict[str, Any] = {
 
 @pytest.mark.parametrize("counts", WRONG.values(), ids=WRONG.keys())
 def test_counts_that_do_not_fit_are_refused(counts: Any, tmp_path: Path) -> None:
-    with raises(ConfigError, key="prior") as by_hand:
+    with raises(ConfigError, key="prior") as caught:
         make_offset(counts, FLEET, NAMED, None)
     file = tmp_path / "counts.json"
     file.write_text(json.dumps(counts))
     with raises(ConfigError, key="prior", path=file) as in_a_file:
         make_offset(file, FLEET, NAMED, None)
-    assert str(in_a_file.value) == f"{file}: {by_hand.value}"
+    assert str(in_a_file.value) == f"{file}: {caught.value}"
 
 
 def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:

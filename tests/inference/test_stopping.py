@@ -35,7 +35,7 @@ from fleetfit.rounds import start
 COSTS = [1.0, 2.5, 4.0]
 
 
-def drawn(n: int = 400, seed: int = 0, classes: int = 5) -> Scores:
+def make_scores(n: int = 400, seed: int = 0, classes: int = 5) -> Scores:
     """Three exits, each better and surer than the one before."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(classes, size=n)
@@ -67,17 +67,17 @@ def test_confidence_lies_between_0_and_1(row: list[float]) -> None:
 
 
 def test_the_calibration_error_against_a_loop() -> None:
-    found = drawn()
-    for logits in found.logits:
+    scores = make_scores()
+    for logits in scores.logits:
         p = torch.softmax(logits.double(), -1).numpy()
         total = 0.0
         for b in range(15):
             inside = [i for i in range(len(p)) if b / 15 < p[i].max() <= (b + 1) / 15]
             if inside:
                 sure = sum(p[i].max() for i in inside) / len(inside)
-                right = sum(int(p[i].argmax()) == int(found.labels[i]) for i in inside) / len(inside)
+                right = sum(int(p[i].argmax()) == int(scores.labels[i]) for i in inside) / len(inside)
                 total += len(inside) / len(p) * abs(sure - right)
-        assert calibration_error(logits, found.labels) == pytest.approx(total, abs=1e-6)
+        assert calibration_error(logits, scores.labels) == pytest.approx(total, abs=1e-6)
 
 
 def test_the_fitted_temperature_is_the_one_of_the_likelihood() -> None:
@@ -85,25 +85,25 @@ def test_the_fitted_temperature_is_the_one_of_the_likelihood() -> None:
     rng = torch.Generator().manual_seed(0)
     logits = 6 * torch.randn(20000, 4, generator=rng)
     labels = torch.multinomial(torch.softmax(logits / 2.5, -1), 1, generator=rng)[:, 0]
-    found = fit_temperature(logits, labels)
-    assert found == pytest.approx(2.5, rel=0.05)
-    assert calibration_error(logits, labels, found) < 0.02 < calibration_error(logits, labels)
+    fitted = fit_temperature(logits, labels)
+    assert fitted == pytest.approx(2.5, rel=0.05)
+    assert calibration_error(logits, labels, fitted) < 0.02 < calibration_error(logits, labels)
     grid = [(float(nn.functional.cross_entropy(logits / t, labels)), t) for t in np.linspace(1.5, 4, 101)]
-    assert found == pytest.approx(min(grid)[1], abs=0.03)
+    assert fitted == pytest.approx(min(grid)[1], abs=0.03)
 
 
 # ---- policies ----------------------------------------------------------------------------------------------------
 
 
-def walked(found: Scores, policy: Policy) -> tuple[list[int], list[bool]]:
+def walked(scores: Scores, policy: Policy) -> tuple[list[int], list[bool]]:
     """Follow a policy sample by sample."""
     exits, right = [], []
-    for n in range(found.logits.shape[1]):
-        for i in range(len(found.logits)):
-            z = found.logits[i, n] / (policy.temperatures[i] if policy.temperatures else 1.0)
-            if i == len(found.logits) - 1 or float(confidence(z, policy.measure)) >= policy.thresholds[i]:
+    for n in range(scores.logits.shape[1]):
+        for i in range(len(scores.logits)):
+            z = scores.logits[i, n] / (policy.temperatures[i] if policy.temperatures else 1.0)
+            if i == len(scores.logits) - 1 or float(confidence(z, policy.measure)) >= policy.thresholds[i]:
                 exits.append(i)
-                right.append(int(z.argmax()) == int(found.labels[n]))
+                right.append(int(z.argmax()) == int(scores.labels[n]))
                 break
     return exits, right
 
@@ -111,10 +111,10 @@ def walked(found: Scores, policy: Policy) -> tuple[list[int], list[bool]]:
 @pytest.mark.parametrize("measure", ["max", "entropy", "margin"])
 @pytest.mark.parametrize("temperatures", [(), (0.5, 2.0, 1.0)])
 def test_an_outcome_against_a_walk(measure: Any, temperatures: tuple[float, ...]) -> None:
-    found = drawn(120)
+    scores = make_scores(120)
     policy = Policy((0.6, 0.5, 0.0), measure, temperatures)
-    exits, right = walked(found, policy)
-    result = apply_policy(found, policy, COSTS)
+    exits, right = walked(scores, policy)
+    result = apply_policy(scores, policy, COSTS)
     assert result.exits.tolist() == exits and result.right.tolist() == right
     assert result.shares == pytest.approx([exits.count(i) / 120 for i in range(3)])
     assert result.cost == pytest.approx(sum(COSTS[e] for e in exits) / 120)
@@ -124,55 +124,55 @@ def test_an_outcome_against_a_walk(measure: Any, temperatures: tuple[float, ...]
 @settings(max_examples=40, deadline=None)
 @given(st.floats(1.0, 4.0), st.sampled_from(["max", "entropy", "margin"]), st.integers(0, 5))
 def test_the_validation_samples_stay_within_the_budget_and_use_it(budget: float, measure: Any, seed: int) -> None:
-    found = drawn(seed=seed)
-    result = apply_policy(found, choose_policy(found, COSTS, budget, measure=measure), COSTS)
+    scores = make_scores(seed=seed)
+    result = apply_policy(scores, choose_policy(scores, COSTS, budget, measure=measure), COSTS)
     assert result.cost <= budget * (1 + 1e-9)
     assert result.cost >= budget - 0.05  # 400 samples: a few of them, at 1.5 a step
 
 
 def test_shares_are_geometric_and_thresholds_those_of_the_surest() -> None:
-    found = drawn(1000)
-    policy = choose_policy(found, COSTS, 2.0)
-    shares = apply_policy(found, policy, COSTS).shares
+    scores = make_scores(1000)
+    policy = choose_policy(scores, COSTS, 2.0)
+    shares = apply_policy(scores, policy, COSTS).shares
     assert shares[1] / shares[0] == pytest.approx(shares[2] / shares[1], rel=0.02)
-    sure = confidence(found.logits[0])
+    sure = confidence(scores.logits[0])
     leaving = round(shares[0] * 1000)
     assert policy.thresholds[0] == pytest.approx(float(sure.sort(descending=True).values[leaving - 1]))
 
 
 def test_the_ends_of_the_budget() -> None:
-    found = drawn()
-    assert apply_policy(found, choose_policy(found, COSTS, 4.0), COSTS).shares == (0, 0, 1)
-    assert apply_policy(found, choose_policy(found, COSTS, 1e9), COSTS).accuracy == found.accuracies[-1]
-    least = apply_policy(found, choose_policy(found, COSTS, 1.0), COSTS)
-    assert least.shares == (1, 0, 0) and least.accuracy == found.accuracies[0]
+    scores = make_scores()
+    assert apply_policy(scores, choose_policy(scores, COSTS, 4.0), COSTS).shares == (0, 0, 1)
+    assert apply_policy(scores, choose_policy(scores, COSTS, 1e9), COSTS).accuracy == scores.accuracies[-1]
+    least = apply_policy(scores, choose_policy(scores, COSTS, 1.0), COSTS)
+    assert least.shares == (1, 0, 0) and least.accuracy == scores.accuracies[0]
     with raises(ConfigError, 1, "0.250", 0.9, key="budget"):
-        choose_policy(found, COSTS, 0.9)
+        choose_policy(scores, COSTS, 0.9)
     with raises(ConfigError, '"later"', key="mode"):
-        choose_policy(found, COSTS, 2, mode="later")  # type: ignore[arg-type]
+        choose_policy(scores, COSTS, 2, mode="later")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("budget", "exit"), [(1.0, 0), (2.49, 0), (2.5, 1), (3.9, 1), (4.0, 2), (9.0, 2)])
 def test_anytime_is_the_deepest_exit_within_each_samples_budget(budget: float, exit: int) -> None:
-    found = drawn()
-    result = apply_policy(found, choose_policy(found, COSTS, budget, mode="anytime"), COSTS)
-    assert result.shares[exit] == 1 and result.accuracy == pytest.approx(found.accuracies[exit])
+    scores = make_scores()
+    result = apply_policy(scores, choose_policy(scores, COSTS, budget, mode="anytime"), COSTS)
+    assert result.shares[exit] == 1 and result.accuracy == pytest.approx(scores.accuracies[exit])
 
 
 def test_equal_confidences_cost_no_more_than_the_budget() -> None:
     """All samples are equally sure at the first exit: none can leave there without the others."""
     logits = torch.zeros(2, 50, 3)
     logits[:, :, 0] = 2.0
-    found = Scores(logits, torch.zeros(50, dtype=torch.int64), torch.arange(50))
-    assert apply_policy(found, choose_policy(found, [1.0, 2.0], 1.5), [1.0, 2.0]).cost == 1.0
+    scores = Scores(logits, torch.zeros(50, dtype=torch.int64), torch.arange(50))
+    assert apply_policy(scores, choose_policy(scores, [1.0, 2.0], 1.5), [1.0, 2.0]).cost == 1.0
 
 
 def test_a_calibration_is_written_and_read(tmp_path: Any) -> None:
-    found = calibrate("2", drawn(), drawn(seed=1), COSTS, 2.0, temperature=True, points=5)
-    again = json.loads(json.dumps(found.numbers(), allow_nan=False))
-    assert read_policy(again) == found.policy and len(found.policy.temperatures) == 3
-    assert [p["budget"] for p in found.curve] == pytest.approx([1, 1.75, 2.5, 3.25, 4])
-    assert found.curve[-1]["accuracy"] == found.test.full
+    calibration = calibrate("2", make_scores(), make_scores(seed=1), COSTS, 2.0, temperature=True, points=5)
+    again = json.loads(json.dumps(calibration.numbers(), allow_nan=False))
+    assert read_policy(again) == calibration.policy and len(calibration.policy.temperatures) == 3
+    assert [p["budget"] for p in calibration.curve] == pytest.approx([1, 1.75, 2.5, 3.25, 4])
+    assert calibration.curve[-1]["accuracy"] == calibration.test.full
     with raises(RunError, key="calibration"):
         read_policy({"policy": {"thresholds": "none"}})
 
@@ -200,8 +200,8 @@ class Sizes:
         return self.module.segment(i, carry)
 
     def head(self, i: int, carry: Tensor) -> Tensor:
-        found: Tensor = self.module.head(i, carry)
-        return found
+        logits: Tensor = self.module.head(i, carry)
+        return logits
 
 
 @pytest.mark.parametrize("thresholds", [(0.3, 0.28, 0.0), (0.0, 0.0, 0.0), (2.0, 2.0, 0.0), (2.0, 0.0, 0.0)])
@@ -210,14 +210,14 @@ def test_who_has_left_is_not_computed_any_more(module: Any, thresholds: tuple[fl
     policy = Policy(thresholds)
     with torch.no_grad():
         logits = torch.stack(module(x))
-    found = Scores(logits, torch.zeros(40, dtype=torch.int64), torch.arange(40))
-    expected = apply_policy(found, policy, COSTS).exits
-    seen: Any = Sizes(module)
-    stopped = stop_early(seen, x, policy)
+    scores = Scores(logits, torch.zeros(40, dtype=torch.int64), torch.arange(40))
+    expected = apply_policy(scores, policy, COSTS).exits
+    counting: Any = Sizes(module)
+    stopped = stop_early(counting, x, policy)
     assert torch.equal(stopped.exits, expected)
     assert torch.allclose(stopped.logits, logits[expected, torch.arange(40)], atol=1e-6)
     reached = [int((expected >= i).sum()) for i in range(3)]
-    assert seen.sizes == [n for n in reached if n]
+    assert counting.sizes == [n for n in reached if n]
 
 
 def test_a_policy_for_another_number_of_exits_is_refused(module: nn.Module) -> None:
@@ -234,5 +234,5 @@ def test_costs_of_exits() -> None:
 
 
 def test_latencies_rise_from_exit_to_exit(module: nn.Module) -> None:
-    found = measure_exit_latencies(module, torch.rand(1, 1, 4, 4), passes=5)
-    assert len(found) == 3 and all(0 < a <= b for a, b in itertools.pairwise(found))
+    latencies = measure_exit_latencies(module, torch.rand(1, 1, 4, 4), passes=5)
+    assert len(latencies) == 3 and all(0 < a <= b for a, b in itertools.pairwise(latencies))

@@ -93,8 +93,8 @@ def small_bert(data: Data, heads: Any = "whole", **keys: Any) -> Bert:
 
 def small_vit(data: Data, heads: Any = "whole", distilled: bool = False, **keys: Any) -> Vit:
     sizes = {"hidden": 24, "depth": 3, "attention_heads": 4, "intermediate": 36, "patch": 4} | keys
-    made = vit(data.classes, data.sample_shape, heads=heads, **sizes)
-    return replace(made, distilled=distilled)
+    architecture = vit(data.classes, data.sample_shape, heads=heads, **sizes)
+    return replace(architecture, distilled=distilled)
 
 
 def level(family: Architecture, data: Data, width: float = 1.0, exits: tuple[int, ...] = (1, 3)) -> LevelModel:
@@ -104,13 +104,13 @@ def level(family: Architecture, data: Data, width: float = 1.0, exits: tuple[int
     rng = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, tensor, _ in named_tensors(module):
-            drawn = torch.randn(tensor.shape, generator=rng)
+            noise = torch.randn(tensor.shape, generator=rng)
             factors = tensor.dim() == 1 and name.endswith(("weight", "scale"))
-            tensor.copy_(1 + 0.3 * drawn if factors else 0.4 * drawn)
+            tensor.copy_(1 + 0.3 * noise if factors else 0.4 * noise)
     return LevelModel("2", family, sizes, exits, module, data)
 
 
-def opened(folder: Path, kind: str) -> Any:
+def open_model(folder: Path, kind: str) -> Any:
     """The model by the library's Auto class, which found every tensor, each of the right shape, and no other."""
     model, report = getattr(hf, f"AutoModelFor{kind}").from_pretrained(
         folder, output_loading_info=True, local_files_only=True
@@ -129,9 +129,9 @@ def last(module: nn.Module, x: Tensor) -> Tensor:
 @torch.no_grad()
 def theirs_on(folder: Path, x: Tensor, padding: int = -1) -> Tensor:
     if x.dtype == torch.int64:
-        model = opened(folder, "SequenceClassification")
+        model = open_model(folder, "SequenceClassification")
         return model(input_ids=x, attention_mask=(x != padding).long()).logits
-    return opened(folder, "ImageClassification")(x).logits
+    return open_model(folder, "ImageClassification")(x).logits
 
 
 def close(ours: Tensor, theirs: Tensor) -> None:
@@ -185,9 +185,9 @@ def test_other_arithmetic_and_tables(tmp_path: Path) -> None:
     config = agrees(level(family, data), tmp_path / "bert")
     assert (config["hidden_dropout_prob"], config["classifier_dropout"], config["layer_norm_eps"]) == (0.25, 0.5, 1e-3)
     grey = images(1, (8, 8))
-    seen = small_vit(grey)
-    seen = replace(seen, encoder=replace(seen.encoder, activation="relu", bias=False, eps=1e-2))
-    config = agrees(level(seen, grey), tmp_path / "vit")
+    model = small_vit(grey)
+    model = replace(model, encoder=replace(model.encoder, activation="relu", bias=False, eps=1e-2))
+    config = agrees(level(model, grey), tmp_path / "vit")
     assert (config["image_size"], config["num_channels"], config["qkv_bias"]) == (8, 1, False)
 
 
@@ -204,10 +204,10 @@ def test_the_folder_is_fp32_and_a_checkpoint_of_ours(tmp_path: Path) -> None:
     assert set(again) == {name for name in state if not name.startswith("heads.2")}
     assert all(torch.equal(tensor, state[name].float()) for name, tensor in again.items())
     images_ = images(3, (8, 8))
-    seen = level(small_vit(images_, "fixed", distilled=True), images_, 0.3)
-    write_transformers(seen, tmp_path / "vit")
+    model = level(small_vit(images_, "fixed", distilled=True), images_, 0.3)
+    write_transformers(model, tmp_path / "vit")
     read = vit(CLASSES, (3, 8, 8), str(tmp_path / "vit"))
-    again, state = read.pretrained((3,)), seen.module.state_dict()
+    again, state = read.pretrained((3,)), model.module.state_dict()
     assert read.encoder.head_size == 2 and read.distilled and len(again) == len(state) - 4  # but for the first exit's
     assert all(torch.equal(tensor, state[name]) for name, tensor in again.items())
 
@@ -307,7 +307,7 @@ def test_the_tokeniser_gives_our_tokens(tmp_path: Path, whose: str, length: int)
     x, _ = data.batch(torch.arange(len(TEXTS)))
     longest = reader(TEXTS, truncation=True, padding=True, return_tensors="pt")
     assert torch.equal(longest["input_ids"], x)
-    model = opened(tmp_path / "out", "SequenceClassification")
+    model = open_model(tmp_path / "out", "SequenceClassification")
     with torch.no_grad():
         close(last(level_model.module, x), model(**longest).logits)
     assert model.config.id2label == {0: "bad", 1: "good"}
@@ -326,9 +326,9 @@ def test_the_image_processor_gives_our_pixels(tmp_path: Path, channels: int, nor
     arrays = [x.permute(1, 2, 0).numpy() for x in data.x]
     pictures = [pillow.fromarray(a if channels == 3 else a[..., 0]) for a in arrays]
     inputs: Sequence[Any] = (list(data.x.numpy()), arrays, pictures)
-    for given in inputs:
-        found = processor(given, return_tensors="pt")["pixel_values"]
-        torch.testing.assert_close(found, expected, atol=2e-6, rtol=0)
+    for picture in inputs:
+        pixels = processor(picture, return_tensors="pt")["pixel_values"]
+        torch.testing.assert_close(pixels, expected, atol=2e-6, rtol=0)
     larger = processor(pictures[0].resize((30, 20)), return_tensors="pt")["pixel_values"]
     assert larger.shape == (1, channels, 8, 12)
 
@@ -338,8 +338,8 @@ def test_pictures_with_an_alpha_channel_become_coloured(tmp_path: Path) -> None:
     data = images()
     write_transformers(level(small_vit(data), data), tmp_path)
     picture = pillow.fromarray(data.x[0].permute(1, 2, 0).numpy()).convert("RGBA")
-    found = hf.AutoImageProcessor.from_pretrained(tmp_path)(picture, return_tensors="pt")["pixel_values"]
-    torch.testing.assert_close(found, data.batch(torch.tensor([0]))[0], atol=2e-6, rtol=0)
+    pixels = hf.AutoImageProcessor.from_pretrained(tmp_path)(picture, return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(pixels, data.batch(torch.tensor([0]))[0], atol=2e-6, rtol=0)
 
 
 def test_images_that_are_enlarged(tmp_path: Path) -> None:
@@ -348,12 +348,12 @@ def test_images_that_are_enlarged(tmp_path: Path) -> None:
     data = images(resize=(16, 24))
     level_model = level(small_vit(data), data)
     write_transformers(level_model, tmp_path)
-    found = hf.AutoImageProcessor.from_pretrained(tmp_path)(list(data.x.numpy()), return_tensors="pt")["pixel_values"]
+    pixels = hf.AutoImageProcessor.from_pretrained(tmp_path)(list(data.x.numpy()), return_tensors="pt")["pixel_values"]
     expected, _ = data.batch(torch.arange(4))
-    assert found.shape == (4, 3, 16, 24) and any(
+    assert pixels.shape == (4, 3, 16, 24) and any(
         "resizes whole pixels" in note for note in notes_on_transformers(level_model)
     )
-    torch.testing.assert_close(found, expected, atol=1.01 / 255 / 0.2, rtol=0)
+    torch.testing.assert_close(pixels, expected, atol=1.01 / 255 / 0.2, rtol=0)
 
 
 def test_data_that_cannot_say_how_they_were_made(tmp_path: Path) -> None:

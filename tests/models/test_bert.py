@@ -28,7 +28,7 @@ def tiny(**keys: Any) -> Bert:
     return bert(**{"classes": 4, "input_shape": (7,), "vocabulary": 11, "padding": 0, **TINY, **keys})
 
 
-def by_hand(
+def count_parameters(
     hidden: int, attention: int, inner: int, exits: tuple[int, ...], classes: int, words: int = 30522, places: int = 512
 ) -> int:
     """Parameters of a BERT, term by term."""
@@ -46,11 +46,11 @@ def count(architecture: Bert, width: float, exits: tuple[int, ...]) -> int:
 @pytest.mark.parametrize(("name", "layers", "hidden"), [("tiny", 2, 128), ("small", 4, 512), ("base", 12, 768)])
 def test_named_sizes(name: str, layers: int, hidden: int) -> None:
     """Each is what its summary says, with heads of 64 channels."""
-    made = names.resolve("models", f"bert_{name}")(classes=2)
-    expected = by_hand(hidden, hidden, 4 * hidden, (layers,), 2)
-    assert count(made, 1.0, (layers,)) == expected
+    architecture = names.resolve("models", f"bert_{name}")(classes=2)
+    expected = count_parameters(hidden, hidden, 4 * hidden, (layers,), 2)
+    assert count(architecture, 1.0, (layers,)) == expected
     assert f"{expected / 1e6:.1f} M" in names.describe_entry("models", f"bert_{name}")
-    assert made.axes["attention"].granule == 64
+    assert architecture.axes["attention"].granule == 64
 
 
 def test_bert_base_is_the_default() -> None:
@@ -80,12 +80,12 @@ def test_table_9(
     times the level's width for one product and times the full 768 for the other; of a layer norm 2 per element. So
     our count of one token, less its attention, plus those terms, must give the printed figure.
     """
-    made = bert_base(4, (64,), heads="fixed")
-    sizes = made.sizes(width)
+    architecture = bert_base(4, (64,), heads="fixed")
+    sizes = architecture.sizes(width)
     assert sizes == {"hidden": hidden, "head": head, "mlp": inner, "classes": 4}
-    found = submodel_cost(made, (sizes, exits), (64,)).parameters
-    assert found == by_hand(hidden, 12 * head, inner, exits, 4)
-    assert found / 1e6 == pytest.approx(millions, rel=0.01)
+    parameters = submodel_cost(architecture, (sizes, exits), (64,)).parameters
+    assert parameters == count_parameters(hidden, 12 * head, inner, exits, 4)
+    assert parameters / 1e6 == pytest.approx(millions, rel=0.01)
     if flops is None:
         return
     layers, pair = exits[-1], bert_base(2, (64,), heads="fixed")
@@ -97,17 +97,17 @@ def test_table_9(
 
 def test_multiply_adds_of_a_sentence() -> None:
     """L tokens through four projections and the MLP, L x L x width twice for attention; each head once."""
-    made = tiny()
-    sizes, length = made.sizes(1.0), 7
+    architecture = tiny()
+    sizes, length = architecture.sizes(1.0), 7
     block = length * (4 * 12 * 12 + 2 * 12 * 18) + 2 * length * length * 12
     heads = 12 * 12 + 12 * 4
-    assert submodel_cost(made, (sizes, (1, 3)), (length,)).multiply_adds == 3 * block + 2 * heads
+    assert submodel_cost(architecture, (sizes, (1, 3)), (length,)).multiply_adds == 3 * block + 2 * heads
 
 
 def test_all_heads_of_the_full_model_are_in_each_level() -> None:
     """With fixed heads a level keeps the first channels of every head, in query, key, value and output alike."""
-    made = tiny(heads="fixed")
-    layout = infer_layout(made, (3,))
+    architecture = tiny(heads="fixed")
+    layout = infer_layout(architecture, (3,))
     state = {name: torch.randn(shape) for name, shape in layout.shapes({}, (3,)).items()}
     piece = extract(layout, state, Submodel({"head": range(3)}, (3,)))
     rows = [head * 4 + channel for head in range(3) for channel in range(3)]
@@ -137,23 +137,23 @@ def test_fixed_heads_are_proved_with_the_full_models_scale() -> None:
 
 def test_a_scale_that_is_taken_from_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A narrow model that leaves out what the full one does cannot be proved by putting in the full one's numbers."""
-    made = tiny(heads="fixed")
+    architecture = tiny(heads="fixed")
     attend = functional.scaled_dot_product_attention
 
     def sharper(query: torch.Tensor, *rest: torch.Tensor, **options: Any) -> torch.Tensor:
         return attend(query.square() if query.shape[-1] < 4 else query, *rest, **options)
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", sharper)
-    object.__setattr__(made, "size_dependent", "")
+    object.__setattr__(architecture, "size_dependent", "")
     with raises(ModelError, '"head"', "blocks.0"):
-        check_layout(made, layout=infer_layout(made), input_shape=(7,))
+        check_layout(architecture, layout=infer_layout(architecture), input_shape=(7,))
 
 
 def test_fixed_heads_must_be_declared() -> None:
-    made = tiny(heads="fixed")
-    object.__setattr__(made, "declared", {})
+    architecture = tiny(heads="fixed")
+    object.__setattr__(architecture, "declared", {})
     with raises(ModelError, 3, '"head"'):
-        infer_layout(made)
+        infer_layout(architecture)
 
 
 # ---- arithmetic ----------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def test_a_block_by_hand() -> None:
         return (row - row.mean()) / (row.var(unbiased=False) + 1e-12).sqrt() * part.weight + part.bias
 
     with torch.no_grad():
-        found = block(x, real[:, None, None])
+        y = block(x, real[:, None, None])
         for b in range(2):
             tokens = [i for i in range(5) if real[b, i]]
             q, k, v = (
@@ -192,7 +192,7 @@ def test_a_block_by_hand() -> None:
                 inner = linear(block.mlp.fc1, row)
                 inner = inner * 0.5 * (1 + torch.erf(inner / 2**0.5))
                 expected = normed(block.norm2, row + linear(block.mlp.fc2, inner))
-                torch.testing.assert_close(found[b, i], expected, atol=1e-5, rtol=1e-4)
+                torch.testing.assert_close(y[b, i], expected, atol=1e-5, rtol=1e-4)
 
 
 def test_a_sample_of_padding_alone_stays_finite() -> None:
@@ -221,8 +221,8 @@ def test_dropout_acts_in_training_only() -> None:
 
 def test_initial_parameters_are_normal_cut_off_at_two_deviations() -> None:
     """A normal of deviation 0.02 cut at 2 sigma has deviation 0.02 sqrt(1 - 4 phi(2) / (2 Phi(2) - 1)) = 0.0176."""
-    made = bert(hidden=192, layers=1, vocabulary=500, padding=0)
-    state = initial_state(Problem(made, (128,), classification, (1,)), 0)
+    architecture = bert(hidden=192, layers=1, vocabulary=500, padding=0)
+    state = initial_state(Problem(architecture, (128,), classification, (1,)), 0)
     for name, tensor in state.items():
         if "norm" in name:
             assert torch.equal(tensor, torch.full_like(tensor, float(name.endswith("weight"))))
@@ -239,9 +239,9 @@ def test_initial_parameters_are_normal_cut_off_at_two_deviations() -> None:
 @pytest.mark.parametrize("kind", ["linear", "pooler", "norm"])
 def test_a_classifier_by_hand(kind: Any) -> None:
     """W (z) + b; W tanh(P z + p) + b; W ((z - mean) / sqrt(var + eps) g + h) + b, with z the first token."""
-    made = tiny(head=kind, dropout=0.0)
+    architecture = tiny(head=kind, dropout=0.0)
     torch.manual_seed(0)
-    module: Any = build_module(made, made.sizes(1.0), (3,)).eval()
+    module: Any = build_module(architecture, architecture.sizes(1.0), (3,)).eval()
     head = module.heads["3"]
     for p in head.parameters():
         p.data = torch.randn(p.shape)
@@ -257,7 +257,7 @@ def test_a_classifier_by_hand(kind: Any) -> None:
             var = sum((v - mean) ** 2 for v in z) / 12
             z = (z - mean) / (var + 1e-12) ** 0.5 * head.norm.weight + head.norm.bias
         torch.testing.assert_close(logits, head.fc.weight @ z + head.fc.bias, atol=1e-4, rtol=1e-4)
-    report = check_layout(made, input_shape=(7,))
+    report = check_layout(architecture, input_shape=(7,))
     assert max([*report.permutation.values(), *report.cuts.values()]) < 1e-12
 
 

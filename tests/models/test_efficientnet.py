@@ -45,7 +45,7 @@ def test_the_printed_width_of_levels_1_and_2_is_not_the_one_that_fits() -> None:
     assert cost.multiply_adds / 1e6 < 0.8 * 534.1
 
 
-def by_hand(width: float, exits: tuple[int, ...], classes: int) -> int:
+def count_parameters(width: float, exits: tuple[int, ...], classes: int) -> int:
     """B4's parameters, term by term: what is derived comes from the narrowed stream."""
     before = int(32 * width)
     total, i = 27 * before + 2 * before, 0
@@ -72,7 +72,7 @@ def by_hand(width: float, exits: tuple[int, ...], classes: int) -> int:
 def test_sizes_by_hand(width: float, exits: tuple[int, ...]) -> None:
     architecture = efficientnet_b4(7)
     cost = submodel_cost(architecture, (architecture.sizes(width), exits), LARGE)
-    assert cost.parameters == by_hand(width, exits, 7)
+    assert cost.parameters == count_parameters(width, exits, 7)
 
 
 def test_b0_has_the_paper_s_size() -> None:
@@ -86,11 +86,11 @@ STAGES = (Stage(8, 1, 3, 1, 1), Stage(16, 2, 3, 2, 6), Stage(16, 2, 5, 2, 6), St
 
 
 def small(**keys: Any) -> Inverted:
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "multiplier": 1.0, "top": 0, "squeeze": 4, "activation": "swish", "norm": "batch", "group": 2, "stride": 8,
         "dropout": 0.0, "drop_connect": 0.0, "head_layers": 3, "tied": True,
     }  # fmt: skip
-    return Inverted(4, 2, 8, STAGES, **given | keys)
+    return Inverted(4, 2, 8, STAGES, **settings | keys)
 
 
 @pytest.mark.parametrize("keys", [{}, {"norm": "group"}, {"tied": False, "top": 10}, {"head_layers": 0}], ids=str)
@@ -146,10 +146,10 @@ def test_an_input_is_added_inside_a_stage_only() -> None:
 def test_drop_connect_drops_samples_and_keeps_the_mean() -> None:
     torch.manual_seed(0)
     x = torch.ones(4000, 2, 3, 3)
-    found = drop_connect(x, 0.25)
-    assert {round(v, 6) for v in found.unique().tolist()} == {0.0, round(1 / 0.75, 6)}
-    assert torch.equal(found, found[:, :1, :1, :1].expand_as(found))  # whole samples
-    assert float(found.mean()) == pytest.approx(1, abs=0.03)
+    y = drop_connect(x, 0.25)
+    assert {round(v, 6) for v in y.unique().tolist()} == {0.0, round(1 / 0.75, 6)}
+    assert torch.equal(y, y[:, :1, :1, :1].expand_as(y))  # whole samples
+    assert float(y.mean()) == pytest.approx(1, abs=0.03)
 
 
 def test_drop_connect_and_dropout_act_in_training_only() -> None:
@@ -205,10 +205,12 @@ def test_blocks_compute_what_transformers_computes() -> None:
     module = architecture.build(architecture.sizes(1.0), (16,)).eval()
     ours = nn.Sequential(*module.blocks, module.heads["16"][0])
     torch.manual_seed(0)
-    found = {n: t for n, t in ours.state_dict().items() if t.is_floating_point()}
-    given = {n: t for n, t in theirs.state_dict().items() if t.is_floating_point()}
-    assert [tuple(t.shape) for t in found.values()] == [tuple(t.shape) for t in given.values()]  # one order in both
-    for mine, other in zip(found.values(), given.values(), strict=True):
+    own_state = {n: t for n, t in ours.state_dict().items() if t.is_floating_point()}
+    their_state = {n: t for n, t in theirs.state_dict().items() if t.is_floating_point()}
+    assert [tuple(t.shape) for t in own_state.values()] == [
+        tuple(t.shape) for t in their_state.values()
+    ]  # one order in both
+    for mine, other in zip(own_state.values(), their_state.values(), strict=True):
         other.copy_(
             torch.rand_like(other) + 0.5 if other.dim() < 2 else torch.randn_like(other) / other[0].numel() ** 0.5
         )
@@ -221,7 +223,7 @@ def test_blocks_compute_what_transformers_computes() -> None:
 @pytest.mark.parametrize("name", ["efficientnet_b0", "efficientnet_b4"])
 def test_keys_come_from_a_configuration(name: str) -> None:
     factory = names.resolve("models", name)
-    made = call_factory(factory, name, "[model]", {"stride": 4, "drop_connect": 0.1}, classes=7, channels=1)
-    assert made == factory(7, 1, stride=4, drop_connect=0.1)
-    assert hash(made) == hash(factory(7, 1, stride=4, drop_connect=0.1))
-    assert made != factory(7, 1, stride=4)
+    architecture = call_factory(factory, name, "[model]", {"stride": 4, "drop_connect": 0.1}, classes=7, channels=1)
+    assert architecture == factory(7, 1, stride=4, drop_connect=0.1)
+    assert hash(architecture) == hash(factory(7, 1, stride=4, drop_connect=0.1))
+    assert architecture != factory(7, 1, stride=4)

@@ -46,8 +46,8 @@ PRINTED = {
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_parameters_as_printed(name: str) -> None:
-    architecture, shape, by_hand, printed = PRINTED[name]
-    assert full_cost(architecture, shape).parameters == by_hand == printed
+    architecture, shape, count, printed = PRINTED[name]
+    assert full_cost(architecture, shape).parameters == count == printed
 
 
 def test_multiply_adds_by_hand() -> None:

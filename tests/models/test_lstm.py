@@ -20,7 +20,7 @@ def layer(before: int, after: int, cell: str) -> int:
     return 4 * after * (before + after) + (8 * after if cell == "plain" else 4 * after + 3 * after)
 
 
-def by_hand(vocabulary: int, size: int, hidden: int, layers: int, cell: str) -> int:
+def count_parameters(vocabulary: int, size: int, hidden: int, layers: int, cell: str) -> int:
     body = layer(size, hidden, cell) + (layers - 1) * layer(hidden, hidden, cell)
     return vocabulary * size + body + (hidden + 1) * vocabulary
 
@@ -28,11 +28,11 @@ def by_hand(vocabulary: int, size: int, hidden: int, layers: int, cell: str) -> 
 @pytest.mark.parametrize(
     ("architecture", "expected", "printed"),
     [
-        (char_lstm(258, 258, cell="peephole"), by_hand(258, 8, 256, 2, "peephole"), 866_578),
-        (word_lstm(cell="peephole"), by_hand(10_000, 192, 256, 1, "peephole"), 4_950_544),
-        (char_lstm(258, 258), by_hand(258, 8, 256, 2, "plain"), 867_090),
-        (char_lstm(), by_hand(90, 8, 256, 2, "plain"), 822_570),
-        (word_lstm(), by_hand(10_000, 192, 256, 1, "plain"), 4_950_800),
+        (char_lstm(258, 258, cell="peephole"), count_parameters(258, 8, 256, 2, "peephole"), 866_578),
+        (word_lstm(cell="peephole"), count_parameters(10_000, 192, 256, 1, "peephole"), 4_950_544),
+        (char_lstm(258, 258), count_parameters(258, 8, 256, 2, "plain"), 867_090),
+        (char_lstm(), count_parameters(90, 8, 256, 2, "plain"), 822_570),
+        (word_lstm(), count_parameters(10_000, 192, 256, 1, "plain"), 4_950_800),
     ],
 )
 def test_parameters_as_printed(architecture: LanguageModel, expected: int, printed: int) -> None:
@@ -69,7 +69,7 @@ def loops(layer: PeepholeLayer, x: Tensor) -> Tensor:
     w, u, bias = (t.detach() for t in (layer.weight_ih, layer.weight_hh, layer.bias))
     p = [t.detach() for t in (layer.to_i, layer.to_f, layer.to_o)]
     units = u.shape[1]
-    found = torch.zeros(*x.shape[:2], units, dtype=x.dtype)
+    outputs = torch.zeros(*x.shape[:2], units, dtype=x.dtype)
     for k in range(len(x)):
         h, c = [0.0] * units, [0.0] * units
         for t in range(x.shape[1]):
@@ -82,8 +82,8 @@ def loops(layer: PeepholeLayer, x: Tensor) -> Tensor:
                 o = torch.sigmoid(a[3] + p[2][n] * new_c[n])
                 new_h[n] = float(o * torch.tanh(torch.tensor(new_c[n])))
             h, c = new_h, new_c
-            found[k, t] = torch.tensor(h, dtype=x.dtype)
-    return found
+            outputs[k, t] = torch.tensor(h, dtype=x.dtype)
+    return outputs
 
 
 def test_the_peephole_cell_unit_by_unit() -> None:

@@ -12,7 +12,7 @@ from fleetfit.models.inverted import mobilenetv2, multiply_channels
 TABLE = ((16, 1), (24, 2), (32, 3), (64, 4), (96, 3), (160, 3), (320, 1))  # channels, blocks
 
 
-def by_hand(width: float, classes: int) -> int:
+def count_parameters(width: float, classes: int) -> int:
     total = 27 * int(32 * width) + 2 * int(32 * width)
     before = int(32 * width)
     for s, (channels, blocks) in enumerate(TABLE):
@@ -29,20 +29,22 @@ def by_hand(width: float, classes: int) -> int:
 def test_known_sizes() -> None:
     """torchvision's 3,504,872 parameters and 0.30 G multiply-adds; 2.24 M for CIFAR-10."""
     large = full_cost(mobilenetv2(1000, stride=32), (3, 224, 224))
-    assert large.parameters == by_hand(1.0, 1000) == 3_504_872
+    assert large.parameters == count_parameters(1.0, 1000) == 3_504_872
     assert large.multiply_adds == pytest.approx(0.3e9, rel=0.01)
     small = full_cost(mobilenetv2(), (3, 32, 32))
-    assert small.parameters == by_hand(1.0, 10) == 2_236_682
+    assert small.parameters == count_parameters(1.0, 10) == 2_236_682
     architecture = mobilenetv2()
     cost = submodel_cost(architecture, (architecture.sizes(0.37), (17,)), (3, 32, 32))
-    assert cost.parameters == by_hand(0.37, 10)
+    assert cost.parameters == count_parameters(0.37, 10)
     assert full_cost(mobilenetv2(1000, multiplier=0.5, stride=32), (3, 224, 224)).parameters == 1_968_680
 
 
-@pytest.mark.parametrize(("channels", "times", "found"), [(24, 0.25, 8), (16, 0.5, 8), (32, 0.35, 16), (160, 0.5, 80)])
-def test_the_multiplier_keeps_multiples_of_eight(channels: int, times: float, found: int) -> None:
+@pytest.mark.parametrize(
+    ("channels", "times", "expected"), [(24, 0.25, 8), (16, 0.5, 8), (32, 0.35, 16), (160, 0.5, 80)]
+)
+def test_the_multiplier_keeps_multiples_of_eight(channels: int, times: float, expected: int) -> None:
     """0.35 of 32 is 11.2: 8 would be less than 0.9 of it."""
-    assert multiply_channels(channels, times) == found
+    assert multiply_channels(channels, times) == expected
 
 
 def test_the_layout_is_proven() -> None:
@@ -62,12 +64,12 @@ def test_halvings_are_left_out_from_the_first_on(stride: int, sides: list[int]) 
     architecture = mobilenetv2(4, 1, multiplier=0.25, stride=stride)
     module = build_module(architecture, architecture.sizes(1.0), (17,)).eval()
     carry = module.start(torch.randn(1, 1, 64, 64))
-    seen = [carry.shape[-1]]
+    side_lengths = [carry.shape[-1]]
     for i, block in enumerate(module.blocks, 1):
         carry = block(carry)
         if i in (1, 3, 6, 10, 13, 16, 17):
-            seen.append(carry.shape[-1])
-    assert seen == sides
+            side_lengths.append(carry.shape[-1])
+    assert side_lengths == sides
 
 
 def test_every_block_has_channels_of_its_own_inside() -> None:
@@ -100,10 +102,12 @@ def test_it_computes_what_transformers_computes() -> None:
         if isinstance(part, nn.BatchNorm2d):
             part.eps = 0.001
     torch.manual_seed(0)
-    found = {n: t for n, t in ours.state_dict().items() if t.is_floating_point()}
-    given = {n: t for n, t in theirs.state_dict().items() if t.is_floating_point()}
-    assert [tuple(t.shape) for t in found.values()] == [tuple(t.shape) for t in given.values()]  # one order in both
-    for mine, other in zip(found.values(), given.values(), strict=True):
+    own_state = {n: t for n, t in ours.state_dict().items() if t.is_floating_point()}
+    their_state = {n: t for n, t in theirs.state_dict().items() if t.is_floating_point()}
+    assert [tuple(t.shape) for t in own_state.values()] == [
+        tuple(t.shape) for t in their_state.values()
+    ]  # one order in both
+    for mine, other in zip(own_state.values(), their_state.values(), strict=True):
         other.copy_(
             torch.rand_like(other) + 0.5 if other.dim() < 2 else torch.randn_like(other) / other[0].numel() ** 0.5
         )
@@ -115,7 +119,7 @@ def test_it_computes_what_transformers_computes() -> None:
 
 def test_keys_come_from_a_configuration() -> None:
     factory = names.resolve("models", "mobilenetv2")
-    made = call_factory(factory, "mobilenetv2", "[model]", {"stride": 32, "top": 0}, classes=7, channels=1)
-    assert made == mobilenetv2(7, 1, stride=32, top=0)
-    assert made != mobilenetv2(7, 1, top=0)
-    assert "top" not in made.axes
+    architecture = call_factory(factory, "mobilenetv2", "[model]", {"stride": 32, "top": 0}, classes=7, channels=1)
+    assert architecture == mobilenetv2(7, 1, stride=32, top=0)
+    assert architecture != mobilenetv2(7, 1, top=0)
+    assert "top" not in architecture.axes

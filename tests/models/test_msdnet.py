@@ -52,7 +52,9 @@ def test_scalefl_s_table_7(width: float, exits: int, parameters: float, multiply
         assert cost.multiply_adds / 1e6 == pytest.approx(multiply_adds, rel=0.03)
 
 
-def by_hand(layers: int, scales: int, base: int, growth: int, head: int, exits: tuple[int, ...], classes: int) -> int:
+def count_parameters(
+    layers: int, scales: int, base: int, growth: int, head: int, exits: tuple[int, ...], classes: int
+) -> int:
     """Parameters, scale by scale as the paper describes the layers: factors 1, 2, 4 for growth and bottlenecks."""
 
     def unit(before: int, after: int, kernel: int) -> int:
@@ -87,9 +89,9 @@ def by_hand(layers: int, scales: int, base: int, growth: int, head: int, exits: 
 )
 def test_sizes_by_hand(layers: int, scales: int, exits: tuple[int, ...], width: float) -> None:
     architecture = msdnet(7, 3, layers, scales)
-    kept = (int(16 * width), int(6 * width), int(128 * width))
+    sizes = (int(16 * width), int(6 * width), int(128 * width))
     cost = submodel_cost(architecture, (architecture.sizes(width), exits), (3, 32, 32))
-    assert cost.parameters == by_hand(layers, scales, *kept, exits, 7)
+    assert cost.parameters == count_parameters(layers, scales, *sizes, exits, 7)
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
@@ -139,15 +141,15 @@ def test_it_computes_what_the_paper_describes() -> None:
     maps[2] = unit(maps[1], "stem.2", stride=2)
     for layer in range(1, 7):
         ends = layer in (3, 5)
-        found = {}
+        scale_maps = {}
         for s in sorted(maps)[ends:]:
             name, parts = f"blocks.{layer - 1}.scale.{s}", [maps[s]]
             if s - 1 in maps:
                 parts.append(unit(unit(maps[s - 1], f"{name}.down"), f"{name}.down", 3, stride=2))
             parts.append(unit(unit(maps[s], f"{name}.normal"), f"{name}.normal", 3))
             joined = torch.cat(parts, 1)
-            found[s] = unit(joined, f"{name}.reduce") if ends else joined
-        maps = found
+            scale_maps[s] = unit(joined, f"{name}.reduce") if ends else joined
+        maps = scale_maps
         if layer in module.exits:
             name = f"heads.{layer}"
             deep = unit(unit(maps[2], f"{name}.body", stride=2), f"{name}.body", 3, stride=2).mean((2, 3))
@@ -208,12 +210,12 @@ def test_finer_scales_of_the_last_layer_are_neither_decayed_nor_averaged(compres
     }  # fmt: skip
     assert not without_gradient((2, 6)) & idle
     federation, simulation = fleet_of_two({"name": "scalefl"})
-    engine, seen = local_engine(simulation), {}
+    engine, states = local_engine(simulation), {}
 
     class Watching:
         def run(self, jobs: Any) -> Any:
             for reply in engine.run(jobs):
-                seen[reply.client] = reply
+                states[reply.client] = reply
                 yield reply
 
         def accept(self, update: Any) -> None:
@@ -222,13 +224,13 @@ def test_finer_scales_of_the_last_layer_are_neither_decayed_nor_averaged(compres
     before = start(federation)
     local = Local(lr=0.05, momentum=0.9, weight_decay=0.1, epochs=2, batch_size=6, compress=compress)
     after, report = run_round(federation, Watching(), Settings(1, local), before)  # type: ignore[arg-type]
-    assert not report["failures"] and set(seen[0].untrained) == idle
+    assert not report["failures"] and set(states[0].untrained) == idle
     sent = extract(federation.problem.layout, before.state, federation.levels[0].submodel)
-    deep = validate_reply(seen[1], replace(job_of(seen[1], federation, before), local=local), federation)
+    deep = validate_reply(states[1], replace(job_of(states[1], federation, before), local=local), federation)
     assert isinstance(deep, Update)
     for name in idle:
         if compress is None:
-            assert torch.equal(seen[0].state[name], sent[name]), name
+            assert torch.equal(states[0].state[name], sent[name]), name
         assert torch.equal(after.state[name], deep.state[name]), name
         assert not torch.equal(after.state[name], before.state[name]), name
     shared = "blocks.1.scale.2.normal.0.weight"

@@ -143,9 +143,9 @@ def test_a_checkpoint_without_a_classifier_gives_the_rest(tmp_path: Path) -> Non
 def test_language_models_and_other_numbers_of_classes_give_the_trunk(tmp_path: Path) -> None:
     masked = hf.BertForMaskedLM(hf.BertConfig(**BERT))
     architecture = bert(5, (9,), 40, 3, saved(masked, tmp_path / "masked"))
-    found = architecture.pretrained((3,))
-    assert torch.equal(found["embeddings.tokens.weight"], masked.bert.embeddings.word_embeddings.weight)
-    assert not [name for name in found if name.startswith("heads.")]
+    trunk = architecture.pretrained((3,))
+    assert torch.equal(trunk["embeddings.tokens.weight"], masked.bert.embeddings.word_embeddings.weight)
+    assert not [name for name in trunk if name.startswith("heads.")]
     two = hf.BertForSequenceClassification(hf.BertConfig(**BERT, num_labels=2))
     architecture = bert(5, (9,), 40, 3, saved(two, tmp_path / "two"))
     _, state = begun(architecture, (3,), (9,))
@@ -180,11 +180,11 @@ def test_shards_and_the_oldest_names_are_read(tmp_path: Path) -> None:
 def test_the_first_blocks_of_a_deeper_checkpoint(tmp_path: Path) -> None:
     theirs = hf.BertForSequenceClassification(hf.BertConfig(**BERT, num_labels=5))
     architecture = bert(5, (9,), 40, 3, saved(theirs, tmp_path / "bert"), layers=2)
-    found = architecture.pretrained((2,))
+    state = architecture.pretrained((2,))
     assert architecture.blocks == 2 and torch.equal(
-        found["blocks.1.mlp.fc1.weight"], theirs.bert.encoder.layer[1].intermediate.dense.weight
+        state["blocks.1.mlp.fc1.weight"], theirs.bert.encoder.layer[1].intermediate.dense.weight
     )
-    assert not [name for name in found if name.startswith(("heads.", "blocks.2"))]
+    assert not [name for name in state if name.startswith(("heads.", "blocks.2"))]
 
 
 @pytest.mark.parametrize("name", ["gelu", "gelu_new", "gelu_pytorch_tanh", "relu"])
@@ -251,9 +251,9 @@ def test_a_deit_with_two_classifiers_gives_its_trunk(tmp_path: Path) -> None:
 
 def test_the_first_blocks_of_a_deeper_vit(tmp_path: Path) -> None:
     theirs = hf.ViTForImageClassification(hf.ViTConfig(**VIT, image_size=8, num_labels=5))
-    found = vit(5, (3, 8, 8), saved(theirs, tmp_path / "vit"), depth=2).pretrained((2,))
-    assert {name.split(".")[1] for name in found if name.startswith("blocks")} == {"0", "1"}
-    assert not [name for name in found if name.startswith("heads.")]
+    state = vit(5, (3, 8, 8), saved(theirs, tmp_path / "vit"), depth=2).pretrained((2,))
+    assert {name.split(".")[1] for name in state if name.startswith("blocks")} == {"0", "1"}
+    assert not [name for name in state if name.startswith("heads.")]
 
 
 def test_positions_are_resized_as_the_library_does(tmp_path: Path) -> None:
@@ -362,10 +362,17 @@ def test_images_that_the_checkpoint_cannot_take_are_refused(tmp_path: Path) -> N
 
 
 def test_the_key_reaches_the_factory(folder: Path) -> None:
-    given = {"classes": 5, "channels": 9, "input_shape": (9,), "vocabulary": 40, "padding": 3}
-    made = call_factory(bert, "bert", "[model]", {"checkpoint": str(folder)}, **given)
-    assert made == bert(5, (9,), 40, 3, str(folder)) and hash(made) == hash(bert(5, (9,), 40, 3, str(folder)))
-    assert (made.encoder.hidden, made.encoder.layers, made.encoder.head_size, made.tokens) == (24, 3, 6, 40)
+    arguments = {"classes": 5, "channels": 9, "input_shape": (9,), "vocabulary": 40, "padding": 3}
+    architecture = call_factory(bert, "bert", "[model]", {"checkpoint": str(folder)}, **arguments)
+    assert architecture == bert(5, (9,), 40, 3, str(folder)) and hash(architecture) == hash(
+        bert(5, (9,), 40, 3, str(folder))
+    )
+    assert (
+        architecture.encoder.hidden,
+        architecture.encoder.layers,
+        architecture.encoder.head_size,
+        architecture.tokens,
+    ) == (24, 3, 6, 40)
 
 
 # ---- a run ---------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from fleetfit.models.resnet import ResNet, resnet, resnet18, resnet34
 # ---- for small images ------------------------------------------------------------------------------------------------
 
 
-def by_hand(n: int, exits: tuple[int, ...], stages: tuple[int, int, int], classes: int = 10) -> int:
+def count_parameters(n: int, exits: tuple[int, ...], stages: tuple[int, int, int], classes: int = 10) -> int:
     """Parameters of a ResNet 6n+2, term by term: convolutions without biases, norms with two numbers per channel."""
     total = 3 * 9 * stages[0] + 2 * stages[0]  # stem
     for i in range(exits[-1]):
@@ -40,30 +40,32 @@ def count(architecture: ResNet, width: float, exits: tuple[int, ...]) -> int:
 @pytest.mark.parametrize("depth", [8, 14, 20, 32, 56, 110])
 def test_parameters_of_every_depth(depth: int) -> None:
     n = (depth - 2) // 6
-    assert count(resnet(depth=depth), 1.0, (3 * n,)) == by_hand(n, (3 * n,), (16, 32, 64))
+    assert count(resnet(depth=depth), 1.0, (3 * n,)) == count_parameters(n, (3 * n,), (16, 32, 64))
 
 
 def test_known_sizes() -> None:
     """ResNet-20 with option B, and ScaleFL's Table 1 for ResNet-110: 0.21, 0.46, 0.86, 1.73 M."""
     assert count(resnet(depth=20), 1.0, (9,)) == 272_474
-    assert count(resnet(), 0.70, (36,)) == by_hand(18, (36,), (11, 22, 44)) == 210_253
-    assert count(resnet(), 0.70, (36, 42)) == by_hand(18, (36, 42), (11, 22, 44)) == 465_727
-    assert count(resnet(), 0.75, (36, 42, 48)) == by_hand(18, (36, 42, 48), (12, 24, 48)) == 866_730
+    assert count(resnet(), 0.70, (36,)) == count_parameters(18, (36,), (11, 22, 44)) == 210_253
+    assert count(resnet(), 0.70, (36, 42)) == count_parameters(18, (36, 42), (11, 22, 44)) == 465_727
+    assert count(resnet(), 0.75, (36, 42, 48)) == count_parameters(18, (36, 42, 48), (12, 24, 48)) == 866_730
     assert count(resnet(), 1.0, (54,)) == 1_730_714
 
 
 @pytest.mark.parametrize("depth", [20, 32, 56, 110])
 def test_each_depth_has_a_name(depth: int) -> None:
-    made = names.resolve("models", f"resnet{depth}")(classes=7, channels=1, norm="group")
-    assert made == resnet(7, 1, depth, "group")
-    assert hash(made) == hash(resnet(7, 1, depth, "group"))
-    assert made != resnet(7, 1, depth, "batch")
+    architecture = names.resolve("models", f"resnet{depth}")(classes=7, channels=1, norm="group")
+    assert architecture == resnet(7, 1, depth, "group")
+    assert hash(architecture) == hash(resnet(7, 1, depth, "group"))
+    assert architecture != resnet(7, 1, depth, "batch")
     assert f"{depth}" in names.describe_entry("models", f"resnet{depth}")
 
 
 def test_settings_come_from_a_configuration() -> None:
-    made = call_factory(names.resolve("models", "resnet"), "resnet", "[model]", {"depth": 14}, classes=5, channels=1)
-    assert made == resnet(classes=5, channels=1, depth=14)
+    architecture = call_factory(
+        names.resolve("models", "resnet"), "resnet", "[model]", {"depth": 14}, classes=5, channels=1
+    )
+    assert architecture == resnet(classes=5, channels=1, depth=14)
     with raises(ConfigError, '"batch"', '"group"'):
         call_factory(names.resolve("models", "resnet20"), "resnet20", "[model]", {"norm": "layer"}, classes=5)
 
@@ -71,12 +73,12 @@ def test_settings_come_from_a_configuration() -> None:
 def test_logits_of_every_exit_and_halved_images() -> None:
     architecture = resnet(classes=7, channels=1, depth=14)
     module = build_module(architecture, architecture.sizes(0.5), (1, 3, 6)).eval()
-    seen = {}
+    shapes = {}
     for i, block in enumerate(module.blocks):
-        block.register_forward_hook(lambda part, x, out, i=i: seen.update({i: tuple(out.shape[1:])}))
+        block.register_forward_hook(lambda part, x, out, i=i: shapes.update({i: tuple(out.shape[1:])}))
     logits = module(torch.randn(2, 1, 12, 12))
     assert [tuple(out.shape) for out in logits] == [(2, 7)] * 3
-    assert seen == {0: (8, 12, 12), 1: (8, 12, 12), 2: (16, 6, 6), 3: (16, 6, 6), 4: (32, 3, 3), 5: (32, 3, 3)}
+    assert shapes == {0: (8, 12, 12), 1: (8, 12, 12), 2: (16, 6, 6), 3: (16, 6, 6), 4: (32, 3, 3), 5: (32, 3, 3)}
 
 
 def test_shortcuts_sit_where_stages_meet_even_if_narrow_stages_are_equally_wide() -> None:
@@ -168,11 +170,11 @@ def test_it_trains() -> None:
 def test_each_stage_but_the_first_halves_the_map(stem: str, sides: list[int]) -> None:
     architecture = resnet18(5, 1, base=2, stem=stem)
     module = build_module(architecture, architecture.sizes(1.0), (1, 8)).eval()
-    seen = []
+    side_lengths = []
     for block in module.blocks:
-        block.register_forward_hook(lambda part, x, out: seen.append(out.shape[-1]))
+        block.register_forward_hook(lambda part, x, out: side_lengths.append(out.shape[-1]))
     assert [tuple(z.shape) for z in module(torch.randn(2, 1, 32, 32))] == [(2, 5)] * 2
-    assert seen == sides
+    assert side_lengths == sides
 
 
 def test_shortcuts_of_four_stages() -> None:
@@ -194,8 +196,8 @@ def test_blocks_before_i_stay_whole() -> None:
 
 def test_early_exits_of_four_stages_have_convolutions() -> None:
     module = built(resnet18(head_layers=2), resnet18().sizes(1.0), (2, 8))
-    found = {e: sum(isinstance(m, nn.Conv2d) for m in head.modules()) for e, head in module.heads.items()}
-    assert found == {"2": 2, "8": 0}
+    convolutions = {e: sum(isinstance(m, nn.Conv2d) for m in head.modules()) for e, head in module.heads.items()}
+    assert convolutions == {"2": 2, "8": 0}
 
 
 def test_it_computes_what_transformers_computes() -> None:
@@ -234,8 +236,8 @@ def _our_name(name: str) -> str:
 @pytest.mark.parametrize("name", ["resnet18", "resnet34"])
 def test_keys_come_from_a_configuration(name: str) -> None:
     factory = names.resolve("models", name)
-    made = call_factory(factory, name, "[model]", {"stem": "large", "base": 16}, classes=7, channels=1)
+    architecture = call_factory(factory, name, "[model]", {"stem": "large", "base": 16}, classes=7, channels=1)
     per_stage = (2, 2, 2, 2) if name == "resnet18" else (3, 4, 6, 3)
-    assert made == ResNet(7, 1, per_stage, 16, "large", True, "batch", 2, 0.0, 3)
+    assert architecture == ResNet(7, 1, per_stage, 16, "large", True, "batch", 2, 0.0, 3)
     with raises(ConfigError, '"small"', '"large"'):
         call_factory(factory, name, "[model]", {"stem": "medium"}, classes=7)

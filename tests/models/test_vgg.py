@@ -31,7 +31,7 @@ def test_adaptivefl_s_table_1(width: float, whole: int, parameters: float, multi
     assert cost.multiply_adds / 1e6 == pytest.approx(multiply_adds, rel=1e-2)
 
 
-def by_hand(widths: list[int], pixels: int, classes: int, channels: int = 3) -> int:
+def count_parameters(widths: list[int], pixels: int, classes: int, channels: int = 3) -> int:
     total, before = 0, channels
     for n in widths[:13]:
         total += 9 * before * n + n + 2 * n  # kernel, bias, norm
@@ -45,14 +45,14 @@ def by_hand(widths: list[int], pixels: int, classes: int, channels: int = 3) -> 
 
 def test_sizes_by_hand_and_as_known() -> None:
     full = [64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512, 4096, 4096]
-    assert full_cost(vgg16(), CIFAR).parameters == by_hand(full, 1, 10) == 33_646_666
+    assert full_cost(vgg16(), CIFAR).parameters == count_parameters(full, 1, 10) == 33_646_666
     large = vgg16(1000, (3, 224, 224))
     assert (
-        full_cost(large, (3, 224, 224)).parameters == by_hand(full, 49, 1000) == 138_365_992
+        full_cost(large, (3, 224, 224)).parameters == count_parameters(full, 49, 1000) == 138_365_992
     )  # torchvision's vgg16_bn
     narrow = [int(0.3 * n) for n in full]
     cost = submodel_cost(large, (large.sizes(0.3), (15,)), (3, 224, 224))
-    assert cost.parameters == by_hand(narrow, 49, 1000)
+    assert cost.parameters == count_parameters(narrow, 49, 1000)
 
 
 @pytest.mark.parametrize("side", [8, 16, 28, 32, 64])
@@ -107,9 +107,9 @@ def test_dropout_follows_the_wide_layers_only() -> None:
 
 
 def test_keys_come_from_a_configuration() -> None:
-    made = call_factory(
+    architecture = call_factory(
         names.resolve("models", "vgg16"), "vgg16", "[model]", {"wide": 64}, classes=5, input_shape=(1, 28, 28)
     )
-    assert made == vgg16(5, (1, 28, 28), wide=64)
-    assert hash(made) == hash(vgg16(5, (1, 28, 28), wide=64))
-    assert made != vgg16(5, (1, 28, 28), wide=63)
+    assert architecture == vgg16(5, (1, 28, 28), wide=64)
+    assert hash(architecture) == hash(vgg16(5, (1, 28, 28), wide=64))
+    assert architecture != vgg16(5, (1, 28, 28), wide=63)

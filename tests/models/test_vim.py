@@ -22,7 +22,7 @@ from fleetfit.models.vim import Mixer, Vim, vim, vim_ti
 TINY = vim(5, (3, 8, 8), depth=3, hidden=12, patch=4, rank=3, state=4)
 
 
-def drawn(tokens: int, batch: int, channels: int, states: int) -> tuple[Tensor, ...]:
+def make_inputs(tokens: int, batch: int, channels: int, states: int) -> tuple[Tensor, ...]:
     """Return x, step, A, B and C of a scan in float64, with gradients."""
     rng = torch.Generator().manual_seed(0)
 
@@ -30,15 +30,15 @@ def drawn(tokens: int, batch: int, channels: int, states: int) -> tuple[Tensor, 
         return torch.randn(*shape, generator=rng, dtype=torch.float64)
 
     x, step = normal(tokens, batch, channels), normal(tokens, batch, channels).exp() / 2
-    found = (x, step, -normal(channels, states).exp(), normal(tokens, batch, states), normal(tokens, batch, states))
-    return tuple(t.requires_grad_() for t in found)
+    tensors = (x, step, -normal(channels, states).exp(), normal(tokens, batch, states), normal(tokens, batch, states))
+    return tuple(t.requires_grad_() for t in tensors)
 
 
 # ---- the scan -----------------------------------------------------------------------------------------------------
 
 
 def test_the_scan_is_the_recurrence_written_with_loops() -> None:
-    x, step, a, b, c = (t.detach() for t in drawn(5, 2, 3, 2))
+    x, step, a, b, c = (t.detach() for t in make_inputs(5, 2, 3, 2))
     expected = torch.zeros_like(x)
     for k in range(2):
         for d in range(3):
@@ -55,14 +55,14 @@ def test_the_scan_is_the_recurrence_written_with_loops() -> None:
 def test_gradients_of_the_scan_for_any_length_of_a_chunk(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     """Seven tokens in chunks of one, two (the last is shorter), five and all of them."""
     monkeypatch.setattr(selective_scan, "_CPU_CHUNK", room)
-    inputs = drawn(7, 1, 3, 2)
+    inputs = make_inputs(7, 1, 3, 2)
     lengths = [s.stop - s.start for s in selective_scan._split_tokens(inputs[0], 2)]
     assert lengths == {1: [1] * 7, 12: [2, 2, 2, 1], 30: [5, 2], 10**6: [7]}[room]
     assert torch.autograd.gradcheck(scan, inputs)
 
 
 def test_gradients_that_arrive_in_another_memory_order() -> None:
-    inputs = drawn(6, 3, 4, 2)
+    inputs = make_inputs(6, 3, 4, 2)
     weight = torch.randn(3, 6, 4, dtype=torch.float64).transpose(0, 1)
     assert not weight.is_contiguous()
     ours = torch.autograd.grad((scan(*inputs) * weight).sum(), inputs)
@@ -72,7 +72,7 @@ def test_gradients_that_arrive_in_another_memory_order() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 8, 9])
 def test_doubling_gives_the_same(tokens: int) -> None:
-    inputs = drawn(tokens, 2, 3, 2)
+    inputs = make_inputs(tokens, 2, 3, 2)
     torch.testing.assert_close(selective_scan._scan_by_doubling(*inputs), scan(*inputs))
 
 
@@ -191,10 +191,10 @@ def test_multiply_adds_by_hand(classes: int, side: int, patch: int, width: float
     one_way = tokens * (inner * (rank + 32) + rank * inner + 4 * inner * 16) + (tokens + 3) * inner * 4
     block = tokens * (hidden * 2 * inner + inner * hidden) + 2 * one_way
     expected = patches * hidden * 3 * patch**2 + 24 * block + hidden * classes
-    found = submodel_cost(architecture, (sizes, (24,)), (3, side, side)).multiply_adds
-    assert found == expected
+    multiply_adds = submodel_cost(architecture, (sizes, (24,)), (3, side, side)).multiply_adds
+    assert multiply_adds == expected
     if side == 224:
-        assert found == pytest.approx(1.5e9, rel=0.03)
+        assert multiply_adds == pytest.approx(1.5e9, rel=0.03)
 
 
 def test_heads_and_patches_follow_the_input() -> None:

@@ -136,7 +136,7 @@ class Outcome:
     line: int
     was: str
     becomes: str
-    found: str
+    end: str
     by: str
     seconds: float
     tests: str  # a hash of what ran
@@ -145,11 +145,11 @@ class Outcome:
 def modules() -> list[str]:
     """Return the files of the core, in order."""
     top = ROOT / "fleetfit"
-    found = []
+    paths = []
     for part in TESTS:
         place = top / part
-        found += [place] if place.is_file() else sorted(place.glob("*.py"))
-    return [str(path.relative_to(top)) for path in found]
+        paths += [place] if place.is_file() else sorted(place.glob("*.py"))
+    return [str(path.relative_to(top)) for path in paths]
 
 
 def place_of(name: str) -> Path:
@@ -160,8 +160,8 @@ def place_of(name: str) -> Path:
 def tests_of(module: str) -> list[str]:
     """Return the test files of a module, the likeliest to notice first, each once."""
     stem = Path(module).stem.strip("_")
-    wanted = [*MORE.get(module, ()), f"test_{stem}", *TESTS[module.split("/")[0]]]
-    return list(dict.fromkeys(str(p.relative_to(ROOT)) for p in map(place_of, wanted) if p.is_file()))
+    names = [*MORE.get(module, ()), f"test_{stem}", *TESTS[module.split("/")[0]]]
+    return list(dict.fromkeys(str(p.relative_to(ROOT)) for p in map(place_of, names) if p.is_file()))
 
 
 # ---- which mutants there are ---------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def mutants_of(module: str, seed: int) -> Iterator[tuple[str, str, object, objec
     wrapper = MetadataWrapper(cst.parse_module(source))
     visitor = MutationVisitor(mutation_operators, IgnoredCode(set(), set(), set()))
     tree = wrapper.visit(visitor)
-    places, seen, functions = wrapper.resolve(PositionProvider), {}, {}
+    places, counts, functions = wrapper.resolve(PositionProvider), {}, {}
     for mutation in visitor.mutations:
         before, after = mutation.original_node, mutation.mutated_node
         if isinstance(before, cst.SimpleString) and (" " in before.value or before.value.isupper()):
@@ -193,8 +193,8 @@ def mutants_of(module: str, seed: int) -> Iterator[tuple[str, str, object, objec
             functions[outer] = "" if outer is None else outer.name.value if hasattr(outer, "name") else "class body"
         inside = functions[outer]
         what = (module, inside, text, tree.code_for_node(after))
-        seen[what] = seen.get(what, 0) + 1  # the same change at several places of one function
-        rank = hashlib.sha256(json.dumps([seed, *what, seen[what]]).encode()).hexdigest()
+        counts[what] = counts.get(what, 0) + 1  # the same change at several places of one function
+        rank = hashlib.sha256(json.dumps([seed, *what, counts[what]]).encode()).hexdigest()
         yield rank, module, (tree, line), before, after
 
 
@@ -235,9 +235,9 @@ def sample(n: int, seed: int, only: str) -> tuple[list[Mutant], int]:
     for one in sorted(every, key=lambda one: one[0]):
         if len(chosen) == n:
             break
-        found = written(*one)
-        if found is not None:
-            chosen.append(found)
+        text = written(*one)
+        if text is not None:
+            chosen.append(text)
     return chosen, len(every)
 
 
@@ -292,11 +292,11 @@ def forked(tree: Path, tests: Sequence[str], log: Path, cpu_s: float, first: boo
 
 def ended(pid: int, until: float) -> int | None:
     """Return how a process ended, or None while it runs; at the limit of wall time, end it and its children."""
-    found, status = os.waitpid(pid, os.WNOHANG)
-    if not found and time.monotonic() > until:
+    child, status = os.waitpid(pid, os.WNOHANG)
+    if not child and time.monotonic() > until:
         os.killpg(pid, signal.SIGKILL)
-        found, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status) if found else None
+        child, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status) if child else None
 
 
 def verdict(code: int, log: Path) -> tuple[str, str]:
@@ -340,11 +340,11 @@ class Slot:
         code = ended(self.pid, self.until)
         if code is None:
             return None
-        m, (found, by) = self.mutant, verdict(code, self.log)
+        m, (end, by) = self.mutant, verdict(code, self.log)
         (self.tree / "fleetfit" / m.module).write_text(self.original)
         self._forget(m.module)
         self.mutant, took = None, round(time.monotonic() - self.began, 1)
-        return Outcome(m.key, m.module, m.line, m.was, m.becomes, found, by, took, hashed(m.module))
+        return Outcome(m.key, m.module, m.line, m.was, m.becomes, end, by, took, hashed(m.module))
 
     def stop(self) -> None:
         """End what runs, and put the module back."""
@@ -383,7 +383,7 @@ def unchanged(slot: Slot, tests: Sequence[str]) -> tuple[int, list[str]]:
     return code, slot.log.read_text(errors="replace").splitlines()
 
 
-def gone(slot: Slot, tests: Sequence[str]) -> set[str]:
+def find_lost(slot: Slot, tests: Sequence[str]) -> set[str]:
     """Return which of these tests are not there any more: of what they noticed nobody can say whether it is noticed."""
     files = sorted({name for test in tests if (slot.tree / (name := test.partition("::")[0])).is_file()})
     _, there = unchanged(slot, ["--collect-only", *files]) if files else (0, [])
@@ -401,20 +401,20 @@ def doubted(slot: Slot, tests: Sequence[str]) -> list[str]:
 # ---- the command ---------------------------------------------------------------------------------------------------
 
 
-def known(file: Path, drawn: Sequence[Mutant]) -> dict[str, Outcome]:
+def read_outcomes(file: Path, mutants: Sequence[Mutant]) -> dict[str, Outcome]:
     """Return the results of before that still hold."""
     if not file.exists():
         return {}
     old = [Outcome(**json.loads(line)) for line in file.read_text().splitlines()]
-    wanted = {m.key: m for m in drawn}
-    asked = {o.key: o for o in old if o.key in wanted}
-    return {k: o for k, o in asked.items() if o.found != "survived" or accepted(o) or o.tests == hashed(o.module)}
+    by_key = {m.key: m for m in mutants}
+    stored = {o.key: o for o in old if o.key in by_key}
+    return {k: o for k, o in stored.items() if o.end != "survived" or accepted(o) or o.tests == hashed(o.module)}
 
 
-def accepted(found: Outcome) -> str | None:
+def accepted(outcome: Outcome) -> str | None:
     """Return why a survivor may survive, if somebody has said so."""
     rows = tomllib.loads((HERE / "accepted.toml").read_text()).get("mutant", [])
-    same = [r for r in rows if (r["module"], r["was"], r["becomes"]) == (found.module, found.was, found.becomes)]
+    same = [r for r in rows if (r["module"], r["was"], r["becomes"]) == (outcome.module, outcome.was, outcome.becomes)]
     return same[0]["why"] if same else None
 
 
@@ -429,36 +429,36 @@ def outcomes(slots: Sequence[Slot], waiting: Sequence[Mutant]) -> Iterator[Outco
         if not busy:
             return
         for slot in busy:
-            if (found := slot.poll()) is not None:
-                yield found
+            if (outcome := slot.poll()) is not None:
+                yield outcome
         time.sleep(0.02)
 
 
-def test_of(found: Outcome) -> str:
+def test_of(outcome: Outcome) -> str:
     """Return the test that noticed a mutant."""
-    return found.by.split(" - ")[0]
+    return outcome.by.split(" - ")[0]
 
 
 def noticing(results: Mapping[str, Outcome]) -> list[str]:
     """Return the tests that noticed something, each once."""
-    return sorted({test_of(found) for found in results.values() if "::" in found.by})
+    return sorted({test_of(outcome) for outcome in results.values() if "::" in outcome.by})
 
 
-def run(drawn: Sequence[Mutant], file: Path, workers: int) -> dict[str, Outcome]:
+def run(mutants: Sequence[Mutant], file: Path, workers: int) -> dict[str, Outcome]:
     """Run what has no result yet, and return all results."""
     preload()
     slots = [Slot(KEPT, i) for i in range(workers)]
-    results = known(file, drawn)
-    lost = gone(slots[0], noticing(results))
-    results = {key: found for key, found in results.items() if test_of(found) not in lost}
-    waiting = [m for m in drawn if m.key not in results]
+    results = read_outcomes(file, mutants)
+    lost = find_lost(slots[0], noticing(results))
+    results = {key: outcome for key, outcome in results.items() if test_of(outcome) not in lost}
+    waiting = [m for m in mutants if m.key not in results]
     print(f"{len(results)} results are known, {len(waiting)} mutants to run on {workers} processes", flush=True)
     try:
         for done in outcomes(slots, waiting):
             results[done.key] = done
             with file.open("a") as out:
                 out.write(json.dumps(asdict(done)) + "\n")
-            mark = f"{len(results):4}/{len(drawn)} {done.found:8} {done.seconds:6.1f} s"
+            mark = f"{len(results):4}/{len(mutants)} {done.end:8} {done.seconds:6.1f} s"
             print(f"{mark}  {done.module}:{done.line} {done.by[:70]}", flush=True)
     except KeyboardInterrupt:  # they are in the order of the draw: the first ones are a sample, too
         print("stopped; the results so far:", flush=True)
@@ -479,12 +479,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", default="", help="modules whose path below fleetfit/ begins so")
-    given = parser.parse_args()
+    options = parser.parse_args()
     KEPT.mkdir(parents=True, exist_ok=True)
-    drawn, every = sample(given.sample, given.seed, given.only)
-    print(f"{len(drawn)} of {every} mutants of {given.only or 'the core'}, seed {given.seed}")
-    results = run(drawn, KEPT / f"{given.seed}.jsonl", given.workers)
-    survivors = sorted((o for o in results.values() if o.found == "survived"), key=lambda o: (o.module, o.line))
+    mutants, every = sample(options.sample, options.seed, options.only)
+    print(f"{len(mutants)} of {every} mutants of {options.only or 'the core'}, seed {options.seed}")
+    results = run(mutants, KEPT / f"{options.seed}.jsonl", options.workers)
+    survivors = sorted((o for o in results.values() if o.end == "survived"), key=lambda o: (o.module, o.line))
     unknown = [o for o in survivors if accepted(o) is None]
     for o in survivors:
         why = accepted(o)

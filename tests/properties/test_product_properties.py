@@ -59,13 +59,13 @@ class Holder(nn.Module):
 
 
 def length(some: Factors, sizes: Mapping[str, int]) -> int:
-    found = 1
+    total = 1
     for factor in some:
-        found *= sizes[factor] if isinstance(factor, str) else factor
-    return found
+        total *= sizes[factor] if isinstance(factor, str) else factor
+    return total
 
 
-def made(axes: Mapping[str, Axis], rows: Factors, columns: Factors) -> Layout:
+def make_layout(axes: Mapping[str, Axis], rows: Factors, columns: Factors) -> Layout:
     sizes = {name: axis.size for name, axis in axes.items()}
     assume(length(rows, sizes) * length(columns, sizes) <= MOST)
     declared = {
@@ -75,27 +75,27 @@ def made(axes: Mapping[str, Axis], rows: Factors, columns: Factors) -> Layout:
     return infer_layout(Made(axes, lambda s: Holder(rows, columns, s), declared))
 
 
-def places(some: Factors, axes: Mapping[str, Axis], kept: Chosen) -> list[int]:
+def places(some: Factors, axes: Mapping[str, Axis], channels: Chosen) -> list[int]:
     """Count through all factors, the outermost slowest, and keep what is kept of each axis, in its order."""
-    found = []
-    choices = [list(kept[f]) if isinstance(f, str) else list(range(f)) for f in some]
+    positions = []
+    choices = [list(channels[f]) if isinstance(f, str) else list(range(f)) for f in some]
     whole = [axes[f].size if isinstance(f, str) else f for f in some]
     for digits in every(*choices):
         at = 0
         for digit, size in zip(digits, whole, strict=True):
             at = at * size + digit
-        found.append(at)
-    return found
+        positions.append(at)
+    return positions
 
 
 def chosen(axes: Mapping[str, Axis], how: str, seed: int) -> dict[str, tuple[int, ...]]:
     """Some granules of each axis, chosen one way or the other."""
     rng = np.random.default_rng(seed)
-    found = {}
+    channels = {}
     for name, axis in axes.items():
         n = int(rng.integers(1, axis.size // axis.granule + 1)) * axis.granule
-        found[name] = tuple(CHOICES[how](axis, n, int(rng.integers(9)), 5, rng))
-    return found
+        channels[name] = tuple(CHOICES[how](axis, n, int(rng.integers(9)), 5, rng))
+    return channels
 
 
 def numbered(layout: Layout) -> dict[str, torch.Tensor]:
@@ -103,10 +103,10 @@ def numbered(layout: Layout) -> dict[str, torch.Tensor]:
     return {name: torch.arange(int(np.prod(s)), dtype=torch.float32).view(s) for name, s in shapes.items()}
 
 
-def expected(layout: Layout, rows: Factors, columns: Factors, kept: Chosen) -> tuple[torch.Tensor, torch.Tensor]:
+def expected(layout: Layout, rows: Factors, columns: Factors, channels: Chosen) -> tuple[torch.Tensor, torch.Tensor]:
     state = numbered(layout)
     n = length(rows, layout.full_sizes)
-    first, second = places(rows, layout.axes, kept), places(columns, layout.axes, kept)
+    first, second = places(rows, layout.axes, channels), places(columns, layout.axes, channels)
     return state["matrix"].numpy()[np.ix_(first, second)], [*first, n, n + 1, *(n + 2 + i for i in second)]
 
 
@@ -115,8 +115,8 @@ def expected(layout: Layout, rows: Factors, columns: Factors, kept: Chosen) -> t
 def test_a_cut_equals_loops_over_the_factors(
     axes: dict[str, Axis], rows: Factors, columns: Factors, how: str, seed: int, large: bool
 ) -> None:
-    layout, kept = made(axes, rows, columns), chosen(axes, how, seed)
-    piece = Submodel(kept, (1,))
+    layout, channels = make_layout(axes, rows, columns), chosen(axes, how, seed)
+    piece = Submodel(channels, (1,))
     with mock.patch.multiple(
         CUT, LARGE=0 if large else 1 << 20, FEW=0 if large else 1 << 20
     ):  # by strips and slices, or by index
@@ -124,16 +124,16 @@ def test_a_cut_equals_loops_over_the_factors(
 
 
 def _check_cut(layout: Layout, rows: Factors, columns: Factors, piece: Submodel) -> None:
-    kept = {axis: tuple(channels) for axis, channels in piece.channels.items()}
-    matrix, both = expected(layout, rows, columns, kept)
+    chosen_channels = {axis: tuple(channels) for axis, channels in piece.channels.items()}
+    matrix, both = expected(layout, rows, columns, chosen_channels)
     state = numbered(layout)
-    found = extract(layout, state, piece)
-    assert np.array_equal(found["matrix"].numpy(), matrix)
-    assert found["both"].tolist() == both
-    assert {name: tuple(t.shape) for name, t in found.items()} == layout.shapes(piece.sizes, piece.exits)
+    part = extract(layout, state, piece)
+    assert np.array_equal(part["matrix"].numpy(), matrix)
+    assert part["both"].tolist() == both
+    assert {name: tuple(t.shape) for name, t in part.items()} == layout.shapes(piece.sizes, piece.exits)
     # what is put back lies where it came from, and nothing else has moved
-    after = put_back(layout, state, piece, {name: -1 - tensor for name, tensor in found.items()})
-    for name, tensor in found.items():
+    after = put_back(layout, state, piece, {name: -1 - tensor for name, tensor in part.items()})
+    for name, tensor in part.items():
         there = torch.zeros(state[name].numel(), dtype=torch.bool)
         there[tensor.flatten().long()] = True
         assert torch.equal(after[name].flatten(), torch.where(there, -1 - state[name].flatten(), state[name].flatten()))
@@ -144,7 +144,7 @@ def _check_cut(layout: Layout, rows: Factors, columns: Factors, piece: Submodel)
 def test_moving_states_and_flat_buffers_agree(
     axes: dict[str, Axis], rows: Factors, columns: Factors, how: str, seed: int, other: int
 ) -> None:
-    layout = made(axes, rows, columns)
+    layout = make_layout(axes, rows, columns)
     source, target = (Submodel(chosen(axes, how, s), (1,)) for s in (seed, other))
     state = numbered(layout)
     moved = move_state(layout, extract(layout, state, source), source, target, fill=state)
@@ -164,10 +164,10 @@ def test_narrowing_a_sub_model_is_cutting_the_full_one(
     axes: dict[str, Axis], rows: Factors, columns: Factors, seed: int
 ) -> None:
     """The channels kept of a sub-model's channels are those kept of the full model's."""
-    layout, kept = made(axes, rows, columns), chosen(axes, "random", seed)
+    layout, channels = make_layout(axes, rows, columns), chosen(axes, "random", seed)
     state = numbered(layout)
-    piece = Submodel(kept, (1,))
+    piece = Submodel(channels, (1,))
     granule = axes["a"].granule
     fewer = narrow_state(layout, extract(layout, state, piece), piece.sizes, {"a": range(granule)})
-    direct = extract(layout, state, Submodel({**kept, "a": kept["a"][:granule]}, (1,)))
+    direct = extract(layout, state, Submodel({**channels, "a": channels["a"][:granule]}, (1,)))
     assert all(torch.equal(fewer[name], t) for name, t in direct.items())

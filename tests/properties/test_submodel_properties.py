@@ -43,9 +43,9 @@ def drawn_piece(layout: Layout, seed: int) -> Submodel:
     channels = {}
     for name, axis in layout.axes.items():
         granules = axis.size // axis.granule
-        kept = rng.permutation(granules)[: rng.integers(1, granules + 1)]
-        kept = np.sort(kept) if rng.integers(2) else kept
-        channels[name] = tuple(int(g) * axis.granule + i for g in kept for i in range(axis.granule))
+        chosen = rng.permutation(granules)[: rng.integers(1, granules + 1)]
+        chosen = np.sort(chosen) if rng.integers(2) else chosen
+        channels[name] = tuple(int(g) * axis.granule + i for g in chosen for i in range(axis.granule))
     exits = rng.permutation(layout.exits)[: rng.integers(1, len(layout.exits) + 1)]
     return Submodel(channels, tuple(sorted(int(e) for e in exits)))
 
@@ -117,11 +117,11 @@ def test_predicted_shapes_are_the_built_ones(name: str, width: float, seed: int)
 @patient
 def test_choices_keep_whole_granules(axis: Axis, share: int, round: int, seed: int, how: str) -> None:
     n = max(1, axis.size // axis.granule * share // 100) * axis.granule
-    kept = list(CHOICES[how](axis, n, round, 3, np.random.default_rng(seed)))
-    assert len(set(kept)) == n
-    assert kept == sorted(kept)
-    assert 0 <= kept[0] <= kept[-1] < axis.size
-    granules = [c // axis.granule for c in kept]
+    channels = list(CHOICES[how](axis, n, round, 3, np.random.default_rng(seed)))
+    assert len(set(channels)) == n
+    assert channels == sorted(channels)
+    assert 0 <= channels[0] <= channels[-1] < axis.size
+    granules = [c // axis.granule for c in channels]
     assert all(granules.count(g) == axis.granule for g in granules)
 
 
@@ -152,12 +152,12 @@ def test_permuted_channels_compute_the_same(name: str, seed: int) -> None:
     shape = SHAPES.get(name) or family.input_shape
     x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     module = build_module(family, layout.full_sizes, layout.exits).double().eval()
-    found = []
+    logits = []
     for each in (state, extract(layout, state, Submodel(channels, layout.exits))):
         module.load_state_dict({**each, **{twin: each[first] for twin, first in layout.aliases.items()}})
         with torch.no_grad():
-            found.append(outputs(module, x))
-    for ours, theirs in zip(*found, strict=True):
+            logits.append(outputs(module, x))
+    for ours, theirs in zip(*logits, strict=True):
         assert float((ours - theirs).abs().max()) <= 1e-9 * float(ours.abs().max())
 
 
@@ -175,7 +175,7 @@ def test_random_channels_equal_the_masked_full_model(name: str, width: float, se
 @pytest.mark.parametrize("how", ["window", "random"])
 def test_choices_depend_on_client_and_round_only(how: str) -> None:
     axis = Axis(40)
-    drawn = {tuple(CHOICES[how](axis, 10, 0, 0, np.random.default_rng(seed))) for seed in range(20)}
-    assert len(drawn) > 10
+    choices = {tuple(CHOICES[how](axis, 10, 0, 0, np.random.default_rng(seed))) for seed in range(20)}
+    assert len(choices) > 10
     again = [tuple(CHOICES[how](axis, 10, round, 0, np.random.default_rng(1))) for round in (0, 5)]
     assert again[0] == again[1]

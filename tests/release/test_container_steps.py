@@ -22,17 +22,17 @@ CLEAN = {key: value for key, value in os.environ.items() if not key.startswith((
 def stages() -> dict[str, list[tuple[str, str]]]:
     """Return the instructions of the Containerfile by stage."""
     lines = [x for x in (ROOT / "containers" / "Containerfile").read_text().splitlines() if x[:1] not in ("", "#")]
-    found: dict[str, list[tuple[str, str]]] = {}
+    lines_by_stage: dict[str, list[tuple[str, str]]] = {}
     for line in re.sub(r"\\\n\s*", " ", "\n".join(lines)).splitlines():
         word, _, rest = line.partition(" ")
         if word == "FROM":
-            steps = found.setdefault(rest.partition(" AS ")[2], [])
+            steps = lines_by_stage.setdefault(rest.partition(" AS ")[2], [])
         else:
             steps.append((word, rest))
-    return found
+    return lines_by_stage
 
 
-def test_the_steps_of_the_build_install_a_fleetfit_that_starts(tmp_path: Path) -> None:
+def test_the_lines_by_stage_the_build_install_a_fleetfit_that_starts(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     variables = {**CLEAN, "TORCH_INDEX": "https://pypi.org/simple"}
     built = stages()
@@ -59,8 +59,8 @@ def test_the_steps_of_the_build_install_a_fleetfit_that_starts(tmp_path: Path) -
     there = tmp_path / "opt" / "bin"
     assert built["base"][1] == ("COPY", "--from=build /opt/fleetfit /opt/fleetfit"), "the environment is taken whole"
     for command in (started(built["node"]), started(built["server"])):
-        found = re.findall(r"fleetfit|flower-superlink", command)
-        assert found and all((there / name).exists() for name in found), command
+        programs = re.findall(r"fleetfit|flower-superlink", command)
+        assert programs and all((there / name).exists() for name in programs), command
     for words in (["fleetfit", "flower", "node", "--help"], ["flower-superlink", "--help"], ["flwr", "--version"]):
         subprocess.run([there / words[0], *words[1:]], check=True, env=CLEAN, cwd=tmp_path, capture_output=True)
 

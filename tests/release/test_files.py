@@ -36,23 +36,23 @@ def _allowed(job: dict[str, Any]) -> set[str]:
 def complaints(text: str) -> list[str]:
     """Return what is wrong with a workflow."""
     workflow = yaml.safe_load(text)
-    found = [f"not by its hash: {line.strip()}" for line in re.findall(r"^.*\buses:.*$", text, re.MULTILINE)
+    problems = [f"not by its hash: {line.strip()}" for line in re.findall(r"^.*\buses:.*$", text, re.MULTILINE)
              if not re.fullmatch(r"\s*- uses: [\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)]  # fmt: skip
     if workflow.get("permissions") != {"contents": "read"}:
-        found.append("it may do more than read")
+        problems.append("it may do more than read")
     for name, job in workflow["jobs"].items():
         if set(job.get("permissions", {})) - _allowed(job):
-            found.append(f"{name} may do more than read")
+            problems.append(f"{name} may do more than read")
         if "timeout-minutes" not in job:
-            found.append(f"{name} may run for hours")
+            problems.append(f"{name} may run for hours")
     if "secrets." in text:
-        found.append("a secret")
+        problems.append("a secret")
     for step in steps(workflow):
         if "checkout" in step.get("uses", "") and step.get("with", {}).get("persist-credentials") is not False:
-            found.append("checkout leaves its credentials behind")
+            problems.append("checkout leaves its credentials behind")
         if "${{" in step.get("run", ""):
-            found.append(f"text of others may become a command: {step['run']}")
-    return found
+            problems.append(f"text of others may become a command: {step['run']}")
+    return problems
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
@@ -90,7 +90,7 @@ def test_workflows_run_what_there_is() -> None:
     assert {"test", "test-fleet", "test-package", "docs", "sbom"} <= called <= targets
     tried = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())["jobs"]
     named = [re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", line) for line in PROJECT["classifiers"]]
-    assert tried["linux"]["strategy"]["matrix"]["python"] == [found[1] for found in named if found]
+    assert tried["linux"]["strategy"]["matrix"]["python"] == [match[1] for match in named if match]
     for machine in ("macos", "windows"):
         assert any(machine in row["os"] for row in tried["elsewhere"]["strategy"]["matrix"]["include"])
 
@@ -98,11 +98,11 @@ def test_workflows_run_what_there_is() -> None:
 def test_a_release_has_packages_and_bill_of_materials() -> None:
     """Every file that one job keeps, another one downloads and attaches, once PyPI has the packages."""
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]
-    kept = {line.strip() for step in jobs["build"]["steps"] if "upload-artifact" in step.get("uses", "")
+    artifacts = {line.strip() for step in jobs["build"]["steps"] if "upload-artifact" in step.get("uses", "")
             for line in step["with"]["path"].splitlines()}  # fmt: skip
-    fetched, made = jobs["page"]["steps"]
+    fetched, deploy = jobs["page"]["steps"]
     assert "download-artifact" in fetched["uses"] and fetched["with"] == {"path": "dist", "merge-multiple": True}
-    assert {word for word in made["run"].split() if word.startswith("dist/")} == kept
+    assert {word for word in deploy["run"].split() if word.startswith("dist/")} == artifacts
     assert "publish" in jobs["page"]["needs"] and jobs["page"]["permissions"] == {"contents": "write"}
     assert [name for name, job in jobs.items() if "contents" in job.get("permissions", {})] == ["page"]
 

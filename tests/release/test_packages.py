@@ -23,9 +23,9 @@ CLEAN = {key: value for key, value in os.environ.items() if not key.startswith((
 
 
 def built(pattern: str) -> Path:
-    found = list(DIST.glob(pattern))
-    assert len(found) == 1, f"make package leaves one {pattern} in dist/, and there are {len(found)}"
-    return found[0]
+    files = list(DIST.glob(pattern))
+    assert len(files) == 1, f"make package leaves one {pattern} in dist/, and there are {len(files)}"
+    return files[0]
 
 
 def called(*command: str | Path, at: Path, seconds: int = 900) -> str:
@@ -46,8 +46,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("sources")
     with tarfile.open(built("*.tar.gz")) as archive:
         archive.extractall(place, filter="data")
-    (found,) = place.iterdir()
-    return found
+    (folder,) = place.iterdir()
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +111,8 @@ def test_wheel_and_sdist_install_into_an_empty_environment_and_run_the_demo(empt
 
 def test_tests_of_the_sdist_run_in_its_own_folder(sources: Path) -> None:
     """A few of them, on the package that is beside them; all find what they read."""
-    asked = ["tests/test_repository.py", "tests/test_surface.py", "tests/test_aggregate.py"]
-    printed = called(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *asked, at=sources)
+    files = ["tests/test_repository.py", "tests/test_surface.py", "tests/test_aggregate.py"]
+    printed = called(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, at=sources)
     assert " passed" in printed and "failed" not in printed
 
 

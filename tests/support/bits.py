@@ -31,11 +31,11 @@ def has_same_bits(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def assert_same_bits(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+def assert_same_bits(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Check that two states are the same to the last bit; the first tensor that differs is named."""
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
-        assert has_same_bits(found[name], tensor), name
+        assert has_same_bits(actual[name], tensor), name
 
 
 def have_same_state(run: ff.Run, other: ff.Run) -> bool:

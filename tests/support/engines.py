@@ -52,12 +52,12 @@ class MeddlingEngine(LocalEngine):
         self.replies: list[Reply] = []
 
     def run(self, jobs: Iterator[Job]) -> Iterator[Reply]:
-        def noted() -> Iterator[Job]:
+        def record() -> Iterator[Job]:
             for job in jobs:
                 self.jobs.append(job)
                 yield job
 
-        for index, reply in enumerate(super().run(noted())):
+        for index, reply in enumerate(super().run(record())):
             self.replies.append(self.meddle(index, reply))
             yield self.replies[-1]
 

@@ -21,8 +21,8 @@ def fenced(markdown: str, language: str) -> list[str]:
 
 def file_name(block: str) -> str | None:
     """Return the name that the first line of a block gives it, as a comment."""
-    found = re.match(r"# ([\w-]+\.(?:toml|py))\n", block)
-    return found and found[1]
+    match = re.match(r"# ([\w-]+\.(?:toml|py))\n", block)
+    return match and match[1]
 
 
 def write_files(markdown: str, folder: Path) -> None:

@@ -30,12 +30,12 @@ TINY: dict[str, Any] = {
 
 
 def merge_tables(*tables: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for table in tables:
         for key, value in table.items():
-            both = isinstance(value, dict) and isinstance(found.get(key), dict)
-            found[key] = merge_tables(found[key], value) if both else value
-    return found
+            both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+            merged[key] = merge_tables(merged[key], value) if both else value
+    return merged
 
 
 class WatchedEngine:
@@ -45,8 +45,8 @@ class WatchedEngine:
         self.engine, self.replies = engine, list[tuple[Job, Update | Failure]]()
 
     def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
-        asked = list(jobs)
-        for job, reply in zip(asked, self.engine.run(iter(asked)), strict=True):
+        requests = list(jobs)
+        for job, reply in zip(requests, self.engine.run(iter(requests)), strict=True):
             self.replies.append((job, reply))
             yield reply
 
@@ -60,24 +60,24 @@ class Stopped(BaseException):
 
 def stop_in_second_round(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> list[int]:
     """Start a run that is killed as its second round trains; return the rounds asked of clients, then and later."""
-    asked: list[int] = []
+    calls: list[int] = []
     begin, train = SecureClient.begin, secure_engine.SimulatedParties._train
 
     def begun(self: SecureClient, run: str, round: int, piece: str) -> Any:
-        asked.append(round)
+        calls.append(round)
         return begin(self, run, round, piece)
 
-    def stops(self: Any, asked: Any) -> Any:
-        if next(iter(asked.values()))[0].round == 1:
+    def stops(self: Any, calls: Any) -> Any:
+        if next(iter(calls.values()))[0].round == 1:
             raise Stopped
-        return train(self, asked)
+        return train(self, calls)
 
     monkeypatch.setattr(SecureClient, "begin", begun)
     with monkeypatch.context() as patch:
         patch.setattr(secure_engine.SimulatedParties, "_train", stops)
         with pytest.raises(Stopped):
             run()
-    return asked
+    return calls
 
 
 def make_block(places: list[int], sums: list[int], counts: list[int], clients: int = 4) -> SummedBlock:

@@ -29,7 +29,7 @@ def plain_outputs(state: State, x: Tensor, exits: Sequence[int], moments: Moment
     def linear(name: str, h: Tensor) -> Tensor:
         return h @ state[f"{name}.weight"].T + state[f"{name}.bias"]
 
-    h, found = linear("stem", x.flatten(1)), []
+    h, outputs = linear("stem", x.flatten(1)), []
     for i in range(exits[-1]):
         z = linear(f"blocks.{i}.0", h)
         if f"blocks.{i}.1.weight" in state:
@@ -37,8 +37,8 @@ def plain_outputs(state: State, x: Tensor, exits: Sequence[int], moments: Moment
             z = (z - mean) / (var + 1e-5).sqrt() * state[f"blocks.{i}.1.weight"] + state[f"blocks.{i}.1.bias"]
         h = linear(f"blocks.{i}.4", z.clamp_min(0)).clamp_min(0)
         if i + 1 in exits:
-            found.append(linear(f"heads.{i + 1}", h))
-    return found
+            outputs.append(linear(f"heads.{i + 1}", h))
+    return outputs
 
 
 def plain_sgd(
@@ -59,11 +59,11 @@ def plain_sgd(
         value = loss(plain_outputs(leaves, x.double(), exits), y)
         if penalty is not None:
             value = value + penalty(leaves)
-        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-        grads = [torch.zeros_like(w) if g is None else g for g, w in zip(found, weights.values(), strict=True)]
+        gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+        grads = [torch.zeros_like(w) if g is None else g for g, w in zip(gradients, weights.values(), strict=True)]
         norm = sum((g**2).sum() for g in grads) ** 0.5
         factor = 1.0 if local.clip_norm is None else min(1.0, local.clip_norm / float(norm))
-        for (name, w), g, reached in zip(weights.items(), grads, found, strict=True):
+        for (name, w), g, reached in zip(weights.items(), grads, gradients, strict=True):
             if reached is None:
                 continue
             speed[name] = local.momentum * speed[name] + factor * g + local.weight_decay * w
@@ -75,11 +75,11 @@ def last_exit_loss(logits: list[Tensor], y: Tensor) -> Tensor:
     return F.cross_entropy(logits[-1], y)
 
 
-def assert_close(found: State, expected: State, atol: float = 2e-6) -> None:
-    assert found.keys() == expected.keys()
+def assert_close(actual: State, expected: State, atol: float = 2e-6) -> None:
+    assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(
-            found[name].double(), tensor, rtol=1e-5, atol=atol, msg=lambda m, n=name: f"{n}: {m}"
+            actual[name].double(), tensor, rtol=1e-5, atol=atol, msg=lambda m, n=name: f"{n}: {m}"
         )
 
 
@@ -133,6 +133,6 @@ def pooled_moments(federation: Federation, simulation: Simulation, state: State,
         data = simulation.device(client).data
         x = data.batch(data.split("train"))[0].double()
         plain_outputs(state, x, federation.levels[level].submodel.exits, noting)
-    pooled = {layer: torch.cat(found) for layer, found in inputs.items()}
+    pooled = {layer: torch.cat(rows) for layer, rows in inputs.items()}
     means = {f"{layer}.mean": z.mean(0) for layer, z in pooled.items()}
     return means | {f"{layer}.var": z.var(0, unbiased=False) for layer, z in pooled.items()}

@@ -13,14 +13,14 @@ _LEFT = pytest.StashKey[list[str]]()
 
 def tree_of(root: Path) -> set[str]:
     """Return the files of the working tree; below its root without what people write while tests run."""
-    found = set()
+    paths = set()
     for place, folders, files in os.walk(root):
         folders[:] = [f for f in folders if f not in _NOT_LOOKED_INTO and not f.endswith(("_cache", ".egg-info"))]
         folders[:] = [f for f in folders if f != ".hypothesis"]
         below = Path(place) != root
-        found |= {str(Path(place) / name) for name in files if not (below and name.endswith((".py", ".md")))}
-        found |= {str(Path(place) / name) + os.sep for name in folders}
-    return found
+        paths |= {str(Path(place) / name) for name in files if not (below and name.endswith((".py", ".md")))}
+        paths |= {str(Path(place) / name) + os.sep for name in folders}
+    return paths
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
