@@ -76,13 +76,13 @@ class ViTWithExits(nn.Module):
     def forward(self, x: Tensor) -> list[Tensor]:
         x = self.vit.patchify(x).flatten(2).transpose(1, 2)
         x = torch.cat([self.vit.cls_token.expand(len(x), -1, -1), x], dim=1) + self.vit.pos_embedding
-        found = []
+        logits = []
         for i, (attention, mlp) in enumerate(self.vit.layers):
             x = x + attention(x)
             x = x + mlp(x)
             if str(i + 1) in self.norms:
-                found.append(self.to_logits[str(i + 1)](self.norms[str(i + 1)](x[:, 0])))
-        return found
+                logits.append(self.to_logits[str(i + 1)](self.norms[str(i + 1)](x[:, 0])))
+        return logits
 
 
 class ViT(Architecture):
@@ -116,12 +116,12 @@ class TextExits(nn.Module):
         self.classifiers = nn.ModuleList(nn.Linear(d_model, classes) for _ in exits)
 
     def forward(self, tokens: Tensor) -> list[Tensor]:
-        x, found = self.text.embedding(tokens), []
+        x, logits = self.text.embedding(tokens), []
         for i, layer in enumerate(self.text.encoder.layers):
             x = layer(x)
             if i + 1 in self.at:
-                found.append(self.classifiers[self.at.index(i + 1)](x.mean(1)))
-        return found
+                logits.append(self.classifiers[self.at.index(i + 1)](x.mean(1)))
+        return logits
 
 
 class Text(Architecture):
@@ -179,12 +179,12 @@ class ResNetWithExits(nn.Module):
             self.add_module(f"fc{e}", Pooled(widths[e - 1], classes))
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        x, found = F.relu(self.net.bn1(self.net.conv1(x))), []
+        x, logits = F.relu(self.net.bn1(self.net.conv1(x))), []
         for i in range(1, self.exits[-1] + 1):
             x = self.net.get_submodule(f"layer{i}")(x)
             if i in self.exits:
-                found.append(self.get_submodule(f"fc{i}")(x))
-        return found
+                logits.append(self.get_submodule(f"fc{i}")(x))
+        return logits
 
 
 class Residual(Architecture):
@@ -330,14 +330,14 @@ class ConvNeXtExits(nn.Module):
         self.probes = nn.ModuleDict({str(e): Pooled(dims[(e - 1) // per_stage], classes) for e in exits})
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        found, done = [], 0
+        logits, done = [], 0
         for stage in self.net.stages:
             x = stage.down(x)
             for part in stage.blocks:
                 x, done = part(x), done + 1
                 if str(done) in self.probes:
-                    found.append(self.probes[str(done)](x))
-        return found
+                    logits.append(self.probes[str(done)](x))
+        return logits
 
 
 class Convnext(Architecture):
@@ -384,13 +384,13 @@ class DenseExits(nn.Module):
             self.add_module(f"classifier{e}", nn.Linear(4 * widths[e - 1], classes))
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        x, found = self.net.conv0(x), []
+        x, logits = self.net.conv0(x), []
         for i in range(1, self.exits[-1] + 1):
             x = self.net.get_submodule(f"denselayer{i}")(x)
             if i in self.exits:
                 flat = F.adaptive_avg_pool2d(x, 2).flatten(1)
-                found.append(self.get_submodule(f"classifier{i}")(flat))
-        return found
+                logits.append(self.get_submodule(f"classifier{i}")(flat))
+        return logits
 
 
 class Dense(Architecture):
@@ -481,13 +481,13 @@ class MixerExits(nn.Module):
         self.at = exits
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        x, found = self.patch(x).flatten(2).transpose(1, 2), []
+        x, logits = self.patch(x).flatten(2).transpose(1, 2), []
         for i, part in enumerate(self.mixer):
             x = part(x)
             if i + 1 in self.at:
                 k = self.at.index(i + 1)
-                found.append(self.fcs[k](self.norms[k](x).mean(1)))
-        return found
+                logits.append(self.fcs[k](self.norms[k](x).mean(1)))
+        return logits
 
 
 class Mixer(Architecture):
@@ -563,12 +563,12 @@ class DecoderExits(nn.Module):
         self.output.weight = self.tok_embeddings.weight
 
     def forward(self, tokens: Tensor) -> list[Tensor]:
-        x, found = self.tok_embeddings(tokens), []
+        x, logits = self.tok_embeddings(tokens), []
         for i, layer in enumerate(self.layers):
             x = layer(x)
             if str(i + 1) in self.norms:
-                found.append(self.output(self.norms[str(i + 1)](x)))
-        return found
+                logits.append(self.output(self.norms[str(i + 1)](x)))
+        return logits
 
 
 class Decoder(Architecture):
@@ -614,12 +614,12 @@ class GroupedExits(nn.Module):
         self.ends = nn.ModuleDict({f"after{e}": Pooled(stream, classes) for e in exits})
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        x, found = self.stem(x), []
+        x, logits = self.stem(x), []
         for i, part in enumerate(self.trunk):
             x = part(x)
             if f"after{i + 1}" in self.ends:
-                found.append(self.ends[f"after{i + 1}"](x))
-        return found
+                logits.append(self.ends[f"after{i + 1}"](x))
+        return logits
 
 
 class Grouped(Architecture):
@@ -683,12 +683,12 @@ class WaveExits(nn.Module):
         self.outlets = nn.ModuleDict({str(e): nn.Linear(channels, classes) for e in exits})
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        x, found = self.inlet(x.flatten(1, -2).transpose(1, 2)), []
+        x, logits = self.inlet(x.flatten(1, -2).transpose(1, 2)), []
         for i, layer in enumerate(self.dilated):
             x = layer(x)
             if str(i + 1) in self.outlets:
-                found.append(self.outlets[str(i + 1)](x[..., -1]))
-        return found
+                logits.append(self.outlets[str(i + 1)](x[..., -1]))
+        return logits
 
 
 class Wave(Architecture):
@@ -727,12 +727,12 @@ class FixedExits(nn.Module):
         self.taps = nn.ModuleDict({str(e): nn.Linear(embed_dim, classes) for e in exits})
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        x, found = self.embed(x.flatten(1, -2)), []
+        x, logits = self.embed(x.flatten(1, -2)), []
         for i, part in enumerate(self.encoders):
             x = part(x)
             if str(i + 1) in self.taps:
-                found.append(self.taps[str(i + 1)](x.mean(1)))
-        return found
+                logits.append(self.taps[str(i + 1)](x.mean(1)))
+        return logits
 
 
 class Fixed(Architecture):
@@ -790,12 +790,12 @@ class FusedExits(nn.Module):
             self.score = nn.Linear(hidden, sizes["classes"])
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        x, found = self.embed_in(x.flatten(1, -2)), []
+        x, logits = self.embed_in(x.flatten(1, -2)), []
         for i, layer in enumerate(self.h):
             x = layer(self.bridge(x) if i == 2 else x)
             if i == 1 and 2 in self.exits:
-                found.append(self.middle_score(x.mean(1)))
-        return [*found, self.score(x.mean(1))] if 4 in self.exits else found
+                logits.append(self.middle_score(x.mean(1)))
+        return [*logits, self.score(x.mean(1))] if 4 in self.exits else logits
 
 
 class Fused(Architecture):
@@ -830,10 +830,10 @@ class Foreign:
 
     family: Callable[..., Architecture]
     input_shape: tuple[int, ...] = (1, 8, 8)
-    given: Mapping[str, Any] = field(default_factory=lambda: {"channels": 1, "input_shape": (1, 8, 8)})
+    keys: Mapping[str, Any] = field(default_factory=lambda: {"channels": 1, "input_shape": (1, 8, 8)})
     task: str = "classification"
 
-    def made(self, classes: int = 10) -> Architecture:
+    def build_architecture(self, classes: int = 10) -> Architecture:
         """Make the architecture."""
         taken = self.family.__init__.__code__.co_varnames  # type: ignore[misc]
         return self.family(classes=classes, **{key: value for key, value in self.given.items() if key in taken})

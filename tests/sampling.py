@@ -18,7 +18,10 @@ def one_of_each(cases: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     seconds: dict[Any, list[Any]] = {}
     for first, second in cases:
         seconds.setdefault(first, []).append(second)
-    return [(first, known[turn % len(known)]) for turn, (first, known) in enumerate(seconds.items())]
+    return [
+        (first, seconds_of_kind[turn % len(seconds_of_kind)])
+        for turn, (first, seconds_of_kind) in enumerate(seconds.items())
+    ]
 
 
 def _slow(case: Any) -> Any:

@@ -74,21 +74,23 @@ SMALL: dict[str, Small] = {
 def architecture_of(name: str, **keys: Any) -> Architecture:
     """Return a model at its size for tests, as a run would make it."""
     small = SMALL[name]
-    given = {"classes": VOCABULARY if small.kind == "next" else CLASSES, "channels": small.shape[0],
+    arguments = {"classes": VOCABULARY if small.kind == "next" else CLASSES, "channels": small.shape[0],
              "input_shape": small.shape, "vocabulary": 0 if small.kind == "images" else VOCABULARY,
              "padding": -1 if small.kind == "images" else PADDING}  # fmt: skip
-    made: Architecture = call_factory(names.resolve("models", name), name, "[model]", {**small.keys, **keys}, **given)
-    return made
+    architecture: Architecture = call_factory(
+        names.resolve("models", name), name, "[model]", {**small.keys, **keys}, **arguments
+    )
+    return architecture
 
 
 def spec_of(name: str, exits: tuple[int, ...]) -> dict[str, Any]:
     """Return the spec from which a worker rebuilds the problem."""
     small = SMALL[name]
     tokens = small.kind != "images"
-    given = {"classes": VOCABULARY if small.kind == "next" else CLASSES, "channels": small.shape[0],
+    arguments = {"classes": VOCABULARY if small.kind == "next" else CLASSES, "channels": small.shape[0],
              "input_shape": list(small.shape), "vocabulary": VOCABULARY if tokens else 0,
              "padding": PADDING if tokens else -1}  # fmt: skip
-    return {"model": {"name": name, **small.keys}, "given": given, "task": task_of(name), "exits": list(exits)}
+    return {"model": {"name": name, **small.keys}, "given": arguments, "task": task_of(name), "exits": list(exits)}
 
 
 def task_of(name: str) -> str:

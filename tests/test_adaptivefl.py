@@ -85,17 +85,17 @@ def by_the_authors(scores: list[float], sent: int, back: int, p: int) -> list[fl
 
     Whole: each from `sent` on gains 1, and L_1 gains p more if it was the one. Pruned: as in lines 20 to 25.
     """
-    found = list(scores)
+    changed_scores = list(scores)
     if sent == back:
         for t in range(sent, 2 * p + 1):
-            found[t] += 1
+            changed_scores[t] += 1
         if sent == 2 * p:
-            found[2 * p] += p
+            changed_scores[2 * p] += p
     else:
-        found[back] += p
+        changed_scores[back] += p
         for tau, t in enumerate(range(back, 2 * p + 1)):
-            found[t] = max(found[t] - tau, 0)
-    return found
+            changed_scores[t] = max(changed_scores[t] - tau, 0)
+    return changed_scores
 
 
 @pytest.mark.parametrize("p", [1, 2, 3])
@@ -176,9 +176,9 @@ def fleet(
 ) -> tuple[Federation, Simulation]:
     """A small VGG-16 with a pool of seven on tiny images, and clients with these shares of its parameters."""
     spec = {"name": "adaptivefl", **method}
-    given = {"classes": 4, "channels": 1, "input_shape": [1, 4, 4]}
+    arguments = {"classes": 4, "channels": 1, "input_shape": [1, 4, 4]}
     model = {"name": "vgg16", "base": 4, "wide": 16, "head_layers": 0}
-    described = {"model": model, "given": given, "task": "classification", "exits": [15]}
+    described = {"model": model, "given": arguments, "task": "classification", "exits": [15]}
     architecture = vgg16(classes=4, input_shape=(1, 4, 4), base=4, wide=16, head_layers=0)
     problem = Problem(architecture, (1, 4, 4), classification, (15,), spec=described)
     data = tiny_data()
@@ -197,8 +197,8 @@ def needs(federation: Federation) -> dict[str, float]:
 def test_the_levels_are_the_pool() -> None:
     federation, _ = fleet()
     assert [level.name for level in federation.levels] == ["S3", "S2", "S1", "M3", "M2", "M1", "L1"]
-    found = make_pool(federation.problem.architecture)
-    assert [level.submodel for level in federation.levels] == [model.submodel for model in found]
+    pool = make_pool(federation.problem.architecture)
+    assert [level.submodel for level in federation.levels] == [model.submodel for model in pool]
     assert [level.name for level in federation.levels if level.averaged] == ["S1", "M1", "L1"]
     assert [m.name for m in make_pool(federation.problem.architecture, p=1)] == ["S1", "M1", "L1"]
 
@@ -208,11 +208,11 @@ def test_each_slot_draws_a_model_and_a_client_of_its_own() -> None:
     server = start(federation)
     models: Counter[int] = Counter()
     for round in range(400):
-        found = federation.method.assign(federation, server, make_numpy_rng(0, round))
-        clients = [client for client, _, _ in found]
+        assignment = federation.method.assign(federation, server, make_numpy_rng(0, round))
+        clients = [client for client, _, _ in assignment]
         assert len(set(clients)) == len(clients) == 4
-        assert all(federation.levels[model].submodel == piece for _, model, piece in found)
-        models.update(model for _, model, _ in found)
+        assert all(federation.levels[model].submodel == piece for _, model, piece in assignment)
+        models.update(model for _, model, _ in assignment)
     assert all(abs(models[m] - 1600 / 7) < 5 * math.sqrt(1600 / 7) for m in range(7))  # uniform over the pool
 
 
@@ -229,8 +229,8 @@ def test_clients_are_drawn_by_their_reward(kind: str, share: float) -> None:
 
 def test_greedy_always_sends_the_largest() -> None:
     federation, _ = fleet(choose="greedy")
-    found = federation.method.assign(federation, start(federation), make_numpy_rng(0))
-    assert {model for _, model, _ in found} == {L1}
+    assignment = federation.method.assign(federation, start(federation), make_numpy_rng(0))
+    assert {model for _, model, _ in assignment} == {L1}
 
 
 # ---- pruning on the device -------------------------------------------------------------------------------------------
@@ -253,13 +253,13 @@ def test_a_device_trains_the_largest_contained_model() -> None:
     count = [sum(math.prod(s) for s in layout.shapes(m.submodel.sizes, (15,)).values()) for m in federation.levels]
     share = [c / count[L1] for c in count]
     for model in range(7):
-        got = federation.levels[model].submodel
+        actual = federation.levels[model].submodel
         for budget in [s * f for s in share for f in (0.999, 1.001)]:
             fits = [
                 i
                 for i, level in enumerate(federation.levels)
                 if share[i] <= budget
-                and all(set(level.submodel.channels[a]) <= set(got.channels[a]) for a in layout.axes)
+                and all(set(level.submodel.channels[a]) <= set(actual.channels[a]) for a in layout.axes)
             ]
             reply = sent_to(budget, model, federation, simulation)
             if not fits:
@@ -267,13 +267,13 @@ def test_a_device_trains_the_largest_contained_model() -> None:
             else:
                 assert isinstance(reply, Update)
                 assert reply.submodel == federation.levels[max(fits, key=lambda i: count[i])].submodel
-                assert reply.dispatched == got
+                assert reply.dispatched == actual
 
 
 def test_the_pool_is_not_nested() -> None:
     """S1 is whole for longer than M3, so that a device that got M3 cannot make S1 of it."""
-    found = {model.name: model.submodel for model in make_pool(vgg16())}
-    assert not found["S1"].inside(found["M3"]) and found["S3"].inside(found["M3"])
+    pool = {model.name: model.submodel for model in make_pool(vgg16())}
+    assert not pool["S1"].inside(pool["M3"]) and pool["S3"].inside(pool["M3"])
 
 
 def test_a_device_may_take_the_server_s_largest_fitting_model() -> None:
@@ -361,8 +361,8 @@ def test_an_update_outside_the_pool_counts_as_sent_only() -> None:
     odd = replace(piece, channels={**piece.channels, "layer3": range(1)})
     update = Update(0, 0, 2, L1, piece, odd, {}, 5, {})
     server = federation.method.observe(federation, start(federation), Aggregate({}, {}), [update])
-    kept = server.memory["adaptivefl"]
-    assert kept["curiosity"][:, 2].tolist() == [1, 1, 2] and bool((kept["resources"] == 1).all())
+    memory = server.memory["adaptivefl"]
+    assert memory["curiosity"][:, 2].tolist() == [1, 1, 2] and bool((memory["resources"] == 1).all())
 
 
 @pytest.mark.parametrize("flags", [{}, {"late": True}, {"absent": True}])
@@ -373,9 +373,9 @@ def test_a_failed_job_lowers_no_score(flags: dict[str, bool]) -> None:
     for declined, expected in ((False, np.ones(7)), (True, lower_scores(np.ones(7), M3))):
         report = Failure(0, 0, 2, M3, piece, "gone", declined=declined, **flags)
         server = federation.method.observe(federation, start(federation), Aggregate({}, {}), [report])
-        kept = server.memory["adaptivefl"]
-        assert kept["curiosity"][:, 2].tolist() == [1, 2, 1]
-        assert kept["resources"][:, 2].tolist() == expected.tolist()
+        memory = server.memory["adaptivefl"]
+        assert memory["curiosity"][:, 2].tolist() == [1, 2, 1]
+        assert memory["resources"][:, 2].tolist() == expected.tolist()
 
 
 def test_greedy_with_the_whole_fleet_is_all_large() -> None:
@@ -400,16 +400,16 @@ def test_the_mean_weighs_by_samples() -> None:
 # ---- its Decoupled ---------------------------------------------------------------------------------------------------
 
 
-def decoupled_fleet(cohort: int, **given: Any) -> tuple[Federation, Simulation]:
+def decoupled_fleet(cohort: int, **options: Any) -> tuple[Federation, Simulation]:
     """4 weak, 3 medium and 3 strong clients that tell what they afford, and AdaptiveFL's Decoupled."""
     share = needs(fleet()[0])
     budgets = (share["S1"],) * 4 + (share["M1"],) * 3 + (1.0,) * 3
     federation, simulation = fleet(budgets=budgets, cohort=cohort)
-    spec = {"name": "decoupled", "split": "pool", "trained_by": "able", **given}
+    spec = {"name": "decoupled", "split": "pool", "trained_by": "able", **options}
     method, clients = build(spec), federation.clients
     levels = tuple(method.levels(federation.problem, Targets((1.0,), (0.1,))))
-    told = replace(clients, reported=np.array(budgets), tolerance=np.zeros(len(budgets)))
-    return replace(federation, method=method, method_spec=spec, levels=levels, clients=told), simulation
+    reporting = replace(clients, reported=np.array(budgets), tolerance=np.zeros(len(budgets)))
+    return replace(federation, method=method, method_spec=spec, levels=levels, clients=reporting), simulation
 
 
 def test_decoupled_trains_each_model_on_all_who_afford_it() -> None:
@@ -480,15 +480,17 @@ def test_each_rule_separates_strong_clients() -> None:
     L1 then comes back whole 0.41 of the times that it is sent, and is trained in 6% of the slots. By the authors' rule
     the medium clients have under half of the strong ones' R_s, and L1 comes back whole 0.53 of the times.
     """
-    found = {credit: thousand_rounds(credit) for credit in ("printed", "authors")}
+    shares_by_credit = {credit: thousand_rounds(credit) for credit in ("printed", "authors")}
     medium, strong = {}, {}
-    for credit, (tables, _, _) in found.items():
+    for credit, (tables, _, _) in shares_by_credit.items():
         rewards = compute_resource_reward(tables, L1)
         medium[credit], strong[credit] = rewards[40:70].mean(), rewards[70:].mean()
     assert medium["printed"] / strong["printed"] == pytest.approx(0.8, abs=0.06)
     assert medium["authors"] / strong["authors"] < 0.55
-    assert found["printed"][1] == pytest.approx(0.41, abs=0.03) and found["printed"][2] == pytest.approx(0.06, abs=0.01)
-    assert found["authors"][1] == pytest.approx(0.53, abs=0.03)
+    assert shares_by_credit["printed"][1] == pytest.approx(0.41, abs=0.03) and shares_by_credit["printed"][
+        2
+    ] == pytest.approx(0.06, abs=0.01)
+    assert shares_by_credit["authors"][1] == pytest.approx(0.53, abs=0.03)
 
 
 # ---- evaluation ------------------------------------------------------------------------------------------------------
@@ -498,13 +500,13 @@ def test_local_is_the_model_that_each_client_affords() -> None:
     """Each client's own model, built from the server's state, on its own test images."""
     federation, simulation = fleet()
     engine, server = local_engine(simulation), start(federation)
-    columns, found = evaluate(federation, engine, server, SETTINGS.scope)
+    columns, moments = evaluate(federation, engine, server, SETTINGS.scope)
     per_client = columns["static"]["per_client"]["local"]
     assert set(per_client) == {str(c) for c in range(6)}
     for client in range(6):
         budget = (0.2, 0.5, 1.0)[client % 3]
         level = max((m.needs, i) for i, m in enumerate(federation.levels) if m.needs <= budget)[1]
-        module = build_level_module(federation, server, level, found)
+        module = build_level_module(federation, server, level, moments)
         data = simulation.device(client).data
         x, y = data.batch(data.split("test"))
         with torch.no_grad():
@@ -584,12 +586,12 @@ def test_the_server_never_sees_a_budget() -> None:
     ],
 )
 def test_what_does_not_fit_is_a_sentence(table: dict[str, Any], expected: Expected | None) -> None:
-    given = {**RUN, "method": {"name": "adaptivefl"}, **table}
+    changed = {**RUN, "method": {"name": "adaptivefl"}, **table}
     if expected is None:
-        assemble(load_experiment(given, []))
+        assemble(load_experiment(changed, []))
         return
     with raises(ConfigError, expected):
-        assemble(load_experiment(given, []))
+        assemble(load_experiment(changed, []))
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Any) -> None:

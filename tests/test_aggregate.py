@@ -45,8 +45,8 @@ def by_loops(old: State, updates: list[tuple[Submodel, State, float]]) -> tuple[
     for name, before in old.items():
         flat, cover = before.flatten().double().clone(), torch.zeros(before.numel())
         for j in range(before.numel()):
-            found = [(float(p[name].flatten()[j]), w) for p, w in placed]
-            seen = [(x, w) for x, w in found if x == x]
+            pairs = [(float(p[name].flatten()[j]), w) for p, w in placed]
+            seen = [(x, w) for x, w in pairs if x == x]
             if seen:
                 flat[j] = sum(w * x for x, w in seen) / sum(w for _, w in seen)
                 cover[j] = sum(w for _, w in seen)
@@ -65,13 +65,13 @@ def test_mean_is_the_formula(drawn: list[tuple[int, float]]) -> None:
     for update in updates:
         mean.add(*update)
     aggregate = mean.result()
-    found = apply_mean(old, aggregate)
+    after = apply_mean(old, aggregate)
     expected, coverage = by_loops(old, updates)
     for name in old:
-        assert torch.allclose(found[name].double(), expected[name], rtol=1e-5, atol=1e-6), name
+        assert torch.allclose(after[name].double(), expected[name], rtol=1e-5, atol=1e-6), name
         assert torch.allclose(aggregate.coverage[name], coverage[name], rtol=1e-5)
         untouched = coverage[name] == 0
-        assert torch.equal(found[name][untouched], old[name][untouched])
+        assert torch.equal(after[name][untouched], old[name][untouched])
 
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=6), st.floats(0.1, 100))
@@ -81,8 +81,8 @@ def test_mean_lies_between_its_inputs(seeds: list[int], weight: float) -> None:
     states = [full_state(s) for s in seeds]
     for state in states:
         mean.add(full_submodel(LAYOUT), state, weight)
-    found = apply_mean(full_state(1), mean.result())
-    for name, tensor in found.items():
+    after = apply_mean(full_state(1), mean.result())
+    for name, tensor in after.items():
         stacked = torch.stack([s[name] for s in states])
         slack = stacked.abs().amax(0) * len(seeds) * 6e-7 + 1e-12
         assert (tensor >= stacked.amin(0) - slack).all() and (tensor <= stacked.amax(0) + slack).all()
@@ -91,8 +91,8 @@ def test_mean_lies_between_its_inputs(seeds: list[int], weight: float) -> None:
 def test_nobody_leaves_every_bit() -> None:
     old = full_state(3)
     old["stem.bias"][0] = -0.0
-    found = apply_mean(old, Mean(LAYOUT).result())
-    assert all(torch.equal(found[n].view(torch.int32), old[n].view(torch.int32)) for n in old)
+    after = apply_mean(old, Mean(LAYOUT).result())
+    assert all(torch.equal(after[n].view(torch.int32), old[n].view(torch.int32)) for n in old)
 
 
 def test_equation_2_by_hand() -> None:
@@ -114,9 +114,9 @@ def test_equal_weights_of_any_size_give_the_plain_mean(weight: float) -> None:
     mean = Mean(LAYOUT)
     for seed in (1, 2):
         mean.add(full_submodel(LAYOUT), full_state(seed), weight)
-    found = apply_mean(full_state(0), mean.result())
+    state = apply_mean(full_state(0), mean.result())
     for name, tensor in full_state(1).items():
-        torch.testing.assert_close(found[name], (tensor + full_state(2)[name]) / 2)
+        torch.testing.assert_close(state[name], (tensor + full_state(2)[name]) / 2)
 
 
 def test_a_weight_of_0_counts_for_nothing() -> None:
@@ -126,8 +126,8 @@ def test_a_weight_of_0_counts_for_nothing() -> None:
         for seed in seeds:
             mean.add(full_submodel(LAYOUT), full_state(seed), 0.0 if seed == 1 else 3.0)
     for mean, expected in ((alone, full_state(0)), (beside, apply_mean(full_state(0), without.result()))):
-        found = apply_mean(full_state(0), mean.result())
-        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+        state = apply_mean(full_state(0), mean.result())
+        assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize("weight", [-1.0, -1e-9, float("nan"), float("inf")])
@@ -158,10 +158,10 @@ def test_what_an_update_has_not_trained_does_not_count(
             if name not in untrained:
                 total[name] += weight * values[name].double()
                 counts[name] += weight * ones[name].double()
-    found = mean.result()
-    after = apply_mean(old, found)
+    aggregate = mean.result()
+    after = apply_mean(old, aggregate)
     for name, tensor in old.items():
-        torch.testing.assert_close(found.coverage[name].double(), counts[name], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(aggregate.coverage[name].double(), counts[name], rtol=1e-5, atol=1e-6)
         expected = torch.where(counts[name] > 0, total[name] / counts[name], tensor.double())
         torch.testing.assert_close(after[name].double(), expected, rtol=1e-5, atol=1e-5)
         assert torch.equal(after[name][counts[name] == 0], tensor[counts[name] == 0])
@@ -199,11 +199,11 @@ def test_the_mean_has_the_bits_of_its_definition(seeds: list[int], ones: bool) -
     mean = Mean(LAYOUT)
     for piece, update, weight in zip(pieces, updates, weights, strict=True):
         mean.add(piece, update, weight)
-    found = mean.result()
+    aggregate = mean.result()
     for name in zeros:
         covered = counts[name] > 0
-        assert torch.equal(found.coverage[name], counts[name])
-        assert torch.equal(found.mean[name][covered], (total[name] / counts[name])[covered]), name
+        assert torch.equal(aggregate.coverage[name], counts[name])
+        assert torch.equal(aggregate.mean[name][covered], (total[name] / counts[name])[covered]), name
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.sampled_from([1.0, 3.0]), st.booleans())
@@ -216,8 +216,8 @@ def test_updates_are_read_only(seeds: list[int], weight: float, idle: bool) -> N
     for piece, update in zip(pieces, updates, strict=True):
         mean.add(piece, update, weight, tuple(n for n in IDLE if idle and n in update))
     apply_mean(full_state(0), mean.result())
-    for update, kept in zip(updates, before, strict=True):
-        assert all(torch.equal(update[n], t) for n, t in kept.items())
+    for update, copy in zip(updates, before, strict=True):
+        assert all(torch.equal(update[n], t) for n, t in copy.items())
 
 
 def test_a_coverage_that_a_method_changes_is_looked_at() -> None:
@@ -227,14 +227,14 @@ def test_a_coverage_that_a_method_changes_is_looked_at() -> None:
         mean = Mean(LAYOUT)
         mean.add(full_submodel(LAYOUT), full_state(1), 1.0)
         mean.add(full_submodel(LAYOUT), full_state(2), 1.0)
-        found = mean.result()
+        aggregate = mean.result()
         if change == "in place":
-            found.coverage["stem.bias"].zero_()
+            aggregate.coverage["stem.bias"].zero_()
         else:
-            found = replace(found, coverage={**found.coverage, "stem.bias": torch.zeros(8)})
-        after = apply_mean(old, found)
+            aggregate = replace(aggregate, coverage={**aggregate.coverage, "stem.bias": torch.zeros(8)})
+        after = apply_mean(old, aggregate)
         assert torch.equal(after["stem.bias"], old["stem.bias"])
-        assert torch.equal(after["stem.weight"], found.mean["stem.weight"])
+        assert torch.equal(after["stem.weight"], aggregate.mean["stem.weight"])
 
 
 @pytest.mark.parametrize("cohort", [10, 100, 1000])

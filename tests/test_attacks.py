@@ -48,18 +48,18 @@ def forged(
     [("sign_flip", {"scale": 3.0}, -3.0), ("backdoor", {"scale": 4.0}, 4.0), ("free_rider", {}, 0.0)],
 )
 def test_an_update_that_moves_along_its_own_line(kind: str, keys: dict[str, Any], factor: float) -> None:
-    honest, found, job = forged(kind, MIDDLE, **keys)
-    sent, trained, made = elements(job.state), elements(honest.state), elements(found.state)
-    for place, number in made.items():
+    honest, forgery, job = forged(kind, MIDDLE, **keys)
+    sent, trained, changed = elements(job.state), elements(honest.state), elements(forgery.state)
+    for place, number in changed.items():
         assert number == pytest.approx(sent[place] + factor * (trained[place] - sent[place]), abs=1e-4)
 
 
 def test_beyond_the_core_the_sign_is_flipped() -> None:
-    honest, found, job = forged("beyond_core", MIDDLE, scale=2.0)
+    honest, forgery, job = forged("beyond_core", MIDDLE, scale=2.0)
     core = elements(extract(LAYOUT, SENT, CORE)).keys()
-    sent, trained, made = elements(job.state), elements(honest.state), elements(found.state)
-    assert 0 < len(core & made.keys()) < len(made)
-    for place, number in made.items():
+    sent, trained, changed = elements(job.state), elements(honest.state), elements(forgery.state)
+    assert 0 < len(core & changed.keys()) < len(changed)
+    for place, number in changed.items():
         factor = 1.0 if place in core else -2.0
         assert number == pytest.approx(sent[place] + factor * (trained[place] - sent[place]), abs=1e-4)
 
@@ -68,12 +68,12 @@ def test_beyond_the_core_the_sign_is_flipped() -> None:
 def test_colluders_use_the_moments_of_an_element_s_coverers(kind: str, keys: dict[str, float]) -> None:
     """Three updates: of the middle sub-model, the full one (but for two tensors) and the core."""
     untrained = ("stem.weight", "heads.2.bias")
-    _, found, _ = forged(kind, MIDDLE, untrained=untrained, **keys)
+    _, forgery, _ = forged(kind, MIDDLE, untrained=untrained, **keys)
     sent = elements(SENT)
-    known = [elements(make_update(p, s, make_job(p)).state) for p, s in ((MIDDLE, 1), (FULL, 2), (CORE, 3))]
+    states = [elements(make_update(p, s, make_job(p)).state) for p, s in ((MIDDLE, 1), (FULL, 2), (CORE, 3))]
     counts = set()
-    for place, number in elements(found.state).items():
-        trained = [one for one in known if place in one and not (one is known[1] and place[0] in untrained)]
+    for place, number in elements(forgery.state).items():
+        trained = [one for one in states if place in one and not (one is states[1] and place[0] in untrained)]
         moves = [one[place] - sent[place] for one in trained]
         mean = sum(moves) / len(moves)
         deviation = (sum((m - mean) ** 2 for m in moves) / max(1, len(moves) - 1)) ** 0.5
@@ -104,9 +104,9 @@ def test_min_max_moves_as_far_as_two_updates_are_apart(chunk: int, monkeypatch: 
 
 
 def test_min_max_is_honest_without_a_second_update() -> None:
-    _, found, job = forged("min_max", FULL)
+    _, forgery, job = forged("min_max", FULL)
     moves = torch.stack([concat_state(make_update(FULL, s, job).state) - concat_state(job.state) for s in (1, 2)])
-    moved = concat_state(found.state) - concat_state(job.state)
+    moved = concat_state(forgery.state) - concat_state(job.state)
     most = float((moves[0] - moves[1]).norm())
     assert max(float((moved - one).norm()) for one in moves) == pytest.approx(most, rel=1e-4)
     honest, alone, _ = forged("min_max", MIDDLE)
@@ -114,12 +114,12 @@ def test_min_max_is_honest_without_a_second_update() -> None:
 
 
 def test_noise_has_the_given_length_and_repeats() -> None:
-    honest, found, job = forged("noise", MIDDLE, scale=3.0)
+    honest, forgery, job = forged("noise", MIDDLE, scale=3.0)
     sent = concat_state(job.state)
-    noise, trained = concat_state(found.state) - sent, concat_state(honest.state) - sent
+    noise, trained = concat_state(forgery.state) - sent, concat_state(honest.state) - sent
     assert float(noise.norm()) == pytest.approx(3 * float(trained.norm()), rel=1e-4)
     assert abs(float(torch.cosine_similarity(noise, trained, 0))) < 0.3
-    assert torch.equal(concat_state(forged("noise", MIDDLE, scale=3.0)[1].state), concat_state(found.state))
+    assert torch.equal(concat_state(forged("noise", MIDDLE, scale=3.0)[1].state), concat_state(forgery.state))
     _, hidden, _ = forged("free_rider", MIDDLE, scale=0.1)
     assert float((concat_state(hidden.state) - sent).norm()) == pytest.approx(0.1 * float(trained.norm()), rel=1e-3)
 
@@ -137,33 +137,35 @@ def test_each_round_and_each_client_has_noise_of_its_own() -> None:
 
 
 def test_lies_about_samples_budget_and_level() -> None:
-    told = names.resolve("attacks", "false_samples")(scale=50.0).tell(Clients(np.array([10, 20, 30])), np.array([1]))
-    assert told.num_examples.tolist() == [10, 1000, 30]
+    reported = names.resolve("attacks", "false_samples")(scale=50.0).tell(
+        Clients(np.array([10, 20, 30])), np.array([1])
+    )
+    assert reported.num_examples.tolist() == [10, 1000, 30]
     assert forged("false_samples", scale=50.0)[1].num_examples == 1000
 
     lie = names.resolve("attacks", "false_budget")()
-    known = Clients(np.array([9, 9]), np.array([0.1, 0.2]), further={"size_bytes": np.array([0.3, 0.4])})
-    told = lie.tell(known, np.array([0]))
-    assert (told.reported.tolist(), told.further["size_bytes"].tolist()) == ([1.0, 0.2], [1.0, 0.4])
-    honest, found, job = forged("false_budget", FULL, own=CORE)
+    clients = Clients(np.array([9, 9]), np.array([0.1, 0.2]), further={"size_bytes": np.array([0.3, 0.4])})
+    reported = lie.tell(clients, np.array([0]))
+    assert (reported.reported.tolist(), reported.further["size_bytes"].tolist()) == ([1.0, 0.2], [1.0, 0.4])
+    honest, forgery, job = forged("false_budget", FULL, own=CORE)
     core = elements(extract(LAYOUT, SENT, CORE)).keys()
     sent, trained = elements(job.state), elements(honest.state)
-    for place, number in elements(found.state).items():
+    for place, number in elements(forgery.state).items():
         assert number == pytest.approx(trained[place] if place in core else sent[place], abs=1e-5)
 
-    honest, found, _ = forged("false_level", MIDDLE)
-    assert found.submodel == CORE and found.submodel.inside(MIDDLE)
-    assert elements(found.state) == {p: n for p, n in elements(honest.state).items() if p in core}
+    honest, forgery, _ = forged("false_level", MIDDLE)
+    assert forgery.submodel == CORE and forgery.submodel.inside(MIDDLE)
+    assert elements(forgery.state) == {p: n for p, n in elements(honest.state).items() if p in core}
 
 
 def test_a_partial_update_is_forged_in_its_part() -> None:
     job = make_job(FULL)
     part = make_update(MIDDLE, 1, job)
     scene = Scene(LAYOUT, job, CORE, FULL, Knowledge(LAYOUT))
-    found = names.resolve("attacks", "sign_flip")(scale=2.0).forge(part, scene, torch.Generator())
+    forgery = names.resolve("attacks", "sign_flip")(scale=2.0).forge(part, scene, torch.Generator())
     sent, trained = elements(SENT), elements(part.state)
-    assert found.submodel == MIDDLE
-    for place, number in elements(found.state).items():
+    assert forgery.submodel == MIDDLE
+    for place, number in elements(forgery.state).items():
         assert number == pytest.approx(sent[place] - 2 * (trained[place] - sent[place]), abs=1e-4)
 
 
@@ -182,42 +184,42 @@ def hostile(kind: str, clients: tuple[int, ...] = (1, 3), **keys: Any) -> Attack
 def test_label_flip_changes_labels_of_hostile_clients_only(keys: dict[str, int], wrong: Any) -> None:
     data = tiny_data()
     parts = tiny_parts(data, 5)
-    made, dealt = hostile("label_flip", **keys).poison(data, parts)
+    poisoned, dealt = hostile("label_flip", **keys).poison(data, parts)
     for client, (before, after) in enumerate(zip(parts, dealt, strict=True)):
-        assert torch.equal(made.x[after["train"]], data.x[before["train"]])
+        assert torch.equal(poisoned.x[after["train"]], data.x[before["train"]])
         expected = data.y[before["train"]]
-        assert torch.equal(made.y[after["train"]], wrong(expected) if client in (1, 3) else expected)
+        assert torch.equal(poisoned.y[after["train"]], wrong(expected) if client in (1, 3) else expected)
         for split in ("test", "validation"):
             assert torch.equal(before[split], after[split])
-    assert torch.equal(made.y[: len(data.y)], data.y) and torch.equal(made.x[: len(data.x)], data.x)
+    assert torch.equal(poisoned.y[: len(data.y)], data.y) and torch.equal(poisoned.x[: len(data.x)], data.x)
 
 
 def test_a_backdoor_marks_training_and_probe_samples() -> None:
     data = tiny_data()
     parts = tiny_parts(data, 5)
     attackers = hostile("backdoor", target=2, trigger=2, poisoned=0.25)
-    made, dealt = attackers.poison(data, parts)
+    poisoned, dealt = attackers.poison(data, parts)
     old, new = parts[1]["train"], dealt[1]["train"]
-    marked = (made.x[new] != data.x[old]).flatten(1).any(1)
+    marked = (poisoned.x[new] != data.x[old]).flatten(1).any(1)
     assert int(marked.sum()) == round(0.25 * len(old))
-    assert bool((made.x[new][marked][..., -2:, -2:] == 255).all()) and bool((made.y[new][marked] == 2).all())
-    assert torch.equal(made.x[new][..., :-2, :], data.x[old][..., :-2, :])
-    assert torch.equal(made.y[new][~marked], data.y[old][~marked])
+    assert bool((poisoned.x[new][marked][..., -2:, -2:] == 255).all()) and bool((poisoned.y[new][marked] == 2).all())
+    assert torch.equal(poisoned.x[new][..., :-2, :], data.x[old][..., :-2, :])
+    assert torch.equal(poisoned.y[new][~marked], data.y[old][~marked])
     from fleetfit.values import Device
 
     probed = attackers.make_probe_device(Device(PROBLEM, data))
     assert probed is not None
-    asked = data.split("test")[data.y[data.split("test")] != 2]
-    assert len(probed.data.split("test")) == len(asked) == len(probed.data.x)
+    probe_places = data.split("test")[data.y[data.split("test")] != 2]
+    assert len(probed.data.split("test")) == len(probe_places) == len(probed.data.x)
     assert set(probed.data.y.tolist()) == {2} and bool((probed.data.x[..., -2:, -2:] == 255).all())
-    assert torch.equal(probed.data.x[..., :-2, :], data.x[asked][..., :-2, :])
+    assert torch.equal(probed.data.x[..., :-2, :], data.x[probe_places][..., :-2, :])
 
 
 def test_floats_get_a_trigger_of_their_largest_value() -> None:
     data = tiny_data()
     floats = Data("floats", data.x.float() / 300, data.y, data.splits, 4)
-    made, dealt = hostile("backdoor", (0,), trigger=1, poisoned=1.0).poison(floats, tiny_parts(data, 5))
-    corner = made.x[dealt[0]["train"]][..., -1, -1]
+    poisoned, dealt = hostile("backdoor", (0,), trigger=1, poisoned=1.0).poison(floats, tiny_parts(data, 5))
+    corner = poisoned.x[dealt[0]["train"]][..., -1, -1]
     assert float(corner.min()) == float(corner.max()) >= 0.7
 
 
@@ -381,14 +383,14 @@ def test_impossible_attacks_are_refused(attack: dict[str, Any], more: dict[str, 
 
 
 def test_other_keys_without_a_kind_are_named_as_unused() -> None:
-    found = assemble(load_experiment({**TINY, "attack": {"share": 0.5}}))
-    assert [str(one) for one in found.unused] == ["[attack] share is not used here: no attack is set."]
+    assembly = assemble(load_experiment({**TINY, "attack": {"share": 0.5}}))
+    assert [str(one) for one in assembly.unused] == ["[attack] share is not used here: no attack is set."]
 
 
 def test_a_fleet_of_real_nodes_refuses() -> None:
-    told = [NodeDescription("a", DataDescription("tiny", "classification", (1, 4, 4), 4), 20, 1.0)]
+    nodes = [NodeDescription("a", DataDescription("tiny", "classification", (1, 4, 4), 4), 20, 1.0)]
     with raises(ConfigError, "[attack]"):
-        assemble_fleet(load_experiment({**TINY, "attack": {"kind": "sign_flip"}}), told)
+        assemble_fleet(load_experiment({**TINY, "attack": {"kind": "sign_flip"}}), nodes)
 
 
 SLOW = pytest.mark.slow
@@ -418,8 +420,8 @@ def test_what_everybody_trains_rolls_with_the_channels(tmp_path: Path) -> None:
     """Whoever is of the smallest level has nothing beyond the core, in whichever round, and so is honest."""
     table = {**TINY, "method": {"name": "fedrolex"}, "local": {"epochs": 1}}
     hostile = {"attack": {"kind": "beyond_core", "share": 0.5, "among": [1]}}
-    honest, found = (ff.run(table | more, out=tmp_path / str(len(more))) for more in ({}, hostile))
-    a, b = (run.checkpoint["server"].state for run in (honest, found))
+    honest, attacked = (ff.run(table | more, out=tmp_path / str(len(more))) for more in ({}, hostile))
+    a, b = (run.checkpoint["server"].state for run in (honest, attacked))
     torch.testing.assert_close(dict(a), dict(b), atol=1e-4, rtol=1e-3)  # sent + (trained - sent) is not quite trained
 
 

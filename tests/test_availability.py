@@ -33,9 +33,9 @@ SETTINGS = Settings(
 )
 
 
-def matrix(given: Availability, rounds: int) -> np.ndarray:
+def matrix(availability: Availability, rounds: int) -> np.ndarray:
     """Who is online, bool [rounds, clients]."""
-    return np.array([given.online(t) for t in range(rounds)])
+    return np.array([availability.online(t) for t in range(rounds)])
 
 
 def coming(spec: dict[str, Any], there: Availability, **keys: Any) -> tuple[Federation, Simulation]:
@@ -62,13 +62,13 @@ def test_the_chain_is_the_rule_written_out() -> None:
     """As it was with probability 1 - q, else drawn anew, q = 1 / (rounds (1 - share)), from the same uniforms."""
     from fleetfit.seeds import make_numpy_rng
 
-    found = matrix(Availability(5, share=0.5, rounds=4.0, seed=2), 30)
+    online = matrix(Availability(5, share=0.5, rounds=4.0, seed=2), 30)
     state = make_numpy_rng(2, "online", 0).random(5) < 0.5
     for t in range(30):
         if t:
             u = make_numpy_rng(2, "online", t).random(5)
             state = np.array([(v / 0.5 < 0.5) if v < 0.5 else s for v, s in zip(u, state, strict=True)])
-        assert np.array_equal(found[t], state)
+        assert np.array_equal(online[t], state)
 
 
 def test_clients_differ_as_much_as_asked_for() -> None:
@@ -86,8 +86,8 @@ def test_days_have_a_rhythm() -> None:
     """The chance in round t is s + min(s, 1 - s) sin(2 pi (t / D + p)); its first harmonic has that amplitude."""
     on = matrix(Availability(2000, share=0.4, day=10.0), 200).astype(float)
     wave = np.exp(-2j * np.pi * np.arange(200) / 10)
-    found = 2 * np.abs((on * wave[:, None]).mean(0))
-    assert found.mean() == pytest.approx(0.4, abs=0.02)
+    amplitudes = 2 * np.abs((on * wave[:, None]).mean(0))
+    assert amplitudes.mean() == pytest.approx(0.4, abs=0.02)
     assert on.mean(1) == pytest.approx(0.4, abs=0.06)  # mornings are spread, so the world as a whole has none
     phases = np.angle((on * wave[:, None]).mean(0))
     assert np.abs(np.exp(1j * phases).mean()) < 0.07
@@ -95,29 +95,32 @@ def test_days_have_a_rhythm() -> None:
 
 
 def test_rounds_can_be_asked_for_in_any_order() -> None:
-    given, again = (Availability(50, 0.5, 0.5, 5.0, 7.0, seed=4) for _ in range(2))
-    late = given.online(40).copy()
+    once, again = (Availability(50, 0.5, 0.5, 5.0, 7.0, seed=4) for _ in range(2))
+    late = once.online(40).copy()
     expected = matrix(again, 41)
     assert np.array_equal(late, expected[40])
-    assert all(np.array_equal(given.online(t), expected[t]) for t in (3, 40, 39, 0, 12))
-    assert not np.array_equal(matrix(replace(given, seed=5), 41), expected)
+    assert all(np.array_equal(once.online(t), expected[t]) for t in (3, 40, 39, 0, 12))
+    assert not np.array_equal(matrix(replace(once, seed=5), 41), expected)
 
 
 def test_who_leaves_has_the_probability_and_is_seeded() -> None:
-    given = Availability(100, leave=0.3, seed=1)
-    found = [[given.leaves(c, t) for c in range(100)] for t in range(40)]
-    assert np.mean(found) == pytest.approx(0.3, abs=4 * math.sqrt(0.21 / 4000))
-    assert found == [[given.leaves(c, t) for c in range(100)] for t in range(40)]
-    assert len({tuple(f) for f in found}) == 40
+    availability = Availability(100, leave=0.3, seed=1)
+    absences = [[availability.leaves(c, t) for c in range(100)] for t in range(40)]
+    assert np.mean(absences) == pytest.approx(0.3, abs=4 * math.sqrt(0.21 / 4000))
+    assert absences == [[availability.leaves(c, t) for c in range(100)] for t in range(40)]
+    assert len({tuple(f) for f in absences}) == 40
     assert not any(Availability(100).leaves(c, 0) for c in range(100))
 
 
 def test_it_survives_the_way_to_another_process() -> None:
-    for given in (Availability(30, 0.5, 0.2, 4.0, 9.0, 0.5, seed=2), Availability(2, trace=np.eye(2, dtype=bool))):
-        nest = unpack(pack(DeviceResources(availability=given).payload))
-        found = DeviceResources.from_payload(nest)
-        assert [found.absence(c, t) for c in range(2) for t in range(20)] == [
-            DeviceResources(availability=given).absence(c, t) for c in range(2) for t in range(20)
+    for availability in (
+        Availability(30, 0.5, 0.2, 4.0, 9.0, 0.5, seed=2),
+        Availability(2, trace=np.eye(2, dtype=bool)),
+    ):
+        payload = unpack(pack(DeviceResources(availability=availability).payload))
+        resources = DeviceResources.from_payload(payload)
+        assert [resources.absence(c, t) for c in range(2) for t in range(20)] == [
+            DeviceResources(availability=availability).absence(c, t) for c in range(2) for t in range(20)
         ]
     assert DeviceResources.from_payload(DeviceResources().payload).absence(0, 0) == ""
 
@@ -136,12 +139,12 @@ def test_who_goes_away_brings_nothing_and_remembers_nothing() -> None:
     assert sorted(f["client"] for f in report["failures"]) == left
     assert {f["reason"] for f in report["failures"]} == {"the client went away during the round"}
     assert all(f["absent"] for f in report["failures"])
-    kept = engine.save()
-    assert sorted(map(int, kept)) == [c for c in range(6) if c not in left]
+    memory = engine.save()
+    assert sorted(map(int, memory)) == [c for c in range(6) if c not in left]
     alone, alone_simulation = tiny_federation({"name": "scalefl", "plus": {"feddyn": {}}}, 6, 6)
     _, whole = run_round(alone, local(alone_simulation), SETTINGS, start(alone))
     assert report["bytes_down"] == whole["bytes_down"] and report["bytes_up"] < whole["bytes_up"]
-    before = pack(kept)
+    before = pack(memory)
     always = Availability(6, leave=0.999999)
     simulation = replace(simulation, resources=replace(simulation.resources, availability=always))
     engine = local(simulation)
@@ -264,9 +267,9 @@ def write_csv(folder: Path, *spells: str, heading: str = "client,start,stop") ->
     return str(path)
 
 
-def write_json(folder: Path, nest: Any) -> str:
+def write_json(folder: Path, payload: Any) -> str:
     path = folder / "trace.json"
-    path.write_text(json.dumps(nest), encoding="utf-8")
+    path.write_text(json.dumps(payload), encoding="utf-8")
     return str(path)
 
 
@@ -348,11 +351,11 @@ def test_what_other_traces_must_say(tmp_path: Path) -> None:
 
 
 def test_a_run_file_says_who_comes_and_goes(tmp_path: Path) -> None:
-    found = assemble(load_experiment({}, [*SMALL, "fleet.availability={share=0.5, rounds=4, leave=0.1, day=12}"]))
-    there = found.simulation.resources.availability
-    assert there is not None and found.federation.connected is not None
+    assembly = assemble(load_experiment({}, [*SMALL, "fleet.availability={share=0.5, rounds=4, leave=0.1, day=12}"]))
+    there = assembly.simulation.resources.availability
+    assert there is not None and assembly.federation.connected is not None
     assert (there.share, there.rounds, there.leave, there.day, there.clients) == (0.5, 4, 0.1, 12, 8)
-    assert np.array_equal(found.federation.connected(3), there.online(3))
+    assert np.array_equal(assembly.federation.connected(3), there.online(3))
     path = write_csv(tmp_path, *(f"{c},0,2" for c in range(8) if c != 5))
     traced = assemble(load_experiment({}, [*SMALL, f"fleet.availability.trace={path}"]))
     assert traced.federation.reachable(1).tolist() == [0, 1, 2, 3, 4, 6, 7]
@@ -397,16 +400,16 @@ def test_a_trace_is_looked_for_beside_the_run_file(tmp_path: Path) -> None:
 
     write_csv(tmp_path, "0,0,3")
     (tmp_path / "run.toml").write_text('[fleet]\navailability = { trace = "trace.csv" }\n', encoding="utf-8")
-    found = load_experiment(tmp_path / "run.toml").fleet.availability
-    assert found is not None and found.trace == str(tmp_path / "trace.csv")
+    availability = load_experiment(tmp_path / "run.toml").fleet.availability
+    assert availability is not None and availability.trace == str(tmp_path / "trace.csv")
 
 
 def test_classes_are_told_where_clients_agree() -> None:
     """Counted by hand from the partition; methods that learn no budget learn them too; other tasks have none."""
-    found = assemble(load_experiment({}, [*SMALL, "fleet.reports_labels=true"]))
-    labels, y = found.federation.clients.labels, found.data.y
+    assembly = assemble(load_experiment({}, [*SMALL, "fleet.reports_labels=true"]))
+    labels, y = assembly.federation.clients.labels, assembly.data.y
     assert labels is not None and labels.shape == (8, 10)
-    for row, part in zip(labels, found.simulation.parts, strict=True):
+    for row, part in zip(labels, assembly.simulation.parts, strict=True):
         assert row.tolist() == [int((y[part["train"]] == c).sum()) for c in range(10)]
     assert assemble(load_experiment({}, SMALL)).federation.clients.labels is None
 

@@ -36,34 +36,36 @@ def test_every_cost_of_a_budget_must_fit() -> None:
     """The starved clients' memory shuts out the level of their parameters; with less of these they are left out."""
     with raises(PlanError, "memory_bytes"):
         assemble(described(SEVERAL))
-    found = assemble(described([*SEVERAL[:2], {**SEVERAL[2], "budget": {"parameters": 0.1, "memory_bytes": 1000.0}},
+    assembly = assemble(described([*SEVERAL[:2], {**SEVERAL[2], "budget": {"parameters": 0.1, "memory_bytes": 1000.0}},
                                 SEVERAL[3]]))  # fmt: skip
-    levels, fleet = found.federation.levels, found.fleet
+    levels, fleet = assembly.federation.levels, assembly.fleet
     whole = compute_cost(cnn(), ({}, (6,)), SHAPE, "memory_bytes", Conditions(batch_size=8))
     for index, level in enumerate(levels[:-1]):
         piece = (level.submodel.sizes, level.submodel.exits)
         share = compute_cost(cnn(), piece, SHAPE, "memory_bytes", Conditions(batch_size=8)) / whole
         assert level.further == {"memory_bytes": pytest.approx(share)}
-        assert found.plan.levels[index].further == {"memory_bytes": pytest.approx(share * whole)}
+        assert assembly.plan.levels[index].further == {"memory_bytes": pytest.approx(share * whole)}
     assert levels[0].further["memory_bytes"] <= 1.1 * 0.5
-    level_of = dict(zip(fleet.names, [found.federation.level_of[fleet.group == g][0] for g in range(4)], strict=True))
+    level_of = dict(
+        zip(fleet.names, [assembly.federation.level_of[fleet.group == g][0] for g in range(4)], strict=True)
+    )
     assert level_of == {"phones": 0, "boards": 1, "starved": -1, "servers": 2}
     starved = np.flatnonzero(fleet.group == 2)
-    assert found.plan.left_out == tuple(f'{c} (group "starved", parameters, memory_bytes)' for c in starved)
+    assert assembly.plan.left_out == tuple(f'{c} (group "starved", parameters, memory_bytes)' for c in starved)
     short = 1000.0 / whole
-    assert f'2 clients of group "starved" (budget parameters 0.1, memory_bytes {short:.3g} of' in found.notes[0]
-    assert "the smallest level costs parameters 0.2" in found.notes[0]
-    client = found.federation.clients[int(np.flatnonzero(fleet.group == 0)[0])]
+    assert f'2 clients of group "starved" (budget parameters 0.1, memory_bytes {short:.3g} of' in assembly.notes[0]
+    assert "the smallest level costs parameters 0.2" in assembly.notes[0]
+    client = assembly.federation.clients[int(np.flatnonzero(fleet.group == 0)[0])]
     assert client.further == {"memory_bytes": 0.5} and client.reported == 0.25
 
 
 def test_only_the_cost_that_failed_is_named() -> None:
     groups = [{"budget": {"parameters": 1.0, "size_bytes": 0.5}, "name": "thin"}, {"budget": 1.0}]
-    found = assemble(load_experiment({**FLEET, "fleet": {"groups": groups}, "method": {"name": "exclusivefl"}}))
-    assert found.plan.left_out and all('(group "thin", size_bytes)' in who for who in found.plan.left_out)
+    assembly = assemble(load_experiment({**FLEET, "fleet": {"groups": groups}, "method": {"name": "exclusivefl"}}))
+    assert assembly.plan.left_out and all('(group "thin", size_bytes)' in who for who in assembly.plan.left_out)
     assert (
         "(budget size_bytes 0.5 of the full model) cannot take part: the smallest level costs size_bytes 1."
-        in (found.notes[0])
+        in (assembly.notes[0])
     )
 
 
@@ -71,23 +73,23 @@ def test_only_the_cost_that_failed_is_named() -> None:
 def test_levels_of_every_method_need_the_further_costs(method: str) -> None:
     """A method's own levels too; All-Large asks nobody for anything."""
     groups = [{"budget": {"parameters": 1.0, "size_bytes": 0.6}}, {"budget": {"parameters": 1.0, "size_bytes": 1.0}}]
-    found = assemble(
+    assembly = assemble(
         load_experiment({**FLEET, "fleet": {"groups": groups, "levels": [0.5]}, "method": {"name": method}})
     )
-    small = found.federation.level_of[found.fleet.group == 0]
-    large = found.federation.level_of[found.fleet.group == 1]
-    top = len(found.federation.levels) - 1
+    small = assembly.federation.level_of[assembly.fleet.group == 0]
+    large = assembly.federation.level_of[assembly.fleet.group == 1]
+    top = len(assembly.federation.levels) - 1
     assert (large == top).all()
     if method == "all_large":
         assert (small == top).all()
     else:
-        assert all(0 < level.further["size_bytes"] <= 1 for level in found.federation.levels)
+        assert all(0 < level.further["size_bytes"] <= 1 for level in assembly.federation.levels)
         assert (small == {"exclusivefl": -1, "fedavg": 0}.get(method, 0)).all()
 
 
 def test_a_batch_of_all_samples_counts_the_largest_client() -> None:
-    found = assemble(load_experiment({**FLEET, "local": {"batch_size": "all"}}))
-    assert found.fleet.conditions.batch_size == max(len(p["train"]) for p in found.simulation.parts)
+    assembly = assemble(load_experiment({**FLEET, "local": {"batch_size": "all"}}))
+    assert assembly.fleet.conditions.batch_size == max(len(p["train"]) for p in assembly.simulation.parts)
     assert assemble(load_experiment(FLEET)).fleet.conditions.batch_size == 8
 
 
@@ -104,8 +106,8 @@ def test_a_table_survives_the_resolved_file() -> None:
 
 
 def test_a_plan_shows_further_costs_as_columns() -> None:
-    asked = PlanOptions("cnn", "0.3,1", input_shape="1,8,8", also="memory_bytes, size_bytes", batch_size=4)
-    plan = plan_model(asked, ()).plan
+    options = PlanOptions("cnn", "0.3,1", input_shape="1,8,8", also="memory_bytes, size_bytes", batch_size=4)
+    plan = plan_model(options, ()).plan
     table = make_plan_table(plan)
     shown = {column: [row[i] for row in table.rows] for i, column in enumerate(table.columns)}
     small = plan.levels[0]
@@ -163,8 +165,8 @@ def test_a_plan_shows_median_and_spread(times: list[int]) -> None:
     table = make_plan_table(plan)
     (column,) = [i for i, name in enumerate(table.columns) if name == "latency ± spread (ms)"]
     for level, row in zip(plan.levels, table.rows, strict=True):
-        said, spread = map(float, row[column].split(" ± "))
-        assert said == pytest.approx(1e3 * 1e-8 * level.parameters, rel=0.02)
+        median, spread = map(float, row[column].split(" ± "))
+        assert median == pytest.approx(1e3 * 1e-8 * level.parameters, rel=0.02)
         assert spread == 0
         assert level.further["latency_spread_s"] == 0
 

@@ -37,14 +37,14 @@ def test_views_hold_buffer(held: str) -> None:
     """Each keeps its numbers though the buffer itself is gone, and new buffers are written to."""
     release()
     buffer = empty_like(MADE, LARGE).fill_(7)
-    kept = LOOKS[held](buffer)
+    view = LOOKS[held](buffer)
     place = buffer.data_ptr()
     del buffer
     others = [empty_like(MADE, LARGE).fill_(1) for _ in range(3)]
     assert place not in {other.data_ptr() for other in others}
-    seen = torch.tensor([], dtype=torch.float32).set_(kept) if held == "storage" else torch.as_tensor(kept)
+    seen = torch.tensor([], dtype=torch.float32).set_(view) if held == "storage" else torch.as_tensor(view)
     assert bool((seen == 7).all())
-    del kept, seen
+    del view, seen
     assert empty_like(MADE, LARGE).data_ptr() == place
 
 
@@ -65,6 +65,6 @@ def resident() -> int:
 
 
 def test_small_buffers() -> None:
-    found = empty_like(torch.empty(3, dtype=torch.float64))
-    assert found.shape == (3,) and found.dtype == torch.float64
+    tensor = empty_like(torch.empty(3, dtype=torch.float64))
+    assert tensor.shape == (3,) and tensor.dtype == torch.float64
     assert empty_like(torch.empty(1, dtype=torch.float64), LARGE).dtype == torch.float64

@@ -30,14 +30,14 @@ from fleetfit.models.resnet import resnet
 from fleetfit.submodel import Submodel, extract, put_back
 
 
-def check(made: Made, **options: object) -> str:
-    return str(check_layout(made, input_shape=made.input_shape, **options))
+def check(architecture: Made, **options: object) -> str:
+    return str(check_layout(architecture, input_shape=architecture.input_shape, **options))
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_layouts_pass_all_parts(name: str) -> None:
-    made = RIGHT[name]()
-    report = check_layout(made, input_shape=made.input_shape)
+    architecture = RIGHT[name]()
+    report = check_layout(architecture, input_shape=architecture.input_shape)
     assert max(report.permutation.values()) < 1e-12
     assert len(report.cuts) == 4 and max(report.cuts.values()) < 1e-12
     assert not report.not_proved
@@ -64,19 +64,19 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_layouts_are_refused(name: str) -> None:
-    made, axis, suspect = WRONG[name]
+    architecture, axis, suspect = WRONG[name]
     with raises(ModelError, f'"{axis}"', suspect):
-        check(made)
+        check(architecture)
 
 
 def test_untied_residual_passes_the_other_parts() -> None:
     """A prefix of both axes loads and computes, which is why the permutation is the first part."""
-    made = residual(tied=False)
-    layout = infer_layout(made)
+    architecture = residual(tied=False)
+    layout = infer_layout(architecture)
     state = {name: torch.randn(shape) for name, shape in layout.shapes({}, (1,)).items()}
-    small = made.build({"stream": 4, "branch": 4, "classes": 3}, (1,))
+    small = architecture.build({"stream": 4, "branch": 4, "classes": 3}, (1,))
     small.load_state_dict(extract(layout, state, Submodel({"stream": range(4), "branch": range(4)}, (1,))))
-    full = made.build({"stream": 8, "branch": 8, "classes": 3}, (1,))
+    full = architecture.build({"stream": 8, "branch": 8, "classes": 3}, (1,))
     masked = {name: torch.zeros_like(t) for name, t in state.items()}
     piece = Submodel({"stream": range(4), "branch": range(4)}, (1,))
     full.load_state_dict(put_back(layout, masked, piece, extract(layout, state, piece)))
@@ -140,20 +140,20 @@ def test_norms_over_channels_take_the_full_models_numbers() -> None:
             return nn.functional.layer_norm(x, x.shape[1:]) * self.weight
 
     for norm in (Own, Bare, lambda n: nn.LayerNorm(n, elementwise_affine=False)):
-        made = normed(norm)
-        report = check_layout(made, input_shape=made.input_shape)
+        architecture = normed(norm)
+        report = check_layout(architecture, input_shape=architecture.input_shape)
         assert report.numbers and max(report.cuts.values()) < 1e-12
         assert "with its size-dependent numbers" in str(report)
 
 
 def test_a_wrong_layout_given_by_hand_is_refused() -> None:
     """The layout is what is checked, not the declarations: take a right one and lie about one tensor."""
-    made = normed()
-    layout = infer_layout(made)
+    architecture = normed()
+    layout = infer_layout(architecture)
     fixed = replace(layout.tensors["norm.bias"], dims=((type(layout.tensors["norm.bias"].dims[0][0])(None, 8),),))
     lying = replace(layout, tensors={**layout.tensors, "norm.bias": fixed})
     with raises(ModelError, '"hidden"'):
-        check_layout(made, lying, input_shape=(5,))
+        check_layout(architecture, lying, input_shape=(5,))
 
 
 def test_levels_and_report() -> None:
@@ -186,8 +186,10 @@ def test_an_example_batch_serves_models_that_take_no_floats() -> None:
             super().__init__(hidden, classes, nn.Identity())
             self.up = nn.Embedding(11, hidden)
 
-    made = Made({"hidden": Axis(6), "classes": Axis(3, scaled=False)}, lambda s: Embedded(s["hidden"], s["classes"]))
-    report = check_layout(made, example=torch.arange(9))
+    architecture = Made(
+        {"hidden": Axis(6), "classes": Axis(3, scaled=False)}, lambda s: Embedded(s["hidden"], s["classes"])
+    )
+    report = check_layout(architecture, example=torch.arange(9))
     assert max(report.cuts.values()) < 1e-12
 
 

@@ -43,12 +43,12 @@ def report(tmp_path: Path) -> Report:
 
     def of(
         source: str, model: str, shape: tuple[int, ...] = (5,), settings: Mapping[str, Any] = MappingProxyType({}),
-        **asked: Any,
+        **options: Any,
     ) -> str:  # fmt: skip
         count = len(list(tmp_path.glob("own*.py")))
         path = tmp_path / f"own{count}.py"
         path.write_text(HEAD + source)
-        parts = check_model_report(f"{path}:{model}", settings, shape, **asked)
+        parts = check_model_report(f"{path}:{model}", settings, shape, **options)
         return "\n".join(part.to_markdown() if isinstance(part, Table) else part for part in parts)
 
     return of
@@ -223,9 +223,9 @@ class Net(nn.Module):
 
 
 def line_in(error: BaseException) -> str:
-    found = re.search(r"self\.declared = \{.*?\}", str(error))
-    assert found, f"no line to write in: {error}"
-    return found[0]
+    match = re.search(r"self\.declared = \{.*?\}", str(error))
+    assert match, f"no line to write in: {error}"
+    return match[0]
 
 
 @pytest.mark.parametrize(

@@ -113,8 +113,8 @@ def test_the_loss_is_adjusted_and_the_divergence_is_not() -> None:
     device, job = simulation.device(1), replace(make_job(federation, 1, 2), prior=PRIOR_BY_HAND)
     task, changed = device.problem.task, adjust_task(job, device, 1.0)
     ratios = [a / b for a, b in zip(frequencies_by_hand(simulation, 1), PRIOR_BY_HAND, strict=True)]
-    found = changed.loss(torch.zeros(1, 4), torch.tensor([2]))
-    assert float(found) == pytest.approx(-math.log(ratios[2] / sum(ratios)), rel=1e-6)
+    loss = changed.loss(torch.zeros(1, 4), torch.tensor([2]))
+    assert float(loss) == pytest.approx(-math.log(ratios[2] / sum(ratios)), rel=1e-6)
     assert replace(changed, loss=task.loss) == task
     assert adjust_task(job, device, 0.0) is task
 
@@ -129,8 +129,8 @@ def test_tokens_get_the_offset_at_each_position() -> None:
     job = Job("train", 0, 1, 0, 0, simulation.problem.submodel(1.0, (3,)), {}, {}, 1, prior=(0.5, 0.25, 0.25))
     ratios = [(2 / 7) / 0.5, (4 / 7) / 0.25, (1 / 7) / 0.25]
     losses = [-math.log(ratios[c] / sum(ratios)) for c in (0, 1, 1, 1)]
-    found = adjust_task(job, device, 1.0).loss(torch.zeros(2, 3, 3), y)
-    assert float(found) == pytest.approx(sum(losses) / 4, rel=1e-6)
+    loss = adjust_task(job, device, 1.0).loss(torch.zeros(2, 3, 3), y)
+    assert float(loss) == pytest.approx(sum(losses) / 4, rel=1e-6)
 
 
 def test_heterofl_masks_first_and_adds_the_offset_then() -> None:
@@ -198,8 +198,8 @@ def test_with_tau_0_a_job_is_the_method_s_own_bit_for_bit(name: str) -> None:
     job = replace(make_job(federation, 2, 2, local=LOCAL), prior=PRIOR_BY_HAND)
     without = replace(job, method={"name": name})
     with_prior = replace(job, method={"name": name, "plus": PRIOR})
-    found, expected, other = (train_job(j, simulation.device(2)).state for j in (job, without, with_prior))
-    assert all(torch.equal(found[n], expected[n]) for n in expected)
+    state, expected, other = (train_job(j, simulation.device(2)).state for j in (job, without, with_prior))
+    assert all(torch.equal(state[n], expected[n]) for n in expected)
     assert not all(torch.equal(other[n], expected[n]) for n in expected)
 
 
@@ -209,11 +209,11 @@ def test_early_stopping_checks_the_adjusted_loss(monkeypatch: pytest.MonkeyPatch
     checked: list[float] = []
     compute = jobs.EarlyStopping._compute_loss
 
-    def noted(self: Any) -> float:
+    def record(self: Any) -> float:
         checked.append(compute(self))
         return checked[-1]
 
-    monkeypatch.setattr(jobs.EarlyStopping, "_compute_loss", noted)
+    monkeypatch.setattr(jobs.EarlyStopping, "_compute_loss", record)
     job = replace(make_job(federation, 2, 2, local=LOCAL.replace(patience=5, check_every=1)), prior=PRIOR_BY_HAND)
     device = simulation.device(2)
     train_job(job, device)
@@ -228,8 +228,8 @@ def test_evaluation_has_the_plain_logits() -> None:
     federation, simulation = skewed()
     job = make_job(federation, 2, 2, kind="evaluate", prior=PRIOR_BY_HAND)
     without = replace(job, method={"name": "fedavg"}, prior=())
-    found, expected = (run_job(j, simulation.device(2))[0] for j in (job, without))
-    assert isinstance(found, Update) and isinstance(expected, Update) and found.metrics == expected.metrics
+    reply, expected = (run_job(j, simulation.device(2))[0] for j in (job, without))
+    assert isinstance(reply, Update) and isinstance(expected, Update) and reply.metrics == expected.metrics
 
 
 # ---- who is asked ----------------------------------------------------------------------------------------------------
@@ -283,11 +283,11 @@ def test_at_most_a_thousand_clients_are_asked_and_the_seed_draws_them() -> None:
     federation, _ = skewed()
     many = replace(federation, clients=Clients(np.full(1500, 10), np.ones(1500)))
     jobs, again = (list(iter_label_jobs(many, start(many))) for _ in range(2))
-    asked = [job.client for job in jobs]
-    assert len(set(asked)) == len(asked) == MOST_CLIENTS == 1000
-    assert asked == [job.client for job in again] == sorted(asked)
+    clients = [job.client for job in jobs]
+    assert len(set(clients)) == len(clients) == MOST_CLIENTS == 1000
+    assert clients == [job.client for job in again] == sorted(clients)
     other = replace(many, seed=1)
-    assert asked != [job.client for job in iter_label_jobs(other, start(other))]
+    assert clients != [job.client for job in iter_label_jobs(other, start(other))]
 
 
 def test_who_is_not_connected_is_not_asked_and_without_any_the_next_round_asks() -> None:
@@ -324,10 +324,10 @@ def test_a_malformed_answer_is_left_out(answer: Mapping[str, Tensor]) -> None:
     def meddle(index: int, reply: Update | Failure) -> Update | Failure:
         return replace(reply, state=answer) if index == 3 and isinstance(reply, Update) else reply
 
-    found = ask_class_frequencies(federation, MeddlingEngine(simulation, meddle), start(federation))
+    frequencies = ask_class_frequencies(federation, MeddlingEngine(simulation, meddle), start(federation))
     rows = [frequencies_by_hand(simulation, client) for client in (0, 1, 2, 4, 5)]
-    assert found.prior == pytest.approx([sum(row[c] for row in rows) / 5 for c in range(4)], rel=1e-12)
-    assert found.clients == 5 and [failure["client"] for failure in found.failures] == [3]
+    assert frequencies.prior == pytest.approx([sum(row[c] for row in rows) / 5 for c in range(4)], rel=1e-12)
+    assert frequencies.clients == 5 and [failure["client"] for failure in frequencies.failures] == [3]
 
 
 def test_a_client_that_fails_is_left_out_and_without_any_answer_the_prior_is_uniform(
@@ -340,10 +340,10 @@ def test_a_client_that_fails_is_left_out_and_without_any_answer_the_prior_is_uni
             simulation, lambda i, reply: Failure.of(_job_of(reply), "gone") if reply.client in lost else reply
         )
 
-    found = ask_class_frequencies(federation, fails({0}), start(federation))
-    assert found.clients == 5 and not caplog.records
-    found = ask_class_frequencies(federation, fails(set(range(6))), start(federation))
-    assert found.prior == (0.25,) * 4 and found.clients == 0 and len(found.failures) == 6
+    frequencies = ask_class_frequencies(federation, fails({0}), start(federation))
+    assert frequencies.clients == 5 and not caplog.records
+    frequencies = ask_class_frequencies(federation, fails(set(range(6))), start(federation))
+    assert frequencies.prior == (0.25,) * 4 and frequencies.clients == 0 and len(frequencies.failures) == 6
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
@@ -383,8 +383,8 @@ def test_the_default_method_asks_nobody_for_a_histogram_of_words(
     assert "prior" not in first.metrics[0] and not first.server.prior
     assert 'name = "fleetfit"' in first.files.text("config.toml") and "tau = 0.0" in first.files.text("config.toml")
     for index, method in enumerate(({"name": "fleetfit", "tau": 1.0}, {"name": "fleetfit", "plus": PRIOR})):
-        asked = ff.run(data=section, method=method, **SHORT, out=f"asked-{index}")
-        assert asked.metrics[0]["prior"]["clients"] > 0 and len(asked.server.prior) == asked.assembly.data.classes
+        run = ff.run(data=section, method=method, **SHORT, out=f"asked-{index}")
+        assert run.metrics[0]["prior"]["clients"] > 0 and len(run.server.prior) == run.assembly.data.classes
 
 
 def test_classes_that_are_no_tokens_have_the_prior(tmp_path: Path) -> None:
@@ -421,23 +421,23 @@ def test_a_secure_sum_is_the_plain_mean_up_to_half_a_step() -> None:
     """Of 22 bits: 1 / (2^21 - 1) / 2 = 2.4e-7."""
     federation, engine = secured()
     server = start(federation)
-    plain_mean, found = (
+    plain_mean, frequencies = (
         ask(federation, runner, server).prior
         for ask, runner in ((ask_class_frequencies, engine.engine), (sum_class_frequencies, engine))
     )
-    apart = [abs(a - b) for a, b in zip(plain_mean, found, strict=True)]
+    apart = [abs(a - b) for a, b in zip(plain_mean, frequencies, strict=True)]
     assert max(plain_mean) - min(plain_mean) > 0.02 and 0 < max(apart) <= 2.4e-7
-    assert sum(found) == pytest.approx(1, abs=1e-12)
+    assert sum(frequencies) == pytest.approx(1, abs=1e-12)
 
 
 @pytest.mark.parametrize("phase", ["keys", "shares", "update"])
 def test_a_client_that_drops_out_of_a_secure_sum_is_left_out(phase: str) -> None:
     federation, engine = secured(lambda p, r, c: p == phase and c in (1, 6))
-    found = sum_class_frequencies(federation, engine, start(federation))
+    frequencies = sum_class_frequencies(federation, engine, start(federation))
     rows = [r.state[FREQUENCIES] for r in engine.engine.run(iter_label_jobs(federation, start(federation)))]
     expected = sum(row for client, row in enumerate(rows) if client not in (1, 6)) / 10
-    assert found.prior == pytest.approx(expected.tolist(), abs=secure_engine.LABEL_GRID.step)
-    assert found.clients == 10 and [failure["client"] for failure in found.failures] == [1, 6]
+    assert frequencies.prior == pytest.approx(expected.tolist(), abs=secure_engine.LABEL_GRID.step)
+    assert frequencies.clients == 10 and [failure["client"] for failure in frequencies.failures] == [1, 6]
 
 
 @pytest.mark.parametrize("fault", ["too few clients", "masks left in the sum"])
@@ -452,8 +452,8 @@ def test_without_a_valid_sum_the_prior_is_uniform(
         return replace(summed, blocks=tuple(replace(block, sums=block.sums + 2**30) for block in summed.blocks))
 
     monkeypatch.setattr(engine, "sum_labels", leave_masks)
-    found = sum_class_frequencies(federation, engine, start(federation))
-    assert found.prior == (0.25,) * 4 and found.clients == 0
+    frequencies = sum_class_frequencies(federation, engine, start(federation))
+    assert frequencies.prior == (0.25,) * 4 and frequencies.clients == 0
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
@@ -477,20 +477,20 @@ def test_no_message_or_file_of_a_secure_run_holds_a_client_s_frequencies(
     came: list[bytes] = []
     ask = secure_engine.SimulatedParties.ask
 
-    def noted(self: Any, phase: str, requests: Any) -> Iterator[Any]:
+    def record(self: Any, phase: str, requests: Any) -> Iterator[Any]:
         for index, answer in ask(self, phase, requests):
             came.append(pack_message(answer.message))
             assert answer.report is None or not (answer.report.state or answer.report.metrics)
             yield index, answer
 
-    monkeypatch.setattr(secure_engine.SimulatedParties, "ask", noted)
+    monkeypatch.setattr(secure_engine.SimulatedParties, "ask", record)
     if not masks:
         monkeypatch.setattr(keys, "add_mask", lambda words, key, sign: None)
-    found = ff.run({**SECURE, "rounds": 1}, out=tmp_path / "run")
-    assert found.server.prior and found.metrics[0]["prior"] == {"clients": 12, "failures": []}
-    simulation = found.assembly.simulation
+    run = ff.run({**SECURE, "rounds": 1}, out=tmp_path / "run")
+    assert run.server.prior and run.metrics[0]["prior"] == {"clients": 12, "failures": []}
+    simulation = run.assembly.simulation
     assert simulation is not None
-    files = [path.read_bytes() for path in found.folder.rglob("*") if path.is_file() and path.name != "fleet.json"]
+    files = [path.read_bytes() for path in run.folder.rglob("*") if path.is_file() and path.name != "fleet.json"]
     everything, seen = b"".join([*came, *files]), set()
     for client in range(12):
         own = torch.tensor(frequencies_by_hand(simulation, client), dtype=torch.float64)
@@ -551,13 +551,13 @@ def test_a_resumed_run_ends_with_the_bits_of_an_unbroken_one(after: int, tmp_pat
     table = {**TABLE, "rounds": 3, "checkpoint": {"every": 2}}
     base = ff.run(table, out=tmp_path / "unbroken")
     stop_before_round(table, tmp_path / "broken", after)
-    asked: list[int] = []
+    calls: list[int] = []
     monkeypatch.setattr(
-        "fleetfit.rounds.ask_class_frequencies", lambda *a: asked.append(1) or ask_class_frequencies(*a)
+        "fleetfit.rounds.ask_class_frequencies", lambda *a: calls.append(1) or ask_class_frequencies(*a)
     )
     resumed = ff.resume(tmp_path / "broken")
     assert have_same_state(base, resumed)
-    assert resumed.server.prior == base.server.prior != () and len(asked) == (after < 2)
+    assert resumed.server.prior == base.server.prior != () and len(calls) == (after < 2)
 
 
 def test_a_damaged_prior_in_a_checkpoint_is_found() -> None:
@@ -578,8 +578,8 @@ def test_with_privacy_no_client_is_asked(tmp_path: Any) -> None:
     without = {**table, "method": {"name": "scalefl"}}
     assembly = assemble(load_experiment(table))
     assert len(set(assembly.notes) - set(assemble(load_experiment(without)).notes)) == 1
-    found = ff.run(table, out=tmp_path / "run")
-    assert found.server.prior == () and "prior" not in found.metrics[0]
+    run = ff.run(table, out=tmp_path / "run")
+    assert run.server.prior == () and "prior" not in run.metrics[0]
 
 
 @pytest.mark.parametrize("task", ["regression", "multi_label"])
@@ -593,9 +593,9 @@ def test_without_classes_it_is_off_and_the_run_says_so(task: str, tmp_path: Any)
         "data": {"name": data, "partition": {"kind": "iid", "clients": 4}},
     }  # fmt: skip
     off = ff.run(table, method={"name": "scalefl"}, out=tmp_path / "off")
-    found = ff.run(table, method={"name": "scalefl", "plus": PRIOR}, out=tmp_path / "on")
-    assert have_same_state(off, found) and found.server.prior == ()
-    assert len(set(found.notes) - set(off.notes)) == 1
+    run = ff.run(table, method={"name": "scalefl", "plus": PRIOR}, out=tmp_path / "on")
+    assert have_same_state(off, run) and run.server.prior == ()
+    assert len(set(run.notes) - set(off.notes)) == 1
 
 
 def test_two_class_priors_are_refused() -> None:

@@ -34,7 +34,7 @@ def clocked(spec: dict[str, Any] | None = None, **more: Any) -> tuple[Federation
 
 def replies(federation: Federation, simulation: Simulation, training: Local) -> list[Update | Failure]:
     """Return the replies of the first round with their bytes counted."""
-    found: list[Update | Failure] = []
+    results: list[Update | Failure] = []
     engine = local(simulation)
 
     class Watched:
@@ -42,22 +42,22 @@ def replies(federation: Federation, simulation: Simulation, training: Local) -> 
             return getattr(engine, name)
 
         def run(self, jobs: Any) -> Any:
-            given = []
+            jobs_sent = []
 
-            def kept() -> Any:
+            def record() -> Any:
                 for job in jobs:
-                    given.append(job)
+                    jobs_sent.append(job)
                     yield job
 
-            for index, reply in enumerate(engine.run(kept())):
+            for index, reply in enumerate(engine.run(record())):
                 layout = federation.problem.layout
-                down, up = messages.job_size(given[index], layout), messages.reply_size(reply, layout)
+                down, up = messages.job_size(jobs_sent[index], layout), messages.reply_size(reply, layout)
                 sizes = {"bytes_down": down, "bytes_up": up}
-                found.append(replace(reply, **sizes))
+                results.append(replace(reply, **sizes))
                 yield reply
 
     run_round(federation, Watched(), Settings(1, training), start(federation))  # type: ignore[arg-type]
-    return found
+    return results
 
 
 def test_seconds_add_latency_transfer_and_compute() -> None:
@@ -65,17 +65,17 @@ def test_seconds_add_latency_transfer_and_compute() -> None:
     federation, simulation = clocked()
     training = plain(epochs=2, batch_size=8)
     _, report = run_round(federation, local(simulation), Settings(1, training), start(federation))
-    found = replies(federation, simulation, training)
-    for update in found:
+    result = replies(federation, simulation, training)
+    for update in result:
         assert isinstance(update, Update)
         forward = submodel_cost(federation.problem.architecture, update.submodel, (1, 4, 4)).multiply_adds
         work = 3 * forward * 2 * update.num_examples
         assert update.multiply_adds == work
         assert update.simulated_s == pytest.approx(0.25 + update.bytes_down / 2e4 + work / 1e6 + update.bytes_up / 1e4)
-    assert report["simulated_s"] == max(u.simulated_s for u in found if u.simulated_s is not None)
-    assert report["multiply_adds"] == sum(u.multiply_adds for u in found)
+    assert report["simulated_s"] == max(u.simulated_s for u in result if u.simulated_s is not None)
+    assert report["multiply_adds"] == sum(u.multiply_adds for u in result)
     assert (report["bytes_down"], report["bytes_up"]) == (
-        sum(u.bytes_down for u in found), sum(u.bytes_up for u in found)
+        sum(u.bytes_down for u in result), sum(u.bytes_up for u in result)
     )  # fmt: skip
 
 
@@ -93,12 +93,12 @@ def test_forward_work_of_the_tiny_model_by_hand() -> None:
 def test_validation_counts_as_forward_passes() -> None:
     """One epoch, one look at all validation samples: 3 per training sample and 1 per validation sample."""
     federation, simulation = clocked(clients=3, cohort=1)
-    found = replies(federation, simulation, plain(epochs=1, batch_size=8, patience=1))[0]
-    assert isinstance(found, Update) and found.client is not None
-    looked = len(simulation.parts[found.client]["validation"])
+    result = replies(federation, simulation, plain(epochs=1, batch_size=8, patience=1))[0]
+    assert isinstance(result, Update) and result.client is not None
+    looked = len(simulation.parts[result.client]["validation"])
     assert looked > 0
-    forward = submodel_cost(federation.problem.architecture, found.submodel, (1, 4, 4)).multiply_adds
-    assert found.multiply_adds == forward * (3 * found.num_examples + looked)
+    forward = submodel_cost(federation.problem.architecture, result.submodel, (1, 4, 4)).multiply_adds
+    assert result.multiply_adds == forward * (3 * result.num_examples + looked)
 
 
 def declare_extra(extra: Any) -> Any:
@@ -223,10 +223,10 @@ def test_absent_clients_take_until_the_deadline(deadline_s: float | None) -> Non
     training = plain(deadline_s=deadline_s)
     job = Job("train", 0, 1, 0, 0, piece, state, federation.method_spec, 5, 0, training)
     device = replace(simulation.device(0), absent="went away")
-    found, _ = run_job(job, device)
-    assert isinstance(found, Failure) and found.absent and not found.late
+    reply, _ = run_job(job, device)
+    assert isinstance(reply, Failure) and reply.absent and not reply.late
     down = messages.job_size(job, federation.problem.layout)
-    assert found.simulated_s == pytest.approx(0.25 + down / 2e4 if deadline_s is None else 9.0)
+    assert reply.simulated_s == pytest.approx(0.25 + down / 2e4 if deadline_s is None else 9.0)
 
 
 # ---- figures of a fleet --------------------------------------------------------------------------------------------
@@ -248,16 +248,16 @@ def test_profiles_of_a_run_file_reach_the_devices() -> None:
         "fleet": {"groups": [{"budget": 0.5, "profile": "phone"}, {"budget": 1.0, "profile": own}],
                   "slow": {"share": 0.2, "factor": 4.0, "link": 2.0}},
     }))  # fmt: skip
-    found = [assembly.simulation.device(c).clock.speed for c in range(10)]
-    given = [Speed(**{name: getattr(PROFILES["phone"], name) for name in FIGURES}), Speed(**own)]
+    speeds = [assembly.simulation.device(c).clock.speed for c in range(10)]
+    expected = [Speed(**{name: getattr(PROFILES["phone"], name) for name in FIGURES}), Speed(**own)]
     slower = [
         replace(s, multiply_adds_per_s=s.multiply_adds_per_s / 4, down_bytes_per_s=s.down_bytes_per_s / 2,
                 up_bytes_per_s=s.up_bytes_per_s / 2)
-        for s in given
+        for s in expected
     ]  # fmt: skip
     for group in range(2):
-        mine = [s for s, g in zip(found, assembly.fleet.group, strict=True) if g == group]
-        assert mine.count(given[group]) == 4 and mine.count(slower[group]) == 1
+        mine = [s for s, g in zip(speeds, assembly.fleet.group, strict=True) if g == group]
+        assert mine.count(expected[group]) == 4 and mine.count(slower[group]) == 1
     assert assembly.federation.device is not None and assembly.federation.device.clock.speed is None
 
 
@@ -271,13 +271,13 @@ def test_jitter_is_the_formula_and_differs_by_round() -> None:
     speeds = {name: np.array([v, 2 * v]) for name, v in zip(FIGURES, (1e6, 2e4, 1e4, 0.1), strict=True)}
     resources = DeviceResources(seed=3, speeds=speeds, jitter=0.2)
     n = make_numpy_rng(3, "jitter", 1, 7).normal(size=2)
-    found = resources.get_speed(1, 7)
-    assert found is not None
-    assert found.multiply_adds_per_s == pytest.approx(2e6 * math.exp(0.2 * n[0]))
-    assert found.down_bytes_per_s / 4e4 == pytest.approx(math.exp(0.2 * n[1]))
-    assert found.up_bytes_per_s / 2e4 == pytest.approx(math.exp(0.2 * n[1]))
-    assert found.latency_s == 0.2
-    assert resources.get_speed(1, 8) != found != resources.get_speed(0, 7)
+    speed = resources.get_speed(1, 7)
+    assert speed is not None
+    assert speed.multiply_adds_per_s == pytest.approx(2e6 * math.exp(0.2 * n[0]))
+    assert speed.down_bytes_per_s / 4e4 == pytest.approx(math.exp(0.2 * n[1]))
+    assert speed.up_bytes_per_s / 2e4 == pytest.approx(math.exp(0.2 * n[1]))
+    assert speed.latency_s == 0.2
+    assert resources.get_speed(1, 8) != speed != resources.get_speed(0, 7)
     again = DeviceResources.from_payload(resources.payload)
     assert [again.get_speed(c, t) for c in (0, 1) for t in range(5)] == [
         resources.get_speed(c, t) for c in (0, 1) for t in range(5)

@@ -39,16 +39,16 @@ def job_and_update(level: int = 1, seed: int = 0, client: int = 4) -> tuple[Job,
     return job, Update(3, 2, client, level, piece, piece, state, 10, {"loss": 0.5})
 
 
-def by_hand(wanted: np.ndarray, kind: str) -> np.ndarray:
+def round_by_hand(values: np.ndarray, kind: str) -> np.ndarray:
     """What the server gets of a change, row by row."""
     if kind == "float16":
-        return wanted.astype(np.float16).astype(np.float32)
-    found = np.zeros_like(wanted)
-    for row in range(len(wanted)) if wanted.ndim > 1 else [...]:
-        largest = np.abs(wanted[row]).max()
-        steps = np.rint(wanted[row] / (largest / np.float32(127))) if largest else np.zeros_like(wanted[row])
-        found[row] = steps * (largest / np.float32(127))
-    return found
+        return values.astype(np.float16).astype(np.float32)
+    rounded = np.zeros_like(values)
+    for row in range(len(values)) if values.ndim > 1 else [...]:
+        largest = np.abs(values[row]).max()
+        steps = np.rint(values[row] / (largest / np.float32(127))) if largest else np.zeros_like(values[row])
+        rounded[row] = steps * (largest / np.float32(127))
+    return rounded
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -59,7 +59,7 @@ def test_the_formula_element_by_element(kind: str) -> None:
     assert not back.compressed and not back.scales
     for name, tensor in update.state.items():
         change = (tensor - job.state[name]).numpy()
-        expected = by_hand(change, kind)
+        expected = round_by_hand(change, kind)
         np.testing.assert_allclose((back.state[name] - job.state[name]).numpy(), expected, atol=2e-7)
         np.testing.assert_allclose(lost["state"][name].numpy(), change - expected, atol=2e-9)
         assert small.state[name].dtype == getattr(torch, kind) and small.state[name].shape == tensor.shape
@@ -85,20 +85,20 @@ def test_what_is_lost_is_made_up_for(kind: str) -> None:
     """The sum of what is sent in many rounds is that of what was wanted, but for the last rounding."""
     lost: Mapping[str, Any] | None = None
     job, _ = job_and_update()
-    wanted = {name: torch.zeros_like(t, dtype=torch.float64) for name, t in job.state.items()}
-    got = {name: torch.zeros_like(t, dtype=torch.float64) for name, t in job.state.items()}
+    expected = {name: torch.zeros_like(t, dtype=torch.float64) for name, t in job.state.items()}
+    actual = {name: torch.zeros_like(t, dtype=torch.float64) for name, t in job.state.items()}
     worst = 0.0
     for seed in range(20):
         job, update = job_and_update(seed=seed)
         small, lost = compress(update, job, LAYOUT, kind, lost)
         back = decompress(small, job, LAYOUT)
-        for name in wanted:
-            wanted[name] += (update.state[name] - job.state[name]).double()
-            got[name] += (back.state[name] - job.state[name]).double()
+        for name in expected:
+            expected[name] += (update.state[name] - job.state[name]).double()
+            actual[name] += (back.state[name] - job.state[name]).double()
             worst = max(worst, float((update.state[name] - back.state[name]).abs().max()))
-    for name in wanted:
-        torch.testing.assert_close(got[name] + lost["state"][name].double(), wanted[name], atol=1e-5, rtol=0)  # type: ignore[index]
-        assert float((got[name] - wanted[name]).abs().max()) < 3 * worst  # and not 20 times
+    for name in expected:
+        torch.testing.assert_close(actual[name] + lost["state"][name].double(), expected[name], atol=1e-5, rtol=0)  # type: ignore[index]
+        assert float((actual[name] - expected[name]).abs().max()) < 3 * worst  # and not 20 times
 
 
 def test_what_is_lost_moves_to_another_sub_model() -> None:
@@ -131,9 +131,9 @@ def test_compressed_updates_pass_validation_or_are_named() -> None:
     half, _ = compress(update, job, LAYOUT, "float16", None)
     small, _ = compress(update, job, LAYOUT, "int8", None)
     for good in (half, small):
-        found = validate_reply(good, job, FEDERATION)
-        assert isinstance(found, Update) and not found.compressed
-        assert all(t.dtype == torch.float32 for t in found.state.values())
+        reply = validate_reply(good, job, FEDERATION)
+        assert isinstance(reply, Update) and not reply.compressed
+        assert all(t.dtype == torch.float32 for t in reply.state.values())
     name = "blocks.0.4.weight"
     scale, half_name = small.scales[name], half.state[name]
     wrong = {
@@ -200,7 +200,7 @@ def test_the_method_s_memory_is_its_own_and_survives_a_change_of_the_setting() -
         server, report = run_round(federation, engine, settings, server)
         assert not report["failures"]
     memories = engine.save()
-    assert {kept["memory"]["rounds"] for kept in memories.values()} == {4}
+    assert {stored["memory"]["rounds"] for stored in memories.values()} == {4}
 
 
 @pytest.mark.parametrize(("kind", "share"), [("float16", 0.5), ("int8", 0.25)])
@@ -228,10 +228,10 @@ def test_the_size_of_an_update_is_known_before_there_is_one(kind: str | None) ->
     """To the byte, but for what it counts and reports."""
     job, update = job_and_update(level=2)
     job = replace(job, local=job.local.replace(compress=kind))
-    found = replace(update, num_examples=0, metrics={})
+    sized = replace(update, num_examples=0, metrics={})
     if kind is not None:
-        found, _ = compress(found, job, LAYOUT, kind, None)
-    assert update_size(job, LAYOUT) == reply_size(found, LAYOUT)
+        sized, _ = compress(sized, job, LAYOUT, kind, None)
+    assert update_size(job, LAYOUT) == reply_size(sized, LAYOUT)
 
 
 def test_an_unknown_kind_is_refused_in_a_run_file() -> None:
@@ -246,10 +246,10 @@ def test_a_piece_that_is_smaller_than_what_was_sent() -> None:
     update = replace(update, dispatched=job.submodel, level=2)
     assert isinstance(update.submodel, Submodel) and update.submodel.inside(job.submodel)
     small, _ = compress(update, job, LAYOUT, "float16", None)
-    found = validate_reply(small, job, FEDERATION)
-    assert isinstance(found, Update)
+    reply = validate_reply(small, job, FEDERATION)
+    assert isinstance(reply, Update)
     for name, tensor in update.state.items():
-        torch.testing.assert_close(found.state[name], tensor, atol=2e-5, rtol=0)
+        torch.testing.assert_close(reply.state[name], tensor, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -266,6 +266,6 @@ def test_a_client_that_fails_keeps_both_of_its_memories(kind: str) -> None:
     reply, after = run_job(diverging, simulation.device(4, memory))
     assert isinstance(reply, Failure) and after is memory
     again = replace(job, round=2, memory_version=0)
-    first, second = (run_job(again, simulation.device(4, kept))[0] for kept in (memory, after))
+    first, second = (run_job(again, simulation.device(4, stored))[0] for stored in (memory, after))
     assert isinstance(first, Update) and isinstance(second, Update)
     assert all(torch.equal(first.state[n], second.state[n]) for n in first.state)

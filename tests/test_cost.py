@@ -109,8 +109,10 @@ def test_a_sub_model_costs_what_its_sizes_cost() -> None:
 
 def test_one_value_per_channel_can_be_counted() -> None:
     """Batch norm refuses a single value per channel; the count must not."""
-    made = resnet(depth=8)
-    assert submodel_cost(made, ({}, (3,)), (3, 4, 4)).multiply_adds == resnet_by_hand(1, (3,), (16, 32, 64), side=4)
+    architecture = resnet(depth=8)
+    assert submodel_cost(architecture, ({}, (3,)), (3, 4, 4)).multiply_adds == resnet_by_hand(
+        1, (3,), (16, 32, 64), side=4
+    )
 
 
 @dataclass(frozen=True)
@@ -183,19 +185,19 @@ def test_one_pass_and_three_probes_are_enough(name: str, monkeypatch: pytest.Mon
     """The multiply-adds of all widths follow from a few passes: from weights, or from axes for attention."""
     passes = []
 
-    def counting(*given: Any) -> Any:
-        passes.append(given)
-        return count.count(*given)
+    def counting(*arguments: Any) -> Any:
+        passes.append(arguments)
+        return count.count(*arguments)
 
     monkeypatch.setattr(parts, "count", counting)
     architecture, shape = FAMILIES.get(name, (zoo.concatenation(), (5,)))
     measure = COSTS["multiply_adds"].parts(architecture, shape, Conditions())
-    found = {width: measure(architecture.sizes(width)) for width in WIDTHS}
+    costs = {width: measure(architecture.sizes(width)) for width in WIDTHS}
     assert len(passes) == 4 + min(4, len(architecture.positions))  # the further ones confirm the places of exits
     everything = tuple(architecture.positions)
     for width in (0.25, 0.6):
         built = submodel_cost(architecture, (architecture.sizes(width), everything), shape)
-        profile = found[width]
+        profile = costs[width]
         assert profile.rest + sum(profile.blocks) + sum(profile.heads.values()) == built.multiply_adds
 
 
@@ -213,10 +215,13 @@ class Table(nn.Module):
 
 
 def test_modules_without_a_rule_are_counted_at_every_width() -> None:
-    made = zoo.Made({"a": Axis(9), "classes": Axis(3, scaled=False)}, lambda s: Table(s["a"], s["classes"]))
-    grid = cost_grid(made, (5,), "multiply_adds")
+    architecture = zoo.Made({"a": Axis(9), "classes": Axis(3, scaled=False)}, lambda s: Table(s["a"], s["classes"]))
+    grid = cost_grid(architecture, (5,), "multiply_adds")
     for width in (0.2, 0.5, 1.0):
-        assert grid.estimate(width, (1,)) == submodel_cost(made, (made.sizes(width), (1,)), (5,)).multiply_adds
+        assert (
+            grid.estimate(width, (1,))
+            == submodel_cost(architecture, (architecture.sizes(width), (1,)), (5,)).multiply_adds
+        )
     assert grid.full == 5 * 3 + 5 * (5 + 4)  # per sample: the batch is the inner dimension of the product
 
 
@@ -259,8 +264,8 @@ def test_attention_by_hand() -> None:
     """Four products of hidden x hidden per token, and queries by keys and scores by values: 2 L^2 hidden."""
     hidden, inner, tokens = 12, 7, 6
     embed, qkv_out, feed = 5 * hidden, 4 * hidden * hidden, 2 * hidden * inner
-    made = zoo.attention()
-    assert full_cost(made, (tokens, 5)).multiply_adds == (
+    architecture = zoo.attention()
+    assert full_cost(architecture, (tokens, 5)).multiply_adds == (
         tokens * (embed + qkv_out + feed) + 2 * tokens**2 * hidden + hidden * 3
     )
 
@@ -301,9 +306,9 @@ class Decay(nn.Module):
 
 
 def test_a_module_adds_what_torch_does_not_count() -> None:
-    made = zoo.Made({"a": Axis(8), "classes": Axis(3, scaled=False)}, lambda s: Scan(s["a"], s["classes"]))
-    assert full_cost(made, (6, 5)).multiply_adds == 6 * 5 * 8 + 6 * 8 + 8 * 3
-    grid = cost_grid(made, (6, 5), "multiply_adds")
+    architecture = zoo.Made({"a": Axis(8), "classes": Axis(3, scaled=False)}, lambda s: Scan(s["a"], s["classes"]))
+    assert full_cost(architecture, (6, 5)).multiply_adds == 6 * 5 * 8 + 6 * 8 + 8 * 3
+    grid = cost_grid(architecture, (6, 5), "multiply_adds")
     assert grid.estimate(0.5, (1,)) == 6 * 5 * 4 + 6 * 4 + 4 * 3
 
 
@@ -326,10 +331,10 @@ class Reader(zoo.Made):
 def test_models_that_read_tokens_get_tokens() -> None:
     """The logits [B, L, classes] of a next token are a loss too."""
     axes = {"a": Axis(8), "classes": Axis(11, scaled=False)}
-    made = Reader(axes, lambda s: Reading(s["a"], s["classes"]))
-    assert full_cost(made, (7,)) == Cost(11 * 8 + 8 * 11 + 11, 7 * 8 * 11)
+    architecture = Reader(axes, lambda s: Reading(s["a"], s["classes"]))
+    assert full_cost(architecture, (7,)) == Cost(11 * 8 + 8 * 11 + 11, 7 * 8 * 11)
     for cost in COSTS:
-        assert compute_cost(made, ({"a": 4}, (1,)), (7,), cost) > 0
+        assert compute_cost(architecture, ({"a": 4}, (1,)), (7,), cost) > 0
 
 
 # ---- bytes -------------------------------------------------------------------------------------------------------
@@ -343,8 +348,8 @@ def test_size_is_that_of_a_message(name: str) -> None:
     for width, exits in ((1.0, (2,)), (0.4, (1, 2))):
         sizes = architecture.sizes(width)
         numbers = sum(math.prod(s) for s in layout.shapes(sizes, exits).values())
-        said = compute_cost(architecture, (sizes, exits), shape, "size_bytes")
-        assert 0 <= said - len(messages.pack(torch.zeros(numbers))) <= 16
+        cost = compute_cost(architecture, (sizes, exits), shape, "size_bytes")
+        assert 0 <= cost - len(messages.pack(torch.zeros(numbers))) <= 16
 
 
 @pytest.mark.parametrize("numbers", [1_000_000, 86_000_000, 10**10 - 1])
@@ -371,26 +376,26 @@ class Chain(nn.Module):
 @pytest.mark.parametrize(("hidden", "layers", "batch"), [(16, 10, 300), (40, 6, 64), (64, 3, 1)])
 def test_training_memory_between_bounds_by_hand(hidden: int, layers: int, batch: int) -> None:
     """Three numbers a parameter, the batch, one activation a layer; and at most three more of the largest tensors."""
-    made = zoo.Made(
+    architecture = zoo.Made(
         {"a": Axis(hidden), "classes": Axis(3, scaled=False)}, lambda s: Chain(s["a"], s["classes"], layers)
     )
     numbers = 5 * hidden + layers * hidden**2 + 3 * hidden
-    kept = 4 * (3 * numbers + 5 * batch + (layers + 1) * batch * hidden)
+    bytes_kept = 4 * (3 * numbers + 5 * batch + (layers + 1) * batch * hidden)
     largest = 4 * max(hidden**2, hidden * batch)
-    found = training_memory(made, {"a": hidden, "classes": 3}, (1,), (5,), batch)
-    assert kept < found < kept + 3 * largest
+    cost = training_memory(architecture, {"a": hidden, "classes": 3}, (1,), (5,), batch)
+    assert bytes_kept < cost < bytes_kept + 3 * largest
 
 
 def test_estimates_of_memory_are_near_predictions() -> None:
     """The grid's parts are estimates; the full model is met exactly, and sub-models within a few percent."""
-    made, conditions = resnet(depth=20), Conditions(batch_size=8)
-    grid = cost_grid(made, CIFAR, "memory_bytes", conditions)
-    assert grid.full == pytest.approx(training_memory(made, made.sizes(1.0), (9,), CIFAR, 8))
+    architecture, conditions = resnet(depth=20), Conditions(batch_size=8)
+    grid = cost_grid(architecture, CIFAR, "memory_bytes", conditions)
+    assert grid.full == pytest.approx(training_memory(architecture, architecture.sizes(1.0), (9,), CIFAR, 8))
     for width, exits in ((0.25, (5,)), (0.5, (2, 6)), (0.8, (3, 5, 8)), (1.0, (4,))):
-        built = training_memory(made, made.sizes(width), exits, CIFAR, 8)
+        built = training_memory(architecture, architecture.sizes(width), exits, CIFAR, 8)
         assert grid.compute(width, exits) == built
         assert grid.estimate(width, exits) == pytest.approx(built, rel=0.08)
-    twice = compute_cost(made, ({}, (9,)), CIFAR, "memory_bytes", Conditions(batch_size=16))
+    twice = compute_cost(architecture, ({}, (9,)), CIFAR, "memory_bytes", Conditions(batch_size=16))
     assert twice > 1.7 * grid.full
 
 
@@ -427,11 +432,11 @@ def test_predicted_memory_is_near_a_process(batch: int, width: float, exits: tup
 
     Without the threshold the allocator keeps freed pieces, and the process looks larger than what is alive.
     """
-    said = [sys.executable, "-c", CHILD, str(batch), str(width), *map(str, exits)]
+    command = [sys.executable, "-c", CHILD, str(batch), str(width), *map(str, exits)]
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(said, env=environment, capture_output=True, text=True, check=True)
-    made = resnet(depth=20)
-    small, large = (training_memory(made, made.sizes(width), exits, CIFAR, size) for size in (2, batch))
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    architecture = resnet(depth=20)
+    small, large = (training_memory(architecture, architecture.sizes(width), exits, CIFAR, size) for size in (2, batch))
     assert large - small == pytest.approx(int(done.stdout), rel=0.15)
 
 
@@ -493,9 +498,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_latency_is_a_median_and_its_parts_add_up(clock: Clock) -> None:
     """Six channels: 6 ms in the stem, 12, 24 and 36 ms in the blocks, 3 ms in each classifier; two passes of three."""
     conditions = Conditions()
-    found = get_latency(Sluggish(), {"a": 6, "classes": 3}, (1, 3), (5,), conditions)
-    assert found.median_s == pytest.approx(0.006 + 0.012 + 0.024 + 0.036 + 2 * 0.003)
-    assert found.spread_s > 10 * found.median_s  # a third of the passes took a hundred times as long
+    latency = get_latency(Sluggish(), {"a": 6, "classes": 3}, (1, 3), (5,), conditions)
+    assert latency.median_s == pytest.approx(0.006 + 0.012 + 0.024 + 0.036 + 2 * 0.003)
+    assert latency.spread_s > 10 * latency.median_s  # a third of the passes took a hundred times as long
     grid = cost_grid(Sluggish(), (5,), "latency_s", conditions)
     assert grid.full == pytest.approx(0.006 + 0.072 + 0.003)
     assert grid.estimate(0.5, (1, 2)) == pytest.approx((0.006 + 0.012 + 0.024 + 2 * 0.003) / 2)
@@ -516,10 +521,10 @@ def test_latencies_are_measured_once(clock: Clock) -> None:
 
 def in_turn(passes: int, threads: int = 1, widths: tuple[int, ...] = (6, 3)) -> tuple[list[Latency], list[int]]:
     """Latencies of sub-models of one block, and what was told of the passes."""
-    told: list[int] = []
+    turns: list[int] = []
     models = [TimedModel(Sluggish(), {"a": width, "classes": 3}, (1,), (5,)) for width in widths]
     RAN.clear()
-    return measure_latencies(models, passes, threads, told.append), told
+    return measure_latencies(models, passes, threads, turns.append), turns
 
 
 def test_latencies_are_measured_in_turn(clock: Clock) -> None:
@@ -528,10 +533,10 @@ def test_latencies_are_measured_in_turn(clock: Clock) -> None:
     Each module takes a hundred times as long in every third call, so a third of the passes. Three passes warm up, one
     begins each turn of ten, and 25 passes are three turns; no model runs more than its turn while the other waits.
     """
-    found, told = in_turn(25)
-    assert [one.count for one in found] == [25, 25]
-    assert [one.median_s for one in found] == pytest.approx([0.021, 0.0105])
-    assert told == [10, 20, 30, 40, 45, 50]
+    latencies, passes = in_turn(25)
+    assert [one.count for one in latencies] == [25, 25]
+    assert [one.median_s for one in latencies] == pytest.approx([0.021, 0.0105])
+    assert passes == [10, 20, 30, 40, 45, 50]
     turns = [(width, len(list(calls)) // 3) for width, calls in itertools.groupby(RAN)]
     assert turns == [(6, 3), (3, 3), (6, 11), (3, 11), (6, 11), (3, 11), (6, 6), (3, 6)]
 

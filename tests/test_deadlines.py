@@ -104,23 +104,23 @@ def test_training_stops_at_the_last_step_that_ends_in_time(late: Any) -> None:
     samples, speed = len(simulation.parts[2]["train"]), 1e6
     forward = submodel_cost(federation.problem.architecture, federation.levels[2].submodel, (1, 4, 4)).multiply_adds
     per_epoch = -(-samples // 8)
-    for wanted in (1, 2, per_epoch - 1, per_epoch, per_epoch + 3):
-        full, rest = divmod(wanted, per_epoch)
+    for steps_in_time in (1, 2, per_epoch - 1, per_epoch, per_epoch + 3):
+        full, rest = divmod(steps_in_time, per_epoch)
         passes = 3 * (full * samples + min(rest * 8, samples))
         job = one_job(federation, plain(epochs=3, batch_size=8))
         without = seconds_of(federation, job, 1, 0, speed)
         limit = without + (passes + 0.5) * forward / speed
         job = replace(job, local=job.local.replace(deadline_s=limit, late=late))
-        found, _ = run_job(job, device_of(simulation, 2, speed))
-        assert isinstance(found, Update)
-        assert found.metrics["steps"] == wanted and found.metrics["stopped"] is True
-        assert count_deadlines([found]) == {"shallower": 0, "stopped": 1, "late": 0}
-        assert found.multiply_adds == passes * forward
-        assert found.simulated_s is not None and found.simulated_s <= limit
-        free = replace(job, local=job.local.replace(deadline_s=None, max_steps=wanted))
+        reply, _ = run_job(job, device_of(simulation, 2, speed))
+        assert isinstance(reply, Update)
+        assert reply.metrics["steps"] == steps_in_time and reply.metrics["stopped"] is True
+        assert count_deadlines([reply]) == {"shallower": 0, "stopped": 1, "late": 0}
+        assert reply.multiply_adds == passes * forward
+        assert reply.simulated_s is not None and reply.simulated_s <= limit
+        free = replace(job, local=job.local.replace(deadline_s=None, max_steps=steps_in_time))
         expected, _ = run_job(free, simulation.device(2))
         assert isinstance(expected, Update)
-        assert all(torch.equal(found.state[name], tensor) for name, tensor in expected.state.items())
+        assert all(torch.equal(reply.state[name], tensor) for name, tensor in expected.state.items())
 
 
 EXTRA = 5000
@@ -164,10 +164,10 @@ def test_no_finished_step_is_late_failure() -> None:
     federation, simulation = tiny_federation(SHALLOWER)
     for limit in (0.05, 0.5):  # before anything arrived; before the first step of the shallowest exit
         job = one_job(federation, plain(deadline_s=limit))
-        found, memory = run_job(job, device_of(simulation, 2, 10.0))
-        assert isinstance(found, Failure) and found.late and not found.declined
-        assert "out of time" in found.reason and f"{limit:g} s" in found.reason
-        assert (found.multiply_adds, found.simulated_s, memory) == (0, limit, None)
+        reply, memory = run_job(job, device_of(simulation, 2, 10.0))
+        assert isinstance(reply, Failure) and reply.late and not reply.declined
+        assert "out of time" in reply.reason and f"{limit:g} s" in reply.reason
+        assert (reply.multiply_adds, reply.simulated_s, memory) == (0, limit, None)
 
 
 def test_unexpectedly_large_reply_is_late() -> None:
@@ -178,9 +178,9 @@ def test_unexpectedly_large_reply_is_late() -> None:
     job = replace(job, local=job.local.replace(deadline_s=limit, late="stop"))
     assert isinstance(run_job(job, device_of(simulation, 2, 1e6))[0], Update)
     talkative = replace(job, method={"name": "fedavg", "hooks": {"loss": talking_loss}})
-    found, _ = run_job(talkative, device_of(simulation, 2, 1e6))
-    assert isinstance(found, Failure) and found.late and found.simulated_s == limit
-    assert found.multiply_adds > 0
+    reply, _ = run_job(talkative, device_of(simulation, 2, 1e6))
+    assert isinstance(reply, Failure) and reply.late and reply.simulated_s == limit
+    assert reply.multiply_adds > 0
 
 
 def talking_loss(job: Job, device: Device) -> Any:
@@ -223,8 +223,8 @@ def test_long_deadlines_change_no_bit() -> None:
         timed, _ = tiny_federation({**spec, "plus": {"in_time": {}}})
         training = plain(deadline_s=1e6, late=late)  # type: ignore[arg-type]
         engine = local(set_speeds(simulation, 1e9, 1e6, 1e6, 0.1))
-        found, report = run_round(timed, engine, Settings(1, training), start(timed))
-        assert all(torch.equal(found.state[name], tensor) for name, tensor in expected.state.items())
+        after, report = run_round(timed, engine, Settings(1, training), start(timed))
+        assert all(torch.equal(after.state[name], tensor) for name, tensor in expected.state.items())
         assert report["deadline"] == {"shallower": 0, "stopped": 0, "late": 0}
 
 
@@ -236,16 +236,16 @@ def test_a_deadline_works_with_max_steps_and_patience() -> None:
     limit = seconds_of(federation, replace(job, local=job.local.replace(epochs=1)), 3, samples, speed) + 1e-6
     forward = submodel_cost(federation.problem.architecture, job.submodel, (1, 4, 4)).multiply_adds
 
-    def found(**more: Any) -> Update:
+    def train_once(**more: Any) -> Update:
         update, _ = run_job(replace(job, local=job.local.replace(deadline_s=limit, **more)),
                             device_of(simulation, 2, speed))  # fmt: skip
         assert isinstance(update, Update)
         return update
 
-    assert len(found().submodel.exits) < 3
-    limited = found(max_steps=2)
+    assert len(train_once().submodel.exits) < 3
+    limited = train_once(max_steps=2)
     assert limited.submodel == job.submodel and limited.metrics["steps"] == 2 and "stopped" not in limited.metrics
-    stopped = found(late="stop", patience=9)
+    stopped = train_once(late="stop", patience=9)
     assert stopped.metrics["stopped"] is True
     assert stopped.multiply_adds == 3 * samples * forward  # one epoch; the look after it would end too late
 
@@ -323,16 +323,16 @@ def test_real_time_stops_before_late_step() -> None:
     """
     federation, simulation = tiny_federation({"name": "fedavg"})
     job = one_job(federation, plain(epochs=9, batch_size=4, deadline_s=8.5, late="stop"))
-    found, _ = run_job(job, passing(simulation, Ticking(1.0)))
-    assert isinstance(found, Update)
+    reply, _ = run_job(job, passing(simulation, Ticking(1.0)))
+    assert isinstance(reply, Update)
     expected = 1
     while expected + 2 + (expected + 1) / expected <= 8.5:
         expected += 1
-    assert found.metrics["steps"] == expected and found.metrics["stopped"] is True
-    assert found.simulated_s is None
+    assert reply.metrics["steps"] == expected and reply.metrics["stopped"] is True
+    assert reply.simulated_s is None
     dropped, _ = run_job(replace(job, local=job.local.replace(late="drop")), passing(simulation, Ticking(1.0)))
     assert isinstance(dropped, Failure) and dropped.late and dropped.simulated_s is None
-    assert dropped.multiply_adds == found.multiply_adds
+    assert dropped.multiply_adds == reply.multiply_adds
     none, _ = run_job(replace(job, local=job.local.replace(deadline_s=1.5)), passing(simulation, Ticking(1.0)))
     assert isinstance(none, Failure) and none.late and "out of time" in none.reason
     all_of_it, _ = run_job(replace(job, local=job.local.replace(deadline_s=1e3)), passing(simulation, Ticking(1.0)))
@@ -407,15 +407,15 @@ def test_resumed_run_with_deadlines_has_equal_bits(tmp_path: Path) -> None:
 
 
 def test_deadline_key_adds_in_time() -> None:
-    def made(**cohort: Any) -> Any:
+    def assemble_cohort(**cohort: Any) -> Any:
         return assemble(load_experiment({"cohort": cohort, "method": {"name": "scalefl", "plus": {"fedprox": {}}}}))
 
-    with_it = made(deadline_s=3.0)
+    with_it = assemble_cohort(deadline_s=3.0)
     assert with_it.federation.method_spec["plus"] == {"fedprox": {}, "in_time": {}}
     assert with_it.settings.local.deadline_s == 3.0 and with_it.settings.local.late == "shallower"
     assert any("real time" in note for note in with_it.notes)  # nobody has a profile
-    stopping = made(deadline_s=3.0, late="stop")
+    stopping = assemble_cohort(deadline_s=3.0, late="stop")
     assert stopping.federation.method_spec["plus"] == {"fedprox": {}} and stopping.settings.local.late == "stop"
-    off = made()
+    off = assemble_cohort()
     assert off.federation.method_spec["plus"] == {"fedprox": {}} and off.settings.local.deadline_s is None
     assert not any("real time" in note for note in off.notes)

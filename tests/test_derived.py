@@ -54,8 +54,8 @@ def normed(norm: Callable[[nn.Module], nn.Module]) -> Made:
     return Made({"wide": Axis(12), "classes": CLASSES}, make, {}, (6,))  # type: ignore[arg-type]
 
 
-def check(made: Made, seed: int = 0) -> str:
-    return str(check_layout(made, input_shape=made.input_shape, seed=seed))
+def check(architecture: Made, seed: int = 0) -> str:
+    return str(check_layout(architecture, input_shape=architecture.input_shape, seed=seed))
 
 
 # ---- computed from the parameters: refused ---------------------------------------------------------------------------
@@ -140,22 +140,22 @@ def test_vectors_of_spectral_norms_are_settled_after_each_load(name: str) -> Non
 @pytest.mark.parametrize("name", FROM_PARAMETERS)
 @pytest.mark.parametrize("seed", range(3))
 def test_state_of_the_full_models_parameters_is_refused(name: str, seed: int) -> None:
-    made, said = FROM_PARAMETERS[name]
+    architecture, quoted = FROM_PARAMETERS[name]
     with raises(ModelError, 3, "matrix_norm(w.flatten(1)") as error:
-        check(made, seed)
-    for text in (*said, "torch.linalg.matrix_norm"):
+        check(architecture, seed)
+    for text in (*quoted, "torch.linalg.matrix_norm"):
         assert text in str(error.value)
 
 
-def settled_norms(made: Made, channels: range) -> list[float]:
+def settled_norms(architecture: Made, channels: range) -> list[float]:
     """Return the norms of the hidden layers of a level cut from a full model whose state has settled."""
     torch.manual_seed(0)
-    full = build_module(made, {"wide": 12, "classes": 3}, (1,)).train()
+    full = build_module(architecture, {"wide": 12, "classes": 3}, (1,)).train()
     for _ in range(200):
         full(torch.zeros(4, 6))
-    layout = infer_layout(made)
+    layout = infer_layout(architecture)
     part = extract(layout, full.state_dict(), Submodel({"wide": channels}, (1,)))
-    small = build_module(made, {"wide": len(channels), "classes": 3}, (1,)).eval()
+    small = build_module(architecture, {"wide": len(channels), "classes": 3}, (1,)).eval()
     small.load_state_dict(part)
     settle_norms(small)
     small(torch.zeros(4, 6))
@@ -165,8 +165,8 @@ def settled_norms(made: Made, channels: range) -> list[float]:
 @pytest.mark.parametrize("norm", [parametrizations.spectral_norm, with_parametrization(lambda _: Exact())])
 def test_spectral_norms_and_the_remedy_for_one_by_hand_have_norm_1(norm: Callable[[nn.Module], nn.Module]) -> None:
     right = normed(norm)
-    for kept in (range(12), range(3), range(7)):
-        assert all(abs(norm - 1) < 1e-5 for norm in settled_norms(right, kept))
+    for channels in (range(12), range(3), range(7)):
+        assert all(abs(norm - 1) < 1e-5 for norm in settled_norms(right, channels))
     assert "the layout is right" in check(right)
 
 
@@ -216,7 +216,7 @@ class Family(Architecture):
 
 
 def test_check_model_and_run_refuse_derived_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, said = tmp_path / "own.py", []
+    path, outputs = tmp_path / "own.py", []
     path.write_text(MODEL)
     run = [f"--set=model.name={path}:Family", "--set=method.name=heterofl", "--set=fleet.tolerance=0.5"]
     for arguments in (
@@ -226,8 +226,8 @@ def test_check_model_and_run_refuse_derived_state(tmp_path: Path, capsys: pytest
         with pytest.raises(SystemExit) as ended:
             main(arguments)
         assert ended.value.code == 2
-        said.append(capsys.readouterr().err)
-    assert all('"1.parametrizations.weight.0.u"' in text and "derived state" in text for text in said)
+        outputs.append(capsys.readouterr().err)
+    assert all('"1.parametrizations.weight.0.u"' in text and "derived state" in text for text in outputs)
     assert not (tmp_path / "out").exists()
 
 
@@ -367,8 +367,8 @@ ACCEPTED: dict[str, Callable[[int], nn.Module]] = {
 @pytest.mark.parametrize("name", ACCEPTED)
 @pytest.mark.parametrize("seed", range(3))
 def test_state_that_can_be_cut_is_accepted(name: str, seed: int) -> None:
-    made = two(ACCEPTED[name])
-    report = check_layout(made, input_shape=made.input_shape, seed=seed)
+    architecture = two(ACCEPTED[name])
+    report = check_layout(architecture, input_shape=architecture.input_shape, seed=seed)
     assert not report.not_proved and max(report.cuts.values()) < 1e-9
 
 

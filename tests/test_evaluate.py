@@ -80,8 +80,8 @@ class Plain:
         self.exits = fleet.federation.levels[level].submodel.exits
         self.moments: Moments = batch_moments
         if norm == "static":
-            found = pooled_moments(fleet.federation, fleet.simulation, self.state, level)
-            self.moments = lambda layer, z: (found[f"{layer}.mean"], found[f"{layer}.var"])
+            moments = pooled_moments(fleet.federation, fleet.simulation, self.state, level)
+            self.moments = lambda layer, z: (moments[f"{layer}.mean"], moments[f"{layer}.var"])
 
     def logits(self, x: Tensor) -> list[Tensor]:
         return plain_outputs(self.state, x.double(), self.exits, self.moments)
@@ -105,8 +105,8 @@ def share(fleet: Trained, client: int, split: str) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("norm", ["static", "batch"])
 def test_columns_are_those_of_a_plain_evaluation(fleet: Trained, norm: str) -> None:
     """global and local, the worst tenth (two of twenty clients), exits, ensemble, best exit, avg and full, levels."""
-    wanted = replace(WANTED, norms=(norm,))
-    columns = evaluate(fleet.federation, local_engine(fleet.simulation), fleet.server, wanted)[0][norm]
+    scope = replace(WANTED, norms=(norm,))
+    columns = evaluate(fleet.federation, local_engine(fleet.simulation), fleet.server, scope)[0][norm]
     models = [Plain(fleet, level, norm) for level in range(3)]
     test = {c: share(fleet, c, "test") for c in range(CLIENTS)}
     full = {c: models[2].hits(*test[c]) for c in test}
@@ -125,10 +125,10 @@ def test_columns_are_those_of_a_plain_evaluation(fleet: Trained, norm: str) -> N
     assert columns["ensemble"] == mean([models[2].ensemble(*test[c]) for c in test])
     for level in range(3):
         mine = [own[c] for c in test if c % 3 == level]
-        said = columns["levels"][str(level + 1)]
-        assert said["clients"] == len(mine)
-        assert said["local"] == mean([h[-1] for h in mine])
-        assert said["exits"] == [mean([h[e] for h in mine]) for e in range(len(models[level].exits))]
+        entry = columns["levels"][str(level + 1)]
+        assert entry["clients"] == len(mine)
+        assert entry["local"] == mean([h[-1] for h in mine])
+        assert entry["exits"] == [mean([h[e] for h in mine]) for e in range(len(models[level].exits))]
     best = {}
     for c in test:  # the shallower of equally good exits
         on_validation = models[2].hits(*share(fleet, c, "validation"))
@@ -146,14 +146,14 @@ def test_columns_are_those_of_a_plain_evaluation(fleet: Trained, norm: str) -> N
 
 
 def test_both_norm_policies_are_columns(fleet: Trained) -> None:
-    columns, found = evaluate(fleet.federation, local_engine(fleet.simulation), fleet.server, WANTED)
+    columns, moments = evaluate(fleet.federation, local_engine(fleet.simulation), fleet.server, WANTED)
     assert list(columns) == ["split", "static", "batch"]
     assert columns["split"] == "test"
     assert columns["static"] != {k: v for k, v in columns["batch"].items() if k in columns["static"]}
     assert columns["batch"]["batch_size"] == 128 and columns["batch"]["order"] == "shuffled with a seed"
     assert "batch_size" not in columns["static"]
     assert "best_exit" in columns["static"] and "best_exit" not in columns["batch"]
-    assert set(found) == {0, 1, 2}
+    assert set(moments) == {0, 1, 2}
     stored = replace(WANTED, evaluation=Evaluation(batch_size=8, shuffle=False))
     again = evaluate(fleet.federation, local_engine(fleet.simulation), fleet.server, stored)[0]
     assert again["batch"]["batch_size"] == 8 and again["batch"]["order"] == "stored"
@@ -167,23 +167,23 @@ def test_only_batch_statistics_depend_on_batches(fleet: Trained) -> None:
     data = replace(data, splits={**data.splits, "test": by_label})
     federation = replace(fleet.federation, device=Device(fleet.federation.problem, data))
     simulation = replace(fleet.simulation, data=data)
-    found: dict[tuple[int, bool], tuple[float, float]] = {}
+    scores: dict[tuple[int, bool], tuple[float, float]] = {}
     for size in (6, 96):
         for shuffle in (True, False):
-            wanted = replace(WANTED, evaluation=Evaluation(batch_size=size, shuffle=shuffle))
-            columns = evaluate(federation, local_engine(simulation), fleet.server, wanted)[0]
-            found[(size, shuffle)] = columns["static"]["full"], columns["batch"]["full"]
+            scope = replace(WANTED, evaluation=Evaluation(batch_size=size, shuffle=shuffle))
+            columns = evaluate(federation, local_engine(simulation), fleet.server, scope)[0]
+            scores[(size, shuffle)] = columns["static"]["full"], columns["batch"]["full"]
     # between batch sizes, static columns may differ a little: a deeper layer's moments depend on the statistics jobs'
     # batches
-    assert found[(96, True)][0] == found[(96, False)][0]
-    assert found[(6, True)][0] == pytest.approx(found[(6, False)][0], abs=0.03)
-    assert found[(6, False)][1] < found[(6, True)][1] - 0.1
+    assert scores[(96, True)][0] == scores[(96, False)][0]
+    assert scores[(6, True)][0] == pytest.approx(scores[(6, False)][0], abs=0.03)
+    assert scores[(6, False)][1] < scores[(6, True)][1] - 0.1
 
 
 def test_models_without_batch_norm_have_one_column() -> None:
     federation, simulation = tiny_federation({"name": "scalefl"}, norm=False)
-    columns, found = evaluate(federation, local_engine(simulation), start(federation), WANTED)
-    assert list(columns) == ["split", "static"] and found == {}
+    columns, moments = evaluate(federation, local_engine(simulation), start(federation), WANTED)
+    assert list(columns) == ["split", "static"] and moments == {}
     columns, _ = evaluate(
         federation, local_engine(simulation), start(federation), replace(WANTED, norms=("batch", "static"))
     )
@@ -200,8 +200,8 @@ def test_only_batch_norm_needs_a_policy(norm: Any, expected: bool) -> None:
 # ---- what is missing -------------------------------------------------
 
 
-def columns_of(federation: Federation, simulation: Simulation, wanted: EvaluationScope = WANTED) -> dict[str, Any]:
-    return evaluate(federation, local_engine(simulation), start(federation), wanted)[0]
+def columns_of(federation: Federation, simulation: Simulation, scope: EvaluationScope = WANTED) -> dict[str, Any]:
+    return evaluate(federation, local_engine(simulation), start(federation), scope)[0]
 
 
 def without(simulation: Simulation, client: int, split: str) -> Simulation:
@@ -275,9 +275,9 @@ def test_constant_channels_have_no_negative_variance() -> None:
     added = torch.stack([x] * 7)
     sums = {"norm.sum": added.sum(0), "norm.squares": (added * added).sum(0), "norm.count": n}
     assert bool((sums["norm.squares"] / n - (sums["norm.sum"] / n) ** 2 < 0).any())
-    found = compute_moments(sums)
-    assert bool((found["norm.var"] >= 0).all()) and bool((found["norm.var"] < 1e-12).all())
-    torch.testing.assert_close(found["norm.mean"], x.float())
+    moments = compute_moments(sums)
+    assert bool((moments["norm.var"] >= 0).all()) and bool((moments["norm.var"] < 1e-12).all())
+    torch.testing.assert_close(moments["norm.mean"], x.float())
 
 
 def test_a_client_that_cannot_evaluate_is_reported() -> None:
@@ -295,8 +295,8 @@ def declining_the_whole(job: Job, device: Device) -> Job | None:
 def test_columns_without_a_score_are_empty() -> None:
     federation, simulation = tiny_federation({"name": "scalefl", "hooks": {"adapt": declining_the_whole}})
     federation = replace(federation, device=simulation.device(None))
-    wanted = replace(WANTED, evaluation=Evaluation(batch_size=128, metrics=("own_metric:share",)))
-    columns = columns_of(federation, simulation, wanted)["batch"]
+    scope = replace(WANTED, evaluation=Evaluation(batch_size=128, metrics=("own_metric:share",)))
+    columns = columns_of(federation, simulation, scope)["batch"]
     assert columns["full"] is None
     for own in (columns, columns["metrics"]["share"]):
         assert own["test_exits"] == [] and list(own["test_levels"]) == ["1", "2"]
@@ -366,19 +366,19 @@ class Watching(InlineEngine):
         self.jobs: list[Job] = []
 
     def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
-        def noted() -> Iterator[Job]:
+        def record() -> Iterator[Job]:
             for job in jobs:
                 self.jobs.append(job)
                 yield job
 
-        yield from super().run(noted())
+        yield from super().run(record())
 
 
 def test_validation_runs_never_read_test_data() -> None:
     federation, simulation = tiny_federation({"name": "scalefl"})
     engine = Watching(simulation)
-    wanted = replace(WANTED, evaluation=Evaluation(split="validation"))
-    columns, _ = evaluate(federation, engine, start(federation), wanted)
+    scope = replace(WANTED, evaluation=Evaluation(split="validation"))
+    columns, _ = evaluate(federation, engine, start(federation), scope)
     assert columns["split"] == "validation"
     assert {j.evaluation.split for j in engine.jobs if j.kind == "evaluate"} == {"validation"}
     assert {j.evaluation.split for j in engine.jobs if j.kind == "statistics"} == {"train"}
@@ -407,8 +407,8 @@ def test_each_device_shuffles_its_data_by_itself() -> None:
 
 def test_at_most_so_many_clients_the_same_ones_each_time() -> None:
     federation, simulation = tiny_federation({"name": "scalefl"}, clients=12)
-    wanted = replace(WANTED, clients=5)
-    first, again = (columns_of(federation, simulation, wanted)["static"]["per_client"] for _ in range(2))
+    scope = replace(WANTED, clients=5)
+    first, again = (columns_of(federation, simulation, scope)["static"]["per_client"] for _ in range(2))
     assert first == again and len(first["global"]) == 5
 
 
@@ -437,17 +437,17 @@ def test_a_client_at_the_largest_level_is_evaluated_once() -> None:
 
 def test_a_sample_of_the_whole_test_set_is_the_same_in_all_rounds(fleet: Trained) -> None:
     """Of 96 test samples 20 count, the same ones; the clients' columns are as without it."""
-    engine, server, wanted = local_engine(fleet.simulation), fleet.server, replace(WANTED, samples=20)
+    engine, server, scope = local_engine(fleet.simulation), fleet.server, replace(WANTED, samples=20)
     full = evaluate(fleet.federation, engine, server, WANTED)[0]["static"]
     some, later = (
-        evaluate(fleet.federation, engine, replace(server, round=server.round + more), wanted)[0]["static"]
+        evaluate(fleet.federation, engine, replace(server, round=server.round + more), scope)[0]["static"]
         for more in (0, 3)
     )
     assert (some["test_samples"], later["test_samples"], full["test_samples"]) == (20, 20, 96)
     whole = {"avg", "full", "test_levels", "test_exits", "test_samples"}
     assert {key for key in full if some[key] != full[key]} == whole
     assert some == later
-    on_device = evaluate_on_device(fleet.federation, server, wanted, fleet.simulation.device(None), {})
+    on_device = evaluate_on_device(fleet.federation, server, scope, fleet.simulation.device(None), {})
     assert on_device["batch"]["samples"] == 96
 
 
@@ -463,12 +463,12 @@ def test_evaluation_changes_no_server_and_no_memory() -> None:
 
 def test_the_module_handed_out_says_what_was_evaluated(fleet: Trained) -> None:
     """A level's plain nn.Module in eval mode has the accuracy that the column reports."""
-    columns, found = evaluate(
+    columns, moments = evaluate(
         fleet.federation, local_engine(fleet.simulation), fleet.server, replace(WANTED, norms=("static",))
     )
     x, y = fleet.simulation.data.batch(fleet.simulation.data.split("test"))
     for level in range(3):
-        module = build_level_module(fleet.federation, fleet.server, level, found)
+        module = build_level_module(fleet.federation, fleet.server, level, moments)
         assert not module.training
         with torch.no_grad():
             right = float((module(x)[-1].argmax(1) == y).float().mean())
@@ -478,9 +478,10 @@ def test_the_module_handed_out_says_what_was_evaluated(fleet: Trained) -> None:
 @pytest.mark.parametrize("norm", ["static", "batch"])
 def test_columns_on_a_device_equal_a_plain_evaluation(fleet: Trained, norm: str) -> None:
     """Every level on the same data, the last one evaluated as the full model."""
-    found = evaluate(fleet.federation, local_engine(fleet.simulation), fleet.server, replace(WANTED, norms=("static",)))
-    wanted = replace(WANTED, norms=(norm,), evaluation=replace(WANTED.evaluation, batch_size=10**6))
-    evaluated = evaluate_on_device(fleet.federation, fleet.server, wanted, fleet.simulation.device(None), found[1])
+    static = replace(WANTED, norms=("static",))
+    _, moments = evaluate(fleet.federation, local_engine(fleet.simulation), fleet.server, static)
+    scope = replace(WANTED, norms=(norm,), evaluation=replace(WANTED.evaluation, batch_size=10**6))
+    evaluated = evaluate_on_device(fleet.federation, fleet.server, scope, fleet.simulation.device(None), moments)
     columns = evaluated[norm]
     assert (evaluated["split"], evaluated["data"]) == ("test", "tiny")
     test = fleet.simulation.data.batch(fleet.simulation.data.split("test"))

@@ -155,8 +155,8 @@ def test_the_final_numbers_are_of_the_complete_evaluation(tmp_path: Path) -> Non
 
 def test_an_older_run_keeps_its_interval() -> None:
     begun = load_experiment({**LEVELS, "evaluate": {"every": 2}})
-    kept = restore_records(load_experiment(LEVELS), begun).evaluate
-    assert (kept.every, kept.between) == (2, None)
+    section = restore_records(load_experiment(LEVELS), begun).evaluate
+    assert (section.every, section.between) == (2, None)
 
 
 ROWS = {**LEVELS, "rounds": 10, "model": {"name": "mlp", "hidden": 8}}

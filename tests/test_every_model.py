@@ -48,14 +48,14 @@ def test_every_width_and_depth_builds_what_the_layout_predicts(name: str) -> Non
     assert positions == tuple(sorted(set(positions))) and positions[-1] == architecture.blocks
     exits = tuple(sorted({positions[0], positions[len(positions) // 2], architecture.blocks}))
     layout = infer_layout(architecture, exits)
-    for width, kept in ((0.26, exits[:1]), (0.6, exits[:2]), (1.0, exits)):
+    for width, kept_exits in ((0.26, exits[:1]), (0.6, exits[:2]), (1.0, exits)):
         sizes = architecture.sizes(width)
         assert all(1 <= sizes[a] <= axis.size and sizes[a] % axis.granule == 0 for a, axis in architecture.axes.items())
         with torch.device("meta"):
-            module = architecture.build(sizes, kept)
+            module = architecture.build(sizes, kept_exits)
         built = {n: tuple(t.shape) for n, t in module.named_parameters()}
-        assert built == {n: s for n, s in layout.shapes(sizes, kept).items() if n in built}
-        assert {n for n in layout.shapes(sizes, kept) if layout.tensors[n].trainable} <= built.keys()
+        assert built == {n: s for n, s in layout.shapes(sizes, kept_exits).items() if n in built}
+        assert {n for n in layout.shapes(sizes, kept_exits) if layout.tensors[n].trainable} <= built.keys()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -64,9 +64,9 @@ def test_an_exit_may_sit_at_every_position(name: str) -> None:
     positions = tuple(architecture.positions)
     with torch.device("meta"):
         module = architecture.build({n: a.size for n, a in architecture.axes.items()}, positions)
-        found = outputs(module.eval(), make_input(architecture, SMALL[name].shape, 2))
+        logits = outputs(module.eval(), make_input(architecture, SMALL[name].shape, 2))
     shape = (2, *SMALL[name].shape, VOCABULARY) if SMALL[name].kind == "next" else (2, CLASSES)
-    assert [tuple(z.shape) for z in found] == [shape] * len(positions)
+    assert [tuple(z.shape) for z in logits] == [shape] * len(positions)
 
 
 @pytest.mark.parametrize("name", without(PROVEN, TRAINED))
@@ -118,5 +118,5 @@ def test_it_trains_with_the_core_methods_and_engines_agree(name: str) -> None:
         engine.close()
 
 
-def without_time(found: Round) -> dict[str, Any]:
-    return {key: value for key, value in found.report.items() if key not in ("seconds", "seconds_of")}
+def without_time(report: Round) -> dict[str, Any]:
+    return {key: value for key, value in report.report.items() if key not in ("seconds", "seconds_of")}

@@ -36,7 +36,7 @@ CHOICES, TUNING = names.list_names("selection"), names.list_names("peft")
 DATA, ENGINES = names.list_names("data"), names.list_names("engines")
 KINDS = {"methods": METHODS, "options": OPTIONS, "selection": CHOICES, "models": MODELS, "data": DATA,
          "engines": ENGINES, "peft": TUNING, "attacks": names.list_names("attacks")}  # fmt: skip
-EVERYTHING = [(kind, name) for kind, found in KINDS.items() for name in found]
+EVERYTHING = [(kind, name) for kind, entries in KINDS.items() for name in entries]
 
 
 def test_the_issue_s_list_is_there() -> None:
@@ -67,14 +67,14 @@ def test_the_factory_documents_itself(kind: str, name: str) -> None:
     factory = names.resolve(kind, name)
     parameters = inspect.signature(factory).parameters
     # a data set may have to be told where it is
-    given = {"engines": {"simulation"}, "data": {"folder", "file"}, "peft": {"architecture"}}.get(kind, set())
+    supplied = {"engines": {"simulation"}, "data": {"folder", "file"}, "peft": {"architecture"}}.get(kind, set())
     hints = typing.get_type_hints(factory)
     doc = inspect.getdoc(factory) or ""
     assert doc and (name == OUTSIDE or names.describe_entry(kind, name))
     for key, parameter in parameters.items():
         assert key in hints, key
         assert f"{key}: " in doc, f"{key} is not explained"
-        assert key in given or parameter.default is not inspect.Parameter.empty, key
+        assert key in supplied or parameter.default is not inspect.Parameter.empty, key
 
 
 # ---- methods and options -------------------------------------------------
@@ -202,8 +202,8 @@ def test_a_data_set_loads_or_says_what_it_needs(name: str, monkeypatch: pytest.M
     if data is None:
         with pytest.raises(FleetFitError) as caught:
             call_factory(factory, name, "[data]", {})
-        said = str(caught.value)
-        assert name in said.replace("-", "_").lower() or "folder" in said or "FLEETFIT_DATA" in said
+        message = str(caught.value)
+        assert name in message.replace("-", "_").lower() or "folder" in message or "FLEETFIT_DATA" in message
         return
     assert len(data.split("train")) and len(data.split("test"))
     assert set(data.y.tolist()) == set(range(data.classes))
@@ -224,10 +224,10 @@ def test_an_engine_answers_every_job_in_order_and_closes_twice(name: str) -> Non
     engine = call_factory(names.resolve("engines", name), name, "[engine]", values, simulation=simulation)
     try:
         server = start(federation)
-        asked = [(i, c) for i, c in enumerate((3, 0, 5, 1))]
+        pairs = [(i, c) for i, c in enumerate((3, 0, 5, 1))]
 
         def jobs() -> Any:
-            for index, client in asked:
+            for index, client in pairs:
                 level = client % 3
                 piece = federation.levels[level].submodel
                 state: dict[str, Tensor] = federation.method.dispatch(federation, server, client, piece)
@@ -235,7 +235,7 @@ def test_an_engine_answers_every_job_in_order_and_closes_twice(name: str) -> Non
                     "train", 0, 1, index, client, piece, state, {"name": "fedavg"}, index, level, plain(batch_size=8)
                 )
 
-        assert [(r.index, r.client) for r in engine.run(jobs())] == asked
+        assert [(r.index, r.client) for r in engine.run(jobs())] == pairs
         assert list(engine.run(iter(()))) == []
         engine.load(engine.save())
     finally:

@@ -10,7 +10,7 @@ from fleetfit.errors import ConfigError, check_range
 from fleetfit.factories import Preset, call_factory, make_presets
 
 
-def made(size: int, shape: tuple[int, ...] = (3,), depth: int | None = None, rate: float = 0.1) -> dict[str, Any]:
+def widget(size: int, shape: tuple[int, ...] = (3,), depth: int | None = None, rate: float = 0.1) -> dict[str, Any]:
     """Return its arguments.
 
     Args:
@@ -26,7 +26,7 @@ def made(size: int, shape: tuple[int, ...] = (3,), depth: int | None = None, rat
 def test_a_row_has_the_keys_that_it_leaves_open() -> None:
     row = Preset("The small one.", {"size": 4, "rate": 0.5}, {"depth": 7})
     other = Preset("The large one.", {"size": 9})
-    small, large = make_presets(made, {"small": row, "large": other})
+    small, large = make_presets(widget, {"small": row, "large": other})
     assert {key: p.default for key, p in inspect.signature(small).parameters.items()} == {"shape": (3,), "depth": 7}
     assert small() == {"size": 4, "shape": (3,), "depth": 7, "rate": 0.5}
     assert small((5,), depth=1) == {"size": 4, "shape": (5,), "depth": 1, "rate": 0.5}
@@ -56,8 +56,8 @@ def factory(
 
 
 def called(**values: Any) -> dict[str, Any]:
-    found: dict[str, Any] = call_factory(factory, "made", "[section]", values)
-    return found
+    settings: dict[str, Any] = call_factory(factory, "widget", "[section]", values)
+    return settings
 
 
 def test_values_fit_their_annotations() -> None:
@@ -94,7 +94,7 @@ def test_values_fit_their_annotations() -> None:
 )
 def test_wrong_types_are_refused_with_the_value(wrong: dict[str, Any]) -> None:
     ((key, value),) = wrong.items()
-    with raises(ConfigError, "made", repr(value), key=f"section.{key}"):
+    with raises(ConfigError, "widget", repr(value), key=f"section.{key}"):
         called(**wrong)
 
 
@@ -112,8 +112,8 @@ def test_unknown_and_missing_keys() -> None:
         call_factory(needy, "needy", "[section]", {})
     with raises(ConfigError, "must", "also", key="section.must"):
         call_factory(needier, "needier", "[section]", {})
-    with raises(ConfigError, "it", key="section.given"):  # what FleetFit gives is not the user's to set
-        call_factory(lambda given: given, "it", "[section]", {"given": 2}, given=1)
+    with raises(ConfigError, "it", key="section.own"):  # what FleetFit gives is not the user's to set
+        call_factory(lambda own: own, "it", "[section]", {"own": 2}, own=1)
 
 
 def test_an_error_of_a_factory_names_its_key() -> None:
@@ -150,10 +150,10 @@ def test_keys_that_the_data_give_are_said_to_be_given(key: str, near: str | None
     def model(channels: int, depth: int = 2) -> int:
         return channels + depth
 
-    given: dict[str, Any] = {"classes": 3, "channels": 6, "input_shape": (6, 60)}
+    supplied: dict[str, Any] = {"classes": 3, "channels": 6, "input_shape": (6, 60)}
     with raises(ConfigError, f'"{key}"', "data", key=f"model.{key}") as caught:
-        call_factory(model, "net.py:model", "[model]", {key: 3}, own=("derive",), **given)
+        call_factory(model, "net.py:model", "[model]", {key: 3}, own=("derive",), **supplied)
     assert (f'"{near}"' in str(caught.value)) == (near is not None)
     with raises(ConfigError, '"dept"', '"depth"', key="model.dept") as caught:
-        call_factory(model, "net.py:model", "[model]", {"dept": 3}, **given)
-    assert "data" not in str(caught.value) and call_factory(model, "m", "[model]", {"depth": 1}, **given) == 7
+        call_factory(model, "net.py:model", "[model]", {"dept": 3}, **supplied)
+    assert "data" not in str(caught.value) and call_factory(model, "m", "[model]", {"depth": 1}, **supplied) == 7

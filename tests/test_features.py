@@ -41,12 +41,12 @@ CLOSE = 1e-4
 
 
 def merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for part in parts:
         for key, value in part.items():
-            old = found.get(key)
-            found[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return found
+            old = result.get(key)
+            result[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return result
 
 
 @pytest.fixture
@@ -67,14 +67,14 @@ def embedded(monkeypatch: pytest.MonkeyPatch) -> Counter[bytes]:
 def finished(folder: Path, *changes: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the state and the columns of a run."""
     run = ff.run(merged(RUN, *changes), out=folder)
-    nest = RunFolder.open(run.folder).load_checkpoint()
-    assert nest is not None
+    payload = RunFolder.open(run.folder).load_checkpoint()
+    assert payload is not None
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert not any(line["failures"] for line in lines)
-    return dict(nest["server"]["state"]), lines[-1]["evaluate"]
+    return dict(payload["server"]["state"]), lines[-1]["evaluate"]
 
 
-def kept(bytes_: float) -> dict[str, Any]:
+def cache_features(bytes_: float) -> dict[str, Any]:
     return {"engine": {"features_bytes": bytes_}}
 
 
@@ -97,8 +97,8 @@ SOUND = [
 def test_cached_features_keep_results(change: dict[str, Any], tmp_path: Path) -> None:
     """Three rounds of four clients of two depths, evaluated."""
     plain, columns = finished(tmp_path / "plain", change)
-    found, others = finished(tmp_path / "kept", change, kept(1e9))
-    assert close(plain, found)
+    state, others = finished(tmp_path / "kept", change, cache_features(1e9))
+    assert close(plain, state)
     assert columns["static"]["global"] == pytest.approx(others["static"]["global"], abs=0.01)
 
 
@@ -110,7 +110,7 @@ def test_backbone_runs_once_per_sample(peft: dict[str, Any], embedded: Counter[b
     up with its first.
     """
     one = {"fleet": {"groups": [{"budget": 1.0}]}, "peft": peft, "evaluate": {"whole": False}}
-    ff.run(merged(RUN, one, kept(1e9)), out=tmp_path / "kept")
+    ff.run(merged(RUN, one, cache_features(1e9)), out=tmp_path / "kept")
     tried = 64 + 32
     assert sum(count > 1 for count in embedded.values()) <= tried + 32 * 8
     assert sum(count == 1 for count in embedded.values()) > 1000
@@ -121,16 +121,16 @@ def test_backbone_runs_once_per_sample(peft: dict[str, Any], embedded: Counter[b
 
 def test_file_beyond_memory_has_equal_bits(tmp_path: Path) -> None:
     """None fits, then one row of 24 numbers, then a hundred."""
-    all_in_memory, columns = finished(tmp_path / "memory", kept(1e9))
+    all_in_memory, columns = finished(tmp_path / "memory", cache_features(1e9))
     for bytes_ in (1.0, 24 * 4, 100 * 24 * 4):
-        found, others = finished(tmp_path / f"{bytes_:.0f}", kept(bytes_))
-        assert_same_bits(all_in_memory, found)
+        state, others = finished(tmp_path / f"{bytes_:.0f}", cache_features(bytes_))
+        assert_same_bits(all_in_memory, state)
         assert columns == others
 
 
 def test_workers_and_resumed_run_have_equal_bits(tmp_path: Path) -> None:
-    here, columns = finished(tmp_path / "here", kept(1e9))
-    there, others = finished(tmp_path / "there", kept(1e9), {"engine": {"name": "processes", "workers": 2}})
+    here, columns = finished(tmp_path / "here", cache_features(1e9))
+    there, others = finished(tmp_path / "there", cache_features(1e9), {"engine": {"name": "processes", "workers": 2}})
     assert_same_bits(here, there)
     assert columns == others
 
@@ -139,7 +139,7 @@ def test_workers_and_resumed_run_have_equal_bits(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ff.run(merged(RUN, kept(1e9)), out=tmp_path / "cut", on_round=stop)
+        ff.run(merged(RUN, cache_features(1e9)), out=tmp_path / "cut", on_round=stop)
     resumed = RunFolder.open(ff.resume(tmp_path / "cut").folder).load_checkpoint()
     assert resumed is not None
     assert_same_bits(here, dict(resumed["server"]["state"]))
@@ -148,7 +148,7 @@ def test_workers_and_resumed_run_have_equal_bits(tmp_path: Path) -> None:
 def test_fast_run_caches_features(embedded: Counter[bytes], tmp_path: Path) -> None:
     """Unless it is told otherwise; in half precision with the same bits in workers."""
     fast = {"engine": {"speed": "fast", "precision": "bf16"}}
-    finished(tmp_path / "without", fast, kept(0))
+    finished(tmp_path / "without", fast, cache_features(0))
     usual = sum(embedded.values())
     embedded.clear()
     here, columns = finished(tmp_path / "here", fast)
@@ -173,8 +173,8 @@ def test_changing_features_are_not_cached(change: dict[str, Any], embedded: Coun
     plain, _ = finished(tmp_path / "plain", change)
     usual = sum(embedded.values())
     embedded.clear()
-    found, _ = finished(tmp_path / "kept", change, kept(1e9))
-    assert_same_bits(plain, found)
+    state, _ = finished(tmp_path / "kept", change, cache_features(1e9))
+    assert_same_bits(plain, state)
     assert sum(embedded.values()) > 0.8 * usual
 
 
@@ -183,16 +183,16 @@ def test_default_caches_nothing(embedded: Counter[bytes], tmp_path: Path) -> Non
     plain, _ = finished(tmp_path / "plain")
     usual = sum(embedded.values())
     embedded.clear()
-    found, _ = finished(tmp_path / "none", kept(0))
-    assert_same_bits(plain, found)
+    state, _ = finished(tmp_path / "none", cache_features(0))
+    assert_same_bits(plain, state)
     assert sum(embedded.values()) == usual
 
 
 def test_full_disk_computes_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, _ = finished(tmp_path / "plain")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "is not there"))
-    found, _ = finished(tmp_path / "full", kept(100 * 24 * 4))
-    assert close(plain, found)
+    state, _ = finished(tmp_path / "full", cache_features(100 * 24 * 4))
+    assert close(plain, state)
 
 
 def test_fleet_nodes_have_equal_bits(embedded: Counter[bytes], tmp_path: Path) -> None:
@@ -203,10 +203,13 @@ def test_fleet_nodes_have_equal_bits(embedded: Counter[bytes], tmp_path: Path) -
     from fleetfit.fleet import node as nodes_side
 
     model = {"name": "vit", "hidden": 12, "depth": 3, "attention_heads": 3, "patch": 2}
-    table = {**described({"name": "depthfl"}, model=model, peft={"name": "frozen"}, local={"epochs": 9}), **kept(1e9)}
+    table = {
+        **described({"name": "depthfl"}, model=model, peft={"name": "frozen"}, local={"epochs": 9}),
+        **cache_features(1e9),
+    }
     base = ff.run(table, out=tmp_path / "local")
     counts = []
-    for name, engine in {"plain": {}, "kept": kept(1e9)["engine"]}.items():
+    for name, engine in {"plain": {}, "kept": cache_features(1e9)["engine"]}.items():
         nodes_side.get_node.cache_clear()
         (tmp_path / name).mkdir()
         embedded.clear()
@@ -238,18 +241,18 @@ def test_hidden_dependencies_are_found_by_trying(
     plain_start = VitModule.start
     monkeypatch.setattr(VitModule, "start", lambda net, x: change(net, plain_start(net, x)))
     plain, _ = finished(tmp_path / "plain")
-    found, _ = finished(tmp_path / "kept", kept(1e9))
-    assert_same_bits(plain, found)
+    state, _ = finished(tmp_path / "kept", cache_features(1e9))
+    assert_same_bits(plain, state)
 
 
 def test_lazy_samples_load_on_use() -> None:
     """By a function's arguments, by their places and their names, and by methods."""
     _, simulation = tiny_federation({"name": "fedavg"})
-    device, made = simulation.device(1), torch.arange(12.0).view(3, 1, 2, 2)
-    x = make_lazy_samples(device, lambda: made, 3)
-    assert torch.equal(torch.sum(x, dim=0, keepdim=True), made.sum(0, keepdim=True))
-    assert torch.equal(torch.add(input=torch.ones(()), other=x), made + 1)
-    assert torch.equal(x.flatten(1) * 2, made.flatten(1) * 2)
+    device, sample = simulation.device(1), torch.arange(12.0).view(3, 1, 2, 2)
+    x = make_lazy_samples(device, lambda: sample, 3)
+    assert torch.equal(torch.sum(x, dim=0, keepdim=True), sample.sum(0, keepdim=True))
+    assert torch.equal(torch.add(input=torch.ones(()), other=x), sample + 1)
+    assert torch.equal(x.flatten(1) * 2, sample.flatten(1) * 2)
 
 
 class WordNet(ExitModel):

@@ -46,12 +46,12 @@ def update_of(problem: Problem, piece: Submodel, state: State, index: int) -> Up
 
 def received(federation: Federation) -> list[Update]:
     """Two clients of level 1, one of each other level, each with weights of its own and opinions that are firm."""
-    problem, found = federation.problem, []
+    problem, updates = federation.problem, []
     for i, level in enumerate((0, 0, 1, 2)):
         drawn = initial_state(problem, i)
         firm = {n: t * (10 if n == "heads.3.weight" else 1) for n, t in drawn.items()}
-        found.append(update_of(problem, federation.levels[level].submodel, firm, i))
-    return found
+        updates.append(update_of(problem, federation.levels[level].submodel, firm, i))
+    return updates
 
 
 def by_width(spec: Mapping[str, Any], **model: Any) -> tuple[Federation, Simulation]:
@@ -72,22 +72,24 @@ def test_the_loss_by_hand(temperature: float) -> None:
     A model whose last layer has no weights says its biases, whatever it sees.
     """
     problem = Problem(tiny(classes=3), (1, 4, 4), classification, (3,))
-    said = {"narrow": (2.0, 0.0, -1.0), "wide": (0.0, 1.0, 3.0), "student": (0.5, -0.5, 0.0)}
+    logits_by_level = {"narrow": (2.0, 0.0, -1.0), "wide": (0.0, 1.0, 3.0), "student": (0.5, -0.5, 0.0)}
     pieces = {"narrow": problem.submodel(0.5, (3,)), "wide": problem.submodel(1.0, (3,))}
 
     def saying(logits: tuple[float, ...]) -> State:
         state = dict(initial_state(problem, 0))
         return {**state, "heads.3.weight": torch.zeros(3, 8), "heads.3.bias": torch.tensor(logits)}
 
-    teachers = [update_of(problem, piece, saying(said[name]), i) for i, (name, piece) in enumerate(pieces.items())]
+    teachers = [
+        update_of(problem, piece, saying(logits_by_level[name]), i) for i, (name, piece) in enumerate(pieces.items())
+    ]
     job = Job("train", 0, 1, 0, None, full_submodel(problem.layout), {}, {}, 0)
     loss = Distillation(job, Device(problem, tiny_server_data()), teachers, [], temperature)
     module = build_module(problem.architecture, problem.layout.full_sizes, (3,))
-    module.load_state_dict(saying(said["student"]))
+    module.load_state_dict(saying(logits_by_level["student"]))
     x = torch.randn(5, 1, 4, 4)
-    mean = [(a + b) / 2 for a, b in zip(said["narrow"], said["wide"], strict=True)]
+    mean = [(a + b) / 2 for a, b in zip(logits_by_level["narrow"], logits_by_level["wide"], strict=True)]
     p = [math.exp(z / temperature) for z in mean]
-    q = [math.exp(z / temperature) for z in said["student"]]
+    q = [math.exp(z / temperature) for z in logits_by_level["student"]]
     p, q = [v / sum(p) for v in p], [v / sum(q) for v in q]
     expected = temperature**2 * sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
     torch.testing.assert_close(loss.compute_teacher_logits(x), torch.tensor([mean] * 5))
@@ -127,10 +129,10 @@ def test_padding_teaches_nothing() -> None:
         other[row, place] = torch.tensor([9.0, 0.0, 0.0, -9.0])
         return loss._compute_divergence(other, nn.Embedding.from_pretrained(torch.eye(4)), x)
 
-    found = loss._compute_divergence(teacher, nn.Embedding.from_pretrained(torch.eye(4)), x)
-    assert found > 0
-    assert torch.equal(with_other(0, 2), found)
-    assert not torch.equal(with_other(1, 2), found)
+    divergence = loss._compute_divergence(teacher, nn.Embedding.from_pretrained(torch.eye(4)), x)
+    assert divergence > 0
+    assert torch.equal(with_other(0, 2), divergence)
+    assert not torch.equal(with_other(1, 2), divergence)
 
 
 # ---- the server's training -------------------------------------------------
@@ -147,30 +149,30 @@ class Plain:
 
     @staticmethod
     def _teach(teachers: list[Update], x: Tensor) -> Tensor:
-        found = [plain_outputs({n: t.double() for n, t in u.state.items()}, x, (3,))[-1] for u in teachers]
-        return torch.stack(found).mean(0)
+        logits = [plain_outputs({n: t.double() for n, t in u.state.items()}, x, (3,))[-1] for u in teachers]
+        return torch.stack(logits).mean(0)
 
     def _loss(self, leaves: State, x: Tensor) -> Tensor:
         p = torch.softmax(self.says[x] / self.temperature, 1)
-        found = []
+        logits = []
         for piece in self.pieces:
             a, b = piece.sizes["a"], piece.sizes["b"]
             size = {8: a, 12: b, 16: 16, 4: 4}  # no two axes of the model are of one size
             cut = {n: t[tuple(slice(size[k]) for k in t.shape)] for n, t in leaves.items()}
             q = torch.log_softmax(plain_outputs(cut, x, (3,))[-1] / self.temperature, 1)
-            found.append((p * (p.log() - q)).sum(1).mean() * self.temperature**2)
-        return torch.stack(found).mean()
+            logits.append((p * (p.log() - q)).sum(1).mean() * self.temperature**2)
+        return torch.stack(logits).mean()
 
     def run(self, state: State, local: Local) -> list[tuple[float, State]]:
         """Return the held-out divergence and the state before the first step and at every check."""
         leaves = {n: t.double().clone().requires_grad_() for n, t in state.items()}
         adam = torch.optim.Adam(list(leaves.values()), lr=local.lr)
         falling = torch.optim.lr_scheduler.CosineAnnealingLR(adam, local.max_steps or 1)
-        found = []
+        logits = []
         for step in range((local.max_steps or 0) + 1):
             if step % (local.check_every or 1) == 0 or step == local.max_steps:
                 with torch.no_grad():
-                    found.append(
+                    logits.append(
                         (float(self._loss(leaves, self.held)), {n: t.detach().clone() for n, t in leaves.items()})
                     )
             adam.zero_grad()
@@ -178,7 +180,7 @@ class Plain:
             nn.utils.clip_grad_norm_(list(leaves.values()), local.clip_norm or math.inf)
             adam.step()
             falling.step()
-        return found
+        return logits
 
 
 def whole_batches(**values: Any) -> dict[str, Any]:
@@ -200,15 +202,15 @@ def test_the_server_trains_as_a_plain_loop_does(temperature: float, every: int) 
     """
     federation, _ = by_width(whole_batches(steps=8, check_every=every, lr=0.003, temperature=temperature), norm=False)
     updates = received(federation)
-    found, mean = merged(federation, updates, start(federation))
+    state, mean = merged(federation, updates, start(federation))
     local = plain(0.003, max_steps=8, check_every=every, clip_norm=5.0)
     expected = Plain(federation, updates, tiny_server_data(), temperature).run(mean, local)
     divergences = [d for d, _ in expected]
     assert divergences == sorted(divergences, reverse=True)  # so the last state is the best
-    assert_close(found.mean, expected[-1][1], atol=1e-5)
-    assert found.metrics["steps"] == 8
-    assert found.metrics["before"] == pytest.approx(divergences[0], rel=1e-4, abs=1e-6)
-    assert found.metrics["after"] == pytest.approx(divergences[-1], rel=1e-4, abs=1e-6)
+    assert_close(state.mean, expected[-1][1], atol=1e-5)
+    assert state.metrics["steps"] == 8
+    assert state.metrics["before"] == pytest.approx(divergences[0], rel=1e-4, abs=1e-6)
+    assert state.metrics["after"] == pytest.approx(divergences[-1], rel=1e-4, abs=1e-6)
 
 
 def test_the_settings_are_the_paper_s() -> None:
@@ -227,7 +229,7 @@ def test_the_best_state_is_kept_and_patience_ends_the_training() -> None:
     spec = whole_batches(steps=steps, check_every=every, patience=patience, lr=lr)
     federation, _ = by_width(spec, norm=False)
     updates = received(federation)
-    found, mean = merged(federation, updates, start(federation))
+    state, mean = merged(federation, updates, start(federation))
     checks = Plain(federation, updates, tiny_server_data(), 1.0).run(
         mean, plain(lr, max_steps=steps, check_every=every, clip_norm=5.0)
     )
@@ -238,23 +240,23 @@ def test_the_best_state_is_kept_and_patience_ends_the_training() -> None:
             stopped = i
             break
     assert stopped < len(checks) - 1 and 0 <= best < stopped, "the learning rate was to overshoot"
-    assert found.metrics["steps"] == stopped * every
-    assert_close(found.mean, checks[best][1], atol=1e-4)
+    assert state.metrics["steps"] == stopped * every
+    assert_close(state.mean, checks[best][1], atol=1e-4)
 
 
 def test_a_student_that_only_gets_worse_stays_the_mean() -> None:
     """The start is looked at too."""
     federation, _ = by_width({"name": "feddf", "steps": 20, "check_every": 5, "lr": 1e3})
-    found, mean = merged(federation, received(federation), start(federation))
-    assert all(torch.equal(found.mean[n], mean[n]) for n in mean)
-    assert found.metrics["after"] == found.metrics["before"]
+    state, mean = merged(federation, received(federation), start(federation))
+    assert all(torch.equal(state.mean[n], mean[n]) for n in mean)
+    assert state.metrics["after"] == state.metrics["before"]
 
 
 def test_students_of_all_levels_move_towards_their_teachers() -> None:
     """On unlabelled data that they were not trained on, each level's model says more what the teachers' mean says."""
     federation, _ = by_width({"name": "feddf", "steps": 200, "check_every": 50, "lr": 0.01, "batch_size": 16})
     updates, problem = received(federation), federation.problem
-    found, mean = merged(federation, updates, start(federation))
+    student_state, mean = merged(federation, updates, start(federation))
     data = tiny_server_data()
     x, _ = data.batch(data.split("validation"))
 
@@ -268,7 +270,7 @@ def test_students_of_all_levels_move_towards_their_teachers() -> None:
     target = torch.softmax(logits.mean(0), 1)  # log p differs from the logits by a constant, which softmax forgets
     for level in federation.levels:
         before, after = (F.kl_div(says(extract(problem.layout, s, level.submodel), level.submodel).log(), target,
-                                  reduction="batchmean") for s in (mean, found.mean))  # fmt: skip
+                                  reduction="batchmean") for s in (mean, student_state.mean))  # fmt: skip
         assert float(after) < 0.5 * float(before)
 
 
@@ -288,27 +290,27 @@ def test_it_starts_from_heterofl_s_mean() -> None:
     federation, _ = by_width(spec_of("feddf"))
     updates = received(federation)
     plain = aggregate_plainly(federation, start(federation), updates)
-    found, mean = merged(federation, updates, start(federation))
-    assert has_same_bits(plain.mean, mean) and not has_same_bits(found.mean, mean)  # the whole model is covered
+    state, mean = merged(federation, updates, start(federation))
+    assert has_same_bits(plain.mean, mean) and not has_same_bits(state.mean, mean)  # the whole model is covered
 
 
 def test_what_nobody_sent_is_distilled_too() -> None:
     federation, _ = by_width(spec_of("feddf"))
     server = start(federation)
     small = [u for u in received(federation) if u.submodel == federation.levels[0].submodel]
-    found, mean = merged(federation, small, server)
+    state, mean = merged(federation, small, server)
     plain = aggregate_plainly(federation, server, small)
     outside = plain.coverage["stem.weight"] == 0
-    assert bool(outside.any()) and not torch.equal(found.mean["stem.weight"][outside], mean["stem.weight"][outside])
-    assert all(bool((t > 0).all()) for t in found.coverage.values())
-    assert torch.equal(found.coverage["stem.weight"][~outside], plain.coverage["stem.weight"][~outside])
+    assert bool(outside.any()) and not torch.equal(state.mean["stem.weight"][outside], mean["stem.weight"][outside])
+    assert all(bool((t > 0).all()) for t in state.coverage.values())
+    assert torch.equal(state.coverage["stem.weight"][~outside], plain.coverage["stem.weight"][~outside])
 
 
 def test_a_round_without_updates_distils_nothing() -> None:
     federation, _ = by_width(spec_of("feddf"))
     server = start(federation)
-    found = aggregate_updates(federation, server, [])
-    assert_same_bits(apply_mean(server.state, found), server.state)
+    state = aggregate_updates(federation, server, [])
+    assert_same_bits(apply_mean(server.state, state), server.state)
 
 
 def test_interrupted_and_taken_up_again() -> None:
@@ -372,22 +374,22 @@ def test_feddf_without_server_data_is_refused() -> None:
 
 def test_unlabelled_data_have_no_labels_and_keep_their_splits() -> None:
     data = tiny_data()
-    found = drop_labels(data)
-    assert set(found.y.tolist()) == {0} and found.classes == 1 and found.groups is None
+    unlabelled = drop_labels(data)
+    assert set(unlabelled.y.tolist()) == {0} and unlabelled.classes == 1 and unlabelled.groups is None
     for name in ("train", "validation"):
-        assert torch.equal(found.split(name), data.split(name))
-    assert not len(found.split("test"))
-    x, y = found.batch(data.split("train")[:5])
+        assert torch.equal(unlabelled.split(name), data.split(name))
+    assert not len(unlabelled.split("test"))
+    x, y = unlabelled.batch(data.split("train")[:5])
     assert torch.equal(x, data.batch(data.split("train")[:5])[0]) and y.tolist() == [0] * 5
 
 
 def test_a_tenth_is_held_out_where_nothing_is() -> None:
     data = tiny_data()
     whole_set = data.share({"train": torch.cat([data.split("train"), data.split("validation")])})
-    found = [drop_labels(whole_set, seed) for seed in (0, 0, 1)]
-    held = [set(d.split("validation").tolist()) for d in found]
+    sets = [drop_labels(whole_set, seed) for seed in (0, 0, 1)]
+    held = [set(d.split("validation").tolist()) for d in sets]
     assert len(held[0]) == len(whole_set.split("train")) // 10 and held[0] == held[1] != held[2]
-    assert not held[0] & set(found[0].split("train").tolist())
+    assert not held[0] & set(sets[0].split("train").tolist())
     with raises(DataError, key="data.server"):
         drop_labels(data.share({"test": data.split("test")}))
 
@@ -411,7 +413,7 @@ def test_labels_are_never_used(task: str) -> None:
 def test_workers_do_not_get_them() -> None:
     _, simulation = by_width({"name": "feddf"})
     assert simulation.unlabelled is not None
-    sent = [pack(dump_setup(given, 1)) for given in (simulation, replace(simulation, unlabelled=None))]
+    sent = [pack(dump_setup(one, 1)) for one in (simulation, replace(simulation, unlabelled=None))]
     assert sent[0] == sent[1]
     assert load_setup(unpack(sent[0]), simulation.data, "cpu").device(None).unlabelled is None
 
@@ -443,11 +445,11 @@ def words(vocabulary: int = 9, padding: int = 0, length: int = 6) -> Data:
 
 
 def test_a_run_file_says_where_the_data_come_from() -> None:
-    found = assemble(load_experiment({}, [*SMALL, f"data.server={{name='{HERE}:other_digits'}}"]))
-    own = found.simulation.unlabelled
+    assembly = assemble(load_experiment({}, [*SMALL, f"data.server={{name='{HERE}:other_digits'}}"]))
+    own = assembly.simulation.unlabelled
     assert own is not None and own.name == "noise" and len(own.split("validation")) == 6
-    assert found.federation.device is not None and found.federation.device.unlabelled is own
-    assert found.simulation.device(0).unlabelled is None
+    assert assembly.federation.device is not None and assembly.federation.device.unlabelled is own
+    assert assembly.simulation.device(0).unlabelled is None
 
 
 def test_it_is_written_with_its_defaults_and_read_back() -> None:
@@ -463,17 +465,17 @@ def test_it_is_written_with_its_defaults_and_read_back() -> None:
 
 
 def test_an_object_may_stand_in_for_a_name() -> None:
-    found = assemble(load_experiment({}, SMALL, data={"name": "digits", "server": {"name": other_digits()}}))
-    assert found.simulation.unlabelled is not None and found.simulation.unlabelled.name == "noise"
-    assert '"<Data>"' in to_toml(found.experiment)
+    assembly = assemble(load_experiment({}, SMALL, data={"name": "digits", "server": {"name": other_digits()}}))
+    assert assembly.simulation.unlabelled is not None and assembly.simulation.unlabelled.name == "noise"
+    assert '"<Data>"' in to_toml(assembly.experiment)
 
 
 def test_server_data_are_loaded_only_if_needed() -> None:
     """So that the rows of a comparison may share [data]."""
     for name in ("heterofl", "feddf"):
         changes = [*SMALL, f"method.name={name}", "data.server={name='digits'}", "method.steps=0"]
-        found = assemble(load_experiment({}, changes if name == "feddf" else changes[:-1]))
-        assert found.simulation.unlabelled is None
+        assembly = assemble(load_experiment({}, changes if name == "feddf" else changes[:-1]))
+        assert assembly.simulation.unlabelled is None
 
 
 @pytest.mark.parametrize(
@@ -530,10 +532,10 @@ def test_a_run_that_is_stopped_and_resumed(tmp_path: Path) -> None:
         assert report["server"]["steps"] == 4 and report["server"]["after"] <= report["server"]["before"]
 
 
-def texts(folder: Path, name: str, said: list[str]) -> Path:
+def texts(folder: Path, name: str, lines: list[str]) -> Path:
     (folder / name).mkdir()
     for split in ("train", "test"):
-        rows = [f"{text},{i % 2}" for i, text in enumerate(said * 6)]
+        rows = [f"{text},{i % 2}" for i, text in enumerate(lines * 6)]
         (folder / name / f"{split}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     return folder / name
 
@@ -548,8 +550,8 @@ def test_texts_are_cut_into_the_clients_tokens(tmp_path: Path, monkeypatch: pyte
     changes = [*SMALL, "data.partition.kind=iid", "data.partition.clients=2", "model.name=bert_tiny", "data.name=text",
                f"data.folder={ours}", "data.length=8", "data.vocabulary=40"]  # fmt: skip
     server = f"name='text', folder='{theirs}', length=8, vocabulary=40"
-    found = assemble(load_experiment({}, [*changes, f"data.server={{{server}}}"]))
-    own, data = found.simulation.unlabelled, found.data
+    assembly = assemble(load_experiment({}, [*changes, f"data.server={{{server}}}"]))
+    own, data = assembly.simulation.unlabelled, assembly.data
     assert own is not None and own.tokenizer and own.vocabulary == data.vocabulary
     rows = [data.x[i].tolist() for i in range(len(data.x))]
     assert own.x[own.split("train")].tolist() and [r for r in own.x.tolist() if r in rows] == []

@@ -52,8 +52,8 @@ def test_more_steps_begin_where_fewer_did(tmp_path: Path, capsys: pytest.Capture
                 str(out),
             ]
         )
-        said = capsys.readouterr().out.splitlines()
-        return [line.split() for line in said if len(line.split()) == 5 and line.split()[0].isdecimal()]
+        output = capsys.readouterr().out.splitlines()
+        return [line.split() for line in output if len(line.split()) == 5 and line.split()[0].isdecimal()]
 
     none, few, more = lines("0", "10", "20")
     assert none[:3] == ["0", "-", "-"] and few[1] == more[1], "the mean of the round is the same"

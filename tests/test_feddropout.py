@@ -30,9 +30,9 @@ from fleetfit.values import Update
 )
 def test_so_many_channels_are_kept(size: int, granule: int, n: int, drop: float, expected: int) -> None:
     for seed in range(20):
-        kept = select_channels(Axis(size, granule), n, 0, 3, np.random.default_rng(seed), drop)
-        assert len(kept) == len(set(kept)) == expected and set(kept) <= set(range(size))
-        assert {c // granule for c in kept} == {c // granule for c in kept[::granule]}, "whole granules"
+        channels = select_channels(Axis(size, granule), n, 0, 3, np.random.default_rng(seed), drop)
+        assert len(channels) == len(set(channels)) == expected and set(channels) <= set(range(size))
+        assert {c // granule for c in channels} == {c // granule for c in channels[::granule]}, "whole granules"
     assert select_channels(Axis(size, granule), n, 0, None, np.random.default_rng(0), drop) == range(n)
 
 
@@ -66,14 +66,14 @@ def test_each_element_is_the_mean_of_those_who_drew_it_and_else_stays() -> None:
                 for u in updates if j in u.submodel.channels["a"]]  # fmt: skip
         expected = sum(n * x for n, x in mine) / sum(n for n, _ in mine) if mine else before[j].item()
         assert after.state["stem.bias"][j].item() == pytest.approx(expected, rel=1e-6)
-    kept = set().union(*(u.submodel.channels["a"] for u in updates))
-    assert 4 < len(kept) < 8, "more than one client's, and not all, or the test shows little"
+    channels = set().union(*(u.submodel.channels["a"] for u in updates))
+    assert 4 < len(channels) < 8, "more than one client's, and not all, or the test shows little"
 
 
 def test_the_levels_are_those_of_width() -> None:
     problem, targets = tiny_problem(exits=(3,)), Targets((0.3, 1.0), (0.25, 0.25))
-    found, expected = (build({"name": name}).levels(problem, targets) for name in ("feddropout", "heterofl"))
-    assert [level.submodel for level in found] == [level.submodel for level in expected]
+    levels, expected = (build({"name": name}).levels(problem, targets) for name in ("feddropout", "heterofl"))
+    assert [level.submodel for level in levels] == [level.submodel for level in expected]
 
 
 @pytest.mark.parametrize("drop", [-0.1, 1.0])

@@ -38,11 +38,11 @@ def test_a_run_has_only_what_it_needs_after_the_first_job(engine: str, tmp_path:
     """A client's job has begun and ended, in this process and in a worker; digits, the small CNN and SGD."""
     seen, hook = tmp_path / "seen.txt", tmp_path / "hook.py"
     hook.write_text(HOOK.format(file=str(seen)))
-    given = ["--set", f"method.name={hook}:said", "--set", f"engine.name={engine}"]
-    given += ["--set", "engine.workers=1"] if engine == "processes" else []
-    fleetfit("run", "--quiet", "--out", str(tmp_path / "run"), *SMALL, *given)
-    found = seen.read_text().splitlines()
-    assert found and set(found) == {"[]"}
+    arguments = ["--set", f"method.name={hook}:said", "--set", f"engine.name={engine}"]
+    arguments += ["--set", "engine.workers=1"] if engine == "processes" else []
+    fleetfit("run", "--quiet", "--out", str(tmp_path / "run"), *SMALL, *arguments)
+    modules = seen.read_text().splitlines()
+    assert modules and set(modules) == {"[]"}
 
 
 @pytest.mark.parametrize("first", ["", "import torch; ", "import gc; gc.disable(); "])

@@ -73,10 +73,10 @@ def called(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_blocks_of_own_levels_are_found() -> None:
     """InclusiveFL's levels hand on the movement of blocks like their last one, whatever the blocks are called."""
     layout = infer_layout(FOREIGN["Wave"].made())
-    found = find_own_blocks(layout, (1, 2, 3))
-    assert set(found.top[2]) == set(found.top[3]) and "skip.weight" in found.top[3]
-    assert found.top[3]["skip.weight"] == "dilated.2.skip.weight"
-    assert len(found.further[3]) == 1
+    blocks = find_own_blocks(layout, (1, 2, 3))
+    assert set(blocks.top[2]) == set(blocks.top[3]) and "skip.weight" in blocks.top[3]
+    assert blocks.top[3]["skip.weight"] == "dilated.2.skip.weight"
+    assert len(blocks.further[3]) == 1
 
 
 def test_classifiers_by_their_order_need_levels_with_the_first_exits(
@@ -88,18 +88,18 @@ def test_classifiers_by_their_order_need_levels_with_the_first_exits(
     with pytest.raises(SystemExit) as end:
         main(["run", "--out", str(tmp_path / "run"), *(f"--set={value}" for value in [model, *values])])
     assert end.value.code == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "classifiers are numbered by their order" in said and "or take a method whose levels keep" in said
+    output = " ".join(capsys.readouterr().err.split())
+    assert "classifiers are numbered by their order" in output and "or take a method whose levels keep" in output
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FOREIGN)
 def test_foreign_models_are_checked_and_trained(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     foreign, model = FOREIGN[name], f"{HERE / 'foreign_models.py'}:{name}"
-    given = [f"--set=model.vocabulary={n}" for key, n in foreign.given.items() if key == "vocabulary"]
+    arguments = [f"--set=model.vocabulary={n}" for key, n in foreign.given.items() if key == "vocabulary"]
     shape = ",".join(map(str, foreign.input_shape))
-    said = called("check-model", model, "--input-shape", shape, "--task", foreign.task, *given, capsys=capsys)
-    assert said.rstrip().endswith("No files were written.")
+    output = called("check-model", model, "--input-shape", shape, "--task", foreign.task, *arguments, capsys=capsys)
+    assert output.rstrip().endswith("No files were written.")
     split = ["method.split=width"] if len(foreign.made().positions) == 1 else []
     values = [
         f"model.name={model}",

@@ -55,11 +55,11 @@ def test_cuda_agrees_with_the_processor(spec: Mapping[str, Any]) -> None:
     """Sums run in another order there, so to tolerance. Without dropout, whose draws differ."""
     federation, simulation = tiny_federation(spec)
     expected = finished(federation, local_engine(simulation))
-    found = finished(federation, local_engine(simulation, device="cuda"))
+    result = finished(federation, local_engine(simulation, device="cuda"))
     for name, tensor in expected.server.state.items():
-        assert found.server.state[name].device.type == "cpu"
-        torch.testing.assert_close(found.server.state[name], tensor, rtol=1e-3, atol=1e-4)
-    ours, theirs = expected.report, found.report
+        assert result.server.state[name].device.type == "cpu"
+        torch.testing.assert_close(result.server.state[name], tensor, rtol=1e-3, atol=1e-4)
+    ours, theirs = expected.report, result.report
     assert theirs["train"]["loss"] == pytest.approx(ours["train"]["loss"], rel=1e-3)
     assert theirs["bytes_down"] == ours["bytes_down"]
     assert theirs["evaluate"]["static"]["full"] == pytest.approx(ours["evaluate"]["static"]["full"], abs=0.05)
@@ -90,8 +90,8 @@ def test_the_server_trains_on_cuda_as_on_the_processor() -> None:
 def test_processes_and_local_give_the_same_bits_on_cuda() -> None:
     federation, simulation = tiny_federation({"name": "scalefl"}, dropout=0.2)
     expected = finished(federation, local_engine(simulation, device="cuda:0"))
-    found = finished(federation, processes(simulation, workers=2, device="cuda:0"))
-    assert all(torch.equal(found.server.state[n], t) for n, t in expected.server.state.items())
+    result = finished(federation, processes(simulation, workers=2, device="cuda:0"))
+    assert all(torch.equal(result.server.state[n], t) for n, t in expected.server.state.items())
 
 
 def test_cuda_s_generator_is_left_alone() -> None:
@@ -115,25 +115,27 @@ FAST: dict[str, Any] = {
 
 
 def test_fast_on_cuda_gives_the_same_bits_on_workers_and_is_near_exact(tmp_path: Path) -> None:
-    found = ff.run(FAST, out=tmp_path / "fast")
-    assert all("channels_last" in how for how in found.experiment.engine.chosen.values())
+    run = ff.run(FAST, out=tmp_path / "fast")
+    assert all("channels_last" in how for how in run.experiment.engine.chosen.values())
     if torch.cuda.get_device_capability() >= (8, 0):
-        assert all("bf16" in how for how in found.experiment.engine.chosen.values())
+        assert all("bf16" in how for how in run.experiment.engine.chosen.values())
     workers = {**FAST["engine"], "name": "processes", "workers": 1, "device": "cuda:0"}
     other = ff.run({**FAST, "engine": workers}, out=tmp_path / "workers")
     exact = ff.run({**FAST, "engine": {"device": "cuda"}}, out=tmp_path / "exact")
-    for name, tensor in found.server.state.items():
+    for name, tensor in run.server.state.items():
         assert torch.equal(other.server.state[name], tensor), name
         assert tensor.dtype == torch.float32 and tensor.device.type == "cpu"
-    gap = torch.cat([(found.server.state[n] - exact.server.state[n]).flatten() for n in found.server.state]).norm()
+    gap = torch.cat([(run.server.state[n] - exact.server.state[n]).flatten() for n in run.server.state]).norm()
     assert gap < 0.2 * torch.cat([tensor.flatten() for tensor in exact.server.state.values()]).norm()
 
 
 @pytest.mark.parametrize("width", [0.7, 1.0])
 def test_weights_are_aligned_for_channels_last(width: float) -> None:
     """cuDNN's kernels for channels-last do: "misaligned address" where weights are views at any place of a buffer."""
-    given = {"classes": 10, "channels": 3, "input_shape": [3, 32, 32], "vocabulary": 0, "padding": -1}
-    problem = Problem.from_spec({"model": {"name": "resnet20"}, "given": given, "task": "classification", "exits": []})
+    arguments = {"classes": 10, "channels": 3, "input_shape": [3, 32, 32], "vocabulary": 0, "padding": -1}
+    problem = Problem.from_spec(
+        {"model": {"name": "resnet20"}, "given": arguments, "task": "classification", "exits": []}
+    )
     submodel, gradients = problem.submodel(width, problem.exits), {}
     sizes = {**problem.layout.full_sizes, **submodel.sizes}
     rng = torch.Generator().manual_seed(0)

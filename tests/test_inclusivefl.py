@@ -92,7 +92,7 @@ class Reference:
                 for key in ("0.weight", "0.bias", "4.weight", "4.bias")}
             for d in groups if d in below
         }  # fmt: skip
-        new, own = dict(self.x), {d: dict(kept) for d, kept in self.own.items()}
+        new, own = dict(self.x), {d: dict(tensors) for d, tensors in self.own.items()}
         for name in self.x:  # what levels share
             those = [(sum(w for w, _ in groups[d]), g[d][name]) for d in groups
                      if name in g[d] and not self.top(d, name)]  # fmt: skip
@@ -116,7 +116,7 @@ class Reference:
         return adam["lr"] * m / (v.sqrt() + adam["tau"])
 
     def state(self) -> Plain:
-        return self.x | {f"exit{d}/{n}": t for d, kept in self.own.items() for n, t in kept.items()}
+        return self.x | {f"exit{d}/{n}": t for d, tensors in self.own.items() for n, t in tensors.items()}
 
 
 @pytest.mark.parametrize("depths", [(1, 2, 3), (1, 3), (2, 3), (3,)], ids=str)
@@ -139,21 +139,21 @@ def test_numbers_of_the_first_three_rounds() -> None:
     2, the only other one, whose blocks nobody else trains. Level 2 rests in rounds 3 and 4 and hands nothing down.
     """
     rounds = [[0, 2], [0, 2], [0], [0]]
-    found = {}
+    numbers = {}
     for name, more in (("off", {"beta": 0.0}), ("on", {}), ("damped", {"damped": True})):
-        found[name] = after(*by_depth((1, 3), rounds, **more), rounds=2)
+        numbers[name] = after(*by_depth((1, 3), rounds, **more), rounds=2)
     name, key = "exit1/blocks.0.4.weight", "4.weight"
-    first = found["off"][0].state["blocks.0.4.weight"]
-    g = found["off"][1].state[name] - first
+    first = numbers["off"][0].state["blocks.0.4.weight"]
+    g = numbers["off"][1].state[name] - first
     assert g.abs().max() > 1e-3
-    assert torch.equal(found["on"][1].state[name], found["off"][1].state[name])
-    torch.testing.assert_close(found["damped"][1].state[name] - first, 0.8 * g, rtol=1e-4, atol=1e-7)
-    before, now = found["on"][0].state, found["on"][1].state
+    assert torch.equal(numbers["on"][1].state[name], numbers["off"][1].state[name])
+    torch.testing.assert_close(numbers["damped"][1].state[name] - first, 0.8 * g, rtol=1e-4, atol=1e-7)
+    before, now = numbers["on"][0].state, numbers["on"][1].state
     m = sum((now[f"blocks.{b}.{key}"] - before[f"blocks.{b}.{key}"]) for b in (1, 2)) / 2
-    torch.testing.assert_close(found["on"][1].memory["movement"]["1"][key], m)
+    torch.testing.assert_close(numbers["on"][1].memory["movement"]["1"][key], m)
     # level 2 is at the same state in both runs, and so is what level 1 begins round 2 with
-    g2 = found["off"][2].state[name] - found["off"][1].state[name]
-    torch.testing.assert_close(found["on"][2].state[name] - now[name], 0.2 * m + 0.8 * g2, rtol=1e-4, atol=1e-7)
+    g2 = numbers["off"][2].state[name] - numbers["off"][1].state[name]
+    torch.testing.assert_close(numbers["on"][2].state[name] - now[name], 0.2 * m + 0.8 * g2, rtol=1e-4, atol=1e-7)
     *_, third, fourth = after(*by_depth((1, 3), rounds), rounds=4)
     assert third.memory["movement"] == fourth.memory["movement"] == {}
 
@@ -194,8 +194,8 @@ def test_untrained_levels_use_the_full_model() -> None:
     assert "exit1/blocks.0.4.weight" not in first.state
     low = get_level_state(federation, first, 0)
     assert torch.equal(low["blocks.0.4.weight"], first.state["blocks.0.4.weight"])
-    kept = [name for name in second.state if name.startswith("exit1/")]
-    assert len(kept) == 4 and all(torch.equal(third.state[n], second.state[n]) for n in kept)
+    names = [name for name in second.state if name.startswith("exit1/")]
+    assert len(names) == 4 and all(torch.equal(third.state[n], second.state[n]) for n in names)
     assert not torch.equal(third.state["blocks.0.4.weight"], second.state["blocks.0.4.weight"])
 
 
@@ -231,11 +231,11 @@ def test_only_blocks_of_the_same_shapes_hand_their_movement_down() -> None:
     The last block of a level of one block learns from block 2, which has its stage's shapes; that of a level of two
     blocks, at the end of its stage, learns from nobody, and beta does nothing there.
     """
-    found = find_own_blocks(infer_layout(resnet(depth=14), (1, 2, 4, 6)), (1, 2, 4, 6))
+    own_blocks = find_own_blocks(infer_layout(resnet(depth=14), (1, 2, 4, 6)), (1, 2, 4, 6))
     blocks = {
         depth: [next(iter(b.values())).split("blocks.")[1].split(".")[0] for b in further]
-        for depth, further in found.further.items()
+        for depth, further in own_blocks.further.items()
     }
     assert blocks == {2: ["1"], 4: [], 6: []}
-    assert found.below == {2: 1, 4: 2, 6: 4}
-    assert {n.split("/")[0] for n in found.layout.tensors if "/" in n} == {"exit1", "exit2", "exit4", "exit6"}
+    assert own_blocks.below == {2: 1, 4: 2, 6: 4}
+    assert {n.split("/")[0] for n in own_blocks.layout.tensors if "/" in n} == {"exit1", "exit2", "exit4", "exit6"}

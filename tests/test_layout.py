@@ -100,8 +100,8 @@ def test_segments_by_pattern_follow_the_axes_order() -> None:
             self.fc = nn.Linear(sum(s.values()) + 2, 1)
 
     axes = {"g1": Axis(2), "stem": Axis(3), "g2": Axis(4)}
-    made = Made(axes, lambda s: Four(dict(s)), {"fc.weight": segments("stem", 2, "g*")})
-    assert infer_layout(made).tensors["fc.weight"].dims[1] == (S("stem"), S(None, 2), S("g1"), S("g2"))
+    architecture = Made(axes, lambda s: Four(dict(s)), {"fc.weight": segments("stem", 2, "g*")})
+    assert infer_layout(architecture).tensors["fc.weight"].dims[1] == (S("stem"), S(None, 2), S("g1"), S("g2"))
 
 
 def linear(out: Callable[[int], int], declared: dict[str, object] | None = None, granule: int = 1) -> Made:
@@ -113,7 +113,7 @@ TWICE = Made({"h": Axis(4)}, lambda s: nn.ModuleList([nn.Linear(2, 2)] * 2))
 
 
 @pytest.mark.parametrize(
-    ("made", "expected"),
+    ("architecture", "expected"),
     [
         (linear(lambda h: 3 * h), Expected('"weight"', 0, 24, '"h"', "blocked(3)", "interleaved(3)")),
         (linear(lambda h: 3 * h, {"weight": blocked(2)}), Expected('"weight"', "blocked(2)", "blocked(3, dim=0)")),
@@ -134,9 +134,9 @@ TWICE = Made({"h": Axis(4)}, lambda s: nn.ModuleList([nn.Linear(2, 2)] * 2))
         (shared(declared=False), Expected('{"down.weight": alias("up.weight")}')),
     ],
 )  # fmt: skip
-def test_ambiguous_or_wrong_layouts_are_refused(made: Made, expected: Expected) -> None:
+def test_ambiguous_or_wrong_layouts_are_refused(architecture: Made, expected: Expected) -> None:
     with raises(ModelError, expected):
-        infer_layout(made)
+        infer_layout(architecture)
 
 
 def rows(size: Callable[[dict[str, int]], int], declared: object = None, axes: dict[str, Axis] | None = None) -> Made:
@@ -180,9 +180,9 @@ def test_questions_list_every_declaration(
     some = {name: all_axes[name] for name in axes}
     with pytest.raises(ModelError) as caught:
         infer_layout(rows(size, axes=some))
-    found = LINE.search(str(caught.value))
-    assert found is not None, caught.value
-    assert found[1] == proposed
+    match = LINE.search(str(caught.value))
+    assert match is not None, caught.value
+    assert match[1] == proposed
     for other in others:
         assert f"or {other} instead of {proposed} if " in str(caught.value)
     for line in (proposed, *others):  # each can be pasted
@@ -236,9 +236,9 @@ def test_a_product_by_hand() -> None:
 def test_a_sum_with_a_products_growth_is_refused() -> None:
     """a b + (a - 6)(b - 8) has a product's slopes at the full size: 8 a granule of a, 12 a granule (2) of b."""
     size = lambda s: s["heads"] * s["dim"] + (s["heads"] - 6) * (s["dim"] - 8)  # noqa: E731
-    made = rows(size, product("heads", "dim"), {"heads": Axis(6), "dim": Axis(8, 2)})
+    architecture = rows(size, product("heads", "dim"), {"heads": Axis(6), "dim": Axis(8, 2)})
     with raises(ModelError, "(70,)", "(72,)"):
-        infer_layout(made)
+        infer_layout(architecture)
 
 
 @pytest.mark.parametrize(
@@ -353,8 +353,8 @@ def test_tensors_with_usual_names_need_three_models() -> None:
 
 
 def test_one_exit_has_all_blocks_whatever_their_names() -> None:
-    made = Staged(lambda exits: ["blocks.7.w", "heads.0.w", "fc"], blocks=1)
-    layout = infer_layout(made)
+    architecture = Staged(lambda exits: ["blocks.7.w", "heads.0.w", "fc"], blocks=1)
+    layout = infer_layout(architecture)
     assert set(layout.shapes({}, (1,))) == {"blocks.7.w", "heads.0.w", "fc"}
     assert layout.tensors["heads.0.w"].exit == 1
 
@@ -372,17 +372,17 @@ def late(exits: tuple[int, ...]) -> list[str]:
 
 
 def few(declares: Mapping[str, Any]) -> Architecture:
-    made = Staged(late, declares)
-    made.__dict__["positions"] = (4, 6)
-    return made
+    architecture = Staged(late, declares)
+    architecture.__dict__["positions"] = (4, 6)
+    return architecture
 
 
 def test_blocks_and_exits_can_be_declared() -> None:
-    told = infer_layout(few({"down*": block(4), "aux": exit_after(6)}))
-    assert (told.tensors["down"].block, told.tensors["aux"].exit) == (4, 6)
+    declared_layout = infer_layout(few({"down*": block(4), "aux": exit_after(6)}))
+    assert (declared_layout.tensors["down"].block, declared_layout.tensors["aux"].exit) == (4, 6)
     untold = infer_layout(few({}))
     assert (untold.tensors["down"].block, untold.tensors["aux"].exit) == (5, None)
-    for layout in (told, untold):
+    for layout in (declared_layout, untold):
         assert set(layout.shapes({}, (4,))) == set(late((4,)))
 
 
@@ -410,8 +410,8 @@ def test_wrong_declarations_of_depth_are_refused(declares: Mapping[str, Any], ex
 
 
 def test_declarations_have_a_dimension() -> None:
-    for made in (product(3, "heads", dim=1), blocked(3, dim=1), interleaved(3, dim=1), segments("a", 2, dim=1)):
-        assert made.dim == 1
+    for declaration in (product(3, "heads", dim=1), blocked(3, dim=1), interleaved(3, dim=1), segments("a", 2, dim=1)):
+        assert declaration.dim == 1
     assert product(3, "heads").dim is None
 
 
@@ -438,22 +438,22 @@ class Mixed(nn.Module):
 
 
 def test_fixed_groups_are_explained_where_building_fails() -> None:
-    made = Made({"wide": Axis(16)}, lambda s: Mixed(s["wide"], 4, 1))
+    architecture = Made({"wide": Axis(16)}, lambda s: Mixed(s["wide"], 4, 1))
     with raises(ModelError, "GroupNorm", "Mixed", "test_layout.py", FIXED):
-        infer_layout(made)
-    made = Made({"wide": Axis(16)}, lambda s: Mixed(s["wide"], 1, 8))
+        infer_layout(architecture)
+    architecture = Made({"wide": Axis(16)}, lambda s: Mixed(s["wide"], 1, 8))
     with raises(ModelError, "MultiheadAttention", "Mixed", "test_layout.py", '8 * axes["wide"]', "blocked(8)"):
-        infer_layout(made)
-    made = Made({"wide": Axis(16)}, lambda s: nn.Conv2d(s["wide"], s["wide"], 3, groups=4))
+        infer_layout(architecture)
+    architecture = Made({"wide": Axis(16)}, lambda s: nn.Conv2d(s["wide"], s["wide"], 3, groups=4))
     with raises(ModelError, "Conv2d", "test_layout.py", FIXED):
-        infer_layout(made)
+        infer_layout(architecture)
 
 
 def test_fixed_groups_are_explained_at_a_grouped_convolution() -> None:
     """16 channels in granules of 4: four to a group looks like one input channel per granule."""
-    made = Made({"wide": Axis(16, 4)}, lambda s: Mixed(s["wide"], 4, 1), {"*in_proj*": blocked(3)})
+    architecture = Made({"wide": Axis(16, 4)}, lambda s: Mixed(s["wide"], 4, 1), {"*in_proj*": blocked(3)})
     with raises(ModelError, '"conv.weight"', 1, "4 groups", "4 channels", "Axis(4)", FIXED):
-        infer_layout(made)
+        infer_layout(architecture)
 
 
 def test_fixed_groups_are_an_axis_of_one_group() -> None:
@@ -500,13 +500,13 @@ def test_default_sizes_floor_to_whole_granules() -> None:
 
 
 def test_running_statistics_are_off_and_never_travel() -> None:
-    made = Made({"h": Axis(4)}, lambda s: nn.Sequential(nn.Linear(2, s["h"]), nn.BatchNorm1d(s["h"])))
-    module = build_module(made, {"h": 4}, (1,))
+    architecture = Made({"h": Axis(4)}, lambda s: nn.Sequential(nn.Linear(2, s["h"]), nn.BatchNorm1d(s["h"])))
+    module = build_module(architecture, {"h": 4}, (1,))
     norm = batch_norms(module)["1"]
     assert norm.running_mean is None
     assert norm.running_var is None
     assert norm.num_batches_tracked is None
-    assert list(infer_layout(made).tensors) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert list(infer_layout(architecture).tensors) == ["0.weight", "0.bias", "1.weight", "1.bias"]
     x = torch.randn(5, 2)
     torch.testing.assert_close(module.train()(x), module.eval()(x))  # the batch's own statistics in both
 

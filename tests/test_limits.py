@@ -41,8 +41,8 @@ def test_clip_value_clips_elements() -> None:
 def test_clip_value_precedes_clip_norm() -> None:
     federation, simulation = tiny_fleet(norm=False)
     job = make_job(federation, 5, 2, local=at_once(1, clip_value=0.002, clip_norm=0.001))
-    found = train_job(job, simulation.device(5)).state
-    length = sum(float(((found[n] - t) ** 2).sum()) for n, t in job.state.items()) ** 0.5
+    state = train_job(job, simulation.device(5)).state
+    length = sum(float(((state[n] - t) ** 2).sum()) for n, t in job.state.items()) ** 0.5
     assert length == pytest.approx(0.5 * 0.001, rel=1e-3)
 
 
@@ -51,8 +51,8 @@ def test_max_steps_ends_training() -> None:
     device = simulation.device(5)
     local = plain(lr=0.1, epochs=4, batch_size=8)
     for most in (1, 3, 5):
-        found = train_job(make_job(federation, 5, 2, local=local.replace(max_steps=most)), device)
-        assert found.metrics["steps"] == most
+        update = train_job(make_job(federation, 5, 2, local=local.replace(max_steps=most)), device)
+        assert update.metrics["steps"] == most
     free = train_job(make_job(federation, 5, 2, local=local), device)
     bounded = train_job(make_job(federation, 5, 2, local=local.replace(max_steps=free.metrics["steps"])), device)
     assert all(torch.equal(bounded.state[n], t) for n, t in free.state.items())
@@ -74,20 +74,20 @@ def test_early_stopping_keeps_the_best_epoch() -> None:
             stop = epoch + 1
             break
     assert stop < 12, "the learning rate was to make the loss rise"
-    found = train_job(job, device)
-    assert found.metrics["steps"] == stop
-    assert_close(found.state, states[best], atol=2e-5)
+    update = train_job(job, device)
+    assert update.metrics["steps"] == stop
+    assert_close(update.state, states[best], atol=2e-5)
 
 
 def test_check_every_step_equals_every_epoch_of_one_batch() -> None:
     """Bit for bit, where the first epoch is better than the start, which only a look at every step sees."""
     federation, simulation = tiny_fleet(norm=False)
     device, local = simulation.device(5), at_once(12, momentum=0.9, patience=2)
-    found = [
+    states = [
         train_job(make_job(federation, 5, 2, local=local.replace(check_every=every)), device) for every in (None, 1)
     ]
-    assert found[0].metrics == found[1].metrics and found[0].metrics["steps"] < 12
-    assert all(torch.equal(found[1].state[n], t) for n, t in found[0].state.items())
+    assert states[0].metrics == states[1].metrics and states[0].metrics["steps"] < 12
+    assert all(torch.equal(states[1].state[n], t) for n, t in states[0].state.items())
 
 
 def test_check_every_third_step() -> None:
@@ -100,9 +100,9 @@ def test_check_every_third_step() -> None:
     states = [plain_sgd(job.state, (1, 2, 3), [whole_batch(device)] * n, last_exit_loss, local) for n in steps]
     losses = [float(F.cross_entropy(plain_outputs(s, x.double(), (1, 2, 3))[-1], y)) for s in states]
     best = next(i for i in range(len(losses)) if losses[i] < min(losses[i + 1 : i + 3]))
-    found = train_job(job, device)
-    assert found.metrics["steps"] == 3 * best + 6 < 30
-    assert_close(found.state, states[best], atol=2e-5)
+    update = train_job(job, device)
+    assert update.metrics["steps"] == 3 * best + 6 < 30
+    assert_close(update.state, states[best], atol=2e-5)
 
 
 class Watched:
@@ -166,5 +166,5 @@ def test_no_early_stopping_without_validation_data() -> None:
     federation, simulation = tiny_fleet(norm=False)
     parts = [{**p, "validation": p["validation"][:0]} for p in simulation.parts]
     device = replace(simulation, parts=parts).device(5)
-    found = train_job(make_job(federation, 5, 2, local=at_once(12, momentum=0.9, patience=1)), device)
-    assert found.metrics["steps"] == 12
+    update = train_job(make_job(federation, 5, 2, local=at_once(12, momentum=0.9, patience=1)), device)
+    assert update.metrics["steps"] == 12

@@ -39,13 +39,13 @@ class Seen:
         self.replies: dict[tuple[int, int], Update | Failure] = {}
 
     def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
-        def kept() -> Iterator[Job]:
+        def record() -> Iterator[Job]:
             for job in jobs:
                 sent.append(job)
                 yield job
 
         sent: list[Job] = []
-        for place, reply in enumerate(self.engine.run(kept())):
+        for place, reply in enumerate(self.engine.run(record())):
             job = sent[place]
             if job.kind != "train":
                 yield reply
@@ -90,9 +90,9 @@ def draw_clients(links: LinkFaults, clients: int, round: int = 0) -> list[list[i
 
 def test_messages_are_lost_with_their_probabilities() -> None:
     links = LinkFaults(0.2, 0.5, 0.7, seed=3)
-    found = np.array([astuple(links.draw(r, c)) for r in range(20) for c in range(200)])
-    assert found.mean(0) == pytest.approx([0.2, 0.5, 0.7], abs=4 * (0.25 / 4000) ** 0.5)
-    assert abs(np.corrcoef(found.T.astype(float)) - np.eye(3)).max() < 0.06  # each by itself
+    draws = np.array([astuple(links.draw(r, c)) for r in range(20) for c in range(200)])
+    assert draws.mean(0) == pytest.approx([0.2, 0.5, 0.7], abs=4 * (0.25 / 4000) ** 0.5)
+    assert abs(np.corrcoef(draws.T.astype(float)) - np.eye(3)).max() < 0.06  # each by itself
     assert links.draw(7, 5) == LinkFaults(0.2, 0.5, 0.7, seed=3).draw(7, 5)
 
 
@@ -232,7 +232,7 @@ def unreliable(clients: int) -> tuple[Federation, Simulation]:
         {"train": train[torch.tensor([c % len(train), (7 * c + 1) % len(train)])], "validation": none, "test": none}
         for c in range(clients)
     ]
-    told = replace(
+    reporting = replace(
         federation.clients,
         num_examples=np.full(clients, 2),
         reported=np.tile((0.2, 0.5, 1.0), clients)[:clients],
@@ -241,10 +241,10 @@ def unreliable(clients: int) -> tuple[Federation, Simulation]:
     speeds = {f.name: np.full(clients, 1e9) for f in fields(Speed)}
     speeds["latency_s"] = rng.exponential(size=clients)
     resources = replace(
-        simulation.resources, budgets={"parameters": told.reported}, speeds=speeds, jitter=0.5, availability=there
+        simulation.resources, budgets={"parameters": reporting.reported}, speeds=speeds, jitter=0.5, availability=there
     )
     simulation = replace(simulation, parts=parts, resources=resources)
-    return replace(federation, clients=told, connected=there.online), simulation
+    return replace(federation, clients=reporting, connected=there.online), simulation
 
 
 def test_ten_thousand_clients_half_of_whose_messages_are_lost() -> None:
@@ -282,9 +282,9 @@ TABLE: dict[str, Any] = {
 
 
 def test_a_run_file_says_it(tmp_path: Path) -> None:
-    found = assemble(load_experiment(TABLE))
-    assert found.settings.links == LinkFaults(lost_up=0.3, clocked=True) and found.settings.quorum == 3
-    assert found.federation.cohort == 9 and not found.unused  # ceil(6 * 1.34)
+    assembly = assemble(load_experiment(TABLE))
+    assert assembly.settings.links == LinkFaults(lost_up=0.3, clocked=True) and assembly.settings.quorum == 3
+    assert assembly.federation.cohort == 9 and not assembly.unused  # ceil(6 * 1.34)
     done = ff.run(TABLE, out=tmp_path / "run")
     assert all(m["train"]["clients"] <= 3 and set(m["links"]) == {"lost_down", "lost_up", "repeated"}
                for m in done.metrics)  # fmt: skip
@@ -292,10 +292,10 @@ def test_a_run_file_says_it(tmp_path: Path) -> None:
 
 def test_without_a_clock_nobody_is_faster_and_it_is_said() -> None:
     table = {**TABLE, "fleet": {"groups": [{"budget": 1.0}], "links": {"lost_up": 0.3}}}
-    found = assemble(load_experiment(table))
-    assert {one.key for one in found.unused} == {"cohort.quorum", "cohort.over_selection"}
-    assert "no group has a profile" in str(found.unused[0]) and found.settings.quorum is None
-    assert found.federation.cohort == 6 and found.settings.links == LinkFaults(lost_up=0.3)
+    assembly = assemble(load_experiment(table))
+    assert {one.key for one in assembly.unused} == {"cohort.quorum", "cohort.over_selection"}
+    assert "no group has a profile" in str(assembly.unused[0]) and assembly.settings.quorum is None
+    assert assembly.federation.cohort == 6 and assembly.settings.links == LinkFaults(lost_up=0.3)
     with raises(ConfigError, "[cohort] quorum", key="cohort.quorum"):
         ff.run({**table, "cohort": {"count": 6}}, overrides=["cohort.quorum=0.5"])
 

@@ -38,18 +38,18 @@ PIECES: dict[str, list[tuple[float, tuple[int, ...], Any]]] = {
 }
 
 
-def drawn(seed: int, scale: float = 1.0) -> State:
+def make_state(seed: int, scale: float = 1.0) -> State:
     rng = torch.Generator().manual_seed(seed)
     return {n: scale * torch.randn(s, generator=rng) for n, s in LAYOUT.shapes({}, LAYOUT.exits).items()}
 
 
 def piece(width: float, exits: tuple[int, ...], channels: Any, client: int) -> Submodel:
     rng = np.random.default_rng(client)
-    kept: dict[str, Channels] = {
+    chosen: dict[str, Channels] = {
         name: channels(ARCHITECTURE.axes[name], size, 1, client, rng) if ARCHITECTURE.axes[name].scaled else range(size)
         for name, size in ARCHITECTURE.sizes(width).items()
     }
-    return Submodel(kept, exits)
+    return Submodel(chosen, exits)
 
 
 def update(client: int, submodel: Submodel, full: State, samples: int) -> Update:
@@ -58,21 +58,21 @@ def update(client: int, submodel: Submodel, full: State, samples: int) -> Update
 
 def updates(kind: str) -> list[Update]:
     return [
-        update(k, piece(*cut, k), {n: t + drawn(k + 10, 0.3)[n] for n, t in drawn(0).items()}, 5 + 7 * k)
+        update(k, piece(*cut, k), {n: t + make_state(k + 10, 0.3)[n] for n, t in make_state(0).items()}, 5 + 7 * k)
         for k, cut in enumerate(PIECES[kind])
     ]
 
 
-def merged(found: Sequence[Update], old: State, factors: str = "nearest") -> Aggregate:
+def merged(received: Sequence[Update], old: State, factors: str = "nearest") -> Aggregate:
     method = build({"name": "fedavg", "plus": {"lora_product": {"factors": factors}}})
-    return aggregate_updates(FEDERATION, Server(old), found, method.aggregate, weigh_by_samples)
+    return aggregate_updates(FEDERATION, Server(old), received, method.aggregate, weigh_by_samples)
 
 
-def by_loops(found: Sequence[Update], old: State, layer: str) -> tuple[np.ndarray, np.ndarray]:
+def by_loops(received: Sequence[Update], old: State, layer: str) -> tuple[np.ndarray, np.ndarray]:
     """The mean product [out, in] and who trained it: element by element, over full matrices with holes of NaN."""
     holes = {n: torch.full_like(t, float("nan")) for n, t in old.items()}
     products = []
-    for one in found:
+    for one in received:
         placed = put_back(LAYOUT, holes, one.submodel, one.state)
         b, a = (placed[layer + end].double().numpy() for end in (B, A))
         products.append((b @ a, one.num_examples))  # NaN wherever a row of B or a column of A is missing
@@ -104,12 +104,12 @@ def product(state: State, layer: str) -> np.ndarray:
 @pytest.mark.parametrize("kind", PIECES)
 def test_the_product_is_the_best_approximation_of_the_mean_product(kind: str, factors: str) -> None:
     """Everything else is the plain mean; what nobody trained stays, a layer that nobody had bit for bit."""
-    old, found = drawn(0), updates(kind)
-    new = apply_mean(old, merged(found, old, factors))
-    plain = apply_mean(old, aggregate_plainly(FEDERATION, Server(old), found, weigh_by_samples))
+    old, received = make_state(0), updates(kind)
+    new = apply_mean(old, merged(received, old, factors))
+    plain = apply_mean(old, aggregate_plainly(FEDERATION, Server(old), received, weigh_by_samples))
     trained = 0
     for layer in LAYERS:
-        mean, covered = by_loops(found, old, layer)
+        mean, covered = by_loops(received, old, layer)
         if not covered.any():
             assert all(torch.equal(new[layer + end], old[layer + end]) for end in (A, B))
             continue
@@ -124,12 +124,12 @@ def test_the_product_is_the_best_approximation_of_the_mean_product(kind: str, fa
 @pytest.mark.parametrize("kind", PIECES)
 def test_it_is_never_further_from_the_mean_product_than_the_plain_means(kind: str) -> None:
     """And the round says how far both are, over all layers that were trained."""
-    old, found = drawn(0), updates(kind)
-    aggregate = merged(found, old)
-    plain = apply_mean(old, aggregate_plainly(FEDERATION, Server(old), found, weigh_by_samples))
+    old, received = make_state(0), updates(kind)
+    aggregate = merged(received, old)
+    plain = apply_mean(old, aggregate_plainly(FEDERATION, Server(old), received, weigh_by_samples))
     lost, apart, size = 0.0, 0.0, 0.0
     for layer in LAYERS:
-        mean, covered = by_loops(found, old, layer)
+        mean, covered = by_loops(received, old, layer)
         if covered.any():
             off = np.square(product(apply_mean(old, aggregate), layer) - mean).sum()
             off_apart = np.square(product(plain, layer) - mean).sum()
@@ -142,7 +142,7 @@ def test_it_is_never_further_from_the_mean_product_than_the_plain_means(kind: st
 @pytest.mark.parametrize("factors", FACTORS)
 def test_equal_updates_keep_their_product(factors: str) -> None:
     """With the nearest factors A and B themselves; balanced ones have equal squares: B^T B = A A^T, diagonal."""
-    old, same = drawn(0), drawn(1)
+    old, same = make_state(0), make_state(1)
     full = piece(1.0, (1, 2, 3), keep_prefix, 0)
     new = apply_mean(old, merged([update(k, full, same, 3 + k) for k in range(3)], old, factors))
     for layer in LAYERS:
@@ -178,19 +178,19 @@ def test_matrices_of_rank_one() -> None:
     """The best approximation of rank one is the largest singular value's; A keeps its length."""
     rng = torch.Generator().manual_seed(0)
     product, a = torch.randn(5, 4, generator=rng).double(), torch.randn(1, 4, generator=rng).double()
-    b, found = factor_nearest(product, a)
+    b, factor = factor_nearest(product, a)
     u, s, v = np.linalg.svd(product.numpy())
-    np.testing.assert_allclose((b @ found).numpy(), s[0] * np.outer(u[:, 0], v[0]), atol=1e-12)
-    assert float(found.norm()) == pytest.approx(float(a.norm()))
+    np.testing.assert_allclose((b @ factor).numpy(), s[0] * np.outer(u[:, 0], v[0]), atol=1e-12)
+    assert float(factor.norm()) == pytest.approx(float(a.norm()))
 
 
 def test_a_layer_without_product_can_still_learn() -> None:
     """Where B is zero for everybody, as at first, A is its mean and not zero too."""
-    old, found = drawn(0), []
+    old, received = make_state(0), []
     for one in updates("full"):
         state = {n: torch.zeros_like(t) if n.endswith(B) else t for n, t in one.state.items()}
-        found.append(update(one.index, one.submodel, state, one.num_examples))
-    new, plain = merged(found, old).mean, aggregate_plainly(FEDERATION, Server(old), found, weigh_by_samples).mean
+        received.append(update(one.index, one.submodel, state, one.num_examples))
+    new, plain = merged(received, old).mean, aggregate_plainly(FEDERATION, Server(old), received, weigh_by_samples).mean
     for layer in LAYERS:
         assert torch.allclose(new[layer + A], plain[layer + A], atol=1e-5)
         assert not new[layer + B].any()
@@ -198,13 +198,13 @@ def test_a_layer_without_product_can_still_learn() -> None:
 
 def test_what_no_narrow_client_had_keeps_its_product() -> None:
     """All A_k stay as sent, so the mean product has the rank: rows of B and columns of A that moved still agree."""
-    old, found = drawn(0), []
+    old, received = make_state(0), []
     for k, one in enumerate(updates("width")):
-        full = {n: t + drawn(k + 30, 0.3)[n] if n.endswith(B) else t for n, t in old.items()}
-        found.append(update(k, one.submodel, full, one.num_examples))
-    new = apply_mean(old, merged(found, old))
+        full = {n: t + make_state(k + 30, 0.3)[n] if n.endswith(B) else t for n, t in old.items()}
+        received.append(update(k, one.submodel, full, one.num_examples))
+    new = apply_mean(old, merged(received, old))
     for layer in LAYERS:
-        mean, covered = by_loops(found, old, layer)
+        mean, covered = by_loops(received, old, layer)
         assert covered.any() and not covered.all()
         beside = ~covered.any(axis=1)  # rows that nobody had
         assert beside.any()
@@ -213,12 +213,12 @@ def test_what_no_narrow_client_had_keeps_its_product() -> None:
 
 
 @pytest.mark.parametrize(("out", "into", "rank"), [(6, 3, 5), (3, 6, 5), (2, 2, 4), (1, 4, 2)])
-@pytest.mark.parametrize("known", [0, 1, 5])
-def test_any_shapes_and_ranks(out: int, into: int, rank: int, known: int) -> None:
+@pytest.mark.parametrize("columns", [0, 1, 5])
+def test_any_shapes_and_ranks(out: int, into: int, rank: int, columns: int) -> None:
     """More rank than the layer has; and an A that is zero, or has less than its rank."""
     rng = torch.Generator().manual_seed(2)
     exact = torch.randn(out, into, generator=rng, dtype=torch.float64)
-    a = torch.randn(rank, known, generator=rng, dtype=torch.float64) @ torch.randn(known, into, dtype=torch.float64,
+    a = torch.randn(rank, columns, generator=rng, dtype=torch.float64) @ torch.randn(columns, into, dtype=torch.float64,
                                                                                    generator=rng)  # fmt: skip
     b, a = factor_nearest(exact, a)
     assert tuple(b.shape) == (out, rank) and tuple(a.shape) == (rank, into)
@@ -231,13 +231,13 @@ def test_any_shapes_and_ranks(out: int, into: int, rank: int, known: int) -> Non
 @pytest.mark.parametrize("option", ["fedavgm", "fedadam", "fedyogi", "feddyn"])
 def test_server_optimisers_move_a_matrix_as_a_whole(option: str) -> None:
     """What nobody trained moves with the factors; FedDyn's h, which is what clients did, does not."""
-    old, found = drawn(0), updates("width")
+    old, received = make_state(0), updates("width")
     spec: dict[str, Any] = {"name": "fedavg", "plus": {"lora_product": {}, option: {}}}
     federation = cast(Federation, SimpleNamespace(problem=FEDERATION.problem, clients=range(9)))
-    aggregate = merged(found, old)
+    aggregate = merged(received, old)
     after = build(spec).step(federation, Server(old), aggregate, ())
     assert all(bool(torch.isfinite(t).all()) for t in after.state.values())
-    plain = aggregate_plainly(FEDERATION, Server(old), found, weigh_by_samples)
+    plain = aggregate_plainly(FEDERATION, Server(old), received, weigh_by_samples)
     for name in (layer + end for layer in LAYERS for end in (A, B)):
         alone = plain.coverage[name] == 0
         assert alone.any() and bool((after.state[name] != old[name]).all())
@@ -248,7 +248,7 @@ def test_server_optimisers_move_a_matrix_as_a_whole(option: str) -> None:
 
 
 def test_a_round_without_updates_is_the_plain_mean() -> None:
-    old = drawn(0)
+    old = make_state(0)
     aggregate = merged([], old)
     assert all(torch.equal(t, old[n]) for n, t in apply_mean(old, aggregate).items()) and not aggregate.metrics
 
@@ -282,10 +282,10 @@ def ran(name: str, out: Path, engine: str = "local", plus: bool = True) -> ff.Ru
 @pytest.mark.parametrize("name", ["depthfl", "scalefl"])
 def test_runs_by_depth_and_by_width(name: str, tmp_path: Path) -> None:
     """It is not the plain mean, and each round says how far that would have been from the mean product."""
-    found, plain = ran(name, tmp_path / "product"), ran(name, tmp_path / "plain", plus=False)
-    assert not [f for m in found.metrics for f in m["failures"]]
-    assert not all(torch.equal(t, plain.server.state[n]) for n, t in found.server.state.items())
-    assert all(0 <= m["server"]["lost"] < m["server"]["lost_apart"] for m in found.metrics)
+    run, plain = ran(name, tmp_path / "product"), ran(name, tmp_path / "plain", plus=False)
+    assert not [f for m in run.metrics for f in m["failures"]]
+    assert not all(torch.equal(t, plain.server.state[n]) for n, t in run.server.state.items())
+    assert all(0 <= m["server"]["lost"] < m["server"]["lost_apart"] for m in run.metrics)
     assert "server" not in plain.metrics[0]
 
 

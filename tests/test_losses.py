@@ -41,10 +41,10 @@ def plain_eq5(beta: float, tau: float, printed: bool) -> float:
 @pytest.mark.parametrize("printed", [False, True])
 def test_self_distillation_is_equation_5(beta: float, printed: bool) -> None:
     logits = [torch.tensor(rows, dtype=torch.float64) for rows in EXITS]
-    found = self_distillation(
+    loss = self_distillation(
         logits, torch.tensor(LABELS), classification, beta, 3.0, exit_weights(len(logits), printed)
     )
-    assert found.item() == pytest.approx(plain_eq5(beta, 3.0, printed), rel=1e-12)
+    assert loss.item() == pytest.approx(plain_eq5(beta, 3.0, printed), rel=1e-12)
 
 
 def test_exit_weights_sum_to_one_and_to_one_half_as_printed() -> None:
@@ -72,8 +72,8 @@ def test_masked_cross_entropy_sets_absent_logits_to_zero() -> None:
     row = [0.2, -1.0, 0.5]
     expected = -math.log(softmax([0.2, 0.0, 0.5])[0])
     loss = masked_cross_entropy(torch.tensor([True, False, True]), classification)
-    found = loss(torch.tensor([row]), torch.tensor([0]))
-    assert found.item() == pytest.approx(expected, rel=1e-6)
+    value = loss(torch.tensor([row]), torch.tensor([0]))
+    assert value.item() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
@@ -88,8 +88,8 @@ def test_mutual_distillation_is_depthfl_s_sum_over_pairs(share: float, exits: in
                 if i != j:
                     total += share / (exits - 1) * plain_kl(EXITS[i][b], EXITS[j][b], 2.0) / 2
     logits = [torch.tensor(rows, dtype=torch.float64) for rows in EXITS[:exits]]
-    found = mutual_distillation(logits, torch.tensor(LABELS), classification, share, 2.0)
-    assert found.item() == pytest.approx(total, rel=1e-12)
+    loss = mutual_distillation(logits, torch.tensor(LABELS), classification, share, 2.0)
+    assert loss.item() == pytest.approx(total, rel=1e-12)
 
 
 def test_depthfl_s_ramp() -> None:

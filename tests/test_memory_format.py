@@ -81,8 +81,8 @@ def test_a_set_format_is_kept() -> None:
 
 
 def problem_of(model: str, shape: Sequence[int], **settings: Any) -> Problem:
-    given = {"classes": 10, "channels": shape[0], "input_shape": list(shape), "vocabulary": 0, "padding": -1}
-    spec = {"model": {"name": model, **settings}, "given": given, "task": "classification", "exits": []}
+    arguments = {"classes": 10, "channels": shape[0], "input_shape": list(shape), "vocabulary": 0, "padding": -1}
+    spec = {"model": {"name": model, **settings}, "given": arguments, "task": "classification", "exits": []}
     problem = Problem.from_spec(spec)
     return problem.replace_arithmetic((ShapeArithmetic(problem.layout.full_sizes, problem.exits, BY_RULE),))
 

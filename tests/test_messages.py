@@ -38,10 +38,10 @@ from fleetfit.values import Evaluation, Failure, Job, Update
 
 @given(nests)
 @settings(max_examples=150, deadline=None)
-def test_round_trip(nest: object) -> None:
-    message = pack(nest)
-    assert has_same_bits(unpack(message), nest)
-    assert packed_size(nest) == len(message)
+def test_round_trip(payload: object) -> None:
+    message = pack(payload)
+    assert has_same_bits(unpack(message), payload)
+    assert packed_size(payload) == len(message)
 
 
 @given(st.binary(max_size=60), st.integers(0, 200), st.integers(0, 255))
@@ -76,10 +76,10 @@ def test_jobs_and_replies_round_trip() -> None:
     back = load_job(unpack(pack(dump_job(job, LAYOUT))), LAYOUT)
     assert {k: v for k, v in vars(back).items() if k != "state"} == {k: v for k, v in vars(job).items() if k != "state"}
     assert_same_bits(back.state, job.state)
-    found = load_reply(unpack(pack(dump_reply(update, LAYOUT))), LAYOUT)
-    assert isinstance(found, Update) and found.submodel == update.submodel and has_same_bits(found.state, update.state)
-    assert concat_state(found.state).data_ptr() == next(iter(found.state.values())).data_ptr()  # read as one, no copy
-    assert found.untrained == () and "untrained" not in dump_reply(update, LAYOUT)
+    reply = load_reply(unpack(pack(dump_reply(update, LAYOUT))), LAYOUT)
+    assert isinstance(reply, Update) and reply.submodel == update.submodel and has_same_bits(reply.state, update.state)
+    assert concat_state(reply.state).data_ptr() == next(iter(reply.state.values())).data_ptr()  # read as one, no copy
+    assert reply.untrained == () and "untrained" not in dump_reply(update, LAYOUT)
     some = replace(update, untrained=("heads.1.weight", "heads.1.bias"))
     assert load_reply(unpack(pack(dump_reply(some, LAYOUT))), LAYOUT).untrained == some.untrained  # type: ignore[union-attr]
     failure = Failure(3, 2, None, 1, job.submodel, "no data")
@@ -96,8 +96,8 @@ def test_a_job_s_bytes_do_not_grow_with_its_levels() -> None:
 def test_an_evaluation_keeps_its_scope() -> None:
     job, _ = job_and_update()
     for scope in ("local", "global"):
-        asked = replace(job, kind="evaluate", evaluation=Evaluation(scope=scope))  # type: ignore[arg-type]
-        assert load_job(unpack(pack(dump_job(asked, LAYOUT))), LAYOUT).evaluation == asked.evaluation
+        evaluation_job = replace(job, kind="evaluate", evaluation=Evaluation(scope=scope))  # type: ignore[arg-type]
+        assert load_job(unpack(pack(dump_job(evaluation_job, LAYOUT))), LAYOUT).evaluation == evaluation_job.evaluation
 
 
 @given(st.dictionaries(st.text(max_size=9), nests, max_size=4), st.sets(st.integers(0, 20), max_size=3))
@@ -105,9 +105,9 @@ def test_an_evaluation_keeps_its_scope() -> None:
 def test_a_reply_that_is_none_is_a_sentence(odd: dict[str, object], gone: set[int]) -> None:
     """Fields that are missing or unknown, or a sub-model that is none."""
     _, update = job_and_update()
-    nest = dump_reply(update, LAYOUT)
-    kept = {name: value for i, (name, value) in enumerate(nest.items()) if i not in gone}
-    for damaged in (kept | odd, kept, odd, {**nest, "submodel": odd}, {**nest, "dispatched": odd}):
+    payload = dump_reply(update, LAYOUT)
+    fields = {name: value for i, (name, value) in enumerate(payload.items()) if i not in gone}
+    for damaged in (fields | odd, fields, odd, {**payload, "submodel": odd}, {**payload, "dispatched": odd}):
         with contextlib.suppress(RunError):
             assert isinstance(load_reply(damaged, LAYOUT), Update | Failure)
 
@@ -186,26 +186,26 @@ def test_a_state_of_many_names_becomes_a_small_multiple_of_its_bytes(count: int)
 
 
 def refused_small(content: bytes) -> None:
-    said = ""
+    message = ""
     tracemalloc.start()
     try:
         try:
             read_answer(content)
         except RunError as error:
-            said = str(error)
+            message = str(error)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 16 * len(content) + 2**20 and (not said or "memory" in said)
+    assert peak < 16 * len(content) + 2**20 and (not message or "memory" in message)
 
 
 def test_what_honest_clients_send_is_within_the_bounds() -> None:
     """Hundreds of tensors of a few numbers with short names, random channels, a table of counts."""
     state = {f"b{i}.w": torch.ones(2) for i in range(600)}
     channels = {f"axis{i}": list(range(i % 2, 512, 2)) for i in range(40)}
-    nest = {"protocol": PROTOCOL, "reply": {"state": state, "submodel": {"channels": channels, "exits": [1, 2]},
+    payload = {"protocol": PROTOCOL, "reply": {"state": state, "submodel": {"channels": channels, "exits": [1, 2]},
             "metrics": {"loss": 0.5, "teachers": {str(e): 7 for e in range(50)}}}}  # fmt: skip
-    assert read_answer(pack(nest))["reply"]["state"].keys() == state.keys()
+    assert read_answer(pack(payload))["reply"]["state"].keys() == state.keys()
     assert read_answer(pack({"protocol": PROTOCOL, "submodel": channels}))["submodel"] == channels
 
 
@@ -217,7 +217,7 @@ def test_keys_that_share_one_hash_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "quoted"),
     [
         ({"kind": "cat\x1b[31m\nx"}, "cat [31m x"),
         ({"kind": [1]}, "(list)"),
@@ -233,11 +233,11 @@ def test_keys_that_share_one_hash_are_refused() -> None:
         ({"unknown\x1b]0;x\x07field": 1}, "unexpected keyword"),
     ],
 )
-def test_every_field_of_a_reply_has_its_type(change: dict[str, object], said: str) -> None:
+def test_every_field_of_a_reply_has_its_type(change: dict[str, object], quoted: str) -> None:
     _, update = job_and_update()
     with pytest.raises(RunError) as refused:
         load_reply({**dump_reply(update, LAYOUT), **change}, LAYOUT)
-    assert said in str(refused.value) and str(refused.value).isprintable()
+    assert quoted in str(refused.value) and str(refused.value).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -252,8 +252,8 @@ def test_a_job_that_is_none_is_a_sentence(change: Callable[[dict[str, object]], 
 
 @given(st.text(max_size=300) | st.integers() | st.none(), st.integers(4, 100))
 def test_a_strangers_text_is_one_line(text: object, most: int) -> None:
-    found = one_line(text, most)
-    assert len(found) <= most and found.isprintable() and found.encode() is not None
+    line = one_line(text, most)
+    assert len(line) <= most and line.isprintable() and line.encode() is not None
 
 
 def test_escapes_and_marks_do_not_reach_a_terminal() -> None:
@@ -285,11 +285,11 @@ def test_a_header_is_less_than_a_hundredth_of_an_update(family: str, width: floa
     message = pack(dump_reply(update, layout))
     assert len(message) == packed_size(dump_reply(update, layout))
     assert 0 < len(message) - numbers < 0.01 * len(message)
-    found = load_reply(unpack(message, bounded=True), layout)
+    reply = load_reply(unpack(message, bounded=True), layout)
     assert (
-        isinstance(found, Update)
-        and has_same_bits(found.state, update.state)
-        and has_same_bits(dict(found.scales), update.scales)
+        isinstance(reply, Update)
+        and has_same_bits(reply.state, update.state)
+        and has_same_bits(dict(reply.scales), update.scales)
     )
 
 
@@ -300,26 +300,26 @@ def test_a_state_that_its_sub_model_does_not_say_travels_by_name() -> None:
     turned = {name: update.state[name] for name in sorted(update.state, reverse=True)}
     wider = {**update.state, **{name: tensor.double() for name, tensor in some.items()}}
     for state in (some, {**update.state, "more": torch.ones(2)}, wider):
-        nest = dump_reply(replace(update, state=state), LAYOUT)
-        found = load_reply(unpack(pack(nest)), LAYOUT)
+        payload = dump_reply(replace(update, state=state), LAYOUT)
+        reply = load_reply(unpack(pack(payload)), LAYOUT)
         assert (
-            nest["state"].keys() == state.keys()
-            and isinstance(found, Update)
-            and has_same_bits(dict(found.state), state)
+            payload["state"].keys() == state.keys()
+            and isinstance(reply, Update)
+            and has_same_bits(dict(reply.state), state)
         )
-    found = load_reply(unpack(pack(dump_reply(replace(update, state=turned), LAYOUT))), LAYOUT)
+    reply = load_reply(unpack(pack(dump_reply(replace(update, state=turned), LAYOUT))), LAYOUT)
     assert (
-        isinstance(found, Update)
-        and has_same_bits(found.state, update.state)
-        and list(found.state) == list(update.state)
+        isinstance(reply, Update)
+        and has_same_bits(reply.state, update.state)
+        and list(reply.state) == list(update.state)
     )
     rows = Submodel({**update.submodel.channels, "classes": (0, 2)}, update.submodel.exits)
     full = start(tiny_federation({"name": "fedavg"})[0]).state
     left_out = replace(update, submodel=rows, state=extract(LAYOUT, full, rows))
-    nest = dump_reply(left_out, LAYOUT)
-    assert nest["submodel"]["channels"]["classes"] == [0, 2] and isinstance(nest["state"], torch.Tensor)
-    found = load_reply(unpack(pack(nest)), LAYOUT)
-    assert isinstance(found, Update) and found.submodel == rows and has_same_bits(found.state, left_out.state)
+    payload = dump_reply(left_out, LAYOUT)
+    assert payload["submodel"]["channels"]["classes"] == [0, 2] and isinstance(payload["state"], torch.Tensor)
+    reply = load_reply(unpack(pack(payload)), LAYOUT)
+    assert isinstance(reply, Update) and reply.submodel == rows and has_same_bits(reply.state, left_out.state)
 
 
 @pytest.mark.parametrize("numbers", [torch.zeros(3), torch.zeros(0), torch.zeros(2, 2), torch.zeros(())])
@@ -330,9 +330,9 @@ def test_numbers_that_are_not_those_of_the_sub_model_are_refused(numbers: torch.
     with raises(RunError, tuple(numbers.shape)):
         load_job({**dump_job(job, LAYOUT), "state": numbers}, LAYOUT)
     for odd in ({"a": {"from": 0, "to": 2**31 - 1}}, {"a": {"from": 3, "to": 1}}, {"what": [0]}, {"b": [0, 3]}):
-        nest = {**dump_reply(update, LAYOUT), "submodel": {"channels": odd, "exits": [1]}}
+        payload = {**dump_reply(update, LAYOUT), "submodel": {"channels": odd, "exits": [1]}}
         with raises(RunError):
-            load_reply(nest, LAYOUT)
+            load_reply(payload, LAYOUT)
 
 
 # ---- other formats ---------------------------------------------------------------------------------------------------

@@ -278,10 +278,10 @@ def test_adapts_chain() -> None:
     def adapted(*options: str, name: str = "fedavg") -> Job | None:
         return build(with_options(*options, name=name)).adapt(job, device)
 
-    found = adapted("adapting_a", "adapting_b", "adapting_c")
-    assert found is not None and found.seed == 123
-    found = adapted("adapting_b", name="fedsgd")
-    assert found is not None and (found.seed, found.local.batch_size) == (2, None)
+    log = adapted("adapting_a", "adapting_b", "adapting_c")
+    assert log is not None and log.seed == 123
+    log = adapted("adapting_b", name="fedsgd")
+    assert log is not None and (log.seed, log.local.batch_size) == (2, None)
     assert adapted("adapting_a", "declining", "adapting_b") is None
     assert adapted("declining", "adapting_b") is None
 
@@ -291,8 +291,8 @@ def adapting_to_the_client() -> Method:
 
 
 def observing(place: list[Any]) -> Method:
-    def observe(federation: Any, server: Server, *given: Any) -> Server:
-        place.append(given)
+    def observe(federation: Any, server: Server, *arguments: Any) -> Server:
+        place.append(arguments)
         return replace(server, round=server.round + 1)
 
     return Method(observe=observe)
@@ -303,8 +303,8 @@ def test_each_of_a_chain_has_the_device() -> None:
     job, device = make_job(federation, 5, 2, seed=0), replace(simulation.device(5), memory={"kept": 1})
     two = {"a": adapting_to_the_client(), "b": adapting_to_the_client()}
     method = functools.reduce(lambda one, name: _add_option(one, two[name], name, set()), two, Method())
-    found = method.adapt(job, device)
-    assert found is not None and found.seed == 1001
+    adapted_job = method.adapt(job, device)
+    assert adapted_job is not None and adapted_job.seed == 1001
 
 
 def test_observers_are_chained() -> None:
@@ -354,8 +354,8 @@ def test_both_parts_remember_and_find_their_own_again() -> None:
     federation, simulation = tiny_federation(spec, clients=3, cohort=3)
     engine = local_engine(simulation)
     *_, _ = run(federation, engine, Settings(3, plain(lr=0.1, batch_size=8)), start(federation))
-    kept = [kept["memory"] for kept in engine.save().values()]
-    assert len(kept) == 3 and all(memory == {"a": 3, "b": 3} for memory in kept)
+    memories = [memories["memory"] for memories in engine.save().values()]
+    assert len(memories) == 3 and all(memory == {"a": 3, "b": 3} for memory in memories)
 
 
 def test_feddyn_and_reefl_remember_side_by_side() -> None:
@@ -363,12 +363,12 @@ def test_feddyn_and_reefl_remember_side_by_side() -> None:
     spec = {"name": "reefl", "estimate": "kept", "plus": {"feddyn": {}}}
     federation, simulation = tiny_federation(spec, clients=3, cohort=3)
     engine, settings = local_engine(simulation), Settings(2, plain(lr=0.1, batch_size=8))
-    kept = []
+    stored = []
     for done in run(federation, engine, settings, start(federation)):
         assert not done.report["failures"]
-        kept.append({client: one["memory"] for client, one in engine.save().items()})
+        stored.append({client: one["memory"] for client, one in engine.save().items()})
     for client in ("0", "1", "2"):
-        first, second = (memories[client] for memories in kept)
+        first, second = (memories[client] for memories in stored)
         assert first.keys() == second.keys() == {"exit_losses", "gradient"}
         assert not torch.equal(first["exit_losses"]["losses"], second["exit_losses"]["losses"])
         before, after = (next(iter(memory["gradient"]["state"].values())) for memory in (first, second))
@@ -405,12 +405,12 @@ def test_is_portable() -> None:
 
 
 def test_objects_stand_in_for_names() -> None:
-    made = Method(weight=weigh_equally)
-    assert build({"name": made}) is made or build({"name": made}) == made
+    method = Method(weight=weigh_equally)
+    assert build({"name": method}) is method or build({"name": method}) == method
     assert build({"name": scalefl, "beta": 0.0}).weight is weigh_equally
-    assert build({"name": lambda pull=1: made, "pull": 2}) == made
+    assert build({"name": lambda pull=1: method, "pull": 2}) == method
     with raises(ConfigError, '"pul"', '"pull"?', key="method.pul"):
-        build({"name": lambda pull=1: made, "pul": 2})
+        build({"name": lambda pull=1: method, "pul": 2})
     assert build({"name": "fedavg", "hooks": {"weight": lambda update: 4.0}}).weight(None) == 4.0  # type: ignore[arg-type]
 
 
@@ -454,9 +454,9 @@ def with_wrong_default() -> Method:
 
 def test_given_keys_override_a_method_s_defaults() -> None:
     own = {"method": f"{HERE}:with_defaults"}
-    found = load_experiment(own)
-    assert (found.local.optimiser, found.local.lr, found.local.eps) == ("adam", 0.5, 1e-8)
-    assert found.cohort.fraction == 0.5 and found.evaluate.norms == ["batch"]
+    experiment = load_experiment(own)
+    assert (experiment.local.optimiser, experiment.local.lr, experiment.local.eps) == ("adam", 0.5, 1e-8)
+    assert experiment.cohort.fraction == 0.5 and experiment.evaluate.norms == ["batch"]
     assert load_experiment({**own, "local": {"lr": 0.25}}, ["evaluate.norms=['static']"]).local.lr == 0.25
     assert load_experiment(own, ["local.optimiser=sgd"]).local.momentum == 0.9
     assert load_experiment(own, cohort={"count": 3}).cohort.fraction is None, "a run takes one of the two"
@@ -465,9 +465,9 @@ def test_given_keys_override_a_method_s_defaults() -> None:
 
 def test_defaults_of_a_method_go_with_it() -> None:
     """Another method named by an override has its own; a run folder holds every value and takes none anew."""
-    found = load_experiment({"method": f"{HERE}:with_defaults"})
-    assert load_experiment(found, ["method.name=fedavg"]).local.optimiser == "sgd"
-    table = {**to_table(found), "local": {"lr": 0.25}}
+    experiment = load_experiment({"method": f"{HERE}:with_defaults"})
+    assert load_experiment(experiment, ["method.name=fedavg"]).local.optimiser == "sgd"
+    table = {**to_table(experiment), "local": {"lr": 0.25}}
     assert load_experiment(table, is_complete=True).local.optimiser == "sgd"
 
 

@@ -257,14 +257,14 @@ def test_the_scaler_divides_the_inputs_of_the_norm_layers() -> None:
     piece = get_local_model(federation.problem, job.submodel, torch.device("cpu"))
     piece.load(state)
     piece.module.train()
-    found = {
+    losses = {
         on: float(width_loss(job, simulation.device(0), on, False)(piece.module, x, y).detach()) for on in (True, False)
     }
     double = {n: t.double() for n, t in state.items()}
     for on, moments in ((True, scaled(0.5)), (False, batch_moments)):
         expected = F.cross_entropy(plain_outputs(double, x.double(), (3,), moments)[-1], y)
-        assert found[on] == pytest.approx(float(expected), rel=1e-6)
-    assert found[True] != pytest.approx(found[False], rel=1e-3)
+        assert losses[on] == pytest.approx(float(expected), rel=1e-6)
+    assert losses[True] != pytest.approx(losses[False], rel=1e-3)
 
 
 @pytest.mark.parametrize("peft", ["full", "frozen", "lora"])
@@ -276,8 +276,8 @@ def test_norm_layers_that_are_frozen_are_scaled_too(peft: str) -> None:
         "fleet": {"levels": [0.5], "tolerance": 0.5, "groups": [{"budget": 0.5}, {"budget": 1.0}]},
         "method": {"name": "heterofl", "scaler": True},
     }  # fmt: skip
-    found = assemble(load_experiment(table))
-    federation, simulation = found.federation, found.simulation
+    assembly = assemble(load_experiment(table))
+    federation, simulation = assembly.federation, assembly.simulation
     assert simulation is not None
     fractions = compute_kept_fractions(make_job(federation, 0, 0), simulation.device(0))
     piece = get_local_model(federation.problem, federation.levels[0].submodel, torch.device("cpu"))
@@ -351,13 +351,15 @@ def test_label_masked_averaging_of_the_output_rows() -> None:
     after, report = run_round(federation, engine, Settings(1, AT_ONCE), server)
     assert not report["failures"]
     updates = {u.client: u for u in engine.replies if isinstance(u, Update)}
-    kept = {0: (1, 2), 1: (0, 1, 2), 2: (0, 2)}
-    assert {c: tuple(u.submodel.channels["classes"]) for c, u in updates.items()} == kept
+    labels_of = {0: (1, 2), 1: (0, 1, 2), 2: (0, 2)}
+    assert {c: tuple(u.submodel.channels["classes"]) for c, u in updates.items()} == labels_of
     for row in range(3):
-        have = [c for c in kept if row in kept[c]]
-        bias = sum(float(updates[c].state["heads.3.bias"][kept[c].index(row)]) for c in have) / len(have)
+        have = [c for c in labels_of if row in labels_of[c]]
+        bias = sum(float(updates[c].state["heads.3.bias"][labels_of[c].index(row)]) for c in have) / len(have)
         assert float(after.state["heads.3.bias"][row]) == pytest.approx(bias, rel=1e-6)
-        corner_4 = sum(updates[c].state["heads.3.weight"][kept[c].index(row), :4].double() for c in have) / len(have)
+        corner_4 = sum(updates[c].state["heads.3.weight"][labels_of[c].index(row), :4].double() for c in have) / len(
+            have
+        )
         torch.testing.assert_close(after.state["heads.3.weight"][row, :4].double(), corner_4, rtol=1e-5, atol=1e-7)
     for name in ("heads.3.weight", "heads.3.bias"):
         assert torch.equal(after.state[name][3], server.state[name][3])
@@ -401,8 +403,8 @@ def test_fedprox_penalty_and_gradient() -> None:
     piece.grad.zero_()
     value = penalty(piece.module)
     value.backward()
-    by_hand = 0.15 * sum(float(((moved[n] - job.state[n]).double() ** 2).sum()) for n in moved)
-    assert float(value.detach()) == pytest.approx(by_hand, rel=1e-5)
+    expected = 0.15 * sum(float(((moved[n] - job.state[n]).double() ** 2).sum()) for n in moved)
+    assert float(value.detach()) == pytest.approx(expected, rel=1e-5)
     for name, parameter in piece.module.named_parameters():
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad, 0.3 * (moved[name] - job.state[name]), rtol=1e-4, atol=1e-6)
@@ -418,10 +420,10 @@ def test_fedprox_training_is_plain_sgd_with_the_penalty() -> None:
         return sum(((w - job.state[n]) ** 2).sum() for n, w in weights.items()) * 1.0  # type: ignore[return-value]
 
     batches = [device.data.batch(device.data.split("train"))] * 3
-    found = train_job(job, device).state
-    assert_close(found, plain_sgd(job.state, (1, 2, 3), batches, last_exit_loss, AT_ONCE, penalty), atol=5e-6)
+    state = train_job(job, device).state
+    assert_close(state, plain_sgd(job.state, (1, 2, 3), batches, last_exit_loss, AT_ONCE, penalty), atol=5e-6)
     free = train_job(replace(job, method={"name": "fedavg"}), device).state
-    moved = [sum(float(((s[n] - job.state[n]) ** 2).sum()) for n in s) for s in (found, free)]
+    moved = [sum(float(((s[n] - job.state[n]) ** 2).sum()) for n in s) for s in (state, free)]
     assert moved[0] < moved[1]
 
 
@@ -608,8 +610,8 @@ def test_exclusivefl_with_all_exits_trains_them_on_full_models_only() -> None:
     torch.manual_seed(0)
     logits, y = [torch.randn(6, 4) for _ in range(3)], torch.tensor([0, 1, 2, 3, 0, 1])
     job = Job("train", 5, 9, 0, 2, slots[0][2], {}, {}, 0)
-    found = federation.method.loss(job, simulation.device(2))(lambda x: x, logits, y)  # type: ignore[arg-type]
-    torch.testing.assert_close(found, -sum(z.log_softmax(1)[range(6), y].mean() for z in logits))
+    loss = federation.method.loss(job, simulation.device(2))(lambda x: x, logits, y)  # type: ignore[arg-type]
+    torch.testing.assert_close(loss, -sum(z.log_softmax(1)[range(6), y].mean() for z in logits))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedsgd"])

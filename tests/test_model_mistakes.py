@@ -151,7 +151,7 @@ CASES = {
 }  # fmt: skip
 
 
-def said(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def run_and_read(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as end:
         main(command)
     printed = capsys.readouterr()
@@ -166,8 +166,8 @@ def test_check_model_explains_mistakes(case: str, tmp_path: Path, capsys: pytest
     source, message = CASES[case]
     path = tmp_path / "own.py"
     path.write_text(HEAD + source)
-    found = said(["check-model", f"{path}:Stack", "--input-shape", "5"], capsys)
-    assert re.search(message, found), found
+    output = run_and_read(["check-model", f"{path}:Stack", "--input-shape", "5"], capsys)
+    assert re.search(message, output), output
 
 
 @pytest.mark.parametrize(
@@ -177,8 +177,8 @@ def test_plan_explains_mistakes(case: str, tmp_path: Path, capsys: pytest.Captur
     source, message = CASES[case]
     path = tmp_path / "own.py"
     path.write_text(HEAD + source)
-    found = said(["plan", "--model", f"{path}:Stack", "--input-shape", "5"], capsys)
-    assert re.search(message, found), found
+    output = run_and_read(["plan", "--model", f"{path}:Stack", "--input-shape", "5"], capsys)
+    assert re.search(message, output), output
 
 
 def test_heads_in_a_list_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,10 +239,10 @@ class WrittenSizes(ff.Architecture):
 @pytest.mark.parametrize("way", ["view", "unflatten", "add", "split"])
 def test_a_size_written_out_in_forward_is_the_model_s_own_mistake(way: str) -> None:
     """The default method looks at narrow models of images first; torch says what fails there."""
-    with pytest.raises(RuntimeError) as by_hand:
+    with pytest.raises(RuntimeError) as caught:
         Written(2, (1, 2), way)(torch.zeros(1, 1, 8, 8))
     x, y = torch.rand(60, 1, 8, 8), torch.arange(60) % 3
-    with raises(ModelError, "WrittenSizes", "width 2", str(by_hand.value).split(".")[0], Path(__file__).name):
+    with raises(ModelError, "WrittenSizes", "width 2", str(caught.value).split(".")[0], Path(__file__).name):
         ff.plan(model=WrittenSizes(way), data=(x.numpy(), y.numpy()))
 
 

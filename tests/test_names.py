@@ -74,7 +74,7 @@ def test_malformed_names_are_refused(kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "meant"),
+    ("kind", "name", "expected"),
     [
         ("data", "ag-news", "ag_news"),
         ("data", "CIFAR-10", "cifar10"),
@@ -85,9 +85,9 @@ def test_malformed_names_are_refused(kind: str, name: str) -> None:
         ("methods", "Fed-Avg", "fedavg"),
     ],
 )
-def test_hyphens_and_capital_letters_make_no_difference(kind: str, name: str, meant: str) -> None:
-    assert names.match_name(kind, name) == meant
-    assert names.resolve(kind, name) is names.resolve(kind, meant)
+def test_hyphens_and_capital_letters_make_no_difference(kind: str, name: str, expected: str) -> None:
+    assert names.match_name(kind, name) == expected
+    assert names.resolve(kind, name) is names.resolve(kind, expected)
 
 
 def test_no_two_names_differ_in_hyphens_only() -> None:
@@ -125,8 +125,8 @@ def test_every_available_name_resolves(kind: str) -> None:
     """So a helper module in one of these packages must not look like a name."""
     assert names.list_names(kind) == sorted(set(names.list_names(kind)))
     for name in names.list_names(kind):
-        found = names.resolve(kind, name)
-        assert callable(found) and found.__name__ == name, name
+        factory = names.resolve(kind, name)
+        assert callable(factory) and factory.__name__ == name, name
 
 
 def find_entries(kind: str) -> dict[str, str]:
@@ -162,8 +162,8 @@ def test_a_row_is_a_function_of_its_module() -> None:
 
 def test_the_names_of_models_are_known_without_torch() -> None:
     code = "import sys; from fleetfit import names; print(names.list_names('models'), 'torch' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "'resnet20'" in found.stdout and found.stdout.strip().endswith("False")
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "'resnet20'" in process.stdout and process.stdout.strip().endswith("False")
 
 
 # ---- from outside the package -------------------------------------------------
@@ -196,10 +196,10 @@ def plugin(tmp_path: Path) -> Path:
 
 
 def test_a_function_of_a_file(plugin: Path) -> None:
-    found = names.resolve("methods", f"{plugin}:quiet")
-    assert isinstance(found(), Method)
-    assert names.resolve("methods", f"{plugin}:quiet") is found
-    assert names.resolve("methods", f"{plugin.parent}/../{plugin.parent.name}/my_method.py:quiet") is found
+    factory = names.resolve("methods", f"{plugin}:quiet")
+    assert isinstance(factory(), Method)
+    assert names.resolve("methods", f"{plugin}:quiet") is factory
+    assert names.resolve("methods", f"{plugin.parent}/../{plugin.parent.name}/my_method.py:quiet") is factory
     assert build({"name": f"{plugin}:quiet", "pull": 0.5}).weight is not Method().weight
 
 
@@ -296,8 +296,8 @@ def test_anchored_names_are_seen_from_the_run_file(tmp_path: Path) -> None:
     assert names.make_absolute("../mine.py:f", tmp_path / "runs") == f"{tmp_path / 'mine.py'}:f"
     absolute = str(tmp_path / "there.py:f")
     assert names.make_absolute(absolute, tmp_path / "runs") == absolute
-    for kept in ("scalefl", "package.module:f"):
-        assert names.make_absolute(kept, tmp_path) == kept
+    for name in ("scalefl", "package.module:f"):
+        assert names.make_absolute(name, tmp_path) == name
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -47,10 +47,10 @@ def test_a_loss_that_fails_for_everybody(tmp_path: Path, kind: str) -> None:
 def test_reasons_are_counted_over_all_rounds(tmp_path: Path) -> None:
     """Clients fail for two reasons, by what they have: eight jobs of one, four of the other in three rounds of four."""
     body = "raise ValueError('odd' if job.index % 4 == 3 else 'even')"
-    with pytest.raises(NoUsableUpdates) as found:
+    with pytest.raises(NoUsableUpdates) as caught:
         ff.run(with_loss(tmp_path, body), out=tmp_path / "run")
-    said = str(found.value)
-    assert re.search(r"even.*\(9 times\).*odd.*\(3 times\)", said)
+    message = str(caught.value)
+    assert re.search(r"even.*\(9 times\).*odd.*\(3 times\)", message)
 
 
 def test_the_command_line_ends_with_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,8 +93,8 @@ def test_one_usable_round_is_enough_and_the_others_are_counted(tmp_path: Path) -
         "        if job.round != 1:\n            raise ValueError('no')\n"
         "        return module(x)[-1].logsumexp(1).mean()\n    return own\n"
     )
-    given = {**FAST, "method": {"name": "heterofl", "hooks": {"loss": f"{tmp_path}/own.py:loss"}}}
-    run = ff.run(given, out=tmp_path / "run")
+    table = {**FAST, "method": {"name": "heterofl", "hooks": {"loss": f"{tmp_path}/own.py:loss"}}}
+    run = ff.run(table, out=tmp_path / "run")
     assert run.summary["empty_rounds"] == 2
     assert ("rounds without a usable update", "2 of 3") in make_total_table(run.files.read_summary()).rows
     learned = ff.run(FAST, out=tmp_path / "learned")
@@ -102,19 +102,19 @@ def test_one_usable_round_is_enough_and_the_others_are_counted(tmp_path: Path) -
 
 
 def test_clients_that_all_go_away_teach_nothing(tmp_path: Path) -> None:
-    given = {**FAST, "fleet": {**FAST["fleet"], "availability": {"leave": 0.999999}}}
+    table = {**FAST, "fleet": {**FAST["fleet"], "availability": {"leave": 0.999999}}}
     with raises(NoUsableUpdates, 12):
-        ff.run(given, out=tmp_path / "run")
+        ff.run(table, out=tmp_path / "run")
     assert len(ff.load(tmp_path / "run").metrics) == 3
 
 
 def test_private_runs_say_that_and_not_why(tmp_path: Path) -> None:
     pytest.importorskip("opacus")
     privacy = {"clip": 1.0, "noise": 1.0, "key_file": str(tmp_path / "key")}
-    with pytest.raises(NoUsableUpdates) as found:
+    with pytest.raises(NoUsableUpdates) as caught:
         ff.run({**DIVERGES, "privacy": privacy, "cohort": {"fraction": 1.0}}, out=tmp_path / "run")
-    said = str(found.value)
-    assert "withheld" in said and not re.search(r"client \d|finite|times", said)
+    message = str(caught.value)
+    assert "withheld" in message and not re.search(r"client \d|finite|times", message)
 
 
 def test_secure_runs_say_why(tmp_path: Path) -> None:
@@ -155,15 +155,15 @@ METHODS = '[[compare.row]]\nmethod.name = "scalefl"\n[[compare.row]]\nmethod.nam
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_its_row_fails_and_the_others_finish(compared: Callable[..., Any], tmp_path: Path, jobs: int) -> None:
-    found = compared(ROWS, jobs, record=tmp_path / "kept")
-    assert {row for row, _ in found.runs} == {"good", "last"} and not found.finished
-    (title,) = found.failures
-    assert "bad" in title and any("bad" in note and "diverged" in note for note in found.table.notes)
-    cells = {row[0]: row[1:] for row in found.table.rows}
+    comparison = compared(ROWS, jobs, record=tmp_path / "kept")
+    assert {row for row, _ in comparison.runs} == {"good", "last"} and not comparison.finished
+    (title,) = comparison.failures
+    assert "bad" in title and any("bad" in note and "diverged" in note for note in comparison.table.notes)
+    cells = {row[0]: row[1:] for row in comparison.table.rows}
     assert set(cells["bad"]) == {"-"} and "-" not in cells["good"] and "-" not in cells["last"]
     assert not (tmp_path / "kept").exists() or not list((tmp_path / "kept").iterdir())
     again = compared(ROWS, jobs)  # finished runs are not run again, and the failed one fails again
-    assert again.failures == found.failures
+    assert again.failures == comparison.failures
     assert not ff.load_comparison(tmp_path / "compared").finished
 
 
@@ -179,9 +179,13 @@ def test_the_command_line_prints_the_table_and_ends_with_3(
 
 
 def test_values_that_diverge_are_not_chosen(compared: Callable[..., Any]) -> None:
-    found = compared(METHODS + "[compare.tune]\nlocal.lr = [1e9, 0.1]\n")
-    assert not found.failures and all("0.1" in values for values in found.tuned.values()) and len(found.tuned) == 2
-    tried = {one.values["local.lr"]: one.score for result in found.tuning for one in result.candidates}
+    comparison = compared(METHODS + "[compare.tune]\nlocal.lr = [1e9, 0.1]\n")
+    assert (
+        not comparison.failures
+        and all("0.1" in values for values in comparison.tuned.values())
+        and len(comparison.tuned) == 2
+    )
+    tried = {one.values["local.lr"]: one.score for result in comparison.tuning for one in result.candidates}
     assert tried[1e9] is None and tried[0.1] is not None
 
 
@@ -195,24 +199,24 @@ def test_nothing_at_all_was_learned(compared: Callable[..., Any]) -> None:
 
 def test_an_accuracy_that_is_missing_says_why(tmp_path: Path) -> None:
     run = ff.run({**FAST, "rounds": 1, "data": {**FAST["data"], "test": 0.0}}, out=tmp_path / "run")
-    (said,) = explain_missing(run.files.read_summary())
-    assert "global accuracy" in said and "local accuracy" in said and "test samples" in said
-    assert said in make_total_table(run.files.read_summary()).notes
+    (reason,) = explain_missing(run.files.read_summary())
+    assert "global accuracy" in reason and "local accuracy" in reason and "test samples" in reason
+    assert reason in make_total_table(run.files.read_summary()).notes
 
 
 def test_evaluations_that_fail_say_why(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def metric(outputs, labels):\n    raise ValueError('no such label')\n")
-    given = {**FAST, "rounds": 1, "evaluate": {"metrics": [f"{tmp_path}/own.py:metric"]}}
-    (said,) = explain_missing(ff.run(given, out=tmp_path / "run").files.read_summary())
-    assert "no such label" in said
+    table = {**FAST, "rounds": 1, "evaluate": {"metrics": [f"{tmp_path}/own.py:metric"]}}
+    (reason,) = explain_missing(ff.run(table, out=tmp_path / "run").files.read_summary())
+    assert "no such label" in reason
 
 
 def test_the_cause_is_named_and_not_what_follows_from_it(tmp_path: Path) -> None:
     run = ff.run({**FAST, "rounds": 1}, out=tmp_path / "run")
     failures = [{"client": n, "reason": f"evaluation: {NO_STATISTICS}"} for n in range(9)] + [{"reason": "a cause"}] * 2
     evaluate = {**run.summary["evaluate"], "failures": failures}
-    (said,) = explain_missing(SummaryRecord.load({**run.summary, "evaluate": evaluate, "global": None}))
-    assert "11 jobs" in said and "2 of them by a cause" in said and NO_STATISTICS not in said
+    (reason,) = explain_missing(SummaryRecord.load({**run.summary, "evaluate": evaluate, "global": None}))
+    assert "11 jobs" in reason and "2 of them by a cause" in reason and NO_STATISTICS not in reason
 
 
 def test_jobs_that_fail_are_counted_with_their_main_reason(tmp_path: Path) -> None:
@@ -237,5 +241,5 @@ def test_a_level_without_test_samples(tmp_path: Path) -> None:
     run = ff.run({**FAST, "rounds": 1}, out=tmp_path / "run")
     assert not explain_missing(run.files.read_summary())
     levels = [{**level, "local": None} if i == 0 else level for i, level in enumerate(run.summary["levels"])]
-    (said,) = explain_missing(SummaryRecord.load({**run.summary, "levels": levels}))
-    assert "level 1" in said
+    (reason,) = explain_missing(SummaryRecord.load({**run.summary, "levels": levels}))
+    assert "level 1" in reason

@@ -22,8 +22,8 @@ SAID = "trains the sub-model that fits the smallest budget"
 
 
 def notes(method: str, **fleet: Any) -> list[str]:
-    found = assemble(load_experiment({**SMALL, "fleet": fleet, "method": {"name": method}}))
-    return [note for note in found.notes if SAID in note]
+    assembly = assemble(load_experiment({**SMALL, "fleet": fleet, "method": {"name": method}}))
+    return [note for note in assembly.notes if SAID in note]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedsgd"])
@@ -54,5 +54,5 @@ def test_a_comparison_says_it_once_for_all_seeds(tmp_path: Path, capsys: pytest.
     file.write_text(tomli_w.dumps({**SMALL, **tiny, "compare": {"row": rows, "grid": {"seed": [0, 1]}}}))
     with pytest.raises(SystemExit, match="0"):
         main(["compare", str(file), "--out", str(tmp_path / "out")])
-    heard = " ".join("".join(capsys.readouterr()).split())
-    assert heard.count(SAID) == 1 and heard.count("Use all_large to ignore budgets") == 1
+    output = " ".join("".join(capsys.readouterr()).split())
+    assert output.count(SAID) == 1 and output.count("Use all_large to ignore budgets") == 1

@@ -42,11 +42,11 @@ class Passed:
         self.batches: list[int] = []
         plain_start = TinyNet.start
 
-        def noted(net: TinyNet, x: Tensor) -> Tensor:
+        def record(net: TinyNet, x: Tensor) -> Tensor:
             self.batches.append(len(x))
             return plain_start(net, x)
 
-        patch.setattr(TinyNet, "start", noted)
+        patch.setattr(TinyNet, "start", record)
 
 
 @pytest.mark.parametrize("norm", [True, False])
@@ -57,8 +57,8 @@ def test_shared_pass_has_columns_of_single_clients(norm: bool, monkeypatch: pyte
     alone, _ = evaluate(federation, OneByOne(simulation), server, WANTED)
     apart = len(passed.batches)
     passed.batches.clear()
-    found, _ = evaluate(federation, local_engine(simulation), server, WANTED)
-    assert found == alone and "failures" not in found
+    columns, _ = evaluate(federation, local_engine(simulation), server, WANTED)
+    assert columns == alone and "failures" not in columns
     assert len(passed.batches) < (0.8 if norm else 0.5) * apart  # statistics and batch norm's own batches stay apart
 
 
@@ -86,8 +86,8 @@ def test_undecided_samples_are_scored_alone(monkeypatch: pytest.MonkeyPatch) -> 
     alone, _ = evaluate(federation, OneByOne(simulation), server, WANTED)
     apart = len(passed.batches)
     passed.batches.clear()
-    found, _ = evaluate(federation, local_engine(simulation), server, WANTED)
-    assert found == alone
+    columns, _ = evaluate(federation, local_engine(simulation), server, WANTED)
+    assert columns == alone
     assert len(passed.batches) > apart
 
 
@@ -102,8 +102,8 @@ def test_dependent_samples_are_scored_alone(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(TinyNet, "start", centred)
     alone, _ = evaluate(federation, OneByOne(simulation), server, WANTED)
-    found, _ = evaluate(federation, local_engine(simulation), server, WANTED)
-    assert found == alone
+    columns, _ = evaluate(federation, local_engine(simulation), server, WANTED)
+    assert columns == alone
 
 
 def test_failed_client_leaves_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,21 +112,21 @@ def test_failed_client_leaves_others(monkeypatch: pytest.MonkeyPatch) -> None:
     good = Simulation.device
 
     def device(self: Simulation, client: int | None, memory: Any = None, round: int = 0) -> Any:
-        found = good(self, client, memory, round)
-        return replace(found, data=replace(found.data, x=found.data.x[:, :, :2])) if client == 5 else found
+        reply = good(self, client, memory, round)
+        return replace(reply, data=replace(reply.data, x=reply.data.x[:, :, :2])) if client == 5 else reply
 
     monkeypatch.setattr(Simulation, "device", device)
     alone, _ = evaluate(federation, OneByOne(simulation), server, WANTED)
-    found, _ = evaluate(federation, local_engine(simulation), server, WANTED)
-    assert found == alone
-    assert {failure["client"] for failure in found["failures"]} == {5}
+    reply, _ = evaluate(federation, local_engine(simulation), server, WANTED)
+    assert reply == alone
+    assert {failure["client"] for failure in reply["failures"]} == {5}
 
 
 def test_statistics_jobs_run_one_by_one() -> None:
     """States that waited for each other would take memory with every client."""
     federation, simulation, server = fleet(norm=True)
     engine = local_engine(simulation)
-    given: list[int | None] = []
+    sizes: list[int | None] = []
 
     class Watching:
         def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
@@ -141,8 +141,8 @@ def test_statistics_jobs_run_one_by_one() -> None:
             for answered, reply in enumerate(engine.run(counted()), start=1):
                 if isinstance(reply, Update) and reply.state:
                     assert drawn - answered <= 1
-                    given.append(reply.client)
+                    sizes.append(reply.client)
                 yield reply
 
     evaluate(federation, Watching(), server, WANTED)
-    assert len(set(given)) == CLIENTS
+    assert len(set(sizes)) == CLIENTS

@@ -99,14 +99,14 @@ def test_defaults_are_torchs(optimiser: Any) -> None:
 
 
 def test_all_keys_reach_local() -> None:
-    given = {"optimiser": "adam", "epochs": 2, "batch_size": 7, "lr": 0.02, "betas": [0.8, 0.95], "eps": 1e-5,
+    keys = {"optimiser": "adam", "epochs": 2, "batch_size": 7, "lr": 0.02, "betas": [0.8, 0.95], "eps": 1e-5,
              "weight_decay": 0.3, "clip_norm": 1.5, "clip_value": 0.5, "max_steps": 9, "patience": 4, "check_every": 2,
              "compress": "int8", "schedule_in_round": "cosine"}  # fmt: skip
-    found = build_settings(load_experiment({"local": given, "cohort": {"deadline_s": 3.0, "late": "stop"}})).local
-    assert found.at_round(1, 0) == Local(**{**given, "betas": (0.8, 0.95)}, deadline_s=3.0, late="stop")
+    made_local = build_settings(load_experiment({"local": keys, "cohort": {"deadline_s": 3.0, "late": "stop"}})).local
+    assert made_local.at_round(1, 0) == Local(**{**keys, "betas": (0.8, 0.95)}, deadline_s=3.0, late="stop")
     sgd = {"momentum": 0.3, "nesterov": True}
-    found = build_settings(load_experiment({"local": sgd})).local
-    assert (found.momentum, found.nesterov) == (0.3, True)
+    made_local = build_settings(load_experiment({"local": sgd})).local
+    assert (made_local.momentum, made_local.nesterov) == (0.3, True)
 
 
 @pytest.mark.parametrize(
@@ -157,13 +157,13 @@ def test_override_of_optimiser_drops_its_keys() -> None:
     """As those of a method or a data set do; what any optimiser has stays."""
     base = {"local": {"lr": 0.3, "momentum": 0.5, "weight_decay": 0.1, "epochs": 2, "schedule": {"kind": "cosine"}}}
     gone: list[str] = []
-    found = parse_experiment(
+    section = parse_experiment(
         merge_tables(base, parse_overrides(["local.optimiser=adamw", "local.eps=1e-6"]), dropped=gone)
     ).local
-    assert (found.lr, found.weight_decay, found.eps, found.epochs) == (1e-3, 1e-2, 1e-6, 2)
-    assert found.schedule.kind == "cosine" and gone == ["local.lr", "local.momentum", "local.weight_decay"]
-    kept = parse_experiment(merge_tables(base, parse_overrides(["local.optimiser=sgd"]))).local
-    assert (kept.lr, kept.momentum) == (0.3, 0.5)
+    assert (section.lr, section.weight_decay, section.eps, section.epochs) == (1e-3, 1e-2, 1e-6, 2)
+    assert section.schedule.kind == "cosine" and gone == ["local.lr", "local.momentum", "local.weight_decay"]
+    sgd_section = parse_experiment(merge_tables(base, parse_overrides(["local.optimiser=sgd"]))).local
+    assert (sgd_section.lr, sgd_section.momentum) == (0.3, 0.5)
 
 
 # ---- training ------------------------------------------------------------------------------------------------------
@@ -194,9 +194,9 @@ def test_optimisers_equal_torch(settings: dict[str, Any]) -> None:
     for name, tensor in job.state.items():  # no buffers: there is no norm
         parameter, here = modules[0].get_parameter(name), slice(at, at := at + tensor.numel())
         parameter.data, parameter.grad = flat.data[here].view(tensor.shape), flat.grad[here].view(tensor.shape)
-    given = {key: value for key, value in settings.items() if key != "optimiser"}
+    keys = {key: value for key, value in settings.items() if key != "optimiser"}
     kind = KINDS[local.optimiser]
-    fused, default = kind([flat], fused=True, **given), kind(modules[1].parameters(), **given)
+    fused, default = kind([flat], fused=True, **keys), kind(modules[1].parameters(), **keys)
     rng, steps = make_torch_rng(job.seed, "batches"), 0
     for batch, _ in iter_epochs(device.data.split("train"), local, rng):
         x, y = device.data.batch(batch, rng)
@@ -206,16 +206,16 @@ def test_optimisers_equal_torch(settings: dict[str, Any]) -> None:
             F.cross_entropy(module(x)[-1], y).backward()
             theirs.step()
         steps += 1
-    found = train_job(job, device)
-    assert steps == found.metrics["steps"] >= 12
+    update = train_job(job, device)
+    assert steps == update.metrics["steps"] >= 12
     for name, tensor in modules[0].state_dict().items():
-        if name not in found.untrained:
-            assert torch.equal(found.state[name], tensor), name
-            assert not torch.equal(found.state[name], job.state[name]), name
+        if name not in update.untrained:
+            assert torch.equal(update.state[name], tensor), name
+            assert not torch.equal(update.state[name], job.state[name]), name
     for name, tensor in modules[1].state_dict().items():
-        torch.testing.assert_close(found.state[name], tensor, atol=1e-7, rtol=1e-5)
-    assert found.untrained, "early heads have no gradient: they are neither moved nor decayed"
-    assert all(torch.equal(found.state[name], job.state[name]) for name in found.untrained)
+        torch.testing.assert_close(update.state[name], tensor, atol=1e-7, rtol=1e-5)
+    assert update.untrained, "early heads have no gradient: they are neither moved nor decayed"
+    assert all(torch.equal(update.state[name], job.state[name]) for name in update.untrained)
 
 
 def test_nesterov_equals_torch() -> None:
@@ -272,9 +272,9 @@ def test_cosine_covers_all_steps() -> None:
             done += 1
         assert done == count_steps(local, n) == (most or 3 * batches)
         assert falling.get_last_lr()[0] == pytest.approx(0.0, abs=1e-9)
-        found = train_job(job, device).state
+        state = train_job(job, device).state
         for name, tensor in module.state_dict().items():
-            torch.testing.assert_close(found[name], tensor, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(state[name], tensor, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("every", [1, 3, 4, 100])
@@ -287,15 +287,15 @@ def test_planned_checks_equal_checks(every: int, most: int | None) -> None:
     job = make_job(federation, 5, 2, local=local)
     free = plain(lr=1e-4, epochs=2, batch_size=8, max_steps=most)
     without = train_job(make_job(federation, 5, 2, local=free), device)
-    found, looked = train_job(job, device), count_validation_samples(device, local)
+    update, looked = train_job(job, device), count_validation_samples(device, local)
     n, each = (
         len(device.data.split("train")),
         without.multiply_adds // count_planned_passes(free, without.num_examples, 0),
     )
     steps = range(1, count_steps(local, n) + 1)
     looks = 1 + sum(step % every == 0 or step == most for step in steps)
-    assert looked and found.multiply_adds - without.multiply_adds == looks * looked * each
-    assert count_planned_passes(local, n, looked) * each == found.multiply_adds
+    assert looked and update.multiply_adds - without.multiply_adds == looks * looked * each
+    assert count_planned_passes(local, n, looked) * each == update.multiply_adds
 
 
 def test_engines_agree_with_adamw_and_a_cosine() -> None:
@@ -343,9 +343,9 @@ def test_simulation_and_fleet_plan_equal_costs(local: dict[str, Any]) -> None:
     data, counts = simulated.data, simulated.federation.clients.num_examples
     facts = DataDescription(data.name, data.task, data.sample_shape, data.classes, data.vocabulary, data.padding)
     budgets = [float(b) for b in simulated.fleet.budgets]
-    told = [NodeDescription(f"{i}", facts, int(n), b) for i, (n, b) in enumerate(zip(counts, budgets, strict=True))]
-    tiny_fleet = assemble_fleet(load_experiment({**tables, "data": {}}), told)
-    levels = [[vars(level) for level in made] for made in (planned.planned.levels, simulated.federation.levels)]
+    nodes = [NodeDescription(f"{i}", facts, int(n), b) for i, (n, b) in enumerate(zip(counts, budgets, strict=True))]
+    tiny_fleet = assemble_fleet(load_experiment({**tables, "data": {}}), nodes)
+    levels = [[vars(level) for level in plan_of] for plan_of in (planned.planned.levels, simulated.federation.levels)]
     assert levels[0] == levels[1] == [vars(level) for level in tiny_fleet.federation.levels]
     costs = [planned.cost(level, "memory_bytes") for level in planned.planned.levels]
     assert [level.further["memory_bytes"] for level in simulated.plan.levels] == costs

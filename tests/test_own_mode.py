@@ -60,7 +60,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> ff.Run:
 def test_run_has_equal_bits(plain: ff.Run, tmp_path: Path, kind: str) -> None:
     """Training, evaluation, predictions and what is read again; each call in that state, and it stays as it was."""
     x, _ = plain.assembly.data.batch(plain.assembly.data.split("test")[:9])
-    wanted = plain.predict(x), list(plain.predict_exits(x)), plain.best_exit(), plain.evaluate()
+    expected = plain.predict(x), list(plain.predict_exits(x)), plain.best_exit(), plain.evaluate()
     with STATES[kind]():
         before = state()
         run = ff.run(GIVEN, out=tmp_path / "run")
@@ -68,8 +68,12 @@ def test_run_has_equal_bits(plain: ff.Run, tmp_path: Path, kind: str) -> None:
         again = ff.load(tmp_path / "run")
         assert again.columns == run.columns == plain.columns
         for one in (run, again):
-            found = one.predict(x), list(one.predict_exits(x)), one.best_exit(), one.evaluate()
-            assert found[0].equal(wanted[0]) and all(map(torch.equal, found[1], wanted[1])) and found[2:] == wanted[2:]
+            results = one.predict(x), list(one.predict_exits(x)), one.best_exit(), one.evaluate()
+            assert (
+                results[0].equal(expected[0])
+                and all(map(torch.equal, results[1], expected[1]))
+                and results[2:] == expected[2:]
+            )
         module = again.model(1)
         assert ff.plan(GIVEN).to_toml() == plain.plan.to_toml()
         assert again.calibrate(budget=0.9).policy == plain.calibrate(budget=0.9).policy
@@ -125,6 +129,6 @@ def test_a_plug_in_that_sets_the_default_type(tmp_path: Path, engine: str, line:
             f"import torch\nfrom fleetfit.models.mlp import mlp\n{first}\n"
             "def net(classes, input_shape):\n    return mlp(classes, input_shape, hidden=16)\n"
         )
-        given = {**GIVEN, "model": {"name": f"{tmp_path}/{name}.py:net"}, "engine": {"name": engine}}
-        states.append(ff.run(given, out=tmp_path / name).server.state)
+        table = {**GIVEN, "model": {"name": f"{tmp_path}/{name}.py:net"}, "engine": {"name": engine}}
+        states.append(ff.run(table, out=tmp_path / name).server.state)
     assert has_same_bits(*states) and torch.get_default_dtype() == torch.float32

@@ -90,20 +90,20 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_own_tensors_are_proved(name: str) -> None:
-    made = MODELS[name]
-    report = check_layout(made, input_shape=made.input_shape)
+    architecture = MODELS[name]
+    report = check_layout(architecture, input_shape=architecture.input_shape)
     assert not report.not_proved and max([*report.cuts.values(), *report.permutation.values()]) < 1e-12
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_own_tensors_are_counted_and_measured(name: str) -> None:
-    made = MODELS[name]
+    architecture = MODELS[name]
     exits, sizes = (1,), {"wide": WIDE, "classes": 3}
-    parameters = sum(p.numel() for p in build_module(made, sizes, exits).parameters())
-    cost = submodel_cost(made, (sizes, exits), made.input_shape)
+    parameters = sum(p.numel() for p in build_module(architecture, sizes, exits).parameters())
+    cost = submodel_cost(architecture, (sizes, exits), architecture.input_shape)
     assert cost.parameters == parameters and cost.multiply_adds > 0
-    assert training_memory(made, sizes, exits, made.input_shape, 8) > 4 * 3 * parameters
-    assert get_latency(made, sizes, exits, made.input_shape, Conditions()).median_s > 0
+    assert training_memory(architecture, sizes, exits, architecture.input_shape, 8) > 4 * 3 * parameters
+    assert get_latency(architecture, sizes, exits, architecture.input_shape, Conditions()).median_s > 0
 
 
 def test_lstm_with_own_state_costs_the_same() -> None:
@@ -114,9 +114,9 @@ def test_lstm_with_own_state_costs_the_same() -> None:
         {"lstm.*": blocked(4, dim=0)},
         (STEPS, FEATURES),
     )
-    found = [submodel_cost(made, ({}, (1,)), (STEPS, FEATURES)) for made in (single, lstm())]
-    assert found[0] == found[1]
-    assert found[0].multiply_adds == STEPS * 4 * 6 * (FEATURES + 6) + 6 * 3
+    costs = [submodel_cost(architecture, ({}, (1,)), (STEPS, FEATURES)) for architecture in (single, lstm())]
+    assert costs[0] == costs[1]
+    assert costs[0].multiply_adds == STEPS * 4 * 6 * (FEATURES + 6) + 6 * 3
 
 
 class First(nn.Module):
@@ -131,8 +131,8 @@ class First(nn.Module):
 
 
 def test_wrong_layout_with_own_tensors_is_refused() -> None:
-    made = recurrent(lambda n, wide: torch.zeros(2, n, wide))
-    wrong = Made(made.axes, made.make, {"net.*": ff.interleaved(4, dim=0)}, made.input_shape)
+    architecture = recurrent(lambda n, wide: torch.zeros(2, n, wide))
+    wrong = Made(architecture.axes, architecture.make, {"net.*": ff.interleaved(4, dim=0)}, architecture.input_shape)
     with raises(ModelError, '"wide"'):
         check_layout(wrong, input_shape=wrong.input_shape)
 
@@ -144,10 +144,10 @@ def test_unused_tensors_are_found() -> None:
         def __init__(self, wide: int, classes: int) -> None:
             super().__init__(wide, classes, lambda m, h: torch.eye(h.shape[1]) @ (h - h.mean(1, keepdim=True)))
 
-    made = Made(
+    architecture = Made(
         {"wide": Axis(WIDE), "classes": CLASSES}, lambda s: Shifted(s["wide"], s["classes"]), {}, (STEPS, FEATURES)
     )
-    assert check_layout(made, input_shape=made.input_shape).inert == ("up.bias",)
+    assert check_layout(architecture, input_shape=architecture.input_shape).inert == ("up.bias",)
 
 
 class Steps(ff.ExitModel):
@@ -209,9 +209,9 @@ def test_derived_state_is_found() -> None:
         return module
 
     gates = {"lstm.*": blocked(4, dim=0)}
-    made = Made({"hidden": Axis(6), "classes": CLASSES}, make, gates, (STEPS, FEATURES))
+    architecture = Made({"hidden": Axis(6), "classes": CLASSES}, make, gates, (STEPS, FEATURES))
     with raises(ModelError, '"fc.parametrizations.weight.0.norm"'):
-        check_layout(made, input_shape=made.input_shape)
+        check_layout(architecture, input_shape=architecture.input_shape)
 
 
 # ---- check-model, plan, run and export agree -------------------------------------------------------------------------
@@ -274,22 +274,22 @@ def test_verbs_take_own_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_tensor_on_named_device_is_refused_with_line(
     named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, said = tmp_path / "own.py", []
+    path, outputs = tmp_path / "own.py", []
     path.write_text(MODEL.format(named=named))
     for arguments in verbs(path, tmp_path / "out"):
         if arguments[0] != "plan" or "device" in named:  # a plan computes nothing, so any type is well
             assert called(arguments) == 2
-            said.append(capsys.readouterr().err)
-    for text in said:
+            outputs.append(capsys.readouterr().err)
+    for text in outputs:
         assert f"It failed at line {LINE + 1} of own.py." in text
         assert "torch.zeros(..., device=x.device, dtype=x.dtype)" in text
     assert not (tmp_path / "out").exists()
 
 
 def test_forward_that_reads_values_is_refused_with_line(tmp_path: Path) -> None:
-    made = layers(lambda _, h: h * h.sum().item())
+    architecture = layers(lambda _, h: h * h.sum().item())
     with raises(ModelError, "test_own_tensors.py"):
-        submodel_cost(made, ({}, (1,)), made.input_shape)
+        submodel_cost(architecture, ({}, (1,)), architecture.input_shape)
 
 
 # ---- on an accelerator: the meta device stands for one ---------------------------------------------------------------
@@ -298,32 +298,36 @@ SEEN: list[str] = []
 
 
 def noting(m: nn.Module, h: Tensor) -> Tensor:
-    made = torch.ones(h.shape[1], 1)
-    SEEN.append(made.device.type)
-    return h * made
+    ones = torch.ones(h.shape[1], 1)
+    SEEN.append(ones.device.type)
+    return h * ones
 
 
-def problem_of(made: Made) -> Problem:
-    return Problem(made, made.input_shape, get_task("classification"), (1,))
+def problem_of(architecture: Made) -> Problem:
+    return Problem(architecture, architecture.input_shape, get_task("classification"), (1,))
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "device of the file" not in name])
 def test_module_makes_tensors_on_its_accelerator(name: str) -> None:
-    made = MODELS[name]
-    problem = problem_of(made)
-    module = get_local_model(problem, full_submodel(infer_layout(made)), torch.device("meta")).module
+    architecture = MODELS[name]
+    problem = problem_of(architecture)
+    module = get_local_model(problem, full_submodel(infer_layout(architecture)), torch.device("meta")).module
     for training in (True, False):
-        assert module.train(training)(torch.zeros(3, *made.input_shape, device="meta")).device.type == "meta"
+        assert module.train(training)(torch.zeros(3, *architecture.input_shape, device="meta")).device.type == "meta"
     assert torch.zeros(1).device == HOST
 
 
 def test_default_device_is_set_when_needed() -> None:
     sizes = {"wide": WIDE, "classes": 3}
     for between, wrapped in ((noting, True), (lambda _, h: h.new_ones(h.shape) * h, False), (lambda _, h: h, False)):
-        made = layers(between)
-        module = place_module(build_module(made, sizes, (1,)), torch.device("meta"), made, sizes, (1,), (4, 5))
+        architecture = layers(between)
+        module = place_module(
+            build_module(architecture, sizes, (1,)), torch.device("meta"), architecture, sizes, (1,), (4, 5)
+        )
         assert ("forward" in vars(module)) is wrapped
-        assert "forward" not in vars(place_module(build_module(made, sizes, (1,)), HOST, made, sizes, (1,), (4, 5)))
+        assert "forward" not in vars(
+            place_module(build_module(architecture, sizes, (1,)), HOST, architecture, sizes, (1,), (4, 5))
+        )
 
 
 class Placed(nn.Module):
@@ -343,8 +347,10 @@ class Words(Made):
 
 def test_tokens_find_what_is_made_beside_them() -> None:
     sizes = {"wide": WIDE, "classes": 3}
-    made = Words({name: Axis(size) for name, size in sizes.items()}, lambda s: Placed(s["wide"], s["classes"]))
-    module = place_module(build_module(made, sizes, (1,)), torch.device("meta"), made, sizes, (1,), (9,))
+    architecture = Words({name: Axis(size) for name, size in sizes.items()}, lambda s: Placed(s["wide"], s["classes"]))
+    module = place_module(
+        build_module(architecture, sizes, (1,)), torch.device("meta"), architecture, sizes, (1,), (9,)
+    )
     assert "forward" in vars(module)
 
 
@@ -368,16 +374,22 @@ class Additions(ExitModel):
 
 def test_each_step_makes_tensors_on_its_accelerator() -> None:
     sizes = {"wide": WIDE, "classes": 3}
-    made = Made({name: Axis(size) for name, size in sizes.items()}, lambda s: Additions(s["wide"], s["classes"]))
-    module: Any = place_module(build_module(made, sizes, (1,)), torch.device("meta"), made, sizes, (1,), (4, 5))
+    architecture = Made(
+        {name: Axis(size) for name, size in sizes.items()}, lambda s: Additions(s["wide"], s["classes"])
+    )
+    module: Any = place_module(
+        build_module(architecture, sizes, (1,)), torch.device("meta"), architecture, sizes, (1,), (4, 5)
+    )
     carry = module.start(torch.zeros(2, 4, 5, device="meta"))
     assert module.head(0, module.segment(0, carry)).shape == (2, 3)
 
 
 def test_latency_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     SEEN.clear()
-    made = layers(noting)
-    measure_latency(made, {"wide": WIDE, "classes": 3}, (1,), made.input_shape, 1, torch.device("meta"), 0.01)
+    architecture = layers(noting)
+    measure_latency(
+        architecture, {"wide": WIDE, "classes": 3}, (1,), architecture.input_shape, 1, torch.device("meta"), 0.01
+    )
     assert "meta" in SEEN[-3:] and SEEN[-1] == "meta"
 
 
@@ -406,10 +418,12 @@ def test_defaults_hold_for_a_block_only(default: torch.dtype) -> None:
 
 
 def test_counting_and_proving_leave_the_defaults_alone(default: torch.dtype) -> None:
-    for made in (MODELS["a causal mask"], layers(lambda _, h: h @ torch.zeros(2, 2))):  # the second fails
+    for architecture in (MODELS["a causal mask"], layers(lambda _, h: h @ torch.zeros(2, 2))):  # the second fails
         for work in (
-            lambda made=made: submodel_cost(made, ({}, (1,)), made.input_shape),
-            lambda made=made: training_memory(made, {"wide": WIDE, "classes": 3}, (1,), made.input_shape, 3),
+            lambda architecture=architecture: submodel_cost(architecture, ({}, (1,)), architecture.input_shape),
+            lambda architecture=architecture: training_memory(
+                architecture, {"wide": WIDE, "classes": 3}, (1,), architecture.input_shape, 3
+            ),
         ):
             with contextlib.suppress(ModelError):
                 work()
@@ -417,7 +431,7 @@ def test_counting_and_proving_leave_the_defaults_alone(default: torch.dtype) -> 
 
 
 def test_the_proof_leaves_the_defaults_alone() -> None:
-    for made in (MODELS["a causal mask"], layers(lambda _, h: h @ torch.zeros(2, 2))):
+    for architecture in (MODELS["a causal mask"], layers(lambda _, h: h @ torch.zeros(2, 2))):
         with contextlib.suppress(ModelError):
-            check_layout(made, input_shape=made.input_shape, seed=3)
+            check_layout(architecture, input_shape=architecture.input_shape, seed=3)
         assert (torch.zeros(1).dtype, torch.zeros(1).device) == (torch.float32, HOST)

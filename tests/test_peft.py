@@ -98,8 +98,8 @@ def test_numbers_per_block_of_deit_s(put: Any, each: int, rest: int) -> None:
     with torch.device("meta"):
         module = build_module(architecture, architecture.sizes(1.0), (3, 12))
     trained = {n: p.numel() for n, p in module.named_parameters() if architecture.trains(n)}
-    found = [sum(n for name, n in trained.items() if name.startswith(f"blocks.{i}.")) for i in range(12)]
-    assert found == [each] * 12
+    counts = [sum(n for name, n in trained.items() if name.startswith(f"blocks.{i}.")) for i in range(12)]
+    assert counts == [each] * 12
     heads = sum(n for name, n in trained.items() if name.startswith("heads."))
     assert heads == 2 * 39_268
     assert sum(trained.values()) == 12 * each + heads + rest
@@ -186,9 +186,11 @@ def test_ssf_is_its_formula() -> None:
         expected = plain.get_submodule(name)(x) * state[f"{name}.tuning.scale"] + state[f"{name}.tuning.shift"]
         torch.testing.assert_close(module.get_submodule(name)(x), expected)
     images, name = torch.randn(2, 1, 8, 8), "embeddings.patches"
-    by_hand = plain.get_submodule(name)(images).permute(0, 2, 3, 1)
-    by_hand = (by_hand * state[f"{name}.tuning.scale"] + state[f"{name}.tuning.shift"]).permute(0, 3, 1, 2)
-    torch.testing.assert_close(module.get_submodule(name)(images), by_hand)
+    expected_pixels = plain.get_submodule(name)(images).permute(0, 2, 3, 1)
+    expected_pixels = (expected_pixels * state[f"{name}.tuning.scale"] + state[f"{name}.tuning.shift"]).permute(
+        0, 3, 1, 2
+    )
+    torch.testing.assert_close(module.get_submodule(name)(images), expected_pixels)
 
 
 # ---- cut by width and depth -------------------------------------------------
@@ -273,8 +275,8 @@ def test_every_method_trains_in_every_mode(name: str, tuning: str, pretrained: P
     assert all(m["train"]["clients"] for m in run.metrics)
     layout, base = run.assembly.federation.problem.layout, run.assembly.federation.problem.base
     assert set(base) == set(layout.base) and (tuning == "full") == (not base)
-    kept = {n.rpartition("/")[2] for n in run.server.state}
-    assert kept == set(layout.tensors)
+    names = {n.rpartition("/")[2] for n in run.server.state}
+    assert names == set(layout.tensors)
     began = ff.load(pretrained).server.state
     adopted = run.assembly.federation.problem.architecture.rename_tensors(began)
     for key, tensor in base.items():
@@ -418,11 +420,11 @@ def test_recurrent_exits_and_tuning_go_together() -> None:
 @pytest.mark.parametrize("name", ["ViT", "Text", "Mixer"])
 def test_only_classifiers_of_other_names_are_trained(name: str) -> None:
     plain = FOREIGN[name].made()
-    found = built(mode("frozen", plain))
+    architecture = built(mode("frozen", plain))
     by_exit = infer_layout(plain, tuple(plain.positions)).tensors
     classifiers = {tensor for tensor, layout in by_exit.items() if layout.exit is not None and layout.trainable}
-    assert {tensor for tensor, p in found.named_parameters() if p.requires_grad} == classifiers
-    assert 2 * len(plain.positions) <= len(classifiers) < len(list(found.parameters())) // 2
+    assert {tensor for tensor, p in architecture.named_parameters() if p.requires_grad} == classifiers
+    assert 2 * len(plain.positions) <= len(classifiers) < len(list(architecture.parameters())) // 2
 
 
 class Plain(Architecture):
@@ -442,5 +444,5 @@ class Plain(Architecture):
 def test_a_model_without_a_known_classifier_is_refused() -> None:
     with raises(ModelError, '"fc.*"', "exit_after(1)"):
         built(mode("frozen", Plain()))
-    found = built(mode("frozen", Plain(**{"fc.*": ff.exit_after(1)})))
-    assert {name for name, p in found.named_parameters() if p.requires_grad} == {"fc.weight", "fc.bias"}
+    architecture = built(mode("frozen", Plain(**{"fc.*": ff.exit_after(1)})))
+    assert {name for name, p in architecture.named_parameters() if p.requires_grad} == {"fc.weight", "fc.bias"}

@@ -25,10 +25,10 @@ def fleetfit(capsys: pytest.CaptureFixture[str]) -> Callable[..., Printed]:
     def call(*arguments: str) -> Printed:
         with pytest.raises(SystemExit) as caught:
             main(list(arguments))
-        found = capsys.readouterr()
-        assert caught.value.code == 0, found.err
-        lines = [line for line in found.out.splitlines() if line.startswith("│")]
-        return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines], found.out, found.err
+        streams = capsys.readouterr()
+        assert caught.value.code == 0, streams.err
+        lines = [line for line in streams.out.splitlines() if line.startswith("│")]
+        return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines], streams.out, streams.err
 
     return call
 

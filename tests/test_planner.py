@@ -100,12 +100,12 @@ def test_search_equals_plain_loops(grid: Grid, count: int, seed: int, mode: str,
         with raises(PlanError, f"{targets.ratios[0]:.3g}"):
             search(grid, targets, mode)
         return
-    found = search(grid, targets, mode)
-    assert pairs(found) == expected
-    for level, split in enumerate(found[:-1]):
+    solution = search(grid, targets, mode)
+    assert pairs(solution) == expected
+    for level, split in enumerate(solution[:-1]):
         assert split.exits == tuple(d for d, _ in expected[: level + 1])
         assert split.share == pytest.approx(grid.estimate(split.width, split.exits) / grid.full)
-    assert found[-1] == LevelShape(grid.blocks, 1.0, tuple(d for d, _ in expected), 1.0)
+    assert solution[-1] == LevelShape(grid.blocks, 1.0, tuple(d for d, _ in expected), 1.0)
 
 
 @given(
@@ -133,11 +133,11 @@ def test_search_stays_under_the_ceilings_of_further_costs(
         with raises(PlanError, "size_bytes"):
             search(grid, targets, mode, further={"size_bytes": further})
         return
-    found = search(grid, targets, mode, further={"size_bytes": further})
-    assert pairs(found) == expected
-    for split in found[:-1]:
+    solution = search(grid, targets, mode, further={"size_bytes": further})
+    assert pairs(solution) == expected
+    for split in solution[:-1]:
         assert split.further["size_bytes"] == pytest.approx(further.estimate(split.width, split.exits) / further.full)
-    assert found[-1].further == {"size_bytes": 1.0}
+    assert solution[-1].further == {"size_bytes": 1.0}
 
 
 def estimated(grid: Grid, wrong: float) -> Grid:
@@ -219,11 +219,11 @@ def test_resnet_20_solves_together_where_one_by_one_does_not() -> None:
     assert pairs((find_one_level(grid, 0.125),)) == [(6, 0.65)]
     after = [grid.estimate(w, (6, d)) / grid.full for d in (7, 8) for w in WIDTHS if w >= 0.65 and d < 9]
     assert min(abs(share / 0.25 - 1) for share in after) > 0.1
-    found = search(grid, QUARTERS)
-    assert pairs(found) == [(4, 0.75), (5, 0.79), (6, 0.91), (9, 1.0)]
+    solution = search(grid, QUARTERS)
+    assert pairs(solution) == [(4, 0.75), (5, 0.79), (6, 0.91), (9, 1.0)]
     # One step wider keeps the same channels in all three, and so costs the same, but its pairs are farther apart.
     wider = search(grid, QUARTERS, depths=(4, 5, 6), widths=(0.76, 0.80, 0.92))
-    assert [s.share for s in wider] == [s.share for s in found]
+    assert [s.share for s in wider] == [s.share for s in solution]
     for split, ratio in zip(wider[:-1], QUARTERS.ratios, strict=False):
         assert abs(split.share / ratio - 1) <= 0.1
 
@@ -234,9 +234,9 @@ def test_resnet_110_at_the_papers_exits() -> None:
     table = search(grid, QUARTERS, depths=(36, 42, 48), widths=(0.70, 0.70, 0.75))
     assert [round(s.share, 3) for s in table] == [0.121, 0.269, 0.501, 1.0]
     assert all(abs(s.share / r - 1) <= 0.1 for s, r in zip(table, QUARTERS.ratios, strict=True))
-    found = search(grid, QUARTERS)
-    assert pairs(found) == [(36, 0.69), (40, 0.74), (45, 0.83), (54, 1.0)]
-    assert found[-1].exits == (36, 40, 45, 54)
+    solution = search(grid, QUARTERS)
+    assert pairs(solution) == [(36, 0.69), (40, 0.74), (45, 0.83), (54, 1.0)]
+    assert solution[-1].exits == (36, 40, 45, 54)
     given_depths = search(grid, QUARTERS, depths=(36, 42, 48))
     assert [s.depth for s in given_depths] == [36, 42, 48, 54]
     assert all(abs(s.share / r - 1) <= 0.1 for s, r in zip(given_depths, QUARTERS.ratios, strict=True))
@@ -244,18 +244,18 @@ def test_resnet_110_at_the_papers_exits() -> None:
 
 def test_width_only_takes_the_nearest_cost_at_full_depth() -> None:
     grid = cost_grid(resnet(), CIFAR)
-    found = search(grid, QUARTERS, "width")
-    assert all(s.exits == (54,) for s in found)
-    for split, ratio in zip(found[:-1], QUARTERS.ratios, strict=False):
+    solution = search(grid, QUARTERS, "width")
+    assert all(s.exits == (54,) for s in solution)
+    for split, ratio in zip(solution[:-1], QUARTERS.ratios, strict=False):
         shares = [grid.estimate(w, (54,)) / grid.full for w in WIDTHS]
         assert split.share == min(shares, key=lambda s: abs(s - ratio))
         assert abs(split.share / ratio - 1) <= 0.1
 
 
 def test_depth_only_keeps_all_channels() -> None:
-    found = search(cost_grid(resnet(), CIFAR), QUARTERS, "depth")
-    assert [s.width for s in found] == [1.0] * 4
-    assert [s.depth for s in found] == [24, 34, 40, 54]
+    solution = search(cost_grid(resnet(), CIFAR), QUARTERS, "depth")
+    assert [s.width for s in solution] == [1.0] * 4
+    assert [s.depth for s in solution] == [24, 34, 40, 54]
 
 
 @pytest.mark.parametrize("cost", ["parameters", "multiply_adds"])
@@ -268,8 +268,8 @@ def test_the_default_fleet_fits_the_small_cnn(cost: str, norm: str) -> None:
 
 def test_strict_stays_under_every_budget() -> None:
     grid = cost_grid(resnet(), CIFAR)
-    found = search(grid, Targets(QUARTERS.ratios, QUARTERS.tolerances, strict=True))
-    assert all(s.share <= r for s, r in zip(found, QUARTERS.ratios, strict=True))
+    solution = search(grid, Targets(QUARTERS.ratios, QUARTERS.tolerances, strict=True))
+    assert all(s.share <= r for s, r in zip(solution, QUARTERS.ratios, strict=True))
     assert any(s.share > r for s, r in zip(search(grid, QUARTERS), QUARTERS.ratios, strict=True))
 
 
@@ -336,11 +336,11 @@ def test_many_budgets_are_clustered_and_the_smallest_counts() -> None:
     rng = np.random.default_rng(0)
     groups = [0.1, 0.3, 1.0]
     budgets = np.concatenate([g * np.exp(rng.uniform(0, 0.2, 400)) for g in groups])
-    found = make_targets(budgets)
-    assert len(found.ratios) == 3
-    assert found.ratios[:2] == (budgets[:400].min(), budgets[400:800].min())  # r_l = min of the cluster
-    assert found.ratios[-1] == 1.0  # r_L = 1
-    assert found == make_targets(budgets[::-1])
+    targets = make_targets(budgets)
+    assert len(targets.ratios) == 3
+    assert targets.ratios[:2] == (budgets[:400].min(), budgets[400:800].min())  # r_l = min of the cluster
+    assert targets.ratios[-1] == 1.0  # r_L = 1
+    assert targets == make_targets(budgets[::-1])
 
 
 def test_a_full_model_without_clients_is_a_level() -> None:
@@ -391,11 +391,11 @@ def test_budgets_above_one_are_absolute() -> None:
 
 def test_a_ceiling_is_the_smallest_budget_of_a_levels_clients() -> None:
     budgets, bytes_ = [0.25, 0.25, 0.5, 1.0], [0.4, 0.3, np.inf, 1.0]
-    found = make_targets(budgets, further={"size_bytes": bytes_})
-    assert found.ratios == (0.25, 0.5, 1.0)
-    assert found.ceilings == {"size_bytes": (0.3, np.inf, 1.0)}
+    targets = make_targets(budgets, further={"size_bytes": bytes_})
+    assert targets.ratios == (0.25, 0.5, 1.0)
+    assert targets.ceilings == {"size_bytes": (0.3, np.inf, 1.0)}
     halves = make_targets(budgets, "halving", further={"size_bytes": bytes_})
-    assert halves.ratios == (0.25, 0.5, 1.0) and halves.ceilings == found.ceilings
+    assert halves.ratios == (0.25, 0.5, 1.0) and halves.ceilings == targets.ceilings
 
 
 def test_a_full_model_without_clients_is_a_level_in_several_costs() -> None:
@@ -407,12 +407,12 @@ COSTS_OF_M = {"parameters": 1000.0, "memory_bytes": 4e6, "latency_s": 0.05}
 
 
 def test_budgets_name_several_costs() -> None:
-    said: list[Any] = [0.5, {"parameters": 250, "memory_bytes": 2e6}, {"latency_s": "20 ms", "parameters": 1.0}]
-    found = convert_budgets(said, "parameters", COSTS_OF_M.__getitem__)
-    assert list(found) == ["parameters", "memory_bytes", "latency_s"]
-    assert found["parameters"].tolist() == [0.5, 0.25, 1.0]
-    assert found["memory_bytes"].tolist() == [np.inf, 0.5, np.inf]
-    assert found["latency_s"].tolist() == pytest.approx([np.inf, np.inf, 0.4])
+    stated: list[Any] = [0.5, {"parameters": 250, "memory_bytes": 2e6}, {"latency_s": "20 ms", "parameters": 1.0}]
+    budgets = convert_budgets(stated, "parameters", COSTS_OF_M.__getitem__)
+    assert list(budgets) == ["parameters", "memory_bytes", "latency_s"]
+    assert budgets["parameters"].tolist() == [0.5, 0.25, 1.0]
+    assert budgets["memory_bytes"].tolist() == [np.inf, 0.5, np.inf]
+    assert budgets["latency_s"].tolist() == pytest.approx([np.inf, np.inf, 0.4])
 
 
 @pytest.mark.parametrize(
@@ -421,8 +421,8 @@ def test_budgets_name_several_costs() -> None:
      ("500 us", "latency_s", 0.01), ("0.1 K", "parameters", 0.1), ("1e-6 G", "parameters", 1.0)],
 )  # fmt: skip
 def test_amounts_with_a_unit_are_absolute(amount: str, cost: str, fraction: float) -> None:
-    found = convert_budgets([{"parameters": 1.0, cost: amount}], "parameters", COSTS_OF_M.__getitem__)
-    assert found[cost].tolist() == pytest.approx([fraction])
+    budgets = convert_budgets([{"parameters": 1.0, cost: amount}], "parameters", COSTS_OF_M.__getitem__)
+    assert budgets[cost].tolist() == pytest.approx([fraction])
 
 
 @pytest.mark.parametrize(

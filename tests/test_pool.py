@@ -40,13 +40,13 @@ def vgg_by_hand(width: float, whole: int) -> int:
 
 def test_table_1_of_adaptivefl() -> None:
     """5.67 6.48 8.40 14.84 15.41 16.81 33.65 M, from small to large; the paper prints 8.397 as 8.39."""
-    found = make_pool(vgg16())
-    assert [model.name for model in found] == list(TABLE_1)
-    for model in found:
+    pool = make_pool(vgg16())
+    assert [model.name for model in pool] == list(TABLE_1)
+    for model in pool:
         parameters = submodel_cost(vgg16(), model.submodel, CIFAR).parameters
         assert parameters == vgg_by_hand(model.width, 15 if model.whole is None else model.whole)
         assert parameters / 1e6 == pytest.approx(TABLE_1[model.name], abs=0.01)
-    assert submodel_cost(vgg16(), found[-1].submodel, CIFAR).parameters == 33_646_666
+    assert submodel_cost(vgg16(), pool[-1].submodel, CIFAR).parameters == 33_646_666
 
 
 def test_a_coarse_pool_keeps_the_largest_start() -> None:
@@ -60,29 +60,29 @@ def test_a_coarse_pool_keeps_the_largest_start() -> None:
 
 @given(width=st.floats(0.05, 0.95), whole=st.integers(0, 8))
 def test_early_axes_are_whole_and_deeper_ones_floored(width: float, whole: int) -> None:
-    kept = narrow(vgg16(), width, whole).sizes
+    sizes = narrow(vgg16(), width, whole).sizes
     for layer, channels in enumerate(CHANNELS):
-        assert kept[f"layer{layer}"] == (channels if layer < whole else max(1, int(width * channels + 1e-9)))
-    assert kept["classes"] == 10
+        assert sizes[f"layer{layer}"] == (channels if layer < whole else max(1, int(width * channels + 1e-9)))
+    assert sizes["classes"] == 10
 
 
 def test_a_shared_axis_is_narrowed_from_its_first_block_on() -> None:
     """The small CNN's stages begin with blocks 0 and 3."""
     axes = cnn().axes
     second = next(name for name, axis in axes.items() if axis.block == 3)
-    kept = narrow(cnn(), 0.5, 2).sizes
-    assert {name for name, axis in axes.items() if kept[name] < axis.size} == {second}
+    sizes = narrow(cnn(), 0.5, 2).sizes
+    assert {name for name, axis in axes.items() if sizes[name] < axis.size} == {second}
 
 
 def test_sub_models_are_nested_and_can_be_built() -> None:
     """Each in the full model; within a ratio, the more layers are whole, the more is kept."""
     small = vgg16(base=4, wide=16, input_shape=(1, 16, 16), head_layers=0)
-    found = make_pool(small)
+    pool = make_pool(small)
     layout = infer_layout(small, (15,))
-    check_layout(small, layout, [m.submodel for m in found], input_shape=(1, 16, 16))
-    for model in found:
-        assert model.submodel.inside(found[-1].submodel)
-    for a, b in pairwise(found[:3]):
+    check_layout(small, layout, [m.submodel for m in pool], input_shape=(1, 16, 16))
+    for model in pool:
+        assert model.submodel.inside(pool[-1].submodel)
+    for a, b in pairwise(pool[:3]):
         assert a.submodel.inside(b.submodel)
 
 

@@ -129,12 +129,12 @@ def assembly(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def coverage(assembly: Any) -> dict[Any, int]:
     """Return how many clients' levels cover each element."""
-    federation, found = assembly.federation, {}
+    federation, counts = assembly.federation, {}
     for client in federation.able.tolist():
         level = federation.levels[federation.level_of[client]].submodel
         for place in elements(extracted(federation, level)):
-            found[place] = found.get(place, 0) + 1
-    return found
+            counts[place] = counts.get(place, 0) + 1
+    return counts
 
 
 def extracted(federation: Any, piece: Any) -> Mapping[str, Any]:
@@ -169,9 +169,9 @@ def test_a_round_adds_clipped_movements_over_fixed_denominators(assembly: Any, c
         length = math.sqrt(sum(m * m for m in moved.values()))
         for place, m in moved.items():
             added[place] = added.get(place, 0.0) + m * min(1.0, clip / length)
-    found = elements(aggregate_updates(federation, server, updates, private(clip).aggregate).mean)
+    actual = elements(aggregate_updates(federation, server, updates, private(clip).aggregate).mean)
     members = coverage(assembly)
-    for place, number in found.items():
+    for place, number in actual.items():
         assert number == pytest.approx(sent[place] + added.get(place, 0.0) / (0.5 * members[place]), abs=1e-4)
 
 
@@ -239,8 +239,8 @@ def test_clients_are_drawn_independently_of_connections(assembly: Any) -> None:
 def table(tmp_path: Path, **changes: Any) -> dict[str, Any]:
     privacy = {"clip": 0.5, "noise": 1.0, "delta": 0.01, "key_file": str(tmp_path / "keys" / "run.key")}
     local = {"epochs": 2, "batch_size": 8, "lr": 0.1}
-    given = {**QUIET, "rounds": 4, "local": local, "privacy": privacy}
-    return {**given, **changes, "privacy": {**privacy, **changes.get("privacy", {})}}
+    settings = {**QUIET, "rounds": 4, "local": local, "privacy": privacy}
+    return {**settings, **changes, "privacy": {**privacy, **changes.get("privacy", {})}}
 
 
 def test_a_folder_has_the_cost_and_no_participants(tmp_path: Path) -> None:
@@ -248,8 +248,8 @@ def test_a_folder_has_the_cost_and_no_participants(tmp_path: Path) -> None:
     assert len(run.metrics) == 4
     for number, report in enumerate(run.metrics, 1):
         assert {key: report[key] for key in WITHHELD} == WITHHELD
-        told = {"round", "lr", "privacy", "seconds", "seconds_of", "evaluate"}
-        assert report.keys() <= WITHHELD.keys() | told
+        allowed = {"round", "lr", "privacy", "seconds", "seconds_of", "evaluate"}
+        assert report.keys() <= WITHHELD.keys() | allowed
         epsilon = compute_epsilon(1.0, 0.5, number, 0.01)
         assert report["privacy"] == {"epsilon": epsilon, "delta": 0.01, "noise": 1.0, "clip": 0.5, "rate": 0.5}
     columns = run.columns["static"]
@@ -269,27 +269,27 @@ def test_reports_show_the_cost_and_no_withheld_values(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], runs_draw: None
 ) -> None:
     """What is shown of one run, what a comparison keeps in files, and the run beside it that promises nothing."""
-    given = table(tmp_path, rounds=2, evaluate={"every": 1, "norms": ["static"], "statistics_samples": 60})
-    privacy = given.pop("privacy")
-    (tmp_path / "one.toml").write_text(tomli_w.dumps({**given, "privacy": privacy}))
+    settings = table(tmp_path, rounds=2, evaluate={"every": 1, "norms": ["static"], "statistics_samples": 60})
+    privacy = settings.pop("privacy")
+    (tmp_path / "one.toml").write_text(tomli_w.dumps({**settings, "privacy": privacy}))
     with pytest.raises(SystemExit, match="0"):
         main(["run", str(tmp_path / "one.toml"), "--out", str(tmp_path / "one")])
-    said = "".join(capfd.readouterr())
-    assert f"epsilon {compute_epsilon(1.0, 0.5, 2, 0.01):.2f} at delta 0.01" in said and "round 2/2" in said
+    output = "".join(capfd.readouterr())
+    assert f"epsilon {compute_epsilon(1.0, 0.5, 2, 0.01):.2f} at delta 0.01" in output and "round 2/2" in output
     for word in ("loss ", "bytes sent", "jobs failed", "global / local accuracy"):
-        assert word not in said
+        assert word not in output
     plots = [file.name for file in (tmp_path / "one" / "plots").iterdir()]
     assert plots and not [name for name in plots if "bytes" in name or "part" in name]
     rows = [{"label": "open"}, {"label": "private", "privacy": privacy}]
     compared = {"columns": ["local", "avg"], "row": rows}
-    (tmp_path / "two.toml").write_text(tomli_w.dumps({**given, "compare": compared}))
+    (tmp_path / "two.toml").write_text(tomli_w.dumps({**settings, "compare": compared}))
     with pytest.raises(SystemExit, match="0"):
         main(["compare", str(tmp_path / "two.toml"), "--out", str(tmp_path / "two")])
-    kept = json.loads((tmp_path / "two" / "results.json").read_text())
-    found = {run["row"]: run["final"] for run in kept["runs"]}
+    results = json.loads((tmp_path / "two" / "results.json").read_text())
+    finals = {run["row"]: run["final"] for run in results["runs"]}
     withheld = {"local", "global", "bytes_down", "bytes_up", "failures", "waste", "simulated_s"}
-    assert withheld - {"simulated_s"} <= found["open"].keys() and not withheld & found["private"].keys()
-    assert "avg" in found["private"]
+    assert withheld - {"simulated_s"} <= finals["open"].keys() and not withheld & finals["private"].keys()
+    assert "avg" in finals["private"]
 
 
 def test_the_key_is_private_and_outside_of_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -299,10 +299,10 @@ def test_the_key_is_private_and_outside_of_the_run(tmp_path: Path, capfd: pytest
     assert len(bytes.fromhex(secret)) == 32 and stat.S_IMODE(key.stat().st_mode) == 0o600
     files = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
     assert len(files) > 5
-    said = "".join(capfd.readouterr())
+    output = "".join(capfd.readouterr())
     for text in (secret.encode(), bytes.fromhex(secret)):
         assert not any(text in file.read_bytes() for file in files)
-        assert text not in said.encode()
+        assert text not in output.encode()
 
 
 def prepared(tmp_path: Path, name: str = "run", **changes: Any) -> Path:
@@ -330,9 +330,9 @@ def test_a_resumed_run_has_the_same_bits_and_cost(tmp_path: Path, every: int) ->
     shutil.copytree(folder, tmp_path / "whole")
     ff.resume(tmp_path / "whole")
     broken_off(folder, 2)
-    found = ff.resume(folder)
+    resumed = ff.resume(folder)
     assert torch.equal(read_state(folder), read_state(tmp_path / "whole"))
-    assert found.summary["privacy"]["epsilon"] == compute_epsilon(1.0, 0.5, 4, 0.01)
+    assert resumed.summary["privacy"]["epsilon"] == compute_epsilon(1.0, 0.5, 4, 0.01)
     assert json.loads((folder / "privacy.json").read_text())["begun"] == 4
 
 
@@ -358,19 +358,19 @@ def test_a_run_ends_with_its_budget(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_keeps_the_noise_of_its_budget(tmp_path: Path) -> None:
-    given = table(tmp_path)
-    del given["privacy"]["noise"]
-    given["privacy"]["epsilon"] = 5.0
-    run = prepare(load_experiment(given), tmp_path / "run")
+    settings = table(tmp_path)
+    del settings["privacy"]["noise"]
+    settings["privacy"]["epsilon"] = 5.0
+    run = prepare(load_experiment(settings), tmp_path / "run")
     run._take_engine().close()
     noise = json.loads((tmp_path / "run" / "privacy.json").read_text())["noise"]
     assert compute_epsilon(noise, 0.5, 4, 0.01) <= 5.0 < compute_epsilon(0.99 * noise, 0.5, 4, 0.01)
     broken_off(tmp_path / "run", 1)
     config = tmp_path / "run" / "config.toml"
     config.write_text(config.read_text().replace("rounds = 4", "rounds = 40", 1))
-    found = ff.resume(tmp_path / "run")
-    assert {report["privacy"]["noise"] for report in found.metrics} == {noise}
-    assert len(found.metrics) == max_rounds(noise, 0.5, 0.01, 5.0, 40)
+    resumed = ff.resume(tmp_path / "run")
+    assert {report["privacy"]["noise"] for report in resumed.metrics} == {noise}
+    assert len(resumed.metrics) == max_rounds(noise, 0.5, 0.01, 5.0, 40)
 
 
 def test_a_round_that_is_undone_is_paid_for_all_the_same(tmp_path: Path) -> None:
@@ -391,9 +391,9 @@ def test_a_round_that_is_undone_is_paid_for_all_the_same(tmp_path: Path) -> None
     after, report = run_round(federation, engine, assembly.settings, server)
     engine.close()
     assert "undone" in report and torch.equal(concat_state(after.state), concat_state(server.state))
-    told = privacy.redact_report(report)
-    assert told["privacy"]["epsilon"] == compute_epsilon(1.0, 0.5, 1, 0.01) > 0
-    assert told["undone"]["reported"] == []
+    redacted = privacy.redact_report(report)
+    assert redacted["privacy"]["epsilon"] == compute_epsilon(1.0, 0.5, 1, 0.01) > 0
+    assert redacted["undone"]["reported"] == []
 
 
 def test_a_missing_accountant_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,35 +405,35 @@ def test_a_missing_accountant_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rounds_without_clients_add_noise_and_continue(tmp_path: Path) -> None:
     """Six rounds with a client in a million: other runs stop after five without a usable update."""
-    given = table(tmp_path, rounds=6, cohort={"fraction": 1e-6}, engine={"name": "processes", "workers": 1})
-    run = ff.run(given, out=tmp_path / "run")
+    settings = table(tmp_path, rounds=6, cohort={"fraction": 1e-6}, engine={"name": "processes", "workers": 1})
+    run = ff.run(settings, out=tmp_path / "run")
     assert len(run.metrics) == 6 and run.metrics[-1]["privacy"]["rate"] == 1e-6
-    moved = read_state(tmp_path / "run") - concat_state(start(assemble(load_experiment(given)).federation).state)
+    moved = read_state(tmp_path / "run") - concat_state(start(assemble(load_experiment(settings)).federation).state)
     assert (moved != 0).all()
 
 
 def test_a_run_whose_clients_all_fail_stops_and_names_none(tmp_path: Path) -> None:
-    given = table(tmp_path, rounds=9, local={"epochs": 2, "batch_size": 8, "lr": 1e30}, cohort={"fraction": 1.0})
-    with raises(NoUsableUpdates, 5) as found:
-        ff.run(given, out=tmp_path / "run")
-    assert "withheld" in str(found.value) and not re.search(r"client \d|finite", str(found.value))
+    settings = table(tmp_path, rounds=9, local={"epochs": 2, "batch_size": 8, "lr": 1e30}, cohort={"fraction": 1.0})
+    with raises(NoUsableUpdates, 5) as result:
+        ff.run(settings, out=tmp_path / "run")
+    assert "withheld" in str(result.value) and not re.search(r"client \d|finite", str(result.value))
 
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_hostile_clients_are_bounded_by_the_clip(secure: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three of ten, a million times as far the other way: all that they can is to be of the clipping norm."""
     monkeypatch.setattr(Privacy, "_add_noise", lambda self, total, round: None)
-    attack, found = {"kind": "sign_flip", "scale": 1e6, "share": 0.3}, []
-    given = table(tmp_path, cohort={"fraction": 1.0}, **({"secure": {"minimum": 2}} if secure else {}))
+    attack, distances = {"kind": "sign_flip", "scale": 1e6, "share": 0.3}, []
+    arguments = table(tmp_path, cohort={"fraction": 1.0}, **({"secure": {"minimum": 2}} if secure else {}))
     for further in ({}, {"attack": attack}):
-        assembly = assemble(load_experiment({**given, **further}))
+        assembly = assemble(load_experiment({**arguments, **further}))
         assert assembly.settings.privacy is not None
         assembly.settings.privacy.randomness = Randomness(KEY, b"s" * 16)
         engine = assembly.engine()
         after, _ = run_round(assembly.federation, engine, assembly.settings, start(assembly.federation))
         engine.close()
-        found.append(concat_state(after.state))
-    moved = (found[1] - found[0]) * count_registered(assembly.federation, 0)
+        distances.append(concat_state(after.state))
+    moved = (distances[1] - distances[0]) * count_registered(assembly.federation, 0)
     assert len(assembly.settings.hostile) == 3
     assert 0.1 < float(moved.norm()) <= 3 * 2 * 0.5 + 1e-3
 
@@ -451,11 +451,11 @@ def test_a_private_run_hides_participants_under_attack(tmp_path: Path) -> None:
 def test_a_fleet_s_ledger_charges_a_repeated_round() -> None:
     written: list[int] = []
     for again, rounds, indices in ((False, [0, 1, 1, 2], [0, 1, 1, 2]), (True, [0, 1, 1, 2], [0, 1, 2, 3])):
-        ledger, found = Ledger(charges_repeats=again), []
+        ledger, ledgers = Ledger(charges_repeats=again), []
         for round in rounds:
             ledger.begin_round(round, lambda: written.append(1))
-            found.append(ledger.get_draw(round))
-        assert found == indices and ledger.begun == indices[-1] + 1
+            ledgers.append(ledger.get_draw(round))
+        assert ledgers == indices and ledger.begun == indices[-1] + 1
     assert len(written) == 7
 
 
@@ -500,8 +500,8 @@ def moved_inside(folder: Path, key: Path) -> None:
 
 
 def negative(folder: Path, key: Path) -> None:
-    nest = json.loads((folder / "privacy.json").read_text())
-    (folder / "privacy.json").write_text(json.dumps({**nest, "begun": -3}))
+    payload = json.loads((folder / "privacy.json").read_text())
+    (folder / "privacy.json").write_text(json.dumps({**payload, "begun": -3}))
 
 
 @pytest.mark.parametrize(
@@ -569,10 +569,10 @@ REFUSED: list[tuple[dict[str, Any], Expected]] = [
 
 @pytest.mark.parametrize(("change", "expected"), REFUSED)
 def test_settings_without_a_guarantee_are_refused(change: dict[str, Any], expected: Expected, tmp_path: Path) -> None:
-    given = table(tmp_path, **change)
-    given["privacy"] = {key: value for key, value in given["privacy"].items() if value is not None}
+    settings = table(tmp_path, **change)
+    settings["privacy"] = {key: value for key, value in settings["privacy"].items() if value is not None}
     with raises(ConfigError, expected):
-        assemble(load_experiment(given))
+        assemble(load_experiment(settings))
 
 
 def test_an_empty_section_is_private_and_names_what_is_missing(tmp_path: Path) -> None:

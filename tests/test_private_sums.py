@@ -41,11 +41,11 @@ def table(tmp_path: Path, *changes: dict[str, Any]) -> dict[str, Any]:
 
 def assembly_of(*changes: dict[str, Any]) -> Any:
     """Return an assembly whose noise and cohorts are known, with or without sums."""
-    found = assemble(load_experiment(merge_tables(BOTH, *changes)))
-    privacy = found.settings.privacy
+    assembly = assemble(load_experiment(merge_tables(BOTH, *changes)))
+    privacy = assembly.settings.privacy
     assert privacy is not None
     privacy.randomness = Randomness(KEY, b"s" * 16)
-    return found
+    return assembly
 
 
 def round_of(
@@ -74,7 +74,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Privacy, "_add_noise", lambda self, total, round: None)
 
 
-def drawn(assembly: Any, round: int = 0) -> list[int]:
+def choose_clients(assembly: Any, round: int = 0) -> list[int]:
     federation = assembly.federation
     return list(federation.method.choose(federation, replace(start(federation), round=round), np.random.default_rng(0)))
 
@@ -82,7 +82,7 @@ def drawn(assembly: Any, round: int = 0) -> list[int]:
 def full_round(assembly: Any) -> int:
     """Return a round for which enough clients of each level are drawn."""
     levels = assembly.federation.level_of
-    return next(r for r in range(100) if np.bincount(levels[drawn(assembly, r)], minlength=3).min() >= 3)
+    return next(r for r in range(100) if np.bincount(levels[choose_clients(assembly, r)], minlength=3).min() >= 3)
 
 
 # ---- what a client sends ---------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def test_a_movement_that_is_not_finite_counts_as_none() -> None:
 # ---- a round ---------------------------------------------------------------------------------------------------------
 
 
-def by_hand(assembly: Any, server: Any, watched: WatchedEngine) -> torch.Tensor:
+def sum_by_hand(assembly: Any, server: Any, watched: WatchedEngine) -> torch.Tensor:
     """Return the state after a round without its noise, of whole numbers that are added up client by client."""
     layout, grid = assembly.federation.problem.layout, assembly.settings.secure.grid
     full = get_slice_plan(layout, full_submodel(layout)).size
@@ -148,8 +148,8 @@ def test_a_round_is_the_quantised_sum_over_fixed_denominators(silent: None, frac
     assembly = assembly_of({"cohort": {"fraction": fraction}})
     round = full_round(assembly)
     server, after, report, watched = round_of(assembly, round=round)
-    assert len(watched.replies) == len(drawn(assembly, round)) == report["train"]["clients"] > 8
-    away = (concat_state(after.state) - by_hand(assembly, server, watched)).abs().max()
+    assert len(watched.replies) == len(choose_clients(assembly, round)) == report["train"]["clients"] > 8
+    away = (concat_state(after.state) - sum_by_hand(assembly, server, watched)).abs().max()
     assert float(away) < 2e-7, "the rounding of fp32"
     assert not torch.equal(concat_state(after.state), concat_state(server.state))
 
@@ -178,11 +178,11 @@ def test_every_element_of_a_sum_gets_the_promised_noise() -> None:
     server = start(assembly.federation)
     for round in range(300):
         summed = RoundSums((), assembly.settings.secure.grid.step, ())
-        found = privacy.release_sums(assembly.federation, replace(server, round=round), summed)
-        seen.append(concat_state(found.mean) - concat_state(server.state))
+        released = privacy.release_sums(assembly.federation, replace(server, round=round), summed)
+        seen.append(concat_state(released.mean) - concat_state(server.state))
     members = count_registered(assembly.federation, 0)
-    told = torch.stack(seen) / (privacy.noise * privacy.clip / (privacy.rate * members))
-    assert ((told.std(0) - 1).abs() < 0.25).all() and 0.97 < float(told.std()) < 1.03
+    ratios = torch.stack(seen) / (privacy.noise * privacy.clip / (privacy.rate * members))
+    assert ((ratios.std(0) - 1).abs() < 0.25).all() and 0.97 < float(ratios.std()) < 1.03
     server, after, report, _ = round_of(assembly, lambda phase, round, client: phase == "update" and client in top)
     assert report["secure"]["hidden"] > 0 and bool((concat_state(after.state) != concat_state(server.state)).all())
 
@@ -205,7 +205,7 @@ def test_a_client_that_could_not_train_sends_zeros_and_stays(silent: None) -> No
     assembly = assembly_of()
     server, after, report, watched = round_of(assembly, watch=Broken)
     assert report["train"]["clients"] == 12 and report["failures"] == [] and report["secure"]["hidden"] == 0
-    assert float((concat_state(after.state) - by_hand(assembly, server, watched)).abs().max()) < 2e-7
+    assert float((concat_state(after.state) - sum_by_hand(assembly, server, watched)).abs().max()) < 2e-7
 
 
 def test_dropouts_count_as_without_privacy() -> None:
@@ -296,13 +296,13 @@ def test_a_server_that_shrinks_the_cohort_gets_no_sum(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(("noise", "rounds", "delta"), [(1.0, 1, 1e-3), (2.0, 7, 1e-5), (3.0, 90, 1e-6)])
 def test_epsilon_of_full_cohorts_is_the_accountants(noise: float, rounds: int, delta: float) -> None:
-    known = compute_epsilon(noise, 1.0, rounds, delta, known_cohorts=True)
+    known_cohorts = compute_epsilon(noise, 1.0, rounds, delta, known_cohorts=True)
     theirs = accountants.PRVAccountant()
     theirs.history = [(noise, 1.0, rounds)]
     with np.errstate(all="ignore"):
         upper = theirs.get_epsilon(delta)
-    assert known <= upper <= known + 0.03
-    assert known <= compute_epsilon(noise, 1.0, rounds, delta) <= known + 0.03
+    assert known_cohorts <= upper <= known_cohorts + 0.03
+    assert known_cohorts <= compute_epsilon(noise, 1.0, rounds, delta) <= known_cohorts + 0.03
 
 
 def test_epsilon_of_known_cohorts_follows_the_definition() -> None:
@@ -310,15 +310,15 @@ def test_epsilon_of_known_cohorts_follows_the_definition() -> None:
     noise, rate, rounds, delta = 1.5, 0.4, 3, 1e-3
     epsilon = compute_epsilon(noise, rate, rounds, delta, known_cohorts=True)
     chances = [math.comb(rounds, n) * rate**n * (1 - rate) ** (rounds - n) for n in range(rounds + 1)]
-    found = sum(c * exact_delta(epsilon, noise / math.sqrt(n), 1.0) for n, c in enumerate(chances) if n)
-    assert found == pytest.approx(delta, rel=1e-3)
+    total = sum(c * exact_delta(epsilon, noise / math.sqrt(n), 1.0) for n, c in enumerate(chances) if n)
+    assert total == pytest.approx(delta, rel=1e-3)
 
 
 def test_known_cohorts_cost_more_than_hidden_ones() -> None:
     for rate in (0.05, 0.3, 0.9):
-        known = [compute_epsilon(1.0, rate, rounds, 1e-3, known_cohorts=True) for rounds in range(30)]
-        assert known == sorted(known) and known[0] == 0
-        assert all(k > compute_epsilon(1.0, rate, n, 1e-3) - 0.02 for n, k in enumerate(known) if n > 3)
+        known_cohorts = [compute_epsilon(1.0, rate, rounds, 1e-3, known_cohorts=True) for rounds in range(30)]
+        assert known_cohorts == sorted(known_cohorts) and known_cohorts[0] == 0
+        assert all(k > compute_epsilon(1.0, rate, n, 1e-3) - 0.02 for n, k in enumerate(known_cohorts) if n > 3)
     assert compute_epsilon(1.0, 0.05, 20, 1e-3, known_cohorts=True) > 1.5 * compute_epsilon(1.0, 0.05, 20, 1e-3)
     assert compute_epsilon(1.0, 1e-6, 3, 1e-3, known_cohorts=True) == 0.0, "who is hardly ever drawn is in delta"
     assert math.isfinite(compute_epsilon(0.02, 1.0, 500, 1e-5, known_cohorts=True))
@@ -369,21 +369,21 @@ def test_resume_skips_a_begun_round_that_was_paid_for(
     again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where rounds that are begun again are paid for again, as on a fleet: this one is not begun again."""
-    asked = stop_in_second_round(monkeypatch, lambda: ff.run(table(tmp_path), out=tmp_path / "run"))
-    nest = json.loads((tmp_path / "run" / "privacy.json").read_text())
-    assert nest["begun"] == 2
-    (tmp_path / "run" / "privacy.json").write_text(json.dumps({**nest, "again": again}))
+    calls = stop_in_second_round(monkeypatch, lambda: ff.run(table(tmp_path), out=tmp_path / "run"))
+    payload = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert payload["begun"] == 2
+    (tmp_path / "run" / "privacy.json").write_text(json.dumps({**payload, "again": again}))
     run = ff.resume(tmp_path / "run")
     second = run.metrics[1]
-    assert asked.count(1) == 12 and "begun before the run was stopped" in second["undone"]["reason"]
+    assert calls.count(1) == 12 and "begun before the run was stopped" in second["undone"]["reason"]
     assert second["privacy"]["epsilon"] == compute_epsilon(1.0, 1.0, 2, 0.01, known_cohorts=True)
-    nest = json.loads((tmp_path / "run" / "privacy.json").read_text())
-    assert nest["begun"] == 3 and nest["epsilon"] == compute_epsilon(1.0, 1.0, 3, 0.01, known_cohorts=True)
+    payload = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert payload["begun"] == 3 and payload["epsilon"] == compute_epsilon(1.0, 1.0, 3, 0.01, known_cohorts=True)
 
 
 def test_rounds_for_which_too_few_are_drawn_are_paid_for(tmp_path: Path) -> None:
     assembly = assembly_of({"cohort": {"fraction": 0.25}, "rounds": 6})
-    few = [r for r in range(60) if len(drawn(assembly, r)) < 3]
+    few = [r for r in range(60) if len(choose_clients(assembly, r)) < 3]
     assert few
     for round in few[:2]:
         server, after, report, watched = round_of(assembly, round=round)
@@ -406,9 +406,9 @@ def test_a_cohort_that_always_drops_out_ends_the_run(tmp_path: Path, monkeypatch
     monkeypatch.setattr(
         secure_engine.SimulatedParties, "_drops_out", lambda self, phase, job: phase == "update" and job.client > 1
     )
-    with raises(NoUsableUpdates, 5) as found:
+    with raises(NoUsableUpdates, 5) as caught:
         ff.run(table(tmp_path, {"rounds": 9}), out=tmp_path / "run")
-    assert "withheld" in str(found.value) and "client 2" not in str(found.value)
+    assert "withheld" in str(caught.value) and "client 2" not in str(caught.value)
 
 
 def test_a_run_does_not_go_on_without_its_sums_or_with_them(tmp_path: Path) -> None:
@@ -430,31 +430,31 @@ def test_no_file_or_line_has_an_update_or_a_sum_without_noise(
     noise: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Without noise and masks the same search finds them: sums as the mean that they make, updates as they are sent."""
-    wanted: dict[str, list[bytes]] = {"sums": [], "means": [], "updates": []}
+    needles: dict[str, list[bytes]] = {"sums": [], "means": [], "updates": []}
     released, words = Privacy.release, secure_engine.BlockLayout.quantise_update
 
-    def noted(self: Privacy, federation: Any, server: Any, total: torch.Tensor) -> Any:
+    def record(self: Privacy, federation: Any, server: Any, total: torch.Tensor) -> Any:
         divided = total / (count_registered(federation, server.round) * self.rate)
-        wanted["sums"].append(total.numpy().tobytes()[:64])
-        wanted["means"].append((divided + concat_state(server.state)).numpy().tobytes()[:64])
+        needles["sums"].append(total.numpy().tobytes()[:64])
+        needles["means"].append((divided + concat_state(server.state)).numpy().tobytes()[:64])
         return released(self, federation, server, total)
 
     def sent(self: Any, pieces: Any, job: Job, update: Any, blocks: Any, grid: Quantiser) -> Any:
-        found = words(self, pieces, job, update, blocks, grid)
-        wanted["updates"] += [part.tobytes()[:64] for part in found[0].values()]
-        wanted["updates"].append(concat_state(update.state).numpy().tobytes()[:64])
-        return found
+        leaked = words(self, pieces, job, update, blocks, grid)
+        needles["updates"] += [part.tobytes()[:64] for part in leaked[0].values()]
+        needles["updates"].append(concat_state(update.state).numpy().tobytes()[:64])
+        return leaked
 
-    monkeypatch.setattr(Privacy, "release", noted)
+    monkeypatch.setattr(Privacy, "release", record)
     monkeypatch.setattr(secure_engine.BlockLayout, "quantise_update", sent)
     if not noise:
         monkeypatch.setattr(Privacy, "_add_noise", lambda self, total, round: None)
     ff.run(table(tmp_path, {"checkpoint": {"every": 1}}), out=tmp_path / "run", on_round=print)
     files = [file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()]
     everything = [*files, "".join(capfd.readouterr()).encode()]
-    found = {kind for kind, parts in wanted.items() for part in parts if any(part in text for text in everything)}
-    assert len(wanted["updates"]) > 50 and len(wanted["means"]) == 3 and len(files) > 5
-    assert found == (set() if noise else {"means"})
+    leaked = {kind for kind, parts in needles.items() for part in parts if any(part in text for text in everything)}
+    assert len(needles["updates"]) > 50 and len(needles["means"]) == 3 and len(files) > 5
+    assert leaked == (set() if noise else {"means"})
 
 
 REFUSED: list[tuple[dict[str, Any], Expected]] = [

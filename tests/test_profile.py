@@ -35,17 +35,17 @@ def found_of(step_s: float = 0.1, latency_s: float = 0.01, memory: int | None = 
 def measuring(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[Measurement]], list[ProfileRequest]]:
     """Let every level be found as it is said, without a process; returns what was asked."""
 
-    def let(found: Sequence[Measurement]) -> list[ProfileRequest]:
-        asked: list[ProfileRequest] = []
+    def let(measurements: Sequence[Measurement]) -> list[ProfileRequest]:
+        calls: list[ProfileRequest] = []
 
         def measured(what: ProfileRequest, share_s: float, most_s: float) -> Measurement:
-            asked.append(what)
+            calls.append(what)
             assert share_s <= most_s
-            return found[what.level]
+            return measurements[what.level]
 
         monkeypatch.setattr(profiling, "profile_level", measured)
         monkeypatch.setattr(profiling, "free_memory", lambda *_: 10**9)
-        return asked
+        return calls
 
     return let
 
@@ -64,8 +64,8 @@ def test_group_with_budget_file_gets_level(chosen: int, wish: str, measuring: An
     (tmp_path / "plan.toml").write_text(assemble(load_experiment(TABLES)).plan.to_toml())
     most: dict[str, Any] = {"step_s": 0.1 * 2**chosen, "latency_s": 0.01 * 2**chosen, "memory": f"{2**chosen} MB"}
     settled = with_fleet(levels=str(tmp_path / "plan.toml"))
-    found = profile(settled, wishes=parse_wishes(**{wish: most[wish]}), facts=FACTS, out=tmp_path / "pi.toml")
-    assert found.affords.level == chosen
+    result = profile(settled, wishes=parse_wishes(**{wish: most[wish]}), facts=FACTS, out=tmp_path / "pi.toml")
+    assert result.affords.level == chosen
     groups = [{"budget": str(tmp_path / "pi.toml")}, {"budget": 1.0, "name": "whole"}]
     assembly = assemble(load_experiment(with_fleet(levels=str(tmp_path / "plan.toml"), groups=groups)))
     assert assembly.fleet.names == ("pi", "whole")
@@ -85,8 +85,10 @@ def test_node_with_budget_file_gets_level(chosen: int, measuring: Any, tmp_path:
     profile(TABLES, wishes=parse_wishes(step_s=0.1 * 2**chosen), facts=FACTS, out=tmp_path / "budget.toml")
     (tmp_path / "node.toml").write_text('name = "pi"\nbudget = "budget.toml"\n[data]\nname = "tiny:tiny_data"\n')
     settings = read_settings(tmp_path / "node.toml")
-    told = NodeDescription("pi", FACTS, 20, settings.budget, settings.tolerance)
-    assembly = assemble_fleet(load_experiment({**TABLES, "data": {}}), [told, replace(told, name="whole", budget=1.0)])
+    nodes = NodeDescription("pi", FACTS, 20, settings.budget, settings.tolerance)
+    assembly = assemble_fleet(
+        load_experiment({**TABLES, "data": {}}), [nodes, replace(nodes, name="whole", budget=1.0)]
+    )
     assert assembly.federation.level_of.tolist() == [chosen, 2]
 
 
@@ -98,9 +100,9 @@ def test_each_level_has_a_budget(method: str, cost: str, measuring: Any) -> None
     levels = plan_levels(load_experiment(tables), FACTS).planned.levels
     for chosen, level in enumerate(levels):
         measuring([found_of(0.1 * (i + 1)) for i in range(len(levels))])
-        found = profile(tables, wishes=parse_wishes(step_s=0.1 * (chosen + 1)), facts=FACTS)
-        limit = (1 + found.affords.tolerance) * float(found.affords.budget[cost])
-        assert found.affords.level == chosen
+        result = profile(tables, wishes=parse_wishes(step_s=0.1 * (chosen + 1)), facts=FACTS)
+        limit = (1 + result.affords.tolerance) * float(result.affords.budget[cost])
+        assert result.affords.level == chosen
         assert [other.needs <= limit for other in levels[: chosen + 1]] == [True] * (chosen + 1), level.name
         assert not any(other.needs <= limit for other in levels[chosen + 1 :]), level.name
 
@@ -108,11 +110,11 @@ def test_each_level_has_a_budget(method: str, cost: str, measuring: Any) -> None
 def test_the_levels_are_those_of_the_plan(measuring: Any, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("fleet.groups = [{ budget = 0.2 }, { budget = 0.6 }, { budget = 1.0 }]\n")
     planned = plan_run_file(tmp_path / "run.toml", ())[0].plan
-    asked = measuring([found_of()] * 3)
-    found = profile(tmp_path / "run.toml", facts=DataDescription("", "classification", (1, 8, 8), 10))
-    assert [level.share for level in found.levels] == [level.share for level in planned.levels]
-    assert [a.submodel.exits for a in asked] == [level.exits for level in planned.levels]
-    assert [a.batch_size for a in asked] == [16, 16, 16]
+    calls = measuring([found_of()] * 3)
+    result = profile(tmp_path / "run.toml", facts=DataDescription("", "classification", (1, 8, 8), 10))
+    assert [level.share for level in result.levels] == [level.share for level in planned.levels]
+    assert [a.submodel.exits for a in calls] == [level.exits for level in planned.levels]
+    assert [a.batch_size for a in calls] == [16, 16, 16]
 
 
 def test_model_option_plans_levels(measuring: Any, tmp_path: Path, capsys: Any) -> None:
@@ -147,65 +149,67 @@ def test_the_largest_level_within_every_wish(
 ) -> None:
     monkeypatch.setattr(profiling, "find_energy_meter", lambda: EnergyMeter("battery", lambda: 0.0))
     measuring([found_of(0.1 * k, 0.01 * k, 10**6 * k, energy_j=float(k)) for k in (1, 2, 4)])
-    found = profile(TABLES, wishes=parse_wishes(**wishes), facts=FACTS)
-    assert found.affords.level == level
-    assert [not one.reasons for one in found.levels] == [True] * (level + 1) + [False] * (2 - level)
+    result = profile(TABLES, wishes=parse_wishes(**wishes), facts=FACTS)
+    assert result.affords.level == level
+    assert [not one.reasons for one in result.levels] == [True] * (level + 1) + [False] * (2 - level)
 
 
 def test_failed_level_ends_profile(measuring: Any) -> None:
-    asked = measuring([found_of(), Measurement(memory_bytes=5, failed="no memory was left for it"), found_of()])
-    said: list[str] = []
-    found = profile(TABLES, facts=FACTS, say=said.append)
-    assert [a.level for a in asked] == [0, 1] and found.affords.level == 0
-    assert [level.reasons for level in found.levels[1:]] == [
+    calls = measuring([found_of(), Measurement(memory_bytes=5, failed="no memory was left for it"), found_of()])
+    lines: list[str] = []
+    result = profile(TABLES, facts=FACTS, say=lines.append)
+    assert [a.level for a in calls] == [0, 1] and result.affords.level == 0
+    assert [level.reasons for level in result.levels[1:]] == [
         ("no memory was left for it",),
         ("not tried, because a smaller level failed",),
     ]
-    assert any("no memory was left for it" in line for line in said)
+    assert any("no memory was left for it" in line for line in lines)
 
 
 def test_too_large_level_is_not_tried(measuring: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = measuring([found_of(memory=100)] * 3)
+    calls = measuring([found_of(memory=100)] * 3)
     before = plan_levels(load_experiment(TABLES), FACTS)
     second = before.cost(before.planned.levels[1], "memory_bytes")
     monkeypatch.setattr(profiling, "free_memory", lambda *_: int(second))
-    found = profile(TABLES, wishes=parse_wishes(memory="1 GB"), facts=FACTS)
-    assert len(asked) == 2 and asked[0].most_bytes == int(second)
-    assert "not tried: a step takes at least" in found.levels[2].reasons[0]
+    result = profile(TABLES, wishes=parse_wishes(memory="1 GB"), facts=FACTS)
+    assert len(calls) == 2 and calls[0].most_bytes == int(second)
+    assert "not tried: a step takes at least" in result.levels[2].reasons[0]
 
 
 def test_each_level_gets_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, given = [0.0], []
+    now, limits = [0.0], []
 
-    def measured(asked: ProfileRequest, share_s: float, most_s: float) -> Measurement:
-        given.append((share_s, most_s))
-        now[0] += (2.0, 10.0, 90.0)[asked.level]
+    def measured(request: ProfileRequest, share_s: float, most_s: float) -> Measurement:
+        limits.append((share_s, most_s))
+        now[0] += (2.0, 10.0, 90.0)[request.level]
         return found_of()
 
     monkeypatch.setattr(profiling, "profile_level", measured)
     monkeypatch.setattr(profiling.time, "monotonic", lambda: now[0])
     profile(TABLES, facts=FACTS, machine=Machine(limit_s=30.0))
-    assert given == [(10.0, 30.0), (14.0, 28.0), (18.0, 18.0)]
-    given.clear()
-    found = profile(TABLES, facts=FACTS, machine=Machine(limit_s=12.5))
-    assert len(given) == 2 and "the time is over" in found.levels[2].reasons[0]
-    assert found.affords.level == 1
+    assert limits == [(10.0, 30.0), (14.0, 28.0), (18.0, 18.0)]
+    limits.clear()
+    result = profile(TABLES, facts=FACTS, machine=Machine(limit_s=12.5))
+    assert len(limits) == 2 and "the time is over" in result.levels[2].reasons[0]
+    assert result.affords.level == 1
 
 
 def test_unmeasured_cost_is_not_afforded() -> None:
-    known = profiling.Wishes(step_s=1.0, latency_s=1.0, memory_bytes=100.0, energy_j=1.0)
-    assert profiling.list_reasons(found_of(memory=90, energy_j=0.5), 200.0, known) == ()
+    wishes = profiling.Wishes(step_s=1.0, latency_s=1.0, memory_bytes=100.0, energy_j=1.0)
+    assert profiling.list_reasons(found_of(memory=90, energy_j=0.5), 200.0, wishes) == ()
     without = Measurement(found_of().step, None, None, None, None)
-    said = profiling.list_reasons(without, 200.0, known)
-    assert [reason.partition(" ")[0] for reason in said] == ["inference", "a", "a"]
-    assert "was not measured" in said[0] and "was not measured" in said[1] and "MB" in said[2], "memory is as predicted"
+    reasons = profiling.list_reasons(without, 200.0, wishes)
+    assert [reason.partition(" ")[0] for reason in reasons] == ["inference", "a", "a"]
+    assert "was not measured" in reasons[0] and "was not measured" in reasons[1] and "MB" in reasons[2], (
+        "memory is as predicted"
+    )
 
 
 # ---- the budget ------------------------------------------------------------------------------------------------------
 
 
-def budget_of(found: ProfileResult) -> dict[str, Any]:
-    return tomllib.loads(found.to_toml())
+def budget_of(result: ProfileResult) -> dict[str, Any]:
+    return tomllib.loads(result.to_toml())
 
 
 def test_the_budget_is_what_the_level_costs_and_the_memory_as_the_planner_predicts_it(measuring: Any) -> None:
@@ -213,14 +217,14 @@ def test_the_budget_is_what_the_level_costs_and_the_memory_as_the_planner_predic
     before = plan_levels(load_experiment(TABLES), FACTS)
     predicted = before.cost(before.planned.levels[1], "memory_bytes")
     measuring([found_of(0.1, memory=100), found_of(0.2, memory=int(2 * predicted)), found_of(9.0)])
-    found = profile(TABLES, wishes=parse_wishes(step_s=0.5, memory="12 MB"), facts=FACTS)
-    file = budget_of(found)
+    result = profile(TABLES, wishes=parse_wishes(step_s=0.5, memory="12 MB"), facts=FACTS)
+    file = budget_of(result)
     needs = before.planned.levels[1].needs
     assert needs <= file["budget"]["parameters"] < needs + 1.1e-6
     assert file["budget"]["memory_bytes"] == "5 MB" and file["tolerance"] == 0.2  # 12 / 2 / 1.2
     measuring([found_of(0.1, memory=100), found_of(0.2, memory=0), found_of(9.0)])
-    found = profile(TABLES, wishes=parse_wishes(step_s=0.5, memory="12 MB"), facts=FACTS)
-    assert found.affords.budget["memory_bytes"] == "10 MB", "never more than is predicted"
+    result = profile(TABLES, wishes=parse_wishes(step_s=0.5, memory="12 MB"), facts=FACTS)
+    assert result.affords.budget["memory_bytes"] == "10 MB", "never more than is predicted"
 
 
 def test_default_limit_is_half_of_free_memory(measuring: Any) -> None:
@@ -231,16 +235,18 @@ def test_default_limit_is_half_of_free_memory(measuring: Any) -> None:
 
 def test_latency_is_a_fraction_of_the_full_models_here(measuring: Any) -> None:
     measuring([found_of(latency_s=0.01), found_of(latency_s=0.02), found_of(latency_s=0.1)])
-    found = profile(TABLES, wishes=parse_wishes(latency_s=0.06), facts=FACTS)
-    fraction = float(found.affords.budget["latency_s"])
-    assert found.affords.level == 1 and fraction == pytest.approx(0.06 / 0.1 / 1.2, rel=0.1) and not found.affords.notes
+    result = profile(TABLES, wishes=parse_wishes(latency_s=0.06), facts=FACTS)
+    fraction = float(result.affords.budget["latency_s"])
+    assert (
+        result.affords.level == 1 and fraction == pytest.approx(0.06 / 0.1 / 1.2, rel=0.1) and not result.affords.notes
+    )
     assert profile(TABLES, wishes=parse_wishes(latency_s=0.5), facts=FACTS).affords.budget["latency_s"] == 1.0
     measuring([found_of(latency_s=0.01), Measurement(failed="no memory was left for it")])
-    found = profile(TABLES, wishes=parse_wishes(latency_s=0.011), facts=FACTS)
+    result = profile(TABLES, wishes=parse_wishes(latency_s=0.011), facts=FACTS)
     before = plan_levels(load_experiment(TABLES), FACTS)
     levels = [before.cost(level, "multiply_adds") for level in (before.planned.levels[0], None)]
-    assert float(found.affords.budget["latency_s"]) == pytest.approx(levels[0] / levels[1], rel=1e-3)
-    assert "extrapolated from level 1" in found.affords.notes[0] and "extrapolated" in found.to_toml()
+    assert float(result.affords.budget["latency_s"]) == pytest.approx(levels[0] / levels[1], rel=1e-3)
+    assert "extrapolated from level 1" in result.affords.notes[0] and "extrapolated" in result.to_toml()
 
 
 def test_tolerance_excludes_next_level() -> None:
@@ -276,11 +282,11 @@ def test_method_with_other_needs_is_refused(measuring: Any) -> None:
 
 
 def test_existing_file_is_kept(measuring: Any, tmp_path: Path) -> None:
-    asked, path = measuring(THREE), tmp_path / "b.toml"
+    calls, path = measuring(THREE), tmp_path / "b.toml"
     path.write_text("mine")
     with raises(ConfigError, "b.toml"):
         profile(TABLES, facts=FACTS, out=path)
-    assert path.read_text() == "mine" and not asked, "seen before anything is measured"
+    assert path.read_text() == "mine" and not calls, "seen before anything is measured"
     profile(TABLES, facts=FACTS, out=path, force=True)
     assert budget_of_file(path) == {"parameters", "memory_bytes"} and [*tmp_path.iterdir()] == [path]
     with raises(ConfigError, "b.toml"):
@@ -292,7 +298,7 @@ def budget_of_file(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "quoted"),
     [
         (["--energy-j", "3"], "--energy-j cannot be checked. Leave it out."),
         (["--input-shape", "1,8,8"], "--input-shape and --classes need each other"),
@@ -307,7 +313,7 @@ def budget_of_file(path: Path) -> set[str]:
     ],
 )
 def test_refused_options(
-    arguments: list[str], said: str, measuring: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
+    arguments: list[str], quoted: str, measuring: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(profiling, "find_energy_meter", lambda: EnergyMeter("not reported by this machine"))
@@ -315,7 +321,7 @@ def test_refused_options(
     with pytest.raises(SystemExit) as end:
         main(["profile", *arguments])
     err = capsys.readouterr().err
-    assert end.value.code == 2 and said in err and err.count("\n") == 1 and "Traceback" not in err
+    assert end.value.code == 2 and quoted in err and err.count("\n") == 1 and "Traceback" not in err
     assert not any(tmp_path.iterdir())
 
 

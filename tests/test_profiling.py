@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc, which only Linux has")
 
 
-def asked(level: int = 0, model: str = "tiny:tiny", **more: Any) -> ProfileRequest:
+def make_request(level: int = 0, model: str = "tiny:tiny", **more: Any) -> ProfileRequest:
     before = plan_levels(load_experiment({**TABLES, "model": {"name": model}}), FACTS)
     assert before.planned.problem.spec is not None
     local = plain(lr=1e-6, batch_size=16, momentum=0.9)
@@ -109,8 +109,8 @@ def test_profile_times_the_methods_training(monkeypatch: pytest.MonkeyPatch) -> 
 def test_inference_of_one_sample_needs_no_batch() -> None:
     """Batch norm has static statistics there: a batch of one has none of its own."""
     problem = tiny_problem()
-    found = measure_latency(problem.architecture, problem.layout.full_sizes, (1, 2, 3), (1, 4, 4), patience_s=0.0)
-    assert found.median_s > 0 and found.count == 9
+    latency = measure_latency(problem.architecture, problem.layout.full_sizes, (1, 2, 3), (1, 4, 4), patience_s=0.0)
+    assert latency.median_s > 0 and latency.count == 9
 
 
 # ---- energy ----------------------------------------------------------------------------------------------------------
@@ -135,21 +135,21 @@ def test_counters_wrap_around(tmp_path: Path) -> None:
         f"{RAPL}1/name": "psys", f"{RAPL}1/energy_uj": 5,
         "class/powercap/intel-rapl-mmio:0/name": "package-0", "class/powercap/intel-rapl-mmio:0/energy_uj": 5,
     })  # fmt: skip
-    found = find_energy_meter(tmp_path)
-    assert found.source == "processor (package-0, dram)" and found.read is not None
-    assert found.read() == 0.0
+    meter = find_energy_meter(tmp_path)
+    assert meter.source == "processor (package-0, dram)" and meter.read is not None
+    assert meter.read() == 0.0
     put(tmp_path, {f"{RAPL}0/energy_uj": 9_500_000, f"{RAPL}0:1/energy_uj": 700_000, f"{RAPL}1/energy_uj": 10**9})
-    assert found.read() == pytest.approx(0.7)
+    assert meter.read() == pytest.approx(0.7)
     put(tmp_path, {f"{RAPL}0/energy_uj": 500_000})
-    assert found.read() == pytest.approx(1.7), "9.5 to 10, and 0 to 0.5"
+    assert meter.read() == pytest.approx(1.7), "9.5 to 10, and 0 to 0.5"
     (tmp_path / f"{RAPL}0/energy_uj").unlink()
-    assert found.read() == pytest.approx(1.7), "what cannot be read has not moved"
+    assert meter.read() == pytest.approx(1.7), "what cannot be read has not moved"
 
 
 def test_counter_for_root_only(tmp_path: Path) -> None:
     put(tmp_path, {f"{RAPL}0/name": "package-0"})
-    found = find_energy_meter(tmp_path)
-    assert found.read is None and found.source.startswith("not measured: ") and "for root only" in found.source
+    meter = find_energy_meter(tmp_path)
+    assert meter.read is None and meter.source.startswith("not measured: ") and "for root only" in meter.source
     assert find_energy_meter(tmp_path / "nothing").source == "not reported by this machine"
 
 
@@ -163,17 +163,17 @@ def test_rails_are_integrated_over_time(tmp_path: Path) -> None:
         f"{chip}/in7_label": "sum of shunt voltages", f"{chip}/in7_input": 80,
     })  # fmt: skip
     now = [10.0]
-    found = find_energy_meter(tmp_path, lambda: now[0])
-    assert found.source == "board (VDD_IN)" and found.read is not None
-    assert found.read() == 0.0
+    meter = find_energy_meter(tmp_path, lambda: now[0])
+    assert meter.source == "board (VDD_IN)" and meter.read is not None
+    assert meter.read() == 0.0
     now[0] = 12.0
     put(tmp_path, {f"{chip}/curr1_input": 3000})
-    assert found.read() == pytest.approx(20.0), "from 5 W to 15 W in 2 s"
+    assert meter.read() == pytest.approx(20.0), "from 5 W to 15 W in 2 s"
     (tmp_path / f"{chip}/in1_input").write_text("")
     now[0] = 13.0
-    assert found.read() == pytest.approx(20.0), "asked again the next time"
+    assert meter.read() == pytest.approx(20.0), "asked again the next time"
     put(tmp_path, {f"{chip}/in1_input": 5000})
-    assert found.read() == pytest.approx(35.0)
+    assert meter.read() == pytest.approx(35.0)
 
 
 def test_all_rails_without_board_rail(tmp_path: Path) -> None:
@@ -182,10 +182,10 @@ def test_all_rails_without_board_rail(tmp_path: Path) -> None:
                    f"{rails}/rail_name_1": "VDD_CPU_CV", f"{rails}/in_power1_input": 500,
                    f"{rails}/rail_name_2": "NC", f"{rails}/in_power2_input": 9999})  # fmt: skip
     now = [0.0]
-    found = find_energy_meter(tmp_path, lambda: now[0])
-    assert found.source == "board (VDD_GPU_SOC, VDD_CPU_CV)" and found.read is not None and found.read() == 0.0
+    meter = find_energy_meter(tmp_path, lambda: now[0])
+    assert meter.source == "board (VDD_GPU_SOC, VDD_CPU_CV)" and meter.read is not None and meter.read() == 0.0
     now[0] = 3.0
-    assert found.read() == pytest.approx(6.0)
+    assert meter.read() == pytest.approx(6.0)
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
@@ -239,9 +239,9 @@ def inside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_result_is_a_line(inside: None) -> None:
-    told = io.StringIO()
-    process.main(io.StringIO(request_text(asked(1))), told)
-    lines = [json.loads(line) for line in told.getvalue().splitlines()]
+    stream = io.StringIO()
+    process.main(io.StringIO(request_text(make_request(1))), stream)
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     keys = [key for line in lines for key in line if key != "energy_j"]
     assert [key for key in keys if "bytes" not in key] == ["step", "latency", "done"], lines
     step = next(line["step"] for line in lines if "step" in line)
@@ -249,7 +249,7 @@ def test_each_result_is_a_line(inside: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "reason"),
     [
         (MemoryError(), "no memory was left for it"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to"), "no memory was left"),
@@ -258,14 +258,14 @@ def test_each_result_is_a_line(inside: None) -> None:
         (KeyError("x"), "KeyError: 'x'"),
     ],
 )
-def test_reasons_of_errors(error: BaseException, said: str) -> None:
-    assert process.describe_error(error).startswith(said)
+def test_reasons_of_errors(error: BaseException, reason: str) -> None:
+    assert process.describe_error(error).startswith(reason)
 
 
 def test_untrainable_level_has_reason(inside: None) -> None:
-    told = io.StringIO()
-    process.main(io.StringIO(request_text(asked(), method={"name": "fedavgg"})), told)
-    assert 'Did you mean "fedavg"' in json.loads(told.getvalue())["failed"]
+    stream = io.StringIO()
+    process.main(io.StringIO(request_text(make_request(), method={"name": "fedavgg"})), stream)
+    assert 'Did you mean "fedavg"' in json.loads(stream.getvalue())["failed"]
 
 
 # ---- a process of its own --------------------------------------------------------------------------------------------
@@ -274,10 +274,10 @@ def test_untrainable_level_has_reason(inside: None) -> None:
 @pytest.mark.slow
 @LINUX
 def test_level_is_measured_in_own_process() -> None:
-    found = profile_level(asked(2, threads=1), 8.0, 120.0)
-    assert not found.failed and found.step is not None and found.latency is not None
-    assert found.step.count > 3 and found.memory_bytes and found.process_bytes
-    assert found.latency.median_s < found.step.median_s and found.process_bytes > 2**20 * 50
+    measurement = profile_level(make_request(2, threads=1), 8.0, 120.0)
+    assert not measurement.failed and measurement.step is not None and measurement.latency is not None
+    assert measurement.step.count > 3 and measurement.memory_bytes and measurement.process_bytes
+    assert measurement.latency.median_s < measurement.step.median_s and measurement.process_bytes > 2**20 * 50
 
 
 @pytest.mark.slow
@@ -291,28 +291,30 @@ def test_memory_is_close_to_prediction(batch: int, width: float) -> None:
     problem, level = before.planned.problem, before.planned.levels[-1 if width == 1 else 0]
     assert problem.spec is not None
     local = plain(lr=1e-6, batch_size=batch, momentum=0.9)
-    found = profile_level(ProfileRequest(problem.spec, before.method, level.submodel, 0, 10, local, batch), 1.0, 300.0)
+    measurement = profile_level(
+        ProfileRequest(problem.spec, before.method, level.submodel, 0, 10, local, batch), 1.0, 300.0
+    )
     predicted = training_memory(problem.architecture, {**problem.layout.full_sizes, **level.submodel.sizes},
                                 level.submodel.exits, (3, 32, 32), batch)  # fmt: skip
-    assert found.memory_bytes is not None and 0.9 < found.memory_bytes / predicted < 1.4, found
+    assert measurement.memory_bytes is not None and 0.9 < measurement.memory_bytes / predicted < 1.4, measurement
 
 
 @pytest.mark.slow
 @LINUX
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "limit"),
     [
         ("hungry:killed", "its process was killed, probably for lack of memory"),
         ("hungry:full", "no memory was left for it"),
         ("hungry:endless", "the time is over"),
     ],
 )
-def test_profile_survives_failed_levels(model: str, said: str, tmp_path: Path) -> None:
+def test_profile_survives_failed_levels(model: str, limit: str, tmp_path: Path) -> None:
     """The first level is measured, and the budget says so; the second fails; the third is not tried."""
     tables = {**with_fleet(), "model": {"name": model}}
-    found = profile(tables, facts=FACTS, machine=Machine(limit_s=60.0 if "endless" in model else LIMIT_S))
-    assert [len(level.reasons) for level in found.levels] == [0, 1, 1] and found.affords.level == 0
-    assert found.levels[1].reasons[0].startswith(said) and "not tried" in found.levels[2].reasons[0]
+    result = profile(tables, facts=FACTS, machine=Machine(limit_s=60.0 if "endless" in model else LIMIT_S))
+    assert [len(level.reasons) for level in result.levels] == [0, 1, 1] and result.affords.level == 0
+    assert result.levels[1].reasons[0].startswith(limit) and "not tried" in result.levels[2].reasons[0]
 
 
 @pytest.mark.slow
@@ -329,8 +331,8 @@ def test_ctrl_c_ends_the_process(tmp_path: Path) -> None:
         assert "measuring" in started.stdout.readline()
         children = wait_until(lambda: _children(started.pid), started)
         started.send_signal(signal.SIGINT)
-        _, said = started.communicate(timeout=LIMIT_S)
-    assert started.returncode in (130, -signal.SIGINT) and said == "fleetfit: stopped. Nothing was written.\n"
+        _, output = started.communicate(timeout=LIMIT_S)
+    assert started.returncode in (130, -signal.SIGINT) and output == "fleetfit: stopped. Nothing was written.\n"
     assert children and not any(tmp_path.iterdir())
     for child in children:
         assert not _alive(child), "the process that measures goes with the one that started it"

@@ -65,9 +65,9 @@ def test_a_run_of_a_wrong_layout_is_refused_before_a_file_is_written(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(f"{file}:Family", tmp_path / "out") == 2
-    said = capsys.readouterr().err
-    assert "the layout could not be proved: " in said and 'first at "norm" (equal up to "conv")' in said
-    assert '"norm", a GroupNorm, has 4 groups at every size of axis "wide". If its groups are fixed, make' in said
+    output = capsys.readouterr().err
+    assert "the layout could not be proved: " in output and 'first at "norm" (equal up to "conv")' in output
+    assert '"norm", a GroupNorm, has 4 groups at every size of axis "wide". If its groups are fixed, make' in output
     assert not (tmp_path / "out").exists()
 
 
@@ -113,8 +113,8 @@ def test_workers_do_not_repeat_the_proof(tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "own.py"
     counted = "note(axes['wide'])\n        return Net("
     source = MODEL.replace("nn.GroupNorm(4, wide)", "nn.GroupNorm(wide // 4, wide)").replace("return Net(", counted)
-    noted = f"def note(n):\n    with open({str(log)!r}, 'a') as file:\n        file.write(f'{{n}}\\n')\n"
-    path.write_text(noted + source)
+    record = f"def note(n):\n    with open({str(log)!r}, 'a') as file:\n        file.write(f'{{n}}\\n')\n"
+    path.write_text(record + source)
     model = f"model.name={path}:Family"
     counts = {}
     for engine in ("local", "processes"):
@@ -138,14 +138,14 @@ def test_workers_start_while_the_layout_is_proved_and_end_where_it_is_wrong(
     workers = ["engine.name=processes", "engine.workers=2"]
     with raises(ModelError, 0.13, '"wide"'):
         ff.run(out=tmp_path / "out", overrides=[f"model.name={file}:Family", *RUN, *workers])
-    assert [len(found) for found in there] == [2]
+    assert [len(process) for process in there] == [2]
     assert set(psutil.Process().children()) == before and not (tmp_path / "out").exists()
 
 
 def test_tensors_without_effect_cannot_be_proved() -> None:
     """Biases of keys, and biases before a norm of each channel: said, and not called right."""
-    made = fused()
-    report = check_layout(made, input_shape=made.input_shape)
+    architecture = fused()
+    report = check_layout(architecture, input_shape=architecture.input_shape)
     assert report.inert == ("attention.qkv.bias[32:64]",)
     assert "cannot be proved, since no output depends on it: attention.qkv.bias[32:64]" in str(report)
     before_norm = check_layout(cnn(), input_shape=(1, 8, 8)).inert
@@ -161,8 +161,8 @@ def test_fp32_inside_a_model_has_a_wider_tolerance() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return (x.float() @ self.weight.float()).double()
 
-    made = normed(Rough)
-    report = check_layout(made, input_shape=made.input_shape)
+    architecture = normed(Rough)
+    report = check_layout(architecture, input_shape=architecture.input_shape)
     assert 1e-12 < max(report.permutation.values()) < 1e-5
     assert max(report.cuts.values()) < 1e-5
 
@@ -170,18 +170,18 @@ def test_fp32_inside_a_model_has_a_wider_tolerance() -> None:
 def test_the_fast_path_of_attention_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     for enabled in (True, False):
         torch.backends.mha.set_fastpath_enabled(enabled)
-        made = multihead()
-        check_layout(made, input_shape=made.input_shape, seed=int(enabled))
+        architecture = multihead()
+        check_layout(architecture, input_shape=architecture.input_shape, seed=int(enabled))
         assert torch.backends.mha.get_fastpath_enabled() is enabled
     torch.backends.mha.set_fastpath_enabled(True)
 
 
 def test_the_proof_leaves_the_global_generator_alone() -> None:
-    made = normed()
+    architecture = normed()
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    check_layout(made, input_shape=made.input_shape)
+    check_layout(architecture, input_shape=architecture.input_shape)
     assert torch.equal(torch.rand(2), expected)
 
 
@@ -195,11 +195,11 @@ class Stuck(Made):
 
 def test_levels_sizes_are_cut_where_others_do_not_run() -> None:
     def make(heads: int) -> Made:
-        def made(s: dict[str, int]) -> nn.Module:
+        def build_model(s: dict[str, int]) -> nn.Module:
             assert s["dim"] % 16 == 0, "even numbers of heads"
             return Tokens(s["dim"], Multihead(s["dim"], heads or s["dim"] // 8), s["classes"])
 
-        return Stuck({"dim": Axis(32, 8), "classes": CLASSES}, made, {"*.in_proj_*": blocked(3)}, (5, 5))  # type: ignore[arg-type]
+        return Stuck({"dim": Axis(32, 8), "classes": CLASSES}, build_model, {"*.in_proj_*": blocked(3)}, (5, 5))  # type: ignore[arg-type]
 
     right, wrong = make(0), make(4)
     report = check_layout(right, layout_of_even(right), input_shape=(5, 5))
@@ -210,17 +210,19 @@ def test_levels_sizes_are_cut_where_others_do_not_run() -> None:
         check_layout(wrong, layout_of_even(wrong), input_shape=(5, 5))
 
 
-def layout_of_even(made: Made) -> ff.Architecture:
+def layout_of_even(architecture: Made) -> ff.Architecture:
     """The layout as found with granules of 16, said to have granules of 8."""
-    coarse = Made({**made.axes, "dim": Axis(32, 16)}, made.make, made.declares, made.input_shape)
+    coarse = Made(
+        {**architecture.axes, "dim": Axis(32, 16)}, architecture.make, architecture.declares, architecture.input_shape
+    )
     layout = infer_layout(coarse)
-    return type(layout)(made.axes, layout.exits, layout.tensors, layout.aliases, layout.base)
+    return type(layout)(architecture.axes, layout.exits, layout.tensors, layout.aliases, layout.base)
 
 
 def test_a_long_proof_names_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleetfit.check._PATIENCE_S", -1.0)
-    said: list[str] = []
-    made = normed()
-    check_layout(made, input_shape=made.input_shape, say=said.append, seed=9)
-    assert said[0] == "Proving the layout of Made: permutation 1 of 1"
-    assert any("a small model beside the full one, with one granule of each axis" in line for line in said)
+    lines: list[str] = []
+    architecture = normed()
+    check_layout(architecture, input_shape=architecture.input_shape, say=lines.append, seed=9)
+    assert lines[0] == "Proving the layout of Made: permutation 1 of 1"
+    assert any("a small model beside the full one, with one granule of each axis" in line for line in lines)

@@ -73,10 +73,10 @@ def test_receive_all_keeps_the_bits(receive: Receive) -> None:
     plain, simulation = make_fleet("scalefl", dropout=0.2)
     *_, expected = run(plain, local_engine(simulation), Settings(2, LOCAL), start(plain))
     federation = receiving(plain, receive)
-    *_, found = run(federation, local_engine(simulation), Settings(2, LOCAL), start(federation))
-    assert_same_bits(expected.server.state, found.server.state)
+    *_, rounds = run(federation, local_engine(simulation), Settings(2, LOCAL), start(federation))
+    assert_same_bits(expected.server.state, rounds.server.state)
     keys = expected.report.keys() - {"seconds", "seconds_of"}
-    assert {k: expected.report[k] for k in keys} == {k: found.report[k] for k in keys}
+    assert {k: expected.report[k] for k in keys} == {k: rounds.report[k] for k in keys}
 
 
 def test_a_left_out_update_is_a_failure_without_memory() -> None:
@@ -125,16 +125,16 @@ def test_honest_clients_are_counted_by_trained_level() -> None:
 
     def receive(federation: Federation, server: Server, updates: Updates) -> Iterable[Update]:
         nonlocal shrunk
-        found = list(updates)
-        shrunk += sum(update.submodel != update.dispatched for update in found)
-        sent.append(Counter(str(federation.level_index(update.submodel) + 1) for update in found))
-        return found[1:]
+        assembly = list(updates)
+        shrunk += sum(update.submodel != update.dispatched for update in assembly)
+        sent.append(Counter(str(federation.level_index(update.submodel) + 1) for update in assembly))
+        return assembly[1:]
 
-    found = assemble(load_experiment({**TINY, "method": {"name": "adaptivefl"}, "local": {"epochs": 1}}))
-    federation = receiving(found.federation, receive)
-    server, engine = start(federation), found.engine()
+    assembly = assemble(load_experiment({**TINY, "method": {"name": "adaptivefl"}, "local": {"epochs": 1}}))
+    federation = receiving(assembly.federation, receive)
+    server, engine = start(federation), assembly.engine()
     for _ in range(3):
-        server, report = run_round(federation, engine, found.settings, server)
+        server, report = run_round(federation, engine, assembly.settings, server)
         assert report["received"]["sent"]["honest"] == sent[-1]
         assert sum(report["received"]["left_out"]["honest"].values()) == 1
     assert shrunk
@@ -170,13 +170,13 @@ def test_changed_updates_are_merged_as_they_are_now() -> None:
 
 def test_notes_and_weights_are_of_what_was_received() -> None:
     """Whoever is left out is neither noted nor weighed, and a changed update is noted as it is now."""
-    noted, weighed = [], []
+    records, weighed = [], []
 
     def receive(federation: Federation, server: Server, updates: Updates) -> Iterable[Update]:
         return (replace(u, num_examples=1) for u in updates if u.client in (0, 1, 2))
 
     def note(federation: Federation, server: Server, update: Update) -> dict[str, Any]:
-        noted.append((update.client, update.num_examples))
+        records.append((update.client, update.num_examples))
         return {}
 
     def weight(update: Update) -> float:
@@ -185,7 +185,7 @@ def test_notes_and_weights_are_of_what_was_received() -> None:
 
     federation, simulation = make_fleet("fedavg", hooks={"receive": receive, "note": note, "weight": weight})
     _, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
-    assert sorted(noted) == sorted(weighed) == [(0, 1), (1, 1), (2, 1)]
+    assert sorted(records) == sorted(weighed) == [(0, 1), (1, 1), (2, 1)]
     assert report["train"]["samples"] == 3
 
 
@@ -343,8 +343,8 @@ def test_workers_leave_out_with_the_same_bits() -> None:
     ours, theirs = local_engine(simulation), processes(simulation, workers=2)
     try:
         *_, expected = run(federation, ours, Settings(3, plain(lr=0.1, batch_size=8)), start(federation))
-        *_, found = run(federation, theirs, Settings(3, plain(lr=0.1, batch_size=8)), start(federation))
-        assert_same_bits(expected.server.state, found.server.state)
+        *_, rounds = run(federation, theirs, Settings(3, plain(lr=0.1, batch_size=8)), start(federation))
+        assert_same_bits(expected.server.state, rounds.server.state)
         assert set(ours.save()) == set(theirs.save()) == {"0", "1", "2", "3", "5"}
     finally:
         theirs.close()

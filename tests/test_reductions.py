@@ -95,8 +95,8 @@ def fleet(
     levels = tuple(build(spec).levels(problem, Targets((1.0,), (0.1,))))
     counts = np.array([len(p["train"]) for p in parts])
     simulation = Simulation(problem, data, parts)
-    told = np.ones(len(sizes)) if build(spec).needs_budgets else None
-    return Federation(problem, Clients(counts, told), levels, 4, build(spec), spec), simulation
+    reported = np.ones(len(sizes)) if build(spec).needs_budgets else None
+    return Federation(problem, Clients(counts, reported), levels, 4, build(spec), spec), simulation
 
 
 def final(spec: Mapping[str, Any], local: Local, **more: Any) -> State:
@@ -113,18 +113,18 @@ BASE = Local(lr=0.1, epochs=2, batch_size=6, momentum=0.9, weight_decay=1e-3, cl
 def test_equals_fedavg_bit_for_bit(case: Case) -> None:
     local = BASE.replace(**case.local)
     expected = final({"name": "fedavg"}, local, dropout=0.2)
-    found = final(case.spec, local, dropout=0.2)
+    result = final(case.spec, local, dropout=0.2)
     for name, tensor in expected.items():
-        assert torch.equal(found[case.under + name], tensor), name
+        assert torch.equal(result[case.under + name], tensor), name
     first = start(fleet(case.spec, dropout=0.2)[0]).state
     assert not all(torch.equal(first[n], expected[n]) for n in expected)
 
 
 def test_every_method_and_option_is_in_the_table() -> None:
-    known = {str(c.spec["name"]) for c in REDUCES} | {o for c in REDUCES for o in c.spec.get("plus", {})}
-    unequal = {name.strip() for key in CANNOT for name in key.split(",")} - known
-    assert known | unequal >= {*names.list_names("methods"), *names.list_names("options")}
-    assert known <= {*names.list_names("methods"), *names.list_names("options")}
+    listed = {str(c.spec["name"]) for c in REDUCES} | {o for c in REDUCES for o in c.spec.get("plus", {})}
+    unequal = {name.strip() for key in CANNOT for name in key.split(",")} - listed
+    assert listed | unequal >= {*names.list_names("methods"), *names.list_names("options")}
+    assert listed <= {*names.list_names("methods"), *names.list_names("options")}
 
 
 def test_budgets_of_one_give_one_level() -> None:
@@ -167,8 +167,8 @@ def test_printed_weights_are_half_the_loss() -> None:
     """
     local = BASE.replace(weight_decay=0.0, clip_norm=None)
     expected = final({"name": "fedavg"}, local.replace(lr=local.lr / 2))
-    found = final({"name": "scalefl", "printed": True}, local)
-    assert all(torch.equal(found[n], expected[n]) for n in expected)
+    result = final({"name": "scalefl", "printed": True}, local)
+    assert all(torch.equal(result[n], expected[n]) for n in expected)
 
 
 @pytest.mark.parametrize("name", names.list_names("methods"))
@@ -214,8 +214,8 @@ def test_fedsgd_is_fedavg_with_one_batch_and_one_epoch() -> None:
     """Bit for bit, with unequal clients, momentum (which a single step does not see) and batch norm."""
     sizes = (5, 9, 16, 12, 28, 20)
     expected = final({"name": "fedavg"}, BASE.replace(epochs=1, batch_size="all"), sizes=sizes)
-    found = final({"name": "fedsgd"}, BASE, sizes=sizes)
-    assert all(torch.equal(found[n], expected[n]) for n in expected)
+    result = final({"name": "fedsgd"}, BASE, sizes=sizes)
+    assert all(torch.equal(result[n], expected[n]) for n in expected)
 
 
 def test_the_level_s_model_is_the_full_model() -> None:

@@ -111,7 +111,7 @@ def test_its_size_at_deit_s_is_the_paper_s() -> None:
     layout = infer_layout(architecture)
     shapes = {d: layout.shapes({}, (d,)) for d in (3, 12)}
     own = {n for n in layout.tensors if n.startswith(("ree.", "classifier."))}
-    assert len(own) == 22 and all(own <= set(found) for found in shapes.values())
+    assert len(own) == 22 and all(own <= set(shape) for shape in shapes.values())
 
 
 # ---- how it begins -------------------------------------------------
@@ -158,12 +158,12 @@ def test_modulation_begins_by_moving_a_class_token_a_little(seed: int) -> None:
 
     def moved(ree: Ree) -> list[float]:
         queue: list[Tensor] = []
-        found = []
+        distances = []
         for block, token in enumerate(tokens, 1):
             _, last = ree([*queue, token], list(range(1, block + 1)))
             queue.append(last)
-            found.append(float(((last - token).norm(dim=1) / token.norm(dim=1)).mean()))
-        return found
+            distances.append(float(((last - token).norm(dim=1) / token.norm(dim=1)).mean()))
+        return distances
 
     torch.manual_seed(seed)
     with torch.no_grad():
@@ -200,7 +200,9 @@ def test_the_shared_classifier_is_of_the_backbone_s_kind(kind: str, make: Any) -
 # ---- Eqs. 3 and 4: the model -------------------------------------------------
 
 
-def by_hand(module: Any, x: Tensor, exits: tuple[int, ...], modulate: bool, original: bool, at: tuple[int, ...]) -> Any:
+def forward_by_hand(
+    module: Any, x: Tensor, exits: tuple[int, ...], modulate: bool, original: bool, at: tuple[int, ...]
+) -> Any:
     """The forward pass of a ViT with Ree, block by block."""
     inner, logits = module.backbone, []
     tokens = inner.embeddings(x)
@@ -232,7 +234,7 @@ def test_the_forward_pass_is_the_equations(modulate: bool, queue: Any, at: Any, 
     module = module_of(architecture, exits)
     x = torch.randn(3, *SHAPE)
     places = exits if at == "exits" else tuple(range(1, exits[-1] + 1))
-    expected = by_hand(module, x, exits, modulate, queue == "original", places)
+    expected = forward_by_hand(module, x, exits, modulate, queue == "original", places)
     for ours, theirs in zip(outputs(module, x), expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
@@ -332,11 +334,11 @@ class GrowingModule(nn.Module):
         return token
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        carry, found = self.start(x), []
+        carry, logits = self.start(x), []
         for i in range(len(self.exits)):
             carry = self.segment(i, carry)
-            found.append(self.head(i, carry))
-        return found
+            logits.append(self.head(i, carry))
+        return logits
 
 
 class Growing(Architecture):
@@ -499,24 +501,26 @@ def test_a_kept_estimate_is_remembered_from_round_to_round() -> None:
     short = replace(job, submodel=piece)
     shallow: Any = method.loss(short, replace(device, memory=memory))
     shallow(Given([1.0, 1.0]), None, torch.tensor([0]))
-    kept = method.remember(short, replace(device, memory=memory), {}, shallow)["exit_losses"]
-    assert kept["exits"] == [1, 2, 3] and kept["losses"].tolist() == pytest.approx([1.0, 1.8, 3.0], abs=1e-5)
+    next_memory = method.remember(short, replace(device, memory=memory), {}, shallow)["exit_losses"]
+    assert next_memory["exits"] == [1, 2, 3] and next_memory["losses"].tolist() == pytest.approx(
+        [1.0, 1.8, 3.0], abs=1e-5
+    )
 
 
 def test_a_new_exit_s_estimate_begins_with_its_first_loss() -> None:
     """A client that afforded two exits so far gets three: at 0 the new one would be the teacher for a long time."""
     job, device, method = job_and_device({"name": "reefl", "estimate": "kept", "ramp": 0})
-    known = {"exit_losses": {"exits": [1, 2], "losses": torch.tensor([1.0, 2.0])}}
-    loss: Any = method.loss(job, replace(device, memory=known))
+    estimate = {"exit_losses": {"exits": [1, 2], "losses": torch.tensor([1.0, 2.0])}}
+    loss: Any = method.loss(job, replace(device, memory=estimate))
     loss(Given([1.0, 2.0, 3.0]), None, torch.tensor([0]))
     assert loss.estimate.tolist() == pytest.approx([1.0, 2.0, 3.0], abs=1e-5)
     assert loss.metrics()["teachers"] == {"1": 1, "2": 0, "3": 0}
-    assert method.remember(job, replace(device, memory=known), {}, loss)["exit_losses"]["exits"] == [1, 2, 3]
+    assert method.remember(job, replace(device, memory=estimate), {}, loss)["exit_losses"]["exits"] == [1, 2, 3]
 
 
 def test_a_kept_estimate_and_feddyn_s_gradient_are_both_remembered() -> None:
     """Each as it is alone: what one part of a method remembers is none of the other's business."""
-    kept = {}
+    memories = {}
     for name, spec in {
         "reefl": {"name": "reefl", "share": 0.0, "estimate": "kept"},
         "both": {"name": "reefl", "share": 0.0, "estimate": "kept", "plus": {"feddyn": {}}},
@@ -527,11 +531,11 @@ def test_a_kept_estimate_and_feddyn_s_gradient_are_both_remembered() -> None:
             reply, memory = run_job(replace(job, round=round), device)
             assert isinstance(reply, Update)
             device = replace(device, memory=memory)
-        kept[name] = memory
-    assert set(kept["reefl"]) == {"exit_losses"} and set(kept["feddyn"]) == {"gradient"}
-    assert set(kept["both"]) == {"exit_losses", "gradient"}
-    assert kept["both"]["exit_losses"]["exits"] == [1, 2, 3]
-    both, alone = (kept[name]["gradient"]["state"] for name in ("both", "feddyn"))
+        memories[name] = memory
+    assert set(memories["reefl"]) == {"exit_losses"} and set(memories["feddyn"]) == {"gradient"}
+    assert set(memories["both"]) == {"exit_losses", "gradient"}
+    assert memories["both"]["exit_losses"]["exits"] == [1, 2, 3]
+    both, alone = (memories[name]["gradient"]["state"] for name in ("both", "feddyn"))
     assert both.keys() == alone.keys() and all(torch.equal(both[name], tensor) for name, tensor in alone.items())
     assert bool(both["ree.query.weight"].any())
 

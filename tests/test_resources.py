@@ -21,13 +21,13 @@ def test_drift_is_the_formula() -> None:
     """z_t = 0.9 z_(t-1) + sqrt(1 - 0.81) sd n_t, times the u of the last jump, recomputed from the same draws."""
     drift = Drift(sd=0.3, jump=0.4, low=0.5)
     n, jumps, left = (make_numpy_rng(7, key, 3) for key in ("drift", "jumps", "left"))
-    z, u, found = 0.0, 1.0, [1.0]
+    z, u, speeds = 0.0, 1.0, [1.0]
     for _ in range(40):
         z = 0.9 * z + math.sqrt(0.19) * 0.3 * n.normal()
         jumped, remaining = jumps.random() < 0.4, left.random()
         u = 0.5 + 0.5 * remaining if jumped else u
-        found.append(math.exp(z) * u)
-    assert [drift.factor(7, 3, t) for t in range(41)] == pytest.approx(found, rel=1e-12)
+        speeds.append(math.exp(z) * u)
+    assert [drift.factor(7, 3, t) for t in range(41)] == pytest.approx(speeds, rel=1e-12)
 
 
 def test_drift_of_later_rounds_continues_earlier_ones() -> None:
@@ -47,10 +47,12 @@ def test_drift_has_its_standard_deviation_and_its_jumps() -> None:
 
 
 def test_resources_survive_a_message() -> None:
-    given = DeviceResources({"parameters": np.array([0.25, 1.0])}, np.array([0.0, 0.2]), Drift(0.1, 0.2, 0.3), seed=5)
-    found = DeviceResources.from_payload(given.payload)
-    assert [found.get_budgets(1, t) for t in range(9)] == [given.get_budgets(1, t) for t in range(9)]
-    assert found.get_tolerance(1) == 0.2 and found.drift == given.drift
+    resources = DeviceResources(
+        {"parameters": np.array([0.25, 1.0])}, np.array([0.0, 0.2]), Drift(0.1, 0.2, 0.3), seed=5
+    )
+    restored = DeviceResources.from_payload(resources.payload)
+    assert [restored.get_budgets(1, t) for t in range(9)] == [resources.get_budgets(1, t) for t in range(9)]
+    assert restored.get_tolerance(1) == 0.2 and restored.drift == resources.drift
 
 
 def test_a_device_affords_a_model_in_all_costs() -> None:

@@ -54,12 +54,12 @@ def mixed(untrained: tuple[str, ...] = ()) -> list[Update]:
 
 def by_element(updates: list[Update]) -> dict[Any, dict[int, float]]:
     """Return the movement of each element by client, without what did not count."""
-    sent, found = elements(SENT), {}
+    sent, table = elements(SENT), {}
     for i, update in enumerate(updates):
         for place, number in elements(update.state).items():
             if place[0] not in update.untrained:
-                found.setdefault(place, {})[i] = number - sent[place]
-    return found
+                table.setdefault(place, {})[i] = number - sent[place]
+    return table
 
 
 # ---- rows side by side -----------------------------------------------------------------------------------------------
@@ -74,8 +74,8 @@ def test_the_network_puts_the_same_where_sorting_does(count: int) -> None:
     for first in range(count):
         last = count - first
         if first < last:
-            found = torch.stack(select_ranks(numbers.clone(), first, last))
-            assert torch.equal(found, expected[first:last])
+            ranks = torch.stack(select_ranks(numbers.clone(), first, last))
+            assert torch.equal(ranks, expected[first:last])
             assert len(make_network(count, first, last)) <= len(make_network(count, 0, count))
     half = (expected[(count - 1) // 2] + expected[count // 2]) / 2
     torch.testing.assert_close(take_median(numbers.clone()), half)
@@ -102,8 +102,8 @@ def test_chunks_hold_each_element_once_with_its_coverers(
 
 def test_norms_are_those_of_the_movements() -> None:
     updates = mixed()
-    _, found = measure_movements(Movements(LAYOUT, SERVER, updates), len(updates), 4)
-    for norm, update in zip(found.tolist(), updates, strict=True):
+    _, norms = measure_movements(Movements(LAYOUT, SERVER, updates), len(updates), 4)
+    for norm, update in zip(norms.tolist(), updates, strict=True):
         sent = concat_state(extract(LAYOUT, SENT, update.submodel))
         assert norm == pytest.approx(float((concat_state(update.state) - sent).norm()), rel=1e-5)
 
@@ -129,15 +129,15 @@ def ratios(updates: list[Update], least: int = 4, few: int = 32) -> dict[int, fl
     blocks: dict[tuple[int, ...], list[dict[int, float]]] = {}
     for moves in by_element(updates).values():
         blocks.setdefault(tuple(moves), []).append(moves)
-    found = dict.fromkeys(range(len(updates)), 0.0)
+    largest = dict.fromkeys(range(len(updates)), 0.0)
     for members, rows in blocks.items():
         if len(members) < least:
             continue
         centre = [median(list(row.values())) for row in rows]
         far = {k: sum((row[k] - c) ** 2 for row, c in zip(rows, centre, strict=True)) ** 0.5 for k in members}
         for k in members:
-            found[k] = max(found[k], far[k] / median(list(far.values())) * min(1, len(rows) / few) ** 0.5)
-    return found
+            largest[k] = max(largest[k], far[k] / median(list(far.values())) * min(1, len(rows) / few) ** 0.5)
+    return largest
 
 
 def test_outliers_are_found_by_their_largest_block_distance() -> None:
@@ -147,8 +147,8 @@ def test_outliers_are_found_by_their_largest_block_distance() -> None:
     assert sorted(expected, key=lambda k: expected[k])[-1] == 8
     cuts = sorted(expected.values())
     for threshold in ((a + b) / 2 for a, b in itertools.pairwise(cuts) if a > 1 and b - a > 1e-3):
-        kept = given_on({"outliers": {"threshold": threshold}}, updates)
-        assert set(kept) == {k for k, r in expected.items() if r <= threshold}
+        updates_kept = given_on({"outliers": {"threshold": threshold}}, updates)
+        assert set(updates_kept) == {k for k, r in expected.items() if r <= threshold}
     assert 8 not in given_on({"outliers": {}}, updates) and len(given_on({"outliers": {}}, updates)) == 8
 
 
@@ -157,13 +157,13 @@ def test_who_is_kept_is_clipped_to_the_median_norm() -> None:
     sent = [concat_state(extract(LAYOUT, SENT, u.submodel)) for u in updates]
     norms = [float((concat_state(u.state) - s).norm()) for u, s in zip(updates, sent, strict=True)]
     limit = median(norms)
-    kept = given_on({"outliers": {"threshold": 100.0}}, updates)
-    assert len(kept) == 9 and max(norms) > 1.1 * limit
+    updates_kept = given_on({"outliers": {"threshold": 100.0}}, updates)
+    assert len(updates_kept) == 9 and max(norms) > 1.1 * limit
     for k, update in enumerate(updates):
-        moved = float((concat_state(kept[k].state) - sent[k]).norm())
+        moved = float((concat_state(updates_kept[k].state) - sent[k]).norm())
         assert moved == pytest.approx(min(norms[k], limit), rel=1e-4)
         if norms[k] <= limit:
-            assert kept[k] is update
+            assert updates_kept[k] is update
 
 
 def test_outliers_beyond_the_core_are_left_out() -> None:
@@ -197,8 +197,8 @@ def liar(index: int, tensor: str, by: float) -> Update:
     """Return an update that moves one tensor, and says of all others that no gradient reached them."""
     job = make_job(FULL, index)
     state = {n: t + by if n == tensor else t for n, t in job.state.items()}
-    told = tuple(n for n in job.state if n != tensor)
-    return replace(make_update(FULL, 1, job), state=extract_like(state, FULL), untrained=told)
+    untrained = tuple(n for n in job.state if n != tensor)
+    return replace(make_update(FULL, 1, job), state=extract_like(state, FULL), untrained=untrained)
 
 
 @pytest.mark.parametrize("tensor", ["heads.1.bias", "stem.weight"])
@@ -219,9 +219,9 @@ def test_as_many_coverages_as_there_are_clients(most: int, monkeypatch: pytest.M
     """Seventy clients, each of which says something else of what it has trained."""
     monkeypatch.setattr("fleetfit.movements._MOST", most)
     names = list(SENT)
-    told = [tuple(n for i, n in enumerate(names) if (k * 2654435761 >> i) & 1) for k in range(1, 71)]
-    assert len(set(told)) == 70
-    updates = [near(FULL, 10 + k, k, untrained=untrained) for k, untrained in enumerate(told)]
+    coverages = [tuple(n for i, n in enumerate(names) if (k * 2654435761 >> i) & 1) for k in range(1, 71)]
+    assert len(set(coverages)) == 70
+    updates = [near(FULL, 10 + k, k, untrained=untrained) for k, untrained in enumerate(coverages)]
     expected, places, seen = by_element(updates), list(elements(SENT)), 0
     for part in Movements(LAYOUT, SERVER, updates).chunks():
         for column, at in enumerate(part.read(torch.arange(len(places))).tolist()):
@@ -270,16 +270,16 @@ def merged(share: float, updates: list[Update]) -> Aggregate:
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.34, 0.5])
 def test_the_trimmed_mean_of_each_element(share: float) -> None:
     updates = mixed(("heads.3.weight",))
-    found = merged(share, updates)
-    sent, mean, coverage = elements(SENT), elements(found.mean), elements(found.coverage)
+    aggregate = merged(share, updates)
+    sent, mean, coverage = elements(SENT), elements(aggregate.mean), elements(aggregate.coverage)
     expected = by_element(updates)
     for place, number in coverage.items():
         assert number == len(expected.get(place, {}))
         if number:
             moves = sorted(expected[place].values())
             ends = min(int(share * len(moves)), (len(moves) - 1) // 2)
-            kept = moves[ends : len(moves) - ends]
-            assert mean[place] == pytest.approx(sent[place] + sum(kept) / len(kept), abs=1e-4)
+            middle = moves[ends : len(moves) - ends]
+            assert mean[place] == pytest.approx(sent[place] + sum(middle) / len(middle), abs=1e-4)
 
 
 def test_a_score_of_krum_is_of_the_nearest_others() -> None:

@@ -371,13 +371,13 @@ def test_the_memory_of_a_refused_update_is_not_kept() -> None:
     engine = MeddlingEngine(simulation, lambda i, r: broken(i, r) if r.client == 5 and r.round == 0 else r)
     server, report = run_round(federation, engine, Settings(3, LOCAL), start(federation))
     assert [f["client"] for f in report["failures"]] == [5]
-    kept = engine.save()
-    assert set(kept) == {"0", "1", "2", "3", "4"}
-    assert all(k["version"] == 0 and k["memory"]["rounds"] == 1 for k in kept.values())
+    memory = engine.save()
+    assert set(memory) == {"0", "1", "2", "3", "4"}
+    assert all(k["version"] == 0 and k["memory"]["rounds"] == 1 for k in memory.values())
     server, report = run_round(federation, engine, Settings(3, LOCAL), server)
     assert not report["failures"]
-    kept = engine.save()
-    assert {c: (k["version"], k["memory"]["rounds"]) for c, k in kept.items()} == {
+    memory = engine.save()
+    assert {c: (k["version"], k["memory"]["rounds"]) for c, k in memory.items()} == {
         **{str(c): (1, 2) for c in range(5)},
         "5": (1, 1),
     }
@@ -409,7 +409,7 @@ def test_bytes_are_those_of_the_messages() -> None:
         {k: v for k, v in dump_reply(r, federation.problem.layout).items() if k not in ("multiply_adds", "simulated_s")}
         for r in engine.replies
     ]
-    assert report["bytes_up"] == sum(len(pack(nest)) for nest in sent)  # what a clock says is not sent
+    assert report["bytes_up"] == sum(len(pack(payload)) for payload in sent)  # what a clock says is not sent
     tensors = sum(t.numel() * 4 for job in engine.jobs for t in job.state.values())
     assert tensors < report["bytes_down"] < tensors + 4500
 

@@ -86,10 +86,10 @@ def test_a_comparison_says_the_range_over_its_seeds(tmp_path: Path) -> None:
         "local = { max_steps = 2 }\nfleet = { tolerance = 0.3 }\n[compare]\ngrid.seed = [0, 1, 2]\nsmallest = false\n"
         '[[compare.row]]\nmethod.name = "scalefl"\n'
     )
-    found = ff.compare(path, out=tmp_path / "compared")
-    summaries = [run.files.read_summary() for group in found.runs.values() for run in group]
+    comparison = ff.compare(path, out=tmp_path / "compared")
+    summaries = [run.files.read_summary() for group in comparison.runs.values() for run in group]
     measured = [summary.headline.local_samples for summary in summaries]
-    (note,) = [n for n in found.table.notes if n.startswith("Measured on a part") and ": local " in n]
+    (note,) = [n for n in comparison.table.notes if n.startswith("Measured on a part") and ": local " in n]
     assert min(measured) < max(measured) and f"({min(measured)} to {max(measured)} of 33 samples)" in note
 
 
@@ -102,7 +102,7 @@ def test_a_comparison_says_so_below_its_table(tmp_path: Path) -> None:
         "local = { max_steps = 2 }\nfleet = { tolerance = 0.3 }\n"
         '[[compare.row]]\nmethod.name = "scalefl"\n[[compare.row]]\nmethod.name = "heterofl"\n'
     )
-    found = ff.compare(path, out=tmp_path / "compared")
+    comparison = ff.compare(path, out=tmp_path / "compared")
     for kind in ("local", "global"):
-        (note,) = [n for n in found.table.notes if n.startswith("Measured on a part") and f": {kind} " in n]
+        (note,) = [n for n in comparison.table.notes if n.startswith("Measured on a part") and f": {kind} " in n]
         assert "(30 of 40 samples)" in note and "scalefl" in note and "heterofl" in note

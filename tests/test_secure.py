@@ -64,11 +64,11 @@ def sent_to(piece: str, blocks: Mapping[int, range], terms: bytes = SENT.terms, 
 
 def lengths(pieces: Sequence[str]) -> dict[int, int]:
     """Return the blocks of vectors that begin alike, by counting for each element who has it."""
-    found: dict[int, int] = {}
+    blocks: dict[int, int] = {}
     for element in range(max(map(int, pieces))):
         block = sum(1 << p for p, piece in enumerate(pieces) if element < int(piece))
-        found[block] = found.get(block, 0) + 1
-    return found
+        blocks[block] = blocks.get(block, 0) + 1
+    return blocks
 
 
 def cohort_of(*counts: int) -> dict[int, str]:
@@ -82,8 +82,8 @@ def words_of(client: int, piece: str) -> np.ndarray:
 
 
 def in_blocks(words: np.ndarray, blocks: Mapping[int, range] = PLACES) -> dict[int, np.ndarray]:
-    found = {block: words[list(places)] for block, places in blocks.items() if places[0] < len(words)}
-    return {block: part.astype(np.int32).view(np.uint32) for block, part in found.items()}
+    parts = {block: words[list(places)] for block, places in blocks.items() if places[0] < len(words)}
+    return {block: part.astype(np.int32).view(np.uint32) for block, part in parts.items()}
 
 
 Change = Callable[[Any], Any]
@@ -122,7 +122,7 @@ class Play:
         identity = self.identities[number]
         return SecureClient(number, identity, self.authority.public, self.minimum, lengths, self.journals[number])
 
-    def told(self, name: str, client: int, message: Any) -> Any:
+    def lie_about(self, name: str, client: int, message: Any) -> Any:
         for key in (name, (name, client)):
             message = self.lies[key](message) if key in self.lies else message
         return message
@@ -147,8 +147,8 @@ class Play:
         for number in self.here("upload"):
             words = self.words.get(number, words_of(number, self.cohort[number]))
             sent = sent_to(self.cohort[number], self.blocks, **self.sent.get(number, {}))
-            given = self.told("dealt", number, dealt[number])
-            upload = self.uploads[number] = self.clients[number].mask(given, in_blocks(words, self.blocks), sent)
+            sealed = self.told("dealt", number, dealt[number])
+            upload = self.uploads[number] = self.clients[number].mask(sealed, in_blocks(words, self.blocks), sent)
             self.server.add(self.told("masked", number, upload))
         return self.server.find_survivors()
 
@@ -163,18 +163,18 @@ class Play:
         return self.server.compute_sums(SentDigests(SENT.terms, {block: STATES[block] for block in self.blocks}))
 
     def sums(self) -> dict[int, BlockSum]:
-        return {found.block: found for found in self.unmask(self.upload(self.shares(self.keys())))}
+        return {block_sum.block: block_sum for block_sum in self.unmask(self.upload(self.shares(self.keys())))}
 
 
 def brute(
     cohort: Mapping[int, str], living: Sequence[int], blocks: Mapping[int, range] = PLACES
 ) -> dict[int, tuple[list[int], int]]:
     """Add up element by element, client by client; and count who is in each block."""
-    found = {}
+    totals = {}
     for block, places in blocks.items():
         there = [c for c in living if places[-1] < int(cohort[c])]
-        found[block] = ([sum(int(words_of(c, cohort[c])[e]) for c in there) for e in places], len(there))
-    return found
+        totals[block] = ([sum(int(words_of(c, cohort[c])[e]) for c in there) for e in places], len(there))
+    return totals
 
 
 MIXED = cohort_of(4, 3, 5)
@@ -199,10 +199,10 @@ MANY = sorted(MIXED)
 def test_sums_equal_brute_force_after_dropouts(gone: dict[str, list[int]]) -> None:
     """Who goes away before unmasking has sent its update, which counts; who goes before that does not."""
     play = Play(MIXED, gone)
-    found = play.sums()
+    sums = play.sums()
     living = [c for c in MIXED if c not in [*gone.get("shares", ()), *gone.get("upload", ())]]
     expected = {block: both for block, both in brute(MIXED, living).items() if both[1] >= 2}
-    assert {block: (one.words.tolist(), one.clients) for block, one in found.items()} == expected
+    assert {block: (one.words.tolist(), one.clients) for block, one in sums.items()} == expected
     assert not play.server.tampered
 
 
@@ -230,18 +230,18 @@ def test_sums_are_right_for_any_cohort_and_any_losses(data: st.DataObject) -> No
 def test_a_block_with_too_few_living_members_stays_masked() -> None:
     large = [c for c, piece in MIXED.items() if piece == "14"]
     play = Play(MIXED, {"upload": large[:3]}, rules=SecureRules(3, 0.6), minimum=3)
-    found = play.sums()
+    sums = play.sums()
     living = [c for c in MIXED if c not in large[:3]]
     expected = {b: both for b, both in brute(MIXED, living).items() if b != ONE}
-    assert {b: (one.words.tolist(), one.clients) for b, one in found.items()} == expected
+    assert {b: (one.words.tolist(), one.clients) for b, one in sums.items()} == expected
 
 
 def test_a_block_that_too_few_cover_is_not_announced() -> None:
     play = Play(cohort_of(4, 3, 1))
     roster = play.keys()
     assert dict(roster.blocks) == {ALL: 5, TWO: 4}
-    found = {one.block: one.words.tolist() for one in play.unmask(play.upload(play.shares(roster)))}
-    assert found == {b: both[0] for b, both in brute(play.cohort, list(play.cohort)).items() if b != ONE}
+    words = {one.block: one.words.tolist() for one in play.unmask(play.upload(play.shares(roster)))}
+    assert words == {b: both[0] for b, both in brute(play.cohort, list(play.cohort)).items() if b != ONE}
 
 
 # ---- what an upload shows --------------------------------------------------------------------------------------------
@@ -279,28 +279,28 @@ def looks_uniform(words: np.ndarray) -> bool:
     return True
 
 
-@pytest.mark.parametrize("kept", ["both", "own", "pairs"])
-def test_an_upload_looks_uniform(kept: str) -> None:
+@pytest.mark.parametrize("kept_masks", ["both", "own", "pairs"])
+def test_an_upload_looks_uniform(kept_masks: str) -> None:
     """Also with the masks of pairs taken away, and also with the own mask taken away: each hides by itself."""
     words = np.arange(LONG, dtype=np.uint32) % 7
     assert not looks_uniform(words)
     sent, client, roster = long_upload(words)
-    found, given = sent.copy(), SentDigests(b"t", {1: b"s"}).to_both(roster, 1, 2)
-    if kept == "pairs":
-        primitives.add_mask(found, derive_own_key(client._seeds[1], 1), -1)
-    if kept == "own":
+    counts, digests = sent.copy(), SentDigests(b"t", {1: b"s"}).to_both(roster, 1, 2)
+    if kept_masks == "pairs":
+        primitives.add_mask(counts, derive_own_key(client._seeds[1], 1), -1)
+    if kept_masks == "own":
         for other in roster.members[1:]:
             secret = client._secrets.masks.secret(other.mask_key)
-            primitives.add_mask(found, derive_pair_key(secret, RUN, ROUND, 1, other.client, 1, given), -1)
-    assert looks_uniform(found)
-    assert abs(np.corrcoef(found.astype(float), words.astype(float))[0, 1]) < 6 / LONG**0.5
-    assert (found == words).mean() < 0.001
-    if kept == "both":  # and both together are all that hides it
-        primitives.add_mask(found, derive_own_key(client._seeds[1], 1), -1)
+            primitives.add_mask(counts, derive_pair_key(secret, RUN, ROUND, 1, other.client, 1, digests), -1)
+    assert looks_uniform(counts)
+    assert abs(np.corrcoef(counts.astype(float), words.astype(float))[0, 1]) < 6 / LONG**0.5
+    assert (counts == words).mean() < 0.001
+    if kept_masks == "both":  # and both together are all that hides it
+        primitives.add_mask(counts, derive_own_key(client._seeds[1], 1), -1)
         for other in roster.members[1:]:
             secret = client._secrets.masks.secret(other.mask_key)
-            primitives.add_mask(found, derive_pair_key(secret, RUN, ROUND, 1, other.client, 1, given), -1)
-        assert (found == words).all()
+            primitives.add_mask(counts, derive_pair_key(secret, RUN, ROUND, 1, other.client, 1, digests), -1)
+        assert (counts == words).all()
 
 
 def test_masks_are_never_the_same_twice() -> None:
@@ -313,8 +313,8 @@ def test_pair_keys_differ_by_round_run_block_state_and_pair() -> None:
     base: tuple[Any, ...] = (bytes(32), RUN, 1, 2, 3, 4, b"s")
     other: tuple[Any, ...] = (bytes(31) + b"1", "b", 2, 5, 4, 5, b"t")
     others = [(*base[:place], other[place], *base[place + 1 :]) for place in range(len(base))]
-    found = [derive_pair_key(*given) for given in (base, *others)]
-    assert len(set(found)) == len(found)
+    pair_keys = [derive_pair_key(*arguments) for arguments in (base, *others)]
+    assert len(set(pair_keys)) == len(pair_keys)
     assert derive_pair_key(*base) == derive_pair_key(bytes(32), RUN, 1, 3, 2, 4, b"s"), "both of a pair have the same"
 
 
@@ -337,9 +337,9 @@ def signed_anew(keys: Keys) -> Keys:
 
     stranger = Signer.new()
     identity = make_identity(stranger)
-    told = encode_keys(RUN, ROUND, keys.client, keys.submodel, keys.mask_key, keys.seal_key)
+    encoded = encode_keys(RUN, ROUND, keys.client, keys.submodel, keys.mask_key, keys.seal_key)
     return replace(keys, identity=identity.signer.public, certificate=identity.certificate,
-                   signature=identity.signer.sign(told))  # fmt: skip
+                   signature=identity.signer.sign(encoded))  # fmt: skip
 
 
 LAST = len(MANY) - 1
@@ -468,13 +468,13 @@ def test_a_client_opens_one_kind_of_secret_of_each_member() -> None:
 
 def stories(target: int, others: Sequence[int], most: int) -> dict[int, Survivors]:
     """Tell each member that other ones of a block are dead, each of them as often as can be, and never the target."""
-    often, found = dict.fromkeys(others, 0), {}
+    often, outcomes = dict.fromkeys(others, 0), {}
     for number in MANY:
         dead = sorted((c for c in others if c != number), key=lambda c: often[c])[:most]
         for client in dead:
             often[client] += 1
-        found[number] = Survivors(tuple(c for c in MANY if c not in dead), tuple(sorted(dead)))
-    return found
+        outcomes[number] = Survivors(tuple(c for c in MANY if c not in dead), tuple(sorted(dead)))
+    return outcomes
 
 
 def stolen(play: Play, roster: Roster, opened: Sequence[OpenedShares], target: int, block: int) -> list[int] | None:
@@ -485,22 +485,22 @@ def stolen(play: Play, roster: Roster, opened: Sequence[OpenedShares], target: i
         for client, kind, share in one.shares:
             held.setdefault((client, kind), {})[place[one.client]] = share
     others = [c for c in roster.find_covering(block) if c != target]
-    wanted = [(target, block), *((c, 0) for c in others)]
-    if any(len(held.get(secret, {})) < roster.threshold for secret in wanted):
+    needed = [(target, block), *((c, 0) for c in others)]
+    if any(len(held.get(secret, {})) < roster.threshold for secret in needed):
         return None
-    keys = {s: join(dict(list(held[s].items())[: roster.threshold]), 32) for s in wanted}
-    found = np.frombuffer(dict(play.uploads[target].blocks)[block], dtype="<u4").copy()
-    primitives.add_mask(found, derive_own_key(keys[target, block], block), -1)
+    keys = {s: join(dict(list(held[s].items())[: roster.threshold]), 32) for s in needed}
+    words = np.frombuffer(dict(play.uploads[target].blocks)[block], dtype="<u4").copy()
+    primitives.add_mask(words, derive_own_key(keys[target, block], block), -1)
     mine = {m.client: m for m in roster.members}[target].mask_key
     for other in others:
         secret = primitives.Agreement.of(keys[other, 0]).secret(mine)
         key = derive_pair_key(secret, RUN, ROUND, target, other, block, SENT.to_both(roster, target, other))
-        primitives.add_mask(found, key, -1 if target < other else 1)
-    return found.view(np.int32).tolist()
+        primitives.add_mask(words, key, -1 if target < other else 1)
+    return words.view(np.int32).tolist()
 
 
-@pytest.mark.parametrize("told", ["all signatures", "one's own only", "one's own many times", "made up"])
-def test_a_server_that_sends_different_survivors_learns_nothing(told: str) -> None:
+@pytest.mark.parametrize("lie", ["all signatures", "one's own only", "one's own many times", "made up"])
+def test_a_server_that_sends_different_survivors_learns_nothing(lie: str) -> None:
     """A threshold above one half is not enough: of a block of five, each of four can be dead in most of the stories."""
     play = Play(MIXED)
     roster = play.keys()
@@ -513,7 +513,7 @@ def test_a_server_that_sends_different_survivors_learns_nothing(told: str) -> No
     for number, client in play.clients.items():
         own = (number, signed[number].signature)
         signatures = {"all signatures": all_of_them, "one's own only": (own,), "one's own many times": (own,) * 12,
-                      "made up": tuple((c, own[1]) for c in MANY)}[told]  # fmt: skip
+                      "made up": tuple((c, own[1]) for c in MANY)}[lie]  # fmt: skip
         try:
             opened.append(client.unmask(Signatures(signatures)))
         except RunError as error:
@@ -537,8 +537,8 @@ def test_a_signature_of_another_round_does_not_count() -> None:
 
 def test_the_server_leaves_signatures_out_that_do_not_fit() -> None:
     lying = {("signed", c): lambda s: replace(s, signature=bytes(64)) for c in MANY[:2]}
-    found = Play(MIXED, lies=lying).sums()
-    assert {b: one.words.tolist() for b, one in found.items()} == {b: both[0] for b, both in brute(MIXED, MANY).items()}
+    sums = Play(MIXED, lies=lying).sums()
+    assert {b: one.words.tolist() for b, one in sums.items()} == {b: both[0] for b, both in brute(MIXED, MANY).items()}
     with raises(RunError, 7, 8, key="clients"):
         Play(MIXED, lies={("signed", c): lying["signed", MANY[0]] for c in MANY[:5]}).sums()
 
@@ -546,14 +546,14 @@ def test_the_server_leaves_signatures_out_that_do_not_fit() -> None:
 def test_a_restarted_client_refuses_the_same_round() -> None:
     play = Play(MIXED)
     play.keys()
-    kept: list[dict[str, int]] = []
-    journal = Journal(dict(play.journals[MANY[0]].last), lambda last: kept.append(dict(last)))
+    states: list[dict[str, int]] = []
+    journal = Journal(dict(play.journals[MANY[0]].last), lambda last: states.append(dict(last)))
     again = SecureClient(MANY[0], play.identities[MANY[0]], play.authority.public, 2, lengths, journal)
     with raises(RunError, 5, key="round"):
         again.begin(RUN, ROUND, "05")
     following = SecureClient(MANY[0], play.identities[MANY[0]], play.authority.public, 2, lengths, journal)
     following.begin(RUN, ROUND + 1, "05")
-    assert kept == [{RUN: ROUND + 1}], "it is written before anything is sent"
+    assert states == [{RUN: ROUND + 1}], "it is written before anything is sent"
     earlier = SecureClient(MANY[0], play.identities[MANY[0]], play.authority.public, 2, lengths, journal)
     with raises(RunError, 1, key="round"):
         earlier.begin(RUN, 0, "05")
@@ -571,17 +571,17 @@ def test_a_server_that_sends_different_states_gets_noise() -> None:
     """Of every block, not only of the one whose state is another: it may have made gradients vanish in the others."""
     odd = next(c for c, piece in MIXED.items() if piece == "14")
     for change in ({f"b{TWO}": digest("another state")}, {"terms": digest("another learning rate")}):
-        found = Play(MIXED, sent={odd: change}).sums()
+        sums = Play(MIXED, sent={odd: change}).sums()
         for block, (expected, clients) in brute(MIXED, MANY).items():
-            assert not set(found[block].words.tolist()) & set(expected)
-            assert (np.abs(found[block].words) > clients * GRID.most).any(), "beyond what so many can add up to"
+            assert not set(sums[block].words.tolist()) & set(expected)
+            assert (np.abs(sums[block].words) > clients * GRID.most).any(), "beyond what so many can add up to"
 
 
 def test_masks_ignore_states_that_a_pair_does_not_share() -> None:
     """So that a smaller client adds up with larger ones, whose further blocks it has never seen."""
     odd = {c: {f"b{ONE}": digest("another state")} for c, piece in MIXED.items() if piece == "14"}
-    found, expected = Play(MIXED, sent=odd).sums(), brute(MIXED, MANY)
-    assert all(found[block].words.tolist() == expected[block][0] for block in (ALL, TWO, ONE))
+    sums, expected = Play(MIXED, sent=odd).sums(), brute(MIXED, MANY)
+    assert all(sums[block].words.tolist() == expected[block][0] for block in (ALL, TWO, ONE))
 
 
 def test_a_state_that_was_not_announced_binds_too() -> None:
@@ -589,9 +589,9 @@ def test_a_state_that_was_not_announced_binds_too() -> None:
     cohort = cohort_of(4, 3, 2)
     odd = next(c for c, piece in cohort.items() if piece == "14")
     play = Play(cohort, sent={odd: {f"b{ONE}": digest("another state")}}, rules=SecureRules(3, 0.6), minimum=3)
-    found, expected = play.sums(), brute(cohort, list(cohort))
-    assert found.keys() == {ALL, TWO}
-    assert all(found[block].words.tolist() != expected[block][0] for block in found)
+    sums, expected = play.sums(), brute(cohort, list(cohort))
+    assert sums.keys() == {ALL, TWO}
+    assert all(sums[block].words.tolist() != expected[block][0] for block in sums)
 
 
 # ---- members that lie ------------------------------------------------------------------------------------------------
@@ -603,9 +603,9 @@ def with_changed_shares(opened: OpenedShares) -> OpenedShares:
 
 def test_a_tampered_share_is_left_out() -> None:
     play = Play(MIXED, {"upload": [MANY[2]]}, {("opened", MANY[5]): with_changed_shares})
-    found = play.sums()
+    sums = play.sums()
     expected = brute(MIXED, [c for c in MANY if c != MANY[2]])
-    assert {b: one.words.tolist() for b, one in found.items()} == {b: both[0] for b, both in expected.items()}
+    assert {b: one.words.tolist() for b, one in sums.items()} == {b: both[0] for b, both in expected.items()}
     assert {liar for liar, _ in play.server.tampered} == {MANY[5]}
 
 
@@ -681,13 +681,13 @@ def test_messages_travel_as_bytes_and_come_back_equal() -> None:
 
     def carried(message: Any) -> Any:
         seen[type(message)] = message
-        found = read_message(type(message), pack_message(message))
-        assert found == message and message_size(message) == len(pack_message(message))
-        return found
+        sums = read_message(type(message), pack_message(message))
+        assert sums == message and message_size(message) == len(pack_message(message))
+        return sums
 
     names = ("keys", "roster", "shares", "dealt", "masked", "survivors", "signed", "agreed", "opened")
-    found = Play(MIXED, {"upload": MANY[:1]}, dict.fromkeys(names, carried)).sums()
-    assert {b: one.words.tolist() for b, one in found.items()} == {
+    sums = Play(MIXED, {"upload": MANY[:1]}, dict.fromkeys(names, carried)).sums()
+    assert {b: one.words.tolist() for b, one in sums.items()} == {
         b: both[0] for b, both in brute(MIXED, MANY[1:]).items()
     }
     assert len(seen) == len(names)
@@ -736,11 +736,11 @@ def test_shares_of_one_secret_differ_each_time() -> None:
 @given(st.lists(st.floats(-3, 3, width=32), min_size=1), st.integers(8, 24), st.sampled_from([0.1, 1.0, 4.0]))
 def test_quantised_numbers_are_the_nearest_within_the_range(values: list[float], bits: int, reach: float) -> None:
     grid = Quantiser(reach, bits)
-    found, clipped = grid.quantise(np.array(values, dtype=np.float32))
+    words, clipped = grid.quantise(np.array(values, dtype=np.float32))
     assert clipped == any(abs(v) > reach + grid.step / 2 for v in values) or any(
         abs(abs(v) - reach - grid.step / 2) < 1e-6 for v in values
     )
-    for value, number in zip(values, found.tolist(), strict=True):
+    for value, number in zip(values, words.tolist(), strict=True):
         assert abs(number) <= grid.most
         assert abs(number * grid.step - min(max(value, -reach), reach)) <= grid.step / 2 * (1 + 1e-6)
 

@@ -43,7 +43,7 @@ def round_of(
     return assembly, server, after, report, watched
 
 
-def by_hand(assembly: Any, server: Any, watched: WatchedEngine, without: set[int]) -> torch.Tensor:
+def compute_state(assembly: Any, server: Any, watched: WatchedEngine, without: set[int]) -> torch.Tensor:
     """Return the state after a round, element by element and client by client, in whole numbers of the grid's step."""
     layout, grid = assembly.federation.problem.layout, assembly.settings.secure.grid
     full = get_slice_plan(layout, full_submodel(layout)).size
@@ -59,10 +59,10 @@ def by_hand(assembly: Any, server: Any, watched: WatchedEngine, without: set[int
             if name not in update.untrained:
                 total[place] += max(-grid.most, min(grid.most, round(value)))
                 count[place] += 1
-    found = [
+    numbers = [
         b if c < 1 else b + s * grid.step / c for b, s, c in zip(before.double().tolist(), total, count, strict=True)
     ]
-    return torch.tensor(found, dtype=torch.float64).float()
+    return torch.tensor(numbers, dtype=torch.float64).float()
 
 
 @pytest.mark.parametrize("method", ["scalefl", "fedrolex", "heterofl"])
@@ -70,7 +70,7 @@ def test_a_round_is_the_mean_of_the_quantised_movements(method: str) -> None:
     keys = {"name": method, "hooks": {"weight": "by_count"}} if method == "fedrolex" else {"name": method}
     assembly, server, after, report, watched = round_of({"method": keys})
     assert len({job.submodel for job, _ in watched.replies}) == 3
-    assert torch.equal(concat_state(after.state), by_hand(assembly, server, watched, set()))
+    assert torch.equal(concat_state(after.state), compute_state(assembly, server, watched, set()))
     assert not torch.equal(concat_state(after.state), concat_state(server.state))
     assert report["secure"] == {"hidden": 0, "clipped": 0} and report["train"]["clients"] == 12
 
@@ -91,7 +91,7 @@ def test_a_dropout_is_a_failure_unless_its_update_has_come(phase: str) -> None:
     counts = gone if phase in ("keys", "shares", "update") else set()
     assert {f["client"] for f in report["failures"]} == counts
     assert all("it went away before" in f["reason"] for f in report["failures"])
-    assert torch.equal(concat_state(after.state), by_hand(assembly, server, watched, counts))
+    assert torch.equal(concat_state(after.state), compute_state(assembly, server, watched, counts))
     assert report["train"]["clients"] == 12 - len(counts)
 
 
@@ -165,22 +165,22 @@ def test_a_run_withholds_losses_of_clients(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
 def test_every_engine_leaves_the_same_state(engine: str, tmp_path: Path) -> None:
     """Masks differ in each run, and vanish."""
-    found = []
+    states = []
     for name in ("local", engine):
         keys = {"name": name} | ({} if name == "local" else {"workers": 2})
         run = ff.run(merge_tables(TINY, {"secure": SECURE, "engine": keys, "rounds": 2}), out=tmp_path / name)
-        found.append(concat_state(run.server.state))
-    assert torch.equal(*found)
+        states.append(concat_state(run.server.state))
+    assert torch.equal(*states)
 
 
 def test_resume_skips_a_round_that_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = merge_tables(TINY, {"secure": SECURE})
-    asked = stop_in_second_round(monkeypatch, lambda: ff.run(config, out=tmp_path / "run"))
+    calls = stop_in_second_round(monkeypatch, lambda: ff.run(config, out=tmp_path / "run"))
     name = json.loads((tmp_path / "run/secure.json").read_text())["run"]
     before = concat_state(ff.load(tmp_path / "run").server.state).clone()
-    assert asked.count(1) == 12
+    assert calls.count(1) == 12
     run = ff.resume(tmp_path / "run")
-    assert asked.count(1) == 12 and asked.count(2) == 12
+    assert calls.count(1) == 12 and calls.count(2) == 12
     first, second, third = run.metrics
     assert (
         second["undone"]["reason"] == "it was begun before the run was stopped, and a secure round is never done twice"
@@ -195,10 +195,10 @@ def test_skipped_rounds_do_not_end_a_run(tmp_path: Path, monkeypatch: pytest.Mon
     """All that were done since the last checkpoint are skipped, also more of them than empty rounds end a run."""
     train = secure_engine.SimulatedParties._train
 
-    def stops(self: Any, asked: Any) -> Any:
-        if next(iter(asked.values()))[0].round == 7:
+    def stops(self: Any, requests: Any) -> Any:
+        if next(iter(requests.values()))[0].round == 7:
             raise Stopped
-        return train(self, asked)
+        return train(self, requests)
 
     experiment = merge_tables(
         TINY, {"secure": SECURE, "rounds": 9, "checkpoint": {"every": 20}, "evaluate": {"every": 0}}
@@ -297,7 +297,7 @@ def test_an_update_that_is_not_finite_is_its_clients_failure(monkeypatch: pytest
     monkeypatch.setattr(WatchedEngine, "run", broken)
     assembly, server, after, report, watched = round_of({})
     assert [f["client"] for f in report["failures"]] == [5] and "not finite" in report["failures"][0]["reason"]
-    assert torch.equal(concat_state(after.state), by_hand(assembly, server, watched, {5}))
+    assert torch.equal(concat_state(after.state), compute_state(assembly, server, watched, {5}))
 
 
 # ---- sums as values --------------------------------------------------------------------------------------------------
@@ -339,9 +339,9 @@ def test_from_sums_is_the_mean_of_trained_elements() -> None:
     sent = compiled.gather(concat_state(server.state))
     for row in numbers:
         mean.add(piece, compiled.views(sent + 0.01 * row), 1.0)
-    found, expected = average_sums(layout, server.state, [sums], 0.01), mean.result()
-    assert torch.equal(concat_state(found.coverage), concat_state(expected.coverage))
-    one, other = concat_state(apply_mean(server.state, found)), concat_state(apply_mean(server.state, expected))
+    state, expected = average_sums(layout, server.state, [sums], 0.01), mean.result()
+    assert torch.equal(concat_state(state.coverage), concat_state(expected.coverage))
+    one, other = concat_state(apply_mean(server.state, state)), concat_state(apply_mean(server.state, expected))
     assert torch.allclose(one, other, atol=1e-6)
     outside = torch.ones(full, dtype=torch.bool)
     outside[places] = False

@@ -50,20 +50,20 @@ def server_with(**memory: Any) -> Server:
     return Server({}, 0, {"choice": memory})
 
 
-def shares(found: list[list[int]], clients: int) -> np.ndarray:
+def shares(draws: list[list[int]], clients: int) -> np.ndarray:
     """How often each client is in a cohort."""
-    return np.bincount([c for cohort in found for c in cohort], minlength=clients) / len(found)
+    return np.bincount([c for cohort in draws for c in cohort], minlength=clients) / len(draws)
 
 
 def successive(weights: np.ndarray, count: int) -> dict[tuple[int, ...], float]:
     """The probability of each sequence of clients drawn one after the other without replacement."""
-    found = {}
+    probabilities = {}
     for order in itertools.permutations(range(len(weights)), count):
         left, p = weights.sum(), 1.0
         for i in order:
             p, left = p * weights[i] / left, left - weights[i]
-        found[order] = p
-    return found
+        probabilities[order] = p
+    return probabilities
 
 
 # ---- drawing -------------------------------------------------
@@ -72,18 +72,18 @@ def successive(weights: np.ndarray, count: int) -> dict[tuple[int, ...], float]:
 def test_drawing_by_weight_is_one_after_the_other() -> None:
     """All twelve ordered pairs of four, each as often as the product of its two draws says."""
     rng, draws = make_numpy_rng(1, "pairs"), 40_000
-    found = [tuple(sample_by_weight(np.arange(4), WEIGHTS, 2, rng).tolist()) for _ in range(draws)]
+    samples = [tuple(sample_by_weight(np.arange(4), WEIGHTS, 2, rng).tolist()) for _ in range(draws)]
     for pair, p in successive(WEIGHTS, 2).items():
-        assert found.count(pair) / draws == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / draws))
+        assert samples.count(pair) / draws == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / draws))
     assert sorted(sample_by_weight(np.arange(4), WEIGHTS, 9, rng)) == [0, 1, 2, 3]
 
 
 def test_the_best_are_the_highest_and_equals_are_drawn() -> None:
     scores, rng = np.array([3.0, 1.0, math.inf, 3.0, 3.0]), make_numpy_rng(0, "best")
-    found = [sorted(take_best(np.arange(5) + 10, scores, 3, rng).tolist()) for _ in range(3000)]
-    assert {tuple(f) for f in found} == {(10, 12, 13), (10, 12, 14), (12, 13, 14)}
+    draws = [sorted(take_best(np.arange(5) + 10, scores, 3, rng).tolist()) for _ in range(3000)]
+    assert {tuple(f) for f in draws} == {(10, 12, 13), (10, 12, 14), (12, 13, 14)}
     for pair in ([10, 12, 13], [10, 12, 14], [12, 13, 14]):
-        assert found.count(pair) / 3000 == pytest.approx(1 / 3, abs=0.035)
+        assert draws.count(pair) / 3000 == pytest.approx(1 / 3, abs=0.035)
 
 
 # ---- size -------------------------------------------------
@@ -146,23 +146,23 @@ def test_loss_takes_the_highest_of_candidates_drawn_by_size() -> None:
 
 def test_losses_are_those_of_the_last_report() -> None:
     federation, simulation = fleet("loss", 6, 3)
-    server, known = start(federation), {}
+    server, losses = start(federation), {}
     for _ in range(4):
         rng = make_numpy_rng(federation.seed, server.round, "choose")
         cohort = federation.method.choose(federation, server, rng)
-        noted: list[Any] = []
+        reports: list[Any] = []
 
-        def noting(f: Federation, s: Server, u: Update, noted: list[Any] = noted) -> Mapping[str, Any]:
-            noted.append((u.client, u.metrics["loss"]))
+        def noting(f: Federation, s: Server, u: Update, reports: list[Any] = reports) -> Mapping[str, Any]:
+            reports.append((u.client, u.metrics["loss"]))
             return {}
 
         with_note = replace(federation, method=replace(federation.method, note=noting))
         server, _ = run_round(with_note, local(simulation), Settings(9, LOCAL), server)
-        assert sorted(c for c, _ in noted) == sorted(cohort)
-        known |= dict(noted)
-        found = server.memory["choice"]["losses"].numpy()
-        assert found == pytest.approx([known.get(c, math.inf) for c in range(6)])
-    assert len(known) == 6  # unknown losses count as highest, so everybody has been seen by now
+        assert sorted(c for c, _ in reports) == sorted(cohort)
+        losses |= dict(reports)
+        stored = server.memory["choice"]["losses"].numpy()
+        assert stored == pytest.approx([losses.get(c, math.inf) for c in range(6)])
+    assert len(losses) == 6  # unknown losses count as highest, so everybody has been seen by now
 
 
 # ---- rl -------------------------------------------------
@@ -207,15 +207,15 @@ def test_diversity_by_classes_is_greedy(target: Any) -> None:
     aim = diversity.compute_target(federation, target)
     total = counts[1:].sum(0)
     assert aim == pytest.approx([0.2] * 5 if target == "uniform" else total / total.sum())
-    found = diversity.match_target(counts, aim, 4)
+    chosen = diversity.match_target(counts, aim, 4)
 
     def off(rows: list[int]) -> float:
         pooled = sum(counts[r] for r in rows)
         return float(sum((pooled / pooled.sum() - aim) ** 2))
 
-    assert found[0] == 0
+    assert chosen[0] == 0
     for i in range(1, 4):
-        assert found[i] == min((r for r in range(12) if r not in found[:i]), key=lambda r: off([*found[:i], r]))
+        assert chosen[i] == min((r for r in range(12) if r not in chosen[:i]), key=lambda r: off([*chosen[:i], r]))
 
 
 def test_where_classes_are_told_nothing_is_sketched() -> None:
@@ -245,13 +245,13 @@ def test_sketches_keep_angles_on_what_both_have() -> None:
     layout, pieces = federation.problem.layout, pieces_of(federation)
     moved = [drawn_movement(federation, s) for s in range(3)]
     parts = [extract(layout, m, p) for m, p in zip(moved, pieces, strict=True)]
-    found = diversity.compute_distances(
+    distances = diversity.compute_distances(
         torch.stack([diversity.sketch_movement(federation, p, m, 4096) for p, m in zip(pieces, parts, strict=True)])
     )
     for a, b in itertools.combinations(range(3), 2):  # levels are nested: the smaller one is what both have
         u, v = (concat_state(extract(layout, moved[i], pieces[a])).double() for i in (a, b))
-        assert found[a, b] == pytest.approx(float((u / u.norm() - v / v.norm()).norm()), rel=1e-6)
-    assert np.array_equal(found, found.T) and np.array_equal(np.diag(found), np.zeros(3))
+        assert distances[a, b] == pytest.approx(float((u / u.norm() - v / v.norm()).norm()), rel=1e-6)
+    assert np.array_equal(distances, distances.T) and np.array_equal(np.diag(distances), np.zeros(3))
 
 
 def test_alike_in_the_shared_part_is_alike() -> None:
@@ -302,10 +302,10 @@ def test_facility_location_is_greedy() -> None:
     def cost(chosen: list[int]) -> float:
         return sum(min(distance[k, i] for i in chosen) for k in range(14))
 
-    found = diversity.facility_location(distance, candidates, 4)
+    selected = diversity.facility_location(distance, candidates, 4)
     for i in range(4):
-        left = [c for c in candidates.tolist() if c not in found[:i]]
-        assert found[i] == min(left, key=lambda c: cost([*found[:i], c]))
+        left = [c for c in candidates.tolist() if c not in selected[:i]]
+        assert selected[i] == min(left, key=lambda c: cost([*selected[:i], c]))
 
 
 def test_representative_directions_are_chosen() -> None:
@@ -365,8 +365,8 @@ def test_adaptivefl_chooses_among_the_connected(kind: str) -> None:
     federation = replace(federation, connected=lambda r: np.arange(12) % 3 == r % 3)
     server = start(federation)
     for round in range(3):
-        found = federation.method.choose(federation, replace(server, round=round), make_numpy_rng(round))
-        assert sorted(found) == [c for c in range(12) if c % 3 == round]
+        chosen = federation.method.choose(federation, replace(server, round=round), make_numpy_rng(round))
+        assert sorted(chosen) == [c for c in range(12) if c % 3 == round]
 
 
 @pytest.mark.parametrize("choice", CHOICES)

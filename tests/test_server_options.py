@@ -29,14 +29,14 @@ def moved(option: str, **values: Any) -> list[tuple[list[float], Mapping[str, An
     """Step through the two rounds and return state and memory after each."""
     step = build({"name": "fedavg", "plus": {option: values}}).step
     federation, _ = tiny_federation({"name": "fedavg"})
-    server, found = Server({"w": torch.tensor(START)}), []
+    server, states = Server({"w": torch.tensor(START)}), []
     for means in ROUNDS:
         mean = torch.tensor([math.nan if m is None else m for m in means])
         coverage = torch.tensor([0.0 if m is None else 2.0 for m in means])
         server = step(federation, server, Aggregate({"w": mean}, {"w": coverage}), [])
-        found.append((server.state["w"].tolist(), server.memory))
+        states.append((server.state["w"].tolist(), server.memory))
     assert server.round == 0  # the core counts
-    return found
+    return states
 
 
 def test_fedavgm_is_hsu_et_al_s_rule() -> None:
@@ -60,8 +60,8 @@ def test_fedadam_and_fedyogi_are_algorithm_2_of_reddi_et_al(option: str, begins:
     """
     lr, b1, b2, tau = 0.1, 0.9, 0.99, 1e-3
     x, m, v = list(START), [0.0] * 3, [tau**2 if begins is None else begins] * 3
-    found = moved(option) if begins is None else moved(option, begins=begins)
-    for means, (state, memory) in zip(ROUNDS, found, strict=True):
+    states = moved(option) if begins is None else moved(option, begins=begins)
+    for means, (state, memory) in zip(ROUNDS, states, strict=True):
         for i, mean in enumerate(means):
             if mean is None:
                 continue
@@ -84,9 +84,9 @@ def test_the_server_of_feddyn_is_algorithm_1_of_acar_et_al() -> None:
     """
     alpha, everybody, took_part = 0.5, 6, 2
     x, h = list(START), [0.0, 0.0, 0.0]
-    found = moved("feddyn", alpha=alpha)
-    assert found[0][0][0] == pytest.approx(1.5 + 1 / 6, rel=1e-6)
-    for means, (state, memory) in zip(ROUNDS, found, strict=True):
+    states = moved("feddyn", alpha=alpha)
+    assert states[0][0][0] == pytest.approx(1.5 + 1 / 6, rel=1e-6)
+    for means, (state, memory) in zip(ROUNDS, states, strict=True):
         for i, mean in enumerate(means):
             if mean is not None:
                 h[i] -= alpha / everybody * took_part * (mean - x[i])
@@ -101,9 +101,9 @@ def test_what_nobody_trained_stays_bit_for_bit(option: str) -> None:
     first, second = moved(option)
     assert first[0][1] == START[1]
     assert second[0][2] == first[0][2] != START[2]
-    assert all(kept["w"][2] == before["w"][2] for kept, before in zip(
+    assert all(later["w"][2] == before["w"][2] for later, before in zip(
         second[1].values(), first[1].values(), strict=True))  # fmt: skip
-    assert all(bool(torch.isfinite(kept["w"]).all()) for kept in second[1].values())
+    assert all(bool(torch.isfinite(later["w"]).all()) for later in second[1].values())
 
 
 # ---- FedDyn against a plain run ----------------------------------------------------------------------------------

@@ -76,9 +76,9 @@ def test_engines_have_equal_bits(engine: str, speed: tuple[Mapping[str, Any], ff
     if engine == "ray":
         pytest.importorskip("ray")
     section, expected = speed
-    found = ff.run(laid(TABLE, engine={**section, "name": engine, "workers": 2}), out=tmp_path / "run")
-    assert_same_bits(trained(found), trained(expected))
-    assert found.columns == expected.columns
+    run = ff.run(laid(TABLE, engine={**section, "name": engine, "workers": 2}), out=tmp_path / "run")
+    assert_same_bits(trained(run), trained(expected))
+    assert run.columns == expected.columns
 
 
 def test_resumed_run_has_equal_bits(speed: tuple[Mapping[str, Any], ff.Run], tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ def test_resumed_run_has_equal_bits(speed: tuple[Mapping[str, Any], ff.Run], tmp
 def test_workers_have_equal_bits_with_other_shapes(tmp_path: Path) -> None:
     """AdaptiveFL's clients cut what they are sent, to shapes that are no level's."""
     table = laid(TABLE, method={"name": "adaptivefl"}, rounds=1, evaluate={"clients": 1, "norms": ["batch"]})
-    found = ff.run(table, out=tmp_path / "here")
+    run = ff.run(table, out=tmp_path / "here")
     workers = ff.run(laid(table, engine={**BOTH, "name": "processes", "workers": 2}), out=tmp_path / "there")
-    assert_same_bits(trained(found), trained(workers))
+    assert_same_bits(trained(run), trained(workers))
 
 
 def test_fast_is_close_to_exact(fast: ff.Run, exact: ff.Run) -> None:
@@ -140,9 +140,9 @@ def test_fast_run_stores_its_choice(fast: ff.Run, exact: ff.Run) -> None:
 def test_stored_choice_is_used(exact: ff.Run, tmp_path: Path) -> None:
     """As on another machine, where the rule might choose otherwise: what stands there counts."""
     chosen = dict.fromkeys("12", "fp32 contiguous")
-    found = ff.run(laid(TABLE, engine={"speed": "fast", "chosen": chosen}), out=tmp_path / "run")
+    run = ff.run(laid(TABLE, engine={"speed": "fast", "chosen": chosen}), out=tmp_path / "run")
     plain = ff.run(laid(TABLE, engine={"memory_format": "contiguous"}), out=tmp_path / "plain")
-    assert_same_bits(trained(found), trained(plain))
+    assert_same_bits(trained(run), trained(plain))
     assert not has_same_bits(trained(exact)["blocks.0.conv.weight"], trained(plain)["blocks.0.conv.weight"])
 
 
@@ -165,12 +165,12 @@ def images(tmp_path: Path, engine: Mapping[str, Any]) -> ff.Run:
 
 def test_fast_avoids_emulated_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     able = has_bf16(HOST)
-    found = images(tmp_path / "a", {"speed": "fast"})
-    assert set(found.experiment.engine.chosen.values()) == {f"{'bf16' if able else 'fp32'} channels_last"}
+    settings = images(tmp_path / "a", {"speed": "fast"})
+    assert set(settings.experiment.engine.chosen.values()) == {f"{'bf16' if able else 'fp32'} channels_last"}
     monkeypatch.setenv(*HELD)
-    found = images(tmp_path / "b", {"speed": "fast"})
-    assert set(found.experiment.engine.chosen.values()) == {"fp32 channels_last"}
-    assert any("uses fp32: this machine has no bf16 instructions" in note for note in found.assembly.notes)
+    settings = images(tmp_path / "b", {"speed": "fast"})
+    assert set(settings.experiment.engine.chosen.values()) == {"fp32 channels_last"}
+    assert any("uses fp32: this machine has no bf16 instructions" in note for note in settings.assembly.notes)
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,8 @@ def test_bf16_is_a_capability_of_the_processor(flag: str, expected: bool, monkey
 
 def test_explicit_bf16_is_emulated_with_note(fast: ff.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(*HELD)
-    found = images(tmp_path, {"precision": "bf16"})
-    assert any("computes in bf16, and this machine has no" in note for note in found.assembly.notes)
+    settings = images(tmp_path, {"precision": "bf16"})
+    assert any("computes in bf16, and this machine has no" in note for note in settings.assembly.notes)
     again = ff.load(fast.folder)
     assert any("as on the machine that started it" in note for note in again.assembly.notes)
     assert again.experiment.engine.chosen == fast.experiment.engine.chosen
@@ -224,24 +224,24 @@ def test_kernels_need_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_finer_key_overrides_fast(tmp_path: Path) -> None:
-    found = images(tmp_path, {"speed": "fast", "precision": "fp32"})
-    assert set(found.experiment.engine.chosen.values()) == {"fp32 channels_last"}
+    settings = images(tmp_path, {"speed": "fast", "precision": "fp32"})
+    assert set(settings.experiment.engine.chosen.values()) == {"fp32 channels_last"}
 
 
 def test_engine_override_keeps_speed(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('[engine]\nspeed = "fast"\nprecision = "fp32"\n')
-    asked = load_experiment(file, ["engine.name=processes"])
-    assert (asked.engine.speed, asked.engine.precision) == ("fast", "fp32")
-    assert not dropped_key_notes(asked)
+    experiment = load_experiment(file, ["engine.name=processes"])
+    assert (experiment.engine.speed, experiment.engine.precision) == ("fast", "fp32")
+    assert not dropped_key_notes(experiment)
 
 
 # ---- modules -------------------------------------------------------------------------------------------------------
 
 
 def problem_of(model: str, shape: tuple[int, ...], **settings: Any) -> Problem:
-    given = {"classes": 10, "channels": shape[0], "input_shape": list(shape), "vocabulary": 50, "padding": 0}
-    spec = {"model": {"name": model, **settings}, "given": given, "task": "classification", "exits": []}
+    arguments = {"classes": 10, "channels": shape[0], "input_shape": list(shape), "vocabulary": 50, "padding": 0}
+    spec = {"model": {"name": model, **settings}, "given": arguments, "task": "classification", "exits": []}
     return Problem.from_spec(spec)
 
 
@@ -295,11 +295,11 @@ def test_linear_on_vectors_stays_fp32() -> None:
     rng = torch.Generator().manual_seed(0)
     state = {name: torch.randn(shape, generator=rng) * 0.1 for name, shape in plain.shapes.items()}
     x = torch.randn(4, 1, 28, 28, generator=rng)
-    found = []
+    kinds = []
     for piece in (halved, plain):
         piece.load(state)
-        found.append(piece.module.eval()(x))
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        kinds.append(piece.module.eval()(x))
+    assert all(torch.equal(a, b) for a, b in zip(*kinds, strict=True))
 
 
 @pytest.mark.skipif(not has_bf16(HOST), reason="oneDNN has no LSTM in bf16 on a CPU without its instructions")
@@ -340,10 +340,10 @@ def test_choice_follows_the_layers(
 @pytest.mark.parametrize("able", [True, False])
 def test_gpu_uses_bf16(able: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked of the GPU that computes; its host may have none, or another."""
-    asked: list[torch.device] = []
+    calls: list[torch.device] = []
 
     def entered(device: torch.device) -> contextlib.AbstractContextManager[None]:
-        asked.append(device)
+        calls.append(device)
         return contextlib.nullcontext()
 
     monkeypatch.setattr(torch.cuda, "device", entered)
@@ -353,7 +353,7 @@ def test_gpu_uses_bf16(able: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(choose_arithmetic(nn.Conv2d(1, 2, 3), (1, 8, 8), device)) == (
         "bf16 channels_last" if able else "fp32 contiguous"
     )
-    assert set(asked) == {device}
+    assert set(calls) == {device}
 
 
 @pytest.mark.parametrize(("platform", "compiler"), [("darwin", "clang++"), ("linux", "g++")])
@@ -409,26 +409,28 @@ def test_dropout_beside_bf16_drops_its_share(share: float) -> None:
     layer = prepare_model(nn.Sequential(nn.Dropout(share)), Arithmetic("bf16"), HOST)
     x = torch.full((200, 1000), 3.0, requires_grad=True)
     torch.manual_seed(0)
-    found: Tensor = layer.train()(x)
-    found.sum().backward()
-    assert x.grad is not None and torch.equal(found == 0, x.grad == 0)
-    dropped = float((found == 0).double().mean())
+    y: Tensor = layer.train()(x)
+    y.sum().backward()
+    assert x.grad is not None and torch.equal(y == 0, x.grad == 0)
+    dropped = float((y == 0).double().mean())
     assert abs(dropped - share) <= 5 * (share * (1 - share) / x.numel()) ** 0.5
-    kept = found[found != 0]
-    torch.testing.assert_close(kept, torch.full_like(kept, 3 / (1 - share) if share < 1 else 3), rtol=1e-4, atol=0)
+    nonzero = y[y != 0]
+    torch.testing.assert_close(
+        nonzero, torch.full_like(nonzero, 3 / (1 - share) if share < 1 else 3), rtol=1e-4, atol=0
+    )
     assert torch.equal(layer.eval()(x), x)
 
 
 def test_unknown_shape_uses_nearest() -> None:
     small, large = Arithmetic(memory_format="channels_last"), Arithmetic("bf16")
-    known = (
+    measured = (
         ShapeArithmetic({"a": 4, "classes": 3}, (1,), small),
         ShapeArithmetic({"a": 16, "classes": 3}, (1, 2), large),
     )
-    assert find_arithmetic(known, {"a": 16, "classes": 3}, (1, 2)) == large
-    assert find_arithmetic(known, {"a": 5, "classes": 3}, (1,)) == small
-    assert find_arithmetic(known, {"a": 12, "classes": 3}, (1, 2)) == large
-    assert find_arithmetic(known, {"a": 8, "classes": 3}, (2,)) == large  # nearer in depth, as near in width
+    assert find_arithmetic(measured, {"a": 16, "classes": 3}, (1, 2)) == large
+    assert find_arithmetic(measured, {"a": 5, "classes": 3}, (1,)) == small
+    assert find_arithmetic(measured, {"a": 12, "classes": 3}, (1, 2)) == large
+    assert find_arithmetic(measured, {"a": 8, "classes": 3}, (2,)) == large  # nearer in depth, as near in width
     assert find_arithmetic((), {"a": 8}, (1,)) == PLAIN
 
 
@@ -444,7 +446,7 @@ def test_arithmetic_from_server_is_validated() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
 def test_compiled_kernels_train_alike(exact: ff.Run, tmp_path: Path) -> None:
-    found = ff.run(laid(TABLE, engine={"compile": True}, model={"name": "cnn"}, rounds=1), out=tmp_path / "a")
+    run = ff.run(laid(TABLE, engine={"compile": True}, model={"name": "cnn"}, rounds=1), out=tmp_path / "a")
     plain = ff.run(laid(TABLE, engine={}, model={"name": "cnn"}, rounds=1), out=tmp_path / "b")
     for name, tensor in trained(plain).items():
-        torch.testing.assert_close(trained(found)[name], tensor, rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(trained(run)[name], tensor, rtol=1e-2, atol=1e-3)

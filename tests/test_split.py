@@ -168,9 +168,9 @@ def by_all_shapes(
                 continue
             wide, narrow = architecture.sizes(front / 400), architecture.sizes(last / 400)
             sizes = {a: (narrow if axis.block >= start else wide)[a] for a, axis in architecture.axes.items()}
-            found = share(sizes, depth, exits)
-            if found <= ratio * (1 + tolerance) + 1e-9:
-                fitting.append((0 if alone else 1, round(abs(found / ratio - 1), 9), -front - last, sizes))
+            shared = share(sizes, depth, exits)
+            if shared <= ratio * (1 + tolerance) + 1e-9:
+                fitting.append((0 if alone else 1, round(abs(shared / ratio - 1), 9), -front - last, sizes))
         best = min(fitting, key=lambda one: one[:3])
         exits = sorted({*exits, depth})
         levels.append((best[3], depth))
@@ -188,9 +188,9 @@ def test_depth_first_finds_what_trying_all_shapes_finds(
         first = find_first_seeing_exit(architecture, size)
         assert first == least
         expected = by_all_shapes(architecture, size, targets, first, cost)
-        found = find_shapes(architecture, size, targets, "depth_first")
-        assert len(found) == len(expected) + 1
-        for level, (sizes, depth) in zip(found, expected, strict=False):
+        shapes = find_shapes(architecture, size, targets, "depth_first")
+        assert len(shapes) == len(expected) + 1
+        for level, (sizes, depth) in zip(shapes, expected, strict=False):
             present = {a for a, axis in architecture.axes.items() if axis.block < depth}
             own = get_sizes(architecture, level)
             assert (level.depth, {a: own[a] for a in present}) == (depth, {a: sizes[a] for a in present})
@@ -277,14 +277,14 @@ def test_below_one_block_a_transformer_is_split_in_both() -> None:
 def test_every_model_plans_with_all_defaults(name: str) -> None:
     kind = SMALL[name].kind
     shape = (3, 32, 32) if kind == "images" and name != "mlp" else (32,)
-    given = {
+    arguments = {
         "classes": 10,
         "channels": 3,
         "input_shape": shape,
         "vocabulary": 0 if kind == "images" else 100,
         "padding": -1,
     }
-    model = call_factory(names.resolve("models", name), name, "[model]", {}, **given)
+    model = call_factory(names.resolve("models", name), name, "[model]", {}, **arguments)
     shapes = find_shapes(model, shape, QUARTERS, "auto")
     assert len(shapes) == 4
     assert model.blocks == 1 or has_stages(model) == (find_stage_start(model, model.blocks) > 0)

@@ -52,13 +52,13 @@ def test_the_core_advances_the_round(step: Callable[..., Server], hook: str) -> 
     assert done == [1, 2, 3]
     plain, simulation = make_fleet("fedavg")
     *_, expected = run(plain, local_engine(simulation), Settings(3, LOCAL), start(plain))
-    *_, found = run(federation, local_engine(simulation), Settings(3, LOCAL), start(federation))
-    assert_same_bits(found.server.state, expected.server.state)
+    *_, rounds = run(federation, local_engine(simulation), Settings(3, LOCAL), start(federation))
+    assert_same_bits(rounds.server.state, expected.server.state)
 
 
 @pytest.mark.parametrize("hook", ["step", "observe"])
 def test_a_hook_that_returns_no_server_is_named(hook: str) -> None:
-    federation, simulation = make_fleet("fedavg", hooks={hook: lambda *given: None})
+    federation, simulation = make_fleet("fedavg", hooks={hook: lambda *arguments: None})
     with raises(ConfigError, key=hook):
         run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
 
@@ -103,8 +103,8 @@ def test_an_invalid_state_rolls_the_round_back(where: str, value: float) -> None
     assert ("stem.bias" if where != "table" else "table") in taken["reason"] and "not be finite" in taken["reason"]
     assert second.report["train"] == {"loss": None, "clients": 0, "samples": 0, "by_level": {}}
     assert abs(second.report["bytes_up"] - first.report["bytes_up"]) < 100 < first.report["bytes_up"]
-    kept = engine.save()
-    assert {(k["version"], k["memory"]["rounds"]) for k in kept.values()} == {(2, 2)}  # of rounds 0 and 2
+    memory = engine.save()
+    assert {(k["version"], k["memory"]["rounds"]) for k in memory.values()} == {(2, 2)}  # of rounds 0 and 2
 
 
 def test_tables_may_say_that_nothing_is_known() -> None:
@@ -119,7 +119,9 @@ def test_what_a_hook_raises_undoes_its_round(hook: str) -> None:
     def broken(federation: Federation, server: Server, *arguments: Any) -> Any:
         if server.round == (0 if hook != "observe" else 1):
             raise KeyError("teachers\x1b[2J")
-        return {"step": take_mean, "observe": lambda *given: given[1]}[hook](federation, server, *arguments)
+        return {"step": take_mean, "observe": lambda *hook_arguments: hook_arguments[1]}[hook](
+            federation, server, *arguments
+        )
 
     def fail_in_the_first_round(update: Update) -> None:
         if update.round == 0:
@@ -141,9 +143,9 @@ def test_a_rollback_reports_costs_and_no_training() -> None:
     federation, _ = make_fleet("fedavg")
     report = {"round": 1, "bytes_up": 7, "counts": {"teachers": {}}, "train": {"clients": 3, "loss": 0.5}}
     record = {"reason": "odd", "reported": []}
-    found = make_rollback_report(federation, report, start(federation), LOCAL, record)
+    rolled_back = make_rollback_report(federation, report, start(federation), LOCAL, record)
     nothing = {"loss": None, "clients": 0, "samples": 0, "by_level": {}}
-    assert found == {"round": 1, "bytes_up": 7, "train": nothing, "undone": record}
+    assert rolled_back == {"round": 1, "bytes_up": 7, "train": nothing, "undone": record}
 
 
 def test_rollbacks_in_a_row_stop_the_run() -> None:
@@ -173,8 +175,8 @@ def test_a_line_in_the_terminal_says_so(capsys: pytest.CaptureFixture[str]) -> N
     rounds = RoundProgress("", load_experiment({"rounds": 2}))
     for done in run(federation, local_engine(simulation), Settings(2, LOCAL), start(federation)):
         rounds(done.report)
-    said = capsys.readouterr().out
-    assert 'Round 2 was rolled back: "stem.bias" would not be finite' in said and "client" in said
+    output = capsys.readouterr().out
+    assert 'Round 2 was rolled back: "stem.bias" would not be finite' in output and "client" in output
 
 
 def test_processes_undo_with_the_same_bits() -> None:
@@ -184,8 +186,8 @@ def test_processes_undo_with_the_same_bits() -> None:
     ours, theirs = local_engine(simulation), processes(simulation, workers=2)
     try:
         expected = list(run(federation, ours, Settings(3, LOCAL), start(federation)))
-        found = list(run(federation, theirs, Settings(3, LOCAL), start(federation)))
-        assert "undone" in expected[1].report and has_same_bits(expected[-1].server.state, found[-1].server.state)
+        rounds = list(run(federation, theirs, Settings(3, LOCAL), start(federation)))
+        assert "undone" in expected[1].report and has_same_bits(expected[-1].server.state, rounds[-1].server.state)
         versions = [{c: k["version"] for c, k in engine.save().items()} for engine in (ours, theirs)]
         assert versions[0] == versions[1] and 1 not in versions[0].values()
     finally:
@@ -221,8 +223,8 @@ def test_an_absurd_update_fails_alone(value: float) -> None:
 
 @pytest.mark.parametrize("hook", ["note", "weight"])
 def test_errors_of_note_and_weight_fail_one_update(hook: str) -> None:
-    def broken(*given: Any) -> Any:
-        update = given[-1]
+    def broken(*arguments: Any) -> Any:
+        update = arguments[-1]
         if update.client == 5:
             raise ZeroDivisionError("of its metrics")
         return 28.0 if hook == "weight" else {"seen": 1}
@@ -312,8 +314,8 @@ def test_a_variance_is_never_below_zero() -> None:
     value = 1e8 + 1 / 3
     sums = {"n.sum": torch.tensor([4 * value], dtype=torch.float64), "n.count": torch.tensor([4.0]).double(),
             "n.squares": torch.tensor([4 * value * value - 8], dtype=torch.float64)}  # fmt: skip
-    found = compute_moments(sums)
-    assert found["n.var"].tolist() == [0.0] and found["n.mean"].tolist() == [pytest.approx(1e8)]
+    moments = compute_moments(sums)
+    assert moments["n.var"].tolist() == [0.0] and moments["n.mean"].tolist() == [pytest.approx(1e8)]
 
 
 def test_ordinary_runs_never_undo() -> None:

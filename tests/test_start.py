@@ -195,8 +195,8 @@ def test_start_path_is_relative_to_run_file(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "files" / "theirs").mkdir(parents=True)
     (tmp_path / "files" / "run.toml").write_text('start = "theirs"\n[model]\nname = "bert"\ncheckpoint = "theirs"\n')
     monkeypatch.chdir(tmp_path)
-    found = load_experiment("files/run.toml")
-    assert found.start == found.model.settings["checkpoint"] == str(tmp_path / "files" / "theirs")
+    experiment = load_experiment("files/run.toml")
+    assert experiment.start == experiment.model.settings["checkpoint"] == str(tmp_path / "files" / "theirs")
     (tmp_path / "files" / "run.toml").write_text('start = "elsewhere"\n')
     assert load_experiment("files/run.toml").start == "elsewhere"
 

@@ -42,9 +42,9 @@ def test_wrapping_window() -> None:
 def test_equal_tensors_at_equal_distances_are_one_strip() -> None:
     """Two matrices [3, 4] at 0 and 20 and a third at 40, [2, 2] of each: one strip of three dimensions."""
     one = [strip for i in range(3) for strip in find_strips([[(0, 2)], [(0, 2)]], (3, 4), (2, 2), 20 * i, 4 * i) or []]
-    found = merge_strips(one)
-    assert len(found) == 1 and found[0].sizes == (3, 2, 2)
-    assert places(found, 60, 12) == places(one, 60, 12)
+    strips = merge_strips(one)
+    assert len(strips) == 1 and strips[0].sizes == (3, 2, 2)
+    assert places(strips, 60, 12) == places(one, 60, 12)
 
 
 def test_adjacent_tensors_are_one_strip() -> None:
@@ -61,11 +61,11 @@ def bert_tiny_deep() -> Architecture:
     return bert(layers=6, hidden=256, vocabulary=99)
 
 
-@pytest.mark.parametrize("made", [resnet110, bert_tiny_deep])
-def test_deep_model_has_few_strips(made: Callable[[], Architecture]) -> None:
+@pytest.mark.parametrize("architecture", [resnet110, bert_tiny_deep])
+def test_deep_model_has_few_strips(architecture: Callable[[], Architecture]) -> None:
     """Its strips and its index cover each kept element once, in both buffers; hundreds of tensors are some views."""
-    layout = infer_layout(made())
-    sizes = made().sizes(0.5)
+    layout = infer_layout(architecture())
+    sizes = architecture().sizes(0.5)
     piece = Submodel({axis: range(sizes[axis]) for axis in sizes}, layout.exits[: len(layout.exits) // 2 + 1])
     compiled = SlicePlan(layout, piece)
     strips, index, slices = compiled._moves

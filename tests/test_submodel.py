@@ -62,22 +62,22 @@ def dim_places(layout: Layout, dim: Sequence[Segment], channels: dict[str, tuple
             start += s.per
             continue
         axis = layout.axes[s.axis]
-        kept = channels.get(s.axis, tuple(range(axis.size)))
+        chosen = channels.get(s.axis, tuple(range(axis.size)))
         if s.within:
             owned = sum(inner.length(layout.axes, layout.full_sizes) for inner in s.within)
-            places += [start + c * owned + i for c in kept for i in dim_places(layout, s.within, channels)]
+            places += [start + c * owned + i for c in chosen for i in dim_places(layout, s.within, channels)]
             start += axis.size * owned
         elif s.per_granule:
-            places += [start + c // axis.granule for c in kept if c % axis.granule == 0]
+            places += [start + c // axis.granule for c in chosen if c % axis.granule == 0]
             start += axis.size // axis.granule
         else:
-            places += [start + c * s.per + i for c in kept for i in range(s.per)]
+            places += [start + c * s.per + i for c in chosen for i in range(s.per)]
             start += axis.size * s.per
     return places
 
 
-def by_hand(layout: Layout, state: State, piece: Submodel) -> State:
-    channels = {axis: tuple(kept) for axis, kept in piece.channels.items()}
+def extract_by_hand(layout: Layout, state: State, piece: Submodel) -> State:
+    channels = {axis: tuple(places) for axis, places in piece.channels.items()}
     return {
         name: torch.from_numpy(tensor.numpy()[np.ix_(*kept_places(layout, name, channels))])
         for name, tensor in state.items()
@@ -88,13 +88,13 @@ def by_hand(layout: Layout, state: State, piece: Submodel) -> State:
 def some_channels(layout: Layout, how: str) -> dict[str, range | tuple[int, ...]]:
     """About half of each axis, chosen one way or the other."""
     rng = np.random.default_rng(7)
-    found: dict[str, range | tuple[int, ...]] = {}
+    channels: dict[str, range | tuple[int, ...]] = {}
     for name, axis in layout.axes.items():
         n = max(1, axis.size // axis.granule // 2) * axis.granule
-        found[name] = {"prefix": keep_prefix, "window": window, "rolling": rolling, "random": random}[how](
+        channels[name] = {"prefix": keep_prefix, "window": window, "rolling": rolling, "random": random}[how](
             axis, n, 3, 5, rng
         )
-    return found
+    return channels
 
 
 @pytest.fixture(params=["by index", "by strips", "by slices"])
@@ -114,7 +114,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 def test_extract_is_numpy_indexing(name: str, how: str) -> None:
     layout = infer_layout(RIGHT[name]())
     piece = Submodel(some_channels(layout, how), layout.exits)
-    assert_same_bits(extract(layout, numbered(layout), piece), by_hand(layout, numbered(layout), piece))
+    assert_same_bits(extract(layout, numbered(layout), piece), extract_by_hand(layout, numbered(layout), piece))
 
 
 @pytest.mark.usefixtures("way")
@@ -142,16 +142,17 @@ def test_extract_is_a_copy() -> None:
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("kept", [range(6), range(1, 4), (5, 0, 3)])
-def test_scatter_adds_or_writes(kept: range | tuple[int, ...]) -> None:
-    piece = Submodel({"a": kept, "classes": range(3)}, (1, 2, 3))
+@pytest.mark.parametrize("channels", [range(6), range(1, 4), (5, 0, 3)])
+def test_scatter_adds_or_writes(channels: range | tuple[int, ...]) -> None:
+    piece = Submodel({"a": channels, "classes": range(3)}, (1, 2, 3))
     compiled = SlicePlan(LAYOUT, piece)
     total = concat_state(numbered(LAYOUT)).clone()
     compiled.scatter(total, torch.ones(compiled.size), add=True)
     covered = (total - concat_state(numbered(LAYOUT))).to(torch.bool)
     assert int(covered.sum()) == compiled.size
     assert_same_bits(
-        compiled.views(compiled.gather(total)), {n: t + 1 for n, t in by_hand(LAYOUT, numbered(LAYOUT), piece).items()}
+        compiled.views(compiled.gather(total)),
+        {n: t + 1 for n, t in extract_by_hand(LAYOUT, numbered(LAYOUT), piece).items()},
     )
     weights = torch.zeros_like(total)
     compiled.scatter_scalar(weights, 2.5)

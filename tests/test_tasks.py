@@ -33,19 +33,19 @@ def softmax(z: list[float]) -> list[float]:
     return [v / sum(e) for v in e]
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
+def make_logits(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def test_next_token_scores_only_what_has_a_successor() -> None:
     """Two samples of three positions, two of the six padded: the mean over the other four, by hand."""
-    logits, y = drawn(2, 3, 5), torch.tensor([[1, 4, -100], [0, -100, 2]])
+    logits, y = make_logits(2, 3, 5), torch.tensor([[1, 4, -100], [0, -100, 2]])
     scored = [(0, 0), (0, 1), (1, 0), (1, 2)]
     losses = [-math.log(softmax(logits[b, t].tolist())[int(y[b, t])]) for b, t in scored]
     assert float(next_token.loss(logits, y)) == pytest.approx(sum(losses) / 4, rel=1e-5)
     hits = [max(range(5), key=lambda v: float(logits[b, t, v])) == int(y[b, t]) for b, t in scored]
     assert next_token.hits(logits, y).tolist() == hits
-    teacher, tau = drawn(2, 3, 5, seed=1), 3.0
+    teacher, tau = make_logits(2, 3, 5, seed=1), 3.0
     kls = []
     for b, t in scored:
         p, q = softmax((teacher[b, t] / tau).tolist()), softmax((logits[b, t] / tau).tolist())
@@ -54,17 +54,17 @@ def test_next_token_scores_only_what_has_a_successor() -> None:
 
 
 def test_a_batch_of_padding_alone_costs_nothing() -> None:
-    logits, y = drawn(2, 3, 5).requires_grad_(), torch.full((2, 3), -100)
-    loss = next_token.loss(logits, y) + next_token.divergence(drawn(2, 3, 5, seed=1), logits, 3.0, y)
+    logits, y = make_logits(2, 3, 5).requires_grad_(), torch.full((2, 3), -100)
+    loss = next_token.loss(logits, y) + next_token.divergence(make_logits(2, 3, 5, seed=1), logits, 3.0, y)
     loss.backward()
     assert loss.item() == 0 and float(logits.grad.abs().sum()) == 0  # type: ignore[union-attr]
 
 
 def test_regression_is_explained_variance() -> None:
     """R2 = 1 - SSE / SST; with targets of variance one and mean zero, SST is their number."""
-    y = drawn(400, 2)
+    y = make_logits(400, 2)
     y = (y - y.mean(0)) / y.std(0, correction=0)
-    guess = y + 0.5 * drawn(400, 2, seed=1)
+    guess = y + 0.5 * make_logits(400, 2, seed=1)
     sse = sum((float(a) - float(b)) ** 2 for a, b in zip(guess.flatten(), y.flatten(), strict=True))
     sst = sum(float(b) ** 2 for b in y.flatten())
     assert float(regression.hits(guess, y).mean()) == pytest.approx(1 - sse / sst, rel=1e-4)
@@ -73,7 +73,7 @@ def test_regression_is_explained_variance() -> None:
 
 
 def test_multi_label_treats_each_label_as_a_coin() -> None:
-    logits, teacher, y, tau = drawn(3, 4), drawn(3, 4, seed=1), (drawn(3, 4, seed=2) > 0).float(), 2.0
+    logits, teacher, y, tau = make_logits(3, 4), make_logits(3, 4, seed=1), (make_logits(3, 4, seed=2) > 0).float(), 2.0
 
     def p(z: float) -> float:
         return 1 / (1 + math.exp(-z))
@@ -92,7 +92,7 @@ def test_multi_label_treats_each_label_as_a_coin() -> None:
 def test_no_gradient_reaches_the_teacher_and_none_diverges_from_itself(name: str) -> None:
     task = get_task(name)
     shape = (2, 3, 4) if name == "next_token" else (2, 4)
-    teacher, student = drawn(*shape).requires_grad_(), drawn(*shape, seed=1).requires_grad_()
+    teacher, student = make_logits(*shape).requires_grad_(), make_logits(*shape, seed=1).requires_grad_()
     y = torch.zeros(shape[:-1], dtype=torch.int64) if name in ("classification", "next_token") else torch.zeros(shape)
     task.divergence(teacher, student, 3.0, y).backward()
     assert teacher.grad is None and student.grad is not None
@@ -154,7 +154,7 @@ def with_labels(task: str) -> Data:
     return replace(data, y=y if task == "multi_label" else 3 + y.float() * 5, task=task)
 
 
-def made(task: str, spec: Mapping[str, Any]) -> tuple[Federation, Simulation]:
+def make_fleet(task: str, spec: Mapping[str, Any]) -> tuple[Federation, Simulation]:
     data = counting_words() if task == "next_token" else with_labels(task)
     problem = Problem(WordFamily() if task == "next_token" else tiny(), data.sample_shape, get_task(task), (1, 2, 3))
     levels = (
@@ -175,7 +175,7 @@ def made(task: str, spec: Mapping[str, Any]) -> tuple[Federation, Simulation]:
 @pytest.mark.parametrize("name", names.list_names("methods"))
 def test_every_method_learns_every_task(name: str, task: str) -> None:
     """Better than the constant answer after a few rounds, which two rounds of noise would not be."""
-    federation, simulation = made(task, spec_of(name))
+    federation, simulation = make_fleet(task, spec_of(name))
     scope = EvaluationScope(Evaluation(batch_size=64), statistics_samples=200)
     rounds = 12 if name == "feddropout" else 8  # each client trains a part
     settings = Settings(rounds, plain(lr=0.1, epochs=3, batch_size=8, momentum=0.9), scope=scope)
@@ -191,6 +191,6 @@ def test_every_method_learns_every_task(name: str, task: str) -> None:
 
 
 def test_masked_cross_entropy_is_for_classes() -> None:
-    federation, _ = made("regression", {"name": "heterofl", "masked": True})
+    federation, _ = make_fleet("regression", {"name": "heterofl", "masked": True})
     with raises(ConfigError, "masked = true", key="masked"):
         federation.method.levels(federation.problem, Targets((0.5, 1.0), (0.3, 0.3)))

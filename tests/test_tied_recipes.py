@@ -58,11 +58,11 @@ def test_a_tied_model_is_handed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "Deep(classes=10, channels=1, stream=24)", f"Tied(classes={vocabulary}, vocabulary={vocabulary})"
     )
     code = first.replace("torch.zeros(5, 1, 8, 8)", "torch.arange(5 * 16).reshape(5, 16) % 9") + second
-    found: dict[str, Any] = {}
-    exec(code, found)
+    sections: dict[str, Any] = {}
+    exec(code, sections)
     with torch.no_grad():
-        for a, b in zip(found["again"](found["images"]), found["logits"], strict=True):
+        for a, b in zip(sections["again"](sections["images"]), sections["logits"], strict=True):
             torch.testing.assert_close(a, b)
-    assert found["again"].heads["1"].weight is found["again"].embedding.weight
+    assert sections["again"].heads["1"].weight is sections["again"].embedding.weight
     with safe_open("level-1.safetensors", "pt") as file:
         assert sum("embedding" in name or "heads" in name for name in file.keys()) == 1  # noqa: SIM118

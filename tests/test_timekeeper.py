@@ -26,8 +26,8 @@ def test_inner_part_interrupts_outer() -> None:
     watch = Timekeeper(lambda: next(times))
     with watch.on("averaging"), watch.on("training"), watch.on("validation"):
         pass
-    found = watch.read()
-    assert (found["averaging"], found["training"], found["validation"]) == (2.0 + 5.0, 1.0 + 1.0, 1.0)
+    seconds = watch.read()
+    assert (seconds["averaging"], seconds["training"], seconds["validation"]) == (2.0 + 5.0, 1.0 + 1.0, 1.0)
     assert not any(watch.read().values())
 
 

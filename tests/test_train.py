@@ -58,19 +58,19 @@ def test_missing_devices_are_refused(name: str, expected: Expected) -> None:
 def test_only_training_augments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of the training have the job's generator, those of an evaluation have none."""
     federation, simulation = tiny_fleet(norm=False)
-    device, asked = simulation.device(5), []
+    device, calls = simulation.device(5), []
     plain_batch = Data.batch
 
-    def noted(self: Data, indices: Tensor, rng: Any = None) -> tuple[Tensor, Tensor]:
-        asked.append(rng)
+    def record(self: Data, indices: Tensor, rng: Any = None) -> tuple[Tensor, Tensor]:
+        calls.append(rng)
         return plain_batch(self, indices, rng)
 
-    monkeypatch.setattr(Data, "batch", noted)
+    monkeypatch.setattr(Data, "batch", record)
     train_job(make_job(federation, 5, 2), device)
-    assert asked and all(isinstance(rng, torch.Generator) for rng in asked)
-    asked.clear()
+    assert calls and all(isinstance(rng, torch.Generator) for rng in calls)
+    calls.clear()
     train_job(make_job(federation, 5, 2, kind="evaluate", evaluation=Evaluation()), device)
-    assert asked and not any(asked)
+    assert calls and not any(calls)
 
 
 def leaving(job: Job, device: Device) -> Any:
@@ -79,8 +79,8 @@ def leaving(job: Job, device: Device) -> Any:
 
 def test_exit_of_a_method_fails_its_job() -> None:
     federation, simulation = tiny_fleet({"name": "fedavg", "hooks": {"loss": leaving}})
-    said = fail_job(make_job(federation, 5, 2), simulation.device(5))
-    assert said == "its method, model or data called sys.exit(3)"
+    message = fail_job(make_job(federation, 5, 2), simulation.device(5))
+    assert message == "its method, model or data called sys.exit(3)"
 
 
 def with_train(simulation: Simulation, client: int, n: int) -> Device:
@@ -165,20 +165,20 @@ def test_mean_skips_parameters_without_gradient() -> None:
 
     after, _ = run_round(federation, Watching(), settings, server)  # type: ignore[arg-type]
     layout, small = federation.problem.layout, federation.levels[0].submodel
-    found = extract(layout, after.state, small)
-    torch.testing.assert_close(found["heads.1.weight"], seen[0].state["heads.1.weight"])
-    assert not torch.equal(found["heads.1.weight"], extract(layout, server.state, small)["heads.1.weight"])
+    state = extract(layout, after.state, small)
+    torch.testing.assert_close(state["heads.1.weight"], seen[0].state["heads.1.weight"])
+    assert not torch.equal(state["heads.1.weight"], extract(layout, server.state, small)["heads.1.weight"])
     rest = [c for c in range(8) if c not in small.channels["a"]]
     assert torch.equal(after.state["heads.1.weight"][:, rest], server.state["heads.1.weight"][:, rest])
-    assert float((found["stem.weight"] - seen[0].state["stem.weight"]).abs().max()) > 1e-3
+    assert float((state["stem.weight"] - seen[0].state["stem.weight"]).abs().max()) > 1e-3
 
 
 def test_clipping_bounds_the_step() -> None:
     """One step of length lr * clip_norm, whatever the gradient: |w' - w| = 1 * 0.01."""
     federation, simulation = tiny_fleet()
     job = make_job(federation, 5, 2, local=plain(lr=1.0, batch_size="all", clip_norm=0.01))
-    found = train_job(job, simulation.device(5)).state
-    length = sum(((found[n] - job.state[n]).double() ** 2).sum() for n in found) ** 0.5
+    state = train_job(job, simulation.device(5)).state
+    length = sum(((state[n] - job.state[n]).double() ** 2).sum() for n in state) ** 0.5
     assert float(length) == pytest.approx(0.01, rel=1e-3)
 
 
@@ -339,23 +339,23 @@ def test_statistics_of_clients_add_up_to_the_pooled_moments() -> None:
     client's batches are normalised by themselves on the way, so that its batches matter (here: one per client)."""
     federation, simulation = tiny_fleet()
     server = start(federation)
-    found, _ = estimate_statistics(federation, InlineEngine(simulation), server, ALL)
+    moments, _ = estimate_statistics(federation, InlineEngine(simulation), server, ALL)
     small, _ = estimate_statistics(
         federation, InlineEngine(simulation), server, replace(ALL, evaluation=Evaluation(batch_size=7))
     )
-    assert set(found) == {0, 1, 2}
+    assert set(moments) == {0, 1, 2}
     data, train = simulation.data, simulation.data.split("train")
-    for level in found:
+    for level in moments:
         piece = federation.levels[level].submodel
         state = extract(federation.problem.layout, server.state, piece)
-        assert_close(found[level], pooled_moments(federation, simulation, state, level))
+        assert_close(moments[level], pooled_moments(federation, simulation, state, level))
         x = data.batch(train)[0].double().flatten(1)
         z = x @ state["stem.weight"].double().T + state["stem.bias"].double()
         z = z @ state["blocks.0.0.weight"].double().T + state["blocks.0.0.bias"].double()
-        for tried in (found[level], small[level]):
+        for tried in (moments[level], small[level]):
             torch.testing.assert_close(tried["blocks.0.1.mean"].double(), z.mean(0), rtol=1e-5, atol=1e-6)
             torch.testing.assert_close(tried["blocks.0.1.var"].double(), z.var(0, unbiased=False), rtol=1e-5, atol=1e-6)
-    assert not torch.allclose(found[2]["blocks.1.1.var"], small[2]["blocks.1.1.var"], rtol=1e-5)
+    assert not torch.allclose(moments[2]["blocks.1.1.var"], small[2]["blocks.1.1.var"], rtol=1e-5)
 
 
 def test_statistics_sample_limits() -> None:
@@ -364,10 +364,10 @@ def test_statistics_sample_limits() -> None:
     update, _ = run_job(make_job(federation, 4, 1, kind="statistics", evaluation=settings), simulation.device(4))
     assert isinstance(update, Update)
     assert float(update.state["blocks.0.1.count"]) == 5
-    found, _ = estimate_statistics(
+    moments, _ = estimate_statistics(
         federation, InlineEngine(simulation), start(federation), replace(ALL, statistics_samples=1)
     )
-    assert all(bool(torch.isfinite(t).all()) for state in found.values() for t in state.values())
+    assert all(bool(torch.isfinite(t).all()) for state in moments.values() for t in state.values())
     counted: list[float] = []
 
     class Counting(InlineEngine):
@@ -443,27 +443,27 @@ def test_norms_outside_of_segments_are_measured() -> None:
     with sums.watch():
         for batch in ([[1.0, 5.0], [3.0, 5.0]], [[0.0, 5.0], [4.0, 5.0]]):
             sums.run(torch.tensor(batch))
-        found = sums.take()
-    assert found["first.sum"].tolist() == [8, 20] and found["first.squares"].tolist() == [26, 100]
-    assert found["second.sum"].tolist() == pytest.approx([0, 0], abs=1e-3)
-    assert found["second.squares"].tolist() == pytest.approx([16, 0], abs=1e-3)
-    assert found["first.count"].tolist() == found["second.count"].tolist() == [4]
+        batch_sums = sums.take()
+    assert batch_sums["first.sum"].tolist() == [8, 20] and batch_sums["first.squares"].tolist() == [26, 100]
+    assert batch_sums["second.sum"].tolist() == pytest.approx([0, 0], abs=1e-3)
+    assert batch_sums["second.squares"].tolist() == pytest.approx([16, 0], abs=1e-3)
+    assert batch_sums["first.count"].tolist() == batch_sums["second.count"].tolist() == [4]
 
 
 def test_single_image_equals_batch() -> None:
     """The point of static statistics: a prediction does not depend on its neighbours; with batch statistics it does."""
     federation, simulation = tiny_fleet()
     server = start(federation)
-    found, _ = estimate_statistics(federation, InlineEngine(simulation), server, ALL)
+    moments, _ = estimate_statistics(federation, InlineEngine(simulation), server, ALL)
     x, _ = simulation.data.batch(simulation.data.split("test"))
-    for level in found:
-        module = build_level_module(federation, server, level, found)
+    for level in moments:
+        module = build_level_module(federation, server, level, moments)
         with torch.no_grad():
             together = module(x)
             for i in range(8):
                 for alone, row in zip(module(x[i : i + 1]), together, strict=True):
                     torch.testing.assert_close(alone[0], row[i], rtol=1e-5, atol=1e-6)
-    job = make_job(federation, 5, 2, kind="evaluate", statistics=found[2])
+    job = make_job(federation, 5, 2, kind="evaluate", statistics=moments[2])
     counts = [run_job(replace(job, evaluation=Evaluation(batch_size=b)), simulation.device(5))[0] for b in (2, 3, 64)]
     assert len({str((u.metrics["correct"], u.metrics["ensemble"])) for u in counts if isinstance(u, Update)}) == 1
     losses = [u.metrics["loss"] for u in counts if isinstance(u, Update)]
@@ -481,7 +481,7 @@ def test_evaluation_resets_norm_layers() -> None:
     federation, simulation = tiny_fleet()
     job = make_job(federation, 5, 2, local=plain(lr=0.1, batch_size=8))
     before = train_job(job, simulation.device(5))
-    found, _ = estimate_statistics(federation, InlineEngine(simulation), start(federation), ALL)
-    run_job(make_job(federation, 5, 2, kind="evaluate", statistics=found[2]), simulation.device(5))
+    moments, _ = estimate_statistics(federation, InlineEngine(simulation), start(federation), ALL)
+    run_job(make_job(federation, 5, 2, kind="evaluate", statistics=moments[2]), simulation.device(5))
     after = train_job(job, simulation.device(5))
     assert all(torch.equal(before.state[n], after.state[n]) for n in before.state)

@@ -33,8 +33,8 @@ def test_what_tests_leave_behind_fails_the_run(tmp_path: Path, workers: list[str
     shutil.copy(Path(__file__).with_name("support") / "tree.py", tmp_path / "tests" / "conftest.py")
     (tmp_path / "tests" / "test_it.py").write_text(TESTS.format(untidy=untidy))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *workers, "tests"]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert "2 passed" in found.stdout, found.stdout + found.stderr
-    assert found.returncode == int(untidy)
-    left = [line for line in found.stdout.splitlines() if line.startswith(str(tmp_path))]
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert "2 passed" in process.stdout, process.stdout + process.stderr
+    assert process.returncode == int(untidy)
+    left = [line for line in process.stdout.splitlines() if line.startswith(str(tmp_path))]
     assert left == ([str(tmp_path / "stray.onnx"), f"{tmp_path / 'tests' / 'deep'}/"] if untidy else [])

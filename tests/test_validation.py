@@ -82,9 +82,9 @@ def with_state(change: Callable[[Tensor], Any]) -> dict[str, Any]:
 
 def poisoned(value: float) -> Callable[[Tensor], Tensor]:
     def change(tensor: Tensor) -> Tensor:
-        found = tensor.clone()
-        found[-1] = value
-        return found
+        changed = tensor.clone()
+        changed[-1] = value
+        return changed
 
     return change
 
@@ -167,9 +167,9 @@ def poisoned(value: float) -> Callable[[Tensor], Tensor]:
 def test_what_is_wrong_is_named(changes: dict[str, Any], message: str) -> None:
     wrong = replace(UPDATE, **changes)
     assert message in str(find_update_error(wrong, JOB, FEDERATION))
-    found = validate_reply(wrong, JOB, FEDERATION)
-    assert isinstance(found, Failure) and found.reason.startswith("its update was refused: ")
-    assert (found.round, found.index, found.client, found.dispatched) == (3, 2, 4, JOB.submodel)
+    reply = validate_reply(wrong, JOB, FEDERATION)
+    assert isinstance(reply, Failure) and reply.reason.startswith("its update was refused: ")
+    assert (reply.round, reply.index, reply.client, reply.dispatched) == (3, 2, 4, JOB.submodel)
 
 
 def test_a_larger_sub_model_with_a_fitting_state_is_refused() -> None:
@@ -210,8 +210,8 @@ SCORES = {"n": 5, "correct": [1.0, 2.0], "ensemble": 2.0}
 )  # fmt: skip
 def test_no_more_is_right_than_was_asked(changes: dict[str, Any], right: bool) -> None:
     job, update = ANSWERED["evaluate"]
-    found = validate_reply(replace(update, metrics={**SCORES, **changes}), job, FEDERATION)
-    assert isinstance(found, Update) == right, found
+    reply = validate_reply(replace(update, metrics={**SCORES, **changes}), job, FEDERATION)
+    assert isinstance(reply, Update) == right, reply
 
 
 def test_a_regression_may_score_below_zero() -> None:
@@ -274,8 +274,8 @@ def test_no_more_samples_are_measured_than_asked_for() -> None:
 @pytest.mark.parametrize("name", some_quick(["resnet20", "cnn", "msdnet24", "mobilenetv2"], ["cnn"]))
 def test_honest_sums_of_pictures_pass(name: str) -> None:
     """Positions of each layer are read off its shapes; a last batch of another size makes no difference."""
-    given = {"classes": 3, "channels": 3, "input_shape": [3, 32, 32]}
-    problem = Problem.from_spec({"model": {"name": name}, "given": given, "task": "classification", "exits": []})
+    arguments = {"classes": 3, "channels": 3, "input_shape": [3, 32, 32]}
+    problem = Problem.from_spec({"model": {"name": name}, "given": arguments, "task": "classification", "exits": []})
     data = Data("x", torch.randint(0, 255, (7, 3, 32, 32), dtype=torch.uint8), torch.arange(7) % 3,
                 {"train": torch.arange(7)}, 3, mean=(0.5,) * 3, std=(0.25,) * 3)  # fmt: skip
     level = Level("1", problem.submodel(1.0, problem.exits), 1.0, 1.0)
@@ -306,10 +306,10 @@ STATISTICS = {
 
 
 def test_statistics_of_an_evaluation_are_right() -> None:
-    asked = replace(JOB, kind="evaluate", statistics=STATISTICS)
-    assert find_job_error(asked, FEDERATION.problem) is None
+    job = replace(JOB, kind="evaluate", statistics=STATISTICS)
+    assert find_job_error(job, FEDERATION.problem) is None
     none_moves = {name: tensor * 0 for name, tensor in STATISTICS.items()}  # of an input that is always the same
-    assert find_job_error(replace(asked, statistics=none_moves), FEDERATION.problem) is None
+    assert find_job_error(replace(job, statistics=none_moves), FEDERATION.problem) is None
 
 
 @pytest.mark.parametrize(
@@ -372,9 +372,9 @@ def test_a_schedule_may_end_at_0() -> None:
 )
 def test_answers_of_other_kinds(kind: str, changes: dict[str, Any], message: str) -> None:
     job, update = ANSWERED[kind]
-    found = validate_reply(replace(update, **changes), job, FEDERATION)
-    assert isinstance(found, Failure) and found.reason.startswith("its answer was refused: ")
-    assert message in found.reason
+    reply = validate_reply(replace(update, **changes), job, FEDERATION)
+    assert isinstance(reply, Failure) and reply.reason.startswith("its answer was refused: ")
+    assert message in reply.reason
 
 
 @pytest.mark.parametrize(
@@ -399,13 +399,13 @@ def test_sums_that_are_none(change: Callable[[Tensor], Tensor], message: str) ->
 def test_whatever_the_fields_hold_it_is_a_sentence(kind: str, odd: dict[str, Any]) -> None:
     """Nothing is raised, and what comes through has the state of a right one."""
     job, update = ANSWERED[kind]
-    found = validate_reply(replace(update, **odd), job, FEDERATION)
-    if isinstance(found, Failure):
-        assert (found.round, found.index, found.client) == (job.round, job.index, job.client)
-        assert isinstance(found.reason, str) and len(found.reason) < 400
+    reply = validate_reply(replace(update, **odd), job, FEDERATION)
+    if isinstance(reply, Failure):
+        assert (reply.round, reply.index, reply.client) == (job.round, job.index, job.client)
+        assert isinstance(reply.reason, str) and len(reply.reason) < 400
     elif kind == "train":
-        assert found.state.keys() == update.state.keys()
-        assert all(found.state[n].shape == update.state[n].shape for n in update.state)
+        assert reply.state.keys() == update.state.keys()
+        assert all(reply.state[n].shape == update.state[n].shape for n in update.state)
 
 
 @given(nests, nests, nests)
@@ -414,10 +414,10 @@ def test_a_failure_has_the_numbers_of_its_job(reason: Any, number: Any, flag: An
     odd = Failure(
         number, number, number, number, number, reason, declined=flag, multiply_adds=number, simulated_s=number
     )
-    found = validate_reply(odd, JOB, FEDERATION)
-    assert isinstance(found, Failure)
-    assert (found.round, found.index, found.client, found.level) == (JOB.round, JOB.index, JOB.client, JOB.level)
-    assert isinstance(found.reason, str) and isinstance(found.declined, bool) and isinstance(found.multiply_adds, int)
+    reply = validate_reply(odd, JOB, FEDERATION)
+    assert isinstance(reply, Failure)
+    assert (reply.round, reply.index, reply.client, reply.level) == (JOB.round, JOB.index, JOB.client, JOB.level)
+    assert isinstance(reply.reason, str) and isinstance(reply.declined, bool) and isinstance(reply.multiply_adds, int)
 
 
 # ---- in a run -------------------------------------------------
@@ -450,11 +450,11 @@ def test_a_liar_changes_nothing_and_the_round_goes_on() -> None:
     assert [f["client"] for f in report["failures"]] == [3] and "refused" in report["failures"][0]["reason"]
     assert report["train"]["clients"] == 6
     assert all(float(t.abs().max()) < 1e6 for t in after.state.values())
-    columns, found = evaluate(federation, Lying(federation, honest, 3), after, SETTINGS.scope)
+    columns, scores = evaluate(federation, Lying(federation, honest, 3), after, SETTINGS.scope)
     reasons = {f["reason"].split(":")[0] for f in columns["failures"] if f["client"] == 3}
     assert reasons == {"batch-norm statistics", "evaluation"}
     assert 0 <= columns["batch"]["global"] <= 1 and columns["batch"]["global_clients"] == 6
-    assert all(float(t.abs().max()) < 1e6 for moments in found.values() for t in moments.values())
+    assert all(float(t.abs().max()) < 1e6 for moments in scores.values() for t in moments.values())
 
 
 def test_an_engine_owes_one_reply_to_each_job() -> None:

@@ -1,5 +1,6 @@
 """Names are verbs or nouns of the field, and prose is plain; exceptions are listed and only shrink (ADR 0021)."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,20 +20,29 @@ def test_no_name_of_a_refused_kind_is_new() -> None:
     assert not new, f"name these by a verb or a noun of the field (CONTRIBUTING.md, Words): {sorted(new)}"
 
 
-def test_no_phrase_of_a_refused_kind_is_new() -> None:
-    allowed = words.read_counts()
-    new = {place: lines for place, lines in words.find_phrases().items() if len(lines) > allowed.get(place, 0)}
-    assert not new, f"say these in plain words (CONTRIBUTING.md, Words), file and lines: {new}"
+@pytest.mark.parametrize(
+    ("find", "baseline", "remedy"),
+    [
+        (words.find_phrases, words.PROSE, "say these in plain words (CONTRIBUTING.md, Words)"),
+        (words.find_matches, words.WORDING, "assert on class, key, path and values (support.raises), not on words"),
+    ],
+)
+def test_no_line_of_a_refused_kind_is_new(
+    find: Callable[[], dict[str, list[int]]], baseline: Path, remedy: str
+) -> None:
+    allowed = words.read_counts(baseline)
+    new = {place: lines for place, lines in find().items() if len(lines) > allowed.get(place, 0)}
+    assert not new, f"{remedy}; file and lines: {new}"
 
 
-def test_no_test_on_the_wording_of_an_error_is_new() -> None:
-    allowed = words.read_counts(words.WORDING)
-    new = {place: lines for place, lines in words.find_matches().items() if len(lines) > allowed.get(place, 0)}
-    assert not new, f"assert on class, key, path and values (support.raises), not on words; file and lines: {new}"
+def test_no_test_has_a_variable_of_a_refused_name() -> None:
+    new = {place: lines for place, lines in words.find_locals().items() if place not in words.read_names(words.LOCALS)}
+    assert not new, f"name these by the noun of the field, not {sorted(words.WORDS['locals'])}; file and lines: {new}"
 
 
 def test_the_baselines_hold_nothing_that_is_gone() -> None:
     gone = (words.read_names() | REASONS.keys()) - words.find_names()
+    gone |= words.read_names(words.LOCALS) - words.find_locals().keys()
     high = {
         place: count
         for path, lines in ((words.PROSE, words.find_phrases()), (words.WORDING, words.find_matches()))
@@ -60,7 +70,7 @@ def test_a_method_may_be_called_as_the_paper_calls_it() -> None:
     assert words.explain_refusal("decoupled", "training") == "participle"
 
 
-def test_names_phrases_and_matches_are_found(tmp_path: Path) -> None:
+def test_all_kinds_are_found(tmp_path: Path) -> None:
     (tmp_path / "fleetfit/room").mkdir(parents=True)
     (tmp_path / "docs").mkdir()
     (tmp_path / "fleetfit/room/a.py").write_text(
@@ -71,4 +81,6 @@ def test_names_phrases_and_matches_are_found(tmp_path: Path) -> None:
     assert words.find_phrases(tmp_path) == {"fleetfit/room/a.py": [3], "README.md": [2]}
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/test_a.py").write_text('with raises(E, key="a"): ...\nwith pytest.raises(E, match="a"): ...\n')
+    (tmp_path / "tests/test_b.py").write_text("found = 1\ndef by_hand(told): ...\nrun(found=found)\n")
     assert words.find_matches(tmp_path) == {"tests/test_a.py": [2]}
+    assert words.find_locals(tmp_path) == {"tests/test_b.py": [1, 2]}

@@ -25,8 +25,8 @@ Family = tuple[Architecture, tuple[int, ...]]
 
 
 def of_zoo(make: Callable[[], Made]) -> Family:
-    made = make()
-    return made, made.input_shape
+    architecture = make()
+    return architecture, architecture.input_shape
 
 
 def of_package(name: str, **keys: object) -> Family:
@@ -69,8 +69,8 @@ def draws(layout: Layout, seed: int) -> Iterator[Mapping[str, Channels]]:
         for name, axis in layout.axes.items():
             granules = axis.size // axis.granule
             n = rng.randint(1, granules) if axis.scaled else granules
-            kept = range(n) if how == "prefix" or axis.ordered else sorted(rng.sample(range(granules), n))
-            channels[name] = tuple(g * axis.granule + i for g in kept for i in range(axis.granule))
+            chosen = range(n) if how == "prefix" or axis.ordered else sorted(rng.sample(range(granules), n))
+            channels[name] = tuple(g * axis.granule + i for g in chosen for i in range(axis.granule))
         yield channels
 
 
@@ -102,60 +102,66 @@ def harm(wrong: Wrong, right: tuple[Architecture, Layout, tuple[int, ...]], seed
         return 0.0
     most = 0.0
     for channels in draws(wrong.layout, seed):
-        ours = {axis: kept for axis, kept in channels.items() if axis in layout.axes}
+        ours = {axis: places for axis, places in channels.items() if axis in layout.axes}
         piece = Submodel(ours, layout.exits)
         try:
-            found = [
+            outputs = [
                 computed(architecture, layout, piece.sizes, extract(each, {n: state[n] for n in each.tensors}, cut), x)
                 for each, cut in ((layout, piece), (wrong.layout, Submodel(channels, layout.exits)))
             ]
         except (ModelError, RuntimeError):  # such a model cannot be cut or built, so it does no harm
             continue
-        most = max(most, difference(found[1], found[0]))
+        most = max(most, difference(outputs[1], outputs[0]))
     return most
 
 
 def swept(name: str, count: int, *seeds: int) -> Counter[str]:
     """Try so many wrong layouts of a family per seed; count what was made of them, and list the harmful ones."""
     right = family(name)
-    known = list(wrong_layouts(right[0], right[1]))  # thousands, so only once
-    found: Counter[str] = Counter()
-    drawn = [(seed, wrong) for seed in seeds for wrong in some_wrong(known, *right[:2], count, seed)]
+    wrong_ones = list(wrong_layouts(right[0], right[1]))  # thousands, so only once
+    outcomes: Counter[str] = Counter()
+    drawn = [(seed, wrong) for seed in seeds for wrong in some_wrong(wrong_ones, *right[:2], count, seed)]
     for seed, wrong in drawn:
-        found["tried"] += 1
-        found[wrong.kind] += 1
+        outcomes["tried"] += 1
+        outcomes[wrong.kind] += 1
         try:
             check_layout(wrong.architecture, wrong.layout, input_shape=right[2], seed=seed)
         except ModelError as error:
-            said = str(error)
-            part = "small models" if "could not be proved" in said else "permutation" if "permut" in said else "shapes"
-            found[f"refused by {part}"] += 1
+            message = str(error)
+            part = (
+                "small models"
+                if "could not be proved" in message
+                else "permutation"
+                if "permut" in message
+                else "shapes"
+            )
+            outcomes[f"refused by {part}"] += 1
             continue
-        found["passed"] += 1
+        outcomes["passed"] += 1
         if harm(wrong, right, seed) > 1e-9:
-            found[f"HARMFUL {wrong.kind}: {wrong.what}"] += 1
-    return found
+            outcomes[f"HARMFUL {wrong.kind}: {wrong.what}"] += 1
+    return outcomes
 
 
-def harmful(found: Counter[str]) -> list[str]:
-    return [key for key in found if key.startswith("HARMFUL")]
+def harmful(outcomes: Counter[str]) -> list[str]:
+    return [key for key in outcomes if key.startswith("HARMFUL")]
 
 
 @pytest.mark.parametrize("name", QUICK)
 def test_no_harmful_layout_passes(name: str, record_property: Callable[[str, object], None]) -> None:
-    found = swept(name, 6, 0)
-    record_property("wrong layouts", dict(found))
-    print(dict(found))
-    assert found["tried"] >= 5
-    assert not harmful(found)
+    outcomes = swept(name, 6, 0)
+    record_property("wrong layouts", dict(outcomes))
+    print(dict(outcomes))
+    assert outcomes["tried"] >= 5
+    assert not harmful(outcomes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_harmful_layout_passes_with_other_seeds(name: str) -> None:
-    found = swept(name, 3 if name in MANY_AXES else 25, 1, 2)
-    print(dict(found))
-    assert not harmful(found)
+    outcomes = swept(name, 3 if name in MANY_AXES else 25, 1, 2)
+    print(dict(outcomes))
+    assert not harmful(outcomes)
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -188,6 +194,6 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 @pytest.mark.parametrize("seed", range(3))
 def test_mistakes_that_pass_permutations_are_refused(name: str, seed: int) -> None:
-    made = MISTAKES[name]
+    architecture = MISTAKES[name]
     with raises(ModelError, 'size_dependent = "why"'):
-        check_layout(made, input_shape=made.input_shape, seed=seed)
+        check_layout(architecture, input_shape=architecture.input_shape, seed=seed)

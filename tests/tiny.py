@@ -94,8 +94,8 @@ def spec_of(name: str) -> dict[str, Any]:
 
 
 def tiny_problem(exits: tuple[int, ...] = (1, 2, 3), **model: Any) -> Problem:
-    given = {"classes": 4, "channels": 1, "input_shape": [1, 4, 4]}
-    spec = {"model": {"name": "tiny:tiny", **model}, "given": given, "task": "classification", "exits": list(exits)}
+    arguments = {"classes": 4, "channels": 1, "input_shape": [1, 4, 4]}
+    spec = {"model": {"name": "tiny:tiny", **model}, "given": arguments, "task": "classification", "exits": list(exits)}
     return Problem(tiny(**model), (1, 4, 4), classification, exits, spec=spec)
 
 

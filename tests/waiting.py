@@ -39,9 +39,9 @@ def wait_until(happened: Callable[[], Any], process: "subprocess.Popen[Any] | No
     limit = time.monotonic() + LIMIT_S
     while True:
         gone = process is not None and process.poll() is not None
-        found = happened()
-        if found:
-            return found
+        result = happened()
+        if result:
+            return result
         assert not gone, f"the process has ended with {process.returncode if process else None}"
         assert time.monotonic() < limit, f"nothing has happened in {LIMIT_S} s"
         time.sleep(0.002)

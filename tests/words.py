@@ -3,9 +3,9 @@
     python tests/words.py           # list what is new, and the lines of the baselines that can be removed
     python tests/words.py shrink    # remove those lines; nothing is ever added
 
-`tests/baselines/names.txt` holds one name per line, `tests/baselines/prose.txt` a number of lines per file and
-`tests/baselines/wording.txt` a number of `raises(..., match=...)` per test file. They are edited by removing lines or
-lowering numbers only.
+`tests/baselines/names.txt` holds one name per line, `tests/baselines/prose.txt` a number of lines per file,
+`tests/baselines/wording.txt` a number of `raises(..., match=...)` per test file, and `tests/baselines/locals.txt` the
+test files with refused names of variables and helpers. They are edited by removing lines or lowering numbers only.
 """
 
 import ast
@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 NAMES, PROSE = ROOT / "tests/baselines/names.txt", ROOT / "tests/baselines/prose.txt"
-WORDING = ROOT / "tests/baselines/wording.txt"
+WORDING, LOCALS = ROOT / "tests/baselines/wording.txt", ROOT / "tests/baselines/locals.txt"
 
 WORDS = {
     kind: frozenset(words) for kind, words in tomllib.loads((ROOT / "tests/baselines/words.toml").read_text()).items()
@@ -102,8 +102,24 @@ def find_matches(root: Path = ROOT) -> dict[str, list[int]]:
     return lines
 
 
+@functools.cache
+def find_locals(root: Path = ROOT) -> dict[str, list[int]]:
+    """Return the numbers of the lines on which a test module binds a refused name, by file."""
+    lines = {}
+    for path in sorted((root / "tests").rglob("*.py")):
+        numbers = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.FunctionDef(name=name):
+                    if name.strip("_") in WORDS["locals"]:
+                        numbers.add(node.lineno)
+        if numbers:
+            lines[path.relative_to(root).as_posix()] = sorted(numbers)
+    return lines
+
+
 def read_names(path: Path = NAMES) -> set[str]:
-    """Return the names that the baseline still allows."""
+    """Return the names, or the files, that a baseline still allows."""
     return set(path.read_text(encoding="utf-8").splitlines())
 
 
@@ -115,8 +131,8 @@ def read_counts(path: Path = PROSE) -> dict[str, int]:
 
 def shrink() -> None:
     """Remove names from the baseline that are gone, and lower its numbers to what is left."""
-    names = find_names()
-    NAMES.write_text("".join(f"{name}\n" for name in sorted(read_names() & names)), encoding="utf-8")
+    for path, lines in ((NAMES, find_names()), (LOCALS, find_locals().keys())):
+        path.write_text("".join(f"{line}\n" for line in sorted(read_names(path) & lines)), encoding="utf-8")
     for path, lines in ((PROSE, find_phrases()), (WORDING, find_matches())):
         left = Counter(read_counts(path)) & Counter({place: len(numbers) for place, numbers in lines.items()})
         path.write_text("".join(f"{place} {count}\n" for place, count in sorted(left.items())), encoding="utf-8")
@@ -125,14 +141,17 @@ def shrink() -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["shrink"]:
         shrink()
-    names, known = find_names(), read_names()
-    for name in sorted(names - known):
+    names, allowed_names = find_names(), read_names()
+    for name in sorted(names - allowed_names):
         print(f"new name: {name} ({explain_refusal(name.split()[1])})")
-    removable = len(known - names)
-    for kind, path, lines in (("phrase", PROSE, find_phrases()), ("match", WORDING, find_matches())):
+    for place, numbers in find_locals().items():
+        if place not in read_names(LOCALS):
+            print(f"new local: {place}, lines {numbers}")
+    removable = len(allowed_names - names) + len(read_names(LOCALS) - find_locals().keys())
+    for path, lines in ((PROSE, find_phrases()), (WORDING, find_matches())):
         allowed = read_counts(path)
         for place, numbers in lines.items():
             if len(numbers) > allowed.get(place, 0):
-                print(f"new {kind}: {place}, {len(numbers)} for {allowed.get(place, 0)}, lines {numbers}")
+                print(f"new in {path.name}: {place}, {len(numbers)} for {allowed.get(place, 0)}, lines {numbers}")
         removable += sum(count > len(lines.get(place, [])) for place, count in allowed.items())
     print(f"{removable} lines of the baselines can be removed or lowered: python tests/words.py shrink")

@@ -53,11 +53,11 @@ class Told(Architecture):
 
     def sizes(self, width: float) -> dict[str, int]:
         theirs = self.inner.sizes(width)
-        found = {}
+        full_sizes = {}
         for name, axis in self.axes.items():
             n = theirs[self.twins.get(name, name)]
-            found[name] = max(1, n // axis.granule) * axis.granule
-        return found
+            full_sizes[name] = max(1, n // axis.granule) * axis.granule
+        return full_sizes
 
     def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
         return self.inner.build({name: axes[name] for name in self.inner.axes}, exits)
@@ -145,7 +145,7 @@ def _other_axes(factors: Factors, layout: Layout) -> Iterator[tuple[str, Dimensi
 def wrong_layouts(architecture: Architecture, layout: Layout) -> Iterator[Wrong]:
     """Yield the wrong layouts of an architecture with one mistake, in a fixed order, each once."""
     seen = {_content(layout, layout)}
-    found = itertools.chain(
+    every = itertools.chain(
         _misread(architecture, layout),
         _turned(architecture, layout),
         _granules(architecture, layout),
@@ -153,7 +153,7 @@ def wrong_layouts(architecture: Architecture, layout: Layout) -> Iterator[Wrong]
         _misplaced(architecture, layout),
         _aliases(architecture, layout),
     )
-    for wrong in found:
+    for wrong in every:
         content = _content(wrong.layout, layout)
         # an axis that is taken for another one everywhere is tied to it: nothing is wrong with that
         tied = wrong.kind == "another axis" and _axes_in(wrong.layout) < _axes_in(layout)
@@ -163,12 +163,12 @@ def wrong_layouts(architecture: Architecture, layout: Layout) -> Iterator[Wrong]
 
 
 def some_wrong(
-    known: Iterable[Wrong], architecture: Architecture, layout: Layout, count: int, seed: int
+    layouts: Iterable[Wrong], architecture: Architecture, layout: Layout, count: int, seed: int
 ) -> list[Wrong]:
     """Return so many of them, of each kind as many where there are enough, a fifth of them with two mistakes."""
     rng = random.Random(seed)
     kinds: dict[str, list[Wrong]] = {}
-    for wrong in known:
+    for wrong in layouts:
         kinds.setdefault(wrong.kind, []).append(wrong)
     for members in kinds.values():
         rng.shuffle(members)
@@ -195,7 +195,7 @@ def relabelled(state: Mapping[str, Tensor], right: Layout, wrong: Layout) -> dic
     If the full model computes the same with it, the wrong layout is a right one too: units that are alike under other
     names.
     """
-    found = dict(state)
+    changed = dict(state)
     for name, tensor in state.items():
         if name not in wrong.tensors or wrong.axes != right.axes:
             return None
@@ -206,8 +206,8 @@ def relabelled(state: Mapping[str, Tensor], right: Layout, wrong: Layout) -> dic
                     return None
                 order = torch.empty(tensor.shape[d], dtype=torch.long)
                 order[torch.cat(to)] = torch.cat(source)
-                found[name] = found[name].index_select(d, order)
-    return found
+                changed[name] = changed[name].index_select(d, order)
+    return changed
 
 
 def _places(dim: Dimension, layout: Layout) -> list[Tensor]:
@@ -216,14 +216,14 @@ def _places(dim: Dimension, layout: Layout) -> list[Tensor]:
     alone = Layout(layout.axes, layout.exits, {"": TensorLayout((dim,), None, None, True)})
     places = {"": torch.arange(float(alone.shapes({}, layout.exits)[""][0]))}
     granules = [range(layout.axes[a].size // layout.axes[a].granule) for a in axes]
-    found = []
+    combinations = []
     for chosen in itertools.product(*granules):
-        kept = {
+        ranges = {
             a: range(g * layout.axes[a].granule, (g + 1) * layout.axes[a].granule)
             for a, g in zip(axes, chosen, strict=True)
         }
-        found.append(extract(alone, places, Submodel(kept, layout.exits))[""].long())
-    return found
+        combinations.append(extract(alone, places, Submodel(ranges, layout.exits))[""].long())
+    return combinations
 
 
 def _content(wrong: Layout, right: Layout) -> Any:
@@ -276,8 +276,8 @@ def _granules(architecture: Architecture, layout: Layout) -> Iterator[Wrong]:
             if not axis.scaled or axis.size % granule or granule % axis.granule == 0:
                 continue
             axes = {**layout.axes, name: replace(axis, granule=granule)}
-            told = Told(architecture, axes, {})
-            yield Wrong("granule", f"{name}: granule {granule}", told, replace(layout, axes=axes))
+            declared = Told(architecture, axes, {})
+            yield Wrong("granule", f"{name}: granule {granule}", declared, replace(layout, axes=axes))
 
 
 def _untied(architecture: Architecture, layout: Layout) -> Iterator[Wrong]:
@@ -294,8 +294,8 @@ def _untied(architecture: Architecture, layout: Layout) -> Iterator[Wrong]:
                 tensors = {
                     n: _renamed(t, name, twin) if n in members else t for n, t in layout.tensors.items()
                 }  # fmt: skip
-                told = Told(architecture, axes, {twin: name})
-                yield Wrong("untied", f"{name} in {members[:3]}", told, replace(layout, axes=axes, tensors=tensors))
+                declared = Told(architecture, axes, {twin: name})
+                yield Wrong("untied", f"{name} in {members[:3]}", declared, replace(layout, axes=axes, tensors=tensors))
 
 
 def _renamed(tensor: TensorLayout, axis: str, twin: str) -> TensorLayout:

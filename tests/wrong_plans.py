@@ -255,34 +255,36 @@ def measure_harm(wrong: DerivedPlan, right: DerivedPlan, instance: nn.Module, x:
         most, compared = 0.0, 0
         for i in range(12):
             width = rng.random() if i % 2 else None
-            kept = {axis: _draw_kept(n, axis, wrong, rng, width, is_prefix=i % 4 < 2) for axis, n in wrong.axes.items()}
+            chosen = {
+                axis: _draw_kept(n, axis, wrong, rng, width, is_prefix=i % 4 < 2) for axis, n in wrong.axes.items()
+            }
             last = rng.randint(1, len(right.exits) + 1)
             # early classifiers norm over channels: only the right plan's level has the same
             exits = tuple(range(1, len(right.exits) + 2))[: last if i and wrong.axes == right.axes else None]
             try:
-                logits = _compute_level(net, wrong, kept, exits, x)
+                logits = _compute_level(net, wrong, chosen, exits, x)
             except Exception:  # noqa: S112 a wrong level may fail in any way
                 continue
-            choices = list(_list_same_channels(right, wrong, kept))
+            choices = list(_list_same_channels(right, wrong, chosen))
             every = [_compute_level(net, right, same, exits, x) for same in choices]
             if not every:
-                logits, every = logits[-1:], [_compute_masked(net, right, wrong, kept, exits, x)]
+                logits, every = logits[-1:], [_compute_masked(net, right, wrong, chosen, exits, x)]
             most = max(most, min(_measure_difference(logits, expected) for expected in every))
             compared += 1
     assert compared, "none of its levels runs"
     return most
 
 
-def _list_same_channels(right: DerivedPlan, wrong: DerivedPlan, kept: Kept) -> Iterator[Kept]:
+def _list_same_channels(right: DerivedPlan, wrong: DerivedPlan, chosen: Kept) -> Iterator[Kept]:
     """Yield the channels of the right plan's levels that a level may be; none where none has its sizes."""
-    own = {axis: units for axis, units in kept.items() if axis in right.axes}
+    own = {axis: units for axis, units in chosen.items() if axis in right.axes}
     twins = wrong.axes.keys() - right.axes.keys()
     if all(wrong.axes.get(axis) == n for axis, n in right.axes.items()) and all(
-        len(kept[twin]) == len(kept[twin.removesuffix(TWIN)]) for twin in twins
+        len(chosen[twin]) == len(chosen[twin.removesuffix(TWIN)]) for twin in twins
     ):
         yield own
         for twin in twins:
-            yield {**own, twin.removesuffix(TWIN): kept[twin]}
+            yield {**own, twin.removesuffix(TWIN): chosen[twin]}
 
 
 def _measure_difference(logits: list[Tensor], expected: list[Tensor]) -> float:
@@ -307,26 +309,26 @@ def _draw_kept(
     return list(range(count)) if is_prefix or axis in plan.ordered else sorted(rng.sample(range(n), count))
 
 
-def _list_kept_places(segments: Segments, axes: Mapping[str, int], kept: Kept) -> list[int]:
+def _list_kept_places(segments: Segments, axes: Mapping[str, int], chosen: Kept) -> list[int]:
     places, start = [], 0
     for s in segments:
         for unit in range(1 if s.axis is None else axes[s.axis]):
-            if s.axis is None or unit in kept[s.axis]:
+            if s.axis is None or unit in chosen[s.axis]:
                 places += range(start, start + s.per)
             start += s.per
     return places
 
 
-def _compute_level(net: nn.Module, plan: DerivedPlan, kept: Kept, exits: tuple[int, ...], x: Tensor) -> list[Tensor]:
+def _compute_level(net: nn.Module, plan: DerivedPlan, chosen: Kept, exits: tuple[int, ...], x: Tensor) -> list[Tensor]:
     architecture = DerivedArchitecture(net, plan)
     torch.manual_seed(0)
     full = architecture.build(plan.axes, architecture.positions).double().state_dict()
-    level = architecture.build({axis: len(units) for axis, units in kept.items()}, exits).double()
+    level = architecture.build({axis: len(units) for axis, units in chosen.items()}, exits).double()
     for name, tensor in level.state_dict().items():
         cut = full[name]
         for d in range(cut.dim()):
             if segments := _find_segments(plan, name, d):
-                cut = cut.index_select(d, torch.tensor(_list_kept_places(segments, plan.axes, kept)))
+                cut = cut.index_select(d, torch.tensor(_list_kept_places(segments, plan.axes, chosen)))
         tensor.copy_(cut)
     logits: list[Tensor] = _estimate_statistics(level, x)(x)
     return logits
@@ -355,7 +357,7 @@ def _find_segments(plan: DerivedPlan, name: str, d: int) -> Segments | None:
 
 
 def _compute_masked(
-    net: nn.Module, right: DerivedPlan, wrong: DerivedPlan, kept: Kept, exits: tuple[int, ...], x: Tensor
+    net: nn.Module, right: DerivedPlan, wrong: DerivedPlan, chosen: Kept, exits: tuple[int, ...], x: Tensor
 ) -> list[Tensor]:
     architecture = DerivedArchitecture(net, right)
     torch.manual_seed(0)
@@ -363,7 +365,7 @@ def _compute_masked(
     for name, tensor in full.state_dict().items():
         for d in range(tensor.dim()):
             if name.startswith("net.") and (segments := _find_segments(wrong, name, d)):
-                places = _list_kept_places(segments, wrong.axes, kept)
+                places = _list_kept_places(segments, wrong.axes, chosen)
                 others = [i for i in range(tensor.shape[d]) if i not in places]
                 tensor.index_fill_(d, torch.tensor(others, dtype=torch.int64), 0)
     logits: list[Tensor] = _estimate_statistics(full, x)(x)

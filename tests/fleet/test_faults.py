@@ -44,11 +44,11 @@ def run_file(rounds: int, epochs: int = 1, **engine: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def deployed(
-    folder: Path, names: Sequence[str], kept: bool, environment: Mapping[str, str] | None = None
+    folder: Path, names: Sequence[str], is_kept: bool, environment: Mapping[str, str] | None = None
 ) -> Iterator[Deployment]:
     """A fleet with its server app in a process of its own, so that it outlives the SuperLink."""
     nodes = {name: settings_of(client) for client, name in enumerate(names)}
-    with Deployment(folder / "lab", nodes, own_process=True, kept=kept) as deployment:
+    with Deployment(folder / "lab", nodes, own_process=True, kept=is_kept) as deployment:
         deployment.register(*names)
         for name in names:
             deployment.start_node(name, environment={
