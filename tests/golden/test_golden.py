@@ -106,10 +106,10 @@ def runs() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", [*SPECS, *UNEQUAL])
 def test_losses_are_those_in_the_file(name: str, runs: Mapping[str, Any]) -> None:
-    expected, found = json.loads(FILE.read_text())[name], runs[name]
-    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-6)
-    assert found["norm"] == pytest.approx(expected["norm"], rel=1e-6)
-    assert found["right"] == pytest.approx(expected["right"], abs=1)  # an image may sit on the fence
+    expected, result = json.loads(FILE.read_text())[name], runs[name]
+    assert result["losses"] == pytest.approx(expected["losses"], rel=1e-6)
+    assert result["norm"] == pytest.approx(expected["norm"], rel=1e-6)
+    assert result["right"] == pytest.approx(expected["right"], abs=1)  # an image may sit on the fence
 
 
 def test_the_file_has_these_runs_and_no_others() -> None:
@@ -119,8 +119,8 @@ def test_the_file_has_these_runs_and_no_others() -> None:
 @pytest.mark.parametrize("name", ["fedavg", "scalefl", "heterofl", "depthfl"])
 def test_weights_by_samples_and_by_count_give_other_runs(name: str) -> None:
     """Else these runs would not notice one in the place of the other."""
-    found = json.loads(FILE.read_text())
-    one, other = (found[key] for key in UNEQUAL if key.startswith(f"unequal shares: {name}") and "feddyn" not in key)
+    runs = json.loads(FILE.read_text())
+    one, other = (runs[key] for key in UNEQUAL if key.startswith(f"unequal shares: {name}") and "feddyn" not in key)
     assert abs(one["losses"][-1] - other["losses"][-1]) > 1e-4 and abs(one["norm"] - other["norm"]) > 1e-4
 
 
